@@ -1,0 +1,139 @@
+"""The whole configuration as dataclasses. A field stands here once, with its default, unit and bounds; everything else is made from it.
+
+A slot whose type is `Spec` holds `{kind: NAME, ...fields}`, where NAME is a key of the slot's table or `package.module:Class`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from proxima.data import require
+from proxima.engine.protocol import Sampling
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Marks a field that holds a spec (or, with `many`, a list of specs) of the table at `table`: "package.module:DICT"."""
+
+    table: str
+    many: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    path: Annotated[str, "Hugging Face name, folder, or .gguf file"]
+    revision: Annotated[str | None, "hub revision"] = None
+    dtype: Annotated[Literal["float32", "bfloat16"], "dtype of the master weights"] = "float32"
+    compute_dtype: Annotated[Literal["float32", "bfloat16"], "autocast dtype of forward and backward"] = "bfloat16"
+    device: Annotated[str, "auto, cpu, cuda, cuda:1"] = "auto"
+    attention: Annotated[Literal["packed", "native", "mask", "padded"], "how a packed batch is kept from contaminating itself"] = "packed"
+    share_prompt: Annotated[bool, "run a group's prompt once in training"] = True
+    gradient_checkpointing: Annotated[bool, "trade compute for activation memory"] = False
+    log_prob_chunk: Annotated[int, "tokens, rows of the [chunk, vocabulary] logits alive at once"] = 256
+    max_length: Annotated[int | None, "tokens, prompt + completion; none: the model's own limit"] = None
+
+    def __post_init__(self) -> None:
+        require(self.log_prob_chunk >= 1, "log_prob_chunk", self.log_prob_chunk, "must be >= 1")
+        require(self.max_length is None or self.max_length >= 2, "max_length", self.max_length, "must be >= 2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    task: Annotated[Any, Slot("proxima.task:TASKS"), "held-out questions"] = None
+    limit: Annotated[int, "questions at most; 0: all"] = 200
+    every: Annotated[int, "steps between evaluations; 0: only before and after"] = 0
+    before: Annotated[bool, "evaluate before the first step"] = True
+    after: Annotated[bool, "evaluate after the last step"] = True
+    samples: Annotated[int, "completions a question"] = 1
+    sampling: Annotated[Sampling | None, "none: greedy, with the max_tokens and stop of the training sampling"] = None
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "every"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "must be >= 0")
+        require(self.samples >= 1, "samples", self.samples, "must be >= 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgorithmConfig:
+    proximal: Annotated[Literal["behavior", "recompute"], "centre of the trust region"] = "behavior"
+    behavior: Annotated[Literal["untruncated", "sampled"], "which engine log-prob is the behavior policy's"] = "untruncated"
+    advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES"), "reward -> advantage"] = None
+    surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES"), "per-token loss"] = None
+    aggregate: Annotated[Any, Slot("proxima.core.aggregate:AGGREGATES"), "per-token losses -> one number"] = None
+    selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS", many=True), "what is dropped before the update"] = ()
+    reference_kl: Annotated[Any, Slot("proxima.core.penalty:PENALTIES"), "penalty towards the frozen reference; none: off"] = None
+    skip_zero_advantage: Annotated[bool, "skip forward and backward where the advantage is exactly 0 (exact)"] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    steps: Annotated[int, "steps of the run; each consumes prompts_per_step prompts"] = 100
+    prompts_per_step: Annotated[int, "prompts a step"] = 8
+    completions_per_prompt: Annotated[int, "completions a prompt, the group size"] = 8
+    updates_per_step: Annotated[int, "optimizer updates a step; must divide prompts_per_step"] = 1
+    epochs_per_step: Annotated[int, "passes over the step's batch"] = 1
+    tokens_per_micro_batch: Annotated[int, "tokens forwarded at once"] = 4096
+    optimizer: Annotated[Any, Slot("proxima.train.optimizer:OPTIMIZERS"), "optimizer"] = None
+    schedule: Annotated[Literal["constant", "linear", "cosine"], "learning rate after the warm-up"] = "constant"
+    warmup_steps: Annotated[int, "updates of linear warm-up from 0"] = 0
+    final_lr_ratio: Annotated[float, "share of the learning rate at the last update (linear, cosine)"] = 0.0
+    max_grad_norm: Annotated[float, "clip the global gradient norm; 0: off"] = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "prompts_per_step", "completions_per_prompt", "updates_per_step", "epochs_per_step", "tokens_per_micro_batch"):
+            require(getattr(self, name) >= 1, name, getattr(self, name), "must be >= 1")
+        require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "must be >= 0")
+        require(0 <= self.final_lr_ratio <= 1, "final_lr_ratio", self.final_lr_ratio, "must be in [0, 1]")
+        require(self.max_grad_norm >= 0, "max_grad_norm", self.max_grad_norm, "must be >= 0; 0 turns clipping off")
+        divides = self.prompts_per_step % self.updates_per_step == 0
+        bound = f"must divide prompts_per_step={self.prompts_per_step}; a group is never split over two updates"
+        require(divides, "updates_per_step", self.updates_per_step, bound)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    system: Annotated[str | None, "system prompt put before each row that has none"] = None
+    shuffle: Annotated[bool, "shuffle each epoch by the run's seed"] = True
+    over_length: Annotated[Literal["skip", "refuse"], "a prompt that leaves no room for one new token"] = "skip"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    every: Annotated[int, "steps between checkpoints; 0: only at the end"] = 0
+    keep_last: Annotated[int, "checkpoints kept; 0: all"] = 2
+    keep_best: Annotated[bool, "also keep the one with the best held-out accuracy"] = False
+
+    def __post_init__(self) -> None:
+        for name in ("every", "keep_last"):
+            require(getattr(self, name) >= 0, name, getattr(self, name), "must be >= 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    max_lag: Annotated[Literal[0], "policy versions a rollout may be behind; 0 is synchronous"] = 0
+    reward_timeout: Annotated[float, "seconds a reward may take for one completion"] = 10.0
+    reward_workers: Annotated[int, "worker processes for rewards that parse untrusted text"] = 1
+    threads: Annotated[int, "torch threads; 0: all cores"] = 0
+
+    def __post_init__(self) -> None:
+        require(self.reward_timeout > 0, "reward_timeout", self.reward_timeout, "must be > 0 seconds")
+        require(self.reward_workers >= 1, "reward_workers", self.reward_workers, "must be >= 1")
+        require(self.threads >= 0, "threads", self.threads, "must be >= 0; 0 takes all cores")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One run. `proxima explain RECIPE` prints every field with its value and where that came from."""
+
+    model: Annotated[ModelConfig, "the policy"]
+    task: Annotated[Any, Slot("proxima.task:TASKS"), "training questions"]
+    reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True), "named scores, each with a weight"]
+    algorithm: Annotated[AlgorithmConfig, "a preset's name, or its slots"]
+    engine: Annotated[Any, Slot("proxima.engine:ENGINES"), "who generates"]
+    seed: Annotated[int, "seeds data order, sampling and initialisation"] = 1
+    folder: Annotated[str | None, "run folder; none: runs/<recipe>-<time>"] = None
+    data: Annotated[DataConfig, "how rows become prompts"] = field(default_factory=DataConfig)
+    sampling: Annotated[Sampling, "how the training completions are sampled"] = field(default_factory=Sampling)
+    train: Annotated[TrainConfig, "batch, optimizer, schedule"] = field(default_factory=TrainConfig)
+    eval: Annotated[EvalConfig, "held-out evaluation"] = field(default_factory=EvalConfig)
+    checkpoint: Annotated[CheckpointConfig, "what is kept"] = field(default_factory=CheckpointConfig)
+    runtime: Annotated[RuntimeConfig, "the loop and its machine"] = field(default_factory=RuntimeConfig)

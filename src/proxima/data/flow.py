@@ -1,0 +1,107 @@
+"""The host side of the data: a prompt, its completions, their scores, and the three together."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "abort"]
+Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": …}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """One question as the policy sees it.
+
+    Args:
+        uid: unique in a run and a function of the data order alone (epoch x size + position), so that seeds made from it survive a resume.
+        messages: the chat before the chat template.
+        tokens: token ids after the chat template, generation prompt included.
+        answer: what a reward compares with; any JSON value, None where the reward needs none.
+        metadata: the other columns of the row (difficulty, source …), JSON values; a reward may read them.
+    """
+
+    uid: int
+    messages: tuple[Message, ...]
+    tokens: tuple[int, ...]
+    answer: Any = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def question(self) -> str:
+        """The content of the last user message, for people to read."""
+        return next((m["content"] for m in reversed(self.messages) if m["role"] == "user"), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """What an engine made of a prompt. All per-token fields have the length of `tokens`.
+
+    Args:
+        prompt_uid: the `uid` of the prompt.
+        sample: 0 … G-1 within the prompt's group.
+        tokens: generated ids, the stop token included when one was sampled. May be empty (aborted at once).
+        text: `tokens` decoded without special tokens, and without the stop string that ended it.
+        behavior_log_prob: log-prob, nats, of each token under the distribution really sampled (temperature and truncation applied).
+        untruncated_log_prob: the same at the temperature alone, before top-k, top-p and min-p. Equal to the above when nothing is truncated.
+        policy_version: the version of the weights that sampled each token.
+        finish_reason: `stop` (stop token or string), `length` (`max_tokens` or the context is full), `abort`.
+        temperature: the sampling temperature. The trainer divides its logits by this very number. 0 is greedy; greedy log-probs are
+            reported at temperature 1 and such completions are not for training.
+    """
+
+    prompt_uid: int
+    sample: int
+    tokens: tuple[int, ...]
+    text: str
+    behavior_log_prob: tuple[float, ...]
+    untruncated_log_prob: tuple[float, ...]
+    policy_version: tuple[int, ...]
+    finish_reason: FinishReason
+    temperature: float
+
+    def __post_init__(self) -> None:
+        for name in ("behavior_log_prob", "untruncated_log_prob", "policy_version"):
+            if len(getattr(self, name)) != len(self.tokens):
+                raise ValueError(f"Completion.{name}: {len(getattr(self, name))} values for {len(self.tokens)} tokens.")
+
+    @property
+    def truncated(self) -> bool:
+        """True when the completion did not end by itself."""
+        return self.finish_reason == "length"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """What the rewards say of one completion.
+
+    Args:
+        value: the weighted sum of the valid parts. Meaningless, and NaN, when `valid` is False.
+        valid: False when a scorer failed or timed out; such a completion enters no mean, no std and no batch.
+        parts: the value of each reward by name, before its weight.
+        error: why `valid` is False, one line.
+        correct: whether the answer is right, where a reward says so; evaluation's accuracy is the mean of this.
+    """
+
+    value: float
+    valid: bool = True
+    parts: Mapping[str, float] = field(default_factory=dict)
+    error: str | None = None
+    correct: bool | None = None
+
+    @classmethod
+    def failed(cls, error: str) -> "Score":
+        """A score that says nothing: never to be confused with a reward of 0."""
+        return cls(value=float("nan"), valid=False, error=error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A prompt with all its completions and their scores, in the order of `sample`."""
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+    scores: tuple[Score, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.scores) != len(self.completions):
+            raise ValueError(f"Group.scores: {len(self.scores)} scores for {len(self.completions)} completions of prompt {self.prompt.uid}.")

@@ -1,0 +1,165 @@
+"""The one batch that every surrogate, correction and aggregation reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from proxima.data.check import check_fields
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyBatch:
+    """Response tokens of S sequences on one packed axis of N; there is no padding.
+
+    Args:
+        log_prob: [N] float, nats, current policy π at the sampling temperature; carries the gradient.
+        loss_mask: [N] bool, the token enters the loss. Implies `sampled`.
+        cu_seqlens: [S+1] int, 0 … N ascending; sequence s is `cu_seqlens[s]:cu_seqlens[s+1]`. A sequence may be empty.
+        advantage: [N] float, reward units. May be anything (NaN) outside the loss.
+        behavior_log_prob: [N] float, nats, policy μ that sampled the token; may be anything where not `sampled`.
+        proximal_log_prob: [N] float, nats, centre of the trust region π_prox. Omitted: the behavior policy (`proximal: behavior`).
+        next_log_prob: [N] float, nats, the version right after the one that sampled the token.
+        reference_log_prob: [N] float, nats, frozen reference policy.
+        sampled: [N] bool, the policy chose the token (tool and environment tokens: False). Omitted: all True.
+        policy_version: [N] int, version that sampled the token.
+        entropy: [N] float, nats, of the current policy at the position; carries a gradient when it was asked for.
+        top_k: [N, K] int, token ids of the behavior policy's most probable tokens, with `behavior_top_k_log_prob` and `top_k_log_prob`
+            [N, K] float, nats, their log-probs under μ and, with gradient, under π.
+        group: [S] int, the same number for completions of one prompt. Omitted: each sequence its own.
+
+    Raises:
+        ValueError: names the field, its shape or dtype, what was expected and which field set it.
+    """
+
+    log_prob: Annotated[Tensor, "float N"]
+    loss_mask: Annotated[Tensor, "bool N"]
+    cu_seqlens: Annotated[Tensor, "int S+1"]
+    advantage: Annotated[Tensor | None, "float N"] = None
+    behavior_log_prob: Annotated[Tensor | None, "float N"] = None
+    proximal_log_prob: Annotated[Tensor | None, "float N"] = None
+    next_log_prob: Annotated[Tensor | None, "float N"] = None
+    reference_log_prob: Annotated[Tensor | None, "float N"] = None
+    sampled: Annotated[Tensor | None, "bool N"] = None
+    policy_version: Annotated[Tensor | None, "int N"] = None
+    entropy: Annotated[Tensor | None, "float N"] = None
+    top_k: Annotated[Tensor | None, "int N K"] = None
+    top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
+    behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
+    group: Annotated[Tensor | None, "int S"] = None
+
+    def __post_init__(self) -> None:
+        sizes = check_fields(self)
+        put = object.__setattr__
+        if self.proximal_log_prob is None and self.behavior_log_prob is not None:
+            put(self, "proximal_log_prob", self.behavior_log_prob)
+        if self.sampled is None:
+            put(self, "sampled", torch.ones_like(self.loss_mask))
+        if self.group is None:
+            put(self, "group", torch.arange(sizes["S"], device=self.loss_mask.device))
+        self._check_layout(sizes["N"])
+
+    def _check_layout(self, tokens: int) -> None:
+        cut = self.cu_seqlens
+        if len(cut) == 0 or int(cut[0]) != 0 or int(cut[-1]) != tokens or bool((cut.diff() < 0).any()):
+            raise ValueError(f"PolicyBatch.cu_seqlens: {cut.tolist()[:8]}, expected 0 … N = {tokens}, ascending.")
+        assert self.sampled is not None
+        wrong = self.loss_mask & ~self.sampled
+        if bool(wrong.any()):
+            at = int(wrong.nonzero()[0])
+            raise ValueError(
+                f"PolicyBatch.loss_mask: token {at} is in the loss but not sampled: no policy chose it. Mask it, or mark it sampled."
+            )
+
+    def __len__(self) -> int:
+        return len(self.log_prob)
+
+    @property
+    def sequences(self) -> int:
+        """S, the number of sequences, empty ones included."""
+        return len(self.cu_seqlens) - 1
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """[S] int, tokens of each sequence."""
+        return self.cu_seqlens.diff()
+
+    @cached_property
+    def sequence_index(self) -> Tensor:
+        """[N] int64, the sequence of each token."""
+        return torch.repeat_interleave(torch.arange(self.sequences, device=self.lengths.device), self.lengths, output_size=len(self))
+
+    def masked(self, name: str, fill: float = 0.0) -> Tensor:
+        """The field with `fill` outside the loss mask, by selection: NaN there can't leak into a value or a gradient."""
+        value = getattr(self, name)
+        if value is None:
+            raise ValueError(f"PolicyBatch.{name} is missing.")
+        return torch.where(self.loss_mask, value, torch.full((), fill, dtype=value.dtype, device=value.device))
+
+    def take(self, order: Sequence[int] | Tensor) -> "PolicyBatch":
+        """The batch with the sequences `order`, in that order: a permutation, a selection, or a micro-batch."""
+        order = torch.as_tensor(order, dtype=torch.long, device=self.cu_seqlens.device)
+        lengths = self.lengths[order]
+        cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        starts = torch.repeat_interleave(self.cu_seqlens[:-1][order] - cut[:-1], lengths)
+        tokens = starts + torch.arange(int(cut[-1]), device=starts.device)
+        assert self.group is not None
+        own = {"cu_seqlens": cut.to(self.cu_seqlens.dtype), "group": self.group[order]}
+        return replace(self, **own, **{name: value[tokens] for name, value in self._token_fields().items()})
+
+    def _token_fields(self) -> dict[str, Tensor]:
+        named = ((f.name, getattr(self, f.name)) for f in fields(self) if f.name not in ("cu_seqlens", "group"))
+        return {name: value for name, value in named if value is not None}
+
+    @classmethod
+    def from_padded(cls, mask: Tensor, **tensors: Tensor) -> "PolicyBatch":
+        """The bridge from other frameworks: right-padded rows become a packed batch.
+
+        Args:
+            mask: [B, T], bool or 0/1 of any dtype: the loss mask. A hole inside a row is a token that is not in the loss; padding is what
+                lies behind the last True of a row, or behind the last True of `sampled` when that is given.
+            tensors: any field of the batch as [B, T] (`[B, T, K]` for top-k); `advantage` also as [B]; `group` as [B].
+
+        Returns: a batch with S = B sequences, rows that are wholly False being empty sequences.
+
+        Differs: holes count as tokens that are not sampled unless `sampled` says otherwise; peers drop the distinction.
+        """
+        if mask.dim() != 2:
+            raise ValueError(f"from_padded: mask has shape {list(mask.shape)}, expected [B, T].")
+        loss_mask = _as_bool(mask, "mask")
+        rows, width = loss_mask.shape
+        sampled = _as_bool(tensors.pop("sampled"), "sampled") if "sampled" in tensors else loss_mask
+        column = torch.arange(1, width + 1, device=mask.device)
+        lengths = ((sampled | loss_mask) * column).amax(dim=1) if width else torch.zeros(rows, dtype=torch.long, device=mask.device)
+        inside = column <= lengths[:, None]
+        packed: dict[str, Tensor] = {}
+        for name, value in tensors.items():
+            if name == "group":
+                packed[name] = value
+                continue
+            if name == "advantage" and value.dim() == 1:
+                value = value[:, None].expand(rows, width)
+            if value.shape[:2] != loss_mask.shape:
+                raise ValueError(f"from_padded: {name} has shape {list(value.shape)}, mask has {list(mask.shape)}.")
+            packed[name] = value[inside]
+        cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        return cls(loss_mask=loss_mask[inside], sampled=sampled[inside], cu_seqlens=cut, **packed)  # type: ignore[arg-type]
+
+    def to_padded(self, values: Tensor, fill: float = 0.0) -> Tensor:
+        """[N] (or [N, …]) token values as [S, longest, …] rows, right-padded with `fill`; the inverse of `from_padded`."""
+        width = int(self.lengths.max()) if self.sequences else 0
+        out = values.new_full((self.sequences, width, *values.shape[1:]), fill)
+        column = torch.arange(len(self), device=values.device) - self.cu_seqlens[:-1][self.sequence_index]
+        out[self.sequence_index, column] = values
+        return out
+
+
+def _as_bool(mask: Tensor, name: str) -> Tensor:
+    if mask.dtype == torch.bool:
+        return mask
+    if bool(((mask != 0) & (mask != 1)).any()):
+        raise ValueError(f"from_padded: {name} holds values other than 0 and 1.")
+    return mask != 0
