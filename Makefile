@@ -1,0 +1,60 @@
+# make demo    train a real 135M model until anyone can see that it learned
+# make test    everything that runs on a CPU machine
+# make check   format, lint, types, import layers, fast tests
+# make bench   every benchmark, side by side with its peer (alone on the machine, please)
+# make docs    pages and figures that are made from the code
+# make clean   what the others built; runs/ and models/ stay
+#
+# MODEL=path make demo      takes a model that is already here: a folder or a .gguf file; nothing is downloaded
+# WORKERS=4 make test       test processes; 2 unless said otherwise
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check bench docs clean
+
+PYTHON  ?= python3
+WORKERS ?= 2
+MODEL   ?=
+BIN     := .venv/bin
+# The pinned torch keeps pip from resolving to another release, which may be a CUDA build of gigabytes.
+INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
+# Two test processes with two threads each fight over the cores; one thread each does not.
+SINGLE  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+
+help:
+	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; set PYTHON=python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+
+.venv/demo.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[demo]'
+	@touch $@
+
+.venv/dev.stamp: pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[dev]'
+	@touch $@ .venv/demo.stamp
+
+demo: .venv/demo.stamp
+	@$(BIN)/python scripts/demo.py $(if $(MODEL),--model '$(MODEL)')
+
+test: .venv/dev.stamp
+	$(SINGLE) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
+check: .venv/dev.stamp
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	PYTHONPATH=src $(BIN)/lint-imports
+	$(SINGLE) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal -m 'not slow'
+
+bench: .venv/dev.stamp
+	$(BIN)/python -m benchmarks
+
+docs: .venv/dev.stamp
+	$(BIN)/python scripts/make_docs.py
+
+clean:
+	rm -rf build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .venv
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
