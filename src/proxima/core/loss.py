@@ -1,0 +1,180 @@
+"""From a batch and its specs to one number: surrogate, correction, penalty, aggregation, in that order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from proxima.core.metrics import Metrics, Peak, SumCount, k3
+from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio
+from proxima.data import PolicyBatch
+
+SUPPLIED_BY: dict[str, str] = {
+    "advantage": "an advantage spec does (per sequence, spread over its tokens)",
+    "behavior_log_prob": "the engine does: the log-prob of each sampled token",
+    "proximal_log_prob": "`proximal: recompute` does, or behavior_log_prob, which is its default",
+    "next_log_prob": "the next-policy cache of the asynchronous controller does",
+    "reference_log_prob": "a forward of the frozen reference model does",
+    "entropy": "the model does, when entropy is asked of its log-prob pass",
+    "top_k": "the engine does, with top-k log-probs switched on",
+    "behavior_top_k_log_prob": "the engine does, with top-k log-probs switched on",
+    "top_k_log_prob": "the model does, given the token ids in `top_k`",
+}
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """What a surrogate gives back.
+
+    Args:
+        loss: [N] float, with gradient, to be minimised; 0 outside the loss mask.
+        keep: [N] bool, the loss tokens that the surrogate lets teach; False for a clipped or masked-out one and outside the loss.
+        metrics: the surrogate's own statistics. The common ones (ratio, KL, masked fraction) are added by `policy_loss`.
+        unit: "sequence" when the loss of a token is really its sequence's, so that corrections enter by their geometric mean.
+    """
+
+    loss: Tensor
+    keep: Tensor
+    metrics: Metrics
+    unit: Literal["token", "sequence"] = "token"
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """What a correction gives back: `weight` [N] float, detached, 0 where rejected; `keep` [N] bool, the tokens it lets through."""
+
+    weight: Tensor
+    keep: Tensor
+    metrics: Metrics
+
+
+class Surrogate(Protocol):
+    """A frozen dataclass whose fields are its config; calling it is the mathematics.
+
+    `needs` names the optional fields of `PolicyBatch` it reads. `zero_advantage_inert` is True where an advantage of exactly 0 gives zero
+    loss and zero gradient and enters no statistic, so that such a sequence may skip forward and backward.
+    """
+
+    needs: ClassVar[frozenset[str]]
+    zero_advantage_inert: ClassVar[bool]
+
+    def __call__(self, b: PolicyBatch) -> TokenLoss: ...
+
+
+class Aggregate(Protocol):
+    """Sums per-token losses; the denominator needs no forward, and both add over micro-batches and ranks."""
+
+    def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor: ...
+
+    def denominator(self, loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor: ...
+
+
+class Correction(Protocol):
+    """Weights from behavior to proximal policy."""
+
+    needs: ClassVar[frozenset[str]]
+
+    def __call__(self, b: PolicyBatch) -> Corrected: ...
+
+
+class Penalty(Protocol):
+    """[N] per-token penalty, times its coefficient, added to the loss."""
+
+    needs: ClassVar[frozenset[str]]
+
+    def __call__(self, b: PolicyBatch) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss not yet divided.
+
+    Args:
+        numerator: [] float64, with gradient.
+        denominator: [] float64. Add both over micro-batches and ranks, then divide once.
+        metrics: mergeable statistics over the loss tokens.
+        keep: [N] bool, the loss tokens that teach.
+    """
+
+    numerator: Tensor
+    denominator: Tensor
+    metrics: Metrics
+    keep: Tensor
+
+    @property
+    def value(self) -> Tensor:
+        """numerator / denominator, [] float64 with gradient. A denominator of 0 (nothing in the loss, or `token_sum`) divides by one."""
+        return self.numerator / torch.where(self.denominator == 0, torch.ones_like(self.denominator), self.denominator)
+
+
+def policy_loss(
+    batch: PolicyBatch,
+    *,
+    surrogate: Surrogate,
+    aggregate: Aggregate,
+    correction: Correction | None = None,
+    penalty: Penalty | Sequence[Penalty] | None = None,
+) -> Loss:
+    """The loss of a batch, not yet divided, with its metrics.
+
+        loss_t = w_t · surrogate_t + Σ penalty_t        numerator, denominator = aggregate(loss)
+
+    Args:
+        batch: packed tokens. Positions outside the loss mask may hold NaN.
+        surrogate, aggregate, correction, penalty: specs of the tables SURROGATES, AGGREGATES, CORRECTIONS, PENALTIES, or anything alike.
+
+    Returns: `Loss`. In a training loop of your own: `policy_loss(b, surrogate=Cppo(), aggregate=TokenMean()).value.backward()`.
+
+    Raises:
+        ValueError: a spec needs a tensor that the batch lacks; named, with what would supply it.
+
+    Edge cases: a batch with nothing in the loss gives numerator 0 with zero gradient and denominator 0; `value` is then 0.
+    Metrics over loss tokens, of the ratio π/π_prox: `ratio_mean`, `ratio_max`, `approx_kl` (k3 of KL(π_prox‖π)), and `masked_fraction`
+    (not kept); `rollout_replay_logp_absdiff_mean` of |log π − log μ|. They are computed here once, not by each surrogate.
+    Differs: penalties are weighted by no correction (verl weights only the policy loss too).
+    """
+    penalties = [] if penalty is None else list(penalty) if isinstance(penalty, Sequence) else [penalty]
+    for spec in (surrogate, correction, *penalties):
+        if spec is not None:
+            check_needs(spec, batch)
+    token = surrogate(batch)
+    loss, keep, metrics = token.loss, token.keep, {**common_metrics(batch, token.keep), **token.metrics}
+    if correction is not None:
+        corrected = correction(batch)
+        loss, keep = loss * corrected.weight, keep & corrected.keep
+        metrics |= corrected.metrics
+    for spec in penalties:
+        loss = loss + spec(batch)
+    numerator = aggregate(loss, batch)
+    return Loss(numerator, aggregate.denominator(batch.loss_mask, batch.cu_seqlens), metrics, keep)
+
+
+def check_needs(spec: object, batch: PolicyBatch) -> None:
+    """Raise ValueError naming the first tensor that `spec.needs` and the batch lacks, and what would supply it."""
+    needs: frozenset[str] = getattr(spec, "needs", frozenset())
+    for name in sorted(needs):
+        if getattr(batch, name) is None:
+            raise ValueError(
+                f"{type(spec).__name__} needs `{name}`, which the batch lacks: {SUPPLIED_BY.get(name, 'the caller must set it')}."
+            )
+
+
+@torch.no_grad()
+def common_metrics(b: PolicyBatch, keep: Tensor) -> Metrics:
+    """The statistics that every surrogate shares, over the loss tokens; those whose tensors are absent are left out."""
+    mask = b.loss_mask
+    metrics: Metrics = {"masked_fraction": SumCount.over(~keep, mask)}
+    if b.proximal_log_prob is not None:
+        log_ratio = masked_log_ratio(b).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        ratio = log_ratio.exp()
+        metrics["ratio_mean"] = SumCount.over(ratio, mask)
+        metrics["ratio_max"] = Peak.over(ratio, mask)
+        metrics["approx_kl"] = SumCount.over(k3(log_ratio), mask)
+    if b.behavior_log_prob is not None:
+        drift = (b.masked("log_prob") - b.masked("behavior_log_prob")).abs()
+        metrics["rollout_replay_logp_absdiff_mean"] = SumCount.over(drift, mask)
+    if b.entropy is not None:
+        metrics["entropy"] = SumCount.over(b.entropy, mask)
+    return metrics

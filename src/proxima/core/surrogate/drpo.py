@@ -1,0 +1,75 @@
+"""Quadratic penalties in place of a clip: no token is dropped, an over-moved one is pulled back."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from proxima.core.loss import TokenLoss
+from proxima.core.metrics import SumCount
+from proxima.core.ratio import masked_ratio
+from proxima.data import PolicyBatch, require
+
+
+def _pulled(b: PolicyBatch, probability: Tensor | float, epsilon: float) -> tuple[Tensor, Tensor]:
+    """−A r + |A| p (r − 1)² / (2 ε), and its second term alone, [N] each."""
+    ratio, advantage = masked_ratio(b), b.masked("advantage")
+    pull = advantage.abs() * probability * (ratio - 1).square() / (2 * epsilon)
+    return pull - advantage * ratio, pull
+
+
+@dataclass(frozen=True)
+class Drpo:
+    """Pull an over-moved token back, the harder the farther; no token is dropped.
+
+        loss_t = -A r + |A| mu (r - 1)^2 / (2 epsilon)        r = pi / pi_prox, mu = behavior probability
+        d loss_t / d log pi_t = -A r (1 - sgn(A (r - 1)) |pi - mu| / epsilon)        where pi_prox = mu
+
+    Args:
+        epsilon: the |pi - mu|, a probability, at which an over-moved token's gradient is zero; > 0, inf allowed.
+        b: `log_prob` [N] with gradient, `proximal_log_prob`, `behavior_log_prob` [N], nats; `advantage` [N], reward units;
+            `loss_mask` [N] bool. All at the sampling temperature.
+    Returns: TokenLoss of unit "token": `loss` [N], 0 where masked; `keep` [N] bool, equal to `loss_mask`. Metric `drpo_pull`: the mean
+        of the second term.
+    Raises: ValueError naming field, value and bound, at construction, unless epsilon > 0.
+    Edge cases: epsilon = inf is -A r. A = 0: loss and gradient 0. NaN under the mask stays out. N = 0: empty loss.
+        With `proximal` other than `behavior`, mu stays the behavior probability: the gradient line no longer holds.
+    Source: UniRL `algorithms/drpo.py`. At the public recipe's 12.5 the bracket stays above .92: hardly a pull; try .1 to 1.
+    Differs: metrics are over the loss tokens of the whole step; UniRL takes a mean per call (U5, U7).
+    """
+
+    epsilon: float = 12.5
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "behavior_log_prob", "proximal_log_prob"})
+    zero_advantage_inert: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
+
+    def __call__(self, b: PolicyBatch) -> TokenLoss:
+        loss, pull = _pulled(b, b.masked("behavior_log_prob").exp(), self.epsilon)
+        return TokenLoss(loss, b.loss_mask, {"drpo_pull": SumCount.over(pull, b.loss_mask)})
+
+
+@dataclass(frozen=True)
+class Spo:
+    """`drpo` without the behavior probability: the pull is on the ratio alone, so rare tokens are held as tight as common ones.
+
+        loss_t = -A r + |A| (r - 1)^2 / (2 epsilon)        r = pi / pi_prox
+
+    Args:
+        epsilon: the |r - 1| at which an over-moved token's gradient is zero; > 0, inf allowed.
+        b: `log_prob` [N] with gradient, `proximal_log_prob` [N], nats; `advantage` [N]; `loss_mask` [N] bool.
+    Returns, Raises, Edge cases: as `Drpo`; the metric is `spo_pull`.
+    Source: simple policy optimization, arXiv 2401.16025; UniRL `drpo` with `penalty_mu_weighted: false` (U5).
+    """
+
+    epsilon: float = 0.2
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
+    zero_advantage_inert: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
+
+    def __call__(self, b: PolicyBatch) -> TokenLoss:
+        loss, pull = _pulled(b, 1.0, self.epsilon)
+        return TokenLoss(loss, b.loss_mask, {"spo_pull": SumCount.over(pull, b.loss_mask)})
