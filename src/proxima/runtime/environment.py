@@ -1,0 +1,72 @@
+"""Where a run took place: what environment.json says, so that a number can be held against its machine."""
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "pyarrow", "safetensors", "vllm", "sglang", "ray")
+
+
+def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Versions, machine, threads and seed; the packages that are not installed are left out.
+
+    Args:
+        seed: the run's seed.
+        model: what is known of the weights (path, revision, sha256, parameters), taken over as it is.
+    """
+    from proxima import __version__
+
+    return {
+        "proxima": __version__,
+        "python": platform.python_version(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "machine": {
+            "system": f"{platform.system()} {platform.release()}",
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "memory_bytes": _memory(),
+        },
+        "torch": _torch(),
+        "seed": seed,
+        "model": dict(model or {}),
+        "command": " ".join(Path(word).name if i == 0 else word for i, word in enumerate(sys.argv)),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return {
+        "threads": torch.get_num_threads(),
+        "interop_threads": torch.get_num_interop_threads(),
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else ["cpu"],
+        "cuda": torch.version.cuda,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

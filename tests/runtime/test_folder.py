@@ -1,0 +1,166 @@
+"""The run folder: who may use it, and what of it survives a full disk, a torn line and a rewind."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxima.runtime import files
+from proxima.runtime.environment import describe_environment
+from proxima.runtime.folder import RunFolder
+
+
+def train(step, **more):
+    return {"kind": "train", "step": step, "time": 4.0 * step, "reward/mean": 0.1 * step, **more}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    assert folder.begin() is False
+    yield folder
+    folder.release()
+
+
+def test_paths(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    assert folder.rollout_file(12) == tmp_path / "run/rollouts/000012.parquet"
+    assert folder.eval_file(40, "after") == tmp_path / "run/evals/000040-after.parquet"
+    assert folder.checkpoint(40) == tmp_path / "run/checkpoints/000040"
+    assert not folder.path.exists()
+
+
+def test_an_existing_run_is_refused(folder):
+    folder.write_config("seed: 1\n")
+    folder.append_metrics(train(1))
+    folder.release()
+    again = RunFolder(folder.path)
+    with pytest.raises(ValueError, match=r"holds a run already; go on with --resume, begin again with --overwrite, or set folder=PATH"):
+        again.begin()
+    assert again.begin(resume=True) is True
+    assert again.read_metrics() == [train(1)]
+    again.release()
+    assert again.begin(overwrite=True) is False
+    assert again.read_metrics() == [] and not again.config.exists()
+    again.release()
+
+
+def test_resume_of_nothing_begins(tmp_path):
+    folder = RunFolder(tmp_path / "a" / "b")
+    assert folder.begin(resume=True) is False
+    folder.release()
+
+
+def test_overwrite_never_deletes_what_is_no_run(tmp_path):
+    (tmp_path / "thesis.tex").write_text("ten years")
+    with pytest.raises(ValueError, match="holds files but no run"):
+        RunFolder(tmp_path).begin(overwrite=True)
+    run = RunFolder(tmp_path / "run")
+    run.begin()
+    run.write_config("seed: 1\n")
+    (run.path / "notes.md").write_text("mine")
+    run.release()
+    run.begin(overwrite=True)
+    assert (run.path / "notes.md").read_text() == "mine"
+    run.release()
+
+
+def test_a_file_in_the_way_and_contradictory_wishes(tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        RunFolder(tmp_path / "run").begin()
+    with pytest.raises(ValueError, match="exclude each other"):
+        RunFolder(tmp_path / "other").begin(resume=True, overwrite=True)
+
+
+def test_one_process_at_a_time(folder):
+    with pytest.raises(ValueError, match="in use by another process"):
+        RunFolder(folder.path).begin(resume=True)
+    folder.release()
+    code = "import sys, os; from proxima.runtime.folder import RunFolder; RunFolder(sys.argv[1]).begin(); os.kill(os.getpid(), 9)"
+    source = str(Path(__file__).parents[2] / "src")
+    dead = subprocess.run([sys.executable, "-c", code, str(folder.path)], env={"PYTHONPATH": source}, timeout=60)
+    assert dead.returncode == -9
+    assert folder.begin() is False  # a killed process leaves no lock behind
+
+
+def test_metrics_lines_are_strict_json(folder):
+    folder.append_metrics(train(1, loss=float("nan"), ratio_max=float("inf"), reward=torch.tensor(0.5), text="½ </script>\n"))
+    (line,) = folder.metrics.read_text(encoding="utf-8").splitlines()
+    assert json.loads(line) == train(1, loss=None, ratio_max=None, reward=0.5, text="½ </script>\n")
+    with pytest.raises(ValueError, match="lacks 'time'"):
+        folder.append_metrics({"kind": "train", "step": 1})
+    with pytest.raises(TypeError, match="set has no form in JSON"):
+        folder.append_metrics(train(2, seen={1, 2}))
+    assert len(folder.read_metrics()) == 1
+
+
+@pytest.mark.parametrize("torn", [b'{"kind": "train", "step": 3, "ti', b'{"kind": "train", "st\n', b"\x00\x00\x00\x00\n", b"\xff"])
+def test_a_torn_last_line_is_dropped_and_overwritten(folder, torn):
+    for step in (1, 2):
+        folder.append_metrics(train(step))
+    with folder.metrics.open("ab") as file:
+        file.write(torn)
+    assert folder.read_metrics() == [train(1), train(2)]
+    folder.release()
+    folder.begin(resume=True)
+    folder.append_metrics(train(3))
+    assert folder.read_metrics() == [train(1), train(2), train(3)]
+    assert folder.metrics.read_bytes().count(b"\n") == 3
+
+
+def test_a_torn_line_in_the_middle_is_an_error(folder):
+    folder.metrics.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(ValueError, match=r"metrics.jsonl:2 is no JSON object"):
+        folder.read_metrics()
+
+
+def test_a_full_disk_leaves_the_former_lines(folder, monkeypatch):
+    folder.append_metrics(train(1))
+    before = folder.metrics.read_bytes()
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder.write_summary({"status": "done"})
+    monkeypatch.setattr(files.os, "fsync", full)  # the same module object as in `folder`
+    with pytest.raises(OSError, match="No space left"):
+        folder.append_metrics(train(2))
+    with pytest.raises(OSError, match="No space left"):
+        folder.write_summary({"status": "failed"})
+    monkeypatch.undo()
+    assert folder.metrics.read_bytes() == before
+    assert json.loads(folder.summary.read_text()) == {"status": "done"}
+    assert not [name for name in os.listdir(folder.path) if name.endswith(".part")]
+
+
+def test_rewind(folder):
+    folder.append_metrics({"kind": "eval", "step": 0, "time": 1.0, "accuracy": 0.125, "label": "before"})
+    for step in range(1, 6):
+        folder.append_metrics(train(step))
+        folder.rollout_file(step).write_bytes(b"")
+    folder.append_metrics({"kind": "eval", "step": 5, "time": 21.0, "accuracy": 0.9, "label": "after"})
+    for name in ("000000-before", "000005-after"):
+        (folder.evals / f"{name}.parquet").write_bytes(b"")
+    folder.write_summary({"status": "done"})
+    assert folder.elapsed() == 21.0
+    folder.rewind(3)
+    assert [(r["kind"], r["step"]) for r in folder.read_metrics()] == [("eval", 0), ("train", 1), ("train", 2), ("train", 3)]
+    assert sorted(os.listdir(folder.rollouts)) == ["000001.parquet", "000002.parquet", "000003.parquet"]
+    assert os.listdir(folder.evals) == ["000000-before.parquet"]
+    assert not folder.summary.exists()
+    assert folder.elapsed() == 12.0
+
+
+def test_environment(folder):
+    facts = describe_environment(3, {"path": "tiny", "parameters": 1234})
+    folder.write_environment(facts)
+    read = json.loads(folder.environment.read_text())
+    assert read == facts
+    assert (read["seed"], read["model"]["parameters"], read["packages"]["torch"]) == (3, 1234, torch.__version__)
+    assert read["torch"]["threads"] == torch.get_num_threads() and read["machine"]["memory_bytes"] > 2**20

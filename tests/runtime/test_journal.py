@@ -1,0 +1,361 @@
+"""The journal: legal moves, whole transactions, and `kill -9` in the middle of them."""
+
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxima.data import Completion, Group, Prompt, Score
+from proxima.runtime.clock import ManualClock
+from proxima.runtime.journal import Journal
+
+
+def prompts(*uids):
+    return [Prompt(uid=uid, messages=({"role": "user", "content": f"{uid}?"},), tokens=(1, 2)) for uid in uids]
+
+
+def group(uid, rewards=(1.0, 0.0), versions=((3, 3), (4,))):
+    completions = tuple(
+        Completion(
+            prompt_uid=uid,
+            sample=i,
+            tokens=tuple(range(len(v))),
+            text="t",
+            behavior_log_prob=(-0.5,) * len(v),
+            untruncated_log_prob=(-0.5,) * len(v),
+            policy_version=v,
+            finish_reason="stop",
+            temperature=1.0,
+        )
+        for i, v in enumerate(versions)
+    )
+    scores = tuple(Score.failed("timed out") if r is None else Score(value=r) for r in rewards)
+    return Group(prompt=prompts(uid)[0], completions=completions, scores=scores)
+
+
+def advance_to_scored(journal, *uids):
+    journal.admit(prompts(*uids))
+    journal.generating(uids)
+    journal.scored([group(uid) for uid in uids])
+
+
+@pytest.fixture
+def clock():
+    return ManualClock("2026-09-02T12:00:00+00:00")
+
+
+@pytest.fixture
+def journal(tmp_path, clock):
+    with Journal(tmp_path / "run.sqlite", clock) as journal:
+        yield journal
+
+
+def test_a_step_from_admission_to_consumption(journal, clock):
+    assert (journal.step, journal.version, journal.cursor) == (0, 0, None)
+    journal.admit(prompts(10, 11, 25), size=10)
+    clock.advance(2)
+    journal.generating([10, 11, 25])
+    clock.advance(3)
+    journal.scored([group(10), group(11, rewards=(None, 0.25)), group(25, rewards=(None, None))])
+    journal.select(1, kept=[10, 11], dropped={25: "invalid"})
+    clock.advance(1.5)
+    journal.consume(1, [10, 11], {"position": 3}, {"reward/mean": 0.375, "loss": float("nan")}, version=1)
+
+    assert (journal.step, journal.version, journal.cursor) == (1, 1, {"position": 3})
+    assert journal.counts() == {"consumed": 3}
+    assert journal.unconsumed() == []
+    assert journal.metrics(1) == {"reward/mean": 0.375, "loss": None}
+    ten, eleven, dropped = journal.consumed(1)
+    assert (ten.epoch, ten.policy_version, ten.completions, ten.invalid, ten.reward, ten.reason) == (1, 3, 2, 0, 0.5, None)
+    assert (eleven.reward, eleven.invalid) == (0.25, 1)
+    assert (dropped.uid, dropped.epoch, dropped.reason, dropped.reward, dropped.invalid) == (25, 2, "invalid", None, 2)
+    assert ten.admitted_at == "2026-09-02T12:00:00.000+00:00"
+    assert ten.generating_at == "2026-09-02T12:00:02.000+00:00"
+    assert ten.consumed_at == "2026-09-02T12:00:06.500+00:00"
+
+
+def test_it_is_on_disk_and_in_wal_mode(tmp_path, journal):
+    journal.admit(prompts(1), cursor_state=[1, 2])
+    with Journal(tmp_path / "run.sqlite") as again:
+        assert [e.uid for e in again.unconsumed()] == [1]
+        assert again.cursor == [1, 2]
+    raw = sqlite3.connect(tmp_path / "run.sqlite")
+    assert raw.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert journal._db.execute("PRAGMA synchronous").fetchone() == (2,)  # 2 is FULL
+
+
+STATES = ["queued", "generating", "scored", "selected", "dropped", "consumed"]
+MOVES = {
+    "generating": lambda j: j.generating([1]),
+    "queued": lambda j: j.requeue([1]),
+    "scored": lambda j: j.scored([group(1)]),
+    "selected": lambda j: j.select(j.step + 1, [1]),
+    "dropped": lambda j: j.select(j.step + 1, [], {1: "uniform"}),
+    "consumed": lambda j: j.consume(j.step + 1, [1], None, {}),
+}
+WAY = {
+    "queued": [],
+    "generating": ["generating"],
+    "scored": ["generating", "scored"],
+    "selected": ["generating", "scored", "selected"],
+    "dropped": ["generating", "scored", "dropped"],
+    "consumed": ["generating", "scored", "selected", "consumed"],
+}
+LEGAL = {
+    ("queued", "generating"),
+    ("generating", "queued"),
+    ("generating", "scored"),
+    ("generating", "dropped"),
+    ("scored", "selected"),
+    ("scored", "dropped"),
+    ("selected", "consumed"),
+    ("dropped", "consumed"),
+}
+
+
+@pytest.mark.parametrize("target", STATES)
+@pytest.mark.parametrize("source", STATES)
+def test_every_pair_of_states(journal, source, target):
+    journal.admit(prompts(1))
+    for state in WAY[source]:
+        MOVES[state](journal)
+    before = journal.entry(1)
+    assert before.state == source
+    if (source, target) in LEGAL:
+        MOVES[target](journal)
+        assert journal.entry(1).state == target
+    else:
+        with pytest.raises(ValueError, match=r"prompts? \[?1\]? (is|were)"):
+            MOVES[target](journal)
+        assert journal.entry(1) == before
+
+
+def test_the_rules_stand_in_the_database(tmp_path, journal):
+    """Not only this class keeps them: any writer of the file has to."""
+    advance_to_scored(journal, 1)
+    journal.select(1, [1])
+    raw = sqlite3.connect(tmp_path / "run.sqlite")
+    for statement in (
+        "UPDATE prompts SET state = 'consumed'",  # without its step
+        "UPDATE prompts SET state = 'queued', step = NULL",
+        "INSERT INTO prompts (uid, epoch, state, admitted_after, admitted_at) VALUES (1, 0, 'queued', 0, '')",
+        "INSERT INTO prompts (uid, epoch, state, admitted_after, admitted_at, step) VALUES (2, 0, 'consumed', 0, '', 1)",
+        "INSERT INTO steps VALUES (2, 2, NULL, '{}', '')",
+    ):
+        with pytest.raises(sqlite3.IntegrityError):
+            raw.execute(statement)
+    raw.close()
+    journal.consume(1, [1], None, {})
+    raw = sqlite3.connect(tmp_path / "run.sqlite")
+    for statement in ("UPDATE prompts SET state = 'consumed'", "UPDATE prompts SET state = 'selected'", "UPDATE steps SET metrics = '{}'"):
+        with pytest.raises(sqlite3.IntegrityError):
+            raw.execute(statement)
+
+
+def test_errors_name_the_prompt_and_where_it_stands(journal):
+    journal.admit(prompts(7))
+    with pytest.raises(ValueError, match="prompt 7 was admitted before \\(queued\\); a uid is used once"):
+        journal.admit(prompts(8, 7))
+    assert journal.entry(8) is None  # the whole admission was taken back
+    with pytest.raises(ValueError, match="prompt 7 is queued, and only generating becomes scored"):
+        journal.scored([group(7)])
+    with pytest.raises(ValueError, match="prompt 9 is not in the journal"):
+        journal.generating([7, 9])
+    assert journal.entry(7).attempts == 0
+
+
+def test_consume_wants_exactly_what_was_selected(journal):
+    advance_to_scored(journal, 1, 2, 3)
+    journal.select(1, [1, 2], {3: "uniform"})
+    with pytest.raises(ValueError, match=r"prompts \[2\] were selected for it but not named"):
+        journal.consume(1, [1], None, {})
+    with pytest.raises(ValueError, match=r"prompts \[9\] were not selected for it"):
+        journal.consume(1, [1, 2, 9], None, {})
+    with pytest.raises(ValueError, match="step 0 is the last finished, so the next is 1"):
+        journal.consume(2, [1, 2], None, {})
+    assert (journal.step, journal.counts()) == (0, {"dropped": 1, "selected": 2})
+    journal.consume(1, [1, 2, 3], None, {})
+    with pytest.raises(ValueError, match="step 1 is finished already"):
+        journal.select(1, [])
+
+
+def test_a_step_of_dropped_prompts_only(journal):
+    advance_to_scored(journal, 1)
+    journal.select(1, [], {1: "uniform"})
+    journal.consume(1, [], {"position": 1}, {})
+    assert (journal.step, journal.counts()) == (1, {"consumed": 1})
+
+
+def test_a_failed_prompt_is_tried_again_and_counted(journal):
+    journal.admit(prompts(1))
+    for _ in range(2):
+        journal.generating([1])
+        journal.requeue([1])
+    journal.generating([1])
+    assert journal.entry(1).attempts == 3
+    journal.select(1, [], {1: "failed"})
+    assert journal.entry(1).reason == "failed"
+
+
+def synchronous_steps(journal, last, batch=2):
+    """What a synchronous loop writes: the cursor is the next uid."""
+    while journal.step < last:
+        step, first = journal.step + 1, journal.cursor or 0
+        uids = range(first, first + batch)
+        advance_to_scored(journal, *uids)
+        journal.select(step, uids)
+        journal.consume(step, uids, first + batch, {"step": step})
+
+
+def test_rewind_forgets_what_came_later(journal):
+    synchronous_steps(journal, 5)
+    advance_to_scored(journal, 10, 11)
+    assert journal.rewind(3) == 6
+    assert (journal.step, journal.version, journal.cursor, journal.unconsumed()) == (3, 3, 6, [])
+    assert journal.metrics(3) == {"step": 3} and journal.metrics(4) is None
+    synchronous_steps(journal, 5)  # the same uids come again and are legal
+    assert [e.uid for e in journal.consumed(5)] == [8, 9]
+    assert journal.rewind(0) is None
+    assert (journal.step, journal.counts(), journal.cursor) == (0, {}, None)
+
+
+def test_rewind_queues_again_what_the_cursor_has_passed(journal):
+    """Asynchronous: prompts 2 and 3 were admitted before step 1 ended, 4 after it; step 2 consumed 2."""
+    advance_to_scored(journal, 0, 1, 2)
+    journal.admit(prompts(3))
+    journal.select(1, [0, 1])
+    journal.consume(1, [0, 1], 4, {})
+    journal.admit(prompts(4), cursor_state=5)
+    journal.select(2, [2])
+    journal.consume(2, [2], 5, {})
+    assert journal.rewind(1) == 4
+    assert [(e.uid, e.state, e.attempts) for e in journal.unconsumed()] == [(2, "queued", 1), (3, "queued", 0)]
+    assert journal.entry(4) is None
+
+
+def test_rewind_to_the_same_step_drops_the_unfinished_step_only(journal):
+    synchronous_steps(journal, 2)
+    journal.admit(prompts(4, 5), cursor_state=6)
+    assert journal.rewind(2) == 4
+    assert (journal.cursor, journal.step, journal.unconsumed()) == (4, 2, [])
+
+
+def test_a_checkpoint_ahead_of_the_journal_is_refused(journal):
+    synchronous_steps(journal, 2)
+    with pytest.raises(ValueError, match="the journal ends at step 2"):
+        journal.rewind(3)
+
+
+def test_meta_and_fingerprint(journal):
+    assert journal.get("engine") is None
+    journal.set("engine", {"rng": [1, 2]})
+    assert journal.get("engine") == {"rng": [1, 2]}
+    journal.claim("a1")
+    journal.claim("a1")
+    with pytest.raises(ValueError, match="begun with another configuration \\(a1, now b2\\)"):
+        journal.claim("b2")
+
+
+def test_no_journal_at_all(tmp_path):
+    (tmp_path / "run.sqlite").write_text("these are not the tables you are looking for, " * 50)
+    with pytest.raises(ValueError, match="is not a journal of proxima"):
+        Journal(tmp_path / "run.sqlite")
+    raw = sqlite3.connect(tmp_path / "other.sqlite")
+    raw.execute("CREATE TABLE meta (key TEXT, value TEXT)")
+    raw.execute("INSERT INTO meta VALUES ('format', '99')")
+    raw.commit()
+    with pytest.raises(ValueError, match="format 99, this version reads 1"):
+        Journal(tmp_path / "other.sqlite")
+
+
+# A child that runs steps over and over and is killed. It imports the journal only, which needs no torch, so it starts fast.
+CHILD = """
+import os, signal, sys
+from types import SimpleNamespace as Namespace
+from proxima.runtime.journal import Journal
+
+path, last, fatal = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+journal = Journal(path)
+cursor = journal.rewind(journal.step) or 0
+count = 0
+def die_at(statement):
+    global count
+    count += 1
+    if count == fatal:
+        os.kill(os.getpid(), signal.SIGKILL)
+journal._db.set_trace_callback(die_at if fatal else None)
+while journal.step < last:
+    step, uids = journal.step + 1, [cursor, cursor + 1, cursor + 2]
+    prompts = [Namespace(uid=uid) for uid in uids]
+    journal.admit(prompts, cursor_state=cursor + 3)
+    journal.generating(uids)
+    score = Namespace(valid=True, value=1.0)
+    journal.scored([Namespace(prompt=p, scores=[score], completions=[Namespace(policy_version=(step,))]) for p in prompts])
+    journal.select(step, uids[:2], {uids[2]: "uniform"})
+    cursor += 3
+    journal.consume(step, uids[:2], cursor, {"step": step})
+    print(step, flush=True)
+print("statements", count, flush=True)
+"""
+
+
+def child(path, last, fatal=0, **how):
+    source = str(Path(__file__).parents[2] / "src")
+    return subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(path), str(last), str(fatal)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": source},
+        **how,
+    )
+
+
+def assert_sound(path, step):
+    with Journal(path) as journal:
+        assert journal._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert journal.step >= step
+        for finished in range(1, journal.step + 1):
+            first = 3 * (finished - 1)
+            assert [(e.uid, e.reason) for e in journal.consumed(finished)] == [(first, None), (first + 1, None), (first + 2, "uniform")]
+        assert {e.uid for e in journal.unconsumed()} <= {3 * journal.step + i for i in range(3)}
+        return journal.step
+
+
+def test_kill_between_any_two_statements(tmp_path):
+    """SIGKILL right before the n-th SQL statement of a step, for n over the whole step; each child goes on where the last one died."""
+    path = tmp_path / "run.sqlite"
+    child(path, 1).communicate(timeout=60)
+    statements = int(child(path, 2, fatal=10**6).communicate(timeout=60)[0].split()[-1])
+    assert statements > 40
+    reached, finished = assert_sound(path, 2), []
+    for fatal in (*range(1, statements - 1, 4), statements - 1, statements, statements + 1):
+        process = child(path, reached + 1, fatal)
+        reported = [int(line) for line in process.communicate(timeout=60)[0].splitlines() if line.isdigit()]
+        now = assert_sound(path, reached)
+        assert process.returncode == (-signal.SIGKILL if fatal <= statements else 0)
+        assert reported in ([], [now]) and now in (reached, reached + 1)  # what was reported as finished is finished
+        finished.append(now - reached)
+        reached = now
+    # A step is nothing until its COMMIT, the last statement but one; after that it is done whatever dies.
+    assert finished == [0] * (len(finished) - 2) + [1, 1]
+
+
+def test_kill_at_any_moment(tmp_path):
+    """SIGKILL from outside in the middle of a loop of transactions."""
+    path, reached = tmp_path / "run.sqlite", 0
+    for more in (3, 1, 7):
+        process = child(path, 10_000)
+        seen = [int(process.stdout.readline()) for _ in range(more)]
+        process.kill()
+        rest = [int(line) for line in process.stdout.read().split("\n")[:-1]]
+        process.wait(timeout=60)
+        process.stdout.close()
+        assert process.returncode == -signal.SIGKILL
+        assert seen[0] == reached + 1
+        reached = assert_sound(path, max(seen + rest))
+    process = child(path, reached + 2)
+    process.communicate(timeout=60)
+    assert assert_sound(path, reached + 2) == reached + 2

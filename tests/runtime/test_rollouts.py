@@ -1,0 +1,183 @@
+"""Rollouts and evals as Parquet: real numbers there and back, and a file that is whole or absent."""
+
+import errno
+import os
+
+import pyarrow.parquet as pq
+import pytest
+
+from proxima.data import Completion, Group, Prompt, Score
+from proxima.runtime import files
+from proxima.runtime.rollouts import EVAL_SCHEMA, ROLLOUT_SCHEMA, Fate, read_rows, read_table, write_evals, write_rollouts
+
+
+def make_group(uid=7, text="Four.", scores=None):
+    prompt = Prompt(
+        uid=uid,
+        messages=({"role": "system", "content": "Be short."}, {"role": "user", "content": "What is 2 + 2?"}),
+        tokens=(1, 5, 9),
+        answer={"value": 4},
+    )
+    completions = tuple(
+        Completion(
+            prompt_uid=uid,
+            sample=i,
+            tokens=tokens,
+            text=text,
+            behavior_log_prob=tuple(-0.25 * (t + 1) for t in range(len(tokens))),
+            untruncated_log_prob=tuple(-0.5 * (t + 1) for t in range(len(tokens))),
+            policy_version=(3,) * len(tokens),
+            finish_reason="stop" if tokens else "abort",
+            temperature=0.75,
+        )
+        for i, tokens in enumerate(((11, 12, 2), ()))
+    )
+    scores = scores or (Score(value=1.5, parts={"answer": 1.0, "format": 0.5}, correct=True), Score.failed("timed out after 5 s"))
+    return Group(prompt=prompt, completions=completions, scores=scores)
+
+
+FATES = (
+    Fate(outcome="trained", advantage=0.5, log_prob=(-0.25, -0.5, -1.0), keep=(True, False, True), entropy=(0.125, 0.0, 2.0)),
+    Fate(outcome="invalid"),
+)
+
+
+def test_there_and_back(tmp_path):
+    path = tmp_path / "000012.parquet"
+    write_rollouts(path, 12, [make_group()], FATES)
+    assert read_rows(path) == [
+        {
+            "step": 12,
+            "prompt_uid": 7,
+            "sample": 0,
+            "question": "What is 2 + 2?",
+            "answer": {"value": 4},
+            "text": "Four.",
+            "prompt_tokens": [1, 5, 9],
+            "tokens": [11, 12, 2],
+            "behavior_log_prob": [-0.25, -0.5, -0.75],
+            "untruncated_log_prob": [-0.5, -1.0, -1.5],
+            "policy_version": [3, 3, 3],
+            "log_prob": [-0.25, -0.5, -1.0],
+            "keep": [True, False, True],
+            "entropy": [0.125, 0.0, 2.0],
+            "reward": 1.5,
+            "valid": True,
+            "parts": {"answer": 1.0, "format": 0.5},
+            "error": None,
+            "correct": True,
+            "advantage": 0.5,
+            "finish_reason": "stop",
+            "temperature": 0.75,
+            "outcome": "trained",
+        },
+        {
+            "step": 12,
+            "prompt_uid": 7,
+            "sample": 1,
+            "question": "What is 2 + 2?",
+            "answer": {"value": 4},
+            "text": "Four.",
+            "prompt_tokens": [1, 5, 9],
+            "tokens": [],
+            "behavior_log_prob": [],
+            "untruncated_log_prob": [],
+            "policy_version": [],
+            "log_prob": None,
+            "keep": None,
+            "entropy": None,
+            "reward": None,
+            "valid": False,
+            "parts": {},
+            "error": "timed out after 5 s",
+            "correct": None,
+            "advantage": None,
+            "finish_reason": "abort",
+            "temperature": 0.75,
+            "outcome": "invalid",
+        },
+    ]
+
+
+def test_types_are_those_of_the_contract(tmp_path):
+    path = tmp_path / "a.parquet"
+    write_rollouts(path, 1, [make_group()], FATES)
+    schema = pq.read_schema(path)
+    assert {name: str(schema.field(name).type) for name in schema.names} == {
+        "step": "int32",
+        "prompt_uid": "int64",
+        "sample": "int32",
+        "question": "string",
+        "answer": "string",
+        "text": "string",
+        "tokens": "list<element: int32>",
+        "correct": "bool",
+        "reward": "double",
+        "valid": "bool",
+        "finish_reason": "string",
+        "prompt_tokens": "list<element: int32>",
+        "behavior_log_prob": "list<element: float>",
+        "untruncated_log_prob": "list<element: float>",
+        "policy_version": "list<element: int32>",
+        "log_prob": "list<element: float>",
+        "keep": "list<element: bool>",
+        "entropy": "list<element: float>",
+        "parts": "string",
+        "error": "string",
+        "advantage": "double",
+        "temperature": "float",
+        "outcome": "string",
+    }
+
+
+def test_evals_and_an_empty_step(tmp_path):
+    write_evals(tmp_path / "e.parquet", 40, [make_group(), make_group(uid=8)])
+    rows = read_rows(tmp_path / "e.parquet")
+    assert [(r["step"], r["prompt_uid"], r["sample"], r["correct"]) for r in rows] == [
+        (40, 7, 0, True),
+        (40, 7, 1, None),
+        (40, 8, 0, True),
+        (40, 8, 1, None),
+    ]
+    assert set(rows[0]) == set(EVAL_SCHEMA.names)
+    write_rollouts(tmp_path / "r.parquet", 1, [], [])
+    assert read_table(tmp_path / "r.parquet").num_rows == 0
+    assert set(read_table(tmp_path / "r.parquet").column_names) == set(ROLLOUT_SCHEMA.names)
+
+
+def test_text_that_is_no_utf8(tmp_path):
+    write_evals(tmp_path / "e.parquet", 1, [make_group(text="half \ud83d of a pair, \x00 and </script>")])
+    assert read_rows(tmp_path / "e.parquet")[0]["text"] == "half ? of a pair, \x00 and </script>"
+
+
+def test_lengths_are_checked(tmp_path):
+    path = tmp_path / "a.parquet"
+    with pytest.raises(ValueError, match="fates: 1 for 2 completions"):
+        write_rollouts(path, 1, [make_group()], FATES[:1])
+    short = Fate(outcome="trained", keep=(True,))
+    with pytest.raises(ValueError, match=r"fates.keep: 1 values for 3 tokens of prompt 7, sample 0"):
+        write_rollouts(path, 1, [make_group()], (short, FATES[1]))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_leaves_the_former_file(tmp_path, monkeypatch):
+    path = tmp_path / "000001.parquet"
+    write_evals(path, 1, [make_group()])
+    before = path.read_bytes()
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_evals(path, 1, [make_group(uid=8)])
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["000001.parquet"]
+
+
+def test_a_torn_file_is_named(tmp_path):
+    path = tmp_path / "000001.parquet"
+    write_evals(path, 1, [make_group()])
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"000001.parquet is no whole Parquet file .* delete it and resume"):
+        read_rows(path)
