@@ -116,6 +116,7 @@ def policy_loss(
     aggregate: Aggregate,
     correction: Correction | None = None,
     penalty: Penalty | Sequence[Penalty] | None = None,
+    check: bool = True,
 ) -> Loss:
     """The loss of a batch, not yet divided, with its metrics.
 
@@ -124,11 +125,13 @@ def policy_loss(
     Args:
         batch: packed tokens. Positions outside the loss mask may hold NaN.
         surrogate, aggregate, correction, penalty: specs of the tables SURROGATES, AGGREGATES, CORRECTIONS, PENALTIES, or anything alike.
+        check: refuse log-probs that can't be; costs one device sync a call.
 
     Returns: `Loss`. In a training loop of your own: `policy_loss(b, surrogate=Cppo(), aggregate=TokenMean()).value.backward()`.
 
     Raises:
-        ValueError: a spec needs a tensor that the batch lacks; named, with what would supply it.
+        ValueError: a spec needs a tensor that the batch lacks; named, with what would supply it. Or, with `check`, a log-prob of a sampled
+            token is NaN, infinite or above 0, or the advantage of a loss token is not finite; named, with token, sequence and position.
 
     Edge cases: a batch with nothing in the loss gives numerator 0 with zero gradient and denominator 0; `value` is then 0.
     Metrics over loss tokens, of the ratio π/π_prox: `ratio_mean`, `ratio_max`, `approx_kl` (k3 of KL(π_prox‖π)), and `masked_fraction`
@@ -139,6 +142,8 @@ def policy_loss(
     for spec in (surrogate, correction, *penalties):
         if spec is not None:
             check_needs(spec, batch)
+    if check:
+        check_values(batch)
     token = surrogate(batch)
     loss, keep, metrics = token.loss, token.keep, {**common_metrics(batch, token.keep), **token.metrics}
     if correction is not None:
@@ -159,6 +164,37 @@ def check_needs(spec: object, batch: PolicyBatch) -> None:
             raise ValueError(
                 f"{type(spec).__name__} needs `{name}`, which the batch lacks: {SUPPLIED_BY.get(name, 'the caller must set it')}."
             )
+
+
+LOG_PROB_SLACK = 1e-4  # a log-prob this far above 0 is rounding (logit − logsumexp), more is a mistake
+
+
+@torch.no_grad()
+def check_values(b: PolicyBatch) -> None:
+    """Raise ValueError for a log-prob of a sampled token that is NaN, infinite or > 0, or a loss token's advantage that isn't finite."""
+    assert b.sampled is not None
+    bad: dict[str, Tensor] = {}
+    for name in ("log_prob", "behavior_log_prob", "proximal_log_prob"):
+        value = getattr(b, name)
+        if value is not None:
+            bad[name] = b.sampled & ~((value <= LOG_PROB_SLACK) & (value > -torch.inf))
+    if b.reference_log_prob is not None:
+        bad["reference_log_prob"] = b.loss_mask & ~((b.reference_log_prob <= LOG_PROB_SLACK) & (b.reference_log_prob > -torch.inf))
+    if b.advantage is not None:
+        bad["advantage"] = b.loss_mask & ~b.advantage.isfinite()
+    if len(b) == 0 or not bool(torch.stack([flags.any() for flags in bad.values()]).any()):
+        return
+    name, flags = next((name, flags) for name, flags in bad.items() if bool(flags.any()))
+    at = int(flags.nonzero()[0])
+    sequence = int(b.sequence_index[at])
+    found = float(getattr(b, name)[at])
+    where = f"token {at} (sequence {sequence}, position {at - int(b.cu_seqlens[sequence])})"
+    remedy = (
+        "mask the token out of the loss"
+        if name == "advantage"
+        else "a log-prob is finite and at most 0; if nobody sampled it, clear `sampled`"
+    )
+    raise ValueError(f"PolicyBatch.{name}: {found} at {where}, {int(flags.sum())} such tokens in all: {remedy}.")
 
 
 @torch.no_grad()

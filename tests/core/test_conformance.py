@@ -1,0 +1,176 @@
+"""Laws that hold for every surrogate under every aggregation, read from the tables."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Loss, SequenceMeanTokenSumNorm, TokenMean, TokenSum, merge, policy_loss
+from proxima.data import PolicyBatch
+from tests.core.batches import fresh, make_batch, policy_batches
+
+# Beside the defaults, settings that switch a branch on; tight bounds, so that the random batches reach them.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "cppo/static": {"budget": "static", "single_token": "w_min"},
+    "cppo/kl": {"divergence": "binary_kl", "delta": 0.02, "delta_b": 0.002},
+    "cppo/proximal": {"centre": "proximal"},
+    "dppo/kl": {"divergence": "binary_kl", "delta": 0.02, "delta_low": 0.01},
+    "dppo/capped": {"ratio_cap": 1.1},
+    "drpo/tight": {"epsilon": 0.1},
+    "ppo_clip/dual": {"epsilon_high": 0.28, "dual_clip": 1.5},
+}
+SPECS: dict[str, Callable[[], Any]] = {
+    **SURROGATES,
+    **{name: (lambda name=name, kw=kw: SURROGATES[name.split("/")[0]](**kw)) for name, kw in VARIANTS.items()},
+}
+# The gradient of these is not the derivative of their value: a factor is detached on purpose. Their own tests give the formula.
+DETACHED = {"dppo/capped"}
+FAST = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def run(b: PolicyBatch, kind: str, aggregate: Any) -> tuple[Loss, Tensor]:
+    loss = policy_loss(b, surrogate=SPECS[kind](), aggregate=aggregate)
+    (grad,) = torch.autograd.grad(loss.value, b.log_prob, retain_graph=True)
+    return loss, grad
+
+
+def assert_same(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("aggregate", sorted(AGGREGATES))
+@pytest.mark.parametrize("kind", sorted(SPECS))
+@FAST
+@given(b=policy_batches())
+def test_shape_finiteness_and_silence_outside_the_loss(kind: str, aggregate: str, b: PolicyBatch) -> None:
+    token = SPECS[kind]()(b)
+    assert token.loss.shape == b.log_prob.shape and token.loss.dtype == b.log_prob.dtype
+    assert token.keep.dtype == torch.bool and not bool((token.keep & ~b.loss_mask).any())
+    assert bool((token.loss[~b.loss_mask] == 0).all())
+    loss, grad = run(fresh(b), kind, AGGREGATES[aggregate]())
+    assert loss.numerator.dtype == loss.denominator.dtype == torch.float64
+    assert bool(loss.value.isfinite()) and bool(grad.isfinite().all())
+    assert bool((grad[~b.loss_mask] == 0).all())
+    assert all(not m.sum.requires_grad if hasattr(m, "sum") else not m.extreme.requires_grad for m in loss.metrics.values())
+    if not bool(b.loss_mask.any()):
+        assert float(loss.value.detach()) == 0 and bool((grad == 0).all()) and float(loss.denominator) == 0
+
+
+@pytest.mark.parametrize("kind", sorted(SPECS))
+@FAST
+@given(b=policy_batches(min_sequences=2), data=st.data())
+def test_order_of_sequences_is_irrelevant(kind: str, b: PolicyBatch, data: st.DataObject) -> None:
+    order = data.draw(st.permutations(range(b.sequences)))
+    for aggregate in AGGREGATES.values():
+        loss, grad = run(b, kind, aggregate())
+        shuffled = fresh(b.take(order))
+        again, shuffled_grad = run(shuffled, kind, aggregate())
+        assert_same(again.value, loss.value)
+        own = PolicyBatch(log_prob=grad, loss_mask=b.loss_mask, sampled=b.sampled, cu_seqlens=b.cu_seqlens).take(order)
+        assert_same(shuffled_grad, own.log_prob)
+
+
+@pytest.mark.parametrize("kind", sorted(SPECS))
+@FAST
+@given(b=policy_batches(min_sequences=2), data=st.data())
+def test_a_split_into_micro_batches_changes_nothing(kind: str, b: PolicyBatch, data: st.DataObject) -> None:
+    owner = data.draw(st.lists(st.integers(0, 2), min_size=b.sequences, max_size=b.sequences))
+    parts = [b.take([i for i, rank in enumerate(owner) if rank == part]) for part in range(3)]
+    for aggregate in AGGREGATES.values():
+        whole = policy_loss(b, surrogate=SPECS[kind](), aggregate=aggregate())
+        pieces = [policy_loss(part, surrogate=SPECS[kind](), aggregate=aggregate()) for part in parts]
+        assert_same(sum(p.numerator for p in pieces), whole.numerator)
+        assert_same(sum(p.denominator for p in pieces), whole.denominator)
+        assert_same(
+            torch.autograd.grad(sum(p.numerator for p in pieces), b.log_prob, retain_graph=True)[0],
+            torch.autograd.grad(whole.numerator, b.log_prob, retain_graph=True)[0],
+        )
+        together = merge([p.metrics for p in pieces])
+        assert together.keys() == whole.metrics.keys()
+        for key, metric in whole.metrics.items():
+            assert together[key].value == pytest.approx(metric.value, rel=1e-9, abs=1e-12, nan_ok=True), key
+
+
+@pytest.mark.parametrize("kind", sorted(SPECS))
+@FAST
+@given(b=policy_batches())
+def test_padding_and_packing_are_the_same(kind: str, b: PolicyBatch) -> None:
+    fields = {name: b.to_padded(value.detach(), fill=0.0) for name, value in b._token_fields().items() if name != "loss_mask"}
+    padded = PolicyBatch.from_padded(b.to_padded(b.loss_mask), **fields)
+    loss, _ = run(b, kind, TokenMean())
+    again, _ = run(fresh(padded), kind, TokenMean())
+    assert_same(again.value, loss.value)
+
+
+@pytest.mark.parametrize("kind", sorted(set(SPECS) - DETACHED))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(b=policy_batches())
+def test_gradient_is_the_derivative(kind: str, b: PolicyBatch) -> None:
+    """Central differences, except for tokens whose step crosses a kink or switches a mask."""
+    loss, grad = run(b, kind, TokenSum())
+    step = 1e-6
+    for at in b.loss_mask.nonzero().flatten().tolist():
+        shift = torch.zeros_like(grad)
+        shift[at] = step
+        with torch.no_grad():
+            up = policy_loss(fresh(b, log_prob=b.log_prob.detach() + shift), surrogate=SPECS[kind](), aggregate=TokenSum(), check=False)
+            down = policy_loss(fresh(b, log_prob=b.log_prob.detach() - shift), surrogate=SPECS[kind](), aggregate=TokenSum(), check=False)
+        if torch.equal(up.keep, loss.keep) and torch.equal(down.keep, loss.keep):
+            slope = float(up.numerator - down.numerator) / (2 * step)
+            assert slope == pytest.approx(float(grad[at]), rel=1e-4, abs=1e-5), at
+
+
+@pytest.mark.parametrize("kind", sorted(SPECS))
+def test_an_advantage_of_zero_is_inert_where_the_spec_says_so(kind: str) -> None:
+    b = make_batch([5, 4, 6], seed=3, spread=1.0)
+    zeroed = torch.where(b.sequence_index == 1, torch.zeros(()).double(), b.advantage)
+    spec = SPECS[kind]()
+    if not spec.zero_advantage_inert:
+        pytest.skip("declares statistics over the batch")
+    full, without = fresh(b, advantage=zeroed), fresh(b.take([0, 2]), advantage=zeroed[b.sequence_index != 1])
+    a, c = (policy_loss(x, surrogate=spec, aggregate=TokenSum()) for x in (full, without))
+    assert_same(a.numerator, c.numerator)
+    assert bool((torch.autograd.grad(a.numerator, full.log_prob)[0][b.sequence_index == 1] == 0).all())
+
+
+@pytest.mark.parametrize("kind", sorted(SPECS))
+def test_float32_agrees_with_float64(kind: str) -> None:
+    for seed in range(5):
+        # Values without ties, garbage or edges: the two precisions may then differ only by rounding.
+        wide, narrow = (make_batch([7, 1, 0, 12], seed=seed, dtype=dtype) for dtype in (torch.float64, torch.float32))
+        (a, grad_a), (c, grad_c) = run(wide, kind, TokenMean()), run(narrow, kind, TokenMean())
+        assert grad_c.dtype == torch.float32
+        torch.testing.assert_close(c.value, a.value, rtol=2e-5, atol=2e-6)
+        torch.testing.assert_close(grad_c.double(), grad_a, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", sorted(SPECS))
+def test_no_sequences_and_no_tokens(kind: str) -> None:
+    for lengths in ([], [0], [0, 0]):
+        loss = policy_loss(make_batch(lengths), surrogate=SPECS[kind](), aggregate=SequenceMeanTokenSumNorm())
+        assert float(loss.value.detach()) == 0 and float(loss.denominator) == 0
+
+
+@pytest.mark.parametrize("kind", sorted(SPECS))
+def test_a_missing_tensor_is_named_with_its_source(kind: str) -> None:
+    bare = PolicyBatch(log_prob=torch.zeros(2), loss_mask=torch.ones(2, dtype=torch.bool), cu_seqlens=torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match=r"needs `advantage`, which the batch lacks: an advantage spec does"):
+        policy_loss(bare, surrogate=SPECS[kind](), aggregate=TokenMean())
+
+
+@pytest.mark.parametrize("kind", sorted(PENALTIES))
+@FAST
+@given(b=policy_batches())
+def test_penalties_are_added_and_stay_inside_the_loss(kind: str, b: PolicyBatch) -> None:
+    spec = PENALTIES[kind](coefficient=0.5)
+    value = spec(b)
+    assert value.shape == b.log_prob.shape and bool((value[~b.loss_mask] == 0).all()) and bool(value.isfinite().all())
+    surrogate = SURROGATES["ppo_clip"]()
+    alone = policy_loss(b, surrogate=surrogate, aggregate=TokenSum())
+    both = policy_loss(b, surrogate=surrogate, aggregate=TokenSum(), penalty=[spec, spec])
+    assert_same(both.numerator, alone.numerator + 2 * value.sum())
+    assert bool(torch.autograd.grad(both.numerator, b.log_prob)[0].isfinite().all())

@@ -1,0 +1,98 @@
+"""policy_loss: what it refuses, what it counts, what it adds."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import proxima
+from proxima.core import PpoClip, Reinforce, TokenMean, TokenSum, policy_loss
+from proxima.core.penalty import K1, K2, K3, Abs
+from proxima.data import PolicyBatch
+from tests.core.batches import make_batch
+
+
+def two_tokens(**changes: torch.Tensor) -> PolicyBatch:
+    fields = {
+        "log_prob": torch.tensor([-0.5, -1.0]),
+        "behavior_log_prob": torch.tensor([-0.5, -1.5]),
+        "advantage": torch.tensor([1.0, -1.0]),
+    }
+    return PolicyBatch(loss_mask=torch.tensor([True, True]), cu_seqlens=torch.tensor([0, 1, 2]), **{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("log_prob", float("nan"), r"PolicyBatch\.log_prob: nan at token 1 \(sequence 1, position 0\), 1 such"),
+        ("behavior_log_prob", 0.3, r"behavior_log_prob: 0\.3.* at token 1 \(sequence 1, position 0\).*finite and at most 0"),
+        ("behavior_log_prob", -float("inf"), r"behavior_log_prob: -inf at token 1"),
+        ("reference_log_prob", float("nan"), r"reference_log_prob: nan at token 1"),
+        ("advantage", float("inf"), r"advantage: inf at token 1 .*mask the token out of the loss"),
+    ],
+)
+def test_an_impossible_value_is_refused_with_its_place(field: str, value: float, message: str) -> None:
+    b = two_tokens(**{field: torch.tensor([-0.1, value])})
+    with pytest.raises(ValueError, match=message):
+        policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean())
+
+
+def test_a_log_prob_a_rounding_error_above_zero_is_accepted() -> None:
+    policy_loss(two_tokens(log_prob=torch.tensor([1e-6, -1.0])), surrogate=PpoClip(), aggregate=TokenMean())
+
+
+def test_common_metrics_are_those_of_the_formulas() -> None:
+    loss = policy_loss(two_tokens(), surrogate=PpoClip(), aggregate=TokenMean())
+    ratio = torch.tensor([1.0, 0.5]).exp()[1].item()
+    values = {key: metric.value for key, metric in loss.metrics.items()}
+    assert values["ratio_mean"] == pytest.approx((1 + ratio) / 2) and values["ratio_max"] == pytest.approx(ratio)
+    assert values["approx_kl"] == pytest.approx((ratio - 1 - 0.5) / 2)
+    assert values["rollout_replay_logp_absdiff_mean"] == pytest.approx(0.25)
+    assert values["masked_fraction"] == 0
+    assert float(loss.value) == pytest.approx((-1 + ratio) / 2)
+
+
+def test_without_a_proximal_policy_the_ratio_is_not_made_up() -> None:
+    b = PolicyBatch(log_prob=torch.tensor([-1.0]), loss_mask=torch.tensor([True]), cu_seqlens=torch.tensor([0, 1]), advantage=torch.ones(1))
+    loss = policy_loss(b, surrogate=Reinforce(), aggregate=TokenMean())
+    assert float(loss.value) == 1.0 and set(loss.metrics) == {"masked_fraction"}
+
+
+def test_an_extreme_ratio_stays_finite() -> None:
+    b = replace(make_batch([3], garbage=False, not_sampled=0, out_of_loss=0, dtype=torch.float32), behavior_log_prob=None)
+    b = replace(b, proximal_log_prob=torch.full((3,), -500.0))
+    loss = policy_loss(b, surrogate=PpoClip(), aggregate=TokenSum())
+    assert loss.metrics["ratio_max"].value == pytest.approx(4.851652e8, rel=1e-6)
+    loss.numerator.backward()
+    assert bool(loss.numerator.isfinite())
+
+
+@pytest.mark.parametrize(
+    ("spec", "value", "slope"),
+    [(K1(1.0), 0.5, 1.0), (Abs(1.0), 0.5, 1.0), (K2(1.0), 0.125, 0.5), (K3(1.0), 0.10653065971263342, 0.3934693402873666)],
+)
+def test_penalty_values_and_gradients(spec: K1, value: float, slope: float) -> None:
+    """d = log π − log π_ref = .5"""
+    log_prob = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([-1.5], dtype=torch.float64)
+    b = PolicyBatch(log_prob=log_prob, loss_mask=torch.tensor([True]), cu_seqlens=torch.tensor([0, 1]), reference_log_prob=reference)
+    spec(b).sum().backward()
+    assert float(spec(b).detach()) == pytest.approx(value) and float(log_prob.grad) == pytest.approx(slope)
+
+
+def test_core_imports_torch_and_nothing_else() -> None:
+    script = """
+        import sys, torch
+        before = set(sys.modules)
+        import proxima.core
+        new = {name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
+        print(sorted(new - {"torch"}))
+    """
+    source = {**os.environ, "PYTHONPATH": str(Path(proxima.__file__).parents[1])}
+    out = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True, env=source)
+    assert out.stdout.strip() == "['proxima']"
