@@ -1,0 +1,35 @@
+"""Run every claim with its default figures: `python -m benchmarks`."""
+
+import argparse
+import subprocess
+import sys
+from datetime import date
+
+from benchmarks.harness import HERE, machine
+
+#: quick ones first; `seeds` trains six models
+CLAIMS = ("shared_prompt", "decode_vs_hf", "step_vs_trl", "seeds")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("claims", nargs="*", default=CLAIMS, help=f"of {', '.join(CLAIMS)} (default: all)")
+    parser.add_argument("--save", action="store_true", help="write the results into each claim's results/ folder")
+    options = parser.parse_args()
+    unknown = sorted(set(options.claims) - set(CLAIMS))
+    if unknown:
+        parser.error(f"no claim {', '.join(unknown)}; there are {', '.join(CLAIMS)}")
+    failed = []
+    for claim in options.claims:
+        print(f"\n== {claim}", flush=True)
+        name = f"{date.today()}_{machine()['cores']}-cores.json"
+        save = ["--json-out", str(HERE / claim / "results" / name)] if options.save else []
+        if subprocess.run([sys.executable, "-m", f"benchmarks.{claim}", *save], cwd=HERE.parent).returncode != 0:
+            failed.append(claim)
+    if failed:
+        print(f"error: {', '.join(failed)} did not finish", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""What all claims share: peers' environments, alternating sides, medians, the machine, the table and the JSON line."""
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+CACHE = HERE.parent / ".cache" / "benchmarks"
+LOAD_AT_START = os.getloadavg()[0]
+
+
+def parser(doc: str | None, *, repeats: int) -> argparse.ArgumentParser:
+    """The options that every claim has."""
+    p = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
+    p.add_argument(
+        "--model", default=str(HERE.parent / "models" / "smollm2-135m-instruct"), help="Hugging Face folder (default: the demo's)"
+    )
+    p.add_argument("--repeats", type=int, default=repeats, help="measurements of each side (default: %(default)s)")
+    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="torch threads of each side (default: %(default)s)")
+    p.add_argument("--json-out", type=Path, help="also write the result as a file")
+    return p
+
+
+def need_model(path: str) -> str:
+    """The model folder; the demo's is brought if it is the one that is missing."""
+    if not (Path(path) / "config.json").is_file():
+        subprocess.run([sys.executable, str(HERE.parent / "scripts" / "bring_model.py"), "--to", path], check=True)
+    return path
+
+
+def peer_python(folder: Path) -> str:
+    """An interpreter with the versions of `folder`/peer.lock: this one if it has them all, else one made for them, once, below .cache/."""
+    lock = folder / "peer.lock"
+    pins = dict(line.split("==") for line in lock.read_text().split() if "==" in line)
+    if all(_version(name) == version for name, version in pins.items()):
+        return sys.executable
+    place = CACHE / f"{folder.name}-{hashlib.sha256(lock.read_bytes()).hexdigest()[:8]}"
+    python = place / "bin" / "python"
+    if not (place / "ready").exists():
+        print(f"making the peer's environment in {place.relative_to(HERE.parent)}", file=sys.stderr, flush=True)
+        subprocess.run([sys.executable, "-m", "venv", "--clear", str(place)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", "--requirement", str(lock)], check=True)
+        (place / "ready").touch()
+    return str(python)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return None
+
+
+class Side:
+    """A process that measures when it is asked, and sleeps otherwise."""
+
+    def __init__(self, name: str, module: str, settings: Mapping[str, Any], *, threads: int, python: str = sys.executable) -> None:
+        self.name = name
+        CACHE.mkdir(parents=True, exist_ok=True)
+        self.log = CACHE / f"{module}.log"
+        environment = os.environ | {
+            "OMP_NUM_THREADS": str(threads),
+            "MKL_NUM_THREADS": str(threads),
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+        }
+        self.process = subprocess.Popen(
+            [python, "-m", f"benchmarks.{module}", json.dumps(dict(settings))],
+            cwd=HERE.parent,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log.open("w"),
+            text=True,
+        )
+        self.about = self._read()
+
+    def once(self) -> dict[str, Any]:
+        """One measurement."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("{}\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            tail = "".join(self.log.read_text().splitlines(keepends=True)[-15:])
+            raise RuntimeError(f"{self.name} ended without an answer; the end of {self.log}:\n{tail}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the process: its stdin closes, and it returns."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def alternate(sides: Sequence[Side], repeats: int, *, discard: int = 1) -> dict[str, list[dict[str, Any]]]:
+    """`repeats` measurements of each side in turn, after `discard` that are thrown away; the sides are closed."""
+    found: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
+    try:
+        for i in range(discard + repeats):
+            for side in sides:
+                measured = side.once()
+                print(f"  {'discarded ' if i < discard else ''}{side.name}: {json.dumps(measured)}", file=sys.stderr, flush=True)
+                if i >= discard:
+                    found[side.name].append(measured)
+    finally:
+        for side in sides:
+            side.close()
+    return found
+
+
+class Spread:
+    """Median and range of some measurements."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.median, self.low, self.high = statistics.median(values), min(values), max(values)
+
+    def text(self, form: str = ",.0f") -> str:
+        return f"{self.median:{form}} [{self.low:{form}}-{self.high:{form}}]"
+
+    def json(self) -> list[float]:
+        return [round(x, 4) for x in (self.median, self.low, self.high)]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, aligned for a terminal."""
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+    lines = [header, ["-" * width for width in widths], *rows]
+    return "\n".join("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines)
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory, and how busy it was before the sides began."""
+    from proxima.runtime.environment import describe_environment
+
+    return describe_environment(0)["machine"] | {"load_at_start": round(LOAD_AT_START, 2)}
+
+
+def versions() -> dict[str, str]:
+    """This side's versions; a peer reports its own in `about`."""
+    from proxima import __version__
+
+    return {"proxima": __version__} | {name: version for name in ("torch", "transformers") if (version := _version(name))}
+
+
+def commit() -> str:
+    """The commit measured, with `+` when the tree has changes."""
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "-uno"], cwd=HERE, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+" if changed else "")
+
+
+def finish(result: dict[str, Any], out: Path | None) -> None:
+    """Print the result as the last line, and write it where it was asked for."""
+    result = result | {"machine": machine(), "versions": versions() | result.get("versions", {}), "commit": commit()}
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+def gemm_rate(threads: int, size: int = 2048, repeats: int = 5) -> float:
+    """FLOP/s of the best of some square bf16 matrix products: what this machine can do at most, now. Runs in this process."""
+    import time
+
+    import torch
+
+    torch.set_num_threads(threads)
+    a, b = (torch.randn(size, size, dtype=torch.bfloat16) for _ in range(2))
+    best = float("inf")
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best
+
+
+def command(main: Callable[[], None]) -> None:
+    """Run a claim's main; what it could not do is one line, not a traceback."""
+    try:
+        main()
+    except (RuntimeError, ValueError, subprocess.CalledProcessError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,47 @@
+"""Training time with a group's prompt run once, against once a completion."""
+
+from benchmarks.harness import Side, Spread, alternate, finish, need_model, parser, table
+
+
+def main() -> None:
+    p = parser(__doc__, repeats=5)
+    p.add_argument("--shapes", nargs="+", default=["40x12", "256x64"], metavar="PROMPTxRESPONSE", help="tokens (default: %(default)s)")
+    p.add_argument("--prompts", type=int, default=2, help="groups in the batch (default: %(default)s)")
+    p.add_argument("--completions", type=int, default=8, help="completions a group (default: %(default)s)")
+    o = p.parse_args()
+    model, rows, measured = need_model(o.model), [], {}
+    for shape in o.shapes:
+        prompt_tokens, tokens = map(int, shape.split("x"))
+        settings = {"model": model, "threads": o.threads, "prompts": o.prompts, "completions": o.completions}
+        settings |= {"prompt_tokens": prompt_tokens, "tokens": tokens}
+        sides = [
+            Side(name, "shared_prompt.side", settings | {"share": name == "once a group"}, threads=o.threads)
+            for name in ("once a completion", "once a group")
+        ]
+        about = {side.name: side.about for side in sides}
+        found = alternate(sides, o.repeats)
+        times = {name: Spread([x["seconds"] for x in runs]) for name, runs in found.items()}
+        slow, fast = times["once a completion"], times["once a group"]
+        norms = [found[name][0]["grad_norm"] for name in times]
+        measured[shape] = {
+            "ratio": round(slow.median / fast.median, 3),
+            "seconds": {name: t.json() for name, t in times.items()},
+            "grad_norm": norms,
+        }
+        rows += [
+            [
+                shape,
+                name,
+                f"{about[name]['tokens_run']:,}",
+                t.text(".2f"),
+                f"{slow.median / t.median:.2f}",
+                f"{found[name][0]['grad_norm']:.4f}",
+            ]
+            for name, t in times.items()
+        ]
+    print(
+        f"forward and backward, bf16, {o.threads} threads, {o.prompts} groups of {o.completions}; median [min-max] of {o.repeats}, sides alternating\n"
+    )
+    print(table(["prompt x response", "the prompt is run", "tokens run", "seconds", "times as fast", "gradient norm"], rows))
+    print("\nEqual: weights, tokens, losses; tests hold the gradients equal in float32.\n")
+    finish({"claim": "shared_prompt", "ratio": measured[o.shapes[-1]]["ratio"], "shapes": measured, "threads": o.threads}, o.json_out)
