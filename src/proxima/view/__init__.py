@@ -1,0 +1,28 @@
+"""Views: what a person sees of a run, live (`observer_for`, `LogFile`) and afterwards (`write_report`, `write_curve`).
+
+A view reads; it never decides anything. Live views are observers (`runtime.observer`), told by the loop; the report and the curve read the
+run folder alone, also one of a run that is still going or was killed. Every number passes `view.numbers`, every text that a model or a
+data set wrote is escaped: control characters for a terminal (`printable`), markup for a browser.
+Imports: rich, jinja2, `runtime` (observer, folder, rollouts, clock). Imported by `cli` alone; `runtime` never imports this room.
+To add a live view: a class with the six methods of `Observer`, chosen in `observer_for` or given to a `Tee`. To add a curve to the report:
+a line in `CURVES` of `view.report`. To add a warning: a function in `view.remarks`, in `RULES`.
+"""
+
+import os
+from typing import TextIO
+
+from proxima.runtime.observer import Observer
+from proxima.view.plain import LogFile, lines_to
+
+__all__ = ["LogFile", "observer_for"]
+
+
+def observer_for(stream: TextIO) -> Observer:
+    """The live view where `stream` is a terminal that can be drawn on, plain lines otherwise (a pipe, a file, `TERM=dumb`)."""
+    if not stream.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
+        return lines_to(stream)
+    from rich.console import Console
+
+    from proxima.view.live import LiveView
+
+    return LiveView(Console(file=stream))

@@ -1,0 +1,169 @@
+"""The live view on a terminal: where the run stands, how its numbers moved, and what the policy just wrote.
+
+It redraws when something happened, ten times a second at most, and needs no thread of its own: on a small machine a drawing thread would
+take time from the training ones.
+"""
+
+import atexit
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from proxima.runtime.clock import Clock, SystemClock
+from proxima.runtime.observer import RunInfo, Sample, Stage
+from proxima.view.numbers import count, duration, fixed, percent, printable, rate, signed, sparkline
+from proxima.view.plain import arithmetic, closing_line, device_line, model_line, remaining, time_of_day
+from proxima.view.remarks import Remarks
+
+Record = Mapping[str, Any]
+INTERVAL = 0.1  # seconds between two drawings
+
+# What the table shows: label, key, how it is written.
+ROWS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("reward", "reward/mean", lambda v: fixed(v, 3)),
+    ("accuracy", "accuracy", lambda v: fixed(v, 3)),
+    ("length", "length/mean", lambda v: f"{fixed(v, 1)} tokens"),
+    ("entropy", "entropy/mean", lambda v: f"{fixed(v, 3)} nats"),
+    ("KL", "approx_kl", lambda v: f"{fixed(v, 5)} nats"),
+    ("masked", "masked_fraction", percent),
+    ("grad norm", "grad_norm", lambda v: fixed(v, 3)),
+    ("generate", "tokens_per_second/generate", rate),
+    ("train", "tokens_per_second/train", rate),
+)
+DOING: dict[Stage, str] = {
+    "load": "loading",
+    "generate": "generating",
+    "score": "scoring",
+    "train": "training",
+    "evaluate": "evaluating",
+    "checkpoint": "saving",
+}
+
+
+class LiveView:
+    """Draws the run on a terminal.
+
+    Args:
+        console: where to.
+        clock: limits how often it is drawn.
+    """
+
+    def __init__(self, console: Console, clock: Clock | None = None) -> None:
+        self._console = console
+        self._clock = clock or SystemClock()
+        self._info: RunInfo | None = None
+        self._records: list[Record] = []
+        self._evals: list[Record] = []
+        self._sample: Sample | None = None
+        self._stage = Text("starting", style="dim")
+        self._remarks = Remarks()
+        self._drawn = float("-inf")
+        self._live = Live(console=console, auto_refresh=False, transient=False, vertical_overflow="crop", get_renderable=self._view)
+
+    def started(self, info: RunInfo) -> None:
+        self._info = info
+        self._live.start()
+        atexit.register(self._live.stop)  # a run that dies without `finished` must not leave the terminal without a cursor
+        self._draw()
+
+    def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
+        self._stage = Text.assemble((DOING.get(stage, stage), "cyan"), f"  {count(done)}/{count(total)} {unit}")
+        if self._clock.now() - self._drawn >= INTERVAL:
+            self._draw()
+
+    def evaluated(self, record: Record) -> None:
+        self._evals.append(record)
+        self._draw()
+
+    def step(self, record: Record, sample: Sample | None) -> None:
+        self._records.append(record)
+        self._sample = sample or self._sample
+        for text in self._remarks.of(record):
+            self.warning(text)
+        self._draw()
+
+    def warning(self, text: str) -> None:
+        stamp = time_of_day(self._clock.wall())
+        self._console.print(Text.assemble((stamp, "dim"), "  ", ("WARNING ", "bold yellow"), printable(text)))
+
+    def finished(self, summary: Record) -> None:
+        self._stage = Text(str(summary.get("status", "done")), style="green" if summary.get("status") == "done" else "yellow")
+        self._draw()
+        self._live.stop()
+        atexit.unregister(self._live.stop)
+        self._console.print(Text(closing_line(summary, self._info)))
+
+    def _draw(self) -> None:
+        self._drawn = self._clock.now()
+        self._live.refresh()
+
+    def _view(self) -> RenderableType:
+        if self._info is None:
+            return Text("")
+        parts: list[RenderableType] = [self._header(self._info), self._bar(self._info)]
+        if self._evals:
+            parts.append(self._held_out())
+        if self._records:
+            parts += [Text(""), self._table()]
+        if self._sample is not None:
+            parts.append(self._panel(self._sample))
+        return Group(*parts)
+
+    def _header(self, info: RunInfo) -> RenderableType:
+        head = Text(no_wrap=True, overflow="ellipsis")
+        head.append(f"proxima {info.version}", style="bold")
+        head.append(f"  {info.algorithm}  {model_line(info)}  {device_line(info)}  seed {info.seed}  ")
+        head.append(str(info.folder), style="dim")
+        return Group(head, Text(arithmetic(info), style="dim", no_wrap=True, overflow="ellipsis"))
+
+    def _bar(self, info: RunInfo) -> RenderableType:
+        done = int(self._records[-1]["step"]) if self._records else info.resumed_at
+        left = remaining([float(r.get("time/step") or 0.0) for r in self._records], self._records[-1], info) if self._records else None
+        grid = Table.grid(padding=(0, 2))
+        grid.add_row(
+            Text.assemble("step ", (f"{done}/{info.steps}", "bold")),
+            ProgressBar(total=max(info.steps, 1), completed=done, width=min(40, max(10, self._console.width - 60))),
+            Text(f"eta {duration(left)}" if left else ""),
+            self._stage,
+        )
+        return grid
+
+    def _held_out(self) -> RenderableType:
+        first, last = self._evals[0], self._evals[-1]
+        text = Text("held-out accuracy  ", no_wrap=True, overflow="ellipsis")
+        text.append(fixed(first.get("accuracy"), 3), style="bold")
+        if last is not first:
+            text.append(" → ")
+            text.append(fixed(last.get("accuracy"), 3), style="bold green")
+            if first.get("accuracy") is not None and last.get("accuracy") is not None:
+                text.append(f"  {signed(last['accuracy'] - first['accuracy'])}")
+        text.append(f"  {last.get('correct', 0)}/{last.get('questions', 0)} questions after step {last['step']}", style="dim")
+        return text
+
+    def _table(self) -> RenderableType:
+        last, width = self._records[-1], max(0, min(48, self._console.width - 40))
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="dim", min_width=9)
+        table.add_column(justify="right", min_width=13)
+        table.add_column(no_wrap=True, style="cyan")
+        for label, key, write in ROWS:
+            if any(r.get(key) is not None for r in self._records):
+                table.add_row(label, write(last.get(key)), sparkline([r.get(key) for r in self._records], width))
+        return table
+
+    def _panel(self, sample: Sample) -> RenderableType:
+        room = max(40, 3 * (self._console.width - 4))
+        body = Text(printable(sample.question, room), style="dim")
+        body.append("\n" + printable(sample.text, room), style="default")
+        mark = {True: ("right", "green"), False: ("wrong", "red"), None: ("", "default")}[sample.correct]
+        title = Text.assemble("sample  reward ", ("invalid" if sample.reward is None else fixed(sample.reward), "bold"), "  ", mark)
+        parts = "  ".join(f"{printable(name)} {fixed(value)}" for name, value in sample.parts.items())
+        return Panel(
+            body, title=title, title_align="left", subtitle=Text(parts, style="dim") if len(sample.parts) > 1 else None, border_style="dim"
+        )

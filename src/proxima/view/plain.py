@@ -1,0 +1,187 @@
+"""The run as lines: what is printed where there is no terminal, and always kept in log.txt.
+
+12:04:31  proxima 0.2.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1      runs/add-7f3c
+12:04:31  step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches ≤ 2,048 tokens → 1 update
+12:04:49  eval  before   accuracy 0.125   25/200                                                           18 s
+12:04:53  step   1/40   reward 0.17  length 8.1  kl 0.0002  masked 0.4 %  gen 290 tok/s  train 430 tok/s  4.1 s  eta 2m 40s
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from proxima.runtime.clock import Clock, SystemClock
+from proxima.runtime.observer import Observer, RunInfo, Sample, Stage
+from proxima.view.numbers import count, duration, fixed, magnitude, percent, printable, rate, signed
+from proxima.view.remarks import Remarks
+
+Record = Mapping[str, Any]
+WIDTH = 112  # the column at which a line's right end stands
+PATIENCE = 60.0  # seconds without a line before progress gets one
+
+
+class PlainLines:
+    """Tells the run in lines of fixed order, width and units.
+
+    Args:
+        write: takes one line, without its newline.
+        clock: stamps the lines with the local time of day.
+    """
+
+    def __init__(self, write: Callable[[str], None], clock: Clock | None = None) -> None:
+        self._write = write
+        self._clock = clock or SystemClock()
+        self._info: RunInfo | None = None
+        self._remarks = Remarks()
+        self._steps: list[float] = []
+        self._accuracy: dict[str, float] = {}
+        self._last = self._clock.now()
+
+    def started(self, info: RunInfo) -> None:
+        self._info = info
+        left = "  ".join(
+            part for part in (f"proxima {info.version}", info.algorithm, model_line(info), device_line(info), f"seed {info.seed}")
+        )
+        self._line(_ends(left, str(info.folder)))
+        self._line(arithmetic(info))
+        if info.resumed_at:
+            self._line(f"resumed after step {info.resumed_at}/{info.steps}")
+
+    def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
+        if self._clock.now() - self._last >= PATIENCE:
+            self._line(f"      {stage}  {count(done)}/{count(total)} {unit}")
+
+    def evaluated(self, record: Record) -> None:
+        label = str(record.get("label", "step"))
+        name = label if label != "step" else f"step {record['step']}"
+        accuracy, text = record.get("accuracy"), ""
+        if accuracy is not None:
+            if "before" in self._accuracy and label != "before":
+                text = signed(accuracy - self._accuracy["before"])
+            self._accuracy[label] = accuracy
+        right = f"{record.get('correct', 0)}/{record.get('questions', 0)}"
+        left = f"eval  {name:<8} accuracy {fixed(accuracy, 3)}  {right:>7}  {text}"
+        self._line(_ends(left, duration(record["time/eval"]) if "time/eval" in record else ""))
+
+    def step(self, record: Record, sample: Sample | None) -> None:
+        self._steps.append(float(record.get("time/step") or 0.0))
+        self._line(step_line(record, self._info.steps if self._info else 0, remaining(self._steps, record, self._info)))
+        for text in self._remarks.of(record):
+            self.warning(text)
+
+    def warning(self, text: str) -> None:
+        self._line(f"WARNING {text}")
+
+    def finished(self, summary: Record) -> None:
+        self._line(closing_line(summary, self._info))
+
+    def _line(self, text: str) -> None:
+        self._last = self._clock.now()
+        self._write(f"{time_of_day(self._clock.wall())}  {text}".rstrip())
+
+
+class LogFile(PlainLines):
+    """The lines appended to a file, each on its way to the disk at once. A line that can't be written is lost, not the run."""
+
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        self._file = path.open("a", encoding="utf-8", errors="replace", buffering=1)
+        super().__init__(self._append, clock)
+
+    def started(self, info: RunInfo) -> None:
+        self._append(
+            datetime.fromisoformat(self._clock.wall()).astimezone().strftime("%Y-%m-%d, UTC%z")
+        )  # the lines hold the time of day only
+        super().started(info)
+
+    def _append(self, line: str) -> None:
+        self._file.write(line + "\n")
+
+    def finished(self, summary: Record) -> None:
+        super().finished(summary)
+        self._file.close()
+
+
+def lines_to(stream: TextIO, clock: Clock | None = None) -> Observer:
+    """Plain lines to a stream, flushed one by one so that a pipe sees them as they come."""
+
+    def write(line: str) -> None:
+        encoding = getattr(stream, "encoding", None) or "utf-8"  # an ASCII console gets `?` for `×`, not a crash
+        stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+        stream.flush()
+
+    return PlainLines(write, clock)
+
+
+def time_of_day(wall: str) -> str:
+    """`12:04:31` of an ISO time, in the machine's time zone."""
+    return datetime.fromisoformat(wall).astimezone().strftime("%H:%M:%S")
+
+
+def model_line(info: RunInfo) -> str:
+    return f"{info.model} {magnitude(info.parameters)}" if info.parameters else info.model
+
+
+def device_line(info: RunInfo) -> str:
+    threads = f" {info.threads} thread{'s' * (info.threads != 1)}" if info.threads else ""
+    return f"{info.device}{threads} {info.dtype}"
+
+
+def arithmetic(info: RunInfo) -> str:
+    """What a step consists of, once, so that nobody multiplies in his head."""
+    sequences = info.prompts * info.completions
+    batches = f"{count(info.micro_batches)} micro-batch{'es' * (info.micro_batches != 1)}" if info.micro_batches else "micro-batches"
+    budget = f" ≤ {count(info.tokens_per_micro_batch)} tokens" if info.tokens_per_micro_batch else ""
+    updates = f"{count(info.updates)} update{'s' * (info.updates != 1)}"
+    return (
+        f"step = {count(info.prompts)} prompts × {count(info.completions)} completions = {count(sequences)} sequences"
+        f" → {batches}{budget} → {updates}"
+    )
+
+
+def step_line(record: Record, steps: int, left: float | None) -> str:
+    """One step: fixed order, fixed width, a unit at each number."""
+    width = len(str(steps))
+    parts = [
+        f"step {record['step']:>{max(width, 3)}}/{steps}",
+        f" reward {fixed(record.get('reward/mean')):>5}",
+        f"length {fixed(record.get('length/mean'), 1):>5}",
+        f"kl {fixed(record.get('approx_kl'), 4):>6}",
+        f"masked {percent(record.get('masked_fraction')):>5}",
+        f"gen {rate(record.get('tokens_per_second/generate')):>9}",
+        f"train {rate(record.get('tokens_per_second/train')):>9}",
+        f"{duration(record.get('time/step')):>5}",
+        f"eta {duration(left)}" if left else "",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def remaining(steps: list[float], record: Record, info: RunInfo | None) -> float | None:
+    """Seconds to go: the median of the last twenty steps, times the steps to come. Evaluations are not counted in."""
+    if info is None or not steps or record["step"] >= info.steps:
+        return None
+    return float(statistics.median(steps[-20:]) * (info.steps - record["step"]))
+
+
+def closing_line(summary: Record, info: RunInfo | None) -> str:
+    """How the run ended, what it gained, and what to do next."""
+    status, steps, spent = summary.get("status", "done"), summary.get("steps", 0), duration(summary.get("seconds"))
+    of = f" of {info.steps}" if info is not None and steps != info.steps else ""
+    parts = [f"{status}: {steps}{of} steps in {spent}"]
+    evals = summary.get("eval") or {}
+    before, after = ((evals.get(label) or {}).get("accuracy") for label in ("before", "after"))
+    if before is not None and after is not None:
+        parts.append(f"accuracy {fixed(before, 3)} → {fixed(after, 3)} ({signed(after - before)})")
+    if summary.get("error"):
+        parts.append(printable(str(summary["error"]), 300))
+    if status != "done":
+        parts.append("the same command with --resume goes on")
+    elif info is not None:
+        parts.append(str(info.folder / "report.html"))
+    return "  ".join(parts)
+
+
+def _ends(left: str, right: str) -> str:
+    """`left`, and `right` flush with the right margin; two spaces between them at least."""
+    return f"{left}{right:>{max(WIDTH - len(left), len(right) + 2)}}" if right else left
