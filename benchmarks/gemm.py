@@ -4,5 +4,5 @@ from benchmarks.harness import gemm_rate
 from benchmarks.side import Channel, argument, serve
 
 if __name__ == "__main__":
-    threads = argument()["threads"]
-    serve(lambda: {"flops": gemm_rate(threads)}, Channel(), ready=True)
+    channel, settings = Channel(), argument()
+    serve(lambda: {"flops": gemm_rate(settings["threads"], settings["dtype"])}, channel, ready=True)

@@ -179,14 +179,14 @@ def finish(result: dict[str, Any], out: Path | None) -> None:
     print(json.dumps(result))
 
 
-def gemm_rate(threads: int, size: int = 2048, repeats: int = 5) -> float:
-    """FLOP/s of the best of some square bf16 matrix products: what this machine can do at most, now. Runs in this process."""
+def gemm_rate(threads: int, dtype: str, size: int = 2048, repeats: int = 5) -> float:
+    """FLOP/s of the best of some square matrix products: what this machine can do at most, now. Runs in this process."""
     import time
 
     import torch
 
     torch.set_num_threads(threads)
-    a, b = (torch.randn(size, size, dtype=torch.bfloat16) for _ in range(2))
+    a, b = (torch.randn(size, size, dtype=getattr(torch, dtype)) for _ in range(2))
     best = float("inf")
     for _ in range(repeats + 1):
         start = time.perf_counter()

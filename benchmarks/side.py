@@ -1,6 +1,7 @@
 """What runs inside a side's process. Standard library only: a peer's environment has no proxima.
 
-The harness and a side exchange one JSON object a line: a request on stdin, its answer on what was stdout. Whatever the side prints goes to its log.
+The harness and a side exchange one JSON object a line: a request on stdin, its answer on what was stdout.
+Whatever the side prints goes to its log.
 """
 
 import json

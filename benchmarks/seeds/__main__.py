@@ -1,7 +1,7 @@
 """`python -m benchmarks.seeds`."""
 
-from benchmarks.seeds.run import main
 from benchmarks.harness import command
+from benchmarks.seeds.run import main
 
 if __name__ == "__main__":
     command(main)

@@ -1,7 +1,7 @@
 """`python -m benchmarks.shared_prompt`."""
 
-from benchmarks.shared_prompt.run import main
 from benchmarks.harness import command
+from benchmarks.shared_prompt.run import main
 
 if __name__ == "__main__":
     command(main)

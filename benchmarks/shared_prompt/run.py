@@ -39,9 +39,8 @@ def main() -> None:
             ]
             for name, t in times.items()
         ]
-    print(
-        f"forward and backward, bf16, {o.threads} threads, {o.prompts} groups of {o.completions}; median [min-max] of {o.repeats}, sides alternating\n"
-    )
+    batch = f"{o.prompts} groups of {o.completions}"
+    print(f"forward and backward, bf16, {o.threads} threads, {batch}; median [min-max] of {o.repeats}, sides alternating\n")
     print(table(["prompt x response", "the prompt is run", "tokens run", "seconds", "times as fast", "gradient norm"], rows))
     print("\nEqual: weights, tokens, losses; tests hold the gradients equal in float32.\n")
     finish({"claim": "shared_prompt", "ratio": measured[o.shapes[-1]]["ratio"], "shapes": measured, "threads": o.threads}, o.json_out)

@@ -1,7 +1,7 @@
 """`python -m benchmarks.step_vs_trl`."""
 
-from benchmarks.step_vs_trl.run import main
 from benchmarks.harness import command
+from benchmarks.step_vs_trl.run import main
 
 if __name__ == "__main__":
     command(main)

@@ -1,0 +1,43 @@
+"""Our side: the local engine, as a run uses it."""
+
+import asyncio
+import time
+
+from benchmarks.decode_vs_hf.prompts import prompts, without_end
+from benchmarks.side import Channel, argument, serve
+
+
+def main() -> None:
+    channel, settings = Channel(), argument()
+    import torch
+
+    from proxima.data import Prompt
+    from proxima.engine import LocalEngine, Request, Sampling
+    from proxima.engine.local import collect
+    from proxima.model import load
+
+    torch.set_num_threads(settings["threads"])
+    loaded = load(settings["model"], device="cpu")
+    tokens = prompts(loaded.tokenizer, settings["prompts"])
+    without_end(loaded.model, loaded.tokenizer)
+    engine = LocalEngine(loaded, slots=settings["rows"], dtype=getattr(torch, settings["dtype"]))
+    asked = [Prompt(uid=i, messages=(), tokens=tuple(ids)) for i, ids in enumerate(tokens)]
+    sampling = Sampling(max_tokens=settings["tokens"])
+    seed = 0
+
+    def once() -> dict[str, float]:
+        nonlocal seed
+        seed += 1
+        samples = range(settings["rows"] // settings["prompts"])
+        requests = [Request(prompt=prompt, sample=i, sampling=sampling, seed=seed) for prompt in asked for i in samples]
+        start = time.perf_counter()
+        completions = asyncio.run(collect(engine, requests))
+        seconds = time.perf_counter() - start
+        made = sum(len(completion.tokens) for completion in completions)
+        return {"seconds": seconds, "tokens": made, "rate": made / seconds}
+
+    serve(once, channel, parameters=loaded.parameters, decoder=type(engine.decoder).__name__)
+
+
+if __name__ == "__main__":
+    main()
