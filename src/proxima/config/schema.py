@@ -1,6 +1,7 @@
 """The whole configuration as dataclasses. A field stands here once, with its default, unit and bounds; everything else is made from it.
 
-A slot whose type is `Spec` holds `{kind: NAME, ...fields}`, where NAME is a key of the slot's table or `package.module:Class`.
+A field marked with `Slot` holds `{kind: NAME, ...fields}` in a recipe, or NAME alone, where NAME is a key of the slot's table or
+`package.module:Class`; here it holds the spec made from it. A text in `Annotated` is the field's meaning and unit.
 """
 
 from dataclasses import dataclass, field
@@ -12,10 +13,26 @@ from proxima.engine.protocol import Sampling
 
 @dataclass(frozen=True)
 class Slot:
-    """Marks a field that holds a spec (or, with `many`, a list of specs) of the table at `table`: "package.module:DICT"."""
+    """Marks a field that holds a spec (or, with `many`, a list of specs) of the table at `table`: "package.module:DICT".
+
+    Args:
+        table: where the dict of kinds is; imported when a recipe is resolved, never before.
+        many: the field holds a tuple of specs.
+        default: the kind taken when a recipe says nothing; None leaves the field's own default.
+        aliases: "package.module:DICT" of other names for the kinds, what the peers call them.
+    """
 
     table: str
     many: bool = False
+    default: str | None = None
+    aliases: str | None = None
+
+
+@dataclass(frozen=True)
+class Presets:
+    """Marks a field whose recipe form may be a preset's name: `algorithm: cppo`, or `{preset: cppo, ...what differs}`."""
+
+    table: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +42,11 @@ class ModelConfig:
     dtype: Annotated[Literal["float32", "bfloat16"], "dtype of the master weights"] = "float32"
     compute_dtype: Annotated[Literal["float32", "bfloat16"], "autocast dtype of forward and backward"] = "bfloat16"
     device: Annotated[str, "auto, cpu, cuda, cuda:1"] = "auto"
-    attention: Annotated[Literal["packed", "native", "mask", "padded"], "how a packed batch is kept from contaminating itself"] = "packed"
+    attention: Annotated[Literal["auto", "packed", "native", "mask", "padded"], "how packed sequences are kept apart"] = "auto"
     share_prompt: Annotated[bool, "run a group's prompt once in training"] = True
     gradient_checkpointing: Annotated[bool, "trade compute for activation memory"] = False
     log_prob_chunk: Annotated[int, "tokens, rows of the [chunk, vocabulary] logits alive at once"] = 256
-    max_length: Annotated[int | None, "tokens, prompt + completion; none: the model's own limit"] = None
+    max_length: Annotated[int | None, "tokens, prompt + completion; null: the model's own limit"] = None
 
     def __post_init__(self) -> None:
         require(self.log_prob_chunk >= 1, "log_prob_chunk", self.log_prob_chunk, "must be >= 1")
@@ -44,7 +61,7 @@ class EvalConfig:
     before: Annotated[bool, "evaluate before the first step"] = True
     after: Annotated[bool, "evaluate after the last step"] = True
     samples: Annotated[int, "completions a question"] = 1
-    sampling: Annotated[Sampling | None, "none: greedy, with the max_tokens and stop of the training sampling"] = None
+    sampling: Annotated[Sampling | None, "null: greedy, with the max_tokens and stop of the training sampling"] = None
 
     def __post_init__(self) -> None:
         for name in ("limit", "every"):
@@ -54,13 +71,18 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
+    preset: Annotated[str | None, "the preset it was made from; a label, the fields below say it all"] = None
     proximal: Annotated[Literal["behavior", "recompute"], "centre of the trust region"] = "behavior"
     behavior: Annotated[Literal["untruncated", "sampled"], "which engine log-prob is the behavior policy's"] = "untruncated"
-    advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES"), "reward -> advantage"] = None
-    surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES"), "per-token loss"] = None
-    aggregate: Annotated[Any, Slot("proxima.core.aggregate:AGGREGATES"), "per-token losses -> one number"] = None
+    advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES", default="grpo"), "reward -> advantage"] = None
+    surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES"), "per-token loss"]
+    aggregate: Annotated[
+        Any,
+        Slot("proxima.core.aggregate:AGGREGATES", default="token_mean", aliases="proxima.core.aggregate:AGGREGATE_ALIASES"),
+        "per-token losses -> one number",
+    ] = None
     selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS", many=True), "what is dropped before the update"] = ()
-    reference_kl: Annotated[Any, Slot("proxima.core.penalty:PENALTIES"), "penalty towards the frozen reference; none: off"] = None
+    reference_kl: Annotated[Any, Slot("proxima.core.penalty:PENALTIES"), "penalty towards the frozen reference; null: off"] = None
     skip_zero_advantage: Annotated[bool, "skip forward and backward where the advantage is exactly 0 (exact)"] = True
 
 
@@ -72,14 +94,21 @@ class TrainConfig:
     updates_per_step: Annotated[int, "optimizer updates a step; must divide prompts_per_step"] = 1
     epochs_per_step: Annotated[int, "passes over the step's batch"] = 1
     tokens_per_micro_batch: Annotated[int, "tokens forwarded at once"] = 4096
-    optimizer: Annotated[Any, Slot("proxima.train.optimizer:OPTIMIZERS"), "optimizer"] = None
+    optimizer: Annotated[Any, Slot("proxima.train.optimizer:OPTIMIZERS", default="adamw"), "optimizer"] = None
     schedule: Annotated[Literal["constant", "linear", "cosine"], "learning rate after the warm-up"] = "constant"
     warmup_steps: Annotated[int, "updates of linear warm-up from 0"] = 0
     final_lr_ratio: Annotated[float, "share of the learning rate at the last update (linear, cosine)"] = 0.0
     max_grad_norm: Annotated[float, "clip the global gradient norm; 0: off"] = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "prompts_per_step", "completions_per_prompt", "updates_per_step", "epochs_per_step", "tokens_per_micro_batch"):
+        for name in (
+            "steps",
+            "prompts_per_step",
+            "completions_per_prompt",
+            "updates_per_step",
+            "epochs_per_step",
+            "tokens_per_micro_batch",
+        ):
             require(getattr(self, name) >= 1, name, getattr(self, name), "must be >= 1")
         require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "must be >= 0")
         require(0 <= self.final_lr_ratio <= 1, "final_lr_ratio", self.final_lr_ratio, "must be in [0, 1]")
@@ -127,10 +156,10 @@ class RunConfig:
     model: Annotated[ModelConfig, "the policy"]
     task: Annotated[Any, Slot("proxima.task:TASKS"), "training questions"]
     reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True), "named scores, each with a weight"]
-    algorithm: Annotated[AlgorithmConfig, "a preset's name, or its slots"]
-    engine: Annotated[Any, Slot("proxima.engine:ENGINES"), "who generates"]
+    algorithm: Annotated[AlgorithmConfig, Presets("proxima.config.presets:ALGORITHMS"), "a preset's name, or its slots"]
+    engine: Annotated[Any, Slot("proxima.engine:ENGINES", default="local"), "who generates"]
     seed: Annotated[int, "seeds data order, sampling and initialisation"] = 1
-    folder: Annotated[str | None, "run folder; none: runs/<recipe>-<time>"] = None
+    folder: Annotated[str | None, "run folder; null: runs/<recipe>-<time>"] = None
     data: Annotated[DataConfig, "how rows become prompts"] = field(default_factory=DataConfig)
     sampling: Annotated[Sampling, "how the training completions are sampled"] = field(default_factory=Sampling)
     train: Annotated[TrainConfig, "batch, optimizer, schedule"] = field(default_factory=TrainConfig)

@@ -1,0 +1,104 @@
+"""Show what this machine has: versions, threads, devices, free memory and disk, and how fast it multiplies matrices."""
+
+import argparse
+import os
+import platform
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from proxima.cli.common import print_json
+
+PACKAGES = ("torch", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2")
+OPTIONAL = {"datasets": "data", "reasoning_gym": "gym", "math-verify": "math", "gguf": "gguf", "matplotlib": "plot"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print everything for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    facts = examine()
+    if arguments.json:
+        print_json(facts)
+    else:
+        print("\n".join(lines(facts)))
+    return 0
+
+
+def examine() -> dict[str, Any]:
+    """Everything that is shown; bytes, and GFLOP/s."""
+    import torch
+
+    from proxima import __version__
+    from proxima.config.estimate import gemm_rate
+
+    devices = [
+        {"name": f"cuda:{i}", "model": torch.cuda.get_device_name(i), "memory_bytes": torch.cuda.get_device_properties(i).total_memory}
+        for i in range(torch.cuda.device_count())
+    ]
+    fastest = "cuda" if devices else "cpu"
+    total, free = memory_bytes()
+    return {
+        "proxima": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "packages": {name: version_of(name) for name in PACKAGES},
+        "optional": {name: version_of(name) for name in OPTIONAL},
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "devices": devices,
+        "memory_bytes": {"total": total, "free": free},
+        "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,
+        "gemm_gflops": {"device": fastest, **{dtype: round(gemm_rate(dtype, fastest) / 1e9, 1) for dtype in ("float32", "bfloat16")}},
+    }
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def memory_bytes() -> tuple[int | None, int | None]:
+    """Total and available memory of the machine, within the limits of its cgroup where it has one; None where the system doesn't say."""
+    try:
+        facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        total, free = (int(facts[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError, ValueError):
+        return None, None
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return total, free
+    return min(total, limit), min(free, limit - used)
+
+
+def lines(facts: dict[str, Any]) -> list[str]:
+    """The facts for people, with a remedy beside what is missing."""
+    packages = "  ".join(f"{name} {version or 'MISSING'}" for name, version in facts["packages"].items())
+    there = "  ".join(f"{name} {version}" for name, version in facts["optional"].items() if version)
+    absent = [f'{name} (pip install "proxima-rl[{OPTIONAL[name]}]")' for name, version in facts["optional"].items() if not version]
+    devices = ", ".join(f"{d['name']} {d['model']} {d['memory_bytes'] / 2**30:.0f} GiB" for d in facts["devices"]) or "cpu only"
+    memory, gemm = facts["memory_bytes"], facts["gemm_gflops"]
+    shown = "unknown" if memory["total"] is None else f"{memory['free'] / 2**30:.1f} GiB free of {memory['total'] / 2**30:.1f}"
+    found = [
+        f"proxima   {facts['proxima']}  python {facts['python']}  {facts['system']}",
+        f"packages  {packages}",
+        f"optional  {there or 'none'}",
+        *([f"          not installed: {', '.join(absent)}"] if absent else []),
+        f"cores     {facts['cores']}, torch uses {facts['threads']} threads",
+        f"devices   {devices}",
+        f"memory    {shown}",
+        f"disk      {facts['disk_free_bytes'] / 2**30:.1f} GiB free here",
+        f"gemm      float32 {gemm['float32']:,.0f}  bfloat16 {gemm['bfloat16']:,.0f} GFLOP/s on {gemm['device']}",
+    ]
+    if gemm["device"] == "cpu" and gemm["bfloat16"] < gemm["float32"]:
+        found.append("          bfloat16 is slower than float32 here: set model.compute_dtype=float32 and engine.dtype=float32")
+    if facts["devices"] == [] and facts["threads"] < facts["cores"]:
+        idle = facts["cores"] - facts["threads"]
+        found.append(f"          {idle} cores are idle: OMP_NUM_THREADS holds torch back; fine beside another busy process")
+    return found

@@ -1,0 +1,34 @@
+"""Show every value of a recipe with where it came from and what it means; then the batch arithmetic, memory and time. Reads no weights."""
+
+import argparse
+import sys
+
+from proxima.cli.common import add_overrides, print_json
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="YAML file, or a run folder (its config.yaml)")
+    add_overrides(parser)
+    parser.add_argument("--yaml", action="store_true", help="print the resolved config as a recipe")
+    parser.add_argument("--json", action="store_true", help="print everything for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from proxima.config import check, dump, resolve
+    from proxima.config.errors import ConfigError
+
+    resolved = resolve(arguments.recipe, arguments.override)
+    problems = check(resolved)
+    if arguments.yaml:
+        print(dump(resolved), end="")
+    elif arguments.json:
+        from proxima.config.explain import as_json
+
+        print_json(as_json(resolved))
+    else:
+        from proxima.config.explain import explain, terminal_width
+
+        print(explain(resolved, width=terminal_width(sys.stdout)))
+    if problems:  # shown all the same: what is wrong is easier seen among the values
+        raise ConfigError(problems)
+    return 0

@@ -1,0 +1,123 @@
+"""`proxima`: finds the command, runs it, and turns what it raises into an exit code."""
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from proxima import __version__
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("proxima.cli.train", "train a model as a recipe says"),
+    "eval": ("proxima.cli.eval", "ask a model or a run the held-out questions"),
+    "generate": ("proxima.cli.generate", "complete prompts"),
+    "export": ("proxima.cli.export", "copy a run's weights out as a Hugging Face folder"),
+    "explain": ("proxima.cli.explain", "show every value, where it came from, and what it adds up to"),
+    "list": ("proxima.cli.list", "show every kind in every slot"),
+    "doctor": ("proxima.cli.doctor", "show what this machine has"),
+    "schema": ("proxima.cli.schema", "write the JSON schema of recipes, for editors"),
+}
+INTERRUPTED = 130
+
+
+class UsageError(Exception):
+    """A command line that can't be meant; one line with the remedy."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that raises one line instead of printing the usage and ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(words)
+    except UsageError as error:
+        return _refuse(str(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `proxima list | head`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except ValueError as error:
+        if not _is_the_users(error):
+            raise
+        return _refuse(str(error))
+
+
+def _run(words: list[str]) -> int:
+    parser = Parser(
+        prog="proxima", description="Trust-region reinforcement learning for language models.", epilog=_EPILOG, formatter_class=_Formatter
+    )
+    parser.add_argument("--version", action="version", version=f"proxima {__version__}")
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
+    chosen = next((word for word in words if not word.startswith("-")), None)
+    if chosen is not None and chosen not in COMMANDS:
+        near = difflib.get_close_matches(chosen, COMMANDS, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
+        raise UsageError(f"no command {chosen!r}; {hint}")
+    for name, (module, line) in COMMANDS.items():
+        below = commands.add_parser(name, help=line, formatter_class=_Formatter)
+        if name == chosen:
+            command = importlib.import_module(module)
+            below.description = command.__doc__
+            command.add_arguments(below)
+    arguments, rest = parser.parse_known_args(words)
+    if arguments.command is None:
+        parser.print_help()
+        return 0
+    _place_rest(arguments, rest)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # `kind: my_pkg.rewards:Style` from the folder where one works
+    return int(command.run(arguments))
+
+
+def _place_rest(arguments: argparse.Namespace, rest: list[str]) -> None:
+    """argparse takes positionals in one run only; `train R.yaml a=1 --quiet b=2` leaves `b=2` here."""
+    for word in rest:
+        if word.startswith("-") or "=" not in word or not hasattr(arguments, "override"):
+            raise UsageError(f"no argument {word!r}; see proxima {arguments.command} --help")
+        arguments.override = [*arguments.override, word]
+
+
+def _refuse(text: str) -> int:
+    for line in text.splitlines():
+        print(f"error: {line}", file=sys.stderr)
+    return 2
+
+
+def _is_the_users(error: ValueError) -> bool:
+    """True for a line written for the user: a `ConfigError`, or a ValueError of one line raised by proxima's own code."""
+    from proxima.config.errors import ConfigError
+
+    if isinstance(error, ConfigError):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = trace.tb_frame.f_globals.get("__name__", "") if trace else ""
+    return type(error) is ValueError and module.partition(".")[0] == "proxima"
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+
+_EPILOG = """\
+proxima train recipes/quickstart.yaml                  train; the folder is printed
+proxima train recipes/quickstart.yaml algorithm=grpo train.steps=20
+proxima explain recipes/quickstart.yaml                before you train
+proxima COMMAND --help"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Train a model as a recipe says. Everything the run leaves is in its folder, which is printed first."""
+
+import argparse
+import sys
+
+from proxima.cli.common import add_overrides
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", help="YAML file, or a run folder (its config.yaml)")
+    add_overrides(parser)
+    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder")
+    parser.add_argument("--overwrite", action="store_true", help="throw away the run in the folder and begin anew")
+    parser.add_argument("--quiet", action="store_true", help="print the outcome only")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from proxima.config import load
+    from proxima.config.check import warnings
+
+    if arguments.resume and arguments.overwrite:
+        raise ValueError("--resume and --overwrite exclude each other: one goes on with the run, the other deletes it; keep one")
+    resolved = load(arguments.recipe, arguments.override)
+
+    from proxima.runtime.observer import NullObserver
+    from proxima.runtime.run import train
+    from proxima.view import observer_for
+
+    observer = NullObserver() if arguments.quiet else observer_for(sys.stdout)
+    for problem in warnings(resolved):
+        print(f"warning: {problem}", file=sys.stderr)
+    summary = train(resolved.config, resolved=resolved, resume=arguments.resume, overwrite=arguments.overwrite, observer=observer)
+    return exit_code(summary.status)
+
+
+def exit_code(status: str) -> int:
+    """0 for a run that is done, 130 for one that Ctrl-C stopped, 1 for one that failed."""
+    return {"done": 0, "stopped": 130}.get(status, 1)

@@ -1,0 +1,210 @@
+"""What no single field can see: whether the parts of a config fit each other and this machine. Nothing is loaded.
+
+A check is a function from `Resolved` to problems, listed in `CHECKS` (they stop the run) or `WARNINGS` (they are shown, and it goes on).
+To add one: the function, a line in the list, and the case as a user types it in `tests/config/test_check.py`.
+"""
+
+import difflib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from proxima.config.errors import ConfigError, Problem
+from proxima.config.read import shown_path
+from proxima.config.resolve import Resolved, resolve
+
+FROM_THE_TRAINER = frozenset({"advantage", "proximal_log_prob"})
+FROM_ANY_ENGINE = frozenset({"behavior_log_prob", "policy_version"})
+DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
+LOCAL_FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")  # a hub name never begins like this
+
+Check = Callable[[Resolved], Iterator[Problem]]
+
+
+def load(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
+    """`resolve`, then `check`.
+
+    Raises:
+        ConfigError: one line for each problem.
+    """
+    resolved = resolve(recipe, overrides)
+    if problems := check(resolved):
+        raise ConfigError(problems)
+    return resolved
+
+
+def check(resolved: Resolved) -> list[Problem]:
+    """Everything that would stop the run later."""
+    return [problem for one in CHECKS for problem in one(resolved)]
+
+
+def warnings(resolved: Resolved) -> list[Problem]:
+    """What runs, but seldom means what was wanted."""
+    return [problem for one in WARNINGS for problem in one(resolved)]
+
+
+def training_samples(r: Resolved) -> Iterator[Problem]:
+    """Temperature 0 gives the same completion every time: no group has anything to compare."""
+    if r.config.sampling.temperature == 0:
+        yield r.problem("sampling.temperature", "training needs samples, 0 is greedy; set it > 0, evaluation is greedy by itself")
+
+
+def behavior_is_what_was_sampled(r: Resolved) -> Iterator[Problem]:
+    """The truncated distribution gives probability 0 to tokens that the policy may reach: its ratio to the policy is no trust region."""
+    if r.config.sampling.truncates and r.config.algorithm.behavior == "sampled":
+        cut = next(name for name in ("top_k", "top_p", "min_p") if r.config.sampling.__getattribute__(name) != _OFF[name])
+        message = (
+            f"behavior=sampled compares the policy with the truncated distribution; set algorithm.behavior=untruncated or {cut}={_OFF[cut]}"
+        )
+        yield r.problem(f"sampling.{cut}", message)
+
+
+_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def groups_say_something(r: Resolved) -> Iterator[Problem]:
+    """An advantage relative to the group is 0 in a group of one."""
+    if r.config.train.completions_per_prompt == 1:
+        kind = r.entry("algorithm.advantage.kind").value
+        message = f"a group of one has advantage 0 under {kind!r}, so nothing would be learned; take at least 2, 8 is usual"
+        yield r.problem("train.completions_per_prompt", message)
+
+
+def needs_are_met(r: Resolved) -> Iterator[Problem]:
+    """Every tensor that a spec declares in `needs` comes from the engine, the trainer or the reference model."""
+    from proxima.core.loss import SUPPLIED_BY
+
+    algorithm, engine = r.config.algorithm, r.config.engine
+    supplied = FROM_THE_TRAINER | frozenset(getattr(engine, "provides", FROM_ANY_ENGINE))
+    if algorithm.reference_kl is not None:
+        supplied |= {"reference_log_prob"}
+    for slot in ("surrogate", "advantage", "aggregate", "reference_kl"):
+        spec = getattr(algorithm, slot)
+        for name in sorted(frozenset(getattr(spec, "needs", ())) - supplied):
+            kind = r.entry(f"algorithm.{slot}.kind").value
+            remedy = SUPPLIED_BY.get(name, "nothing here supplies it")
+            if name == "reference_log_prob":
+                remedy = "set algorithm.reference_kl, it brings the frozen reference model"
+            else:
+                remedy = f"engine {r.entry('engine.kind').value!r} has none; {remedy}"
+            yield r.problem(f"algorithm.{slot}.kind", f"{kind!r} needs `{name}`: {remedy}")
+
+
+def model_is_there(r: Resolved) -> Iterator[Problem]:
+    """A path that looks local exists and is a model; a hub name looks like one."""
+    path = r.config.model.path
+    place = Path(path).expanduser()
+    if place.is_dir():
+        if not (place / "config.json").is_file():
+            yield r.problem("model.path", "is a folder without config.json; give a Hugging Face model folder or a .gguf file")
+    elif place.is_file():
+        if place.suffix != ".gguf":
+            yield r.problem("model.path", "is a file but not .gguf; give the folder that holds config.json, or a .gguf file")
+    elif not _looks_like_hub_name(path):
+        yield r.problem("model.path", f"does not exist; {_near(place)}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B")
+
+
+def _looks_like_hub_name(path: str) -> bool:
+    owner, slash, name = path.partition("/")
+    local = owner in LOCAL_FOLDERS or owner.startswith((".", "~")) or Path(owner).is_dir() or path.endswith(".gguf")
+    return bool(slash and owner and name) and "/" not in name and " " not in path and not local
+
+
+def _near(place: Path) -> str:
+    names = [child.name for child in place.parent.iterdir()] if place.parent.is_dir() else []
+    near = difflib.get_close_matches(place.name, names, n=1, cutoff=0.6)
+    return f"did you mean {shown_path(place.parent / near[0])}? Else " if near else ""
+
+
+def room_for_completions(r: Resolved) -> Iterator[Problem]:
+    """`max_tokens` leaves room for a prompt in the context."""
+    limit, name = r.config.model.max_length, "model.max_length"
+    found = Path(r.config.model.path).expanduser() / "config.json"
+    if limit is None and found.is_file():
+        limit, name = _context_of(found), f"max_position_embeddings in {shown_path(found)}"
+    if limit is None:
+        return
+    for path, sampling in (("sampling", r.config.sampling), ("eval.sampling", r.config.eval.sampling)):
+        if sampling is not None and sampling.max_tokens >= limit:
+            yield r.problem(f"{path}.max_tokens", f"leaves no room for a prompt: the context is {limit} tokens ({name}); lower it")
+
+
+def _context_of(file: Path) -> int | None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def data_is_there(r: Resolved) -> Iterator[Problem]:
+    """A task that names a data file names one that exists."""
+    for slot, task in (("task", r.config.task), ("eval.task", r.config.eval.task)):
+        for name, value in vars(task).items() if task is not None else ():
+            if isinstance(value, str) and value.endswith(DATA_SUFFIXES) and "://" not in value and "*" not in value:
+                place = Path(value).expanduser()
+                if not place.is_file():
+                    yield r.problem(f"{slot}.{name}", f"no such file; {_near(place)}give a path relative to the current folder")
+
+
+def device_is_there(r: Resolved) -> Iterator[Problem]:
+    """The device is of a known kind and exists here."""
+    import torch
+
+    device = r.config.model.device
+    if device in ("auto", "cpu"):
+        return
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        yield r.problem("model.device", "is no device; write auto, cpu, cuda or cuda:1")
+        return
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        yield r.problem("model.device", f"this machine has {torch.cuda.device_count()} CUDA devices; take model.device=cpu, or auto")
+
+
+def best_needs_evaluation(r: Resolved) -> Iterator[Problem]:
+    """`every` and `keep_best` ask for evaluations; without questions there are none."""
+    if r.config.eval.task is None:
+        if r.config.eval.every:
+            yield r.problem("eval.every", "there is nothing to evaluate; set eval.task, or eval.every=0")
+        if r.config.checkpoint.keep_best:
+            yield r.problem("checkpoint.keep_best", "best by held-out accuracy needs eval.task and eval.every; set them, or false")
+    elif r.config.checkpoint.keep_best and not r.config.eval.every:
+        yield r.problem("checkpoint.keep_best", "needs evaluations during the run; set eval.every to the steps between them, or false")
+
+
+def held_out_is_held_out(r: Resolved) -> Iterator[Problem]:
+    """The evaluation asks other questions than the training."""
+    if r.config.eval.task is not None and r.config.eval.task == r.config.task:
+        yield r.problem("eval.task", "the same questions as `task`: the accuracy will be that of training data; give another split or file")
+
+
+def warm_up_ends(r: Resolved) -> Iterator[Problem]:
+    """The learning rate reaches its value within the run."""
+    train = r.config.train
+    updates = train.steps * train.updates_per_step * train.epochs_per_step
+    if train.warmup_steps >= updates:
+        message = f"the run has {updates} updates, so the learning rate never gets to its value; lower it or raise train.steps"
+        yield r.problem("train.warmup_steps", message)
+
+
+def completions_fit(r: Resolved) -> Iterator[Problem]:
+    """A whole completion fits the token budget of one forward."""
+    if r.config.sampling.max_tokens > r.config.train.tokens_per_micro_batch:
+        message = f"a completion may have {r.config.sampling.max_tokens} tokens (sampling.max_tokens): it is forwarded alone, over budget"
+        yield r.problem("train.tokens_per_micro_batch", message)
+
+
+CHECKS: Sequence[Check] = (
+    training_samples,
+    behavior_is_what_was_sampled,
+    groups_say_something,
+    needs_are_met,
+    model_is_there,
+    room_for_completions,
+    data_is_there,
+    device_is_there,
+    best_needs_evaluation,
+)
+WARNINGS: Sequence[Check] = (held_out_is_held_out, warm_up_ends, completions_fit)

@@ -1,0 +1,152 @@
+"""A written value becomes a value of the annotated type, or a message that says what would be accepted."""
+
+import types
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from proxima.config.describe import options_of
+from proxima.config.errors import suggestion
+from proxima.config.tree import COMMAND_LINE, Node
+
+NONE = type(None)
+
+
+class Mismatch(Exception):
+    """The value does not fit the type; `str()` is the remedy, `where` the path below the field (`.2`)."""
+
+    def __init__(self, remedy: str, where: str = "", node: Node | None = None) -> None:
+        super().__init__(remedy)
+        self.where, self.node = where, node
+
+
+def coerce(node: Node, hint: Any) -> Any:
+    """The node's value as `hint`: bool, int, float, str, Literal, None, tuple, list, dict, Path, Any, and unions of them.
+
+    Numbers may be written as any number (`1e3` for an int, `2` for a float); a bool is `true` or `false` and nothing else; on the command
+    line a text needs no quotes even if it looks like a number.
+
+    Raises:
+        Mismatch: with the remedy.
+    """
+    options = options_of(hint)
+    if NONE in options and node.value is None:
+        return None
+    failures: list[Mismatch] = []
+    for option in sorted((o for o in options if o is not NONE), key=_strictness):
+        try:
+            return _one(node, option)
+        except Mismatch as failure:
+            failures.append(failure)
+    if len(failures) == 1 and NONE not in options:
+        raise failures[0]
+    remedies = dict.fromkeys(str(failure).removeprefix("must be ") for failure in failures)
+    raise Mismatch("must be " + " or ".join([*remedies, *(["null"] if NONE in options else [])]), failures[0].where, failures[0].node)
+
+
+def _strictness(option: Any) -> int:
+    """Exact types first: in `int | float | str`, `3` is an int and `x` a str."""
+    order = [bool, int, float]
+    return order.index(option) if option in order else {str: 8, Any: 9}.get(option, 5)
+
+
+def _one(node: Node, hint: Any) -> Any:
+    origin = get_origin(hint)
+    if hint is Any or hint is object:
+        return node.plain()
+    if origin is Literal:
+        return _literal(node, get_args(hint))
+    if hint in _SCALARS:
+        return _SCALARS[hint](node)
+    if hint is Path:
+        return Path(_text(node))
+    base = origin or hint
+    if base is tuple:
+        return tuple(_items(node, _entry_hints(node, get_args(hint))))
+    if base in (list, Sequence, Iterable):
+        entry = (get_args(hint) or (Any,))[0]
+        return list(_items(node, (entry,) * len(node.items or ())))
+    if base in (dict, Mapping):
+        return _mapping(node, (get_args(hint) or (str, Any))[1])
+    if isinstance(hint, types.GenericAlias | type):
+        return node.plain()  # a type of somebody's own: its spec checks it
+    return node.plain()
+
+
+def _literal(node: Node, choices: tuple[Any, ...]) -> Any:
+    for choice in choices:
+        same = type(choice) is type(node.value) and choice == node.value
+        if same or (isinstance(choice, str) and choice == node.text):
+            return choice
+    if len(choices) == 1:
+        raise Mismatch(f"must be {choices[0]}")
+    near = suggestion(str(node.plain()), [str(choice) for choice in choices])
+    listed = ", ".join(str(choice) for choice in choices)
+    raise Mismatch(f"must be one of {listed}" + (f"; {near}" if near.startswith("did") else ""))
+
+
+def _bool(node: Node) -> bool:
+    if isinstance(node.value, bool):
+        return node.value
+    raise Mismatch("must be true or false")
+
+
+def _int(node: Node) -> int:
+    if isinstance(node.value, int | float) and not isinstance(node.value, bool) and node.value == node.value // 1:
+        return int(node.value)
+    raise Mismatch("must be a whole number")
+
+
+def _float(node: Node) -> float:
+    if isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        return float(node.value)
+    raise Mismatch("must be a number")
+
+
+def _text(node: Node) -> str:
+    if isinstance(node.value, str):
+        return node.value
+    if node.source == COMMAND_LINE and node.text is not None and node.value is not None:
+        return node.text
+    if node.mapping is not None or node.items is not None or node.value is None:
+        raise Mismatch("must be a text")
+    raise Mismatch(f'must be a text; put it in quotes: "{node.text}"')
+
+
+_SCALARS: dict[Any, Any] = {bool: _bool, int: _int, float: _float, str: _text}
+
+
+def _entry_hints(node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    count = len(node.items or ())
+    if not args:
+        return (Any,) * count
+    if len(args) == 2 and args[1] is Ellipsis:
+        return (args[0],) * count
+    if node.items is not None and count != len(args):
+        raise Mismatch(f"must be a list of {len(args)}")
+    return args
+
+
+def _items(node: Node, hints: tuple[Any, ...]) -> list[Any]:
+    if node.items is None:
+        written = f"[{node.text}]" if node.text is not None else "[…]"
+        raise Mismatch(f"must be a list: {written}")
+    values = []
+    for index, (child, hint) in enumerate(zip(node.items, hints, strict=True)):
+        try:
+            values.append(coerce(child, hint))
+        except Mismatch as failure:
+            raise Mismatch(str(failure), f".{index}{failure.where}", failure.node or child) from None
+    return values
+
+
+def _mapping(node: Node, hint: Any) -> dict[str, Any]:
+    if node.mapping is None:
+        raise Mismatch("must be a mapping: {name: value, …}")
+    values = {}
+    for key, child in node.mapping.items():
+        try:
+            values[key] = coerce(child, hint)
+        except Mismatch as failure:
+            raise Mismatch(str(failure), f".{key}{failure.where}", failure.node or child) from None
+    return values

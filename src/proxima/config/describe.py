@@ -1,0 +1,208 @@
+"""What a dataclass says of itself: its fields with type, default and meaning. `explain`, `list`, JSON schema and errors read it from here.
+
+The meaning of a field is the text in its `Annotated[...]`, else its entry under `Args:` in the class docstring.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import re
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass
+from functools import cache
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from proxima.config.errors import one_problem, suggestion
+from proxima.config.schema import Presets, Slot
+from proxima.config.tree import Layout
+
+
+@dataclass(frozen=True)
+class FieldInfo:
+    """One field of a config dataclass.
+
+    Args:
+        name: as in a recipe.
+        hint: its type, without `Annotated`.
+        help: meaning and unit in one line, may be empty.
+        default: the value when a recipe says nothing; `MISSING` when it must be given.
+        slot: set where the field holds specs of a table.
+        presets: set where a preset's name may stand.
+        owner: the dataclass.
+    """
+
+    name: str
+    hint: Any
+    help: str
+    default: Any
+    slot: Slot | None
+    presets: Presets | None
+    owner: type
+
+
+@cache
+def fields_of(cls: type) -> tuple[FieldInfo, ...]:
+    """The fields a recipe may set, in the order of the class.
+
+    Raises:
+        TypeError: not a dataclass.
+    """
+    if not dataclasses.is_dataclass(cls):
+        raise TypeError(f"{cls.__name__} is not a dataclass; a spec is one, and its fields are its config")
+    hints = get_type_hints(cls, include_extras=True)
+    documented = _documented(cls)
+    infos = []
+    for field in dataclasses.fields(cls):
+        if not field.init:
+            continue
+        hint, *notes = get_args(hints[field.name]) if get_origin(hints[field.name]) is Annotated else [hints[field.name]]
+        text = next((note for note in notes if isinstance(note, str)), documented.get(field.name, ""))
+        slot = next((note for note in notes if isinstance(note, Slot)), None)
+        presets = next((note for note in notes if isinstance(note, Presets)), None)
+        infos.append(FieldInfo(field.name, hint, text, _default(field), slot, presets, cls))
+    return tuple(infos)
+
+
+def _default(field: "dataclasses.Field[Any]") -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def summary_of(cls: type) -> str:
+    """The first sentence of the docstring; of a dataclass without one, nothing."""
+    text = cls.__doc__ or ""
+    return "" if text.startswith(f"{cls.__name__}(") else first_sentence(inspect.cleandoc(text).split("\n", 1)[0])
+
+
+def first_sentence(text: str) -> str:
+    """The text up to its first full stop; one inside brackets ends nothing."""
+    parts = text.split(". ")
+    for count in range(1, len(parts) + 1):
+        sentence = ". ".join(parts[:count])
+        if sentence.count("(") == sentence.count(")"):
+            return sentence.removesuffix(".")
+    return text
+
+
+@cache
+def _documented(cls: type) -> Mapping[str, str]:
+    """The entries under `Args:` of the docstrings of the class and its bases, each as one line."""
+    found: dict[str, str] = {}
+    for base in cls.__mro__:
+        for names, text in args_section(base.__doc__ or ""):
+            for name in names:
+                found.setdefault(name, text)
+    return found
+
+
+def args_section(docstring: str) -> list[tuple[tuple[str, ...], str]]:
+    """`Args:` of a docstring: pairs of the names before the colon and the text after it, joined to one line."""
+    lines = inspect.cleandoc(docstring).splitlines()
+    start = next((i for i, line in enumerate(lines) if line.strip() == "Args:"), None)
+    if start is None:
+        return []
+    margin = _indent(lines[start])
+    entries: list[tuple[tuple[str, ...], str]] = []
+    depth = None
+    for line in lines[start + 1 :]:
+        if not line.strip():
+            continue
+        if _indent(line) <= margin:
+            break
+        depth = _indent(line) if depth is None else depth
+        match = re.match(r"\s*`?(\w+(?:`?, `?\w+)*)`?:\s*(.*)", line)
+        if _indent(line) == depth and match:
+            names = tuple(re.findall(r"\w+", match[1]))
+            entries.append((names, match[2].strip()))
+        elif entries:
+            names, text = entries[-1]
+            entries[-1] = (names, f"{text} {line.strip()}".strip())
+    return entries
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+@cache
+def layout_of(cls: type) -> Layout:
+    """What merging two layers must know: where slots and presets are."""
+    children = {}
+    for info in fields_of(cls):
+        if info.slot:
+            children[info.name] = Layout("kind", info.slot.many)
+        elif (inner := dataclass_in(info.hint)) is not None:
+            below = layout_of(inner)
+            children[info.name] = dataclasses.replace(below, head="preset") if info.presets else below
+    return Layout(children=children)
+
+
+def dataclass_in(hint: Any) -> type | None:
+    """The dataclass of `C` and `C | None`."""
+    for option in options_of(hint):
+        if isinstance(option, type) and dataclasses.is_dataclass(option):
+            return option
+    return None
+
+
+def options_of(hint: Any) -> tuple[Any, ...]:
+    """The members of a union, else the type itself."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def table_of(reference: str) -> dict[str, Any]:
+    """The dict at "package.module:NAME"."""
+    module, _, name = reference.partition(":")
+    table = getattr(importlib.import_module(module), name)
+    assert isinstance(table, dict)
+    return table
+
+
+def kinds_of(slot: Slot) -> dict[str, type]:
+    """Every kind of a slot's table with its class; a value that is text, "package.module:Class", is imported."""
+    return {kind: _class_at(entry) if isinstance(entry, str) else entry for kind, entry in table_of(slot.table).items()}
+
+
+def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
+    """A key of the slot's table, or `package.module:Class` from anywhere.
+
+    Raises:
+        ConfigError: neither; the line names the nearest kind, or what the import said.
+    """
+    table = table_of(slot.table)
+    entry = table.get(canonical(kind, slot), kind)
+    if not isinstance(entry, str):
+        return entry  # type: ignore[no-any-return]
+    what = path.rstrip("0123456789.").rpartition(".")[2].removesuffix("s")
+    if ":" not in entry:
+        message = f"no {what} {kind!r}; {suggestion(kind, table, 'package.module:Class')}"
+        raise one_problem(f"{path}.kind", message, kind, source)
+    try:
+        found = _class_at(entry)
+        fields_of(found)
+    except Exception as error:  # importing runs anybody's code; whatever it raises is the user's line
+        message = f"can't be imported: {type(error).__name__}: {error}"
+        raise one_problem(f"{path}.kind", f"{' '.join(message.split())}; write package.module:Class", kind, source) from None
+    return found
+
+
+def canonical(kind: str, slot: Slot) -> str:
+    """The table's name for a kind that may be written as an alias."""
+    return str(table_of(slot.aliases).get(kind, kind)) if slot.aliases else kind
+
+
+def _class_at(reference: str) -> type:
+    module, _, name = reference.partition(":")
+    found = getattr(importlib.import_module(module), name)
+    if not isinstance(found, type):
+        raise TypeError(f"{reference} is not a class")
+    return found
+
+
+def kind_of(spec: object, slot: Slot) -> str:
+    """The name under which a recipe would ask for this spec."""
+    cls = type(spec)
+    for kind, entry in table_of(slot.table).items():
+        if entry is cls or entry == f"{cls.__module__}:{cls.__qualname__}":
+            return str(kind)
+    return f"{cls.__module__}:{cls.__qualname__}"

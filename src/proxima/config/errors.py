@@ -1,0 +1,57 @@
+"""What a user is told about a config: one line a problem, with path, value, where it came from, and the remedy."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One line of a `ConfigError`: `path=value (source): message`.
+
+    Args:
+        path: the dotted path of the field, or a file.
+        message: what is wrong and what to do about it.
+        value: the value as the user would write it; None where there is none (a missing field).
+        source: where the value came from: `command line`, `FILE:LINE`, `preset cppo`, `default`.
+    """
+
+    path: str
+    message: str
+    value: str | None = None
+    source: str | None = None
+
+    def __str__(self) -> str:
+        shown = "" if self.value is None else f"={self.value}"
+        where = "" if self.source is None else f" ({self.source})"
+        return f"{self.path}{shown}{where}: {self.message}"
+
+
+class ConfigError(ValueError):
+    """Everything that is wrong with a config, found in one go; `str()` has one line a problem."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def one_problem(path: str, message: str, value: str | None = None, source: str | None = None) -> ConfigError:
+    """A `ConfigError` of one line."""
+    return ConfigError([Problem(path, message, value, source)])
+
+
+def suggestion(name: str, known: Iterable[str], also: str = "") -> str:
+    """`did you mean 'delta'?`, or, when nothing is near, all of them: `known: delta, delta_b, w_min`.
+
+    Args:
+        name: what was written.
+        known: what could have been written.
+        also: a form that is accepted besides, appended to the list.
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    if not names:
+        return f"there are none{', only ' + also if also else ''}"
+    return "known: " + ", ".join(names) + (f", or {also}" if also else "")

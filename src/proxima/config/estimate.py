@@ -1,0 +1,256 @@
+"""What a run will need: micro-batches, memory, time. From the config and the model's config.json; no weights are read.
+
+Every figure is an upper bound or says what it rests on. Measured figures of a run are in its metrics.jsonl.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from proxima.config.schema import RunConfig
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+GENERATE_SHARE = 0.31  # of the machine's GEMM rate, reached by the local engine: 1,100 of 3,600 tok/s on SmolLM2-135M, 2 cores, bf16
+TRAIN_SHARE = 0.43  # likewise by forward and backward: 520 of 1,200 tok/s
+SAMPLE_ROWS = 16  # questions looked at for the length of a prompt
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model's size.
+
+    Args:
+        parameters: number of weights, tied ones once.
+        layers, hidden, intermediate, vocabulary: as in config.json.
+        kv_width: elements of one layer's keys of one token: key-value heads × head size.
+        context: longest sequence, tokens; 0 if config.json doesn't say.
+    """
+
+    parameters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+    kv_width: int
+    context: int
+
+
+def model_facts(path: str, revision: str | None = None) -> ModelFacts:
+    """Read config.json and build the model without weights (on the meta device), which counts its parameters exactly.
+
+    Raises:
+        ValueError: the model can't be found or its architecture is not known.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from proxima.model.load import load_config
+
+    config: Any = load_config(path, revision)
+    with torch.device("meta"):
+        try:
+            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"model.path={path!r}: {str(error).splitlines()[0]}") from error
+    text = config.get_text_config()
+    heads = getattr(text, "num_attention_heads", 1)
+    head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
+    return ModelFacts(
+        parameters=sum(p.numel() for p in model.parameters()),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        vocabulary=text.vocab_size,
+        kv_width=(getattr(text, "num_key_value_heads", None) or heads) * head_size,
+        context=getattr(text, "max_position_embeddings", None) or 0,
+    )
+
+
+def prompt_tokens(config: RunConfig) -> int:
+    """The longest prompt among the first questions, tokens, chat template included.
+
+    Raises:
+        ValueError: the data or the tokenizer can't be read; the line says why.
+    """
+    from proxima.model.load import load_tokenizer
+
+    tokenizer = load_tokenizer(config.model.path, config.model.revision)
+    rows = config.task.rows(config.seed)
+    lengths = []
+    for index in range(min(SAMPLE_ROWS, len(rows))):
+        messages = list(rows[index].messages)
+        if config.data.system and not any(message["role"] == "system" for message in messages):
+            messages = [{"role": "system", "content": config.data.system}, *messages]
+        if tokenizer.chat_template:
+            text = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+        else:
+            text = "\n".join(message["content"] for message in messages)
+        lengths.append(len(tokenizer(text, add_special_tokens=False)["input_ids"]))
+    return max(lengths, default=1)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The arithmetic of a step.
+
+    Args:
+        prompts, completions, sequences: a step's, sequences = prompts × completions.
+        longest: tokens of the longest sequence, prompt + completion.
+        tokens: most tokens forwarded for one pass over the step, shared prompts once where that is on.
+        micro_batches: most forwards of one pass over the step.
+        budget: tokens of a micro-batch.
+        updates: optimizer steps a step, all epochs.
+    """
+
+    prompts: int
+    completions: int
+    sequences: int
+    longest: int
+    tokens: int
+    micro_batches: int
+    budget: int
+    updates: int
+
+    def __str__(self) -> str:
+        micro = f"{self.micro_batches:,} micro-batch" + ("es" if self.micro_batches > 1 else "")
+        updates = f"{self.updates} update" + ("s" if self.updates > 1 else "")
+        return (
+            f"{self.prompts} prompts × {self.completions} completions = {self.sequences:,} sequences"
+            f" → ≤ {micro} of ≤ {self.budget:,} tokens → {updates}"
+        )
+
+
+def batch_of(config: RunConfig, prompt: int) -> Batch:
+    """The batch arithmetic for prompts of at most `prompt` tokens and completions of `sampling.max_tokens`."""
+    train, length = config.train, config.sampling.max_tokens
+    sequences = train.prompts_per_step * train.completions_per_prompt
+    shared = config.model.share_prompt
+    tokens = train.prompts_per_step * prompt + sequences * length if shared else sequences * (prompt + length)
+    a_update = train.prompts_per_step // train.updates_per_step
+    micro = train.updates_per_step * _micro_batches(
+        a_update, train.completions_per_prompt, prompt, length, train.tokens_per_micro_batch, shared
+    )
+    return Batch(
+        prompts=train.prompts_per_step,
+        completions=train.completions_per_prompt,
+        sequences=sequences,
+        longest=prompt + length,
+        tokens=tokens,
+        micro_batches=micro,
+        budget=train.tokens_per_micro_batch,
+        updates=train.updates_per_step * train.epochs_per_step,
+    )
+
+
+def _micro_batches(prompts: int, completions: int, prompt: int, length: int, budget: int, shared: bool) -> int:
+    """Greedy packing of `prompts` groups, each item as long as it can be."""
+    count, room, group_at = 0, 0, -1
+    for group in range(prompts):
+        for _ in range(completions):
+            cost = length if shared and group == group_at else prompt + length
+            if cost > room:
+                count, room, cost = count + 1, budget, prompt + length
+            room, group_at = room - cost, group
+    return count
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes by what they hold, in the order in which they are shown."""
+
+    parts: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.parts.values())
+
+
+def memory_of(config: RunConfig, model: ModelFacts, batch: Batch) -> Memory:
+    """Peak memory of a run on one device: everything is counted at once, though engine and trainer take turns."""
+    p, compute, master = model.parameters, BYTES[config.model.compute_dtype], BYTES[config.model.dtype]
+    engine_dtype = getattr(config.engine, "dtype", None) or config.model.compute_dtype
+    engine_bytes = BYTES.get(str(engine_dtype), compute)
+    slots = min(batch.sequences, getattr(config.engine, "slots", None) or getattr(config.engine, "max_rows", None) or batch.sequences)
+    row = math.ceil(batch.longest / 64) * 64
+    forwarded = max(min(batch.budget, batch.tokens), batch.longest)
+    per_layer = model.hidden if config.model.gradient_checkpointing else 10 * model.hidden + 4 * model.intermediate
+    chunk = min(config.model.log_prob_chunk, forwarded)
+    parts = {
+        "weights": p * master,
+        "gradients": p * master,
+        "Adam's two moments": 2 * p * 4,
+        "autocast copy of the weights": p * compute if compute != master else 0,
+        "reference model": p * master if config.algorithm.reference_kl is not None else 0,
+        "engine's copy of the weights": p * engine_bytes,
+        "KV cache": 2 * model.layers * model.kv_width * row * slots * engine_bytes,
+        "activations of a micro-batch": forwarded * model.layers * per_layer * compute,
+        "logits": 3 * chunk * model.vocabulary * 4 + slots * model.vocabulary * 4,
+    }
+    return Memory({name: size for name, size in parts.items() if size})
+
+
+@dataclass(frozen=True)
+class Time:
+    """Seconds, for completions that all take `max_tokens`; `gemm` is the rate, FLOP/s, that it rests on."""
+
+    generate: float
+    train: float
+    evaluate: float
+    run: float
+    gemm: float
+
+    @property
+    def step(self) -> float:
+        return self.generate + self.train
+
+
+def time_of(config: RunConfig, model: ModelFacts, batch: Batch, gemm: float) -> Time:
+    """2 FLOP a parameter and token to generate, 6 to train (2 more for each extra forward), over a share of the GEMM rate."""
+    p, length = model.parameters, config.sampling.max_tokens
+    new = batch.sequences * length
+    prompts = batch.prompts * (batch.longest - length)
+    generate = 2 * p * (new + prompts) / (GENERATE_SHARE * gemm)
+    extra = 2 * ((config.algorithm.proximal == "recompute") + (config.algorithm.reference_kl is not None))
+    train = p * batch.tokens * (6 * config.train.epochs_per_step + extra) / (TRAIN_SHARE * gemm)
+    evaluations, questions = _evaluations(config)
+    answer = config.eval.sampling.max_tokens if config.eval.sampling else length
+    evaluate = 2 * p * questions * (answer + batch.longest - length) / (GENERATE_SHARE * gemm)
+    return Time(generate, train, evaluate, config.train.steps * (generate + train) + evaluations * evaluate, gemm)
+
+
+def _evaluations(config: RunConfig) -> tuple[int, int]:
+    """How many evaluations, and completions in each."""
+    spec = config.eval
+    if spec.task is None:
+        return 0, 0
+    during = (config.train.steps - 1) // spec.every if spec.every else 0
+    limit = spec.limit
+    if limit == 0:
+        try:
+            limit = len(spec.task.rows(config.seed))
+        except ValueError:
+            limit = 0
+    return spec.before + spec.after + during, limit * spec.samples
+
+
+def gemm_rate(dtype: str, device: str = "cpu", size: int = 1024, seconds: float = 0.2) -> float:
+    """FLOP/s of `size`³ matrix products in `dtype`, best of several; takes about `seconds`."""
+    kind = getattr(torch, dtype)
+    a, b = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
+    _timed(a, b)
+    best, until = math.inf, time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        best = min(best, _timed(a, b))
+    return float(2 * size**3 / best)
+
+
+def _timed(a: torch.Tensor, b: torch.Tensor) -> float:
+    if a.is_cuda:
+        torch.cuda.synchronize(a.device)
+    begin = time.perf_counter()
+    torch.mm(a, b)
+    if a.is_cuda:
+        torch.cuda.synchronize(a.device)
+    return time.perf_counter() - begin

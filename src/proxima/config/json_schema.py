@@ -1,0 +1,111 @@
+"""A JSON schema (draft 7) of recipes, for editors: completion, meaning on hover, a red line under what `train` would refuse.
+
+Made from the dataclasses and the tables of kinds; what only `__post_init__` knows is not in it. `recipes/schema.json` is its output.
+"""
+
+import collections.abc
+import math
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from proxima.config.describe import FieldInfo, dataclass_in, fields_of, kinds_of, options_of, summary_of, table_of
+from proxima.config.resolve import plain
+from proxima.config.schema import RunConfig, Slot
+
+Json = dict[str, Any]
+ELSEWHERE = "^[A-Za-z_][\\w.]*:[A-Za-z_]\\w*$"  # package.module:Class
+REQUIRED = ("model", "task", "reward", "algorithm")
+
+
+def json_schema() -> Json:
+    """The schema of a recipe file. A recipe that extends another may leave anything out."""
+    definitions: Json = {}
+    body = _object(RunConfig, definitions)
+    body["properties"] = {
+        "extends": {"type": "string", "description": "a recipe that this one changes; relative to it"},
+        **body["properties"],
+    }
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "proxima recipe",
+        "description": summary_of(RunConfig),
+        **body,
+        "anyOf": [{"required": ["extends"]}, {"required": list(REQUIRED)}],
+        "definitions": definitions,
+    }
+
+
+def _object(cls: type, definitions: Json) -> Json:
+    properties = {info.name: _field(info, definitions) for info in fields_of(cls)}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _field(info: FieldInfo, definitions: Json) -> Json:
+    if info.slot is not None:
+        schema = _slot(info, info.slot, definitions)
+    elif (inner := dataclass_in(info.hint)) is not None:
+        schema = _section(info, inner, definitions)
+    else:
+        schema = _type(info.hint)
+        default = plain(info.default)
+        if info.default is not MISSING and not (isinstance(default, float) and not math.isfinite(default)):
+            schema["default"] = default
+    return {**schema, **({"description": info.help} if info.help else {})}
+
+
+def _section(info: FieldInfo, inner: type, definitions: Json) -> Json:
+    body = _object(inner, definitions)
+    if info.presets is not None:
+        names = sorted(table_of(info.presets.table))
+        body["properties"]["preset"] = {"enum": [*names, None], "description": "a published setting; the other fields change it"}
+        return {"oneOf": [{"enum": names}, body]}
+    return {"oneOf": [body, {"type": "null"}]}
+
+
+def _slot(info: FieldInfo, slot: Slot, definitions: Json) -> Json:
+    kinds = kinds_of(slot)
+    aliases = table_of(slot.aliases) if slot.aliases else {}
+    options: list[Json] = [
+        {"enum": sorted([*kinds, *aliases])},
+        {"type": "string", "pattern": ELSEWHERE, "description": "package.module:Class, a spec of your own"},
+        {"type": "object", "properties": {"kind": {"type": "string", "pattern": ELSEWHERE}}, "required": ["kind"]},
+        {"type": "object", "not": {"required": ["kind"]}, "description": "fields over the preset or the extended recipe"},
+    ]
+    for kind, cls in sorted(kinds.items()):
+        name = f"{slot.table.rpartition(':')[2].lower()}.{kind}"
+        names = [kind, *sorted(alias for alias, known in aliases.items() if known == kind)]
+        definitions[name] = _spec(cls, names, definitions)
+        options.append({"$ref": f"#/definitions/{name}"})
+    if info.default is None:
+        options.append({"type": "null"})
+    one: Json = {"oneOf": options}
+    return {"oneOf": [{"type": "array", "items": one}, *options]} if slot.many else one
+
+
+def _spec(cls: type, names: list[str], definitions: Json) -> Json:
+    body = _object(cls, definitions)
+    body["properties"] = {"kind": {"enum": names}, **body["properties"]}
+    return {**body, "required": ["kind"], "description": summary_of(cls)}
+
+
+_SCALARS: dict[Any, str] = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", Path: "string"}
+
+
+def _type(hint: Any) -> Json:
+    options = options_of(hint)
+    if len(options) > 1:
+        return {"anyOf": [_type(option) for option in options]}
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return {"enum": list(args)}
+    if hint in _SCALARS:
+        return {"type": _SCALARS[hint]}
+    base = origin or hint
+    if base is tuple and args and args[-1] is not Ellipsis:
+        return {"type": "array", "items": [_type(arg) for arg in args], "minItems": len(args), "maxItems": len(args)}
+    if base in (tuple, list, collections.abc.Sequence, collections.abc.Iterable):
+        return {"type": "array", "items": _type(args[0]) if args else {}}
+    if base in (dict, collections.abc.Mapping):
+        return {"type": "object", "additionalProperties": _type(args[1]) if len(args) == 2 else True}
+    return {}

@@ -1,0 +1,192 @@
+"""YAML files and `key=value` texts become trees of nodes that know file and line.
+
+Scalars follow YAML 1.2, which is what people mean: `1e-5` is a number, `on`, `yes` and `12:30` are texts. Duplicate keys are refused.
+"""
+
+import os
+import re
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from proxima.config.errors import ConfigError, one_problem
+from proxima.config.tree import COMMAND_LINE, Layout, Node, Source, merge
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with the scalars of YAML 1.2 (and `_` between digits)."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML reads this class attribute
+
+
+_PATTERNS = (
+    ("tag:yaml.org,2002:null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("tag:yaml.org,2002:bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("tag:yaml.org,2002:int", r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$", list("-+0123456789")),
+    (
+        "tag:yaml.org,2002:float",
+        r"^(?:[-+]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        list("-+0123456789."),
+    ),
+    ("tag:yaml.org,2002:merge", r"^<<$", ["<"]),
+)
+for _tag, _pattern, _first in _PATTERNS:
+    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), _first)
+
+
+def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node)).replace("_", "")
+    return int(text, 16 if "0x" in text else 10)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+
+
+def read_recipe(path: str | Path, layout: Layout) -> Node:
+    """The recipe with everything that it extends below it.
+
+    Args:
+        path: a YAML file. `extends: other.yaml` in it is relative to its own folder. A run folder stands for its `config.yaml`.
+        layout: of the whole config, so that layers merge as the schema says.
+
+    Raises:
+        ConfigError: no such file, bad YAML (with the line), a duplicate key, extends in a circle.
+    """
+    return _read_layers(Path(path), layout, ())
+
+
+def _read_layers(path: Path, layout: Layout, above: tuple[Path, ...]) -> Node:
+    if path.is_dir() and (path / "config.yaml").is_file():
+        path = path / "config.yaml"
+    if path.resolve() in above:
+        circle = " extends ".join(shown_path(file) for file in (*above, path.resolve()))
+        raise one_problem("extends", f"goes in a circle: {circle}; drop one of them")
+    root = read_yaml(path)
+    fields = dict(root.mapping or {})
+    extends = fields.pop("extends", None)
+    top = Node(fields, root.source)
+    if extends is None:
+        return merge(Node({}, root.source), top, layout)
+    if not isinstance(extends.value, str):
+        raise one_problem("extends", "must be the path of one recipe", extends.shown(), extends.source.text)
+    base = path.parent / extends.value
+    if not base.is_file():
+        remedy = f"no such file; the path is relative to {shown_path(path.parent)}/"
+        raise one_problem("extends", remedy, extends.shown(), extends.source.text)
+    return merge(_read_layers(base, layout, (*above, path.resolve())), top, layout)
+
+
+def read_yaml(path: Path) -> Node:
+    """One YAML file whose top level is a mapping."""
+    name = shown_path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        near = _near_files(path)
+        remedy = f"; did you mean {near}?" if near else "; give the path of a YAML file, for example recipes/quickstart.yaml"
+        reason = "no such recipe" if isinstance(error, FileNotFoundError) else f"can't be read ({error.strerror})"
+        raise one_problem(name, reason + remedy) from None
+    except UnicodeDecodeError:
+        raise one_problem(name, "is not UTF-8 text; a recipe is a YAML file") from None
+    root = _parse(text, name)
+    if root is None or root.value is None:
+        raise one_problem(name, "is empty; see recipes/quickstart.yaml for a recipe")
+    if root.mapping is None:
+        raise one_problem(name, "must be a mapping of fields (`model: …`, `task: …`), see recipes/quickstart.yaml")
+    return root
+
+
+def _parse(text: str, name: str) -> Node | None:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        return None if node is None else _convert(loader, node, name, ())
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise one_problem(f"{name}{line}", f"not YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise one_problem(name, f"not YAML: {' '.join(str(error).split())}") from None
+    finally:
+        loader.dispose()
+
+
+def _convert(loader: _Loader, node: Any, name: str, parents: tuple[Any, ...]) -> Node:
+    source = COMMAND_LINE if name == COMMAND_LINE.text else Source(f"{name}:{node.start_mark.line + 1}")
+    if any(node is parent for parent in parents):
+        raise one_problem(f"{name}:{node.start_mark.line + 1}", "an anchor contains itself; write the value out")
+    inside = (*parents, node)
+    if isinstance(node, yaml.SequenceNode):
+        return Node([_convert(loader, child, name, inside) for child in node.value], source)
+    if isinstance(node, yaml.MappingNode):
+        _refuse_duplicates(node, name)
+        loader.flatten_mapping(node)
+        fields: dict[str, Node] = {}
+        for key, child in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise one_problem(f"{name}:{key.start_mark.line + 1}", "a key must be a plain word")
+            fields[str(key.value)] = _convert(loader, child, name, inside)
+        return Node(fields, source)
+    value = loader.construct_object(node, deep=True)
+    return Node(value, source, str(node.value))
+
+
+def _refuse_duplicates(node: yaml.MappingNode, name: str) -> None:
+    seen: set[Hashable] = set()
+    for key, _ in node.value:
+        if key.value in seen and key.value != "<<":
+            raise one_problem(f"{name}:{key.start_mark.line + 1}", f"the key {key.value!r} stands here twice; keep one")
+        seen.add(key.value if isinstance(key.value, str) else id(key))
+
+
+def read_overrides(overrides: Sequence[str], layout: Layout) -> Node:
+    """`key=value` texts as one layer, whatever their order; a value is YAML (`selection=[]`, `folder=null`, `train.optimizer.lr=1e-5`).
+
+    Raises:
+        ConfigError: a text without `=`, an empty or broken path, the same key given twice.
+    """
+    split = [_split(text) for text in overrides]
+    repeated = {key for key, _ in split if sum(key == other for other, _ in split) > 1}
+    if repeated:
+        key = min(repeated)
+        values = ", ".join(node.shown() for other, node in split if other == key)
+        raise one_problem(key, f"given more than once ({values}); keep one", None, COMMAND_LINE.text)
+    layer = Node({}, COMMAND_LINE)
+    for key, node in sorted(split, key=lambda pair: pair[0].count(".")):
+        for part in reversed(key.split(".")):
+            node = Node({part: node}, COMMAND_LINE)
+        layer = merge(layer, node, layout)
+    return layer
+
+
+def _split(text: str) -> tuple[str, Node]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise one_problem(text, "is not an override; write key=value, for example train.steps=10", None, COMMAND_LINE.text)
+    key = key.strip()
+    if not all(key.split(".")):
+        raise one_problem(text, "has an empty part before the `=`; write key=value, for example train.steps=10", None, COMMAND_LINE.text)
+    try:
+        node = _parse(value, COMMAND_LINE.text)
+    except ConfigError:
+        node = Node(value, COMMAND_LINE)  # a text that only looks like YAML: `data.system=Answer: [`
+    if node is None:
+        node = Node(value or None, COMMAND_LINE)
+    return key, Node(node.value, COMMAND_LINE, value)
+
+
+def shown_path(path: Path) -> str:
+    """The path as a user would type it: relative where it lies below the current folder."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") and path.is_absolute() else relative
+
+
+def _near_files(path: Path) -> str | None:
+    import difflib
+
+    folders = [folder for folder in (path.parent, Path("recipes")) if folder.is_dir()]
+    names = {file.stem: shown_path(file) for folder in folders for file in sorted(folder.glob("*.yaml"))}
+    near = difflib.get_close_matches(path.stem, names, n=1, cutoff=0.6)
+    return names[near[0]] if near else None

@@ -1,0 +1,182 @@
+"""A recipe before it has types: a tree of nodes, each knowing where it was written; and how one layer lies over another.
+
+Layers, lowest first: the preset, the recipe that is extended, the recipe, the command line. Mappings merge key by key; anything else is
+replaced. One exception: `kind` (of a slot) and `preset` say what their siblings mean, so a layer that changes one of them drops the
+siblings of the layers below.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import yaml
+
+from proxima.config.errors import one_problem
+
+Scalar = str | int | float | bool | None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a value was written. `text` is what the user reads; `short` is for a value that was overridden ("over 0.15 of the preset")."""
+
+    text: str
+    origin: Literal["file", "command line", "preset", "default"] = "file"
+
+    @property
+    def short(self) -> str:
+        return {"preset": "the preset", "command line": "the command line", "default": "the default"}.get(self.origin, self.text)
+
+
+DEFAULT = Source("default", "default")
+COMMAND_LINE = Source("command line", "command line")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A scalar, a mapping or a list of nodes.
+
+    Args:
+        value: what it holds.
+        source: where it was written.
+        text: a scalar as it was written, `1e-5`; None for mappings and lists.
+        over: the node it replaced, from the layer below.
+    """
+
+    value: "Scalar | dict[str, Node] | list[Node]"
+    source: Source
+    text: str | None = None
+    over: "Node | None" = None
+
+    @property
+    def mapping(self) -> "dict[str, Node] | None":
+        return self.value if isinstance(self.value, dict) else None
+
+    @property
+    def items(self) -> "list[Node] | None":
+        return self.value if isinstance(self.value, list) else None
+
+    def plain(self) -> Any:
+        """The value without nodes: dicts, lists and scalars."""
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
+    def shown(self) -> str:
+        """The value in one line, as a user would type it; long ones are cut."""
+        if isinstance(self.value, str):
+            line = " ".join(self.value.split()) or "''"
+        else:
+            line = self.text if self.text is not None else in_one_line(self.plain())
+        return line if len(line) <= 60 else line[:57] + "..."
+
+    def provenance(self) -> str:
+        """`command line, over 0.15 of the preset`."""
+        if self.over is None or self.over.mapping is not None or self.over.items is not None:
+            return self.source.text
+        return f"{self.source.text}, over {self.over.shown()} of {self.over.source.short}"
+
+
+def in_one_line(value: Any) -> str:
+    """A plain value as YAML in one line."""
+    if isinstance(value, float):
+        return (
+            f"{value:.15g}" if value == value and abs(value) != float("inf") else str(value).replace("inf", ".inf").replace("nan", ".nan")
+        )
+    if isinstance(value, tuple):
+        value = list(value)
+    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def node_of(value: Any, source: Source) -> Node:
+    """A plain value (dicts, lists, scalars) as a tree that was all written at one place."""
+    if isinstance(value, Mapping):
+        return Node({str(key): node_of(child, source) for key, child in value.items()}, source)
+    if isinstance(value, list | tuple):
+        return Node([node_of(child, source) for child in value], source)
+    return Node(value, source, in_one_line(value) if not isinstance(value, str) else value)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What merging must know of the schema at a path.
+
+    Args:
+        head: `kind` or `preset`, the key that says what its siblings mean; None elsewhere.
+        many: a list whose entries have this head.
+        children: the layout of the fields below.
+    """
+
+    head: str | None = None
+    many: bool = False
+    children: "Mapping[str, Layout]" = field(default_factory=dict)
+
+    def child(self, key: str) -> "Layout":
+        return self.children.get(key, PLAIN)
+
+    @property
+    def entry(self) -> "Layout":
+        return Layout(self.head)
+
+
+PLAIN = Layout()
+
+
+def merge(base: Node | None, top: Node, layout: Layout = PLAIN, path: str = "") -> Node:
+    """`top` laid over `base`.
+
+    Raises:
+        ConfigError: an index (`reward.3.weight=2`) that the list below does not have.
+    """
+    top = _long_form(top, layout)
+    if base is None:
+        return top
+    base = _long_form(base, layout)
+    if base.items is not None and _is_indices(top):
+        return _merge_indices(base, top, layout, path)
+    if base.mapping is None or top.mapping is None:
+        return replace(top, over=base)
+    head = layout.head
+    if head in top.mapping and head in base.mapping and top.mapping[head].value != base.mapping[head].value:
+        changed = replace(top.mapping[head], over=base.mapping[head])
+        return replace(top, value={**top.mapping, head: changed}, over=base)
+    merged = dict(base.mapping)
+    for key, child in top.mapping.items():
+        merged[key] = merge(base.mapping.get(key), child, layout.child(key), f"{path}.{key}" if path else key)
+    return Node(merged, top.source)
+
+
+def _long_form(node: Node, layout: Layout) -> Node:
+    """`cppo` as `{kind: cppo}`, and one spec as a list of one."""
+    if layout.many:
+        if node.items is None and node.value is not None and not _is_indices(node):
+            node = Node([node], node.source)
+        if node.items is not None:
+            return replace(node, value=[_long_form(child, layout.entry) for child in node.items])
+        return node
+    if layout.head is not None and isinstance(node.value, str):
+        return Node({layout.head: node}, node.source)
+    return node
+
+
+def _is_indices(node: Node) -> bool:
+    return bool(node.mapping) and all(key.isdigit() for key in node.mapping or ())
+
+
+def _merge_indices(base: Node, top: Node, layout: Layout, path: str) -> Node:
+    entries = list(base.items or ())
+    for key, child in sorted((top.mapping or {}).items(), key=lambda pair: int(pair[0])):
+        index = int(key)
+        if index > len(entries):
+            remedy = f"0 to {len(entries) - 1}, and {len(entries)} adds one" if entries else "0 adds the first"
+            written = f"{path}.{key}"
+            while child.mapping and len(child.mapping) == 1:
+                ((inner, child),) = child.mapping.items()
+                written = f"{written}.{inner}"
+            raise one_problem(written, f"{path!r} has {len(entries)} entries: {remedy}", child.shown(), child.source.text)
+        below = entries[index] if index < len(entries) else None
+        entries[index : index + 1] = [merge(below, child, layout.entry, f"{path}.{key}")]
+    return Node(list(entries), base.source)
