@@ -17,7 +17,10 @@ def main() -> None:
 
     torch.set_num_threads(settings["threads"])
     generator = random.Random(settings["seed"])
-    pairs = [(generator.randint(1, 20), generator.randint(1, 20)) for _ in range(settings["prompts"] * settings["steps"])]
+    pairs = [
+        (generator.randint(1, settings["high"]), generator.randint(1, settings["high"]))
+        for _ in range(settings["prompts"] * settings["steps"])
+    ]
     rows = [
         {
             "prompt": [{"role": "system", "content": settings["system"]}, {"role": "user", "content": f"What is {a} + {b}?"}],

@@ -1,0 +1,62 @@
+"""Our side: `proxima train` on the demo's recipe, held at the end of each step until the next one is asked for."""
+
+import os
+import tempfile
+import time
+from typing import Any
+
+from benchmarks.side import Channel, argument
+from proxima.runtime.observer import NullObserver
+
+
+class Turn(NullObserver):
+    """Measures from a request to the end of its step: generation, scoring, loss, optimizer, publishing, and what is written to disk."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.start = 0.0
+
+    def started(self, info: Any) -> None:
+        self.channel.send(parameters=info.parameters, algorithm=info.algorithm)
+        self._next()
+
+    def step(self, record: Any, sample: Any) -> None:
+        seconds = time.perf_counter() - self.start
+        parts = {key: round(record[f"time/{key}"], 3) for key in ("generate", "train", "publish") if f"time/{key}" in record}
+        self.channel.send(seconds=seconds, reward=record["reward/mean"], length=record["length/mean"], **parts)
+        self._next()
+
+    def _next(self) -> None:
+        if not self.channel.wait():
+            os._exit(0)  # nothing of this run is wanted any more, least of all its last checkpoint
+        self.start = time.perf_counter()
+
+
+def main() -> None:
+    channel, settings = Channel(), argument()
+    from proxima.config import load
+    from proxima.runtime.run import train
+
+    with tempfile.TemporaryDirectory() as folder:
+        overrides = {
+            "folder": f"{folder}/run",
+            "model.path": settings["model"],
+            "model.compute_dtype": "bfloat16" if settings["bf16"] else "float32",
+            "engine.dtype": "bfloat16" if settings["bf16"] else "float32",
+            "algorithm": settings["algorithm"],
+            "seed": settings["seed"],
+            "sampling.max_tokens": settings["max_tokens"],
+            "train.steps": settings["steps"],
+            "train.prompts_per_step": settings["prompts"],
+            "train.completions_per_prompt": settings["completions"],
+            "train.optimizer.lr": settings["lr"],
+            "runtime.threads": settings["threads"],
+            "eval.before": "false",
+            "eval.after": "false",
+        }
+        resolved = load("recipes/quickstart.yaml", [f"{key}={value}" for key, value in overrides.items()])
+        train(resolved.config, resolved=resolved, observer=Turn(channel))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""A whole training step of the demo's job against TRL's GRPOTrainer."""
+
+import tempfile
+from pathlib import Path
+
+from benchmarks.harness import Side, Spread, alternate, finish, need_model, parser, peer_python, table
+
+
+def main() -> None:
+    p = parser(__doc__, repeats=5)
+    p.add_argument("--prompts", type=int, default=8, help="prompts a step (default: %(default)s)")
+    p.add_argument("--completions", type=int, default=8, help="completions a prompt (default: %(default)s)")
+    p.add_argument("--max-tokens", type=int, default=12, help="new tokens (default: %(default)s)")
+    p.add_argument("--algorithm", default="cppo", help="our preset; TRL runs its default loss (default: %(default)s)")
+    p.add_argument("--float32", action="store_true", help="both sides in float32 instead of bf16")
+    p.add_argument("--peer-checkpointing", action="store_true", help="TRL's own default, gradient checkpointing; slower, so off")
+    p.add_argument("--peer-micro-batch", type=int, help="completions TRL forwards at once (default: all, its fastest)")
+    p.add_argument("--peer-python", help="an interpreter that has TRL, instead of the environment of peer.lock")
+    o = p.parse_args()
+    discard = 1
+    settings = {
+        "model": need_model(o.model),
+        "threads": o.threads,
+        "prompts": o.prompts,
+        "completions": o.completions,
+        "max_tokens": o.max_tokens,
+        "bf16": not o.float32,
+        "lr": 1e-5,
+        "seed": 1,
+        "steps": discard + o.repeats + 1,  # one more than is asked for: the last one ends the run, which is not part of a step
+        "system": "Reply with only the number.",
+        "high": 30,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = settings | {
+            "folder": folder,
+            "gradient_checkpointing": o.peer_checkpointing,
+            "micro_batch": o.peer_micro_batch or o.prompts * o.completions,
+        }
+        python = o.peer_python or peer_python(Path(__file__).parent)
+        peer = Side("TRL GRPOTrainer", "step_vs_trl.trl_side", theirs, threads=o.threads, python=python)
+        ours = Side("proxima", "step_vs_trl.proxima_side", settings | {"algorithm": o.algorithm}, threads=o.threads)
+        found = alternate([peer, ours], o.repeats, discard=discard)
+    seconds = {name: Spread([x["seconds"] for x in runs]) for name, runs in found.items()}
+    length = {name: Spread([x["length"] for x in runs]) for name, runs in found.items()}
+    base = seconds[peer.name].median
+    rows = [[name, s.text(".2f"), f"{base / s.median:.2f}", length[name].text(".1f")] for name, s in seconds.items()]
+    name, dtype, versions = Path(o.model).name, "float32" if o.float32 else "bf16 on float32 weights", peer.about["versions"]
+    batch = f"{o.prompts} prompts x {o.completions} completions x {o.max_tokens} tokens"
+    print(f"{name}, {batch}, {dtype}, {o.threads} threads, TRL {versions['trl']};")
+    print(f"median [min-max] of {o.repeats} steps, sides alternating, the first step discarded\n")
+    print(table(["side", "seconds a step", "times as fast", "tokens a completion"], rows))
+    print("\nEqual: checkpoint, form of the questions, batch, temperature 1, AdamW at 1e-5, no KL, one update a step. Not equal: the draw")
+    print("of the questions, and so the lengths; ours includes what the run writes to disk, TRL saves and logs nothing.\n")
+    result = {"claim": "step_vs_trl", "ratio": round(base / seconds[ours.name].median, 3)}
+    result |= {
+        "seconds": {name: s.json() for name, s in seconds.items()},
+        "tokens_a_completion": {name: s.json() for name, s in length.items()},
+    }
+    kept = {key: value for key, value in theirs.items() if key not in ("model", "folder")}
+    finish(result | {"model": name, "settings": kept | {"algorithm": o.algorithm}, "peer_versions": versions}, o.json_out)
