@@ -90,21 +90,21 @@ def write_evals(path: Path, step: int, groups: Sequence[Group]) -> None:
     _write(path, EVAL_SCHEMA, [_common(step, *row) for row in _completions(groups)])
 
 
-def read_table(path: Path) -> pa.Table:
-    """The file as an Arrow table, with the columns above.
+def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The file as an Arrow table, with the columns above or those wanted of them.
 
     Raises:
         ValueError: the file is torn or no Parquet; names it and the remedy.
     """
     try:
-        return pq.read_table(path, partitioning=None)
+        return pq.read_table(path, columns=None if columns is None else list(columns), partitioning=None)
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path} is no whole Parquet file ({error}); delete it and resume: the step is run again") from error
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """The file as dictionaries; `answer` and `parts` are parsed from their JSON."""
-    rows: list[dict[str, Any]] = read_table(path).to_pylist()
+    rows: list[dict[str, Any]] = read_table(path, columns).to_pylist()
     for row in rows:
         for name in ("answer", "parts"):
             if name in row:

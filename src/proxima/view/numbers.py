@@ -69,14 +69,15 @@ def signed(value: float | None, places: int = 3) -> str:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """`0.00312`, `1.24`, `12,400`, `3.1e-06`: for axes and quantities of any size."""
+    """`0.00312`, `1.24`, `12,400`, `3.1e-6`: for axes and quantities of any size."""
     if not _shown(value):
         return NONE
     if value == 0:
         return "0"
     exponent = math.floor(math.log10(abs(value)))
     if exponent < -4:
-        return f"{value:.{digits - 1}e}"
+        mantissa, _, power = f"{value:.{digits - 1}e}".partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
     text = f"{value:,.{max(digits - 1 - exponent, 0)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 

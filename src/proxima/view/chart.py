@@ -1,0 +1,188 @@
+"""Line and bar charts as inline SVG: no library, no network, colours from the page's CSS variables so that light and dark both work."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from proxima.view.numbers import significant, thinned
+
+POINTS = 400  # most points drawn of a line; a longer run is averaged down to this
+
+Point = tuple[float, float | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One line, or one share of the bars.
+
+    Args:
+        name: for the legend.
+        points: (step, value); None is a gap.
+        color: a CSS colour, `var(--a)`.
+        smooth: also draw the running mean, and the values themselves faintly.
+        spread: for each point its (low, high), drawn as a whisker; such a series is drawn as dots.
+    """
+
+    name: str
+    points: Sequence[Point]
+    color: str = "var(--a)"
+    smooth: bool = False
+    spread: Sequence[tuple[float, float]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """The plot's size in CSS pixels, and the data range that it shows."""
+
+    width: int = 360
+    height: int = 170
+    left: int = 46
+    right: int = 10
+    top: int = 8
+    bottom: int = 22
+    x_low: float
+    x_high: float
+    y_low: float
+    y_high: float
+
+    def x(self, value: float) -> float:
+        return self.left + (value - self.x_low) / ((self.x_high - self.x_low) or 1.0) * (self.width - self.left - self.right)
+
+    def y(self, value: float) -> float:
+        inner = self.height - self.top - self.bottom
+        return self.height - self.bottom - (value - self.y_low) / ((self.y_high - self.y_low) or 1.0) * inner
+
+
+def ticks(low: float, high: float, most: int = 5) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten) that span `low` … `high`: the first is <= low, the last >= high."""
+    span = high - low
+    if not math.isfinite(span) or span <= 0:
+        span = abs(low) or 1.0
+        low, high = low - span / 2, high + span / 2
+        span = high - low
+    raw = span / max(most - 1, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def line_chart(series: Sequence[Series], *, label: str, zero: bool = False, unit_interval: bool = False, **size: int) -> Markup:
+    """Lines over the steps.
+
+    Args:
+        series: what to draw; points without a finite value leave a gap.
+        label: what a screen reader says.
+        zero: the axis begins at 0.
+        unit_interval: the axis is 0 … 1.
+        size: width, height, left, bottom … of the `Frame`.
+    """
+    drawn = [_thinned(s) for s in series]
+    values = [v for s in drawn for _, v in s.points if v is not None] + [v for s in drawn for pair in s.spread for v in pair]
+    steps = [x for s in drawn for x, _ in s.points]
+    if not values:
+        return Markup("")
+    low, high = (0.0, 1.0) if unit_interval else (min(values), max(values))
+    levels = ticks(min(low, 0.0) if zero else low, high, 4)
+    frame = Frame(x_low=min(steps), x_high=max(steps), y_low=levels[0], y_high=levels[-1], **size)
+    parts = [_axes(frame, levels)]
+    for s in drawn:
+        if s.spread:
+            parts += [_whisker(frame, s, i) for i in range(len(s.points))]
+        elif s.smooth and len(s.points) >= 12:
+            parts += [_path(frame, s.points, s.color, "raw"), _path(frame, running_mean(s.points), s.color, "line")]
+        else:
+            parts.append(_path(frame, s.points, s.color, "line"))
+    return _svg(frame, parts, label)
+
+
+def bar_chart(series: Sequence[Series], *, label: str, most: int = 60, **size: int) -> Markup:
+    """Stacked bars over the steps, each series on top of the one before; runs of more than `most` steps are averaged into as many bars."""
+    steps = [x for x, _ in series[0].points] if series else []
+    if not steps:
+        return Markup("")
+    columns = [[v or 0.0 for v in thinned([v for _, v in s.points], most)] for s in series]
+    totals = [sum(column) for column in zip(*columns, strict=True)]
+    levels = ticks(0.0, max(totals) or 1.0, 4)
+    frame = Frame(x_low=steps[0], x_high=steps[-1], y_low=0.0, y_high=levels[-1], **size)
+    slot = (frame.width - frame.left - frame.right) / len(totals)
+    parts, base = [_axes(frame, levels)], [0.0] * len(totals)
+    for s, column in zip(series, columns, strict=True):
+        for i, value in enumerate(column):
+            top, bottom = frame.y(base[i] + value), frame.y(base[i])
+            base[i] += value
+            if bottom - top > 0.05:
+                x, width = frame.left + i * slot, max(slot - 1, slot * 0.8)
+                parts.append(f'<rect x="{x:.2f}" y="{top:.2f}" width="{width:.2f}" height="{bottom - top:.2f}" fill="{escape(s.color)}"/>')
+    return _svg(frame, parts, label)
+
+
+def running_mean(points: Sequence[Point]) -> list[Point]:
+    """The mean over the tenth of the points around each (three at least; at the ends, over those that are there)."""
+    half = max(1, len(points) // 20)
+    out: list[Point] = []
+    for i, (x, value) in enumerate(points):
+        known = [v for _, v in points[max(i - half, 0) : i + half + 1] if v is not None]
+        out.append((x, sum(known) / len(known) if known and value is not None else None))
+    return out
+
+
+def _thinned(series: Series) -> Series:
+    finite: list[Point] = [(x, v if v is not None and math.isfinite(v) else None) for x, v in series.points]
+    if series.spread or len(finite) <= POINTS:
+        return Series(name=series.name, points=finite, color=series.color, smooth=series.smooth, spread=series.spread)
+    values = thinned([v for _, v in finite], POINTS)
+    steps = [finite[len(finite) * (2 * i + 1) // (2 * POINTS)][0] for i in range(POINTS)]
+    return Series(name=series.name, points=list(zip(steps, values, strict=True)), color=series.color, smooth=series.smooth)
+
+
+def _axes(frame: Frame, levels: Sequence[float]) -> str:
+    right, foot, parts = frame.width - frame.right, frame.height - 6, []
+    for level in levels:
+        y = frame.y(level)
+        parts.append(f'<line class="grid" x1="{frame.left}" x2="{right}" y1="{y:.2f}" y2="{y:.2f}"/>')
+        parts.append(f'<text x="{frame.left - 6}" y="{y + 4:.2f}" text-anchor="end">{escape(significant(level))}</text>')
+    if frame.x_high > frame.x_low:
+        for tick in [t for t in ticks(frame.x_low, frame.x_high, 5) if frame.x_low <= t <= frame.x_high and t == int(t)]:
+            parts.append(f'<text x="{frame.x(tick):.2f}" y="{foot}" text-anchor="middle">{tick:,.0f}</text>')
+    else:
+        parts.append(f'<text x="{frame.left}" y="{foot}">{frame.x_low:,.0f}</text>')
+    return "".join(parts)
+
+
+def _path(frame: Frame, points: Sequence[Point], color: str, kind: str) -> str:
+    """A line with its gaps; a point with no neighbour is a dot."""
+    pieces: list[list[str]] = [[]]
+    for x, value in points:
+        if value is None:
+            pieces.append([])
+        else:
+            pieces[-1].append(f"{frame.x(x):.2f},{frame.y(value):.2f}")
+    parts = []
+    for piece in pieces:
+        if len(piece) == 1:
+            left, top = piece[0].split(",")
+            parts.append(f'<circle cx="{left}" cy="{top}" r="2" fill="{escape(color)}"/>')
+        elif piece:
+            parts.append(f'<polyline class="{kind}" stroke="{escape(color)}" points="{" ".join(piece)}"/>')
+    return "".join(parts)
+
+
+def _whisker(frame: Frame, series: Series, index: int) -> str:
+    step, value = series.points[index]
+    if value is None:
+        return ""
+    (low, high), x, color = series.spread[index], frame.x(step), escape(series.color)
+    return (
+        f'<line class="whisker" stroke="{color}" x1="{x:.2f}" x2="{x:.2f}" y1="{frame.y(low):.2f}" y2="{frame.y(high):.2f}"/>'
+        f'<circle class="dot" cx="{x:.2f}" cy="{frame.y(value):.2f}" r="4" fill="{color}"/>'
+    )
+
+
+def _svg(frame: Frame, parts: Sequence[str], label: str) -> Markup:
+    box = f'viewBox="0 0 {frame.width} {frame.height}"'
+    plot = f'data-left="{frame.left}" data-right="{frame.width - frame.right}" data-from="{frame.x_low}" data-to="{frame.x_high}"'
+    ruler = f'<line class="ruler" y1="{frame.top}" y2="{frame.height - frame.bottom}" visibility="hidden"/>'
+    return Markup(f'<svg class="chart" role="img" aria-label="{escape(label)}" {box} {plot}>{"".join(parts)}{ruler}</svg>')
