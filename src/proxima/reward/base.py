@@ -1,0 +1,136 @@
+"""What the rewards of this room share: weight, name, where they run, and the way from one completion to a score."""
+
+import importlib.util
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from proxima.data import Completion, Prompt, Score, require
+
+Where = Literal["inline", "thread", "text", "function"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedReward:
+    """Base of the rewards: a weight and a name, and `score` made from `score_one`.
+
+    A subclass writes `score_one` and says `where` it runs; one that runs in a worker process writes `job` and `read` instead and inherits
+    `PooledReward`.
+
+    Args:
+        weight: factor of this reward's value in the sum; finite, may be negative. 0 only logs the value, and then a failure of this
+            reward does not make the completion invalid.
+        name: key of this reward among the parts of a score; none: the kind.
+    """
+
+    weight: float = 1.0
+    name: str | None = None
+
+    kind: ClassVar[str] = ""
+    where: ClassVar[Where] = "thread"
+    # True: `score` gets all completions of the prompt in one call and a failure costs the whole group (a reward that compares them).
+    whole_group: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(math.isfinite(self.weight), "weight", self.weight, "must be finite")
+        require(self.name is None or bool(self.name.strip()), "name", self.name, "must not be empty")
+
+    @property
+    def label(self) -> str:
+        """The name under which the parts, the metrics and the errors speak of this reward."""
+        return self.name or self.kind or type(self).__name__.lower()
+
+    def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        """One score for each completion, in the same order; raises what `score_one` raises."""
+        return [self.score_one(prompt, completion) for completion in completions]
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        """The score of one completion, before the weight."""
+        raise NotImplementedError(f"{type(self).__name__} must define score_one or score")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One call of a grader in a worker process.
+
+    Args:
+        grader: key of `graders.GRADERS`.
+        arguments: keyword arguments, JSON values.
+        cpu_seconds: CPU time after which the kernel ends the worker; none: the wall clock of the runner alone.
+    """
+
+    grader: str
+    arguments: Mapping[str, Any]
+    cpu_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledReward(WeightedReward):
+    """Base of the rewards that run in worker processes; `score` called directly runs in this process, with no limits.
+
+    Args:
+        weight: factor of this reward's value in the sum.
+        name: key of this reward among the parts of a score; none: the kind.
+    """
+
+    where: ClassVar[Where] = "text"
+
+    def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
+        """What a worker has to do for this completion, or its score when no worker is needed."""
+        raise NotImplementedError
+
+    def read(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
+        """A score from what the grader returned: `value`, and where it knows, `correct`; other keys are parts."""
+        extra = {key: number_of(part, key) for key, part in result.items() if key not in ("value", "correct")}
+        return checked(Score(value=number_of(result.get("value"), "value"), correct=result.get("correct"), parts=extra))
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        from proxima.reward.graders import GRADERS
+
+        job = self.job(prompt, completion)
+        return job if isinstance(job, Score) else self.read(prompt, GRADERS[job.grader](**job.arguments))
+
+
+def number_of(value: object, key: str) -> float:
+    """A returned number as a float; anything else is a ValueError that names it."""
+    if not isinstance(value, (int, float)):
+        raise ValueError(f"returned {key}={value!r:.80}, expected a number")
+    return float(value)
+
+
+def checked(score: Score) -> Score:
+    """The score itself, after a look at what a careless scorer may have put into it."""
+    if not score.valid:
+        raise ValueError(score.error or "returned an invalid score without an error")
+    if not math.isfinite(score.value):
+        raise ValueError(f"returned {score.value}, expected a finite number")
+    if score.correct not in (None, True, False):
+        raise ValueError(f"returned correct={score.correct!r:.80}, expected true, false or nothing")
+    return score
+
+
+def verdict(right: bool) -> Score:
+    """1 and correct, or 0 and not correct."""
+    return Score(value=float(right), correct=right)
+
+
+def needs_package(module: str, kind: str, extra: str) -> None:
+    """Say early that a reward's package is missing.
+
+    Raises:
+        ValueError: the package can't be found; names the extra that brings it.
+    """
+    if importlib.util.find_spec(module) is None:
+        raise ValueError(f"reward '{kind}' needs the package {module.replace('_', '-')}: pip install 'proxima-rl[{extra}]'")
+
+
+def answer_of(prompt: Prompt, kind: str) -> Any:
+    """The answer that a reward compares with.
+
+    Raises:
+        ValueError: the row has none.
+    """
+    if prompt.answer is None:
+        raise ValueError(f"'{kind}' compares with an answer, and prompt {prompt.uid} has none; map the task's answer column")
+    return prompt.answer

@@ -1,0 +1,29 @@
+r"""The last `\boxed{…}`."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proxima.data import Completion, Prompt, Score
+from proxima.reward.base import WeightedReward, Where, answer_of, verdict
+from proxima.reward.text import last_boxed, same_answer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boxed(WeightedReward):
+    r"""1 if the last `\boxed{…}` holds the answer, as a number or as the same text; says whether it is correct.
+
+    Args:
+        weight: factor of the value in the sum of the rewards.
+        name: key among the parts; none: `boxed`.
+    Returns: Score of value 0 or 1, `correct` set. No box, or one that never closes: 0.
+    Raises: ValueError where the row has no answer.
+    Differs: `math` knows that 1/2 is 0.5; this compares numbers and text only, and needs no worker.
+    """
+
+    kind: ClassVar[str] = "boxed"
+    where: ClassVar[Where] = "inline"
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        answer = answer_of(prompt, self.kind)
+        found = last_boxed(completion.text)
+        return verdict(found is not None and same_answer(found, answer))

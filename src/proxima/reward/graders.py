@@ -1,0 +1,191 @@
+"""What the worker processes do, by name. Standard library only at import: a worker loads this file alone, so that it starts without torch.
+
+Arguments and results are JSON values; an exception is the completion's error.
+"""
+
+import ast
+import asyncio
+import difflib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+
+def grade_format(*, pattern: str, text: str) -> dict[str, Any]:
+    """1 if the pattern is found."""
+    return {"value": float(re.search(pattern, text, re.DOTALL) is not None)}
+
+
+def grade_regex(*, pattern: str, text: str) -> dict[str, Any]:
+    """The last capture of the pattern: group `answer`, else group 1, else the match."""
+    compiled = re.compile(pattern, re.DOTALL)
+    matches = list(compiled.finditer(text))
+    if not matches:
+        return {"found": None}
+    return {"found": matches[-1].group("answer" if "answer" in compiled.groupindex else min(compiled.groups, 1))}
+
+
+def grade_math(*, answer: str, text: str) -> dict[str, Any]:
+    """math-verify's verdict. Its own time-outs are off: they use signals, and the worker's CPU limit stands in for them."""
+    from math_verify import parse, verify
+
+    right = _verdicts.get((answer, text))
+    if right is None:
+        right = bool(verify(_gold(answer), parse(text.replace("\0", ""), parsing_timeout=None), timeout_seconds=None))
+        _verdicts[answer, text] = right
+        if len(_verdicts) > 20_000:
+            _verdicts.clear()
+    return {"value": float(right), "correct": right}
+
+
+_verdicts: dict[tuple[str, str], bool] = {}  # a group often holds the same answer several times
+
+
+@lru_cache(maxsize=4096)
+def _gold(answer: str) -> Any:
+    from math_verify import parse
+
+    parsed = parse(answer if "$" in answer or "\\boxed" in answer else f"${answer}$", parsing_timeout=None)
+    if not parsed:
+        raise ValueError(f"the row's answer {answer!r:.80} can't be read as mathematics")
+    return parsed
+
+
+def grade_reasoning_gym(*, source: Mapping[str, Any], answer: str) -> dict[str, Any]:
+    """The task's own score of the answer."""
+    dataset = _reasoning_gym(source["task"], repr(thaw(source["config"])))
+    return {"value": float(dataset.score_answer(answer, thaw(source["entry"])))}
+
+
+@lru_cache(maxsize=256)
+def _reasoning_gym(task: str, config: str) -> Any:
+    import reasoning_gym
+
+    dataset = reasoning_gym.create_dataset(task, **ast.literal_eval(config))
+    module: Any = sys.modules[type(dataset).__module__]
+    if module.__name__.rpartition(".")[2] in ("binary_matrix", "n_queens", "number_sorting", "spiral_matrix", "string_insertion"):
+        module.eval = ast.literal_eval  # these scorers evaluate the model's answer; a list literal is all they expect
+    return dataset
+
+
+def thaw(value: Any) -> Any:
+    """JSON as the task `reasoning_gym` wrote it, with its tuples and odd keys restored."""
+    if isinstance(value, list):
+        return [thaw(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"__tuple__"}:
+        return tuple(thaw(item) for item in value["__tuple__"])
+    if value.keys() == {"__pairs__"}:
+        return {thaw(key): thaw(item) for key, item in value["__pairs__"]}
+    return {key: thaw(item) for key, item in value.items()}
+
+
+def grade_function(*, path: str, prompt: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
+    """What the user's function returns, as a dict with `value`."""
+    from proxima.data import Completion, Prompt, Score
+
+    tuples: dict[str, Any] = {key: tuple(value) if isinstance(value, (list, tuple)) else value for key, value in completion.items()}
+    whole = {**prompt, "messages": tuple(prompt["messages"]), "tokens": tuple(prompt["tokens"])}
+    result = load_function(path)(Prompt(**whole), Completion(**tuples))
+    if inspect.iscoroutine(result):
+        result = asyncio.run(result)
+    if isinstance(result, Score):
+        if not result.valid:
+            raise RuntimeError(result.error or "returned an invalid score")
+        return {**result.parts, "value": result.value, "correct": result.correct}
+    if isinstance(result, Mapping):
+        if "value" not in result:
+            raise ValueError(f"returned a dict without 'value' (keys: {', '.join(map(str, result)) or 'none'})")
+        return {str(key): _plain(value) for key, value in result.items()}
+    return {"value": _plain(result)}
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of other libraries (numpy, torch) as Python's own."""
+    return value.item() if hasattr(value, "item") and callable(value.item) else value
+
+
+@lru_cache(maxsize=64)
+def load_function(path: str) -> Callable[..., Any]:
+    """The function at `package.module:name` or `file.py:name`.
+
+    Raises:
+        ValueError: one line that says which part of the path is wrong.
+    """
+    where, colon, name = path.rpartition(":")
+    if not colon or not where or not name:
+        raise ValueError(f"path={path!r} must be 'package.module:function' or './file.py:function'")
+    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known) or 'no function'}"
+        raise ValueError(f"path={path!r}: {where!r} has no function {name!r}; {hint}")
+    return function  # type: ignore[no-any-return]
+
+
+def _load_file(file: Path) -> Any:
+    if not file.is_file():
+        raise ValueError(f"path: no file {str(file)!r}")
+    name = f"proxima_reward_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # so that the file's neighbours can be imported, as when it runs as a script
+    try:
+        spec.loader.exec_module(module)
+    except Exception as problem:
+        raise ValueError(f"path: {str(file)!r} can't be loaded: {type(problem).__name__}: {problem}") from problem
+    return module
+
+
+def _load_module(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as problem:
+        raise ValueError(f"path: no module {problem.name!r} (looking for {name!r}); is its folder on PYTHONPATH?") from problem
+    except Exception as problem:
+        raise ValueError(f"path: module {name!r} can't be loaded: {type(problem).__name__}: {problem}") from problem
+
+
+def prepare(*, path: str) -> dict[str, Any]:
+    """Load a user's function before its first call, outside the time of any completion."""
+    load_function(path)
+    return {}
+
+
+def warm_math() -> None:
+    """Load math-verify and build its parser's tables, once, before workers are forked."""
+    grade_math(answer="\\frac{1}{2}", text="so \\boxed{\\frac{x+1}{2}} and $\\sqrt{3}$, 0.5")
+
+
+def warm_reasoning_gym() -> None:
+    """Load reasoning_gym, once, before workers are forked."""
+    import reasoning_gym  # noqa: F401
+
+
+def warm_function() -> None:
+    """Load what every function needs, once, before workers are forked."""
+    import proxima.data  # noqa: F401
+
+
+GRADERS: dict[str, Callable[..., dict[str, Any]]] = {
+    "format": grade_format,
+    "function": grade_function,
+    "math": grade_math,
+    "prepare": prepare,
+    "reasoning_gym": grade_reasoning_gym,
+    "regex": grade_regex,
+}
+
+WARM: dict[str, Callable[[], None]] = {"function": warm_function, "math": warm_math, "reasoning_gym": warm_reasoning_gym}

@@ -1,0 +1,39 @@
+"""GSM8K's form of an answer: a number after `####`."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proxima.data import Completion, Prompt, Score
+from proxima.reward.base import WeightedReward, Where, answer_of, verdict
+from proxima.reward.text import as_number, first_number, last_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gsm8k(WeightedReward):
+    """1 if the number after the last `####` equals the answer; without `####`, the last number of the text.
+
+    The answer may itself be a full GSM8K solution: then what follows its `####` counts.
+
+    Args:
+        strict: count a text without `####` as wrong.
+        weight: factor of the value in the sum of the rewards.
+        name: key among the parts; none: `gsm8k`.
+    Returns: Score of value 0 or 1, `correct` set.
+    Raises: ValueError where the row's answer is missing or is no number.
+    Source: Cobbe et al., arXiv 2110.14168: solutions end in `#### number`.
+    """
+
+    strict: bool = False
+
+    kind: ClassVar[str] = "gsm8k"
+    where: ClassVar[Where] = "inline"
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        answer = answer_of(prompt, self.kind)
+        expected = as_number(str(answer).rpartition("####")[2])
+        if expected is None:
+            raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number after '####'")
+        _, marker, tail = completion.text.rpartition("####")
+        if marker:
+            return verdict(first_number(tail) == expected)
+        return verdict(not self.strict and last_number(completion.text) == expected)

@@ -1,0 +1,88 @@
+"""Mathematical equality, by math-verify in worker processes."""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proxima.data import Completion, Prompt, Score, require
+from proxima.reward.base import Job, PooledReward, answer_of, needs_package, verdict
+from proxima.reward.text import as_fraction, last_boxed, last_tagged
+
+_MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 60, 9999
+_DIGITS = re.compile(rf"[0-9]{{{_MAX_DIGITS + 1}}}")
+_BRACKET = re.compile(r"[()\[\]{}]")
+_EXPONENT = re.compile(r"(?:\^|\*\*)[\s({]*[-+]?([0-9]+)(?:[\s)}]*(?:\^|\*\*)[\s({]*([0-9]+))?")
+_FACTORIAL = re.compile(r"[0-9]{5}[\s})]*!|\^[\s({]*[0-9]+[\s})]*!|![\s})]*![\s})]*!")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Math(PooledReward):
+    r"""1 if math-verify holds the final answer equal to the row's answer, else 0; says whether it is correct.
+
+    What is judged is the last `\boxed{…}`, else the last `<answer>…</answer>`, else what math-verify finds in the last `max_chars`
+    characters (formulas between `$`, then plain numbers). An answer that math-verify can't read is wrong. One that it can't finish is
+    invalid, never 0: the worker is ended and replaced, and nobody else pays. Numbers of over 400 digits, brackets nested over 60 deep,
+    powers with an exponent over 9,999 and factorials of such size are not evaluated at all (invalid too).
+
+    Args:
+        cpu_seconds: CPU time for one completion, in seconds, > 0; the runner's time-out on the clock holds beside it.
+        max_chars: characters judged at most, counted from the end of the text; >= 16.
+        weight: factor of the value in the sum of the rewards.
+        name: key among the parts; none: `math`.
+    Returns: Score of value 0 or 1, `correct` set.
+    Raises: ValueError where the row's answer is missing or can't be read as mathematics.
+    Source: the math-verify package, 0.9.
+    Differs: verl and TRL call it in their own process, where its alarm-based time-out raises in threads, and turn a failure into 0.
+    """
+
+    cpu_seconds: float = 1.0
+    max_chars: int = 2000
+
+    kind: ClassVar[str] = "math"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        needs_package("math_verify", self.kind, "math")
+        require(self.cpu_seconds > 0, "cpu_seconds", self.cpu_seconds, "must be > 0 seconds")
+        require(self.max_chars >= 16, "max_chars", self.max_chars, "must be >= 16")
+
+    def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
+        answer = str(answer_of(prompt, self.kind))
+        found = last_boxed(completion.text)
+        if found is None:
+            found = last_tagged(completion.text, "answer")
+        if found is not None and (right := plainly_equal(found, answer)) is not None:
+            return verdict(right)
+        text = completion.text[-self.max_chars :] if found is None else f"\\boxed{{{found[-self.max_chars :]}}}"
+        for what, formula in (("row's answer", answer), ("answer", text)):
+            if problem := unevaluable(formula):
+                raise ValueError(f"{what} not evaluated: {problem}")
+        return Job(grader="math", arguments={"answer": answer, "text": text}, cpu_seconds=self.cpu_seconds)
+
+
+def plainly_equal(found: str, answer: str) -> bool | None:
+    """The verdict where it needs no algebra: the same text, or two integers or fractions of integers. None: it does."""
+    if found.strip() == answer.strip() != "":
+        return True
+    left, right = as_fraction(found), as_fraction(answer)
+    return None if left is None or right is None else left == right
+
+
+def unevaluable(formula: str) -> str | None:
+    """Why a formula would take a computer algebra system out of any bounds, or None. Linear time; what it misses meets the time-out."""
+    if _DIGITS.search(formula):
+        return f"a number of more than {_MAX_DIGITS} digits"
+    depth = deepest = 0
+    for bracket in _BRACKET.finditer(formula):
+        depth = max(0, depth + (1 if bracket.group() in "([{" else -1))
+        deepest = max(deepest, depth)
+    if deepest > _MAX_DEPTH:
+        return f"brackets nested {deepest} deep"
+    for power in _EXPONENT.finditer(formula):
+        exponent, tower = int(power[1]), int(power[2] or 1)
+        if exponent > _MAX_EXPONENT or (exponent > 1 and tower * math.log10(exponent) > math.log10(_MAX_EXPONENT)):
+            return f"an exponent of more than {_MAX_EXPONENT}"
+    if _FACTORIAL.search(formula):
+        return "a factorial without bounds"
+    return None

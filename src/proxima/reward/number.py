@@ -1,0 +1,33 @@
+"""The last number in the text."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from proxima.data import Completion, Prompt, Score
+from proxima.reward.base import WeightedReward, Where, answer_of, verdict
+from proxima.reward.text import as_number, last_number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(WeightedReward):
+    """1 if the last number in the text equals the answer, else 0; says whether it is correct.
+
+    Read are signs, thousands commas, `$`, decimals and exponents; a final period is none of it. The comparison is exact (decimal), so 0.50
+    is 0.5 and 0.333 is not 1/3. Fractions and formulas are not read: `math` is for them.
+
+    Args:
+        weight: factor of the value in the sum of the rewards.
+        name: key among the parts; none: `number`.
+    Returns: Score of value 0 or 1, `correct` set. No number in the text: 0.
+    Raises: ValueError where the row's answer is missing or is no number.
+    """
+
+    kind: ClassVar[str] = "number"
+    where: ClassVar[Where] = "inline"
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        answer = answer_of(prompt, self.kind)
+        expected = as_number(answer)
+        if expected is None:
+            raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number; use 'exact' or 'math'")
+        return verdict(last_number(completion.text) == expected)

@@ -1,0 +1,287 @@
+"""A pool of worker processes that can be killed: text goes in as jobs, results or one-line errors come out, in the same order.
+
+Each slot of the pool is a daemon thread with a worker of its own. A slot sends a chunk of jobs in one write and gets a line back for
+each, so that every job has its own deadline without a round trip of its own. A worker that dies or passes the deadline costs the job it
+was at; the rest of the chunk goes to its successor. Nothing here outlives the run: when this process ends, so do the workers.
+"""
+
+import asyncio
+import json
+import math
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxima.data import require
+from proxima.reward.base import Job
+
+START_SECONDS = 120.0  # to load math-verify, reasoning_gym or torch on a busy machine
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a job: its result, or why there is none, in one line."""
+
+    result: Mapping[str, Any] | None = None
+    error: str | None = None
+
+
+class WorkerPool:
+    """Runs jobs in worker processes, each within a time-out.
+
+    Args:
+        workers: worker processes; >= 1.
+        timeout: seconds on the clock for one job; > 0. A job's `cpu_seconds` holds beside it.
+        warm: keys of `graders.WARM`, loaded once before workers are forked.
+        setup: jobs done by each new worker before its first chunk, outside of any job's time.
+        restricted: memory limit, no files written, no connections, no processes.
+        memory_mb: MiB a restricted worker may take beyond what it starts with.
+        recycle: jobs after which a worker is replaced.
+
+    Processes are started by the first `run`. `run` may be called from any event loop, and from several.
+    """
+
+    def __init__(
+        self,
+        workers: int = 1,
+        *,
+        timeout: float = 10.0,
+        warm: Sequence[str] = (),
+        setup: Sequence[Job] = (),
+        restricted: bool = True,
+        memory_mb: int = 1024,
+        recycle: int = 5000,
+    ) -> None:
+        require(workers >= 1, "workers", workers, "must be >= 1")
+        require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
+        self.workers, self.timeout, self.recycle, self.setup = workers, timeout, recycle, tuple(setup)
+        self._options = {"warm": sorted(warm), "restricted": restricted, "memory_mb": memory_mb}
+        self._tasks: queue.SimpleQueue[tuple[Sequence[Job], Future[list[Answer]]] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._nursery: _Nursery | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+        self.started = 0  # workers forked so far
+
+    async def run(self, jobs: Sequence[Job]) -> list[Answer]:
+        """An answer for each job, in the same order. Never raises for what a job does."""
+        if not jobs:
+            return []
+        self._start_threads()
+        size = min(64, math.ceil(len(jobs) / self.workers))
+        futures = [self._submit(jobs[start : start + size]) for start in range(0, len(jobs), size)]
+        chunks = await asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
+        return [answer for chunk in chunks for answer in chunk]
+
+    def close(self) -> None:
+        """End the workers, whatever they are doing. Chunks not yet begun are answered `closed`. May be called twice."""
+        with self._lock:
+            self._closed = True
+            nursery, self._nursery = self._nursery, None
+        for _ in self._threads:
+            self._tasks.put(None)
+        if nursery is not None:
+            nursery.close()
+
+    def _submit(self, jobs: Sequence[Job]) -> "Future[list[Answer]]":
+        future: Future[list[Answer]] = Future()
+        self._tasks.put((jobs, future))
+        return future
+
+    def _start_threads(self) -> None:
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the reward pool is closed")
+            while len(self._threads) < self.workers:
+                thread = threading.Thread(target=self._slot, name=f"reward-slot-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _slot(self) -> None:
+        worker: _Worker | None = None
+        while (task := self._tasks.get()) is not None:
+            jobs, future = task
+            if not future.set_running_or_notify_cancel():
+                continue
+            answers: list[Answer] = []
+            while len(answers) < len(jobs):
+                try:
+                    worker = worker or self._hire()
+                    worker = self._work(worker, jobs[len(answers) :], answers)
+                except Exception as problem:  # no worker to be had: the job pays, the pool tries again with the next
+                    worker = None
+                    answers.append(Answer(error=f"no worker: {type(problem).__name__}: {problem}"))
+            future.set_result(answers)
+        if worker is not None:
+            worker.end()
+
+    def _work(self, worker: "_Worker", jobs: Sequence[Job], answers: list[Answer]) -> "_Worker | None":
+        """Add an answer for each job done; the worker, or None when it is gone and the rest of the jobs needs another."""
+        lines = [_line_of(job) for job in jobs]
+        sent = [line for line in lines if isinstance(line, str)]
+        try:
+            worker.send("[" + ",".join(sent) + "]\n", self.timeout)
+        except OSError:
+            worker.end()
+            return None  # it died while idle; nobody's fault, and a new one starts from the same job
+        for line, job in zip(lines, jobs, strict=True):
+            if isinstance(line, Answer):
+                answers.append(line)
+                continue
+            answer, alive = worker.receive(self.timeout, job.cpu_seconds)
+            answers.append(answer)
+            if not alive:
+                return None
+        worker.done += len(sent)
+        if worker.done < self.recycle:
+            return worker
+        worker.end()
+        return None
+
+    def _hire(self) -> "_Worker":
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the pool is closed")
+            if self._nursery is None or not self._nursery.alive:
+                self._nursery = _Nursery(self._options)
+            worker = self._nursery.fork()
+            self.started += 1
+        for job in self.setup:
+            line = _line_of(job)
+            worker.send(f"[{line}]\n", START_SECONDS)
+            answer, alive = worker.receive(START_SECONDS, None)
+            if answer.error:
+                if alive:
+                    worker.end()
+                raise RuntimeError(answer.error)
+        return worker
+
+
+def _line_of(job: Job) -> str | Answer:
+    try:
+        return json.dumps({"grader": job.grader, "arguments": job.arguments, "cpu_seconds": job.cpu_seconds})
+    except (TypeError, ValueError) as problem:
+        return Answer(error=f"can't be sent to a worker: {problem}")
+
+
+class _Nursery:
+    """The process that forks the workers (`worker.nursery`)."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._control, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py")), str(theirs.fileno())]
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C in the terminal is the run's business: it ends the workers when it is done with them
+            env={**os.environ, **threads, "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+        theirs.close()
+        path = [os.path.abspath(entry) for entry in sys.path]
+        answer = self._ask(json.dumps({**options, "path": path}).encode() + b"\n", START_SECONDS)
+        if "error" in answer:
+            self.close()
+            raise RuntimeError(f"reward workers can't start: {answer['error']}")
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def fork(self) -> "_Worker":
+        ours, theirs = socket.socketpair()
+        try:
+            answer = self._ask(b'{"do": "fork"}', START_SECONDS, theirs.fileno())
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return _Worker(self, int(answer["pid"]), ours)
+
+    def end(self, pid: int) -> int:
+        """Kill the worker if it still runs, and say which signal ended it (0: it ended by itself)."""
+        try:
+            return int(self._ask(json.dumps({"do": "end", "pid": pid}).encode(), START_SECONDS)["status"])
+        except (OSError, RuntimeError):
+            return 0  # the nursery is gone, and its workers with it
+
+    def close(self) -> None:
+        self._control.close()  # the nursery ends its workers, then itself
+        try:
+            self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, request: bytes, timeout: float, fd: int | None = None) -> dict[str, Any]:
+        with self._lock:
+            self._control.settimeout(timeout)
+            if fd is None:
+                self._control.sendall(request)
+            else:
+                socket.send_fds(self._control, [request], [fd])
+            data = b""
+            while not data.endswith(b"\n"):
+                part = self._control.recv(4096)
+                if not part:
+                    raise RuntimeError("the process that starts reward workers is gone")
+                data += part
+        answer: dict[str, Any] = json.loads(data)
+        return answer
+
+
+class _Worker:
+    """One worker process and the socket to it."""
+
+    def __init__(self, nursery: _Nursery, pid: int, channel: socket.socket) -> None:
+        self._nursery, self._pid, self._channel, self._buffer = nursery, pid, channel, b""
+        self.done = 0
+
+    def send(self, line: str, timeout: float) -> None:
+        self._channel.settimeout(timeout)
+        self._channel.sendall(line.encode())
+
+    def receive(self, timeout: float, cpu_seconds: float | None) -> tuple[Answer, bool]:
+        """The next answer, and whether the worker still lives. It has `timeout` seconds, counted from the answer before."""
+        deadline = time.monotonic() + timeout
+        while b"\n" not in self._buffer:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not select.select([self._channel], [], [], remaining)[0]:
+                self.end()
+                return Answer(error=f"timed out after {timeout:g} s"), False
+            try:
+                part = self._channel.recv(1 << 16)
+            except OSError:
+                part = b""
+            if not part:
+                return Answer(error=_cause(self.end(), cpu_seconds)), False
+            self._buffer += part
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        answer = json.loads(line)
+        return Answer(result=answer.get("result"), error=answer.get("error")), True
+
+    def end(self) -> int:
+        self._channel.close()
+        return self._nursery.end(self._pid)
+
+
+def _cause(status: int, cpu_seconds: float | None) -> str:
+    if status == signal.SIGPROF:
+        return f"timed out after {cpu_seconds:g} s of CPU time"
+    return f"its worker died ({signal.Signals(status).name})" if status else "its worker ended"

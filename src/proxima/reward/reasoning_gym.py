@@ -1,0 +1,65 @@
+"""The scorers of reasoning_gym, each with its own task."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from proxima.data import Completion, Prompt, Score, require
+from proxima.reward.base import Job, PooledReward, checked, needs_package, number_of
+from proxima.reward.text import last_tagged
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningGym(PooledReward):
+    """The score in [0, 1] that the row's own reasoning_gym task gives the answer; correct from `correct_at` up.
+
+    The answer is what stands in the last `<tag>…</tag>`, else the whole text without outer space. Only rows of the task `reasoning_gym`
+    can be scored: they carry the entry that the scorer reads.
+
+    Args:
+        tag: name of the tag that holds the answer; none: always the whole text.
+        strict: count a text without the tag as wrong.
+        correct_at: the score from which the answer counts as correct, in (0, 1].
+        cpu_seconds: CPU time for one completion, in seconds, > 0.
+        weight: factor of the value in the sum of the rewards.
+        name: key among the parts; none: `reasoning_gym`.
+    Returns: Score of the task's value, `correct` set.
+    Raises: ValueError where the row comes from another task.
+    Edge cases: some scorers evaluate the answer as Python; in the worker they read literals only, and the worker can write no file and
+        open no connection.
+    """
+
+    tag: str | None = "answer"
+    strict: bool = False
+    correct_at: float = 1.0
+    cpu_seconds: float = 5.0
+
+    kind: ClassVar[str] = "reasoning_gym"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        needs_package("reasoning_gym", self.kind, "gym")
+        require(self.tag is None or self.tag.isidentifier(), "tag", self.tag, "must be a plain name such as 'answer'")
+        require(0 < self.correct_at <= 1, "correct_at", self.correct_at, "must be in (0, 1]")
+        require(self.cpu_seconds > 0, "cpu_seconds", self.cpu_seconds, "must be > 0 seconds")
+
+    def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
+        source = prompt.metadata.get("reasoning_gym")
+        if not isinstance(source, Mapping):
+            raise ValueError(f"prompt {prompt.uid} is no row of the task 'reasoning_gym': its metadata has no entry to score with")
+        answer = self._answer(completion.text)
+        if answer is None:
+            return Score(value=0.0, correct=False)
+        return Job(grader="reasoning_gym", arguments={"source": source, "answer": answer}, cpu_seconds=self.cpu_seconds)
+
+    def read(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
+        value = number_of(result["value"], "value")
+        return checked(Score(value=value, correct=value >= self.correct_at))
+
+    def _answer(self, text: str) -> str | None:
+        if self.tag is None:
+            return text.strip()
+        inside = last_tagged(text, self.tag)
+        if inside is None and not self.strict:
+            return text.strip()
+        return None if inside is None else inside.strip()

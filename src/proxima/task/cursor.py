@@ -1,0 +1,85 @@
+"""Which row comes next: a deterministic order over epochs that a checkpoint can hold in four numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from proxima.data import require
+from proxima.task.order import permutation
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One turn of a row.
+
+    Args:
+        uid: epoch x size + position: unique in a run, never reused, the same after a resume.
+        index: the row, 0 … size-1.
+        epoch: how often all rows have been drawn before.
+    """
+
+    uid: int
+    index: int
+    epoch: int
+
+
+class Cursor:
+    """Draws rows in order, epoch after epoch, each row once an epoch.
+
+    Args:
+        size: rows; >= 1.
+        seed: makes the order of each epoch, together with the epoch's number and nothing else.
+        shuffle: False keeps the order of the rows.
+    """
+
+    def __init__(self, size: int, seed: int, shuffle: bool = True) -> None:
+        require(size >= 1, "size", size, "must be >= 1: there is nothing to draw from")
+        self.size, self.seed, self.shuffle = size, seed, shuffle
+        self.drawn = 0
+        self._order: tuple[int, Tensor] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next draw."""
+        return self.drawn // self.size
+
+    def next(self, n: int) -> list[Draw]:
+        """The next n draws; they may reach over an epoch's end."""
+        require(n >= 0, "n", n, "must be >= 0")
+        draws = [self.at(uid) for uid in range(self.drawn, self.drawn + n)]
+        self.drawn += n
+        return draws
+
+    def at(self, uid: int) -> Draw:
+        """The draw of a uid, past or future; does not move the cursor."""
+        epoch, position = divmod(uid, self.size)
+        return Draw(uid=uid, index=int(self._epoch_order(epoch)[position]) if self.shuffle else position, epoch=epoch)
+
+    def state(self) -> dict[str, Any]:
+        """JSON values from which `load` goes on."""
+        return {"size": self.size, "seed": self.seed, "shuffle": self.shuffle, "drawn": self.drawn}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken.
+
+        Raises:
+            ValueError: it was taken over other data, with another seed or another order; names the field and both values.
+        """
+        for name in ("size", "seed", "shuffle"):
+            found, expected = state.get(name), getattr(self, name)
+            require(
+                found == expected,
+                f"cursor.{name}",
+                found,
+                f"in the checkpoint, but the run has {expected!r}; resume with the same data and seed",
+            )
+        drawn = state.get("drawn")
+        require(isinstance(drawn, int) and drawn >= 0, "cursor.drawn", drawn, "must be an integer >= 0")
+        self.drawn = int(state["drawn"])
+
+    def _epoch_order(self, epoch: int) -> Tensor:
+        if self._order is None or self._order[0] != epoch:
+            self._order = (epoch, permutation(self.size, self.seed, epoch))
+        return self._order[1]

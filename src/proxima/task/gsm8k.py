@@ -1,0 +1,80 @@
+"""GSM8K, grade-school mathematics."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from proxima.data import require
+from proxima.task.files import Jsonl, Parquet
+from proxima.task.hub import Dataset
+from proxima.task.protocol import Row, Rows
+from proxima.task.template import fields_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gsm8k:
+    """GSM8K by its hub name or from files: 7,473 training and 1,319 test questions; the answer is the number after `####`.
+
+    Args:
+        path: hub name, a .jsonl or .parquet file, or a folder with `train.jsonl` and `test.jsonl` (or Parquet files whose names begin so,
+            also in a subfolder `main`).
+        split: `train` or `test`; a single file is taken as it is.
+        template: the prompt, with `{question}`, as "{question}\\nGive the final answer after ####."
+    Returns: rows whose answer is the final number as text, without commas; metadata `solution`, the text before it.
+    Raises: ValueError when the data can't be had, or a solution has no `####`; names the row.
+    Source: Cobbe et al., arXiv 2110.14168; MIT licence.
+    """
+
+    path: str = "openai/gsm8k"
+    split: Literal["train", "test"] = "train"
+    template: str = "{question}"
+
+    def __post_init__(self) -> None:
+        require(bool(self.path), "path", self.path, "must be a hub name, a folder or a file")
+        require(self.split in ("train", "test"), "split", self.split, "must be 'train' or 'test'")
+        require(
+            fields_of(self.template, "template") == {"question"},
+            "template",
+            self.template,
+            "must hold {question} and nothing else in braces",
+        )
+
+    def rows(self, seed: int) -> Rows:
+        """The rows in the order of the data; the seed changes nothing."""
+        return Gsm8kRows(self._source().rows(seed), self.template)
+
+    def _source(self) -> Any:
+        place = Path(self.path)
+        if place.is_file():
+            return (Parquet if place.suffix == ".parquet" else Jsonl)(path=self.path)
+        if place.is_dir():
+            for folder in (place, place / "main"):
+                if (folder / f"{self.split}.jsonl").is_file():
+                    return Jsonl(path=str(folder / f"{self.split}.jsonl"))
+                if parts := sorted(str(part) for part in folder.glob(f"{self.split}*.parquet")):
+                    return Parquet(path=tuple(parts))
+            raise ValueError(f"path={self.path!r} holds neither {self.split}.jsonl nor {self.split}*.parquet")
+        if place.suffix in (".jsonl", ".parquet"):
+            raise ValueError(f"path={self.path!r}: no such file")
+        return Dataset(path=self.path, subset="main", split=self.split)
+
+
+@dataclass(frozen=True)
+class Gsm8kRows:
+    """GSM8K rows with their final answers."""
+
+    source: Rows
+    template: str
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Row:
+        row = self.source[index]
+        solution, marker, final = str(row.answer).rpartition("####")
+        answer = final.strip().replace(",", "").lstrip("$")
+        if not marker or not answer:
+            raise ValueError(f"gsm8k row {index}: the answer {json.dumps(row.answer)[-60:]} has no number after '####'; is this GSM8K?")
+        question = self.template.format(question=row.messages[-1]["content"])
+        return Row(messages=({"role": "user", "content": question},), answer=answer, metadata={"solution": solution.strip()})

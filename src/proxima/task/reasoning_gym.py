@@ -1,0 +1,115 @@
+"""Every task of reasoning_gym, by its name."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from proxima.data import require
+from proxima.task.order import mix
+from proxima.task.protocol import Row, Rows
+from proxima.task.template import as_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReasoningGym:
+    """Generated puzzles of one reasoning_gym task (`basic_arithmetic`, `countdown`, `sudoku` …), made on access from seed and number.
+
+    Each row carries its entry, so that the reward `reasoning_gym` scores it with the task's own scorer. Training and test rows come from
+    different seeds; tasks with few possible puzzles may still repeat some.
+
+    Args:
+        task: name of the task in reasoning_gym.
+        size: rows; >= 1.
+        split: `train` or `test`: different puzzles at the same seed.
+        config: the task's own settings by name, as `{min_terms: 2, max_terms: 4}`.
+    Returns: rows whose answer is the task's reference answer, None where the task has none; metadata `reasoning_gym`.
+    Raises: ValueError for an unknown task or setting (with the nearest name), or a setting that the task refuses.
+    """
+
+    task: str
+    size: int = 1000
+    split: Literal["train", "test"] = "train"
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(self.size >= 1, "size", self.size, "must be >= 1")
+        require(self.split in ("train", "test"), "split", self.split, "must be 'train' or 'test'")
+        taken = sorted({"seed", "size"} & set(self.config))
+        require(not taken, "config", taken, "is set by the run's seed and by `size`")
+        _known_task(self.task)
+
+    def rows(self, seed: int) -> Rows:
+        """The puzzles of this seed."""
+        settings = {**self.config, "seed": mix(seed, self.split == "test") % 2**31}
+        return ReasoningGymRows(self.task, settings, _create(self.task, {**settings, "size": self.size}))
+
+
+class ReasoningGymRows:
+    """Puzzles by number."""
+
+    def __init__(self, task: str, settings: Mapping[str, Any], dataset: Any) -> None:
+        self._task, self._settings, self._dataset = task, dict(settings), dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Row:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        entry = self._dataset[index]
+        answer = entry.get("answer")
+        source = {"task": self._task, "config": freeze(self._settings), "entry": freeze(entry)}
+        return Row(
+            messages=({"role": "user", "content": entry["question"]},),
+            answer=None if answer is None else as_text(answer),
+            metadata={"reasoning_gym": source},
+        )
+
+
+def freeze(value: Any) -> Any:
+    """A value of tuples, lists, dicts and scalars as JSON; tuples and keys that are no text are tagged.
+
+    The reward's worker turns it back exactly: some scorers tell a tuple from a list.
+    """
+    if isinstance(value, tuple):
+        return {"__tuple__": [freeze(item) for item in value]}
+    if isinstance(value, list):
+        return [freeze(item) for item in value]
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: freeze(item) for key, item in value.items()}
+        return {"__pairs__": [[freeze(key), freeze(item)] for key, item in value.items()]}
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
+
+
+def _tables() -> tuple[Mapping[str, Any], Callable[..., Any]]:
+    try:
+        import reasoning_gym
+        from reasoning_gym.factory import DATASETS
+    except ImportError:
+        raise ValueError("task 'reasoning_gym' needs the package reasoning_gym: pip install 'proxima-rl[gym]'") from None
+    return DATASETS, reasoning_gym.create_dataset
+
+
+def _known_task(name: str) -> None:
+    known, _ = _tables()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(sorted(known))}"
+        raise ValueError(f"task={name!r} is no reasoning_gym task; {hint}")
+
+
+def _create(name: str, settings: Mapping[str, Any]) -> Any:
+    tables, create = _tables()
+    known = [entry.name for entry in fields(tables[name][1])]
+    for key in settings:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(set(known) - {'seed', 'size'}))}"
+            raise ValueError(f"config.{key}={settings[key]!r}: reasoning_gym task {name!r} has no such setting; {hint}")
+    try:
+        return create(name, **settings)
+    except Exception as problem:  # the tasks check their settings by assertions of their own
+        reason = " ".join(str(problem).split()) or type(problem).__name__
+        raise ValueError(f"config={dict(settings)!r}: reasoning_gym task {name!r} refuses it: {reason[:200]}") from None
