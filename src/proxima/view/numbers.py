@@ -82,8 +82,8 @@ def significant(value: float | None, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def wilson(correct: int, questions: int, z: float = 1.96) -> tuple[float, float]:
-    """The Wilson score interval of a share: where the true accuracy lies with 95 % confidence (z = 1.96).
+def wilson(correct: int, questions: int, z: float = 1.959964) -> tuple[float, float]:
+    """The Wilson score interval of a share: where the true accuracy lies with 95 % confidence (z = 1.959964).
 
         centre = (p + z²/2n) / (1 + z²/n)      half = z sqrt(p(1-p)/n + z²/4n²) / (1 + z²/n)
 

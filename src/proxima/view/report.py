@@ -247,7 +247,7 @@ def questions(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def pick_samples(folder: RunFolder) -> tuple[list[int], list[list[dict[str, Any]]], list[str]]:
-    """Steps spread evenly over the run, and for each some completions of its first groups; and the files that could not be read."""
+    """Steps spread evenly over the run, and for each some completions of its first groups, failed ones first; and unreadable files."""
     files = sorted(folder.rollouts.glob("[0-9]*.parquet"))
     many = min(SAMPLED_STEPS, len(files))
     wanted = sorted({files[round(i * (len(files) - 1) / max(many - 1, 1))] for i in range(many)})
@@ -263,7 +263,8 @@ def pick_samples(folder: RunFolder) -> tuple[list[int], list[list[dict[str, Any]
         for row in rows:
             groups.setdefault(row["prompt_uid"], []).append(row)
         steps.append(int(file.stem))
-        samples.append([_sample(group) for group in list(groups.values())[:SAMPLED_GROUPS]])
+        failed_first = sorted(groups.values(), key=lambda group: all(row["error"] is None for row in group))
+        samples.append([_sample(group) for group in failed_first[:SAMPLED_GROUPS]])
     return steps, samples, torn
 
 

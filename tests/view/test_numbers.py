@@ -1,0 +1,84 @@
+"""Numbers and foreign text as a person sees them."""
+
+import math
+
+import pytest
+
+from proxima.view import numbers as n
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0.0 s"),
+        (4.06, "4.1 s"),
+        (9.94, "9.9 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1m 00s"),
+        (160, "2m 40s"),
+        (3599.7, "1h 00m"),
+        (3900, "1h 05m"),
+        (86400 * 2 + 3 * 3600, "2d 03h"),
+        (None, "–"),
+        (math.nan, "–"),
+        (math.inf, "–"),
+    ],
+)
+def test_duration(seconds, text):
+    assert n.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(290.4, "290 tok/s"), (1100, "1,100 tok/s"), (3.14, "3.1 tok/s"), (128_400, "128k tok/s"), (None, "– tok/s")]
+)
+def test_rate(value, text):
+    assert n.rate(value) == text
+
+
+def test_the_others():
+    assert [n.magnitude(v) for v in (134_515_008, 7.24e9, 812, 999_999, None)] == ["134.5 M", "7.2 B", "812", "1.0 M", "–"]
+    assert [n.percent(v) for v in (0.004, 1, None)] == ["0.4 %", "100.0 %", "– %"]
+    assert [n.fixed(v) for v in (0.166, -0.004, -0.25, None)] == ["0.17", "0.00", "-0.25", "–"]
+    assert [n.signed(v) for v in (0.815, -0.02, 0.0, -0.0001)] == ["+0.815", "−0.020", "+0.000", "+0.000"]
+    assert [n.significant(v) for v in (0.00312, 1.236, 12_400, 3.1e-6, 1e-5, 0, 0.5)] == [
+        "0.00312",
+        "1.24",
+        "12,400",
+        "3.1e-6",
+        "1e-5",
+        "0",
+        "0.5",
+    ]
+    assert n.count(2048) == "2,048"
+
+
+@pytest.mark.parametrize(("correct", "questions"), [(25, 200), (188, 200), (1, 3), (499, 1000)])
+def test_wilson_is_where_the_score_test_turns(correct, questions):
+    """Its definition: the bounds are the shares that the observation is just 1.959964 of *their* standard errors away from."""
+    share = correct / questions
+    low, high = n.wilson(correct, questions)
+    assert low < share < high
+    for bound in (low, high):
+        assert abs(share - bound) / math.sqrt(bound * (1 - bound) / questions) == pytest.approx(1.959964, abs=1e-9)
+
+
+def test_wilson_at_the_ends():
+    assert n.wilson(0, 10) == pytest.approx((0.0, 0.2775328), abs=1e-7)  # R: prop.test(0, 10, correct = FALSE)
+    assert n.wilson(10, 10) == pytest.approx((0.7224672, 1.0), abs=1e-7)
+    assert n.wilson(0, 0) == (0.0, 1.0)
+
+
+def test_foreign_text_cannot_drive_the_terminal():
+    text = n.printable("a\x1b[2J\x1b]0;title\x07\r\nb\tc\u202edcba\u2028\x9b31m\x7f")
+    assert text == "a␛[2J␛]0;title␇␍⏎b c<202e>dcba<2028><009b>31m<007f>"
+    assert n.printable("x" * 50, 10) == "x" * 9 + "…"
+    assert n.printable("äß 日本 ½", 10) == "äß 日本 ½"
+
+
+def test_sparkline():
+    assert n.sparkline([0.0, 0.5, 1.0], 10) == "▁▅█"
+    assert n.sparkline([1.0, None, 1.0], 10) == "▄ ▄"
+    assert n.sparkline([float(i) for i in range(80)], 8) == "▁▂▃▄▅▆▇█"
+    assert n.sparkline([None, math.nan], 5) == "" and n.sparkline([], 5) == "" and n.sparkline([1.0], 0) == ""
+    assert n.thinned([1.0, 3.0, None, 5.0, math.inf, None], 3) == [2.0, 5.0, None]

@@ -1,0 +1,244 @@
+"""The lines of a run, character by character, on a clock that stands still."""
+
+import io
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from proxima.runtime.clock import ManualClock
+from proxima.view import LogFile, observer_for
+from proxima.view.live import LiveView
+from proxima.view.plain import PlainLines, lines_to
+from proxima.view.remarks import Remarks
+from tests.view.synthetic import evaluation, info, record, sample
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch):
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.fixture
+def clock():
+    return ManualClock("2026-09-02T12:04:31+00:00")
+
+
+@pytest.fixture
+def lines():
+    return []
+
+
+@pytest.fixture
+def plain(lines, clock):
+    return PlainLines(lines.append, clock)
+
+
+def quiet(step, **more):
+    """A record with round numbers and nothing to remark on."""
+    facts = {"reward/mean": 0.172, "length/mean": 8.06, "approx_kl": 0.00018, "masked_fraction": 0.0044, "time/step": 4.06}
+    speeds = {"tokens_per_second/generate": 290.2, "tokens_per_second/train": 430.4}
+    return {"kind": "train", "step": step, "time": 4.06 * step, **facts, **speeds, **more}
+
+
+def test_a_run(plain, lines, clock):
+    plain.started(info(Path("runs/add-7f3c")))
+    clock.advance(18)
+    plain.evaluated(evaluation(0, "before", 25))
+    clock.advance(4)
+    plain.step(quiet(1), sample())
+    plain.step(quiet(2, **{"time/step": 3.06}), sample())
+    plain.evaluated(evaluation(20, "step", 100))
+    plain.step(quiet(40), None)
+    plain.evaluated(evaluation(40, "after", 188))
+    plain.finished({"status": "done", "steps": 40, "seconds": 195.2, "eval": {"before": {"accuracy": 0.125}, "after": {"accuracy": 0.94}}})
+    assert lines == [
+        "12:04:31  proxima 0.1.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1                 runs/add-7f3c",
+        "12:04:31  step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches ≤ 2,048 tokens → 1 update",
+        "12:04:49  eval  before   accuracy 0.125   25/200                                                                      18 s",
+        "12:04:53  step   1/40   reward  0.17  length   8.1  kl 0.0002  masked 0.4 %  gen 290 tok/s  train 430 tok/s  4.1 s  eta 2m 38s",
+        "12:04:53  step   2/40   reward  0.17  length   8.1  kl 0.0002  masked 0.4 %  gen 290 tok/s  train 430 tok/s  3.1 s  eta 2m 15s",
+        "12:04:53  eval  step 20  accuracy 0.500  100/200  +0.375                                                              18 s",
+        "12:04:53  step  40/40   reward  0.17  length   8.1  kl 0.0002  masked 0.4 %  gen 290 tok/s  train 430 tok/s  4.1 s",
+        "12:04:53  eval  after    accuracy 0.940  188/200  +0.815                                                              18 s",
+        "12:04:53  done: 40 steps in 3m 15s  accuracy 0.125 → 0.940 (+0.815)  runs/add-7f3c/report.html",
+    ]
+
+
+def test_ends_that_are_not_done(plain, lines):
+    plain.started(info(Path("runs/a"), micro_batches=0, resumed_at=12))
+    plain.finished({"status": "stopped", "steps": 14, "seconds": 61.0})
+    plain.finished({"status": "failed", "steps": 14, "seconds": 61.0, "error": "RuntimeError: out of\nmemory"})
+    assert [line[10:] for line in lines[1:]] == [
+        "step = 8 prompts × 8 completions = 64 sequences → micro-batches ≤ 2,048 tokens → 1 update",
+        "resumed after step 12/40",
+        "stopped: 14 of 40 steps in 1m 01s  the same command with --resume goes on",
+        "failed: 14 of 40 steps in 1m 01s  RuntimeError: out of⏎memory  the same command with --resume goes on",
+    ]
+
+
+def test_a_record_that_lacks_numbers_keeps_its_columns(plain, lines):
+    plain.started(info(Path("runs/a")))
+    plain.step({"kind": "train", "step": 3, "time": 9.0, "reward/mean": None}, None)
+    line = "step   3/40   reward     –  length     –  kl      –  masked   – %  gen   – tok/s  train   – tok/s      –"
+    assert lines[-1][10:] == line
+
+
+def test_progress_speaks_only_after_a_minute_of_silence(plain, lines, clock):
+    plain.started(info(Path("runs/a")))
+    plain.progress("generate", 100, 4096, "completions")
+    clock.advance(59)
+    plain.progress("generate", 900, 4096, "completions")
+    assert len(lines) == 2
+    clock.advance(2)
+    plain.progress("generate", 1000, 4096, "completions")
+    plain.progress("generate", 1001, 4096, "completions")
+    assert lines[2:] == ["12:05:32        generate  1,000/4,096 completions"]
+
+
+def test_remarks_say_what_it_means_and_what_to_do():
+    def remarks(**more):
+        return Remarks().of({**quiet(13), "completions": 64, **more})
+
+    assert remarks() == []
+    assert remarks(**{"reward/invalid": 3}) == [
+        "reward: 3 of 64 completions could not be scored and are left out of every mean; see `error` in rollouts/000013.parquet"
+    ]
+    assert remarks(grad_norm=None) == [
+        "grad_norm not finite at step 13: the weights may be spoilt; resume from a checkpoint with a lower train.optimizer.lr"
+    ]
+    (nothing,) = remarks(skipped_zero_advantage=64)
+    assert nothing.startswith("all 64 completions have advantage 0 (mean reward 0.17): the step taught nothing; use questions")
+    assert remarks(skipped_zero_advantage=63) == []
+    assert "82.0 % of the completions ended at the length limit" in remarks(truncated_fraction=0.82)[0]
+    assert "differ by 0.250 nats a token" in remarks(rollout_replay_logp_absdiff_mean=0.25)[0]
+    assert "60.0 % of the tokens left the trust region" in remarks(masked_fraction=0.6)[0]
+
+
+def test_a_lasting_state_is_not_remarked_on_at_every_step():
+    remarks = Remarks()
+    said = [step for step in range(1, 31) if remarks.of({**quiet(step), "completions": 64, "reward/invalid": 1})]
+    assert said == [1, 11, 21]
+
+
+def test_a_remark_is_a_warning_line(plain, lines):
+    plain.started(info(Path("runs/a")))
+    plain.step({**quiet(1), "completions": 64, "truncated_fraction": 0.9}, None)
+    assert lines[-1].startswith("12:04:31  WARNING 90.0 % of the completions")
+
+
+def test_log_file_appends_over_resumes(tmp_path, clock):
+    for resumed in (0, 12):
+        log = LogFile(tmp_path / "log.txt", clock)
+        log.started(info(Path("runs/a"), resumed_at=resumed))
+        log.step(quiet(resumed + 1), sample())
+        assert f"step {resumed + 1:>3}/40" in (tmp_path / "log.txt").read_text(encoding="utf-8")  # there at once, not at the end
+        log.finished({"status": "stopped", "steps": 1, "seconds": 4.0})
+    lines = (tmp_path / "log.txt").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == lines[5] == "2026-09-02, UTC+0000"
+    assert len(lines) == 11 and lines[8] == "12:04:31  resumed after step 12/40"
+
+
+def test_an_ascii_stream_gets_question_marks_not_a_crash(clock):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    lines_to(stream, clock).started(info(Path("runs/a")))
+    assert b"8 prompts ? 8 completions = 64 sequences" in raw.getvalue()
+
+
+def test_the_view_follows_the_stream(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert isinstance(observer_for(io.StringIO()), PlainLines)
+    assert isinstance(observer_for(Terminal()), LiveView)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(observer_for(Terminal()), PlainLines)
+
+
+def live_on(width=100, height=40):
+    from rich.console import Console
+
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=width, height=height, color_system="truecolor", legacy_windows=False)
+    return LiveView(console, ManualClock("2026-09-02T12:04:31+00:00")), screen
+
+
+def shown(view):
+    """The current picture without colours."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=100, color_system=None)
+    console.print(view._view())
+    return console.file.getvalue()
+
+
+def test_live_view_shows_the_numbers_and_the_sample():
+    view, screen = live_on()
+    view.started(info(Path("runs/add-7f3c")))
+    view.evaluated(evaluation(0, "before", 25))
+    view.progress("generate", 16, 64, "completions")
+    for step in range(1, 11):
+        view.step(record(step), sample(text="12 + 7 = 19\x1b[2J[bold]!", parts={"answer": 1.0, "format": 0.5}))
+    view.evaluated(evaluation(10, "step", 100))
+    picture = shown(view)
+    for text in (
+        "cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1",
+        "step 10/40",
+        "eta ",
+        "generating  16/64 completions",
+        "held-out accuracy  0.125 → 0.500  +0.375  100/200 questions after step 10",
+        f"reward             {record(10)['reward/mean']:.3f}  ",
+        f"length        {record(10)['length/mean']:.1f} tokens",
+        f"KL          {record(10)['approx_kl']:.5f} nats",
+        "sample  reward 1.00  right",
+        "What is 12 + 7?",
+        "12 + 7 = 19␛[2J[bold]!",
+        "answer 1.00  format 0.50",
+    ):
+        assert text in picture
+    assert "[2J[bold]!" in screen.getvalue() and "\x1b[2J[bold]" not in screen.getvalue()
+    assert "█" in picture.split("reward  ")[1].splitlines()[0]
+    view.finished({"status": "done", "steps": 40, "seconds": 195.2})
+    assert screen.getvalue().rstrip().endswith("done: 40 steps in 3m 15s  runs/add-7f3c/report.html")
+    assert screen.getvalue().count("\x1b[?25h") >= 1  # the cursor is back
+
+
+def test_live_view_on_a_narrow_terminal_and_with_nothing_known():
+    view, screen = live_on(width=30, height=10)
+    view.started(info(Path("runs/a"), parameters=0, threads=0))
+    view.step({"kind": "train", "step": 1, "time": 1.0, "reward/mean": None}, sample(reward=None, correct=None, text="", parts={}))
+    view.warning("the disk is [red]nearly[/red] full")
+    view.finished({"status": "failed", "error": "OSError: full"})
+    assert "sample  reward invalid" in shown(view)
+    assert "[red]nearly[/red]" in screen.getvalue().replace("\n", " ")
+
+
+def test_live_view_draws_ten_times_a_second_at_most():
+    view, _ = live_on()
+    drawn = []
+    view._live.refresh = lambda: drawn.append(view._clock.now())
+    view.started(info(Path("runs/a")))
+    before = len(drawn)
+    for done in range(100):
+        view._clock.advance(0.01)
+        view.progress("generate", done, 100, "completions")
+    assert 8 <= len(drawn) - before <= 10
+    view._live.stop()
+
+
+def test_no_terminal_width_is_needed(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "0")
+    assert os.environ["COLUMNS"] == "0"
+    view, screen = live_on(width=1)
+    view.started(info(Path("runs/a")))
+    view.step(record(1), sample())
+    view.finished({"status": "done", "steps": 1, "seconds": 1.0})
+    assert screen.getvalue()

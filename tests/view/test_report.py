@@ -1,0 +1,239 @@
+"""report.html: the figures are in it, foreign text stays text, and it is whole or not there."""
+
+import errno
+import html.parser
+import json
+import re
+import shutil
+
+import pytest
+
+from proxima.runtime import files
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.rollouts import write_evals, write_rollouts
+from proxima.view.curve import write_curve
+from proxima.view.report import write_report
+from tests.view.synthetic import CONFIG, evaluation, fates, group, make_run, record
+
+HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"><!-- \u2028 {{ 7 * 7 }} &lt;b&gt; \x1b[2J'
+
+
+class Page(html.parser.HTMLParser):
+    """Tags in order, visible text, and the embedded data."""
+
+    VOID = frozenset({"meta", "input", "br", "img", "link"})
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.attributes, self.text, self.scripts, self.open = [], [], [], [], []
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        self.words = re.sub(r"\s+", " ", " ".join(self.text))
+        self.data = json.loads(self.scripts[0])
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag  # well nested
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+        elif not self.open or self.open[-1] != "style":
+            self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = make_run(tmp_path_factory.mktemp("runs") / "quickstart", steps=40)
+    return folder, Page(write_report(folder.path))
+
+
+def test_headline_and_tiles(whole):
+    _, page = whole
+    for text in (
+        "cppo on SmolLM2-135M-Instruct",
+        "done 40 of 40 steps seed 1 quickstart",
+        "0.125 → 0.940 +0.815",
+        "25/200 right before the first step 95 % interval 0.086 to 0.178",
+        "188/200 right after step 40 95 % interval 0.898 to 0.965",
+        "duration 2m 43s",
+        "generate 412 tok/s",
+        "train 251 tok/s",
+        "completions 2,560",
+        "step = 8 prompts × 8 completions = 64 sequences → micro-batches ≤ 2,048 tokens → 1 update",
+    ):
+        assert text in page.words
+    assert not page.open
+
+
+def test_curves_hold_the_records(whole):
+    _, page = whole
+    titles = ["Reward", "Accuracy", "Length", "Entropy", "KL", "Masked", "Gradient norm", "Speed", "Loss", "Cut off"]
+    titles += ["Engine against trainer", "Learning rate", "Time per phase"]
+    places = [page.words.index(f" {title} ") for title in titles]
+    assert places == sorted(places)
+    assert page.tags.count("svg") == page.tags.count("figure") == len(page.data["charts"]) == 13
+    assert page.data["steps"] == list(range(1, 41))
+    assert page.data["charts"][0] == [[f"{record(step)['reward/mean']:.3f}" for step in range(1, 41)]]
+    assert page.data["charts"][5] == [[f"{100 * record(step)['masked_fraction']:.2f} %" for step in range(1, 41)]]
+    assert len(page.data["charts"][-1]) == 5  # four phases and the rest
+    polylines = [value for tag, name, value in page.attributes if tag == "polyline" and name == "points"]
+    assert len(polylines[0].split()) == 40
+
+
+def test_questions_samples_counts_config_environment(whole):
+    _, page = whole
+    assert "The first 5 of 200 held-out questions" in page.words
+    assert 'What is 8 + 4? expected {"value": 12} before wrong The sum of the two numbers you gave me is 23 after right 12' in page.words
+    assert len(page.data["samples"]) == 40
+    first = page.data["samples"][0][0]
+    assert (first["question"], first["answer"], first["of"]) == ("What is 1 + 1?", '{"value": 2}', 8)
+    assert {c["mark"] for c in first["completions"]} <= {"right", "wrong"} and len(first["completions"]) == 4
+    invalid = page.data["samples"][11][0]["completions"][0]
+    assert (invalid["reward"], invalid["note"]) == ("invalid", "timed out after 5 s")
+    skipped = sum(record(s)["skipped_zero_advantage"] for s in range(1, 41))
+    assert f"advantage 0 {skipped} {100 * skipped / 2560:.1f} %" in page.words
+    assert "invalid 3 0.1 %" in page.words
+    assert "delta: 0.2 command line, over 0.15 of the preset" in page.words
+    assert "machine.cores" in page.words and "packages.torch" in page.words
+
+
+def test_it_asks_the_network_for_nothing(whole):
+    _, page = whole
+    assert not {"img", "link", "iframe", "object"} & set(page.tags)
+    assert not [value for _, name, value in page.attributes if name in ("src", "href", "srcset")]
+    policy = next(value for _, name, value in page.attributes if name == "content" and "default-src" in value)
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
+    style = (write_report.__globals__["HERE"] / "report.css").read_text()
+    assert "url(" not in style and "@import" not in style
+
+
+def test_hostile_text_stays_text(tmp_path):
+    folder = make_run(tmp_path / HOSTILE.replace("/", "_").replace("\x1b", "")[:60], steps=2)
+    evil = [group(uid, [HOSTILE, HOSTILE], [True, False], question=HOSTILE, failed=(1,)) for uid in range(3)]
+    write_rollouts(folder.rollout_file(2), 2, evil, fates(evil))
+    write_evals(folder.eval_file(2, "after"), 2, evil)
+    write_evals(folder.eval_file(0, "before"), 0, evil)
+    folder.write_config(CONFIG + f"note: {json.dumps(HOSTILE)}  # {HOSTILE.splitlines()[0]}\n")
+    folder.write_environment({"machine": HOSTILE, HOSTILE: [HOSTILE]})
+    summary = json.loads(folder.summary.read_text())
+    folder.write_summary(summary | {"status": "failed", "error": HOSTILE, "algorithm": HOSTILE, "model": HOSTILE})
+    plain, page = Page(write_report(make_run(tmp_path / "plain", steps=2).path)), Page(write_report(folder.path))
+    assert page.tags.count("script") == plain.tags.count("script") == 2
+    assert "img" not in page.tags and "b" not in [t for t in page.tags if t not in plain.tags]
+    assert page.scripts[1] == plain.scripts[1]
+    assert page.data["samples"][-1][0]["completions"][0]["text"] == HOSTILE
+    assert page.data["samples"][-1][0]["question"] == HOSTILE
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert "{{ 7 * 7 }}" in page.words
+    raw = folder.report.read_text(encoding="utf-8")
+    assert raw.count("<script") == 2 and "alert(1)</script>" not in raw
+
+
+def test_a_run_that_was_killed(tmp_path):
+    folder = make_run(tmp_path / "run", steps=3, finished=False)
+    with folder.metrics.open("ab") as file:
+        file.write(b'{"kind": "train", "st')
+    content = folder.rollout_file(2).read_bytes()
+    folder.rollout_file(2).write_bytes(content[: len(content) // 2])
+    page = Page(write_report(folder.path))
+    assert "unfinished 3 of 40 steps" in page.words
+    assert "There is no summary.json" in page.words
+    assert "Not readable, left out: 000002.parquet." in page.words
+    assert len(page.data["samples"]) == 2
+    assert "0.125" in page.words and "after step" not in page.words
+
+
+def test_a_run_with_almost_nothing(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin()
+    folder.write_config("seed: 1\n")
+    page = Page(write_report(folder.path))
+    assert "Nothing measured yet" in page.words and page.data == {"steps": [], "charts": [], "samples": []}
+    folder.append_metrics({"kind": "train", "step": 1, "time": 3.0, "reward/mean": 0.25, "loss": float("nan")})
+    page = Page(write_report(folder.path))
+    assert "Mean reward, first and last step 0.25 → 0.25" in page.words
+    assert page.data["charts"] == [[["0.250"]]]
+    folder.append_metrics(evaluation(1, "after", 0))
+    page = Page(write_report(folder.path))
+    assert "0/200 right after step 1 95 % interval 0.000 to 0.019" in page.words
+    folder.release()
+
+
+def test_a_long_run_stays_small(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin()
+    folder.write_config("seed: 1\n")
+    folder.metrics.write_text("".join(json.dumps(record(step, 3000)) + "\n" for step in range(1, 3001)))
+    page = Page(write_report(folder.path))
+    polylines = [value for tag, name, value in page.attributes if tag == "polyline" and name == "points"]
+    assert max(len(p.split()) for p in polylines) == 400
+    assert folder.report.stat().st_size < 1_500_000
+    folder.release()
+
+
+def test_what_is_no_run_or_is_damaged(tmp_path):
+    with pytest.raises(ValueError, match="holds no run; give the folder"):
+        write_report(tmp_path)
+    folder = make_run(tmp_path / "run", steps=1)
+    folder.summary.write_text('{"status": "do')
+    with pytest.raises(ValueError, match=r"summary.json can't be read \(.*\); restore it, or delete it"):
+        write_report(folder.path)
+
+
+def test_a_full_disk_leaves_the_former_report(tmp_path, monkeypatch):
+    folder = make_run(tmp_path / "run", steps=2)
+    before = write_report(folder.path).read_bytes()
+    folder.append_metrics(record(3))
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(folder.path)
+    assert folder.report.read_bytes() == before
+
+
+def test_learning_curve(tmp_path, whole):
+    folder, _ = whole
+    out = write_curve(folder.path, tmp_path / "curve.svg")
+    svg = out.read_text(encoding="utf-8")
+    spent = sum(record(s)["time/step"] for s in range(1, 41))
+    assert f"held-out accuracy 0.125 → 0.940 of 200 questions in 40 steps, 2m {round(spent) - 120:02d}s" in svg
+    assert svg.count('class="dot"') == 5 and svg.count("<polyline") == 2
+    assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
+    empty = RunFolder(tmp_path / "empty")
+    with pytest.raises(ValueError, match="no finished step"):
+        write_curve(empty.path, tmp_path / "no.svg")
+    assert not (tmp_path / "no.svg").exists()
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_in_a_real_browser(tmp_path):
+    """The page's own script runs under its policy and builds the samples; a hostile completion is shown, not run."""
+    import subprocess
+
+    folder = make_run(tmp_path / "run", steps=2)
+    evil = [group(uid, [HOSTILE, "4"], [True, False]) for uid in range(2)]
+    write_rollouts(folder.rollout_file(2), 2, evil, fates(evil))
+    report = write_report(folder.path)
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    dom = subprocess.run([*command, report.as_uri()], capture_output=True, text=True, timeout=120).stdout
+    assert '<output id="shown-step">2</output>' in dom
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in dom  # inside a <pre> that the script made
+    assert dom.count("<script") == 2 and "<img" not in dom
