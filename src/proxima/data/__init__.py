@@ -1,4 +1,5 @@
-"""Data: what flows through a run. Host side: `Prompt`, `Completion`, `Score`, `Group`; tensors: `Outcomes`, `PolicyBatch`.
+"""Data: what flows through a run. Host side: `Prompt`, `Completion`, `Score`, `Group`, `Trajectory`;
+tensors: `Outcomes`, `PackedBatch`, `PolicyBatch`.
 
 Host objects are frozen and hold plain Python values, so that they can be written, sent and compared. Tensor objects check the shape
 and dtype of each field at construction and name the field that is wrong; nothing in the house is padded.
@@ -9,7 +10,9 @@ To add a field: give it a default of None, an annotation "dtype axes" and a line
 from proxima.data.check import check_fields, require
 from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
 from proxima.data.outcomes import Outcomes
+from proxima.data.packed_batch import PackedBatch, pack
 from proxima.data.policy_batch import PolicyBatch
+from proxima.data.trajectory import Trajectory
 
 __all__ = [
     "Completion",
@@ -17,9 +20,12 @@ __all__ = [
     "Group",
     "Message",
     "Outcomes",
+    "PackedBatch",
     "PolicyBatch",
     "Prompt",
     "Score",
+    "Trajectory",
     "check_fields",
+    "pack",
     "require",
 ]

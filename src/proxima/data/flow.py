@@ -42,7 +42,8 @@ class Completion:
         tokens: generated ids, the stop token included when one was sampled. May be empty (aborted at once).
         text: `tokens` decoded without special tokens, and without the stop string that ended it.
         behavior_log_prob: log-prob, nats, of each token under the distribution really sampled (temperature and truncation applied).
-        untruncated_log_prob: the same at the temperature alone, before top-k, top-p and min-p. Equal to the above when nothing is truncated.
+        untruncated_log_prob: the same at the temperature alone, before top-k, top-p and min-p. Equal to the above when nothing is
+        truncated.
         policy_version: the version of the weights that sampled each token.
         finish_reason: `stop` (stop token or string), `length` (`max_tokens` or the context is full), `abort`.
         temperature: the sampling temperature. The trainer divides its logits by this very number. 0 is greedy; greedy log-probs are
@@ -104,4 +105,6 @@ class Group:
 
     def __post_init__(self) -> None:
         if len(self.scores) != len(self.completions):
-            raise ValueError(f"Group.scores: {len(self.scores)} scores for {len(self.completions)} completions of prompt {self.prompt.uid}.")
+            raise ValueError(
+                f"Group.scores: {len(self.scores)} scores for {len(self.completions)} completions of prompt {self.prompt.uid}."
+            )

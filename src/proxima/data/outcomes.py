@@ -1,7 +1,7 @@
 """One row a completion: what advantages and selections look at."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Annotated
 
 import torch
@@ -21,6 +21,8 @@ class Outcomes:
         group: [S] int, the same number for completions of the same prompt; any order, any numbers.
         length: [S] int, response tokens.
         truncated: [S] bool, ended by the length limit.
+        parts: [S, R] float, the rewards that `reward` was summed from, one column each, unweighted; for advantages that normalise each.
+        baseline: [S] float, the reward of the prompt's greedy completion; for `remax`.
     """
 
     reward: Annotated[Tensor, "float S"]
@@ -28,12 +30,18 @@ class Outcomes:
     group: Annotated[Tensor, "int S"]
     length: Annotated[Tensor, "int S"]
     truncated: Annotated[Tensor, "bool S"]
+    parts: Annotated[Tensor | None, "float S R"] = None
+    baseline: Annotated[Tensor | None, "float S"] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     def __len__(self) -> int:
         return len(self.reward)
+
+    def take(self, rows: Tensor) -> "Outcomes":
+        """The completions `rows` [S'] int64, in that order."""
+        return replace(self, **{f.name: value[rows] for f in fields(self) if (value := getattr(self, f.name)) is not None})
 
     @classmethod
     def of(cls, reward: Tensor, group: Tensor, valid: Tensor | None = None) -> "Outcomes":

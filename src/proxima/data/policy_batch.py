@@ -29,6 +29,8 @@ class PolicyBatch:
         entropy: [N] float, nats, of the current policy at the position; carries a gradient when it was asked for.
         top_k: [N, K] int, token ids of the behavior policy's most probable tokens, with `behavior_top_k_log_prob` and `top_k_log_prob`
             [N, K] float, nats, their log-probs under μ and, with gradient, under π.
+        picked: [N] bool, the tokens that a surrogate looking at the whole optimizer batch has singled out; see `proxima.core.prepare`.
+        weight: [N] float, the correction's weights when they were computed over the whole optimizer batch, 0 where rejected; likewise.
         group: [S] int, the same number for completions of one prompt. Omitted: each sequence its own.
 
     Raises:
@@ -49,6 +51,8 @@ class PolicyBatch:
     top_k: Annotated[Tensor | None, "int N K"] = None
     top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
     behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
+    picked: Annotated[Tensor | None, "bool N"] = None
+    weight: Annotated[Tensor | None, "float N"] = None
     group: Annotated[Tensor | None, "int S"] = None
 
     def __post_init__(self) -> None:
@@ -146,7 +150,7 @@ class PolicyBatch:
                 raise ValueError(f"from_padded: {name} has shape {list(value.shape)}, mask has {list(mask.shape)}.")
             packed[name] = value[inside]
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        return cls(loss_mask=loss_mask[inside], sampled=sampled[inside], cu_seqlens=cut, **packed)  # type: ignore[arg-type]
+        return cls(loss_mask=loss_mask[inside], sampled=sampled[inside], cu_seqlens=cut, **packed)
 
     def to_padded(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """[N] (or [N, …]) token values as [S, longest, …] rows, right-padded with `fill`; the inverse of `from_padded`."""

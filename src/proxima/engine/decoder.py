@@ -1,0 +1,81 @@
+"""What a decoder is: the model part of the local engine. The scheduler above it knows no layer, a decoder knows no request."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from proxima.engine.cache import KVCache
+
+ROWS = 8  # row counts are padded to a multiple of this: a row's float32 product then has the same bits whoever its neighbours are
+
+
+class Decoder(Protocol):
+    """Holds its own copy of the weights, in the engine's dtype."""
+
+    def load(self, model: nn.Module) -> None:
+        """Take the weights of `model`; in place, shapes unchanged."""
+        ...
+
+    def new_cache(self, slots: int) -> KVCache:
+        """An empty cache for this model."""
+        ...
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
+        """Run prompts, packed. Returns the last hidden state of each [P, D], and each one's KV [layers, 2, H_kv, length, D]."""
+        ...
+
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
+        """Run one token [n] int64 a row at `position` [n] int64, n a multiple of ROWS; row r is slot r of the cache. Gives [n, D]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, V] float32."""
+        ...
+
+
+def padded_rows(count: int) -> int:
+    """The next multiple of ROWS."""
+    return -(-count // ROWS) * ROWS
+
+
+def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """[n, V] float32 from [n, D], rows padded so that neighbours don't change bits."""
+    count = hidden.shape[0]
+    hidden = F.pad(hidden, (0, 0, 0, padded_rows(count) - count))
+    logits = F.linear(hidden.to(weight.dtype), weight, bias)[:count]
+    return logits.float()
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
+    """One sequence: query [T, H, D], key and value [T, H_kv, D] → [T, H, D]."""
+    length, heads, _ = query.shape
+    repeat = heads // key.shape[1]
+    q = query.transpose(0, 1)[None]
+    k, v = (x.transpose(0, 1).repeat_interleave(repeat, dim=0)[None] for x in (key, value))
+    if window is None or window >= length:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1)
+    step = torch.arange(length, device=query.device)
+    mask = (step <= step[:, None]) & (step[:, None] - step < window)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)[0].transpose(0, 1)
+
+
+def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
+    """One token a row over its cached row: query [n, H, D], key and value [n, H_kv, S, D], mask [n, 1, 1, S] → [n, H, D].
+
+    Queries of one key head are laid as rows of one product: grouped attention without repeating the cache.
+    """
+    rows, heads, dim = query.shape
+    grouped = query.view(rows, key.shape[1], heads // key.shape[1], dim)
+    return F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale).reshape(rows, heads, dim)
+
+
+def reach_mask(position: Tensor, reach: int, window: int | None = None) -> Tensor:
+    """[n, 1, 1, S] bool: the cached positions that a token at `position` may see."""
+    past = torch.arange(reach, device=position.device)
+    mask = past <= position[:, None]
+    if window is not None:
+        mask &= position[:, None] - past < window
+    return mask[:, None, None, :]

@@ -1,0 +1,197 @@
+"""Llama, Qwen2 and Qwen3 without a module tree: fused projections, rotary in place, a static cache.
+
+The arithmetic is the trainer's under autocast: products in the engine's dtype, residual stream, norms and rotary in float32. So the
+engine's log-probs differ from the trainer's by rounding alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from proxima.engine.cache import KVCache
+from proxima.engine.decoder import ROWS, cached_attention, causal_attention, head_logits, reach_mask
+
+FAMILIES = ("llama", "qwen2", "qwen3")
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # others change their frequencies with the length
+
+
+def supports(model: nn.Module) -> str | None:
+    """None if the fast path can run this model, else why not."""
+    config: Any = model.config
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    checks = {
+        f"family {config.model_type}": config.model_type in FAMILIES,
+        f"activation {config.hidden_act}": config.hidden_act == "silu",
+        f"rope type {rope}": rope in STATIC_ROPE,
+        "partial rotary": (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) == 1.0,
+        "sliding window": not (getattr(config, "use_sliding_window", False) and getattr(config, "sliding_window", None)),
+    }
+    return next((f"{what} has no fast path" for what, fine in checks.items() if not fine), None)
+
+
+@dataclass
+class Layer:
+    """Weights of one block. `qkv` rows are permuted within each query and key head so that rotary pairs are neighbours."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    post_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+
+
+class FastDecoder:
+    """See the module. `supports(model)` must be None.
+
+    Args:
+        model: gives the shapes and the first weights.
+        dtype: of the products and the cache.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        config: Any = model.config
+        self.dtype = dtype
+        self.device = next(model.parameters()).device
+        self.heads = int(config.num_attention_heads)
+        self.kv_heads = int(config.num_key_value_heads)
+        self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
+        self.eps = float(config.rms_norm_eps)
+        self.scale = self.head_dim**-0.5
+        half = torch.arange(self.head_dim // 2, device=self.device)
+        self.pairs = torch.stack([half, half + self.head_dim // 2], dim=1).flatten()
+        self.rotary = torch.zeros(0, self.head_dim // 2, dtype=torch.complex64, device=self.device)
+        self.rotary_source: Any = model.get_submodule("model.rotary_emb")
+        self.layers: list[Layer] = []
+        self.load(model)
+
+    @torch.no_grad()
+    def load(self, model: nn.Module) -> None:
+        root: Any = model.get_submodule("model")
+        fresh = [self._layer(block) for block in root.layers]
+        if self.layers:
+            # same storage as before, so that a publish allocates nothing that stays
+            for ours, theirs in zip(self.layers, fresh, strict=True):
+                for name, value in vars(theirs).items():
+                    if value is not None:
+                        getattr(ours, name).copy_(value)
+        else:
+            self.layers = fresh
+        self.embedding = root.embed_tokens.weight.detach().to(torch.float32, copy=True)
+        self.norm = root.norm.weight.detach().float().clone()
+        head: Any = model.get_submodule("lm_head")
+        self.head = head.weight.detach().to(self.dtype, copy=True)
+        self.head_bias = None if head.bias is None else head.bias.detach().to(self.dtype, copy=True)
+
+    def _layer(self, block: Any) -> Layer:
+        attention, mlp = block.self_attn, block.mlp
+
+        def cat(*parts: Tensor | None) -> Tensor | None:
+            present = [part for part in parts if part is not None]
+            return torch.cat(present).to(self.dtype) if present else None
+
+        def heads(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.view(-1, self.head_dim, *x.shape[1:])[:, self.pairs].reshape(x.shape)
+
+        def norm(module: Any) -> Tensor | None:
+            return None if module is None else module.weight.float()[self.pairs].clone()
+
+        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
+        qkv, gate_up = cat(heads(q.weight), heads(k.weight), v.weight), cat(mlp.gate_proj.weight, mlp.up_proj.weight)
+        assert qkv is not None and gate_up is not None
+        return Layer(
+            input_norm=block.input_layernorm.weight.detach().float().clone(),
+            qkv=qkv,
+            qkv_bias=cat(heads(q.bias), heads(k.bias), v.bias),
+            q_norm=norm(getattr(attention, "q_norm", None)),
+            k_norm=norm(getattr(attention, "k_norm", None)),
+            out=attention.o_proj.weight.detach().to(self.dtype, copy=True),
+            out_bias=cat(attention.o_proj.bias),
+            post_norm=block.post_attention_layernorm.weight.detach().float().clone(),
+            gate_up=gate_up,
+            gate_up_bias=cat(mlp.gate_proj.bias, mlp.up_proj.bias),
+            down=mlp.down_proj.weight.detach().to(self.dtype, copy=True),
+            down_bias=cat(mlp.down_proj.bias),
+        )
+
+    def new_cache(self, slots: int) -> KVCache:
+        return KVCache(len(self.layers), slots, self.kv_heads, self.head_dim, self.dtype, self.device)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return head_logits(hidden, self.head, self.head_bias)
+
+    @torch.no_grad()
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
+        lengths = [len(prompt) for prompt in prompts]
+        ends = torch.tensor(lengths).cumsum(0)
+        padding = -sum(lengths) % ROWS
+        tokens = torch.tensor([t for prompt in prompts for t in prompt] + [0] * padding, device=self.device)
+        position = torch.cat([torch.arange(n) for n in (*lengths, padding)]).to(self.device)
+        spans = [(int(end) - n, int(end)) for end, n in zip(ends, lengths, strict=True)]
+        held: list[Tensor] = []
+
+        def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
+            held.append(kv)
+            out = torch.zeros_like(q)
+            for start, end in spans:
+                out[start:end] = causal_attention(q[start:end], kv[start:end, 0], kv[start:end, 1], self.scale, None)
+            return out
+
+        hidden = self._run(tokens, position, attend)
+        stacked = torch.stack(held).permute(0, 2, 3, 1, 4)  # [layers, 2, H_kv, L, D]
+        return hidden[ends.to(self.device) - 1], [stacked[:, :, :, start:end] for start, end in spans]
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
+        count = len(tokens)
+        rows = torch.arange(count, device=self.device)
+        reach = min(cache.capacity, -(-(int(position.max()) + 1) // 16) * 16)
+        mask = reach_mask(position, reach)
+
+        def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
+            cache.write(layer, rows, position, kv)
+            key, value = cache.read(layer, count, reach)
+            return cached_attention(q, key, value, mask, self.scale)
+
+        return self._run(tokens, position, attend)
+
+    def _run(self, tokens: Tensor, position: Tensor, attend: Callable[[int, Tensor, Tensor], Tensor]) -> Tensor:
+        """tokens and position [n] → hidden [n, D]; `attend(layer, q [n, H, D], kv [n, 2, H_kv, D])` → [n, H, D]."""
+        count, dim, queries = len(tokens), self.head_dim, self.heads * self.head_dim
+        turning = self.heads + self.kv_heads
+        rotary = self._rotary(int(position.max()) + 1)[position][:, None]  # [n, 1, D/2] complex
+        x = self.embedding[tokens]
+        for i, layer in enumerate(self.layers):
+            h = F.rms_norm(x, x.shape[-1:], layer.input_norm, self.eps).to(self.dtype)
+            qkv = F.linear(h, layer.qkv, layer.qkv_bias).float().view(count, -1, dim)
+            if layer.q_norm is not None:
+                assert layer.k_norm is not None
+                qkv[:, : self.heads] = F.rms_norm(qkv[:, : self.heads], (dim,), layer.q_norm, self.eps)
+                qkv[:, self.heads : turning] = F.rms_norm(qkv[:, self.heads : turning], (dim,), layer.k_norm, self.eps)
+            torch.view_as_complex(qkv[:, :turning].view(count, turning, -1, 2)).mul_(rotary)
+            qkv = qkv.to(self.dtype)
+            seen = attend(i, qkv[:, : self.heads], qkv[:, self.heads :].view(count, 2, self.kv_heads, dim))
+            x += F.linear(seen.reshape(count, queries), layer.out, layer.out_bias)
+            h = F.rms_norm(x, x.shape[-1:], layer.post_norm, self.eps).to(self.dtype)
+            gate, up = F.linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, dim=1)
+            x += F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        return F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
+
+    def _rotary(self, length: int) -> Tensor:
+        """[≥ length, D/2] complex64: cos + i sin of every position, grown on demand."""
+        if length > len(self.rotary):
+            wanted = torch.arange(max(length, 2 * len(self.rotary), 256), device=self.device)
+            cos, sin = self.rotary_source(torch.zeros(1, dtype=torch.float32, device=self.device), wanted[None])
+            half = self.head_dim // 2
+            self.rotary = torch.complex(cos[0, :, :half].float(), sin[0, :, :half].float())
+        return self.rotary

@@ -1,0 +1,133 @@
+"""Any Hugging Face decoder, through its own forward.
+
+`GeneralDecoder` keeps the model's module tree and hangs our cache into its attention interface, so it batches and refills like the fast
+path. `RecomputeDecoder` is for architectures that have no such interface (state-space models): it runs the whole sequence again for every
+token.
+"""
+
+import copy
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxima.engine.cache import KVCache
+from proxima.engine.decoder import ROWS, cached_attention, causal_attention, head_logits, reach_mask
+from proxima.model.attention import hugging_face_name
+from proxima.model.policy import parts
+
+
+class _Copy:
+    """The engine's own copy of a model: linear weights in the engine's dtype, the rest as in the master, run under autocast.
+
+    That is the trainer's arithmetic, so log-probs agree to rounding.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.device = next(model.parameters()).device
+        self.model: Any = copy.deepcopy(model).requires_grad_(False).eval()
+        self.backbone, self.head = parts(self.model)
+        for module in self.backbone.modules():
+            if isinstance(module, nn.Linear):
+                module.to(dtype)
+        self.head_weight = self.head.weight.to(dtype)
+        self.head_bias = None if self.head.bias is None else self.head.bias.to(dtype)
+
+    @torch.no_grad()
+    def load(self, model: nn.Module) -> None:
+        theirs = dict(model.named_parameters())
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(theirs[name])
+        self.head_weight = self.head.weight.to(self.dtype)
+        self.head_bias = None if self.head.bias is None else self.head.bias.to(self.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return head_logits(hidden, self.head_weight, self.head_bias)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)
+
+
+class GeneralDecoder(_Copy):
+    """For architectures that call their attention through Hugging Face's attention interface."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__(model, dtype)
+        self.model.set_attn_implementation(hugging_face_name("packed"))
+        config: Any = self.model.config.get_text_config()
+        heads = int(config.num_attention_heads)
+        self.layers = int(config.num_hidden_layers)
+        self.kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
+        self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
+
+    def new_cache(self, slots: int) -> KVCache:
+        return KVCache(self.layers, slots, self.kv_heads, self.head_dim, self.dtype, self.device)
+
+    @torch.no_grad()
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
+        lengths = [len(prompt) for prompt in prompts]
+        padding = -sum(lengths) % ROWS
+        tokens = torch.tensor([t for prompt in prompts for t in prompt] + [0] * padding, device=self.device)
+        position = torch.cat([torch.arange(n) for n in (*lengths, padding)]).to(self.device)
+        ends = torch.tensor(lengths).cumsum(0)
+        spans = [(int(end) - n, int(end)) for end, n in zip(ends, lengths, strict=True)]
+        held: dict[int, Tensor] = {}
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
+            held[layer] = torch.stack([k, v], dim=1).to(self.dtype)
+            out = torch.zeros_like(q)
+            for start, end in spans:
+                out[start:end] = causal_attention(q[start:end], k[start:end], v[start:end], scale, window)
+            return out
+
+        hidden = self._run(tokens, position, attend)
+        stacked = torch.stack([held[i] for i in range(self.layers)]).permute(0, 2, 3, 1, 4)
+        return hidden[ends.to(self.device) - 1], [stacked[:, :, :, start:end] for start, end in spans]
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
+        count = len(tokens)
+        rows = torch.arange(count, device=self.device)
+        reach = min(cache.capacity, -(-(int(position.max()) + 1) // 16) * 16)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
+            cache.write(layer, rows, position, torch.stack([k, v], dim=1).to(self.dtype))
+            key, value = cache.read(layer, count, reach)
+            return cached_attention(q.to(self.dtype), key, value, reach_mask(position, reach, window), scale)
+
+        return self._run(tokens, position, attend)
+
+    def _run(self, tokens: Tensor, position: Tensor, attend: Any) -> Tensor:
+        with self.autocast():
+            answer = self.backbone(input_ids=tokens[None], position_ids=position[None], use_cache=False, attend=attend)
+        hidden: Tensor = answer.last_hidden_state[0]
+        return hidden
+
+
+class RecomputeDecoder(_Copy):
+    """Right for every causal model; each token costs a forward over its whole sequence. The "cache" holds token ids."""
+
+    def new_cache(self, slots: int) -> KVCache:
+        return KVCache(1, slots, 1, 1, torch.long, self.device, parts=1)
+
+    @torch.no_grad()
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
+        held = [torch.tensor(prompt, device=self.device) for prompt in prompts]
+        return torch.cat([self._last(ids[None], [len(ids)]) for ids in held]), [ids.view(1, 1, 1, -1, 1) for ids in held]
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
+        rows = torch.arange(len(tokens), device=self.device)
+        cache.write(0, rows, position, tokens.view(-1, 1, 1, 1))
+        reach = int(position.max()) + 1
+        return self._last(cache.layers[0][: len(tokens), 0, 0, :reach, 0], (position + 1).tolist())
+
+    def _last(self, tokens: Tensor, lengths: list[int]) -> Tensor:
+        ends = torch.tensor(lengths, device=self.device)
+        mask = (torch.arange(tokens.shape[1], device=self.device) < ends[:, None]).long()
+        with self.autocast():
+            hidden: Tensor = self.backbone(input_ids=tokens, attention_mask=mask, use_cache=False).last_hidden_state
+        return hidden[torch.arange(len(ends), device=self.device), ends - 1]

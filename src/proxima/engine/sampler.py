@@ -1,0 +1,106 @@
+"""One token from logits: truncation, inverse-CDF sampling, and both log-probs.
+
+Every row has its own temperature, truncation and uniform number, so what a row draws depends on nothing but the row.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+CANDIDATES = 1024  # most tokens looked at for top-p before a full sort is needed
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingRows:
+    """`Sampling` of n rows as tensors [n]: float32, and int64 for `top_k`."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """token [n] int64; behavior_log_prob (really sampled) and untruncated_log_prob (temperature alone) [n] float32, nats."""
+
+    token: Tensor
+    behavior_log_prob: Tensor
+    untruncated_log_prob: Tensor
+
+
+def uniforms(seed: int, prompt_uid: int, sample: int, count: int) -> np.ndarray:
+    """[count] float32 in [0, 1): the draws of one completion, by counter (Philox keyed by seed, prompt and sample)."""
+    key = np.array([seed & 0xFFFFFFFFFFFFFFFF, (prompt_uid * 0x9E3779B97F4A7C15 + sample) & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key)).random(count, dtype=np.float32)
+
+
+def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor) -> Sampled:
+    """Draw one token a row.
+
+    Args:
+        logits: [n, V] float32; overwritten.
+        rows: temperature 0 is greedy: the largest logit, with both log-probs at temperature 1.
+        uniform: [n] float32 in [0, 1).
+
+    The draw is the first token whose cumulative probability exceeds the uniform number, tokens in vocabulary order; a token of
+    probability 0 is never drawn. The cumulative sum is float32: tokens rarer than about 6e-8 may be merged with a neighbour.
+    """
+    greedy = rows.temperature == 0
+    logits.div_(torch.where(greedy, 1.0, rows.temperature)[:, None])
+    log_z = logits.logsumexp(dim=1)
+    kept, kept_log_z = _truncate(logits, log_z, rows)
+    cumulative = kept.sub(kept_log_z[:, None]).exp_().cumsum_(dim=1)
+    total = cumulative[:, -1:]
+    point = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    token = torch.searchsorted(cumulative, point, right=True).clamp_(max=logits.shape[1] - 1)
+    if bool(greedy.any()):
+        token = torch.where(greedy[:, None], logits.argmax(dim=1, keepdim=True), token)
+    chosen = logits.gather(1, token).squeeze(1)
+    return Sampled(
+        token=token.squeeze(1),
+        behavior_log_prob=chosen - torch.where(greedy, log_z, kept_log_z),
+        untruncated_log_prob=chosen - log_z,
+    )
+
+
+def _truncate(logits: Tensor, log_z: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    """Logits with −inf where a token can't be drawn, and their logsumexp. The very tensors given when nothing is truncated."""
+    top_k, top_p = bool((rows.top_k > 0).any()), bool((rows.top_p < 1).any())
+    if not top_k and not top_p and not bool((rows.min_p > 0).any()):
+        return logits, log_z
+    vocabulary = logits.shape[1]
+    floor = torch.full_like(log_z, -torch.inf)
+    if top_k or top_p:
+        wanted = int(rows.top_k.max()) if not top_p else max(int(rows.top_k.max()), CANDIDATES)
+        found = _floor(logits, rows, min(wanted, vocabulary))
+        if found is None:  # the candidates hold too little mass: sort everything
+            found = _floor(logits, rows, vocabulary)
+        assert found is not None
+        floor = found
+    least = logits.amax(dim=1) + rows.min_p.log()  # min_p = 0 gives −inf
+    kept = logits.masked_fill(logits < torch.maximum(floor, least)[:, None], -torch.inf)
+    return kept, kept.logsumexp(dim=1)
+
+
+def _floor(logits: Tensor, rows: SamplingRows, candidates: int) -> Tensor | None:
+    """[n] the smallest logit that top-k and top-p keep, from the `candidates` largest; None if they don't hold enough mass."""
+    values, _ = logits.topk(candidates, dim=1)
+    rank = torch.arange(candidates, device=logits.device)
+    k = torch.where(rows.top_k > 0, rows.top_k, logits.shape[1])[:, None]
+    values = values.masked_fill(rank >= k, -torch.inf)
+    # mass within what top-k leaves: all of it where top-k bites, the whole vocabulary where it doesn't
+    log_z = torch.where(k[:, 0] <= candidates, values.logsumexp(dim=1), logits.logsumexp(dim=1))
+    before = (values - log_z[:, None]).exp().cumsum(dim=1)
+    enough = (k[:, 0] <= candidates) | (rows.top_p >= 1) | (before[:, -1] >= rows.top_p) | (candidates == logits.shape[1])
+    if not bool(enough.all()):
+        return None
+    needed = torch.zeros_like(values, dtype=torch.bool)
+    needed[:, 0] = True
+    needed[:, 1:] = before[:, :-1] < rows.top_p[:, None]  # a token is kept while those before it hold less than top_p
+    needed &= values > -torch.inf
+    floor = values.masked_fill(~needed, torch.inf).amin(dim=1)
+    untouched = (rows.top_p >= 1) & (rows.top_k == 0)
+    return floor.masked_fill(untouched, -torch.inf)

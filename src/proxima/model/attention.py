@@ -1,0 +1,229 @@
+"""Attention over a packed batch: each response sees its own prompt and itself, and nothing else.
+
+`packed` is an attention function of our own, which any Hugging Face architecture calls through its attention interface: linear layers run
+on the packed axis, and only inside attention are segments padded, in buckets of like lengths. It is exact, needs no [L, L] mask, and is
+what lets a shared prompt be run once. The other paths lean on Hugging Face's own attention and exist for architectures that need them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface
+
+from proxima.data import PackedBatch
+
+NAME = "proxima_packed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """R segments of like lengths, padded to a rectangle.
+
+    Args:
+        query: [R, T] index into L, of the segment's own tokens; padding repeats token 0.
+        context: [R, C] index into L, of the parent's tokens; C = 0 for parents themselves.
+        own, seen: [R] lengths of the segments and of their parents.
+    """
+
+    query: Tensor
+    context: Tensor
+    own: Tensor
+    seen: Tensor
+
+    def mask(self, window: int | None) -> Tensor:
+        """[R, 1, T, C + T] bool: True where a query may look. Padding queries look at their own padding, so that no row is empty."""
+        width, reach = self.query.shape[1], self.context.shape[1]
+        device = self.query.device
+        step = torch.arange(width, device=device)
+        past = torch.arange(reach, device=device)
+        in_parent = (past < self.seen[:, None])[:, None, :].expand(-1, width, -1)
+        in_self = (step <= step[:, None])[None].expand(len(self.own), -1, -1)
+        if window is not None:
+            position = self.seen[:, None] + step  # of the query, [R, T]
+            in_parent = in_parent & (position[:, :, None] - past < window)
+            in_self = in_self & (step[:, None] - step < window)[None]
+        return torch.cat([in_parent, in_self], dim=2)[:, None]
+
+
+class Segments:
+    """Where each packed token goes inside attention, computed once a micro-batch and shared by all layers."""
+
+    def __init__(self, batch: PackedBatch) -> None:
+        cut, parent = batch.segment_cu.tolist(), batch.parent.tolist()
+        spans = list(pairwise(cut))
+        device = batch.tokens.device
+        buckets: dict[tuple[bool, int, int], list[int]] = {}
+        for g, (start, end) in enumerate(spans):
+            if end > start:
+                seen = 0 if parent[g] < 0 else spans[parent[g]][1] - spans[parent[g]][0]
+                buckets.setdefault((parent[g] < 0, (end - start - 1).bit_length(), seen.bit_length()), []).append(g)
+        self.blocks: list[Block] = []
+        self.masks: dict[tuple[int, int | None], Tensor] = {}
+        inverse = torch.zeros(len(batch.tokens), dtype=torch.long)
+        offset = 0
+        for members in buckets.values():
+            own = [spans[g] for g in members]
+            seen_spans = [spans[parent[g]] if parent[g] >= 0 else (0, 0) for g in members]
+            query = _rectangle(own)
+            for row, (start, end) in enumerate(own):
+                inverse[start:end] = torch.arange(end - start) + offset + row * query.shape[1]
+            offset += query.numel()
+            self.blocks.append(
+                Block(
+                    query=query.to(device),
+                    context=_rectangle(seen_spans).to(device),
+                    own=torch.tensor([e - s for s, e in own], device=device),
+                    seen=torch.tensor([e - s for s, e in seen_spans], device=device),
+                )
+            )
+        self.inverse = inverse.to(device)
+
+    def mask(self, index: int, window: int | None) -> Tensor | None:
+        """The mask of a block, made once; None where plain causal attention does (right padding is invisible to it)."""
+        block = self.blocks[index]
+        if window is not None and window >= block.query.shape[1] + block.context.shape[1]:
+            window = None
+        if block.context.shape[1] == 0 and window is None:
+            return None
+        key = (index, window)
+        if key not in self.masks:
+            self.masks[key] = block.mask(window)
+        return self.masks[key]
+
+
+def _rectangle(spans: list[tuple[int, int]]) -> Tensor:
+    width = max(end - start for start, end in spans)
+    out = torch.zeros(len(spans), width, dtype=torch.long)
+    for row, (start, end) in enumerate(spans):
+        out[row, : end - start] = torch.arange(start, end)
+    return out
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    segments: Segments | None = None,
+    attend: Callable[..., Tensor] | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **other: Any,
+) -> tuple[Tensor, None]:
+    """Called by every layer in place of Hugging Face's attention. query [1, H, L, D]; key, value [1, H_kv, L, D]; returns [1, L, H, D].
+
+    `attend`, an engine's own attention over its cache, takes over when it is given: `attend(layer, q, k, v, scale, window)` with q [L, H,
+    D].
+
+    Raises:
+        ValueError: the architecture asks for something this path does not do (soft-capped logits, attention sinks).
+    """
+    for name in ("softcap", "s_aux"):
+        if other.get(name) is not None:
+            raise ValueError(f"model.attention=packed does not support {name} of {type(module).__name__}; use model.attention=mask.")
+    q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))  # [L, H, D]; rotary leaves float32 under autocast
+    if attend is not None:
+        return attend(module.layer_idx, q, k, v, scaling, sliding_window)[None], None
+    if segments is None:
+        raise ValueError("packed attention was called without segments: call the model through proxima.model.Policy.")
+    outputs = []
+    for i, block in enumerate(segments.blocks):
+        rows, width = block.query.shape
+        own = block.query.reshape(-1)
+        mask = segments.mask(i, sliding_window)
+        seen = torch.cat([block.context, block.query], dim=1).reshape(-1)
+        keys, values = (_heads(x.index_select(0, seen), rows, q.shape[1]) for x in (k, v))
+        queries = q.index_select(0, own).view(rows, width, *q.shape[1:]).transpose(1, 2)
+        out = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling, dropout_p=dropout if module.training else 0.0
+        )
+        outputs.append(out.transpose(1, 2).reshape(rows * width, *out.shape[1:2], out.shape[3]))
+    return torch.cat(outputs).index_select(0, segments.inverse)[None], None
+
+
+def _heads(x: Tensor, rows: int, heads: int) -> Tensor:
+    """[R*S, H_kv, D] → [R, H, S, D], key heads repeated for grouped queries."""
+    x = x.view(rows, -1, *x.shape[1:]).transpose(1, 2)
+    repeat = heads // x.shape[1]
+    return x if repeat == 1 else x[:, :, None].expand(-1, -1, repeat, -1, -1).reshape(rows, heads, *x.shape[2:])
+
+
+def _hidden_packed(backbone: nn.Module, batch: PackedBatch) -> Tensor:
+    answer = backbone(input_ids=batch.tokens[None], position_ids=batch.position[None], use_cache=False, segments=Segments(batch))
+    return _at(answer.last_hidden_state[0], batch.predict)
+
+
+def _hidden_native(backbone: nn.Module, batch: PackedBatch) -> Tensor:
+    """Hugging Face's own detection of packed sequences from positions: no mask may be given, or it contaminates silently."""
+    responses = int((batch.parent >= 0).sum())
+    if responses * 2 != len(batch.parent):
+        raise ValueError("model.attention=native can't share prompts; set model.share_prompt=false.")
+    answer = backbone(input_ids=batch.tokens[None], position_ids=batch.position[None], use_cache=False)
+    return _at(answer.last_hidden_state[0], batch.predict)
+
+
+def _hidden_mask(backbone: nn.Module, batch: PackedBatch) -> Tensor:
+    """A 4-D additive mask [1, 1, L, L]: works with every architecture that takes one, at the price of L² memory."""
+    count = len(batch.tokens)
+    device = batch.tokens.device
+    segment = torch.repeat_interleave(torch.arange(len(batch.parent), device=device), batch.segment_cu.diff(), output_size=count)
+    order = torch.arange(count, device=device)
+    same = (segment[:, None] == segment) & (order[:, None] >= order)
+    allowed = same | (batch.parent[segment][:, None] == segment)
+    dtype = next(backbone.parameters()).dtype
+    mask = torch.zeros(1, 1, count, count, dtype=dtype, device=device).masked_fill_(~allowed, torch.finfo(dtype).min)
+    # an architecture with several kinds of layers wants one mask for each; a window can't be told from here
+    config: Any = backbone.config
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if window is not None and int(batch.position.max()) >= window:
+        raise ValueError("model.attention=mask does not know sliding windows; use model.attention=packed or padded.")
+    answer = backbone(input_ids=batch.tokens[None], position_ids=batch.position[None], attention_mask=mask, use_cache=False)
+    return _at(answer.last_hidden_state[0], batch.predict)
+
+
+def _hidden_padded(backbone: nn.Module, batch: PackedBatch) -> Tensor:
+    """One row a sequence, right-padded: right for every causal model, state-space ones too, and the slowest."""
+    cut = batch.segment_cu.tolist()
+    parent = batch.parent.tolist()
+    spans = [(cut[p], cut[p + 1], cut[g], cut[g + 1]) for g, p in enumerate(parent) if p >= 0]
+    width = max((b - a + d - c) for a, b, c, d in spans)
+    tokens = batch.tokens.new_zeros(len(spans), width)
+    mask = torch.zeros_like(tokens)
+    lengths = batch.cu_seqlens.diff().tolist()
+    predict = []
+    for row, (a, b, c, d) in enumerate(spans):
+        size = b - a + d - c
+        tokens[row, :size] = torch.cat([batch.tokens[a:b], batch.tokens[c:d]])
+        mask[row, :size] = 1
+        predict.append(torch.arange(lengths[row], device=tokens.device) + row * width + b - a - 1)
+    answer = backbone(input_ids=tokens, attention_mask=mask, use_cache=False)
+    return _at(answer.last_hidden_state.flatten(0, 1), torch.cat(predict))
+
+
+def _at(hidden: Tensor, index: Tensor) -> Tensor:
+    return hidden.index_select(0, index)
+
+
+#: path → the states [N, D] that predict the response tokens
+ATTENTION: dict[str, Callable[[nn.Module, PackedBatch], Tensor]] = {
+    "packed": _hidden_packed,
+    "native": _hidden_native,
+    "mask": _hidden_mask,
+    "padded": _hidden_padded,
+}
+
+
+def hugging_face_name(path: str) -> str:
+    """The attention implementation that Hugging Face is to use under a path; registers ours on first use."""
+    if path != "packed":
+        return "sdpa"
+    AttentionInterface.register(NAME, packed_attention)
+    return NAME

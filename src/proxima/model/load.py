@@ -1,0 +1,133 @@
+"""Find and load a causal language model: a hub name, a folder, or a GGUF file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model with its tokenizer, and where they came from."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    path: str
+
+    @property
+    def name(self) -> str:
+        """Short name for people."""
+        return self.path.rstrip("/").split("/")[-1]
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, tied ones once."""
+        return sum(p.numel() for p in self.model.parameters())
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence, tokens, the model was made for."""
+        return int(getattr(self.model.config, "max_position_embeddings", 0) or 1 << 20)
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """Token ids that end a completion: those of the generation config, the model config and the tokenizer together."""
+        found: list[Any] = []
+        for source in (self.model.generation_config, self.model.config, self.tokenizer):
+            ids = getattr(source, "eos_token_id", None)
+            found.extend(ids if isinstance(ids, list | tuple) else [ids])
+        return tuple(dict.fromkeys(int(i) for i in found if i is not None))
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto` is CUDA where there is one, else the CPU."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+
+
+def check_path(path: str) -> None:
+    """Refuse, before anything is loaded, a path that can't be a model.
+
+    Raises:
+        ValueError: a path that looks local and isn't there, a folder without config.json, a file that is not GGUF.
+    """
+    place = Path(path)
+    if place.is_dir():
+        if not (place / "config.json").is_file():
+            raise ValueError(f"model.path={path!r} is a folder without config.json; give a Hugging Face model folder.")
+    elif place.is_file():
+        if place.suffix != ".gguf":
+            raise ValueError(f"model.path={path!r} is a file but not .gguf; give the folder that holds config.json, or a .gguf file.")
+    elif path.startswith((".", "/", "~")) or path.count("/") != 1 or place.parent.is_dir():
+        raise ValueError(
+            f"model.path={path!r} does not exist; give an existing folder, a .gguf file, or a hub name like 'Qwen/Qwen3-0.6B'."
+        )
+
+
+def load_config(path: str, revision: str | None = None) -> PretrainedConfig:
+    """The model's config alone: no weights are read (for GGUF, its header is)."""
+    check_path(path)
+    folder, extra = _place(path)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, revision=revision, **extra)
+        return config
+    except OSError as error:
+        raise ValueError(f"model.path={path!r} can't be read: {_first_line(error)}") from error
+
+
+def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer alone."""
+    check_path(path)
+    folder, extra = _place(path)
+    try:
+        return AutoTokenizer.from_pretrained(folder, revision=revision, **extra)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.path={path!r} has no usable tokenizer: {_first_line(error)}") from error
+
+
+def load(
+    path: str,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "auto",
+) -> LoadedModel:
+    """Load weights and tokenizer in `dtype` on `device`.
+
+    Args:
+        path: hub name, folder with config.json, or a .gguf file (dequantised; needs the packages `gguf` and `accelerate`).
+
+    Raises:
+        ValueError: one line that says what is wrong with the path.
+    """
+    check_path(path)
+    folder, extra = _place(path)
+    if extra:
+        extra |= _gguf_quantization(extra["gguf_file"])
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, revision=revision, dtype=dtype, **extra)
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(f"model.path={path!r} can't be loaded: {_first_line(error)}") from error
+    if model.dtype != dtype:
+        model = model.to(dtype)
+    model.eval()
+    return LoadedModel(model=model.to(resolve_device(device)), tokenizer=load_tokenizer(path, revision), path=path)
+
+
+def _place(path: str) -> tuple[str, dict[str, Any]]:
+    place = Path(path)
+    return (str(place.parent), {"gguf_file": place.name}) if place.suffix == ".gguf" else (path, {})
+
+
+def _gguf_quantization(name: str) -> dict[str, Any]:
+    from transformers.utils.quantization_config import GgufConfig
+
+    # without dequantize the weights keep their quantised classes, and save_pretrained fails later
+    return {"quantization_config": GgufConfig(gguf_file=name, dequantize=True)}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

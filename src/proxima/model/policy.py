@@ -1,0 +1,121 @@
+"""The policy: packed trajectories in, log-probs of their response tokens out."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxima.data import PackedBatch, Trajectory, pack
+from proxima.model.attention import ATTENTION, hugging_face_name
+from proxima.model.load import LoadedModel
+from proxima.model.log_prob import token_log_prob
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenOutputs:
+    """log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats, or None when it wasn't asked for."""
+
+    log_prob: Tensor
+    entropy: Tensor | None = None
+
+
+def parts(model: nn.Module) -> tuple[Any, Any]:
+    """The decoder stack of a causal language model, and its output head."""
+    whole: Any = model
+    return whole.get_decoder() if hasattr(whole, "get_decoder") else whole.base_model, whole.get_output_embeddings()
+
+
+class Policy:
+    """A loaded model with a way to run packed batches.
+
+    Args:
+        loaded: model and tokenizer.
+        attention: `auto`, or a key of `proxima.model.attention.ATTENTION`. `auto` is `packed` where the architecture calls its attention
+            through Hugging Face's attention interface, else `padded`.
+        share_prompt: run the prompt of neighbouring trajectories of a group once.
+        compute_dtype: autocast dtype; float32 switches autocast off.
+        log_prob_chunk: rows of logits alive at once.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        attention: str = "auto",
+        share_prompt: bool = True,
+        compute_dtype: torch.dtype = torch.float32,
+        log_prob_chunk: int = 256,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        self.loaded = loaded
+        self.model = loaded.model
+        if attention == "auto":
+            attention = "packed" if getattr(self.model, "_supports_attention_backend", False) else "padded"
+        self.attention = attention
+        self.share_prompt = share_prompt and attention in ("packed", "mask")
+        self.compute_dtype = compute_dtype
+        self.log_prob_chunk = log_prob_chunk
+        self.model.set_attn_implementation(hugging_face_name(attention))
+        self.set_gradient_checkpointing(gradient_checkpointing)
+        self.backbone, self.head = parts(self.model)
+        if type(self.head) is not nn.Linear:
+            raise ValueError(f"{type(self.model).__name__}: the output head is a {type(self.head).__name__}, not a linear layer.")
+        self._refuse_scaled_logits()
+
+    def _refuse_scaled_logits(self) -> None:
+        """A head followed by a scale or soft cap would give wrong log-probs here: say so instead."""
+        for name, neutral in (("final_logit_softcapping", None), ("logit_scale", 1.0), ("logits_scaling", 1.0)):
+            found = getattr(self.model.config, name, neutral)
+            if found is not None and found != neutral:
+                raise ValueError(f"{type(self.model).__name__}: {name}={found} after the output head is not supported.")
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def set_gradient_checkpointing(self, on: bool) -> None:
+        """Recompute activations in the backward pass instead of keeping them."""
+        if on:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            self.model.train()  # Hugging Face checkpoints in training mode only; dropout must then be 0
+            dropout = [m.p for m in self.model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
+            if dropout:
+                raise ValueError(f"model.gradient_checkpointing=true needs a model without dropout; this one has {dropout[0]}.")
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        """The layout this policy runs, on its device."""
+        return pack(trajectories, share_prompt=self.share_prompt).to(self.device)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """bf16 matrix products on float32 weights, or nothing."""
+        if self.compute_dtype == next(self.model.parameters()).dtype:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.compute_dtype)
+
+    def __call__(self, batch: PackedBatch, *, entropy: bool = False, entropy_gradient: bool = False) -> TokenOutputs:
+        """Log-probs of `batch.target` given all before, at `batch.temperature`; with gradient when grad is enabled.
+
+        Law: `log_prob[t]` is of token t of the response given the prompt and response tokens 0 … t-1.
+        The entropy carries no gradient unless `entropy_gradient`.
+
+        An empty batch (no response tokens) gives empty outputs without running the model.
+        """
+        if len(batch.target) == 0:
+            empty = torch.zeros(0, device=self.device)
+            return TokenOutputs(log_prob=empty, entropy=empty if entropy else None)
+        with self.autocast():
+            hidden = ATTENTION[self.attention](self.backbone, batch)
+            log_prob, ent = token_log_prob(
+                hidden,
+                self.head.weight,
+                batch.target,
+                batch.temperature,
+                bias=self.head.bias,
+                entropy=entropy,
+                entropy_gradient=entropy_gradient,
+                chunk=self.log_prob_chunk,
+            )
+        return TokenOutputs(log_prob=log_prob, entropy=ent)

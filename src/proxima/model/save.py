@@ -1,0 +1,34 @@
+"""Write a policy as a Hugging Face folder."""
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def save(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: str | Path, *, dtype: torch.dtype | None = None
+) -> Path:
+    """Write `config.json`, safetensors and the tokenizer, so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model back.
+
+    Args:
+        folder: made if missing. The caller writes aside and renames where a reader may be watching.
+        dtype: dtype of the written weights; None writes them as they are (bit-equal after loading).
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    state = None
+    if dtype is not None:
+        state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in model.state_dict().items()}
+    written = model.config.dtype
+    attention = model.config._attn_implementation
+    try:
+        model.config.dtype = dtype or model.dtype
+        model.config._attn_implementation = None
+        model.save_pretrained(folder, state_dict=state)
+    finally:
+        model.config.dtype = written
+        model.config._attn_implementation = attention
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,134 @@
+"""From scored groups to what is trained: advantage, selection, and the order of the updates. Pure; runs in prompt order."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from proxima.core.selection import select
+from proxima.data import Group, Outcomes, Trajectory
+from proxima.runtime.rollouts import Fate
+from proxima.train import TrajectoryFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """What a step trains on, and what became of the rest.
+
+    Args:
+        groups: all scored groups of the step, in the order of their uid.
+        advantage: of each completion, groups and samples in order; None where the score is invalid.
+        reasons: why each completion was dropped; None for those that are trained.
+        trajectories: the kept completions.
+        rows: for each trajectory, its place among all completions.
+        updates: indices into `trajectories`, one list an optimizer step.
+    """
+
+    groups: tuple[Group, ...]
+    advantage: tuple[float | None, ...]
+    reasons: tuple[str | None, ...]
+    trajectories: tuple[Trajectory, ...]
+    rows: tuple[int, ...]
+    updates: tuple[tuple[int, ...], ...]
+
+    @property
+    def kept(self) -> list[int]:
+        """uids of the groups that have a completion in the update."""
+        held = {item.group for item in self.trajectories}
+        return [group.prompt.uid for i, group in enumerate(self.groups) if i in held]
+
+    @property
+    def dropped(self) -> dict[int, str]:
+        """uid → reason, for the groups that have none."""
+        kept = set(self.kept)
+        reason: dict[int, str] = {}
+        at = 0
+        for group in self.groups:
+            size = len(group.completions)
+            if group.prompt.uid not in kept:
+                reason[group.prompt.uid] = next((r for r in self.reasons[at : at + size] if r), "empty")
+            at += size
+        return reason
+
+    @property
+    def drop_counts(self) -> dict[str, int]:
+        """Completions by the reason that dropped them."""
+        return dict(Counter(reason for reason in self.reasons if reason))
+
+    def fates(self, facts: dict[int, TrajectoryFacts]) -> list[Fate]:
+        """What became of each completion; `facts` by trajectory, from the trainer."""
+        place = {row: i for i, row in enumerate(self.rows)}
+        out = []
+        for row, (advantage, reason) in enumerate(zip(self.advantage, self.reasons, strict=True)):
+            fact = facts.get(place[row]) if row in place else None
+            if reason is not None:
+                outcome = reason if reason == "invalid" else f"dropped_{reason}"
+            else:
+                outcome = "skipped_zero_advantage" if fact is None else "trained"
+            fate = Fate(outcome=outcome, advantage=advantage)
+            out.append(fate if fact is None else replace(fate, log_prob=fact.log_prob, keep=fact.keep, entropy=fact.entropy))
+        return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm:
+    """The slots that act before the update.
+
+    Args:
+        advantage, selection: specs.
+        behavior: which of the engine's log-probs is μ, `untruncated` or `sampled`.
+        updates: optimizer steps an epoch; groups are dealt to them in order.
+        epochs: passes over the batch; from the second on, groups are dealt in an order drawn by (seed, step, epoch).
+    """
+
+    advantage: Any
+    selection: Sequence[Any]
+    behavior: str = "untruncated"
+    updates: int = 1
+    epochs: int = 1
+    seed: int = 0
+
+    def choose(self, groups: Sequence[Group], step: int) -> Chosen:
+        """Advantages over the full groups, then selection, then the deal."""
+        ordered = tuple(sorted(groups, key=lambda group: group.prompt.uid))
+        outcomes = Outcomes.from_groups(ordered)
+        advantage = self.advantage(outcomes)
+        keep, reasons = select(self.selection, outcomes, advantage)
+        values = advantage.tolist()
+        trajectories: list[Trajectory] = []
+        rows: list[int] = []
+        row = 0
+        for i, group in enumerate(ordered):
+            for completion in group.completions:
+                if bool(keep[row]):
+                    trajectories.append(Trajectory.of(group.prompt, completion, group=i, advantage=values[row], behavior=self.behavior))
+                    rows.append(row)
+                row += 1
+        valid = outcomes.valid.tolist()
+        return Chosen(
+            groups=ordered,
+            advantage=tuple(value if ok else None for value, ok in zip(values, valid, strict=True)),
+            reasons=tuple(reasons),
+            trajectories=tuple(trajectories),
+            rows=tuple(rows),
+            updates=self._deal(trajectories, len(ordered), step),
+        )
+
+    def _deal(self, trajectories: Sequence[Trajectory], groups: int, step: int) -> tuple[tuple[int, ...], ...]:
+        """Whole groups to updates, as evenly as the original groups divide; an update with nothing left is not made."""
+        out: list[tuple[int, ...]] = []
+        for epoch in range(self.epochs):
+            order = list(range(groups))
+            if epoch:
+                generator = torch.Generator().manual_seed(hash((self.seed, step, epoch)) & 0x7FFFFFFFFFFFFFFF)
+                order = torch.randperm(groups, generator=generator).tolist()
+            for u in range(self.updates):
+                share = order[u * groups // self.updates : (u + 1) * groups // self.updates]
+                rank = {group: i for i, group in enumerate(share)}
+                members = [i for i, item in enumerate(trajectories) if item.group in rank]
+                members.sort(key=lambda i: (rank[trajectories[i].group], i))
+                if members:
+                    out.append(tuple(members))
+        return tuple(out)

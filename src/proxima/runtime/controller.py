@@ -1,0 +1,340 @@
+"""The loop. Read `Controller.run` top to bottom and you have read the method.
+
+    task → engine → reward → advantage → selection → pack → model → surrogate → aggregate → step → publish
+
+A deterministic state machine: where each prompt stands is in the journal before anyone acts on it, and nobody but the injected
+clock knows the time. Synchronous training is `max_lag: 0`: no prompt is admitted for a step before the step before it was published.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxima.data import Completion, Group, Prompt, Trajectory
+from proxima.engine.protocol import Engine, Request, Sampling
+from proxima.model import Policy
+from proxima.reward.runner import RewardRunner
+from proxima.runtime.algorithm import Algorithm, Chosen
+from proxima.runtime.clock import Clock
+from proxima.runtime.evaluation import Evaluation
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.journal import Journal
+from proxima.runtime.observer import Observer, Sample
+from proxima.runtime.rollouts import write_rollouts
+from proxima.runtime.statistics import mean_metrics, rollout_metrics
+from proxima.task.prompts import PromptSource
+from proxima.train import Trainer, UpdateResult
+from proxima.train.checkpoint import prune, write_checkpoint
+
+
+class Stopped(Exception):
+    """The user asked the run to end; what is unfinished of the step is given up, and a resume makes it again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The numbers of the loop.
+
+    Args:
+        steps, prompts_per_step, completions_per_prompt: see `TrainConfig`.
+        evaluate_every, checkpoint_every: in steps; 0 is never on the way.
+        keep_last, keep_best: see `CheckpointConfig`.
+        sampling: of the training completions.
+        seed: of every draw.
+        recompute_proximal: run the proximal log-probs before the updates (`proximal: recompute`); when a step has one update
+            only, its first forward is that forward.
+    """
+
+    steps: int
+    prompts_per_step: int
+    completions_per_prompt: int
+    sampling: Sampling
+    seed: int
+    evaluate_every: int = 0
+    evaluate_before: bool = True
+    evaluate_after: bool = True
+    checkpoint_every: int = 0
+    keep_last: int = 2
+    keep_best: bool = False
+    recompute_proximal: bool = False
+
+
+@dataclass
+class Controller:
+    """Everything the loop touches, and the loop. Made by `proxima.runtime.run`; a test makes its own with fakes.
+
+    Args:
+        plan: the numbers.
+        source: gives prompts in order; its state is the data cursor.
+        engine, rewards: from prompt to scored group.
+        algorithm: from scored groups to updates.
+        policy, trainer, reference: the weights, what changes them, and the frozen policy a penalty pulls to (None: no penalty).
+        evaluation: None without held-out questions.
+        journal, folder: what survives.
+        clock, observer: time, and who watches.
+        elapsed: seconds the run took before this process.
+    """
+
+    plan: Plan
+    source: PromptSource
+    engine: Engine
+    rewards: RewardRunner
+    algorithm: Algorithm
+    policy: Policy
+    trainer: Trainer
+    journal: Journal
+    folder: RunFolder
+    clock: Clock
+    observer: Observer
+    evaluation: Evaluation | None = None
+    reference: Policy | None = None
+    elapsed: float = 0.0
+    scored: list[Group] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._began = self.clock.now() - self.elapsed
+        self._arrivals: asyncio.Queue[Group | BaseException] = asyncio.Queue()
+        self._rollouts: set[asyncio.Task[None]] = set()
+        self._pending = 0  # prompts that are generating or being scored
+        self._stop = asyncio.Event()
+        self._times: dict[str, float] = {}
+
+    # ---- the loop --------------------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> bool:
+        """Run to the last step, or to `stop`. Returns True when all steps are done; a checkpoint is there in either case."""
+        try:
+            await self.engine.publish(self.policy.model, self.journal.version)
+            if self.journal.step == 0 and self.plan.evaluate_before:
+                await self.evaluate("before")
+            while self.journal.step < self.plan.steps:
+                step = self.journal.step + 1
+                self._times = {}
+                with self.timed("step"):
+                    chosen = await self.collect(step)  # queued → generating → scored
+                    self.journal.select(step, chosen.kept, chosen.dropped)  # scored → selected | dropped
+                    result = self.update(chosen)
+                    await self.publish(step)
+                record = self.record(step, chosen, result)
+                self.leave(step, chosen, result, record)  # selected | dropped → consumed: the step is done
+                await self.evaluate_if_due(step)
+                self.checkpoint_if_due(step)
+            if self.plan.evaluate_after and self.last_evaluation(self.plan.steps) is None:
+                await self.evaluate("after")
+        except Stopped:
+            pass
+        finally:
+            for task in self._rollouts:
+                task.cancel()
+        self.checkpoint(self.journal.step)
+        return self.journal.step >= self.plan.steps
+
+    def stop(self) -> None:
+        """Ask the loop to end; it does so at the next point where nothing is half-written. Safe from a signal handler on the loop."""
+        self._stop.set()
+
+    # ---- its stages, in order --------------------------------------------------------------------------------------------------------
+
+    async def collect(self, step: int) -> Chosen:
+        """Admit prompts and wait until the scored groups make a batch."""
+        with self.timed("generate"):
+            while len(self.scored) < self.plan.prompts_per_step:
+                self.admit(self.plan.prompts_per_step - len(self.scored) - self._pending)
+                self.scored.append(await self.next_scored())
+                self.observer.progress("generate", len(self.scored), self.plan.prompts_per_step, "prompts")
+        groups, self.scored = self.scored, []
+        return self.algorithm.choose(groups, step)
+
+    def admit(self, capacity: int) -> None:
+        """queued → generating, for as many prompts as there is room for."""
+        if capacity <= 0:
+            return
+        prompts = self.source.next(capacity)
+        self.journal.admit(prompts, size=len(self.source.rows), cursor_state=self.source.state())
+        self.journal.generating(prompt.uid for prompt in prompts)
+        self._pending += len(prompts)
+        task = asyncio.get_running_loop().create_task(self._roll_out(prompts))
+        self._rollouts.add(task)
+        task.add_done_callback(self._rollouts.discard)
+
+    async def _roll_out(self, prompts: Sequence[Prompt]) -> None:
+        """Generate, and score each group as soon as it is complete, beside those still generating."""
+        try:
+            wanted = self.plan.completions_per_prompt
+            requests = [
+                Request(prompt=p, sample=i, sampling=self.plan.sampling, seed=self.plan.seed) for p in prompts for i in range(wanted)
+            ]
+            found: dict[int, dict[int, Completion]] = {prompt.uid: {} for prompt in prompts}
+            by_uid = {prompt.uid: prompt for prompt in prompts}
+            scoring: list[asyncio.Task[None]] = []
+            async for completion in self.engine.generate(requests):
+                own = found[completion.prompt_uid]
+                own[completion.sample] = completion
+                if len(own) == wanted:
+                    group = tuple(own[i] for i in range(wanted))
+                    scoring.append(asyncio.create_task(self._score(by_uid[completion.prompt_uid], group)))
+            await asyncio.gather(*scoring)
+        except Exception as error:  # wherever it came from, the loop must see it
+            self._arrivals.put_nowait(error)
+
+    async def _score(self, prompt: Prompt, completions: tuple[Completion, ...]) -> None:
+        scores = await self.rewards.score(prompt, completions)
+        self._arrivals.put_nowait(Group(prompt=prompt, completions=completions, scores=tuple(scores)))
+
+    async def next_scored(self) -> Group:
+        """The next complete group, journalled as scored; `Stopped` if the user lost patience."""
+        arrival: Group | BaseException = await self.unless_stopped(self._arrivals.get())
+        if isinstance(arrival, BaseException):
+            raise arrival
+        self.journal.scored([arrival])
+        self._pending -= 1
+        return arrival
+
+    def update(self, chosen: Chosen) -> UpdateResult:
+        """Log-probs of the frozen policies, then the optimizer steps."""
+        with self.timed("train"):
+            trajectories = self.with_log_probs(chosen.trajectories, updates=len(chosen.updates))
+            return self.trainer.update(
+                chosen.updates, trajectories, lambda done, total: self.observer.progress("train", done, total, "tokens")
+            )
+
+    def with_log_probs(self, trajectories: Sequence[Trajectory], updates: int) -> list[Trajectory]:
+        """Proximal and reference log-probs, on what is left after selection."""
+        out = list(trajectories)
+        if self.plan.recompute_proximal and updates > 1:
+            values = self.trainer.log_prob(out)
+            out = [item.with_(proximal_log_prob=value) for item, value in zip(out, values, strict=True)]
+        if self.reference is not None:
+            values = self.trainer.log_prob(out, self.reference)
+            out = [item.with_(reference_log_prob=value) for item, value in zip(out, values, strict=True)]
+        return out
+
+    async def publish(self, version: int) -> None:
+        """The engine takes the new weights."""
+        with self.timed("publish"):
+            await self.engine.pause()
+            await self.engine.publish(self.policy.model, version)
+            await self.engine.resume()
+
+    def leave(self, step: int, chosen: Chosen, result: UpdateResult, record: Mapping[str, Any]) -> None:
+        """Files first, then the journal's one transaction: a step that is in the journal has left all its traces."""
+        write_rollouts(self.folder.rollout_file(step), step, chosen.groups, chosen.fates(result.facts))
+        self.folder.append_metrics(record)
+        uids = [group.prompt.uid for group in chosen.groups]
+        self.journal.consume(step, uids, self.source.state(), record, version=step)
+        self.observer.step(record, _sample(chosen, step))
+        self.warn(record, chosen)
+
+    async def evaluate_if_due(self, step: int) -> None:
+        if self.plan.evaluate_every and step % self.plan.evaluate_every == 0:
+            await self.evaluate("after" if step == self.plan.steps else "step")
+
+    async def evaluate(self, label: str) -> None:
+        """Held-out questions under the present weights."""
+        if self.evaluation is not None:
+            step = self.journal.step
+            record = await self.unless_stopped(self.evaluation.run(step, label, self.now))
+            self.folder.append_metrics(record)
+            self.observer.evaluated(record)
+
+    def checkpoint_if_due(self, step: int) -> None:
+        if self._stop.is_set():
+            raise Stopped
+        if self.plan.checkpoint_every and step % self.plan.checkpoint_every == 0:
+            self.checkpoint(step)
+
+    def checkpoint(self, step: int) -> None:
+        """Everything a resume needs, written aside and renamed. The step's checkpoint, if it is there already, stays."""
+        if step == 0 or (self.folder.checkpoint(step) / "state.json").exists():
+            return
+        self.observer.progress("checkpoint", 0, 1, "checkpoints")
+        facts = {"version": self.journal.version, "cursor": self.source.state(), "seed": self.plan.seed}
+        write_checkpoint(self.folder.checkpoints, step, self.policy.loaded, self.trainer, facts)
+        best = self.best_step() if self.plan.keep_best else None
+        prune(self.folder.checkpoints, self.plan.keep_last, keep=[] if best is None else [best])
+
+    # ---- small things ----------------------------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds since the run began, over all resumes."""
+        return self.clock.now() - self._began
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        start = self.clock.now()
+        try:
+            yield
+        finally:
+            self._times[stage] = self._times.get(stage, 0.0) + self.clock.now() - start
+
+    async def unless_stopped(self, work: Any) -> Any:
+        """The result of an awaitable, or `Stopped` as soon as the user asks for it."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Stopped
+            return task.result()
+        finally:
+            for waiting in (task, stop):
+                waiting.cancel()
+
+    def record(self, step: int, chosen: Chosen, result: UpdateResult) -> dict[str, Any]:
+        """The step's line of metrics.jsonl."""
+        rollout = rollout_metrics(chosen)
+        seconds = {f"time/{name}": value for name, value in self._times.items()}
+        generated, train = self._times.get("generate", 0.0), self._times.get("train", 0.0)
+        return {
+            "kind": "train",
+            "step": step,
+            "time": self.now(),
+            **rollout,
+            **mean_metrics(result.metrics),
+            "updates": result.updates,
+            "tokens/trained": result.tokens,
+            "tokens_per_second/generate": rollout["tokens/generated"] / generated if generated else 0.0,
+            "tokens_per_second/train": result.tokens / train if train else 0.0,
+            **seconds,
+            "policy_version": step,
+        }
+
+    def warn(self, record: Mapping[str, Any], chosen: Chosen) -> None:
+        """Say what a person should know about the step, and what to do."""
+        invalid = int(record["reward/invalid"])
+        if invalid:
+            error = next((s.error for g in chosen.groups for s in g.scores if not s.valid), "")
+            file = self.folder.rollout_file(int(record["step"])).name
+            total = int(record["completions"])
+            self.observer.warning(
+                f"{invalid} of {total} completions have no score ({error}); left out of every mean; see `error` in rollouts/{file}"
+            )
+        if not chosen.updates:
+            self.observer.warning(f"step {record['step']}: nothing was left to train on ({chosen.drop_counts}); the weights did not change")
+
+    def last_evaluation(self, step: int) -> Mapping[str, Any] | None:
+        """The record of an evaluation made at `step`, if there is one."""
+        return next((r for r in self.folder.read_metrics() if r["kind"] == "eval" and r["step"] == step and step > 0), None)
+
+    def best_step(self) -> int | None:
+        """The checkpointed step with the best held-out accuracy; the earliest of equals."""
+        held = {int(path.name) for path in self.folder.checkpoints.glob("[0-9]*")}
+        found = [(r["accuracy"], -r["step"]) for r in self.folder.read_metrics() if r["kind"] == "eval" and r["step"] in held]
+        return -max(found)[1] if found else None
+
+
+def _sample(chosen: Chosen, step: int) -> Sample | None:
+    """One completion for people to look at: another prompt each step."""
+    if not chosen.groups:
+        return None
+    group = chosen.groups[step % len(chosen.groups)]
+    completion, score = group.completions[0], group.scores[0]
+    return Sample(
+        question=group.prompt.question,
+        text=completion.text,
+        answer=group.prompt.answer,
+        reward=score.value if score.valid else None,
+        correct=score.correct,
+        parts=score.parts,
+    )

@@ -1,0 +1,64 @@
+"""What may not change between a run and its resume: anything that would make the resumed run another run."""
+
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from proxima.runtime.journal import Journal
+
+if TYPE_CHECKING:
+    from proxima.config.schema import RunConfig
+
+# these change how long, how watched or where, not what is computed
+FREE = (
+    "folder",
+    "train.steps",
+    "eval",
+    "checkpoint",
+    "runtime",
+    "model.device",
+    "model.log_prob_chunk",
+    "model.gradient_checkpointing",
+    "engine.prefill_tokens",
+)
+
+
+def frozen_values(config: "RunConfig") -> dict[str, Any]:
+    """Dotted path → JSON value of every field that a resume must bring again."""
+    found: dict[str, Any] = {}
+    _walk("", config, found)
+    return {path: value for path, value in found.items() if not any(path == free or path.startswith(free + ".") for free in FREE)}
+
+
+def check_frozen(journal: Journal, config: "RunConfig") -> None:
+    """Bind a new journal to the config, and hold a resumed one to it.
+
+    Raises:
+        ValueError: names the first field that differs, both values, and the remedy.
+    """
+    now = frozen_values(config)
+    before = journal.get("config")
+    if before is None:
+        journal.set("config", now)
+        return
+    for path in sorted(before.keys() | now.keys()):
+        if before.get(path) != now.get(path):
+            raise ValueError(
+                f"{path}={now.get(path)!r}: the run in {journal.path.parent} was begun with {before.get(path)!r}; "
+                "resume with that value, or begin another run with folder=PATH"
+            )
+
+
+def _walk(path: str, value: Any, found: dict[str, Any]) -> None:
+    if is_dataclass(value) and not isinstance(value, type):
+        found[f"{path}.kind" if path else "kind"] = type(value).__name__
+        for field in fields(value):
+            _walk(f"{path}.{field.name}" if path else field.name, getattr(value, field.name), found)
+    elif isinstance(value, list | tuple):
+        for i, item in enumerate(value):
+            _walk(f"{path}.{i}", item, found)
+        found[f"{path}.length"] = len(value)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _walk(f"{path}.{key}", item, found)
+    else:
+        found[path] = value if isinstance(value, str | int | float | bool | None) else repr(value)

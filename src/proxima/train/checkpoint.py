@@ -1,0 +1,121 @@
+"""Checkpoints: written aside, fsynced, renamed. Formats are safetensors and JSON; nothing is ever unpickled.
+
+checkpoints/000040/   model/ (Hugging Face folder)   optimizer.safetensors   state.json (written last: its presence says that all is there)
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from proxima.model import LoadedModel, save
+from proxima.train.trainer import Trainer
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A whole checkpoint on disk."""
+
+    path: Path
+    step: int
+    facts: Mapping[str, Any]
+
+    @property
+    def model(self) -> Path:
+        """The Hugging Face folder in it."""
+        return self.path / "model"
+
+
+def write_checkpoint(folder: Path, step: int, loaded: LoadedModel, trainer: Trainer, facts: Mapping[str, Any]) -> Checkpoint:
+    """Write `folder/<step>`; a reader sees a whole checkpoint or none, whatever dies when.
+
+    Args:
+        facts: JSON values that a resume needs beside weights and optimizer (version, data cursor …).
+
+    Raises:
+        OSError: the disk is full; what was written aside is removed, earlier checkpoints are untouched.
+    """
+    final = folder / f"{step:06d}"
+    aside = folder / f".{step:06d}.part"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    try:
+        save(loaded.model, loaded.tokenizer, aside / "model")
+        tensors, trainer_facts = trainer.state()
+        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, aside / "optimizer.safetensors")
+        state = {
+            "format": FORMAT,
+            "step": step,
+            "trainer": trainer_facts,
+            "torch_rng": torch.get_rng_state().numpy().tobytes().hex(),
+            **facts,
+        }
+        (aside / "state.json").write_text(json.dumps(state, indent=1) + "\n")
+        for path in (p for p in sorted(aside.rglob("*")) if p.is_file()):
+            _sync(path)
+        _sync(aside)
+        if final.exists():  # the same step again, after a rewind
+            shutil.rmtree(final)
+        aside.rename(final)
+        _sync(folder)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return Checkpoint(path=final, step=step, facts=state)
+
+
+def checkpoints(folder: Path) -> list[Checkpoint]:
+    """All whole checkpoints, by step. What is left of one that died half-way is not among them."""
+    found = []
+    for path in sorted(folder.glob("[0-9]*")) if folder.is_dir() else []:
+        try:
+            facts = json.loads((path / "state.json").read_text())
+            found.append(Checkpoint(path=path, step=int(facts["step"]), facts=facts))
+        except (OSError, ValueError, KeyError):
+            continue
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def restore(checkpoint: Checkpoint, trainer: Trainer) -> None:
+    """Give the trainer its optimizer state back, and torch its random state. The weights are loaded from `checkpoint.model` before.
+
+    Raises:
+        ValueError: the checkpoint is damaged or of another format or model; says which.
+    """
+    if checkpoint.facts.get("format") != FORMAT:
+        raise ValueError(f"{checkpoint.path}: format {checkpoint.facts.get('format')}, this version reads {FORMAT}")
+    try:
+        tensors = load_file(checkpoint.path / "optimizer.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"{checkpoint.path}: optimizer.safetensors can't be read ({error}); delete this checkpoint to use the one before"
+        ) from error
+    trainer.load(tensors, dict(checkpoint.facts["trainer"]))
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(str(checkpoint.facts["torch_rng"])), dtype=torch.uint8))
+
+
+def prune(folder: Path, keep_last: int, keep: Iterable[int] = ()) -> None:
+    """Delete all but the last `keep_last` checkpoints (0: delete none) and the steps in `keep`; leftovers of dead writes go too."""
+    for leftover in folder.glob(".*.part"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    spared = set(keep)
+    for checkpoint in checkpoints(folder)[:-keep_last] if keep_last else []:
+        if checkpoint.step not in spared:
+            shutil.rmtree(checkpoint.path)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

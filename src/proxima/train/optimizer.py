@@ -1,0 +1,71 @@
+"""Optimizers and learning-rate schedules."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from proxima.data import require
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with decoupled weight decay, fused; vectors (norms, biases) are not decayed.
+
+    Args:
+        lr: peak learning rate, > 0.
+        beta1: decay of the first moment, in [0, 1).
+        beta2: decay of the second moment, in [0, 1).
+        eps: added to the root of the second moment, > 0.
+        weight_decay: >= 0, a share of the weight times the learning rate each update.
+
+    Source: arXiv 1711.05101.
+    """
+
+    lr: float = 1e-6
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, "lr", self.lr, "must be > 0")
+        require(0 <= self.beta1 < 1, "beta1", self.beta1, "must be in [0, 1)")
+        require(0 <= self.beta2 < 1, "beta2", self.beta2, "must be in [0, 1)")
+        require(self.eps > 0, "eps", self.eps, "must be > 0")
+        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "must be >= 0")
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer over `parameters`, in their order."""
+        trained = [p for p in parameters if p.requires_grad]
+        groups = [
+            {"params": [p for p in trained if p.dim() >= 2], "weight_decay": self.weight_decay},
+            {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        kept = [group for group in groups if group["params"]]
+        return torch.optim.AdamW(kept, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
+
+
+OPTIMIZERS: dict[str, type] = {
+    "adamw": AdamW,
+}
+
+
+def learning_rate_factor(update: int, *, total: int, warmup: int = 0, schedule: str = "constant", final_ratio: float = 0.0) -> float:
+    """Share of the peak learning rate at an update.
+
+    Args:
+        update: 0-based index of the update about to be made.
+        total: updates of the whole run.
+        warmup: updates of linear rise; update i has (i + 1) / warmup of the peak.
+        schedule: `constant`; `linear` or `cosine` fall from the end of the warm-up to `final_ratio` at the last update.
+    """
+    if update < warmup:
+        return (update + 1) / warmup
+    if schedule == "constant":
+        return 1.0
+    progress = min(1.0, (update - warmup) / max(1, total - 1 - warmup))
+    shape = 1 - progress if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return final_ratio + (1 - final_ratio) * shape
