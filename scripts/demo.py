@@ -5,6 +5,7 @@ python scripts/demo.py [--model FOLDER_OR_GGUF] [key=value…]        key=value 
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,9 +50,9 @@ def result(folder: Path) -> str:
         "the first five held-out questions",
     ]
     for uid in sorted(first)[:SHOWN]:
-        lines += [f"  {first[uid]['question']}   answer {first[uid]['answer']}"]
+        lines += [f"  {first[uid]['question']}   answer {json.loads(first[uid]['answer'])}"]
         lines += [f"      {label:<7}{mark(row)} {shorten(row['text'])}" for label, row in (("before", first[uid]), ("after", last[uid]))]
-    return "\n".join([*lines, "", f"report: {folder / 'report.html'}"])
+    return "\n".join([*lines, "", f"report: {os.path.relpath(folder / 'report.html')}"])
 
 
 def rows_of(folder: Path, label: str) -> dict[int, dict[str, Any]]:

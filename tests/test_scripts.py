@@ -83,8 +83,9 @@ def test_the_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch, bring_mod
     assert list(folder.parent.iterdir()) == [folder] and not stray.exists()
 
 
-def test_demo_shows_accuracy_five_questions_and_the_report(tmp_path):
+def test_demo_shows_accuracy_five_questions_and_the_report(tmp_path, monkeypatch):
     demo = script("demo")
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "evals").mkdir()
     for step, label, texts in ((0, "before", ["Sure!\nIt is 11."] * 6), (40, "after", [str(10 + i) for i in range(6)])):
         rows = [
@@ -92,7 +93,7 @@ def test_demo_shows_accuracy_five_questions_and_the_report(tmp_path):
                 "prompt_uid": 90 + i,
                 "sample": sample,
                 "question": f"What is 9 + {i + 1}?",
-                "answer": str(10 + i),
+                "answer": json.dumps(str(10 + i)),
                 "text": text,
                 "correct": str(10 + i) in text,
             }
@@ -107,4 +108,4 @@ def test_demo_shows_accuracy_five_questions_and_the_report(tmp_path):
     assert lines[1] == "40 steps of cppo in 2.5 minutes"
     assert lines[4:7] == ["  What is 9 + 1?   answer 10", "      before wrong Sure! It is 11.", "      after  right 10"]
     assert sum("What is" in line for line in lines) == 5
-    assert lines[-1] == f"report: {tmp_path / 'report.html'}"
+    assert lines[-1] == "report: report.html"

@@ -1,0 +1,117 @@
+"""`make docs`: docs/reference.md from the schema and the tables of kinds, docs/learning_curve.svg from the demo's run where there is one.
+
+python scripts/make_docs.py [--check]        --check: exit 1 if docs/reference.md is not what the code says
+"""
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+REFERENCE = REPOSITORY / "docs" / "reference.md"
+CURVE = REPOSITORY / "docs" / "learning_curve.svg"
+DEMO = REPOSITORY / "runs" / "quickstart"
+
+HEAD = """\
+# Reference
+
+Every field of a recipe and every kind in every slot. Made from the code by `make docs`; do not edit it here. `proxima list SLOT` prints
+the same in a terminal, `proxima explain RECIPE` shows the values of one recipe and where each came from, and `recipes/schema.json`
+completes them in an editor.
+
+A slot takes `{kind: NAME, field: value}` or, where the defaults do, `NAME`; `package.module:Class` takes a class of yours.
+"""
+
+
+def reference() -> str:
+    """The page."""
+    from proxima.cli.list import catalogue
+    from proxima.config.schema import RunConfig
+
+    parts = [HEAD, "## Fields\n"]
+    parts += [f"{section}\n" for section in sections(RunConfig, "")]
+    parts.append("## Kinds\n")
+    for name, slot in sorted(catalogue().items()):
+        parts.append(f"### {name}\n\n`{'`, `'.join(slot['paths'])}`: {slot['meaning']}\n")
+        rows = [[f"`{kind}`", facts["summary"], fields_in_words(facts["fields"])] for kind, facts in slot["kinds"].items()]
+        parts.append(table(["kind", "what it is", "fields"], rows) + "\n")
+    return "\n".join(parts)
+
+
+def sections(cls: type, path: str) -> Iterator[str]:
+    """A table of the fields of a config class, then those of the classes below it."""
+    from proxima.config.describe import dataclass_in, fields_of
+
+    rows, below = [], []
+    for info in fields_of(cls):
+        inner = dataclass_in(info.hint)
+        if inner is not None and not info.slot:
+            below.append((inner, f"{path}{info.name}."))
+        rows.append([f"`{path}{info.name}`", default_of(info), info.help])
+    yield f"### {path.removesuffix('.') or 'a recipe'}\n\n" + table(["field", "default", "meaning"], rows)
+    for inner, name in below:
+        yield from sections(inner, name)
+
+
+def default_of(info: Any) -> str:
+    from proxima.config.describe import dataclass_in
+    from proxima.config.resolve import plain
+    from proxima.config.tree import in_one_line
+
+    if info.slot and info.slot.default and info.default in (None, dataclasses.MISSING):
+        return f"`{info.slot.default}`"
+    if info.default is dataclasses.MISSING:
+        return "required"
+    if dataclass_in(info.hint) is not None and info.default is not None:
+        return "see below"
+    return f"`{in_one_line(plain(info.default))}`"
+
+
+def fields_in_words(fields: dict[str, Any]) -> str:
+    from proxima.config.tree import in_one_line
+
+    shown = []
+    for name, fact in fields.items():
+        value = "required" if "required" in fact else f"`{in_one_line(fact['default'])}`"
+        shown.append(f"`{name}` {value}" + (f": {fact['help']}" if fact["help"] else ""))
+    return "<br>".join(shown)
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(escaped(cell) for cell in line) + " |" for line in lines)
+
+
+def escaped(cell: str) -> str:
+    """A cell may hold anything: a bar would end it, and outside `code` a <word> would be taken for HTML."""
+    parts = cell.replace("|", "\\|").split("`")
+    return "`".join(part if i % 2 else part.replace("<", "&lt;").replace("&lt;br>", "<br>") for i, part in enumerate(parts))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the reference is out of date")
+    options = parser.parse_args()
+    page = reference()
+    if options.check:
+        current = REFERENCE.read_text(encoding="utf-8") if REFERENCE.exists() else ""
+        if current != page:
+            print("error: docs/reference.md is not what the code says; run make docs", file=sys.stderr)
+        return int(current != page)
+    REFERENCE.write_text(page, encoding="utf-8")
+    print(REFERENCE.relative_to(REPOSITORY))
+    if (DEMO / "summary.json").is_file():
+        from proxima.view.curve import write_curve
+
+        write_curve(DEMO, CURVE)
+        print(CURVE.relative_to(REPOSITORY))
+    else:
+        print(f"{CURVE.relative_to(REPOSITORY)} left as it is: no run in runs/quickstart; make demo makes one")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

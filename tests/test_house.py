@@ -1,0 +1,109 @@
+"""Rules of the house that no other tool checks."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = sorted((ROOT / "src" / "proxima").rglob("*.py"))
+ROOMS = sorted((ROOT / "src" / "proxima").glob("*/__init__.py"))
+FILE_LINES, FUNCTION_LINES = 400, 60
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT / "src" / "proxima"))
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of all imports, those inside functions too."""
+    nodes = list(ast.walk(tree_of(path)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 0]
+    return {name.partition(".")[0] for name in names}
+
+
+def test_files_and_functions_stay_short():
+    """Cut a file where its parts know least of one another; docstrings don't count for a function."""
+    found = []
+    for path in SOURCES:
+        lines = path.read_text(encoding="utf-8").count("\n")
+        if lines > FILE_LINES:
+            found.append(f"{name_of(path)}: {lines} lines")
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                documentation = (ast.get_docstring(node, clean=False) or "").count("\n") + 1
+                length = node.end_lineno - node.lineno + 1 - documentation
+                if length > FUNCTION_LINES:
+                    found.append(f"{name_of(path)}: {node.name} has {length} lines")
+    assert not found
+
+
+def test_no_name_says_old():
+    """It hides which of the policies is meant: behavior, proximal, or the version before."""
+    found = []
+    for path in SOURCES:
+        for node in ast.walk(tree_of(path)):
+            names = [getattr(node, field, None) for field in ("id", "arg", "attr", "name")]
+            found += [f"{name_of(path)}: {name}" for name in names if isinstance(name, str) and re.search(r"(^|_)old(_|$)", name)]
+    assert not found
+
+
+def test_nothing_is_unpickled():
+    for path in SOURCES:
+        assert not imported(path) & {"pickle", "dill", "joblib", "shelve"}, name_of(path)
+        assert "torch.load(" not in path.read_text(encoding="utf-8"), name_of(path)
+
+
+@pytest.mark.parametrize("path", ROOMS, ids=name_of)
+def test_a_room_says_what_it_is_who_may_import_it_and_how_to_add_one(path):
+    text = ast.get_docstring(tree_of(path)) or ""
+    assert "Imports:" in text and "Imported by" in text, "say what the room imports, and who imports it"
+    assert "To add" in text, "say how to add one"
+
+
+@pytest.mark.parametrize("room", ["data", "core"])
+def test_the_mathematics_imports_torch_and_the_standard_library_only(room):
+    allowed = sys.stdlib_module_names | {"torch", "proxima"}
+    for path in (ROOT / "src" / "proxima" / room).rglob("*.py"):
+        assert imported(path) <= allowed, name_of(path)
+
+
+def test_importing_core_loads_torch_and_nothing_that_torch_does_not():
+    """In a fresh interpreter: what `import proxima.core` adds to what torch brings is the standard library and ourselves."""
+    program = (
+        "import sys, torch, torch._dynamo\nbefore = {m.partition('.')[0] for m in sys.modules}\nimport proxima.core\n"
+        "print(*sorted({m.partition('.')[0] for m in sys.modules} - before))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT / "src")}, check=True
+    )
+    assert set(answer.stdout.split()) - sys.stdlib_module_names == {"proxima"}
+
+
+def test_the_reference_is_what_the_code_says():
+    """`make docs` writes it."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        import make_docs
+    finally:
+        sys.path.pop(0)
+    assert make_docs.REFERENCE.read_text(encoding="utf-8") == make_docs.reference(), "run make docs"
+
+
+def test_constraints_pin_everything_that_is_asked_for():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = project["dependencies"] + [x for extra in project["optional-dependencies"].values() for x in extra]
+    names = {re.split(r"[\[<>=]", requirement)[0].lower().replace("_", "-") for requirement in wanted} - {"proxima-rl"}
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", line) for line in lines)
+    assert names <= {line.partition("==")[0].lower().replace("_", "-") for line in lines}
