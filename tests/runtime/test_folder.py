@@ -155,6 +155,9 @@ def test_rewind(folder):
     assert os.listdir(folder.evals) == ["000000-before.parquet"]
     assert not folder.summary.exists()
     assert folder.elapsed() == 12.0
+    folder.rewind(0)  # nothing has happened: the evaluation before the first step is made again
+    assert folder.read_metrics() == [] and os.listdir(folder.evals) == os.listdir(folder.rollouts) == []
+    assert folder.elapsed() == 0.0
 
 
 def test_environment(folder):

@@ -72,6 +72,7 @@ def record(step, steps=40, seed=1, **more):
         "lr": 1e-5 * min(1.0, step / 5),
         "skipped_zero_advantage": round(8 * learnt) * 4,
         "dropped/uniform_groups": round(2 * learnt),
+        "updates": 1,
         "prompts": 8,
         "completions": 64,
         "tokens/generated": round(64 * length),
@@ -90,7 +91,14 @@ def record(step, steps=40, seed=1, **more):
 
 def evaluation(step, label, correct, questions=200, time=18.0):
     facts = {"kind": "eval", "step": step, "time": time, "label": label, "accuracy": correct / questions, "correct": correct}
-    return facts | {"questions": questions, "length/mean": 7.5, "truncated_fraction": 0.01, "time/eval": 17.6}
+    return facts | {
+        "questions": questions,
+        "length/mean": 7.5,
+        "truncated_fraction": 0.01,
+        "time/evaluate": 17.6,
+        "answers": questions,
+        "invalid": 0,
+    }
 
 
 def sample(**more):
@@ -179,7 +187,11 @@ def make_run(path, steps=40, finished=True, question=None):
         before, after = ({k: evaluation(0, "", n)[k] for k in ("accuracy", "correct", "questions")} for n in (25, 188))
         summary = {"status": "done", "steps": steps, "seconds": 35 + 3.2 * steps, "model": "SmolLM2-135M-Instruct", "seed": 1}
         speeds = {"tokens_per_second": {"generate": 412.0, "train": 251.0}}
-        folder.write_summary(summary | {"algorithm": "cppo", "eval": {"before": before, "after": after}} | speeds)
+        folder.write_summary(
+            summary
+            | {"algorithm": "cppo", "peak_memory_bytes": 3_650_722_202, "error": None, "eval": {"before": before, "after": after}}
+            | speeds
+        )
     folder.release()
     return folder
 

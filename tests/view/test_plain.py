@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from proxima.runtime.clock import ManualClock
-from proxima.view import LogFile, observer_for
+from proxima.view import LogFile, observer_for, screen
 from proxima.view.live import LiveView
 from proxima.view.plain import PlainLines, lines_to
 from proxima.view.remarks import Remarks
-from tests.view.synthetic import evaluation, info, record, sample
+from tests.view.synthetic import evaluation, info, make_run, record, sample
 
 
 @pytest.fixture(autouse=True)
@@ -106,15 +106,9 @@ def test_remarks_say_what_it_means_and_what_to_do():
         return Remarks().of({**quiet(13), "completions": 64, **more})
 
     assert remarks() == []
-    assert remarks(**{"reward/invalid": 3}) == [
-        "reward: 3 of 64 completions could not be scored and are left out of every mean; see `error` in rollouts/000013.parquet"
-    ]
-    assert remarks(grad_norm=None) == [
-        "grad_norm not finite at step 13: the weights may be spoilt; resume from a checkpoint with a lower train.optimizer.lr"
-    ]
-    (nothing,) = remarks(skipped_zero_advantage=64)
-    assert nothing.startswith("all 64 completions have advantage 0 (mean reward 0.17): the step taught nothing; use questions")
-    assert remarks(skipped_zero_advantage=63) == []
+    (nothing,) = remarks(**{"updates": 1, "tokens/trained": 0})
+    assert nothing.startswith("no completion has an advantage other than 0 (mean reward 0.17): the step taught nothing; use questions")
+    assert remarks(**{"updates": 1, "tokens/trained": 1}) == remarks(**{"updates": 0, "tokens/trained": 0}) == []
     assert "82.0 % of the completions ended at the length limit" in remarks(truncated_fraction=0.82)[0]
     assert "differ by 0.250 nats a token" in remarks(rollout_replay_logp_absdiff_mean=0.25)[0]
     assert "60.0 % of the tokens left the trust region" in remarks(masked_fraction=0.6)[0]
@@ -122,7 +116,7 @@ def test_remarks_say_what_it_means_and_what_to_do():
 
 def test_a_lasting_state_is_not_remarked_on_at_every_step():
     remarks = Remarks()
-    said = [step for step in range(1, 31) if remarks.of({**quiet(step), "completions": 64, "reward/invalid": 1})]
+    said = [step for step in range(1, 31) if remarks.of({**quiet(step), "truncated_fraction": 0.51})]
     assert said == [1, 11, 21]
 
 
@@ -134,8 +128,8 @@ def test_a_remark_is_a_warning_line(plain, lines):
 
 def test_log_file_appends_over_resumes(tmp_path, clock):
     for resumed in (0, 12):
-        log = LogFile(tmp_path / "log.txt", clock)
-        log.started(info(Path("runs/a"), resumed_at=resumed))
+        log = LogFile(clock)
+        log.started(info(tmp_path, resumed_at=resumed))
         log.step(quiet(resumed + 1), sample())
         assert f"step {resumed + 1:>3}/40" in (tmp_path / "log.txt").read_text(encoding="utf-8")  # there at once, not at the end
         log.finished({"status": "stopped", "steps": 1, "seconds": 4.0})
@@ -157,10 +151,40 @@ def test_the_view_follows_the_stream(monkeypatch):
             return True
 
     monkeypatch.setenv("TERM", "xterm-256color")
-    assert isinstance(observer_for(io.StringIO()), PlainLines)
-    assert isinstance(observer_for(Terminal()), LiveView)
+    assert isinstance(screen(io.StringIO()), PlainLines)
+    assert isinstance(screen(Terminal()), LiveView)
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(observer_for(Terminal()), PlainLines)
+    assert isinstance(screen(Terminal()), PlainLines)
+
+
+def test_all_watchers_together(tmp_path):
+    """As the loop uses them: the lines on the stream and in log.txt, and the report when the last line names it."""
+    folder, stream = make_run(tmp_path / "run", steps=2), io.StringIO()
+    observer = observer_for(stream)
+    observer.progress("load", 0, 1, "models")
+    observer.warning("3 prompts are too long")
+    observer.started(info(folder.path, steps=2))
+    observer.step(record(1), sample())
+    assert not folder.report.exists()
+    observer.finished({"status": "done", "steps": 2, "seconds": 9.0})
+    assert "cppo" in folder.report.read_text(encoding="utf-8")
+    printed, logged = stream.getvalue().splitlines(), folder.log.read_text(encoding="utf-8").splitlines()
+    strip = [line.split("  ", 1)[1] for line in printed]
+    assert strip == [line.split("  ", 1)[1] for line in logged[1:]]
+    assert strip[0] == "WARNING 3 prompts are too long" and strip[-1].endswith("report.html") and len(strip) == 5
+    silent = observer_for(None)
+    silent.started(info(folder.path, resumed_at=2))
+    silent.finished({"status": "stopped", "steps": 2, "seconds": 9.0})
+    assert len(folder.log.read_text(encoding="utf-8").splitlines()) == 11
+
+
+def test_a_report_that_fails_does_not_fail_the_run(tmp_path):
+    stream = io.StringIO()
+    observer = observer_for(stream)
+    observer.started(info(tmp_path))  # no run is there
+    observer.finished({"status": "done", "steps": 40, "seconds": 9.0})
+    assert "WARNING ReportFile failed in finished (ValueError:" in stream.getvalue()
+    assert "done: 40 steps" in stream.getvalue().splitlines()[-1]
 
 
 def live_on(width=100, height=40):
@@ -194,7 +218,7 @@ def test_live_view_shows_the_numbers_and_the_sample():
         "step 10/40",
         "eta ",
         "generating  16/64 completions",
-        "held-out accuracy  0.125 → 0.500  +0.375  100/200 questions after step 10",
+        "held-out accuracy  0.125 → 0.500  +0.375  100/200 right after step 10",
         f"reward             {record(10)['reward/mean']:.3f}  ",
         f"length        {record(10)['length/mean']:.1f} tokens",
         f"KL          {record(10)['approx_kl']:.5f} nats",

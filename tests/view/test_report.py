@@ -71,6 +71,7 @@ def test_headline_and_tiles(whole):
         "generate 412 tok/s",
         "train 251 tok/s",
         "completions 2,560",
+        "peak memory 3.4 GiB",
         "step = 8 prompts × 8 completions = 64 sequences → micro-batches ≤ 2,048 tokens → 1 update",
     ):
         assert text in page.words

@@ -151,13 +151,17 @@ class RunFolder:
 
     def rewind(self, step: int) -> None:
         """Make the records what they were right after `step`: later lines of metrics.jsonl and later Parquet files go, and so does what
-        is only true of a finished run (summary, report). Checkpoints and log.txt stay."""
+        is only true of a finished run (summary, report). Checkpoints and log.txt stay.
+
+        Step 0 is the run before anything happened: the evaluation before the first step goes too, because it is made again.
+        """
         if self.metrics.exists():
-            kept = [r for r in self.read_metrics() if r["step"] <= step]
+            kept = [r for r in self.read_metrics() if 0 < step >= r["step"]]
             write_whole(self.metrics, "".join(dumps(r) + "\n" for r in kept))
         for folder in (self.rollouts, self.evals):
             for file in folder.glob("*.parquet"):
-                if file.stem[:6].isdigit() and int(file.stem.partition("-")[0]) > step:
+                number = file.stem.partition("-")[0]
+                if number.isdigit() and not 0 < step >= int(number):
                     file.unlink()
         for path in (self.summary, self.report):
             path.unlink(missing_ok=True)

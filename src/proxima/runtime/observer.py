@@ -66,7 +66,10 @@ class Sample:
 
 
 class Observer(Protocol):
-    """Told in order: `started`, then `progress`, `evaluated`, `step` and `warning` as they come, then `finished` (also after a failure)."""
+    """Told in order: `started`, then `progress`, `evaluated`, `step` and `warning` as they come, then `finished` (also after a failure).
+
+    `progress` and `warning` may come before `started`, while the model is loaded; when that fails nothing else comes.
+    """
 
     def started(self, info: RunInfo) -> None:
         """The run begins, or goes on (`info.resumed_at`)."""

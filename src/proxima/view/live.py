@@ -18,7 +18,7 @@ from rich.text import Text
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import RunInfo, Sample, Stage
 from proxima.view.numbers import count, duration, fixed, percent, printable, rate, signed, sparkline
-from proxima.view.plain import arithmetic, closing_line, device_line, model_line, remaining, time_of_day
+from proxima.view.plain import arithmetic, closing_line, device_line, model_line, remaining, time_of_day, trials
 from proxima.view.remarks import Remarks
 
 Record = Mapping[str, Any]
@@ -64,11 +64,13 @@ class LiveView:
         self._stage = Text("starting", style="dim")
         self._remarks = Remarks()
         self._drawn = float("-inf")
+        self._running = False
         self._live = Live(console=console, auto_refresh=False, transient=False, vertical_overflow="crop", get_renderable=self._view)
 
     def started(self, info: RunInfo) -> None:
         self._info = info
         self._live.start()
+        self._running = True
         atexit.register(self._live.stop)  # a run that dies without `finished` must not leave the terminal without a cursor
         self._draw()
 
@@ -96,12 +98,14 @@ class LiveView:
         self._stage = Text(str(summary.get("status", "done")), style="green" if summary.get("status") == "done" else "yellow")
         self._draw()
         self._live.stop()
+        self._running = False
         atexit.unregister(self._live.stop)
         self._console.print(Text(closing_line(summary, self._info)))
 
     def _draw(self) -> None:
-        self._drawn = self._clock.now()
-        self._live.refresh()
+        if self._running:  # before `started` there is nothing to show, and a refusal should stand alone on the screen
+            self._drawn = self._clock.now()
+            self._live.refresh()
 
     def _view(self) -> RenderableType:
         if self._info is None:
@@ -143,7 +147,7 @@ class LiveView:
             text.append(fixed(last.get("accuracy"), 3), style="bold green")
             if first.get("accuracy") is not None and last.get("accuracy") is not None:
                 text.append(f"  {signed(last['accuracy'] - first['accuracy'])}")
-        text.append(f"  {last.get('correct', 0)}/{last.get('questions', 0)} questions after step {last['step']}", style="dim")
+        text.append(f"  {last.get('correct', 0)}/{trials(last)} right after step {last['step']}", style="dim")
         return text
 
     def _table(self) -> RenderableType:

@@ -9,7 +9,6 @@
 import statistics
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from pathlib import Path
 from typing import Any, TextIO
 
 from proxima.runtime.clock import Clock, SystemClock
@@ -61,9 +60,9 @@ class PlainLines:
             if "before" in self._accuracy and label != "before":
                 text = signed(accuracy - self._accuracy["before"])
             self._accuracy[label] = accuracy
-        right = f"{record.get('correct', 0)}/{record.get('questions', 0)}"
+        right = f"{record.get('correct', 0)}/{trials(record)}"
         left = f"eval  {name:<8} accuracy {fixed(accuracy, 3)}  {right:>7}  {text}"
-        self._line(_ends(left, duration(record["time/eval"]) if "time/eval" in record else ""))
+        self._line(_ends(left, duration(record["time/evaluate"]) if "time/evaluate" in record else ""))
 
     def step(self, record: Record, sample: Sample | None) -> None:
         self._steps.append(float(record.get("time/step") or 0.0))
@@ -83,24 +82,31 @@ class PlainLines:
 
 
 class LogFile(PlainLines):
-    """The lines appended to a file, each on its way to the disk at once. A line that can't be written is lost, not the run."""
+    """The lines appended to log.txt of the run folder, each handed to the system at once. What comes before `started` waits for it."""
 
-    def __init__(self, path: Path, clock: Clock | None = None) -> None:
-        self._file = path.open("a", encoding="utf-8", errors="replace", buffering=1)
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._file: TextIO | None = None
+        self._waiting: list[str] = []
         super().__init__(self._append, clock)
 
     def started(self, info: RunInfo) -> None:
-        self._append(
-            datetime.fromisoformat(self._clock.wall()).astimezone().strftime("%Y-%m-%d, UTC%z")
-        )  # the lines hold the time of day only
+        self._file = (info.folder / "log.txt").open("a", encoding="utf-8", errors="replace", buffering=1)
+        waiting, self._waiting = self._waiting, []
+        date = datetime.fromisoformat(self._clock.wall()).astimezone().strftime("%Y-%m-%d, UTC%z")
+        for line in (date, *waiting):  # the lines themselves hold the time of day only
+            self._append(line)
         super().started(info)
-
-    def _append(self, line: str) -> None:
-        self._file.write(line + "\n")
 
     def finished(self, summary: Record) -> None:
         super().finished(summary)
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _append(self, line: str) -> None:
+        if self._file is None:
+            self._waiting.append(line)
+        else:
+            self._file.write(line + "\n")
 
 
 def lines_to(stream: TextIO, clock: Clock | None = None) -> Observer:
@@ -117,6 +123,11 @@ def lines_to(stream: TextIO, clock: Clock | None = None) -> Observer:
 def time_of_day(wall: str) -> str:
     """`12:04:31` of an ISO time, in the machine's time zone."""
     return datetime.fromisoformat(wall).astimezone().strftime("%H:%M:%S")
+
+
+def trials(record: Record) -> int:
+    """Of how many answers `correct` is the right part: those whose score is valid, or the questions where the record says no more."""
+    return int(record["answers"]) - int(record.get("invalid", 0)) if "answers" in record else int(record.get("questions", 0))
 
 
 def model_line(info: RunInfo) -> str:

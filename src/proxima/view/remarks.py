@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from proxima.view.numbers import count, fixed, percent
+from proxima.view.numbers import fixed, percent
 
 Record = Mapping[str, Any]
 AGAIN = 10  # steps before the same remark is made once more
@@ -31,30 +31,11 @@ def _number(record: Record, key: str) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def invalid(record: Record) -> str | None:
-    failed = _number(record, "reward/invalid")
-    if not failed:
-        return None
-    many, step = count(record.get("completions")), int(record["step"])
-    where = f"see `error` in rollouts/{step:06d}.parquet"
-    return f"reward: {count(failed)} of {many} completions could not be scored and are left out of every mean; {where}"
-
-
-def not_finite(record: Record) -> str | None:
-    bad = [key for key in ("loss", "grad_norm") if key in record and record[key] is None]
-    if not bad:
-        return None
-    what = f"{' and '.join(bad)} not finite at step {record['step']}"
-    return f"{what}: the weights may be spoilt; resume from a checkpoint with a lower train.optimizer.lr"
-
-
 def nothing_learnt(record: Record) -> str | None:
-    many = _number(record, "completions")
-    if not many or _number(record, "skipped_zero_advantage") < many:
+    if not _number(record, "updates") or record.get("tokens/trained") != 0:
         return None
-    reward = fixed(record.get("reward/mean"))
     return (
-        f"all {count(many)} completions have advantage 0 (mean reward {reward}): the step taught nothing; "
+        f"no completion has an advantage other than 0 (mean reward {fixed(record.get('reward/mean'))}): the step taught nothing; "
         "use questions that are neither always right nor always wrong, or more completions a prompt"
     )
 
@@ -72,7 +53,7 @@ def engine_differs(record: Record) -> str | None:
         return None
     return (
         f"engine and trainer differ by {fixed(gap, 3)} nats a token on the same weights, so ratios measure rounding; "
-        "use the same compute dtype in both, or add algorithm.correction"
+        "set model.compute_dtype=float32, or serve with the dtype that is trained"
     )
 
 
@@ -87,8 +68,6 @@ def mostly_masked(record: Record) -> str | None:
 
 
 RULES: dict[str, Callable[[Record], str | None]] = {
-    "invalid": invalid,
-    "not_finite": not_finite,
     "nothing_learnt": nothing_learnt,
     "cut_off": cut_off,
     "engine_differs": engine_differs,

@@ -24,8 +24,8 @@ from proxima.runtime.observer import RunInfo
 from proxima.runtime.records import dumps
 from proxima.runtime.rollouts import read_rows
 from proxima.view.chart import Series, bar_chart, line_chart
-from proxima.view.numbers import NONE, count, duration, fixed, percent, rate, signed, significant, wilson
-from proxima.view.plain import arithmetic
+from proxima.view.numbers import NONE, count, duration, fixed, magnitude, percent, rate, signed, significant, wilson
+from proxima.view.plain import arithmetic, trials
 
 QUESTIONS = 5  # answered before and after
 SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 60, 2, 4
@@ -121,7 +121,7 @@ def chart(curve: Curve, train: Sequence[Mapping[str, Any]], evals: Sequence[Mapp
         legend.append({"name": name, "color": color, "last": written[-1]})
         values.append(written)
     if curve.title == "Accuracy" and (held := [r for r in evals if r.get("accuracy") is not None]):
-        spread = [wilson(int(r["correct"]), int(r["questions"])) for r in held]
+        spread = [wilson(int(r["correct"]), trials(r)) for r in held]
         points = [(float(r["step"]), float(r["accuracy"])) for r in held]
         drawn.append(Series(name="held-out", points=points, color="var(--b)", spread=spread))
         legend.append({"name": "held-out", "color": "var(--b)", "last": fixed(held[-1]["accuracy"], 3)})
@@ -154,11 +154,11 @@ def headline(evals: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         return None
 
     def shown(record: Mapping[str, Any]) -> dict[str, Any]:
-        low, high = wilson(int(record["correct"]), int(record["questions"]))
+        low, high = wilson(int(record["correct"]), trials(record))
         place = {"left": round(100 * low, 2), "width": round(100 * (high - low), 2), "at": round(100 * record["accuracy"], 2)}
         when = "before the first step" if record["step"] == 0 else f"after step {record['step']}"
         text = {"accuracy": fixed(record["accuracy"], 3), "interval": f"{fixed(low, 3)} to {fixed(high, 3)}", "when": when}
-        return {**text, "right": f"{record['correct']}/{record['questions']}", **place}
+        return {**text, "right": f"{record['correct']}/{trials(record)}", **place}
 
     gain = signed(known[-1]["accuracy"] - known[0]["accuracy"]) if len(known) > 1 else None
     return {"before": shown(known[0]), "after": shown(known[-1]) if len(known) > 1 else None, "gain": gain}
@@ -183,7 +183,7 @@ def status(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]], confi
 
 
 def tiles(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The run in six figures."""
+    """The run in a few figures."""
     seconds = summary.get("seconds") or (train[-1]["time"] if train else None)
     speed = summary.get("tokens_per_second") or {}
     times = [float(r["time/step"]) for r in train if r.get("time/step") is not None]
@@ -198,7 +198,9 @@ def tiles(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]]) -> lis
         ("generate", rate(mean_speed("generate", "generated"))),
         ("train", rate(mean_speed("train", "trained"))),
         ("completions", count(sum(r.get("completions") or 0 for r in train))),
-        ("tokens generated", count(sum(r.get("tokens/generated") or 0 for r in train))),
+        ("peak memory", f"{fixed(memory / 2**30, 1)} GiB" if (memory := summary.get("peak_memory_bytes")) else NONE),
+        ("tokens generated", magnitude(sum(r.get("tokens/generated") or 0 for r in train))),
+        ("tokens trained", magnitude(sum(r.get("tokens/trained") or 0 for r in train))),
     ]
 
 
@@ -217,13 +219,12 @@ def left_out(train: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """What was generated and not learnt from, by reason, over the whole run."""
     total = sum(r.get("completions") or 0 for r in train)
     reasons = {"reward/invalid": ("invalid", "a scorer failed or timed out; enters no mean")}
-    for key in sorted({k for r in train for k in r if k.startswith("dropped/")}):
+    for key in sorted({k for r in train for k in r if k.startswith("dropped/")} - {"dropped/invalid"}):
         reasons[key] = (f"dropped: {key.partition('/')[2]}", "taken out by a selection")
     reasons["skipped_zero_advantage"] = ("advantage 0", "would change nothing: forward and backward were skipped")
     rows = []
     for key, (name, meaning) in reasons.items():
-        if any(key in r for r in train):
-            number = sum(r.get(key) or 0 for r in train)
+        if number := sum(r.get(key) or 0 for r in train):
             rows.append({"name": name, "count": count(number), "share": percent(number / total if total else None), "meaning": meaning})
     return rows
 
