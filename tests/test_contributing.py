@@ -1,0 +1,81 @@
+"""The code in CONTRIBUTING.md is what it says, and works."""
+
+import asyncio
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from proxima.core import PolicyBatch, TokenMean, policy_loss
+from proxima.data import Completion, Prompt
+from proxima.engine import Request, Sampling
+from tests.tiny import tiny_tokenizer
+
+TEXT = (Path(__file__).resolve().parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def block(name: str) -> type:
+    """The class `name` of the code block that defines it."""
+    (code,) = (b for b in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL) if f"class {name}" in b)
+    scope: dict = {"__name__": "contributing"}
+    exec(compile(code, f"CONTRIBUTING.md:{name}", "exec"), scope)
+    return scope[name]
+
+
+def test_surrogate():
+    cls = block("SoftClip")
+    log_prob = torch.tensor([[0.5, 0.25, 0.9]]).log().requires_grad_()
+    batch = PolicyBatch.from_padded(
+        torch.tensor([[True, True, False]]),
+        log_prob=log_prob,
+        behavior_log_prob=torch.tensor([[0.4, 0.5, float("nan")]]).log(),
+        advantage=torch.tensor([[2.0, -1.0, float("nan")]]),
+    )
+    loss = policy_loss(batch, surrogate=cls(slope=0.5), aggregate=TokenMean())
+    # r = 1.25 and 0.5: -(2 * .5 tanh(.5) - 1 * .5 tanh(-1)) / 2
+    assert loss.value.item() == pytest.approx(-(0.46211716 + 0.5 * 0.76159416) / 2, rel=1e-6)
+    loss.value.backward()
+    # d loss / d log pi = -A r sech^2((r - 1) / slope) / 2; the masked token gets none
+    expected = [-2 * 1.25 * (1 - 0.46211716**2) / 2, 0.5 * (1 - 0.76159416**2) / 2, 0.0]
+    torch.testing.assert_close(log_prob.grad, torch.tensor([expected]), rtol=1e-5, atol=1e-7)
+    with pytest.raises(ValueError, match=r"slope=0 must be > 0"):
+        cls(slope=0)
+
+
+def test_reward():
+    spec = block("Short")(limit=10, weight=0.1)
+    prompt = Prompt(uid=0, messages=(), tokens=(1,))
+    made = [completion(tokens=(5,) * n) for n in (0, 4, 25)]
+    assert [score.value for score in spec.score(prompt, made)] == [1.0, 0.6, 0.0]
+    assert (spec.weight, spec.label) == (0.1, "short")
+
+
+def completion(tokens):
+    zeros = (0.0,) * len(tokens)
+    return Completion(
+        prompt_uid=0,
+        sample=0,
+        tokens=tokens,
+        text="",
+        behavior_log_prob=zeros,
+        untruncated_log_prob=zeros,
+        policy_version=(0,) * len(tokens),
+        finish_reason="stop",
+        temperature=1.0,
+    )
+
+
+def test_engine():
+    engine = block("Scripted")("7").build(SimpleNamespace(tokenizer=tiny_tokenizer()))
+    request = Request(prompt=Prompt(uid=3, messages=(), tokens=(1,)), sample=2, sampling=Sampling(temperature=0.5))
+
+    async def answers():
+        await engine.publish(None, 4)
+        assert (await engine.health()).version == 4
+        return [c async for c in engine.generate([request])]
+
+    (only,) = asyncio.run(answers())
+    assert (only.prompt_uid, only.sample, only.text, only.temperature) == (3, 2, "7", 0.5)
+    assert tiny_tokenizer().decode(only.tokens) == "7" and only.policy_version == (4,)
