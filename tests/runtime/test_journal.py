@@ -1,5 +1,6 @@
 """The journal: legal moves, whole transactions, and `kill -9` in the middle of them."""
 
+import errno
 import signal
 import sqlite3
 import subprocess
@@ -269,6 +270,19 @@ def test_no_journal_at_all(tmp_path):
     raw.commit()
     with pytest.raises(ValueError, match="format 99, this version reads 1"):
         Journal(tmp_path / "other.sqlite")
+
+
+def test_a_full_disk_changes_nothing(journal):
+    synchronous_steps(journal, 2)
+    pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
+    journal._db.execute(f"PRAGMA max_page_count = {pages}")  # SQLite's own way to say that the disk is full
+    with pytest.raises(OSError, match="no space left; free some and go on with --resume") as caught:
+        journal.admit(prompts(*range(1000, 20_000)))
+    assert caught.value.errno == errno.ENOSPC
+    assert (journal.step, journal.counts(), journal.cursor) == (2, {"consumed": 4}, 4)
+    journal._db.execute("PRAGMA max_page_count = 1000000")
+    synchronous_steps(journal, 3)
+    assert journal.step == 3
 
 
 # A child that runs steps over and over and is killed. It imports the journal only, which needs no torch, so it starts fast.

@@ -36,6 +36,11 @@ def test_points_stand_where_the_values_are():
     assert 'aria-label="A by step"' in svg and 'data-from="1"' in svg and 'data-to="3"' in svg
 
 
+def test_nothing_but_zeros_stand_on_the_ground():
+    svg = line_chart([Series(name="a", points=[(1, 0.0), (2, 0.0)])], label="A", zero=True)
+    assert points_of(svg) == [[(46, 148), (350, 148)]] and ">-" not in svg
+
+
 def test_gaps_and_lonely_points():
     svg = line_chart([Series(name="a", points=[(1, 1.0), (2, 2.0), (3, None), (4, 3.0), (5, math.nan), (6, 4.0), (7, 4.0)])], label="A")
     assert [len(p) for p in points_of(svg)] == [2, 2]

@@ -30,7 +30,8 @@ def test_duration(seconds, text):
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(290.4, "290 tok/s"), (1100, "1,100 tok/s"), (3.14, "3.1 tok/s"), (128_400, "128k tok/s"), (None, "– tok/s")]
+    ("value", "text"),
+    [(290.4, "290 tok/s"), (1100, "1,100 tok/s"), (3.14, "3.1 tok/s"), (128_400, "128k tok/s"), (None, "– tok/s"), (0.0, "– tok/s")],
 )
 def test_rate(value, text):
     assert n.rate(value) == text

@@ -8,6 +8,7 @@ all of a step happened or none of it. The rules stand in the database itself (ch
 can consume a prompt twice or skip a state.
 """
 
+import errno
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -107,6 +108,7 @@ class Journal:
         clock: stamps the rows.
 
     Raises:
+        OSError: the disk is full; from any method, which has then changed nothing.
         ValueError: the file is no journal, or one of another format; from the other methods: a move that the states don't allow, naming
             the prompt, where it stands and what it would have needed. Such a transaction changes nothing.
     """
@@ -335,9 +337,11 @@ class Journal:
         try:
             yield
             self._db.execute("COMMIT")
-        except BaseException:
+        except BaseException as error:
             if self._db.in_transaction:  # a full disk may have rolled back by itself
                 self._db.execute("ROLLBACK")
+            if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
+                raise OSError(errno.ENOSPC, "no space left; free some and go on with --resume", str(self.path)) from error
             raise
 
     def _move(self, uids: Iterable[int], target: State, columns: str) -> None:

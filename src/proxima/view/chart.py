@@ -85,7 +85,9 @@ def line_chart(series: Sequence[Series], *, label: str, zero: bool = False, unit
     if not values:
         return Markup("")
     low, high = (0.0, 1.0) if unit_interval else (min(values), max(values))
-    levels = ticks(min(low, 0.0) if zero else low, high, 4)
+    if zero:
+        low, high = min(low, 0.0), max(high, 0.0) if low < 0 else high or 1.0
+    levels = ticks(low, high, 4)
     frame = Frame(x_low=min(steps), x_high=max(steps), y_low=levels[0], y_high=levels[-1], **size)
     parts = [_axes(frame, levels)]
     for s in drawn:
@@ -145,7 +147,7 @@ def _axes(frame: Frame, levels: Sequence[float]) -> str:
         parts.append(f'<line class="grid" x1="{frame.left}" x2="{right}" y1="{y:.2f}" y2="{y:.2f}"/>')
         parts.append(f'<text x="{frame.left - 6}" y="{y + 4:.2f}" text-anchor="end">{escape(significant(level))}</text>')
     if frame.x_high > frame.x_low:
-        for tick in [t for t in ticks(frame.x_low, frame.x_high, 5) if frame.x_low <= t <= frame.x_high and t == int(t)]:
+        for tick in [t for t in ticks(frame.x_low, frame.x_high, 6) if frame.x_low <= t <= frame.x_high and t == int(t)]:
             parts.append(f'<text x="{frame.x(tick):.2f}" y="{foot}" text-anchor="middle">{tick:,.0f}</text>')
     else:
         parts.append(f'<text x="{frame.left}" y="{foot}">{frame.x_low:,.0f}</text>')

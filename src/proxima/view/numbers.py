@@ -39,8 +39,8 @@ def magnitude(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """`290 tok/s`, `1,100 tok/s`, `128k tok/s`; one decimal below 10."""
-    if not _shown(value):
+    """`290 tok/s`, `1,100 tok/s`, `128k tok/s`; one decimal below 10. Nothing done is no speed: 0 is `– tok/s`."""
+    if not _shown(value) or value <= 0:
         return f"{NONE} tok/s"
     if value >= 99_950:
         return f"{value / 1000:,.0f}k tok/s"

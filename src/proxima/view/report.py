@@ -30,7 +30,7 @@ from proxima.view.plain import arithmetic, trials
 QUESTIONS = 5  # answered before and after
 SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 60, 2, 4
 CUT = 1500  # characters of a completion shown
-COLORS = ("var(--a)", "var(--b)", "var(--c)", "var(--d)", "var(--e)")
+COLORS = ("var(--a)", "var(--b)")
 HERE = Path(__file__).parent
 
 
@@ -62,6 +62,7 @@ CURVES = (
     Curve("Learning rate", {"lr": "lr"}, significant, "at the last update of the step", smooth=False),
 )  # fmt: skip
 PHASES = {"time/generate": "generate", "time/score": "score", "time/train": "train", "time/publish": "publish"}
+PHASE_COLORS = {"generate": "var(--a)", "train": "var(--b)", "score": "var(--c)", "publish": "var(--d)", "other": "var(--e)"}
 
 
 def write_report(path: Path | str) -> Path:
@@ -140,7 +141,7 @@ def phase_chart(train: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     whole = [float(r.get("time/step") or 0.0) for r in train]
     columns["other"] = [max(0.0, total - sum(parts)) for total, *parts in zip(whole, *columns.values(), strict=True)]
     steps = [float(r["step"]) for r in train]
-    series = [Series(name=n, points=list(zip(steps, c, strict=True)), color=k) for k, (n, c) in zip(COLORS, columns.items(), strict=False)]
+    series = [Series(name=n, points=list(zip(steps, c, strict=True)), color=PHASE_COLORS[n]) for n, c in columns.items()]
     legend = [{"name": s.name, "color": s.color, "last": duration(s.points[-1][1])} for s in series]
     picture = bar_chart(series, label="Seconds of a step by phase")
     values = [[duration(v) for _, v in s.points] for s in series]
