@@ -45,7 +45,7 @@ class ModelConfig:
     attention: Annotated[Literal["auto", "packed", "native", "mask", "padded"], "how packed sequences are kept apart"] = "auto"
     share_prompt: Annotated[bool, "run a group's prompt once in training"] = True
     gradient_checkpointing: Annotated[bool, "trade compute for activation memory"] = False
-    log_prob_chunk: Annotated[int, "tokens, rows of the [chunk, vocabulary] logits alive at once"] = 256
+    log_prob_chunk: Annotated[int, "tokens, rows of the [chunk, vocabulary] logits alive at once"] = 512
     max_length: Annotated[int | None, "tokens, prompt + completion; null: the model's own limit"] = None
 
     def __post_init__(self) -> None:

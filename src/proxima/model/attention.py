@@ -18,6 +18,8 @@ from transformers import AttentionInterface
 from proxima.data import PackedBatch
 
 NAME = "proxima_packed"
+SHORT = 1 << 15  # queries x keys of a row up to which the CPU multiplies attention out
+SHORTEST = 4  # log2 of the segment length below which lengths are not told apart: more buckets would cost more than the padding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +59,12 @@ class Segments:
         cut, parent = batch.segment_cu.tolist(), batch.parent.tolist()
         spans = list(pairwise(cut))
         device = batch.tokens.device
-        buckets: dict[tuple[bool, int, int], list[int]] = {}
+        buckets: dict[tuple[bool | int, ...], list[int]] = {}
         for g, (start, end) in enumerate(spans):
             if end > start:
                 seen = 0 if parent[g] < 0 else spans[parent[g]][1] - spans[parent[g]][0]
-                buckets.setdefault((parent[g] < 0, (end - start - 1).bit_length(), seen.bit_length()), []).append(g)
+                sizes = (max(SHORTEST, (n - 1).bit_length()) for n in (end - start, seen))
+                buckets.setdefault((parent[g] < 0, *sizes), []).append(g)
         self.blocks: list[Block] = []
         self.masks: dict[tuple[int, int | None], Tensor] = {}
         inverse = torch.zeros(len(batch.tokens), dtype=torch.long)
@@ -140,20 +143,35 @@ def packed_attention(
         own = block.query.reshape(-1)
         mask = segments.mask(i, sliding_window)
         seen = torch.cat([block.context, block.query], dim=1).reshape(-1)
-        keys, values = (_heads(x.index_select(0, seen), rows, q.shape[1]) for x in (k, v))
-        queries = q.index_select(0, own).view(rows, width, *q.shape[1:]).transpose(1, 2)
-        out = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling, dropout_p=dropout if module.training else 0.0
-        )
-        outputs.append(out.transpose(1, 2).reshape(rows * width, *out.shape[1:2], out.shape[3]))
+        queries = q.index_select(0, own).view(rows, width, *q.shape[1:])
+        keys, values = (x.index_select(0, seen).view(rows, -1, *x.shape[1:]) for x in (k, v))
+        out = _attention(queries, keys, values, mask, scaling, dropout if module.training else 0.0)
+        outputs.append(out.reshape(rows * width, *out.shape[2:]))
     return torch.cat(outputs).index_select(0, segments.inverse)[None], None
 
 
-def _heads(x: Tensor, rows: int, heads: int) -> Tensor:
-    """[R*S, H_kv, D] → [R, H, S, D], key heads repeated for grouped queries."""
-    x = x.view(rows, -1, *x.shape[1:]).transpose(1, 2)
-    repeat = heads // x.shape[1]
-    return x if repeat == 1 else x[:, :, None].expand(-1, -1, repeat, -1, -1).reshape(rows, heads, *x.shape[2:])
+def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, dropout: float) -> Tensor:
+    """q [R, T, H, D], k and v [R, S, H_kv, D], mask [R, 1, T, S] (None: causal, T = S) → [R, T, H, D].
+
+    Queries of a key head become rows of one product, so that keys are not repeated. On a CPU short rows are multiplied out: torch's fused
+    kernel is made for long ones, and its backward takes several times as long there (benchmarks/attention).
+    """
+    rows, width, heads, dim = q.shape
+    reach, kv_heads = k.shape[1], k.shape[2]
+    repeat = heads // kv_heads
+    if q.device.type == "cpu" and width * reach <= SHORT and dropout == 0:
+        if mask is None:
+            mask = torch.ones(width, reach, dtype=torch.bool).tril()[None, None]
+        grouped = q.view(rows, width, kv_heads, repeat, dim).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, repeat * width, dim)
+        scores = (grouped @ k.permute(0, 2, 3, 1)).float() if q.dtype != torch.float64 else grouped @ k.permute(0, 2, 3, 1)
+        scores = scores.mul(dim**-0.5 if scale is None else scale).view(rows, kv_heads, repeat, width, reach)
+        weights = scores.masked_fill(~mask[:, :, None], -torch.inf).softmax(-1).to(v.dtype).view(rows, kv_heads, repeat * width, reach)
+        out = weights @ v.transpose(1, 2)
+        return out.view(rows, kv_heads, repeat, width, dim).permute(0, 3, 1, 2, 4).reshape(rows, width, heads, dim)
+    queries = q.transpose(1, 2)
+    keys, values = (x.transpose(1, 2).repeat_interleave(repeat, dim=1) if repeat > 1 else x.transpose(1, 2) for x in (k, v))
+    fused = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, dropout_p=dropout)
+    return fused.transpose(1, 2)
 
 
 def _hidden_packed(backbone: nn.Module, batch: PackedBatch) -> Tensor:

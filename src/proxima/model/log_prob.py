@@ -4,6 +4,7 @@ logits_n = h_n Wᵀ (+ b) / temperature_n     log_prob_n = logits_n[y_n] − log
 logits_v
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ def token_log_prob(
     bias: Tensor | None = None,
     entropy: bool = False,
     entropy_gradient: bool = False,
-    chunk: int = 256,
+    chunk: int = 512,
 ) -> tuple[Tensor, Tensor | None]:
     """Chunked, fused log-softmax-gather with its own backward; logits are recomputed there instead of kept.
 
@@ -30,7 +31,7 @@ def token_log_prob(
         target: [N] int64, token ids.
         temperature: scalar or [N] float, > 0; logits are divided by it.
         entropy: also return the entropy; with gradient only if `entropy_gradient`, since that makes the backward dearer.
-        chunk: rows of logits alive at once; memory is about 3 x chunk x V x 4 bytes.
+        chunk: rows of logits alive at once; memory is about chunk x V values of the product's dtype.
 
     Returns: log_prob [N] float32, nats, and entropy [N] float32, nats, or None.
 
@@ -46,11 +47,17 @@ def token_log_prob(
     return log_prob, ent if settings[0] else None
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
-    logits = F.linear(hidden, weight, bias)
-    if logits.dtype != torch.float64:
-        logits = logits.float()
-    return logits.div_(temperature[:, None])
+ROWS = 8  # logits rows worked on at once after the product: they stay in the cache
+
+_LOGIT_DTYPE = {torch.float64: torch.float64}  # float32 for every other
+
+
+def _row_blocks(logits: Tensor, temperature: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of rows of `logits`, in float32 and divided by the temperature; on a GPU all rows at once."""
+    step = ROWS if logits.device.type == "cpu" else max(1, len(logits))
+    for at in range(0, len(logits), step):
+        rows = slice(at, at + step)
+        yield rows, logits[rows].to(_LOGIT_DTYPE.get(logits.dtype, torch.float32), copy=True).div_(temperature[rows, None])
 
 
 class _TokenLogProb(torch.autograd.Function):
@@ -70,19 +77,23 @@ class _TokenLogProb(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.to(compute), weight.to(compute)
             b = None if bias is None else bias.to(compute)
-            out_dtype = torch.float64 if compute == torch.float64 else torch.float32
-            count = h.shape[0]
-            log_z = torch.empty(count, dtype=out_dtype, device=h.device)
+            log_z = torch.empty(len(h), dtype=_LOGIT_DTYPE.get(compute, torch.float32), device=h.device)
             log_prob = torch.empty_like(log_z)
             entropy = torch.empty_like(log_z) if want_entropy else log_z.new_zeros(0)
-            for at in range(0, count, chunk):
-                rows = slice(at, at + chunk)
-                logits = _logits(h[rows], w, b, temperature[rows])
-                log_z[rows] = logits.logsumexp(dim=1)
-                log_prob[rows] = logits.gather(1, target[rows, None]).squeeze(1) - log_z[rows]
-                if want_entropy:
-                    mean = torch.linalg.vecdot(logits.sub(log_z[rows, None]).exp_(), logits)
-                    entropy[rows] = log_z[rows] - mean
+            for at in range(0, len(h), chunk):
+                own = slice(at, at + chunk)
+                parts = (log_z[own], log_prob[own], target[own, None], entropy[own])
+                for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
+                    block_z, block_log_prob, block_target, block_entropy = (part[rows] for part in parts)
+                    chosen = logits.gather(1, block_target).squeeze(1)
+                    top = logits.amax(dim=1)
+                    logits.sub_(top[:, None])
+                    p = logits.exp()
+                    total = p.sum(dim=1)
+                    block_z.copy_(top + total.log())
+                    block_log_prob.copy_(chosen - block_z)
+                    if want_entropy:  # log Z − Σ p logit; the logits are shifted by their largest
+                        block_entropy.copy_(total.log() - torch.linalg.vecdot(p, logits.masked_fill_(p == 0, 0.0)) / total)
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, entropy if entropy_gradient else log_z.new_zeros(0))
@@ -98,25 +109,28 @@ class _TokenLogProb(torch.autograd.Function):
             h, w = hidden.to(ctx.compute), weight.to(ctx.compute)
             b = None if bias is None else bias.to(ctx.compute)
             grad_h = torch.empty_like(hidden)
-            grad_w = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+            grad_w: Tensor | None = None
             grad_b = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-            for at in range(0, h.shape[0], ctx.chunk):
-                rows = slice(at, at + ctx.chunk)
-                log_p = _logits(h[rows], w, b, temperature[rows]).sub_(log_z[rows, None])
-                g = grad_log_prob[rows, None]
-                if entropy.numel():
-                    p = log_p.exp()
-                    d_logits = log_p.add_(entropy[rows, None]).mul_(grad_entropy[rows, None]).add_(g).mul_(p).neg_()
-                else:
-                    d_logits = log_p.exp_().mul_(-g)
-                d_logits.scatter_add_(1, target[rows, None], g.to(d_logits.dtype))
-                d_logits.div_(temperature[rows, None])
-                d = d_logits.to(ctx.compute)
-                grad_h[rows] = (d @ w).to(grad_h.dtype)
-                if grad_w is not None:
-                    grad_w += d.T @ h[rows]
-                if grad_b is not None:
-                    grad_b += d_logits.sum(0).to(grad_b.dtype)
+            for at in range(0, len(h), ctx.chunk):
+                own = slice(at, at + ctx.chunk)
+                d = F.linear(h[own], w, b)  # logits, overwritten block by block with their gradient
+                for rows, log_p in _row_blocks(d, temperature[own]):
+                    log_p.sub_(log_z[own][rows, None])
+                    g = grad_log_prob[own][rows, None].to(log_p.dtype)
+                    if entropy.numel():
+                        p = log_p.exp()
+                        of_entropy = log_p.add_(entropy[own][rows, None]).mul_(grad_entropy[own][rows, None])
+                        d_logits = of_entropy.masked_fill_(p == 0, 0.0).add_(g).mul_(p).neg_()
+                    else:
+                        d_logits = log_p.exp_().mul_(-g)
+                    d_logits.scatter_add_(1, target[own][rows, None], g).div_(temperature[own][rows, None])
+                    if grad_b is not None:
+                        grad_b += d_logits.sum(0).to(grad_b.dtype)
+                    d[rows] = d_logits
+                grad_h[own] = d @ w
+                if ctx.needs_input_grad[1]:
+                    part = d.T @ h[own]
+                    grad_w = part.to(weight.dtype) if grad_w is None else grad_w.add_(part)
         return grad_h, grad_w, grad_b, None, None, None, None, None, None
 
 

@@ -47,7 +47,7 @@ class Policy:
         attention: str = "auto",
         share_prompt: bool = True,
         compute_dtype: torch.dtype = torch.float32,
-        log_prob_chunk: int = 256,
+        log_prob_chunk: int = 512,
         gradient_checkpointing: bool = False,
     ) -> None:
         self.loaded = loaded
