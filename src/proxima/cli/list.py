@@ -77,7 +77,7 @@ def _kinds(info: Any) -> dict[str, Any]:
 
 def _slots_of(preset: dict[str, Any]) -> str:
     """`ppo_clip, advantage grpo, aggregate token_mean`: a preset in one line."""
-    from proxima.config.tree import in_one_line
+    from proxima.config.scalars import in_one_line
 
     def shown(spec: Any) -> str:
         if isinstance(spec, list):
@@ -101,14 +101,14 @@ def _text(name: str, slot: dict[str, Any], fields: bool) -> str:
 
 
 def _defaults(fields: dict[str, Any]) -> str:
-    from proxima.config.tree import in_one_line
+    from proxima.config.scalars import in_one_line
 
     shown = ", ".join(name if "required" in fact else f"{name}={in_one_line(fact['default'])}" for name, fact in fields.items())
     return f"  ({shown})" if shown else ""
 
 
 def _field_lines(fields: dict[str, Any]) -> Iterator[str]:
-    from proxima.config.tree import in_one_line
+    from proxima.config.scalars import in_one_line
 
     width = max((len(name) for name in fields), default=0)
     values = {name: "required" if "required" in fact else in_one_line(fact["default"]) for name, fact in fields.items()}

@@ -92,16 +92,21 @@ def needs_are_met(r: Resolved) -> Iterator[Problem]:
 
 def model_is_there(r: Resolved) -> Iterator[Problem]:
     """A path that looks local exists and is a model; a hub name looks like one."""
-    path = r.config.model.path
+    if remedy := model_problem(r.config.model.path):
+        yield r.problem("model.path", remedy)
+
+
+def model_problem(path: str) -> str | None:
+    """Why `path` can't be a model, with the remedy; None if it may be one."""
     place = Path(path).expanduser()
     if place.is_dir():
-        if not (place / "config.json").is_file():
-            yield r.problem("model.path", "is a folder without config.json; give a Hugging Face model folder or a .gguf file")
-    elif place.is_file():
-        if place.suffix != ".gguf":
-            yield r.problem("model.path", "is a file but not .gguf; give the folder that holds config.json, or a .gguf file")
-    elif not _looks_like_hub_name(path):
-        yield r.problem("model.path", f"does not exist; {_near(place)}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B")
+        there = (place / "config.json").is_file()
+        return None if there else "is a folder without config.json; give a Hugging Face model folder or a .gguf file"
+    if place.is_file():
+        return None if place.suffix == ".gguf" else "is a file but not .gguf; give the folder that holds config.json, or a .gguf file"
+    if _looks_like_hub_name(path):
+        return None
+    return f"does not exist; {_near(place)}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B"
 
 
 def _looks_like_hub_name(path: str) -> bool:

@@ -130,7 +130,7 @@ def layout_of(cls: type) -> Layout:
     children = {}
     for info in fields_of(cls):
         if info.slot:
-            children[info.name] = Layout("kind", info.slot.many)
+            children[info.name] = Layout("kind", info.slot.many, info.slot.default)
         elif (inner := dataclass_in(info.hint)) is not None:
             below = layout_of(inner)
             children[info.name] = dataclasses.replace(below, head="preset") if info.presets else below

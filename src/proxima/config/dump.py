@@ -1,11 +1,9 @@
 """The resolved config as YAML: complete, each value with its provenance behind it, and loading back to the equal config."""
 
-import math
-import re
 from typing import Any
 
 from proxima.config.resolve import Entry, Resolved
-from proxima.config.tree import in_one_line
+from proxima.config.scalars import for_any_reader
 
 Branch = dict[str, Any]  # nested by the parts of the path; a leaf is an `Entry`
 
@@ -26,19 +24,12 @@ def dump(resolved: Resolved) -> str:
     return f"{origin}{body}\n"
 
 
-def _value(value: Any) -> str:
-    """As every YAML reader takes it: YAML 1.1 needs a point in `1.0e-05`, else it is a text."""
-    if isinstance(value, float) and math.isfinite(value):
-        return re.sub(r"^(-?\d+)(e|$)", r"\1.0\2", repr(value))
-    return in_one_line(value)
-
-
 def _branch(branch: Branch, depth: int) -> list[tuple[str, str | None]]:
     margin = "  " * depth
     lines: list[tuple[str, str | None]] = []
     for key, child in branch.items():
         if isinstance(child, Entry):
-            lines.append((f"{margin}{key}: {_value(child.value)}", child.source))
+            lines.append((f"{margin}{key}: {for_any_reader(child.value)}", child.source))
         elif all(part.isdigit() for part in child):
             lines.append((f"{margin}{key}:", None))
             for item in child.values():

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from proxima.config.schema import RunConfig
+from proxima.data import Trajectory
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GENERATE_SHARE = 0.31  # of the machine's GEMM rate, reached by the local engine: 1,100 of 3,600 tok/s on SmolLM2-135M, 2 cores, bf16
@@ -75,20 +76,12 @@ def prompt_tokens(config: RunConfig) -> int:
         ValueError: the data or the tokenizer can't be read; the line says why.
     """
     from proxima.model.load import load_tokenizer
+    from proxima.task.prompts import to_prompt
 
-    tokenizer = load_tokenizer(config.model.path, config.model.revision)
+    tokenizer: Any = load_tokenizer(config.model.path, config.model.revision)
     rows = config.task.rows(config.seed)
-    lengths = []
-    for index in range(min(SAMPLE_ROWS, len(rows))):
-        messages = list(rows[index].messages)
-        if config.data.system and not any(message["role"] == "system" for message in messages):
-            messages = [{"role": "system", "content": config.data.system}, *messages]
-        if tokenizer.chat_template:
-            text = str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-        else:
-            text = "\n".join(message["content"] for message in messages)
-        lengths.append(len(tokenizer(text, add_special_tokens=False)["input_ids"]))
-    return max(lengths, default=1)
+    count = min(SAMPLE_ROWS, len(rows))
+    return max((len(to_prompt(rows[i], i, tokenizer, config.data.system).tokens) for i in range(count)), default=1)
 
 
 @dataclass(frozen=True)
@@ -145,15 +138,12 @@ def batch_of(config: RunConfig, prompt: int) -> Batch:
 
 
 def _micro_batches(prompts: int, completions: int, prompt: int, length: int, budget: int, shared: bool) -> int:
-    """Greedy packing of `prompts` groups, each item as long as it can be."""
-    count, room, group_at = 0, 0, -1
-    for group in range(prompts):
-        for _ in range(completions):
-            cost = length if shared and group == group_at else prompt + length
-            if cost > room:
-                count, room, cost = count + 1, budget, prompt + length
-            room, group_at = room - cost, group
-    return count
+    """What the trainer's own packing makes of `prompts` groups when everything is as long as it can be."""
+    from proxima.train.micro_batch import micro_batches
+
+    question, answer = (0,) * max(prompt, 1), (0,) * length
+    longest = [Trajectory(prompt_tokens=question, tokens=answer, group=group) for group in range(prompts) for _ in range(completions)]
+    return len(micro_batches(longest, budget, share_prompt=shared))
 
 
 @dataclass(frozen=True)

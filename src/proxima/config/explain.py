@@ -8,7 +8,7 @@ from proxima.config.check import warnings
 from proxima.config.describe import first_sentence
 from proxima.config.estimate import Batch, Memory, Time, batch_of, gemm_rate, memory_of, model_facts, prompt_tokens, time_of
 from proxima.config.resolve import Entry, Resolved
-from proxima.config.tree import in_one_line
+from proxima.config.scalars import in_one_line
 
 VALUE_WIDTH = 36
 

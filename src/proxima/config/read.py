@@ -1,63 +1,35 @@
 """YAML files and `key=value` texts become trees of nodes that know file and line.
 
-Scalars follow YAML 1.2, which is what people mean: `1e-5` is a number, `on`, `yes` and `12:30` are texts. Duplicate keys are refused.
+Duplicate keys, tags and anchors that contain themselves are refused; scalars are those of `scalars.py`.
 """
 
 import os
-import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from proxima.config.errors import ConfigError, one_problem
+from proxima.config.scalars import Loader
 from proxima.config.tree import COMMAND_LINE, Layout, Node, Source, merge
 
-
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with the scalars of YAML 1.2 (and `_` between digits)."""
-
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML reads this class attribute
+_TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 
 
-_PATTERNS = (
-    ("tag:yaml.org,2002:null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
-    ("tag:yaml.org,2002:bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
-    ("tag:yaml.org,2002:int", r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$", list("-+0123456789")),
-    (
-        "tag:yaml.org,2002:float",
-        r"^(?:[-+]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
-        list("-+0123456789."),
-    ),
-    ("tag:yaml.org,2002:merge", r"^<<$", ["<"]),
-)
-for _tag, _pattern, _first in _PATTERNS:
-    _Loader.add_implicit_resolver(_tag, re.compile(_pattern), _first)
-
-
-def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
-    text = str(loader.construct_scalar(node)).replace("_", "")
-    return int(text, 16 if "0x" in text else 10)
-
-
-_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
-
-
-def read_recipe(path: str | Path, layout: Layout) -> Node:
-    """The recipe with everything that it extends below it.
+def read_recipe(path: str | Path) -> list[Node]:
+    """The recipe and all that it extends, as layers: the lowest first, the recipe itself last.
 
     Args:
         path: a YAML file. `extends: other.yaml` in it is relative to its own folder. A run folder stands for its `config.yaml`.
-        layout: of the whole config, so that layers merge as the schema says.
 
     Raises:
         ConfigError: no such file, bad YAML (with the line), a duplicate key, extends in a circle.
     """
-    return _read_layers(Path(path), layout, ())
+    return _read_layers(Path(path), ())
 
 
-def _read_layers(path: Path, layout: Layout, above: tuple[Path, ...]) -> Node:
+def _read_layers(path: Path, above: tuple[Path, ...]) -> list[Node]:
     if path.is_dir() and (path / "config.yaml").is_file():
         path = path / "config.yaml"
     if path.resolve() in above:
@@ -68,14 +40,14 @@ def _read_layers(path: Path, layout: Layout, above: tuple[Path, ...]) -> Node:
     extends = fields.pop("extends", None)
     top = Node(fields, root.source)
     if extends is None:
-        return merge(Node({}, root.source), top, layout)
+        return [top]
     if not isinstance(extends.value, str):
         raise one_problem("extends", "must be the path of one recipe", extends.shown(), extends.source.text)
     base = path.parent / extends.value
     if not base.is_file():
         remedy = f"no such file; the path is relative to {shown_path(path.parent)}/"
         raise one_problem("extends", remedy, extends.shown(), extends.source.text)
-    return merge(_read_layers(base, layout, (*above, path.resolve())), top, layout)
+    return [*_read_layers(base, (*above, path.resolve())), top]
 
 
 def read_yaml(path: Path) -> Node:
@@ -99,7 +71,7 @@ def read_yaml(path: Path) -> Node:
 
 
 def _parse(text: str, name: str) -> Node | None:
-    loader = _Loader(text)
+    loader = Loader(text)
     try:
         node = loader.get_single_node()
         return None if node is None else _convert(loader, node, name, ())
@@ -113,10 +85,12 @@ def _parse(text: str, name: str) -> Node | None:
         loader.dispose()
 
 
-def _convert(loader: _Loader, node: Any, name: str, parents: tuple[Any, ...]) -> Node:
+def _convert(loader: Loader, node: Any, name: str, parents: tuple[Any, ...]) -> Node:
     source = COMMAND_LINE if name == COMMAND_LINE.text else Source(f"{name}:{node.start_mark.line + 1}")
     if any(node is parent for parent in parents):
         raise one_problem(f"{name}:{node.start_mark.line + 1}", "an anchor contains itself; write the value out")
+    if node.tag not in _TAGS and not isinstance(node, yaml.ScalarNode):
+        raise one_problem(f"{name}:{node.start_mark.line + 1}", f"the tag {node.tag!r} has no meaning here; leave it out")
     inside = (*parents, node)
     if isinstance(node, yaml.SequenceNode):
         return Node([_convert(loader, child, name, inside) for child in node.value], source)
@@ -125,8 +99,6 @@ def _convert(loader: _Loader, node: Any, name: str, parents: tuple[Any, ...]) ->
         loader.flatten_mapping(node)
         fields: dict[str, Node] = {}
         for key, child in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise one_problem(f"{name}:{key.start_mark.line + 1}", "a key must be a plain word")
             fields[str(key.value)] = _convert(loader, child, name, inside)
         return Node(fields, source)
     value = loader.construct_object(node, deep=True)
@@ -134,11 +106,13 @@ def _convert(loader: _Loader, node: Any, name: str, parents: tuple[Any, ...]) ->
 
 
 def _refuse_duplicates(node: yaml.MappingNode, name: str) -> None:
-    seen: set[Hashable] = set()
+    seen: set[str] = set()
     for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise one_problem(f"{name}:{key.start_mark.line + 1}", "a key must be a plain word")
         if key.value in seen and key.value != "<<":
             raise one_problem(f"{name}:{key.start_mark.line + 1}", f"the key {key.value!r} stands here twice; keep one")
-        seen.add(key.value if isinstance(key.value, str) else id(key))
+        seen.add(key.value)
 
 
 def read_overrides(overrides: Sequence[str], layout: Layout) -> Node:

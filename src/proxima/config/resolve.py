@@ -4,7 +4,8 @@
 All problems are collected and raised together as one `ConfigError`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from proxima.config.coerce import NONE, Mismatch, coerce
 from proxima.config.describe import FieldInfo, canonical, dataclass_in, fields_of, layout_of, lookup, options_of, summary_of, table_of
 from proxima.config.errors import ConfigError, Problem, one_problem, suggestion
 from proxima.config.read import read_overrides, read_recipe, shown_path
+from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig, Slot
-from proxima.config.tree import DEFAULT, Layout, Node, Source, in_one_line, merge, node_of
+from proxima.config.tree import DEFAULT, Layout, Node, Source, merge, node_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Entry:
     Args:
         path: dotted path of a leaf, `algorithm.surrogate.delta`, or of a slot's `kind`.
         value: plain value: scalars, lists, dicts.
-        source: where it came from, `command line, over 0.15 of the preset`.
+        source: where it came from, `command line, over 0.15 of the preset`; `where` is the first half of it.
         help: meaning and unit.
         origin: `file`, `command line`, `preset` or `default`.
     """
@@ -34,6 +36,11 @@ class Entry:
     source: str
     help: str
     origin: str
+    where: str
+
+    @classmethod
+    def of(cls, path: str, value: Any, node: Node, help: str) -> "Entry":
+        return cls(path, value, node.provenance(), help, node.source.origin, node.source.text)
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,28 @@ class Resolved:
     def problem(self, path: str, message: str) -> Problem:
         """A problem with the value at `path`, with its value and source."""
         entry = self.entry(path)
-        return Problem(entry.path, message, in_one_line(entry.value), entry.source)
+        return Problem(entry.path, message, in_one_line(entry.value), entry.where)
+
+    @contextmanager
+    def blame(self, path: str) -> Iterator[None]:
+        """Turn the `field=value …` of a spec into the user's line, with the whole path and where the value came from.
+
+        `with resolved.blame("task"): rows = config.task.rows(seed)`. A ValueError that names no field below `path` gets the path alone.
+        """
+        try:
+            yield
+        except ConfigError:
+            raise
+        except ValueError as error:
+            message = " ".join(str(error).split())
+            for entry in self.entries:
+                name = entry.path.removeprefix(path + ".") if entry.path.startswith(path + ".") else entry.path
+                rest = message.removeprefix(f"{name}=")
+                if rest != message and (entry.path.startswith(path) or name == entry.path):
+                    rest = next((rest.removeprefix(text) for text in (repr(entry.value), str(entry.value)) if rest.startswith(text)), rest)
+                    raise ConfigError([self.problem(entry.path, rest.lstrip(" :;,"))]) from error
+            entry = self.entry(path)
+            raise ConfigError([Problem(path, message, None, entry.where)]) from error
 
 
 def resolve(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Resolved:
@@ -81,11 +109,12 @@ def resolve(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = (
     """
     layout = layout_of(RunConfig)
     if isinstance(recipe, Mapping):
-        tree, name = merge(Node({}, Source("mapping")), node_of(recipe, Source("mapping")), layout), None
+        layers, name = [node_of(recipe, Source("mapping"))], None
     else:
-        tree, name = read_recipe(recipe, layout), shown_path(Path(recipe))
-    tree = merge(tree, read_overrides(overrides, layout), layout) if overrides else tree
-    tree = _lay_over_presets(tree, layout)
+        layers, name = read_recipe(recipe), shown_path(Path(recipe))
+    tree = Node({}, layers[-1].source)
+    for layer in [*layers, read_overrides(overrides, layout)]:
+        tree = _lay_over_presets(merge(tree, layer, layout), layout)  # at once, so that the next layer sees which kinds it changes
     tree = _lay_over_evaluation(tree, layout)
     builder = _Builder()
     config = builder.dataclass(RunConfig, tree, "", "recipe")
@@ -209,7 +238,8 @@ class _Builder:
                 if child is None:
                     child = Node(None, DEFAULT, in_one_line(plain(value)))
                 return self.fail(_join(path, name), message, child)
-        return self.fail(path or "recipe", message, replace(node, value=None, text="{…}"))
+        self.problems.append(Problem(path or "recipe", message, None, node.source.text))
+        return FAILED
 
     def field(self, info: FieldInfo, node: Node | None, path: str) -> Any:
         if info.slot is not None:
@@ -224,23 +254,22 @@ class _Builder:
             value = coerce(node, info.hint)
         except Mismatch as mismatch:
             return self.fail(path + mismatch.where, str(mismatch), mismatch.node or node)
-        self.entries.append(Entry(path, plain(value), node.provenance(), info.help, node.source.origin))
+        self.entries.append(Entry.of(path, plain(value), node, info.help))
         return value
 
     def default(self, info: FieldInfo, path: str) -> Any:
         if info.default is MISSING:
-            return self.fail(
-                path, f"is missing{': ' + info.help if info.help else ''}; set it in the recipe, or {path}=… on the command line"
-            )
-        self.entries.append(Entry(path, plain(info.default), DEFAULT.text, info.help, DEFAULT.origin))
+            meaning = f": {info.help.removesuffix('.')}" if info.help else ""
+            return self.fail(path, f"is missing{meaning}; set it in the recipe, or {path}=… on the command line")
+        self.entries.append(Entry.of(path, plain(info.default), Node(None, DEFAULT), info.help))
         return info.default
 
     def section(self, info: FieldInfo, inner: type, node: Node | None, path: str) -> Any:
         optional = NONE in options_of(info.hint)
-        if optional and (node is None or node.value is None):
-            if node is None:
-                return self.default(info, path)
-            self.entries.append(Entry(path, None, node.provenance(), info.help, node.source.origin))
+        if node is None and (optional or info.default is MISSING):
+            return self.default(info, path)
+        if optional and node is not None and node.value is None:
+            self.entries.append(Entry.of(path, None, node, info.help))
             return None
         if node is None or node.value is None:
             node = Node({}, DEFAULT if node is None else node.source)
@@ -258,16 +287,18 @@ class _Builder:
             node = Node([], node.source)
         if node.items is None:
             return self.fail(path, "must be a list of {kind: …}", node)
+        if not node.items and info.default is MISSING:
+            return self.fail(path, f"must name at least one; see `proxima list {info.name}`", node)
         if not node.items:
-            self.entries.append(Entry(path, [], node.provenance(), info.help, node.source.origin))
+            self.entries.append(Entry.of(path, [], node, info.help))
             return ()
         specs = tuple(self.spec(info, slot, child, f"{path}.{index}") for index, child in enumerate(node.items))
         return FAILED if any(spec is FAILED for spec in specs) else specs
 
     def spec(self, info: FieldInfo, slot: Slot, node: Node, path: str) -> Any:
-        if node.value is None or node.value == "none":
+        if node.value is None:
             if info.default is None:
-                self.entries.append(Entry(path, None, node.provenance(), info.help, node.source.origin))
+                self.entries.append(Entry.of(path, None, node, info.help))
                 return None
             return self.fail(path, f"can't be null; name a kind: {', '.join(sorted(table_of(slot.table)))}", node)
         if isinstance(node.value, str):
@@ -284,7 +315,7 @@ class _Builder:
         except ConfigError as error:
             self.problems.extend(error.problems)
             return FAILED
-        self.entries.append(Entry(f"{path}.kind", canonical(kind.value, slot), kind.provenance(), summary_of(cls), kind.source.origin))
+        self.entries.append(Entry.of(f"{path}.kind", canonical(kind.value, slot), kind, summary_of(cls)))
         rest = {key: child for key, child in node.mapping.items() if key != "kind"}
         return self.dataclass(cls, replace(node, value=rest), path, kind.value)
 

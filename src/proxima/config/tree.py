@@ -9,9 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import yaml
-
 from proxima.config.errors import one_problem
+from proxima.config.scalars import in_one_line
 
 Scalar = str | int | float | bool | None
 
@@ -79,18 +78,6 @@ class Node:
         return f"{self.source.text}, over {self.over.shown()} of {self.over.source.short}"
 
 
-def in_one_line(value: Any) -> str:
-    """A plain value as YAML in one line."""
-    if isinstance(value, float):
-        return (
-            f"{value:.15g}" if value == value and abs(value) != float("inf") else str(value).replace("inf", ".inf").replace("nan", ".nan")
-        )
-    if isinstance(value, tuple):
-        value = list(value)
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
-    return text.removesuffix("\n").removesuffix("\n...")
-
-
 def node_of(value: Any, source: Source) -> Node:
     """A plain value (dicts, lists, scalars) as a tree that was all written at one place."""
     if isinstance(value, Mapping):
@@ -107,11 +94,13 @@ class Layout:
     Args:
         head: `kind` or `preset`, the key that says what its siblings mean; None elsewhere.
         many: a list whose entries have this head.
+        default: the head where none is written.
         children: the layout of the fields below.
     """
 
     head: str | None = None
     many: bool = False
+    default: str | None = None
     children: "Mapping[str, Layout]" = field(default_factory=dict)
 
     def child(self, key: str) -> "Layout":
@@ -119,7 +108,7 @@ class Layout:
 
     @property
     def entry(self) -> "Layout":
-        return Layout(self.head)
+        return Layout(self.head, default=self.default)
 
 
 PLAIN = Layout()
@@ -138,25 +127,36 @@ def merge(base: Node | None, top: Node, layout: Layout = PLAIN, path: str = "") 
     if base.items is not None and _is_indices(top):
         return _merge_indices(base, top, layout, path)
     if base.mapping is None or top.mapping is None:
-        return replace(top, over=base)
-    head = layout.head
-    if head in top.mapping and head in base.mapping and top.mapping[head].value != base.mapping[head].value:
-        changed = replace(top.mapping[head], over=base.mapping[head])
-        return replace(top, value={**top.mapping, head: changed}, over=base)
+        both = top.source.origin == base.source.origin == "preset"  # laid down for a lower layer already
+        return base if both else replace(top, over=base)
+    if layout.head is not None and (changed := _another(base.mapping, top.mapping, layout)) is not None:
+        return replace(top, value={**top.mapping, layout.head: changed}, over=base)
     merged = dict(base.mapping)
     for key, child in top.mapping.items():
         merged[key] = merge(base.mapping.get(key), child, layout.child(key), f"{path}.{key}" if path else key)
-    return Node(merged, top.source)
+    return Node(merged, base.source)
+
+
+def _another(base: dict[str, Node], top: dict[str, Node], layout: Layout) -> Node | None:
+    """The head of `top` if it is another than that of `base`."""
+    assert layout.head is not None
+    new, known = top.get(layout.head), base.get(layout.head)
+    before = known.value if known is not None else layout.default
+    if new is None or before is None or new.value == before:
+        return None
+    return new if known is None else replace(new, over=known)
 
 
 def _long_form(node: Node, layout: Layout) -> Node:
-    """`cppo` as `{kind: cppo}`, and one spec as a list of one."""
+    """`cppo` as `{kind: cppo}`, `none` as null, and one spec as a list of one."""
     if layout.many:
         if node.items is None and node.value is not None and not _is_indices(node):
             node = Node([node], node.source)
         if node.items is not None:
             return replace(node, value=[_long_form(child, layout.entry) for child in node.items])
         return node
+    if layout.head == "kind" and node.value == "none":
+        return replace(node, value=None)
     if layout.head is not None and isinstance(node.value, str):
         return Node({layout.head: node}, node.source)
     return node

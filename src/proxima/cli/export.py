@@ -1,0 +1,16 @@
+"""Copy a run's weights and tokenizer out as a folder that AutoModelForCausalLM loads."""
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="run folder")
+    parser.add_argument("out", help="folder to make")
+    parser.add_argument("--checkpoint", default="last", help="last, best, or a step (default: last)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from proxima.runtime.run import export
+
+    print(f"wrote {export(arguments.run, arguments.out, which=arguments.checkpoint)}")
+    return 0

@@ -1,0 +1,64 @@
+"""Scalars of recipes: YAML 1.2, which is what people mean, when read; whatever any YAML reader takes the same way when written.
+
+`1e-5` is a number; `on`, `yes` and `12:30` are texts; `_` may stand between digits. A text that some reader would take for something else
+is written in quotes.
+"""
+
+import math
+import re
+from typing import Any
+
+import yaml
+
+_TAG = "tag:yaml.org,2002:"
+_PATTERNS = (
+    ("null", r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    ("bool", r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    ("int", r"^[-+]?(?:0|[1-9][0-9_]*|0x[0-9a-fA-F]+)$", list("-+0123456789")),
+    (
+        "float",
+        r"^(?:[-+]?(?:[0-9][0-9_]*(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        list("-+0123456789."),
+    ),
+    ("merge", r"^<<$", ["<"]),
+)
+
+
+class Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with the scalars of YAML 1.2."""
+
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML reads this class attribute
+
+
+class Dumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, which quotes what either version of YAML would read as something else."""
+
+
+for _name, _pattern, _first in _PATTERNS:
+    Loader.add_implicit_resolver(_TAG + _name, re.compile(_pattern), _first)
+    Dumper.add_implicit_resolver(_TAG + _name, re.compile(_pattern), _first)
+
+
+def _construct_int(loader: Loader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node)).replace("_", "")
+    return int(text, 16 if "0x" in text else 10)
+
+
+Loader.add_constructor(_TAG + "int", _construct_int)
+
+
+def in_one_line(value: Any) -> str:
+    """A plain value as YAML in one line, numbers as people write them: `1e-05`, `0.15`, `1`."""
+    if isinstance(value, float):
+        return f"{value:.15g}" if math.isfinite(value) else str(value).replace("inf", ".inf").replace("nan", ".nan")
+    if isinstance(value, tuple):
+        value = list(value)
+    text = str(yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False))
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def for_any_reader(value: Any) -> str:
+    """The same with every digit, and `1.0e-05` with a point, without which YAML 1.1 takes it for a text."""
+    if isinstance(value, float) and math.isfinite(value):
+        return re.sub(r"^(-?\d+)(e|$)", r"\1.0\2", repr(value))
+    return in_one_line(value)

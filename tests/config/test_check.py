@@ -1,0 +1,151 @@
+"""What no single field can see, as a user types it: one line with the remedy, before anything is loaded."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from proxima.config import ConfigError, check, load, resolve
+from proxima.config.check import warnings
+
+ELSEWHERE = "tests.config.fakes"
+
+
+def problems(recipe, *overrides):
+    return [str(problem) for problem in check(resolve(recipe(), list(overrides)))]
+
+
+def test_the_smallest_recipe_passes(recipe):
+    assert problems(recipe) == []
+    assert load(recipe()).config.model.path == "org/model"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (
+            ["sampling.temperature=0"],
+            "sampling.temperature=0 (command line): training needs samples, 0 is greedy; set it > 0, evaluation is greedy by itself",
+        ),
+        (
+            ["algorithm.behavior=sampled", "sampling.top_p=0.9"],
+            "sampling.top_p=0.9 (command line): behavior=sampled compares the policy with the truncated distribution; "
+            "set algorithm.behavior=untruncated or top_p=1.0",
+        ),
+        (
+            ["train.completions_per_prompt=1"],
+            "train.completions_per_prompt=1 (command line): a group of one has advantage 0 under 'grpo', so nothing would be learned; "
+            "take at least 2, 8 is usual",
+        ),
+        (
+            [f"algorithm.surrogate.kind={ELSEWHERE}:NeedsTopK"],
+            f"algorithm.surrogate.kind={ELSEWHERE}:NeedsTopK (command line): '{ELSEWHERE}:NeedsTopK' needs `top_k`: "
+            "engine 'local' has none; the engine does, with top-k log-probs switched on",
+        ),
+        (
+            [f"algorithm.surrogate.kind={ELSEWHERE}:NeedsReference"],
+            f"algorithm.surrogate.kind={ELSEWHERE}:NeedsReference (command line): '{ELSEWHERE}:NeedsReference' needs `reference_log_prob`: "
+            "set algorithm.reference_kl, it brings the frozen reference model",
+        ),
+        (["eval.every=5"], "eval.every=5 (command line): there is nothing to evaluate; set eval.task, or eval.every=0"),
+        (
+            ["checkpoint.keep_best=true"],
+            "checkpoint.keep_best=true (command line): best by held-out accuracy needs eval.task and eval.every; set them, or false",
+        ),
+        (
+            ["checkpoint.keep_best=true", f"eval.task={ELSEWHERE}:Sums"],
+            "checkpoint.keep_best=true (command line): needs evaluations during the run; "
+            "set eval.every to the steps between them, or false",
+        ),
+        (["model.device=gpu"], "model.device=gpu (command line): is no device; write auto, cpu, cuda or cuda:1"),
+        (
+            ["task.path=questions.jsonl"],
+            "task.path=questions.jsonl (command line): no such file; give a path relative to the current folder",
+        ),
+        (
+            ["model.max_length=100", "sampling.max_tokens=100"],
+            "sampling.max_tokens=100 (command line): leaves no room for a prompt: the context is 100 tokens (model.max_length); lower it",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit(recipe, overrides, line):
+    assert problems(recipe, *overrides) == [line]
+
+
+def test_a_reference_penalty_supplies_the_reference(recipe):
+    assert problems(recipe, f"algorithm.surrogate.kind={ELSEWHERE}:NeedsReference", "algorithm.reference_kl=k3") == []
+
+
+def test_a_missing_data_file_names_the_nearest(recipe):
+    recipe("{}", "data/questions.jsonl")
+    (line,) = problems(recipe, "task.path=data/question.jsonl")
+    assert line == (
+        "task.path=data/question.jsonl (command line): no such file; did you mean data/questions.jsonl? "
+        "Else give a path relative to the current folder"
+    )
+
+
+@pytest.mark.parametrize(
+    "path", ["models/none", "./none", "/nowhere/none", "~/none", "a/b/c", "none", "model.gguf", "owner/with space", "here/x"]
+)
+def test_a_model_that_is_not_there(recipe, path):
+    recipe("{}", "here/file.txt")
+    (line,) = problems(recipe, f"model.path={path}")
+    assert line == f"model.path={path} (command line): does not exist; give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B"
+
+
+def test_a_mistyped_model_folder_names_the_nearest(recipe):
+    recipe("{}", "models/smollm2-135m-instruct/config.json")
+    (line,) = problems(recipe, "model.path=models/smolm2-135m-instruct")
+    assert line.startswith(
+        "model.path=models/smolm2-135m-instruct (command line): does not exist; did you mean models/smollm2-135m-instruct? Else give"
+    )
+
+
+def test_folders_and_files_that_are_no_model(recipe):
+    recipe("{}", "folder/file.txt")
+    assert problems(recipe, "model.path=folder") == [
+        "model.path=folder (command line): is a folder without config.json; give a Hugging Face model folder or a .gguf file"
+    ]
+    assert problems(recipe, "model.path=folder/file.txt") == [
+        "model.path=folder/file.txt (command line): is a file but not .gguf; give the folder that holds config.json, or a .gguf file"
+    ]
+
+
+@pytest.mark.parametrize("path", ["Qwen/Qwen3-0.6B", "HuggingFaceTB/SmolLM2-135M-Instruct"])
+def test_hub_names(recipe, path):
+    assert problems(recipe, f"model.path={path}") == []
+
+
+def test_the_models_own_context_counts(recipe):
+    recipe("{}", "m/x")
+    Path("m/config.json").write_text(json.dumps({"max_position_embeddings": 64}))
+    assert problems(recipe, "model.path=m", "sampling.max_tokens=63") == []
+    assert problems(recipe, "model.path=m", "sampling.max_tokens=64") == [
+        "sampling.max_tokens=64 (command line): leaves no room for a prompt: the context is 64 tokens "
+        "(max_position_embeddings in m/config.json); lower it"
+    ]
+
+
+def test_load_raises_what_check_finds(recipe):
+    with pytest.raises(ConfigError, match="sampling.temperature=0"):
+        load(recipe(), ["sampling.temperature=0"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "start"),
+    [
+        ([f"eval.task={ELSEWHERE}:Sums"], f"eval.task.kind={ELSEWHERE}:Sums (command line): the same questions as `task`"),
+        (["train.warmup_steps=100"], "train.warmup_steps=100 (command line): the run has 100 updates"),
+        (["train.tokens_per_micro_batch=8"], "train.tokens_per_micro_batch=8 (command line): a completion may have 256 tokens"),
+    ],
+)
+def test_what_is_only_odd_is_a_warning(recipe, overrides, start):
+    resolved = resolve(recipe(), overrides)
+    assert check(resolved) == []
+    (line,) = [str(problem) for problem in warnings(resolved)]
+    assert line.startswith(start)
+
+
+def test_nothing_is_odd_about_the_smallest_recipe(recipe):
+    assert warnings(resolve(recipe())) == []

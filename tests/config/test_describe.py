@@ -1,0 +1,53 @@
+"""What a dataclass says of itself."""
+
+from dataclasses import MISSING
+
+from proxima.config.describe import args_section, fields_of, first_sentence, kind_of, summary_of
+from proxima.config.schema import AlgorithmConfig, Slot
+from proxima.core.surrogate import Cppo
+from tests.config.fakes import Everything, Must, Sums
+
+DOC = """Head.
+
+    Formula with colon: not an argument.
+
+    Args:
+        one: first line
+            goes on here: with a colon.
+        two, three: both.
+
+        `four`: in backticks.
+    Returns: nothing.
+        five: not an argument.
+    """
+
+
+def test_args_section():
+    assert args_section(DOC) == [
+        (("one",), "first line goes on here: with a colon."),
+        (("two", "three"), "both."),
+        (("four",), "in backticks."),
+    ]
+    assert args_section("no arguments") == []
+
+
+def test_fields_with_their_meaning():
+    fields = {info.name: info for info in fields_of(Sums)}
+    assert fields["low"].help == fields["high"].help == "bounds of the numbers, inclusive."
+    assert fields["split"].help == "which half of the questions"
+    assert fields["path"].default is None
+    assert fields_of(Must)[0].default is MISSING
+    assert "kind_of_thing" not in {info.name for info in fields_of(Everything)}
+
+
+def test_summary():
+    assert summary_of(Sums) == "Questions about sums"
+    assert first_sentence("a (Dr. GRPO) b. c") == "a (Dr. GRPO) b"
+    assert first_sentence("a. b") == "a"
+    assert first_sentence("1 if (x. y") == "1 if (x. y"
+
+
+def test_kind_of():
+    slot = next(info.slot for info in fields_of(AlgorithmConfig) if info.name == "surrogate")
+    assert kind_of(Cppo(), slot) == "cppo"
+    assert kind_of(Sums(), Slot("proxima.task:TASKS")) == "tests.config.fakes:Sums"

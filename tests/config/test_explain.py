@@ -1,0 +1,126 @@
+"""The batch arithmetic, the memory and the time, and the table of values."""
+
+import math
+
+import pytest
+
+from proxima.config import resolve
+from proxima.config.estimate import Batch, batch_of, memory_of, model_facts, prompt_tokens, time_of
+from proxima.config.explain import as_json, duration, explain, values_table
+from tests.config.conftest import BASE
+
+
+def batch(recipe, *overrides, prompt=40):
+    return batch_of(resolve(recipe(), list(overrides)).config, prompt)
+
+
+def test_batch_arithmetic(recipe):
+    found = batch(recipe, "sampling.max_tokens=12")
+    assert (found.sequences, found.longest, found.tokens, found.micro_batches, found.updates) == (64, 52, 8 * 40 + 64 * 12, 1, 1)
+    assert str(found) == "8 prompts × 8 completions = 64 sequences → ≤ 1 micro-batch of ≤ 4,096 tokens → 1 update"
+
+
+def test_updates_are_counted_over_epochs(recipe):
+    found = batch(recipe, "train.updates_per_step=2", "train.epochs_per_step=3", "train.tokens_per_micro_batch=64")
+    assert found.updates == 6
+    assert str(found).endswith("of ≤ 64 tokens → 6 updates")
+
+
+@pytest.mark.parametrize(
+    ("budget", "share", "micro_batches"),
+    [
+        (128, True, 8),  # 40 + 8 × 11 = 128: a group each; the last token of a completion is not fed
+        (256, True, 4),
+        (51, True, 64),
+        (10, True, 64),  # over budget: each alone
+        (102, False, 32),
+        (10_000, False, 1),
+    ],
+)
+def test_micro_batches_are_counted_by_the_trainers_packing(recipe, budget, share, micro_batches):
+    found = batch(recipe, "sampling.max_tokens=12", f"train.tokens_per_micro_batch={budget}", f"model.share_prompt={str(share).lower()}")
+    assert found.micro_batches == micro_batches
+
+
+def test_model_facts_are_exact(tiny_model):
+    from transformers import AutoModelForCausalLM
+
+    for kind in ("llama", "qwen3"):
+        folder = str(tiny_model(kind))
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        facts = model_facts(folder)
+        assert facts.parameters == sum(p.numel() for p in model.parameters())
+        assert facts.kv_width == model.model.layers[0].self_attn.k_proj.out_features
+        assert (facts.layers, facts.vocabulary) == (model.config.num_hidden_layers, model.config.vocab_size)
+
+
+def test_prompt_tokens_counts_template_and_system(recipe, tiny_model):
+    folder = tiny_model("llama")
+    config = resolve(recipe(), [f"model.path={folder}"]).config
+    assert prompt_tokens(config) == len("<user\nWhat is 8 + 1?>\n<assistant\n")  # a token a byte, and one for each mark
+    longer = resolve(recipe(), [f"model.path={folder}", "data.system=Be brief."]).config
+    assert prompt_tokens(longer) - prompt_tokens(config) == len("<system\nBe brief.>\n")
+
+
+def test_memory_adds_up(recipe, tiny_model):
+    folder = tiny_model("llama")
+    overrides = [f"model.path={folder}", "sampling.max_tokens=12", "model.compute_dtype=float32", "engine.dtype=float32"]
+    config = resolve(recipe(), overrides).config
+    facts = model_facts(str(folder))
+    found = memory_of(config, facts, batch_of(config, 40))
+    assert found.parts["weights"] == found.parts["gradients"] == 4 * facts.parameters
+    assert found.parts["Adam's two moments"] == 8 * facts.parameters
+    assert found.parts["KV cache"] == 2 * facts.layers * facts.kv_width * 64 * 64 * 4
+    assert "reference model" not in found.parts
+    assert "autocast copy of the weights" not in found.parts
+    assert found.total == sum(found.parts.values())
+    more = resolve(recipe(), [*overrides, "algorithm.reference_kl=k3"]).config
+    assert memory_of(more, facts, batch_of(more, 40)).parts["reference model"] == 4 * facts.parameters
+
+
+def test_time_is_proportional(recipe, tiny_model):
+    facts = model_facts(str(tiny_model("llama")))
+    config = resolve(recipe(), ["train.steps=10"]).config
+    once, twice = (time_of(config, facts, batch_of(config, 40), gemm) for gemm in (1e9, 2e9))
+    assert math.isclose(once.run, 2 * twice.run)
+    assert math.isclose(once.run, 10 * once.step)
+    assert once.evaluate == 0
+    with_eval = resolve(recipe(), ["train.steps=10", "eval.task=tests.config.fakes:Sums", "eval.every=5"]).config
+    found = time_of(with_eval, facts, batch_of(with_eval, 40), 1e9)
+    assert math.isclose(found.run, 10 * found.step + 3 * found.evaluate)  # before, after step 5, after step 10
+
+
+def test_the_text_has_values_batch_memory_and_time(recipe, tiny_model):
+    text = explain(resolve(recipe(), [f"model.path={tiny_model('llama')}", "algorithm.surrogate.delta=0.2"]), gemm=1e12)
+    rows = [line.split("  ") for line in text.splitlines()]
+    cells = {row[0].strip(): [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
+    assert cells["algorithm.surrogate.kind"][:2] == ["cppo", "preset cppo, chosen in run.yaml:4"]
+    assert cells["algorithm.surrogate.delta"][:2] == ["0.2", "command line, over 0.15 of the preset"]
+    assert cells["algorithm.surrogate.delta"][2].startswith("threshold of one token, a probability, > 0")
+    assert "8 prompts × 8 completions = 64 sequences" in text
+    assert "1,000 GFLOP/s" in text
+    assert "memory   about" in text
+
+
+def test_what_cannot_be_read_is_said(recipe):
+    found = as_json(resolve(recipe(BASE.replace("org/model", "nowhere"))), gemm=1e12)
+    assert found["memory_bytes"] is None
+    assert found["seconds"] is None
+    assert [note for note in found["notes"] if note.startswith("model size unknown: ")]
+    assert "prompts are taken to have 128 tokens" in found["notes"]
+    assert found["batch"]["sequences"] == 64
+
+
+def test_lines_are_cut_at_the_width(recipe):
+    lines = values_table(resolve(recipe()).entries, width=80).splitlines()
+    assert max(map(len, lines)) == 80
+    assert any(line.endswith("…") for line in lines)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(3.14, "3.1 s"), (59.94, "59.9 s"), (160, "2m 40s"), (3599.6, "1h 00m"), (7500, "2h 05m")])
+def test_duration(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_batch_is_a_plain_value():
+    assert Batch(1, 2, 2, 10, 20, 3, 8, 1) == Batch(1, 2, 2, 10, 20, 3, 8, 1)

@@ -1,0 +1,85 @@
+"""The JSON schema: valid itself, accepts every recipe, refuses what the resolver refuses for its shape, and the file is up to date."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from proxima.config.json_schema import json_schema
+from proxima.config.presets import ALGORITHMS
+from proxima.config.read import read_yaml
+
+FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+SMALL = {"model": {"path": "a/b"}, "task": "arithmetic", "reward": "number", "algorithm": "cppo"}
+
+
+@pytest.fixture(scope="module")
+def schema():
+    return json_schema()
+
+
+@pytest.fixture(scope="module")
+def validator(schema):
+    jsonschema.Draft7Validator.check_schema(schema)
+    return jsonschema.Draft7Validator(schema)
+
+
+@pytest.mark.parametrize("recipe", sorted(FOLDER.glob("**/*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_is_valid(validator, recipe):
+    validator.validate(read_yaml(recipe).plain())
+
+
+def test_the_file_beside_the_recipes_is_up_to_date(schema):
+    text = (FOLDER / "schema.json").read_text(encoding="utf-8")
+    assert json.loads(text) == schema, "run `proxima schema recipes/schema.json`"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"algorithm": {"preset": "cppo", "surrogate": {"delta": 0.2}}},
+        {"algorithm": {"surrogate": {"kind": "drpo", "epsilon": 1}}},
+        {"algorithm": {"surrogate": "drpo", "selection": ["drop_uniform_groups"], "reference_kl": None}},
+        {"algorithm": {"surrogate": "drpo", "aggregate": "seq-mean-token-mean"}},
+        {"reward": [{"kind": "number", "weight": 2}, "format", {"kind": "my.rewards:Style", "anything": 1}]},
+        {"task": {"kind": "my.tasks:Riddles", "level": 3}},
+        {"train": {"steps": 3, "optimizer": {"lr": 1e-5}}},
+        {"eval": {"task": None, "sampling": None}},
+        *({"algorithm": name} for name in sorted(ALGORITHMS)),
+    ],
+)
+def test_accepts(validator, change):
+    validator.validate({**SMALL, **change})
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {**SMALL, "trian": {}},
+        {**SMALL, "algorithm": "cpo"},
+        {**SMALL, "algorithm": {"surrogate": {"kind": "cppo", "dleta": 1}}},
+        {**SMALL, "algorithm": {"surrogate": {"kind": "cpoo"}}},
+        {**SMALL, "algorithm": {"surrogate": None}},
+        {**SMALL, "train": {"steps": "many"}},
+        {**SMALL, "train": {"schedule": "sine"}},
+        {**SMALL, "train": {"optimizer": {"kind": "adam"}}},
+        {**SMALL, "model": {"share_prompt": "yes"}},
+        {key: value for key, value in SMALL.items() if key != "task"},
+    ],
+)
+def test_refuses(validator, recipe):
+    assert not validator.is_valid(recipe)
+
+
+def test_a_recipe_that_extends_may_leave_things_out(validator):
+    validator.validate({"extends": "gsm8k.yaml", "algorithm": "cppo"})
+
+
+def test_every_kind_is_there_with_defaults_and_meanings(schema):
+    cppo = schema["definitions"]["surrogates.cppo"]
+    assert cppo["properties"]["delta"]["default"] == 0.15
+    assert cppo["properties"]["delta"]["type"] == "number"
+    assert cppo["properties"]["delta"]["description"].startswith("threshold of one token")
+    assert cppo["description"]
+    assert {"tasks.arithmetic", "rewards.number", "engines.local", "optimizers.adamw", "penalties.k3"} <= set(schema["definitions"])

@@ -1,0 +1,173 @@
+"""YAML and `key=value` texts: what people write is what they get, or one line that says where it went wrong."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from proxima.config.errors import ConfigError
+from proxima.config.read import read_overrides, read_recipe, read_yaml
+from proxima.config.tree import PLAIN, Layout, merge
+
+
+def lines_of(error):
+    return str(error.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-5", 1e-5),
+        ("1.0e-5", 1e-5),
+        ("5e8", 5e8),
+        (".5", 0.5),
+        ("-3", -3),
+        ("10_000", 10_000),
+        ("0x10", 16),
+        ("007", 7.0),
+        (".inf", math.inf),
+        ("yes", "yes"),
+        ("on", "on"),
+        ("off", "off"),
+        ("12:30", "12:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("none", "none"),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("''", ""),
+        ("'1e-5'", "1e-5"),
+        ("1.2.3", "1.2.3"),
+        ("[1, 1e-5, no]", [1, 1e-5, "no"]),
+        ("{a: {b: 1}}", {"a": {"b": 1}}),
+    ],
+)
+def test_a_scalar_is_what_people_mean(recipe, text, value):
+    found = read_yaml(Path(recipe(f"x: {text}"))).plain()["x"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_a_node_knows_its_line_and_its_text(recipe):
+    root = read_yaml(Path(recipe("a:\n  b: 1e-5\n  c:\n    - 1\n    - 2\n")))
+    b, c = root.mapping["a"].mapping["b"], root.mapping["a"].mapping["c"]
+    assert (b.source.text, b.text, b.value) == ("run.yaml:2", "1e-5", 1e-5)
+    assert [item.source.text for item in c.items] == ["run.yaml:4", "run.yaml:5"]
+
+
+def test_merge_keys_and_anchors(recipe):
+    root = read_yaml(Path(recipe("base: &b {x: 1, y: 2}\nother:\n  <<: *b\n  y: 3\n")))
+    assert root.plain()["other"] == {"x": 1, "y": 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: 1\nb: [1, 2\n", "run.yaml:3: not YAML: expected ',' or ']', but got '<stream end>'"),
+        ("a: 1\na: 2\n", "run.yaml:2: the key 'a' stands here twice; keep one"),
+        ("a: {b: 1, b: 2}\n", "run.yaml:1: the key 'b' stands here twice; keep one"),
+        ("- 1\n", "run.yaml: must be a mapping of fields (`model: …`, `task: …`), see recipes/quickstart.yaml"),
+        ("", "run.yaml: is empty; see recipes/quickstart.yaml for a recipe"),
+        ("# nothing\n", "run.yaml: is empty; see recipes/quickstart.yaml for a recipe"),
+        ("a: &x [*x]\n", "run.yaml:1: an anchor contains itself; write the value out"),
+        ("? [1, 2]\n: 3\n", "run.yaml:1: a key must be a plain word"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_line(recipe, text, line):
+    with pytest.raises(ConfigError) as error:
+        read_yaml(Path(recipe(text)))
+    assert lines_of(error) == [line]
+
+
+def test_no_python_object_is_made(recipe):
+    with pytest.raises(ConfigError, match="run.yaml:1: the tag 'tag:yaml.org,2002:python/object/apply:os.system' has no meaning here"):
+        read_yaml(Path(recipe("a: !!python/object/apply:os.system ['true']\n")))
+    with pytest.raises(ConfigError, match="run.yaml:1: not YAML: could not determine a constructor"):
+        read_yaml(Path(recipe("a: !!python/name:os.system ''\n")))
+
+
+def test_a_missing_recipe_names_the_nearest_file(recipe):
+    recipe(name="recipes/quickstart.yaml")
+    with pytest.raises(ConfigError) as error:
+        read_recipe("recipes/quikstart.yaml")
+    assert lines_of(error) == ["recipes/quikstart.yaml: no such recipe; did you mean recipes/quickstart.yaml?"]
+    with pytest.raises(ConfigError) as error:
+        read_recipe("quickstart")
+    assert lines_of(error) == ["quickstart: no such recipe; did you mean recipes/quickstart.yaml?"]
+
+
+def test_a_binary_file_is_no_recipe(recipe):
+    Path(recipe()).write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="run.yaml: is not UTF-8 text; a recipe is a YAML file"):
+        read_recipe("run.yaml")
+
+
+def test_extends_is_relative_to_its_own_file(recipe):
+    recipe("a: {x: 1, y: 1, l: [1, 2]}\n", "deep/base.yaml")
+    recipe("extends: base.yaml\na: {y: 2}\n", "deep/middle.yaml")
+    recipe("extends: deep/middle.yaml\na: {z: 3, l: [9]}\n")
+    low, middle, high = read_recipe("run.yaml")
+    root = merge(merge(low, middle), high)
+    assert root.plain() == {"a": {"x": 1, "y": 2, "z": 3, "l": [9]}}
+    fields = root.mapping["a"].mapping
+    assert fields["x"].provenance() == "deep/base.yaml:1"
+    assert fields["y"].provenance() == "deep/middle.yaml:2, over 1 of deep/base.yaml:1"
+    assert fields["z"].provenance() == "run.yaml:2"
+
+
+def test_extends_that_is_not_there(recipe):
+    with pytest.raises(ConfigError) as error:
+        read_recipe(recipe("extends: base.yaml\n", "deep/run.yaml"))
+    assert lines_of(error) == ["extends=base.yaml (deep/run.yaml:1): no such file; the path is relative to deep/"]
+    with pytest.raises(ConfigError) as error:
+        read_recipe(recipe("extends: [a, b]\n"))
+    assert lines_of(error) == ["extends=[a, b] (run.yaml:1): must be the path of one recipe"]
+
+
+def test_extends_in_a_circle(recipe):
+    recipe("extends: b.yaml\n", "a.yaml")
+    recipe("extends: a.yaml\n", "b.yaml")
+    with pytest.raises(ConfigError) as error:
+        read_recipe("a.yaml")
+    assert lines_of(error) == ["extends: goes in a circle: a.yaml extends b.yaml extends a.yaml; drop one of them"]
+
+
+def test_a_run_folder_is_its_config(recipe):
+    recipe("a: 1\n", "runs/x/config.yaml")
+    assert [layer.plain() for layer in read_recipe("runs/x")] == [{"a": 1}]
+
+
+SLOT = Layout(children={"s": Layout("kind")})
+
+
+def test_overrides_are_yaml_and_their_order_does_not_matter():
+    texts = ["a.b=1e-3", "a.c=[1, two]", "s.x=1", "s=name", "t=Answer: [", "n=null", "e=", "q=a=b"]
+    for order in (texts, texts[::-1]):
+        found = read_overrides(order, SLOT).plain()
+        assert found == {
+            "a": {"b": 1e-3, "c": [1, "two"]},
+            "s": {"kind": "name", "x": 1},
+            "t": "Answer: [",
+            "n": None,
+            "e": None,
+            "q": "a=b",
+        }
+
+
+@pytest.mark.parametrize(
+    ("texts", "line"),
+    [
+        (["steps"], "steps (command line): is not an override; write key=value, for example train.steps=10"),
+        (
+            ["train..steps=1"],
+            "train..steps=1 (command line): has an empty part before the `=`; write key=value, for example train.steps=10",
+        ),
+        (["=1"], "=1 (command line): has an empty part before the `=`; write key=value, for example train.steps=10"),
+        (["a=1", "b=2", "a=3"], "a (command line): given more than once (1, 3); keep one"),
+    ],
+)
+def test_overrides_that_say_nothing(texts, line):
+    with pytest.raises(ConfigError) as error:
+        read_overrides(texts, PLAIN)
+    assert lines_of(error) == [line]

@@ -1,0 +1,233 @@
+"""From layers to a RunConfig: values, where they came from, and what is said about wrong ones."""
+
+import pytest
+
+from proxima.config import ConfigError, resolve
+from proxima.config.describe import fields_of, kinds_of
+from proxima.config.presets import ALGORITHMS
+from proxima.config.schema import RunConfig
+from proxima.core.advantage import Grpo
+from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
+from proxima.core.selection import DropUniformGroups
+from proxima.core.surrogate import SURROGATES, Cppo, Drpo, PpoClip
+from tests.config.conftest import BASE
+from tests.config.fakes import Sums
+
+
+def lines(recipe, *overrides, text=BASE):
+    with pytest.raises(ConfigError) as error:
+        resolve(recipe(text), list(overrides))
+    return str(error.value).splitlines()
+
+
+def sources(resolved, prefix=""):
+    return {entry.path: entry.source for entry in resolved.entries if entry.path.startswith(prefix)}
+
+
+def test_the_smallest_recipe(recipe):
+    config = resolve(recipe()).config
+    assert config.model.path == "org/model"
+    assert config.task == Sums()
+    assert [type(reward).__name__ for reward in config.reward] == ["Number"]
+    assert type(config.engine).__name__ == "Local"
+    assert type(config.train.optimizer).__name__ == "AdamW"
+    assert config.algorithm.surrogate == Cppo(delta=0.15, w_min=0.8, delta_b=0.02)
+    assert config.algorithm.selection == ()
+    assert config.eval.sampling is None
+
+
+def test_a_mapping_is_a_recipe_too(recipe):
+    recipe()
+    mapping = {"model": {"path": "m/n"}, "task": {"kind": "tests.config.fakes:Sums", "high": 5}, "reward": ["number"], "algorithm": "grpo"}
+    assert resolve(mapping).config.task == Sums(high=5)
+
+
+def test_every_value_knows_where_it_came_from(recipe):
+    recipe(BASE + "train: {steps: 40, optimizer: {lr: 1e-5}}\n", "recipes/gsm8k.yaml")
+    recipe("extends: gsm8k.yaml\nalgorithm: cppo\ntrain:\n  steps: 50\n", "recipes/gsm8k_cppo.yaml")
+    resolved = resolve("recipes/gsm8k_cppo.yaml", ["algorithm.surrogate.delta=0.2", "train.optimizer.lr=2e-5"])
+    found = sources(resolved)
+    assert found["algorithm.surrogate.kind"] == "preset cppo, chosen in recipes/gsm8k_cppo.yaml:2"
+    assert found["algorithm.surrogate.delta"] == "command line, over 0.15 of the preset"
+    assert found["algorithm.surrogate.w_min"] == "preset cppo"
+    assert found["algorithm.surrogate.budget"] == "default"
+    assert found["train.steps"] == "recipes/gsm8k_cppo.yaml:4, over 40 of recipes/gsm8k.yaml:5"
+    assert found["train.optimizer.lr"] == "command line, over 1e-5 of recipes/gsm8k.yaml:5"
+    assert found["train.optimizer.kind"] == "default"
+    assert found["model.path"] == "recipes/gsm8k.yaml:1"
+    assert resolved.config.algorithm.surrogate.delta == 0.2
+    assert resolved.config.train.optimizer.lr == 2e-5
+
+
+def test_a_preset_chosen_on_the_command_line(recipe):
+    resolved = resolve(recipe(), ["algorithm=grpo"])
+    assert sources(resolved)["algorithm.surrogate.kind"] == "preset grpo, chosen in command line"
+    assert resolved.config.algorithm.surrogate == PpoClip()
+    assert resolved.config.algorithm.aggregate == SequenceMeanTokenMean()
+
+
+def test_presets_take_fields_and_another_kind_drops_them(recipe):
+    text = BASE.replace("algorithm: cppo", "algorithm: {preset: cppo, surrogate: {delta: .2}}")
+    assert resolve(recipe(text)).config.algorithm.surrogate == Cppo(delta=0.2)
+    assert resolve(recipe(text), ["algorithm.surrogate.w_min=0.9"]).config.algorithm.surrogate == Cppo(delta=0.2, w_min=0.9)
+    assert resolve(recipe(text), ["algorithm.surrogate.kind=drpo"]).config.algorithm.surrogate == Drpo()
+    assert resolve(recipe(text), ["algorithm.surrogate.epsilon=1", "algorithm.surrogate=drpo"]).config.algorithm.surrogate == Drpo(1.0)
+    assert resolve(recipe(text), ["algorithm=dppo"]).config.algorithm.surrogate.delta == 0.15
+
+
+def test_an_algorithm_may_be_written_out(recipe):
+    slots = "{surrogate: ppo_clip, selection: [drop_uniform_groups], reference_kl: {kind: k3, coefficient: .04}}"
+    text = BASE.replace("algorithm: cppo", f"algorithm: {slots}")
+    algorithm = resolve(recipe(text)).config.algorithm
+    assert (algorithm.preset, algorithm.advantage, algorithm.aggregate) == (None, Grpo(), TokenMean())
+    assert algorithm.selection == (DropUniformGroups(),)
+    assert algorithm.reference_kl.coefficient == 0.04
+
+
+def test_slots_take_none_where_they_may_be_off(recipe):
+    text = BASE.replace("algorithm: cppo", "algorithm: {preset: cppo, reference_kl: k3}")
+    for off in ("none", "null"):
+        assert resolve(recipe(text), [f"algorithm.reference_kl={off}"]).config.algorithm.reference_kl is None
+    (line,) = lines(recipe, "algorithm.surrogate=null")
+    assert line == f"algorithm.surrogate=null (command line): can't be null; name a kind: {', '.join(sorted(SURROGATES))}"
+
+
+def test_what_peers_call_an_aggregation(recipe):
+    resolved = resolve(recipe(), ["algorithm.aggregate=seq-mean-token-mean"])
+    assert resolved.config.algorithm.aggregate == SequenceMeanTokenMean()
+    assert resolved.entry("algorithm.aggregate").value == "sequence_mean_token_mean"
+
+
+def test_lists_by_index(recipe):
+    resolved = resolve(recipe(), ["reward.0.weight=2", "reward.1.kind=exact", "reward.1.weight=-1"])
+    assert [(type(r).__name__, r.weight) for r in resolved.config.reward] == [("Number", 2.0), ("Exact", -1.0)]
+    assert sources(resolved)["reward.1.kind"] == "command line"
+    assert lines(recipe, "reward.2.weight=2") == ["reward.2.weight=2 (command line): 'reward' has 1 entries: 0 to 0, and 1 adds one"]
+
+
+def test_evaluation_is_greedy_and_takes_the_rest_from_training(recipe):
+    text = BASE + 'sampling: {max_tokens: 12, stop: ["\\n"], temperature: 0.7}\neval: {task: tests.config.fakes:Sums}\n'
+    resolved = resolve(recipe(text))
+    sampling = resolved.config.eval.sampling
+    assert (sampling.temperature, sampling.max_tokens, sampling.stop) == (0.0, 12, ("\n",))
+    assert sources(resolved)["eval.sampling.max_tokens"] == "as sampling.max_tokens"
+    sampling = resolve(recipe(text), ["eval.sampling.max_tokens=99", "eval.sampling.temperature=1"]).config.eval.sampling
+    assert (sampling.temperature, sampling.max_tokens, sampling.stop) == (1.0, 99, ("\n",))
+
+
+BAD_INPUT = [  # what is typed, where it is not the path of the line, and the rest of the line
+    ("algorithm.surrogate.dleta=0.2", None, "'cppo' has no field 'dleta'; did you mean 'delta'?"),
+    ("algorithm.surrogate.delta=-1", None, "must be > 0"),
+    ("algorithm.surrogate=cpoo", "algorithm.surrogate.kind", "no surrogate 'cpoo'; did you mean 'cppo'?"),
+    ("algorithm=cpo", "algorithm.preset", "no preset 'cpo'; did you mean 'cppo'?"),
+    ("algorithm.advantage.scale=grop", None, "must be one of none, group, batch; did you mean 'group'?"),
+    ("train.steps=ten", None, "must be a whole number"),
+    ("train.steps=0", None, "must be >= 1"),
+    ("train.stepz=4", None, "'train' has no field 'stepz'; did you mean 'steps'?"),
+    ("train.lr=1e-5", None, "'train' has no field 'lr'; did you mean 'train.optimizer.lr'?"),
+    ("trian.steps=4", None, "'recipe' has no field 'trian'; did you mean 'train'?"),
+    ("sampling.top_p=0", None, "must be in (0, 1]; 1 keeps all tokens"),
+    ("sampling=hot", None, "must be a mapping of its fields: {temperature: …}"),
+    ("task.kind=no_such.x:X", None, "can't be imported: ModuleNotFoundError: No module named 'no_such'; write package.module:Class"),
+    ("runtime.max_lag=1", None, "must be 0"),
+    ("train.updates_per_step=3", None, "must divide prompts_per_step=8; a group is never split over two updates"),
+    ("train.prompts_per_step=0", None, "must be >= 1"),
+    ("reward=[]", None, "must name at least one; see `proxima list reward`"),
+    ("engine=vlm", "engine.kind", "no engine 'vlm'; known: local, or package.module:Class"),
+]
+
+
+@pytest.mark.parametrize(("override", "path", "message"), BAD_INPUT, ids=[case[0] for case in BAD_INPUT])
+def test_bad_input_is_one_line(recipe, override, path, message):
+    typed, _, value = override.partition("=")
+    assert lines(recipe, override) == [f"{path or typed}={value} (command line): {message}"]
+
+
+def test_a_spec_from_elsewhere_that_is_none(recipe):
+    for name, message in [
+        ("Nope", "AttributeError: module 'tests.config.fakes' has no attribute 'Nope'"),
+        ("not_a_class", "TypeError: tests.config.fakes:not_a_class is not a class"),
+    ]:
+        kind = f"tests.config.fakes:{name}"
+        expected = f"task.kind={kind} (command line): can't be imported: {message}; write package.module:Class"
+        assert lines(recipe, f"task.kind={kind}") == [expected]
+    assert lines(recipe, "task.kind=tests.config.fakes:Must") == [
+        "task.path: is missing: where it is; set it in the recipe, or task.path=… on the command line"
+    ]
+
+
+def test_an_unknown_kind_with_no_near_name_lists_them_all(recipe):
+    (line,) = lines(recipe, "task.kind=xyz")
+    assert line.startswith("task.kind=xyz (command line): no task 'xyz'; known: arithmetic, ")
+    assert line.endswith("reasoning_gym, or package.module:Class")
+
+
+def test_a_missing_part_is_named_with_its_meaning(recipe):
+    assert lines(recipe, text="model: {path: a/b}\ntask: tests.config.fakes:Sums\n") == [
+        "reward: is missing: named scores, each with a weight; set it in the recipe, or reward=… on the command line",
+        "algorithm: is missing: a preset's name, or its slots; set it in the recipe, or algorithm=… on the command line",
+    ]
+    assert lines(recipe, text=BASE.replace("algorithm: cppo", "algorithm: {advantage: grpo}")) == [
+        "algorithm.surrogate: is missing: per-token loss; set it in the recipe, or algorithm.surrogate=… on the command line"
+    ]
+
+
+def test_all_problems_come_at_once_with_file_and_line(recipe):
+    text = BASE + "train:\n  steps: many\n  stepz: 3\nsampling:\n  temperature: true\nseed: 1.5\n"
+    assert lines(recipe, text=text) == [
+        "seed=1.5 (run.yaml:10): must be a whole number",
+        "sampling.temperature=true (run.yaml:9): must be a number",
+        "train.stepz=3 (run.yaml:7): 'train' has no field 'stepz'; did you mean 'steps'?",
+        "train.steps=many (run.yaml:6): must be a whole number",
+    ]
+
+
+def test_a_bound_broken_by_a_default_says_so(recipe):
+    assert lines(recipe, "train.updates_per_step=5") == [
+        "train.updates_per_step=5 (command line): must divide prompts_per_step=8; a group is never split over two updates"
+    ]
+    assert lines(recipe, text=BASE + "train: {prompts_per_step: 4, updates_per_step: 8}\n") == [
+        "train.updates_per_step=8 (run.yaml:5): must divide prompts_per_step=4; a group is never split over two updates"
+    ]
+
+
+def test_blame_gives_a_late_error_its_path(recipe):
+    resolved = resolve(recipe(), ["task.high=20"])
+    for raised, line in [
+        ("high=20: give only 3 questions", "task.high=20 (command line): give only 3 questions"),
+        ("model.path='org/model' can't be read", "model.path=org/model (run.yaml:1): can't be read"),
+        ("the data is broken", "task (run.yaml:2): the data is broken"),
+    ]:
+        with pytest.raises(ConfigError) as error, resolved.blame("task"):
+            raise ValueError(raised)
+        assert str(error.value) == line
+
+
+@pytest.mark.parametrize("preset", sorted(ALGORITHMS))
+def test_every_preset_resolves(recipe, preset):
+    resolved = resolve(recipe(), [f"algorithm={preset}"])
+    assert resolved.config.algorithm.preset == preset
+    written = {f"algorithm.{slot}" for slot in ALGORITHMS[preset]}
+    assert all(any(e.path.startswith(w) and e.origin == "preset" for e in resolved.entries) for w in written)
+
+
+def test_cppo_is_the_published_setting(recipe):
+    algorithm = resolve(recipe()).config.algorithm
+    assert (algorithm.proximal, algorithm.advantage, algorithm.aggregate) == ("behavior", Grpo(scale="none"), TokenMean())
+    assert (algorithm.surrogate.delta, algorithm.surrogate.w_min, algorithm.surrogate.delta_b) == (0.15, 0.8, 0.02)
+
+
+def every_field(cls=RunConfig, path=""):
+    from proxima.config.describe import dataclass_in
+
+    for info in fields_of(cls):
+        yield f"{path}{info.name}", info
+        if info.slot:
+            for kind, spec in kinds_of(info.slot).items():
+                yield from every_field(spec, f"{path}{info.name}({kind}).")
+        elif (inner := dataclass_in(info.hint)) is not None:
+            yield from every_field(inner, f"{path}{info.name}.")
+
+
+def test_every_field_says_what_it_means():
+    assert [path for path, info in every_field() if not info.help] == []
