@@ -1,0 +1,80 @@
+"""Host objects: what a completion, a trajectory, a group and outcomes refuse, and how one becomes the other."""
+
+import math
+
+import pytest
+import torch
+
+from proxima.data import Completion, Group, Outcomes, Prompt, Score, Trajectory
+
+
+def completion(tokens=(5, 6), **changes):
+    n = len(tokens)
+    facts = {
+        "prompt_uid": 3,
+        "sample": 0,
+        "tokens": tokens,
+        "text": "x",
+        "behavior_log_prob": (-0.5,) * n,
+        "untruncated_log_prob": (-1.0,) * n,
+        "policy_version": (4,) * n,
+        "finish_reason": "stop",
+        "temperature": 0.7,
+    }
+    return Completion(**(facts | changes))
+
+
+PROMPT = Prompt(uid=3, messages=({"role": "user", "content": "a"}, {"role": "user", "content": "b"}), tokens=(1, 2), answer="4")
+
+
+def test_a_completion_needs_a_value_for_each_token():
+    for name in ("behavior_log_prob", "untruncated_log_prob", "policy_version"):
+        with pytest.raises(ValueError, match=f"Completion.{name}: 1 values for 2 tokens."):
+            completion(**{name: (1,)})
+    assert completion(finish_reason="length").truncated and not completion(finish_reason="abort").truncated
+
+
+def test_the_question_is_the_last_user_message():
+    assert PROMPT.question == "b"
+    assert Prompt(uid=0, messages=({"role": "system", "content": "s"},), tokens=(1,)).question == ""
+
+
+def test_a_failed_score_is_not_a_reward_of_zero():
+    score = Score.failed("boom")
+    assert not score.valid and math.isnan(score.value) and score.error == "boom" and score.correct is None
+
+
+def test_a_trajectory_takes_the_behavior_asked_for_and_the_temperature_of_the_data():
+    row = Trajectory.of(PROMPT, completion(), group=9, advantage=-2.0)
+    assert row.behavior_log_prob == (-1.0, -1.0) and row.temperature == 0.7 and row.policy_version == (4, 4)
+    assert (row.prompt_tokens, row.tokens, row.group, row.advantage, len(row)) == ((1, 2), (5, 6), 9, -2.0, 4)
+    assert Trajectory.of(PROMPT, completion(), group=9, advantage=0.0, behavior="sampled").behavior_log_prob == (-0.5, -0.5)
+
+
+def test_a_greedy_completion_is_not_for_training():
+    with pytest.raises(ValueError, match="Trajectory.temperature=0.* must be > 0"):
+        Trajectory.of(PROMPT, completion(temperature=0.0), group=0, advantage=1.0)
+
+
+def test_a_trajectory_needs_a_prompt_and_a_value_for_each_token():
+    with pytest.raises(ValueError, match="Trajectory.prompt_tokens: empty"):
+        Trajectory(prompt_tokens=(), tokens=(1,), group=0)
+    with pytest.raises(ValueError, match="Trajectory.loss_mask: 1 values for 2 tokens"):
+        Trajectory(prompt_tokens=(1,), tokens=(1, 2), group=0, loss_mask=(True,))
+
+
+def test_outcomes_from_groups():
+    scores = (Score(value=1.0), Score.failed("x"))
+    group = Group(prompt=PROMPT, completions=(completion(), completion((), finish_reason="length")), scores=scores)
+    found = Outcomes.from_groups([group, group])
+    assert found.group.tolist() == [0, 0, 1, 1] and found.valid.tolist() == [True, False] * 2
+    assert found.length.tolist() == [2, 0] * 2 and found.truncated.tolist() == [False, True] * 2
+    assert found.reward[0] == 1 and torch.isnan(found.reward[1]) and found.reward.dtype == torch.float64
+    assert found.take(torch.tensor([2, 0])).group.tolist() == [1, 0]
+    with pytest.raises(ValueError, match=r"Group.scores: 1 scores for 2 completions of prompt 3"):
+        Group(prompt=PROMPT, completions=group.completions, scores=scores[:1])
+
+
+def test_outcomes_name_the_wrong_field():
+    with pytest.raises(ValueError, match=r"Outcomes.valid: shape \[1\], expected \[S\] with S = 2 set by Outcomes.reward"):
+        Outcomes.of(torch.zeros(2), torch.zeros(2, dtype=torch.long), valid=torch.ones(1, dtype=torch.bool))

@@ -1,0 +1,116 @@
+"""The packed layout: where each token lies, at which position, what predicts it; and what is refused."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxima.data import Trajectory, pack
+
+
+def trajectory(prompt=(1, 2, 3), tokens=(10, 11), group=0, **facts):
+    return Trajectory(prompt_tokens=tuple(prompt), tokens=tuple(tokens), group=group, **facts)
+
+
+def test_the_layout_of_a_shared_prompt():
+    rows = [trajectory((1, 2, 3), (10, 11, 12)), trajectory((1, 2, 3), (20, 21)), trajectory((4, 5), (30, 31), group=1)]
+    b = pack(rows)
+    assert b.tokens.tolist() == [1, 2, 3, 10, 11, 20, 4, 5, 30]  # the last token of a response is not fed
+    assert b.position.tolist() == [0, 1, 2, 3, 4, 3, 0, 1, 2]
+    assert b.segment_cu.tolist() == [0, 3, 5, 6, 8, 9] and b.parent.tolist() == [-1, 0, 0, -1, 3]
+    assert b.predict.tolist() == [2, 3, 4, 2, 5, 7, 8] and b.target.tolist() == [10, 11, 12, 20, 21, 30, 31]
+    assert b.cu_seqlens.tolist() == [0, 3, 5, 7] and b.group.tolist() == [0, 0, 1] and b.sequences == 3
+
+
+def test_the_layout_without_sharing():
+    b = pack([trajectory((1, 2), (10, 11)), trajectory((1, 2), (20,))], share_prompt=False)
+    assert b.tokens.tolist() == [1, 2, 10, 1, 2]
+    assert b.position.tolist() == [0, 1, 2, 0, 1]
+    assert b.segment_cu.tolist() == [0, 2, 3, 5, 5] and b.parent.tolist() == [-1, 0, -1, 2]
+    assert b.predict.tolist() == [1, 2, 4] and b.target.tolist() == [10, 11, 20]
+
+
+def test_empty_and_length_one_responses():
+    b = pack([trajectory(tokens=()), trajectory(tokens=(10,)), trajectory(tokens=())])
+    assert b.tokens.tolist() == [1, 2, 3] and b.predict.tolist() == [2] and b.target.tolist() == [10]
+    assert b.cu_seqlens.tolist() == [0, 0, 1, 1] and b.parent.tolist() == [-1, 0, 0, 0] and b.segment_cu.tolist() == [0, 3, 3, 3, 3]
+    nothing = pack([])
+    assert nothing.sequences == 0 and len(nothing.tokens) == len(nothing.target) == 0
+    assert nothing.segment_cu.tolist() == nothing.cu_seqlens.tolist() == [0]
+
+
+def test_a_group_that_comes_back_later_is_laid_out_again():
+    b = pack([trajectory(group=0), trajectory((9,), group=1), trajectory(group=0)])
+    assert b.parent.tolist() == [-1, 0, -1, 2, -1, 4]
+
+
+def test_two_prompts_in_one_group_are_refused():
+    with pytest.raises(ValueError, match="pack: group 7 mixes prompts; each prompt needs its own group number"):
+        pack([trajectory((1, 2), group=7), trajectory((1, 3), group=7)])
+
+
+def test_two_prompts_in_one_group_are_refused_without_sharing_too():
+    with pytest.raises(ValueError, match="pack: group 7 mixes prompts"):
+        pack([trajectory((1, 2), group=7), trajectory((1, 3), group=7)], share_prompt=False)
+
+
+def test_equal_prompts_of_two_groups_are_not_shared():
+    assert pack([trajectory(group=0), trajectory(group=1)]).parent.tolist() == [-1, 0, -1, 2]
+
+
+@pytest.mark.parametrize("name", ["behavior_log_prob", "proximal_log_prob", "reference_log_prob"])
+def test_a_fact_that_only_some_have_is_refused(name):
+    with pytest.raises(ValueError, match=f"pack: {name} is missing from trajectory 1 and present in others"):
+        pack([trajectory(**{name: (-1.0, -2.0)}), trajectory()])
+
+
+def test_facts_of_the_tokens_and_of_the_sequences():
+    rows = [
+        trajectory(tokens=(5, 6, 7), temperature=0.5, advantage=-1.5, loss_mask=(True, False, True), sampled=(True, False, True)),
+        trajectory(tokens=(8,), temperature=2.0, advantage=3.0),
+    ]
+    facts = {"behavior_log_prob": -0.25, "proximal_log_prob": -0.5, "reference_log_prob": -0.75, "policy_version": 3}
+    rows = [row.with_(**{name: tuple([value] * len(row.tokens)) for name, value in facts.items()}) for row in rows]
+    b = pack(rows)
+    assert b.temperature.tolist() == [0.5, 0.5, 0.5, 2.0] and b.advantage.tolist() == [-1.5, -1.5, -1.5, 3.0]
+    assert b.loss_mask.tolist() == b.sampled.tolist() == [True, False, True, True]
+    for name, value in facts.items():
+        assert getattr(b, name).tolist() == [value] * 4
+    p = b.policy_batch(torch.zeros(4))
+    assert p.behavior_log_prob is b.behavior_log_prob and p.group.tolist() == [0, 0] and p.policy_version.dtype == torch.int64
+
+
+@st.composite
+def groups(draw):
+    rows = []
+    for group in range(draw(st.integers(1, 4))):
+        prompt = draw(st.lists(st.integers(0, 50), min_size=1, max_size=5))
+        for tokens in draw(st.lists(st.lists(st.integers(100, 200), max_size=5), min_size=1, max_size=4)):
+            rows.append(trajectory(prompt, tokens, group))
+    return rows
+
+
+@given(rows=groups(), share=st.booleans())
+def test_every_response_token_is_predicted_from_all_before_it(rows, share):
+    """Law of the layout: going back from `predict` through segment and parent gives exactly prompt + response so far."""
+    b = pack(rows, share_prompt=share)
+    cut, parent = b.segment_cu.tolist(), b.parent.tolist()
+    segment_of = torch.repeat_interleave(torch.arange(len(parent)), b.segment_cu.diff()).tolist()
+    n = 0
+    for row in rows:
+        for t, token in enumerate(row.tokens):
+            at = int(b.predict[n])
+            own = segment_of[at]
+            seen = b.tokens[cut[own] : at + 1].tolist()
+            if parent[own] >= 0:
+                seen = b.tokens[cut[parent[own]] : cut[parent[own] + 1]].tolist() + seen
+            assert seen == [*row.prompt_tokens, *row.tokens[:t]]
+            assert int(b.position[at]) == len(seen) - 1 and int(b.target[n]) == token
+            n += 1
+    assert n == len(b.target)
+    prompts = len({r.group for r in rows}) if share else len(rows)
+    fed = sum(max(0, len(r.tokens) - 1) for r in rows) + sum(
+        len(next(r for r in rows if r.group == g).prompt_tokens) * (1 if share else sum(r.group == g for r in rows))
+        for g in {r.group for r in rows}
+    )
+    assert parent.count(-1) == prompts and len(b.tokens) == fed

@@ -1,0 +1,187 @@
+"""PolicyBatch: what it refuses and how it says so, the bridge from padded tensors, and taking sequences."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxima.data import PolicyBatch
+
+NAN = float("nan")
+
+
+def batch(lengths=(2, 0, 3), **changes):
+    n = sum(lengths)
+    fields = {
+        "log_prob": -torch.arange(1.0, n + 1),
+        "loss_mask": torch.ones(n, dtype=torch.bool),
+        "cu_seqlens": torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]),
+        "advantage": torch.arange(0.0, n),
+    }
+    return PolicyBatch(**(fields | changes))
+
+
+def refusal(**changes):
+    with pytest.raises(ValueError) as caught:
+        batch(**changes)
+    return str(caught.value)
+
+
+def test_a_short_field_is_named_with_both_shapes_and_who_set_the_size():
+    text = refusal(loss_mask=torch.ones(4, dtype=torch.bool))
+    assert text == (
+        "PolicyBatch.loss_mask: shape [4], expected [N] with N = 5 set by PolicyBatch.log_prob. "
+        "One value per response token: was the last cut off?"
+    )
+
+
+def test_a_wrong_number_of_dimensions_is_named():
+    assert refusal(advantage=torch.zeros(5, 1)) == "PolicyBatch.advantage: shape [5, 1], expected [N]."
+    assert refusal(log_prob=torch.zeros(())) == "PolicyBatch.log_prob: shape [], expected [N]."
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("log_prob", torch.zeros(5, dtype=torch.bfloat16), "PolicyBatch.log_prob: dtype bfloat16, expected float32 or float64."),
+        ("log_prob", torch.zeros(5, dtype=torch.float16), "PolicyBatch.log_prob: dtype float16, expected float32 or float64."),
+        ("loss_mask", torch.ones(5), "PolicyBatch.loss_mask: dtype float32, expected bool. Use `mask != 0`"),
+        ("loss_mask", torch.ones(5, dtype=torch.long), "PolicyBatch.loss_mask: dtype int64, expected bool."),
+        ("policy_version", torch.zeros(5), "PolicyBatch.policy_version: dtype float32, expected int64 or int32."),
+        ("behavior_log_prob", [0.0] * 5, "PolicyBatch.behavior_log_prob: got list, expected a tensor"),
+        ("group", torch.zeros(2, dtype=torch.long), "PolicyBatch.group: shape [2], expected [S] with S = 3 set by PolicyBatch.cu_seqlens"),
+        ("top_k_log_prob", torch.zeros(5, 2, dtype=torch.float16), "PolicyBatch.top_k_log_prob: dtype float16"),
+    ],
+)
+def test_a_wrong_field_is_named(field, value, said):
+    assert refusal(**{field: value}).startswith(said)
+
+
+def test_top_k_fields_agree_in_their_second_axis():
+    text = refusal(top_k=torch.zeros(5, 4, dtype=torch.long), top_k_log_prob=torch.zeros(5, 3))
+    assert text == "PolicyBatch.top_k_log_prob: shape [5, 3], expected [N, K] with K = 4 set by PolicyBatch.top_k."
+
+
+@pytest.mark.parametrize("cut", [[0, 2, 4], [1, 2, 5], [0, 3, 2, 5], [0, 2, 6], [5], [0]])
+def test_cu_seqlens_that_do_not_cover_the_tokens_are_refused(cut):
+    with pytest.raises(ValueError, match=r"PolicyBatch.cu_seqlens: .*, expected 0 … N = 5, ascending."):
+        batch(cu_seqlens=torch.tensor(cut))
+
+
+def test_a_loss_token_that_nobody_sampled_is_refused():
+    sampled = torch.tensor([True, True, True, False, True])
+    with pytest.raises(ValueError, match="PolicyBatch.loss_mask: token 3 is in the loss but not sampled"):
+        batch(sampled=sampled)
+    assert batch(sampled=sampled, loss_mask=sampled).sampled.tolist() == sampled.tolist()
+
+
+def test_defaults():
+    behavior = torch.full((5,), -0.5)
+    b = batch(behavior_log_prob=behavior)
+    assert b.proximal_log_prob is behavior and b.sampled.all() and b.group.tolist() == [0, 1, 2]
+    assert (len(b), b.sequences, b.lengths.tolist(), b.sequence_index.tolist()) == (5, 3, [2, 0, 3], [0, 0, 2, 2, 2])
+    assert batch().proximal_log_prob is None
+    apart = batch(behavior_log_prob=behavior, proximal_log_prob=behavior - 1)
+    assert apart.proximal_log_prob.tolist() == [-1.5] * 5
+
+
+def test_a_batch_of_nothing():
+    b = batch(lengths=())
+    assert (len(b), b.sequences) == (0, 0) and b.to_padded(b.log_prob).shape == (0, 0)
+    empty = batch(lengths=(0, 0))
+    assert (len(empty), empty.sequences) == (0, 2) and empty.take([1]).sequences == 1
+
+
+def test_masked_selects_and_never_multiplies():
+    mask = torch.tensor([True, False, True, False, True])
+    log_prob = torch.tensor([-1.0, NAN, -3.0, float("inf"), -5.0], requires_grad=True)
+    b = batch(loss_mask=mask, log_prob=log_prob)
+    value = b.masked("log_prob", fill=7.0)
+    assert value.tolist() == [-1, 7, -3, 7, -5]
+    value.square().sum().backward()
+    assert log_prob.grad.tolist() == [-2, 0, -6, 0, -10]
+    with pytest.raises(ValueError, match="PolicyBatch.reference_log_prob is missing"):
+        b.masked("reference_log_prob")
+
+
+def test_from_padded_keeps_holes_and_drops_padding():
+    mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 0]])
+    values = torch.tensor([[-1.0, -2, -3, NAN], [NAN] * 4, [-9, -10, NAN, NAN]])
+    b = PolicyBatch.from_padded(mask, log_prob=values, advantage=torch.tensor([1.0, 2, 3]), group=torch.tensor([4, 4, 5]))
+    assert b.cu_seqlens.tolist() == [0, 3, 3, 5] and b.log_prob.tolist() == [-1, -2, -3, -9, -10]
+    assert b.loss_mask.tolist() == b.sampled.tolist() == [True, False, True, False, True]
+    assert b.advantage.tolist() == [1, 1, 1, 3, 3] and b.group.tolist() == [4, 4, 5]
+
+
+def test_sampled_tokens_behind_the_last_loss_token_are_no_padding():
+    mask, sampled = torch.tensor([[1, 0, 0, 0]]), torch.tensor([[1, 0, 1, 0]])
+    b = PolicyBatch.from_padded(mask, log_prob=torch.zeros(1, 4), sampled=sampled)
+    assert len(b) == 3 and b.loss_mask.tolist() == [True, False, False] and b.sampled.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32])
+def test_a_mask_may_be_of_any_dtype_of_zeros_and_ones(dtype):
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]]).to(dtype)
+    assert PolicyBatch.from_padded(mask, log_prob=torch.zeros(2, 3)).cu_seqlens.tolist() == [0, 2, 3]
+
+
+def test_from_padded_refuses_what_does_not_fit():
+    ok = torch.ones(2, 3)
+    with pytest.raises(ValueError, match=r"from_padded: mask holds values other than 0 and 1"):
+        PolicyBatch.from_padded(torch.tensor([[1, 2]]), log_prob=torch.zeros(1, 2))
+    with pytest.raises(ValueError, match=r"from_padded: mask holds values other than 0 and 1"):
+        PolicyBatch.from_padded(torch.tensor([[1.0, NAN]]), log_prob=torch.zeros(1, 2))
+    with pytest.raises(ValueError, match=r"from_padded: behavior_log_prob has shape \[2, 4\], mask has \[2, 3\]"):
+        PolicyBatch.from_padded(ok, log_prob=torch.zeros(2, 3), behavior_log_prob=torch.zeros(2, 4))
+    with pytest.raises(ValueError, match=r"from_padded: mask has shape \[3\], expected \[B, T\]"):
+        PolicyBatch.from_padded(torch.ones(3), log_prob=torch.zeros(3))
+
+
+@st.composite
+def masks(draw):
+    rows, width = draw(st.integers(0, 5)), draw(st.integers(0, 6))
+    bits = draw(st.lists(st.lists(st.booleans(), min_size=width, max_size=width), min_size=rows, max_size=rows))
+    return torch.tensor(bits, dtype=torch.bool).view(rows, width)
+
+
+@given(mask=masks())
+def test_to_padded_is_the_inverse_of_from_padded(mask):
+    rows, width = mask.shape
+    values = torch.arange(1.0, rows * width + 1).view(rows, width)
+    ids = torch.stack([values.long(), values.long() + 100], dim=2)
+    b = PolicyBatch.from_padded(mask, log_prob=-values, top_k=ids)
+    longest = int(b.lengths.max()) if rows else 0
+    inside = torch.arange(longest) < b.lengths[:, None]
+    padded = b.to_padded(b.log_prob, fill=0.5)
+    assert torch.equal(padded, torch.where(inside, -values[:, :longest], 0.5))
+    assert torch.equal(b.to_padded(b.loss_mask.float()).bool(), mask[:, :longest])
+    assert not mask[:, longest:].any()
+    assert torch.equal(b.to_padded(b.top_k, fill=-1)[inside], ids[:, :longest][inside])
+    again = PolicyBatch.from_padded(
+        b.to_padded(b.loss_mask.float()), sampled=b.to_padded(b.sampled.float()), log_prob=b.to_padded(b.log_prob)
+    )
+    assert torch.equal(again.log_prob, b.log_prob) and torch.equal(again.cu_seqlens, b.cu_seqlens)
+
+
+@given(lengths=st.lists(st.integers(0, 4), min_size=1, max_size=6), data=st.data())
+def test_take_moves_whole_sequences_with_every_field(lengths, data):
+    n = sum(lengths)
+    b = batch(lengths, policy_version=torch.arange(n), top_k=torch.arange(2 * n).view(n, 2), group=torch.arange(len(lengths)) * 10)
+    order = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8))
+    taken = b.take(order)
+    rows = [list(range(int(b.cu_seqlens[s]), int(b.cu_seqlens[s + 1]))) for s in order]
+    flat = [i for row in rows for i in row]
+    assert taken.lengths.tolist() == [len(row) for row in rows]
+    assert taken.policy_version.tolist() == flat and taken.log_prob.tolist() == [-(i + 1.0) for i in flat]
+    assert taken.top_k.tolist() == [[2 * i, 2 * i + 1] for i in flat]
+    assert taken.group.tolist() == [10 * s for s in order]
+
+
+def test_take_of_a_permutation_is_undone_by_its_inverse_and_passes_the_gradient():
+    leaf = torch.tensor([-1.0, -2, -3, -4, -5], requires_grad=True)
+    b = batch(lengths=(1, 3, 1), log_prob=leaf)
+    order = torch.tensor([2, 0, 1])
+    back = b.take(order).take(torch.argsort(order))
+    assert torch.equal(back.log_prob, b.log_prob) and torch.equal(back.cu_seqlens, b.cu_seqlens)
+    b.take([1]).log_prob.sum().backward()
+    assert leaf.grad.tolist() == [0, 1, 1, 1, 0]
