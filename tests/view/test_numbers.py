@@ -11,6 +11,8 @@ from proxima.view import numbers as n
     ("seconds", "text"),
     [
         (0, "0.0 s"),
+        (0.0404, "40 ms"),
+        (0.0996, "0.1 s"),
         (4.06, "4.1 s"),
         (9.94, "9.9 s"),
         (9.96, "10 s"),

@@ -9,9 +9,11 @@ NONE = "–"  # a value that is not there
 
 
 def duration(seconds: float | None) -> str:
-    """`4.1 s`, `18 s`, `2m 40s`, `1h 05m`, `2d 03h`: two units at most."""
+    """`40 ms`, `4.1 s`, `18 s`, `2m 40s`, `1h 05m`, `2d 03h`: two units at most."""
     if not _shown(seconds):
         return NONE
+    if 0 < seconds < 0.0995:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
