@@ -60,7 +60,12 @@ def _gold(answer: str) -> Any:
 def grade_reasoning_gym(*, source: Mapping[str, Any], answer: str) -> dict[str, Any]:
     """The task's own score of the answer."""
     dataset = _reasoning_gym(source["task"], repr(thaw(source["config"])))
-    return {"value": float(dataset.score_answer(answer, thaw(source["entry"])))}
+    entry = thaw(source["entry"])
+    try:
+        return {"value": float(dataset.score_answer(answer, entry))}
+    except (ArithmeticError, IndexError, KeyError, SyntaxError, TypeError, ValueError):
+        dataset.score_answer(entry["answer"], entry)  # raises too where the scorer itself is broken
+        return {"value": 0.0}
 
 
 @lru_cache(maxsize=256)

@@ -27,7 +27,7 @@ class Math(PooledReward):
 
     Args:
         cpu_seconds: CPU time for one completion, in seconds, > 0; the runner's time-out on the clock holds beside it.
-        max_chars: characters judged at most, counted from the end of the text; >= 16.
+        max_chars: characters of a marked answer at most, or of the end of a text without one; >= 16.
         weight: factor of the value in the sum of the rewards.
         name: key among the parts; none: `math`.
     Returns: Score of value 0 or 1, `correct` set.
@@ -54,9 +54,10 @@ class Math(PooledReward):
             found = last_tagged(completion.text, "answer")
         if found is not None and (right := plainly_equal(found, answer)) is not None:
             return verdict(right)
-        text = completion.text[-self.max_chars :] if found is None else f"\\boxed{{{found[-self.max_chars :]}}}"
-        for what, formula in (("row's answer", answer), ("answer", text)):
-            if problem := unevaluable(formula):
+        text = completion.text[-self.max_chars :] if found is None else f"\\boxed{{{found}}}"
+        for what, formula in (("row's answer", answer), ("answer", found or text)):
+            problem = f"more than {self.max_chars} characters" if len(formula) > self.max_chars else unevaluable(formula)
+            if problem:
                 raise ValueError(f"{what} not evaluated: {problem}")
         return Job(grader="math", arguments={"answer": answer, "text": text}, cpu_seconds=self.cpu_seconds)
 

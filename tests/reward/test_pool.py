@@ -1,0 +1,219 @@
+"""Worker processes: order, limits, death and replacement."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from proxima.reward.base import Job
+from proxima.reward.pool import WorkerPool
+
+
+def regex(text, pattern=r"\d+", cpu_seconds=None):
+    return Job(grader="regex", arguments={"pattern": pattern, "text": text}, cpu_seconds=cpu_seconds)
+
+
+# Backtracks 2^n ways before it gives up, inside one C call that no thread can interrupt.
+HANGS = regex("a" * 40 + "!", r"(?:a+)+$")
+
+
+def code(tmp_path: Path, body: str) -> Job:
+    """A job that runs `body` in the worker: loading a module executes it."""
+    file = tmp_path / f"module_{abs(hash(body))}.py"
+    file.write_text(textwrap.dedent(body) + "\ndef fn(): pass\n")
+    return Job(grader="prepare", arguments={"path": f"{file}:fn"})
+
+
+@pytest.fixture
+def pool(request):
+    made = WorkerPool(**getattr(request, "param", {}))
+    yield made
+    made.close()
+
+
+def found(answers):
+    return [None if answer.result is None else answer.result["found"] for answer in answers]
+
+
+@pytest.mark.parametrize("pool", [{"workers": 1}, {"workers": 3}], indirect=True, ids=["one", "three"])
+def test_answers_keep_the_order_of_the_jobs(pool):
+    jobs = [regex(f"x{i}") for i in range(200)]
+    assert found(asyncio.run(pool.run(jobs))) == [str(i) for i in range(200)]
+    assert asyncio.run(pool.run([])) == []
+
+
+def test_many_callers_and_several_event_loops_share_a_pool(pool):
+    async def both():
+        return await asyncio.gather(*(pool.run([regex(f"a{i}"), regex("none")]) for i in range(20)))
+
+    for _ in range(2):
+        assert [found(answers) for answers in asyncio.run(both())] == [[str(i), None] for i in range(20)]
+    assert pool.started == 1
+
+
+@pytest.mark.parametrize("pool", [{"timeout": 0.4}], indirect=True)
+def test_a_hung_job_costs_itself_only(pool):
+    answers = asyncio.run(pool.run([regex("1"), HANGS, regex("3"), HANGS, regex("5")]))
+    assert found(answers) == ["1", None, "3", None, "5"]
+    assert [answer.error for answer in answers] == [None, "timed out after 0.4 s", None, "timed out after 0.4 s", None]
+    assert pool.started == 3
+
+
+@pytest.mark.parametrize("pool", [{"timeout": 60}], indirect=True)
+def test_the_cpu_limit_ends_what_the_clock_would_allow(pool):
+    answers = asyncio.run(pool.run([regex("a" * 40 + "!", r"(?:a+)+$", cpu_seconds=0.2), regex("2", cpu_seconds=0.2)]))
+    assert answers[0].error == "timed out after 0.2 s of CPU time"
+    assert found(answers) == [None, "2"]
+
+
+def test_exceptions_are_one_line(pool):
+    answers = asyncio.run(pool.run([regex("1", "("), Job(grader="none", arguments={}), regex("2")]))
+    assert answers[0].error.startswith("error: missing )") or "missing )" in answers[0].error
+    assert answers[1].error == "KeyError: 'none'"
+    assert found(answers) == [None, None, "2"]
+    assert pool.started == 1
+
+
+def test_an_argument_that_is_no_json_is_its_own_error(pool):
+    answers = asyncio.run(pool.run([regex("1"), Job(grader="regex", arguments={"text": object()}), regex("3")]))
+    assert found(answers) == ["1", None, "3"]
+    assert "can't be sent to a worker" in answers[1].error
+
+
+@pytest.mark.parametrize("pool", [{"memory_mb": 128}], indirect=True)
+def test_memory_is_limited_and_the_worker_replaced(pool, tmp_path):
+    answers = asyncio.run(pool.run([code(tmp_path, "big = [0] * (64 << 20)"), regex("2")]))
+    assert "MemoryError" in answers[0].error
+    assert found(answers[1:]) == ["2"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "open({target!r}, 'w')",
+        "import os; os.open({target!r}, os.O_CREAT | os.O_WRONLY)",
+        "import os; os.system('touch ' + {target!r})",
+        "import subprocess; subprocess.run(['touch', {target!r}])",
+        "import socket; socket.create_connection(('127.0.0.1', 9))",
+        "import os; os.kill(os.getppid(), 9)",
+        "import os; os.remove({victim!r})",
+    ],
+    ids=["open", "os.open", "system", "subprocess", "connect", "kill", "remove"],
+)
+def test_a_restricted_worker_reaches_nothing(pool, tmp_path, body):
+    target, victim = tmp_path / "target", tmp_path / "victim"
+    victim.write_text("here")
+    answers = asyncio.run(pool.run([code(tmp_path, body.format(target=str(target), victim=str(victim))), regex("2")]))
+    assert "PermissionError" in answers[0].error and "is not allowed in a reward worker" in answers[0].error
+    assert not target.exists() and victim.exists()
+    assert found(answers[1:]) == ["2"]
+
+
+def test_death_is_reported_and_the_rest_goes_on(pool, tmp_path):
+    answers = asyncio.run(
+        pool.run([regex("1"), code(tmp_path, "import os; os._exit(3)"), code(tmp_path, "import os; os.abort()"), regex("4")])
+    )
+    assert [answer.error for answer in answers] == [None, "its worker ended", "its worker died (SIGABRT)", None]
+    assert found(answers)[3] == "4"
+
+
+def test_a_worker_killed_while_idle_costs_nothing(pool):
+    assert found(asyncio.run(pool.run([regex("1")]))) == ["1"]
+    children = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(pool._nursery._process.pid)], capture_output=True, text=True
+    ).stdout.split()
+    assert len(children) == 1
+    os.kill(int(children[0]), signal.SIGKILL)
+    assert found(asyncio.run(pool.run([regex("2"), regex("3")]))) == ["2", "3"]
+    assert pool.started == 2
+
+
+def test_a_killed_nursery_is_replaced(pool):
+    assert found(asyncio.run(pool.run([regex("1")]))) == ["1"]
+    pool._nursery._process.kill()
+    pool._nursery._process.wait()
+    asyncio.run(pool.run([regex("2")]))  # the worker may outlive the nursery by this chunk, or be gone already
+    assert found(asyncio.run(pool.run([HANGS_SHORT, regex("3")])))[1] == "3"
+
+
+HANGS_SHORT = regex("a" * 40 + "!", r"(?:a+)+$", cpu_seconds=0.1)
+
+
+@pytest.mark.parametrize("pool", [{"recycle": 10}], indirect=True)
+def test_workers_are_recycled(pool):
+    for _ in range(5):
+        assert found(asyncio.run(pool.run([regex(str(i)) for i in range(5)]))) == list("01234")
+    assert pool.started == 3
+
+
+def test_close_ends_everything_and_says_so():
+    pool = WorkerPool()
+    asyncio.run(pool.run([regex("1")]))
+    nursery = pool._nursery._process
+    pool.close()
+    pool.close()
+    assert nursery.poll() is not None
+    with pytest.raises(RuntimeError, match="the reward pool is closed"):
+        asyncio.run(pool.run([regex("1")]))
+
+
+def test_close_while_a_worker_hangs():
+    async def main():
+        pool = WorkerPool(timeout=30)
+        running = asyncio.ensure_future(pool.run([HANGS, regex("2")]))
+        await asyncio.sleep(0.5)
+        pool.close()
+        return await running
+
+    answers = asyncio.run(main())
+    assert [answer.result for answer in answers] == [None, None]
+    assert all(answer.error for answer in answers)
+
+
+ORPHANS = """
+import asyncio, sys, threading, os
+from proxima.reward.base import Job
+from proxima.reward.pool import WorkerPool
+pool = WorkerPool(timeout=600)
+job = Job(grader="regex", arguments={"pattern": "(?:a+)+$", "text": "a" * 40 + "!"})
+threading.Thread(target=lambda: asyncio.run(pool.run([job])), daemon=True).start()
+while not pool.started: pass
+print(pool._nursery._process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_no_process_outlives_the_run(how):
+    run = subprocess.Popen([sys.executable, "-c", ORPHANS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    nursery = int(run.stdout.readline())
+    family = [
+        nursery,
+        *map(int, subprocess.run(["ps", "-o", "pid=", "--ppid", str(nursery)], capture_output=True, text=True).stdout.split()),
+    ]
+    assert len(family) == 2
+    if how == "kill":
+        run.kill()
+    run.communicate()
+    for _ in range(100):
+        alive = [
+            pid
+            for pid in family
+            if Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
+        ]
+        if not alive:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"still running: {alive}")
+
+
+@pytest.mark.parametrize(("field", "value"), [("workers", 0), ("timeout", 0)])
+def test_bad_fields(field, value):
+    with pytest.raises(ValueError, match=f"{field}={value} must be >"):
+        WorkerPool(**{field: value})

@@ -1,0 +1,82 @@
+"""Every reasoning_gym task with its own scorer, through the worker."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from proxima.reward import ReasoningGym
+from proxima.task import ReasoningGym as Task
+from proxima.task import to_prompt
+from tests.reward.make import completions, prompt, runner
+from tests.tiny import tiny_tokenizer
+
+pytest.importorskip("reasoning_gym")
+
+from reasoning_gym.factory import DATASETS
+
+# No reference answer in their first rows, so that there is nothing to score with 1.
+WITHOUT_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
+TAKES_ANYTHING = {"game_of_life_halting"}  # its scorer compares bool(text), which is True of any text
+NEEDS_CONFIG = {"composite"}
+
+
+@pytest.fixture(scope="module")
+def judged():
+    with runner(ReasoningGym(), workers=1, timeout=60) as made:
+        yield lambda row, *texts: asyncio.run(made.score(row, completions(*texts)))
+
+
+def row_of(task, index=0, **config):
+    return to_prompt(Task(task=task, size=2, config=config).rows(seed=3)[index], index, tiny_tokenizer())
+
+
+@pytest.mark.parametrize("task", sorted(set(DATASETS) - NEEDS_CONFIG))
+def test_every_task_scores_its_own_answer(judged, task):
+    row = row_of(task)
+    answer = "nothing of the kind" if row.answer is None else row.answer
+    right, tagged, wrong = judged(row, answer, f"<think>So</think> <answer>\n{answer}</answer>", "I don't know.")
+    assert right.valid and tagged.valid and wrong.valid, (right.error, wrong.error)
+    assert tagged.value == right.value
+    if task not in TAKES_ANYTHING:
+        assert wrong.value < 1 and wrong.correct is False
+    if task in WITHOUT_ANSWER:
+        assert row.answer is None and right.correct is False
+    else:
+        assert right.value == pytest.approx(1.0) and right.correct is True
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("<answer>1 1\n2</answer>", 0.0),
+        ("<answer>[1, 2]</answer>", 0.0),
+    ],
+)
+def test_wrong_shapes_are_wrong(judged, text, value):
+    (score,) = judged(row_of("spiral_matrix"), text)
+    assert score.valid and score.value <= 0.1 and value == 0.0
+
+
+def test_a_scorer_that_evaluates_its_answer_reads_literals_only(judged, tmp_path):
+    target = tmp_path / "written"
+    attack = f"__import__('pathlib').Path({str(target)!r}).write_text('x')"
+    for task in ("spiral_matrix", "string_insertion", "binary_matrix", "n_queens", "countdown", "puzzle24", "decimal_arithmetic"):
+        (score,) = judged(row_of(task), f"<answer>{attack}</answer>")
+        assert score.correct is not True
+    assert not target.exists()
+
+
+def test_tag_and_threshold():
+    row = row_of("basic_arithmetic")
+    assert [s.value for s in ReasoningGym(strict=True).score(row, completions(row.answer, f"<answer>{row.answer}</answer>"))] == [0.0, 1.0]
+    assert [s.value for s in ReasoningGym(tag=None).score(row, completions(row.answer))] == [1.0]
+    (partly,) = ReasoningGym(correct_at=0.01).score(row_of("chain_sum"), completions(f"It is {row_of('chain_sum').answer}, I think"))
+    assert 0 < partly.value < 1 and partly.correct is True
+
+
+def test_rows_of_other_tasks_are_refused(judged):
+    (score,) = judged(prompt("42"), "42")
+    assert not score.valid and "no row of the task 'reasoning_gym'" in score.error
+    (score,) = judged(replace(prompt("42"), metadata={"reasoning_gym": {"task": "no_such", "config": {}, "entry": {}}}), "42")
+    assert not score.valid and "no_such" in score.error

@@ -1,0 +1,159 @@
+"""Weights, parts, names, failures; and rewards of somebody else's that run in threads."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+
+import pytest
+
+from proxima.data import Score
+from proxima.reward import Exact, Format, Gsm8k, Length, Number, RewardRunner, WeightedReward
+from tests.reward.make import completion, completions, prompt, runner, scored
+
+THOUGHT = "<think>17 + 25 is 42</think>\n<answer>42</answer>"
+
+
+def test_values_are_weighted_and_parts_are_not():
+    right, wrong = scored([Number(weight=2.0), Format(weight=-0.5, name="shape")], "42", THOUGHT, "It is 41.")
+    assert (right.value, right.parts, right.correct, right.valid) == (1.5, {"number": 1.0, "shape": 1.0}, True, True)
+    assert (wrong.value, wrong.parts, wrong.correct, wrong.valid) == (0.0, {"number": 0.0, "shape": 0.0}, False, True)
+
+
+def test_correct_comes_from_the_first_reward_that_knows():
+    (score,) = scored([Length(), Exact(), Number()], "42", "It is 42")
+    assert score.correct is False
+    (score,) = scored([Length(), Number(), Exact()], "42", "It is 42")
+    assert score.correct is True
+    (score,) = scored([Length()], "42", "It is 42")
+    assert score.correct is None
+
+
+def test_a_failure_names_the_reward_and_keeps_the_other_parts():
+    (score,) = scored([Number(), Length(), Gsm8k(name="again")], "many", "It is 42")
+    assert not score.valid and score.value != score.value
+    assert score.parts == {"length": 0.0}
+    assert score.error.startswith("number: ValueError: answer 'many' of prompt 7 is not a number; use 'exact' or 'math'; again: ValueError")
+
+
+def test_a_reward_of_weight_zero_only_logs():
+    (score,) = scored([Length(), Number(weight=0.0)], "many", "It is 42")
+    assert score.valid and score.value == 0.0 and score.parts == {"length": 0.0}
+    (score,) = scored([Exact(), Number(weight=0.0)], "42", "It is 42")
+    assert score.value == 0.0 and score.parts == {"exact": 0.0, "number": 1.0}
+
+
+def test_names_must_differ_and_there_must_be_a_reward():
+    with pytest.raises(ValueError, match="reward='number' is the name of two rewards; give one of them another `name`"):
+        RewardRunner([Number(), Number()])
+    with pytest.raises(ValueError, match=r"reward=\[\] must hold at least one reward"):
+        RewardRunner([])
+    assert RewardRunner([Number(), Number(name="second")]).labels == ("number", "second")
+    for field in ("timeout", "workers"):
+        with pytest.raises(ValueError, match=f"{field}=0 must be >"):
+            RewardRunner([Number()], **{field: 0})
+
+
+def test_no_completions_no_scores():
+    assert scored([Number(), Format()], "42") == []
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Somebody else's reward: nothing but `score`."""
+
+    def score(self, prompt, completions):
+        return [Score(value=self.value_of(c.text), correct=c.text == prompt.answer) for c in completions]
+
+    def value_of(self, text):
+        if text == "hang":
+            GATE.wait()
+        if text == "raise":
+            raise LookupError("two\nlines")
+        if text == "exit":
+            raise SystemExit(3)
+        return float(text)
+
+
+GATE = threading.Event()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best(WeightedReward):
+    """Looks at the whole group: 1 to the longest."""
+
+    whole_group = True
+
+    def score(self, prompt, completions):
+        if any(c.text == "raise" for c in completions):
+            raise RuntimeError("no winner")
+        longest = max(len(c.text) for c in completions)
+        return [Score(value=float(len(c.text) == longest)) for c in completions]
+
+
+def test_a_reward_that_hangs_in_a_thread_costs_one_completion():
+    texts = ("1", "hang", "2", "raise", "nan", "exit", "3", "hang", "4")
+    scores = scored([Plain()], "3", *texts, timeout=0.3)
+    GATE.set()
+    assert [score.value if score.valid else None for score in scores] == [1.0, None, 2.0, None, None, None, 3.0, None, 4.0]
+    assert scores[1].error == scores[7].error == "plain: timed out after 0.3 s"
+    assert scores[3].error == "plain: LookupError: two lines"
+    assert scores[4].error == "plain: ValueError: returned nan, expected a finite number"
+    assert scores[5].error == "plain: SystemExit: 3"
+    assert [score.correct for score in scores] == [False, None, False, None, None, None, True, None, False]
+
+
+def test_a_reward_of_the_whole_group_sees_it_and_fails_as_one():
+    assert [score.value for score in scored([Best()], None, "a", "abc", "ab")] == [0.0, 1.0, 0.0]
+    scores = scored([Best(name="best"), Length()], None, "a", "raise")
+    assert [score.error for score in scores] == ["best: RuntimeError: no winner"] * 2
+    assert [score.parts for score in scores] == [{"length": 0.0}] * 2
+
+
+def test_a_wrong_number_of_scores_is_a_failure():
+    @dataclass(frozen=True)
+    class Short:
+        def score(self, prompt, completions):
+            return []
+
+    (score,) = scored([Short()], None, "a")
+    assert score.error == "short: ValueError: returned 0 scores for 1 completions"
+
+
+def test_many_groups_at_once_keep_their_order():
+    async def main(made):
+        groups = [[completion(str(i + j), sample=j) for j in range(5)] for i in range(40)]
+        return await asyncio.gather(*(made.score(prompt(str(i)), group) for i, group in enumerate(groups)))
+
+    with runner(Number(), Format(name="digits", pattern=r"^\d+$"), Plain(), workers=2) as made:
+        results = asyncio.run(main(made))
+    for i, scores in enumerate(results):
+        assert [score.parts for score in scores] == [{"number": float(j == 0), "digits": 1.0, "plain": float(i + j)} for j in range(5)]
+
+
+def test_the_same_scores_again_from_other_workers():
+    def once(workers):
+        with runner(Number(), Format(), workers=workers) as made:
+            return asyncio.run(made.score(prompt("42"), completions(THOUGHT, "41", "", "42 \x00")))
+
+    assert once(1) == once(1) == once(3)
+
+
+HANGING = """
+import asyncio, threading
+from proxima.reward import RewardRunner
+from proxima.data import Score
+from tests.reward.make import prompt, completion
+class Hangs:
+    def score(self, prompt, completions):
+        threading.Event().wait()
+made = RewardRunner([Hangs()], timeout=0.2)
+print(asyncio.run(made.score(prompt(), [completion("x")]))[0].error)
+made.close()
+"""
+
+
+def test_a_hung_thread_does_not_keep_the_process_alive():
+    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, "hangs: timed out after 0.2 s"), done.stderr

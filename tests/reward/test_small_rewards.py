@@ -1,0 +1,165 @@
+"""`exact`, `gsm8k`, `boxed`, `length`, `format`, `regex`: ten real completions each."""
+
+import pytest
+
+from proxima.data import Score
+from proxima.reward import Boxed, Exact, Format, Gsm8k, Length, Regex
+from proxima.reward.text import as_fraction, last_boxed, last_tagged
+from tests.reward.make import completion, completions, corrects, prompt
+
+THOUGHT = "<think>17 + 25 is 42</think>\n<answer>42</answer>"
+
+CASES = {
+    Exact(): [
+        ("42", "42", True),
+        (" 42\n", "42", True),
+        ("Paris", "Paris", True),
+        ("42", 42, True),
+        ("line one\nline two", "line one\nline two", True),
+        ("42.", "42", False),
+        ("042", "42", False),
+        ("paris", "Paris", False),
+        ("The answer is 42", "42", False),
+        ("", "42", False),
+    ],
+    Exact(ignore_case=True): [("paris", "Paris", True), ("STRASSE", "straße", True), ("Lyon", "Paris", False)],
+    Gsm8k(): [
+        ("Natalia sold 48/2 = 24 clips in May.\n#### 72", "72", True),
+        ("#### $1,200", "1200", True),
+        ("#### 5 dollars, paid in 2 parts", "5", True),
+        ("first #### 3, no: #### 4", "4", True),
+        ("She has 18 left.", "18", True),
+        ("A: 18", "She earns 9 * 2 = 18\n#### 18", True),
+        ("#### -3", "-3", True),
+        ("#### 18\n", "17", False),
+        ("The answer is 72\n#### unknown", "72", False),
+        ("18 eggs, so 3 left", "18", False),
+        ("", "18", False),
+    ],
+    Gsm8k(strict=True): [("She has 18 left.", "18", False), ("#### 18", "18", True)],
+    Boxed(): [
+        (r"so \boxed{42}", "42", True),
+        (r"\boxed{1} then \boxed{2}", "2", True),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}", True),
+        (r"\boxed{1,234}", "1234", True),
+        (r"\fbox{7}", "7", True),
+        (r"\boxed{ B }", "B", True),
+        (r"\boxed{0.50}", "0.5", True),
+        (r"\boxed{41} is not 42", "42", False),
+        (r"\boxed{42", "42", False),
+        ("42", "42", False),
+        (r"\boxed{}", "42", False),
+    ],
+    Regex(): [
+        (THOUGHT, "42", True),
+        ("<answer> 42 </answer>", 42, True),
+        ("<answer>1</answer> or <answer>2</answer>", "2", True),
+        ("<answer>a\nb</answer>", "a\nb", True),
+        ("<answer>$1,000</answer>", "1000", True),
+        ("<answer>42", "42", False),
+        ("42", "42", False),
+        ("<answer></answer>", "42", False),
+        ("<answer>43</answer>", "42", False),
+        ("", "42", False),
+    ],
+    Regex(pattern=r"answer:\s*(\w+)"): [("answer: C", "C", True), ("Answer: C", "C", False)],
+    Regex(pattern=r"(?P<n>\w)=(?P<answer>\d+)"): [("x=3", "3", True), ("x=4", "3", False)],
+    Regex(pattern=r"\d+"): [("3 of 4", 4, True), ("none", 4, False)],
+}
+
+
+@pytest.mark.parametrize(("reward", "text", "answer", "right"), [(reward, *case) for reward, cases in CASES.items() for case in cases])
+def test_real_completions(reward, text, answer, right):
+    (score,) = reward.score(prompt(answer), completions(text))
+    assert score == Score(value=float(right), correct=right)
+
+
+@pytest.mark.parametrize(
+    ("text", "fits"),
+    [
+        (THOUGHT, True),
+        ("<think></think>\n<answer></answer>", True),
+        ("<think>several\nlines</think>\n<answer>4\n2</answer>", True),
+        ("<think>a</think>\n<answer>b</answer> and more </answer>", True),
+        ("<think>17 + 25</think><answer>42</answer>", False),
+        ("<think>17 + 25</think>\n<answer>42", False),
+        (f"Sure! {THOUGHT}", False),
+        (f"{THOUGHT} I hope this helps.", False),
+        ("<answer>42</answer>\n<think>17</think>", False),
+        ("42", False),
+        ("", False),
+    ],
+)
+def test_format(text, fits):
+    assert Format().score(prompt(), completions(text)) == [Score(value=float(fits))]
+
+
+@pytest.mark.parametrize(
+    ("mode", "tokens", "value"),
+    [
+        ("penalty", 0, 0.0),
+        ("penalty", 10, 0.0),
+        ("penalty", 11, -0.1),
+        ("penalty", 15, -0.5),
+        ("penalty", 20, -1.0),
+        ("penalty", 500, -1.0),
+        ("target", 0, -1.0),
+        ("target", 5, -0.5),
+        ("target", 10, 0.0),
+        ("target", 12, -0.2),
+        ("target", 50, -1.0),
+    ],
+)
+def test_length(mode, tokens, value):
+    assert Length(tokens=10, mode=mode).score(prompt(), [completion("x", tokens=tokens)]) == [Score(value=value)]
+
+
+@pytest.mark.parametrize("reward", [Exact(), Gsm8k(), Boxed(), Regex()])
+def test_a_row_without_an_answer_is_an_error(reward):
+    with pytest.raises(ValueError, match=f"'{reward.kind}' compares with an answer, and prompt 7 has none"):
+        reward.score(prompt(None), completions("42"))
+
+
+def test_boxed_answers_with_nested_braces():
+    assert last_boxed(r"\boxed{\text{a {b} c}} tail }") == r"\text{a {b} c}"
+    assert last_boxed("\\boxed{" * 50_000) is None
+    assert last_boxed("\\boxed{" + "{" * 100_000 + "}" * 100_001) == "{" * 100_000 + "}" * 100_000
+
+
+def test_tagged_and_fractions():
+    assert last_tagged("<a>1</a><a>2</a><a>3", "a") == "2"
+    assert last_tagged("</a>1<a>", "a") is None
+    assert [as_fraction(text) for text in ("1/2", r"\frac{2}{4}", r"-\dfrac{1}{2}", "3", "1/0", "0.5", "x")] == [
+        0.5,
+        0.5,
+        -0.5,
+        3,
+        None,
+        None,
+        None,
+    ]
+
+
+@pytest.mark.parametrize("reward", [Format, Regex])
+def test_a_pattern_that_is_none_is_refused(reward):
+    with pytest.raises(ValueError, match=r"pattern='\(' is not a regular expression"):
+        reward(pattern="(")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Length(tokens=0), "tokens=0 must be >= 1"),
+        (lambda: Length(mode="short"), "mode='short' must be 'penalty' or 'target'"),
+        (lambda: Exact(weight=float("nan")), "weight=nan must be finite"),
+        (lambda: Exact(name=" "), "name=' ' must not be empty"),
+    ],
+)
+def test_bad_fields(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_gsm8k_answer_without_a_number():
+    with pytest.raises(ValueError, match="is not a number after '####'"):
+        corrects(Gsm8k(), "#### many", "5")

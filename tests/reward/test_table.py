@@ -1,0 +1,84 @@
+"""What holds for every reward of the table."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+from proxima.data import Score
+from proxima.reward import REWARDS, WeightedReward
+from tests.reward.make import completions, prompt, scored
+
+MADE = {"function": {"path": "tests.reward.test_table:any_text"}}
+ANSWERED = ("number", "exact", "gsm8k", "boxed", "regex", "math")
+HOSTILE = [
+    "",
+    "\x00" * 50,
+    "9**9**9",
+    "(" * 3000,
+    "\ud800",
+    "1" * 50_000,
+    "<answer>" * 5000,
+    "</think>\n<answer>" * 2000,
+    "\\boxed{" * 2000,
+    "####" * 5000,
+]
+
+
+def any_text(prompt, completion):
+    return float(len(completion.text))
+
+
+def make(kind, **fields):
+    return REWARDS[kind](**MADE.get(kind, {}), **fields)
+
+
+@pytest.mark.parametrize("kind", sorted(REWARDS))
+def test_is_a_documented_spec(kind):
+    cls = REWARDS[kind]
+    assert issubclass(cls, WeightedReward) and dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen
+    assert cls.kind == kind
+    doc = inspect.cleandoc(cls.__dict__["__doc__"])
+    first, blank, *_ = [*doc.splitlines(), ""]
+    assert first.endswith(".") and (blank == "" or blank.startswith("Args:")), first
+    arguments = doc.partition("Args:\n")[2].partition("\nReturns:")[0]
+    for field in dataclasses.fields(cls):
+        assert f"\n    {field.name}: " in f"\n{arguments}", f"{kind}.{field.name} is not documented"
+
+
+@pytest.mark.parametrize("kind", sorted(REWARDS))
+def test_weight_and_name(kind):
+    reward = make(kind, weight=0.5, name="other")
+    assert (reward.weight, reward.label) == (0.5, "other")
+    assert make(kind).weight == 1.0
+    assert make(kind).label == ("any_text" if kind == "function" else kind)
+    assert make(kind) == make(kind) and hash(make(kind)) == hash(make(kind))
+
+
+@pytest.mark.parametrize("kind", sorted(REWARDS))
+def test_hostile_text_gets_an_answer_in_its_place(kind):
+    row = prompt("42")
+    if kind == "reasoning_gym":
+        from proxima.task import ReasoningGym
+
+        row = dataclasses.replace(row, metadata=ReasoningGym(task="basic_arithmetic", size=1).rows(1)[0].metadata)
+    scores = _scores(make(kind), row, "first 42", *HOSTILE, "last 42")
+    assert len(scores) == len(HOSTILE) + 2 and all(isinstance(score, Score) for score in scores)
+    assert all(score.valid or score.error for score in scores)
+    assert scores[0].valid and scores[-1].valid and scores[0].correct == scores[-1].correct
+    assert all(score.correct is not True for score in scores[1:-1])
+
+
+def _scores(reward, row, *texts):
+    import asyncio
+
+    from tests.reward.make import runner
+
+    with runner(reward, timeout=20) as made:
+        return asyncio.run(made.score(row, completions(*texts)))
+
+
+@pytest.mark.parametrize("kind", ANSWERED)
+def test_a_row_without_an_answer_is_invalid_never_zero(kind):
+    (score,) = scored([make(kind)], None, "42")
+    assert not score.valid and f"'{kind}' compares with an answer" in score.error
