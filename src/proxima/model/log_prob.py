@@ -40,7 +40,8 @@ def token_log_prob(
     """
     count = hidden.shape[0]
     if not isinstance(temperature, Tensor):
-        temperature = torch.full((count,), float(temperature), device=hidden.device)
+        exact = _LOGIT_DTYPE.get(hidden.dtype, torch.float32)
+        temperature = torch.full((count,), float(temperature), dtype=exact, device=hidden.device)
     compute = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
     settings = (entropy or entropy_gradient, entropy_gradient, chunk, compute)
     log_prob, ent = _apply(hidden, weight, bias, target, temperature, *settings)
@@ -109,7 +110,7 @@ class _TokenLogProb(torch.autograd.Function):
             h, w = hidden.to(ctx.compute), weight.to(ctx.compute)
             b = None if bias is None else bias.to(ctx.compute)
             grad_h = torch.empty_like(hidden)
-            grad_w: Tensor | None = None
+            grad_w = torch.zeros_like(weight) if ctx.needs_input_grad[1] and not len(h) else None
             grad_b = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
             for at in range(0, len(h), ctx.chunk):
                 own = slice(at, at + ctx.chunk)

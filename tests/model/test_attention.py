@@ -1,0 +1,121 @@
+"""Packed sequences stay apart: every attention path against one sequence at a time, on every tiny architecture."""
+
+import pytest
+import torch
+
+from proxima.data import pack
+from proxima.model.attention import ATTENTION
+from tests.model.rows import MIXED, ids, loaded, policy, reference, rows
+from tests.tiny import KINDS, tiny
+
+PATHS = [(path, share) for path in sorted(ATTENTION) for share in (False, True) if share is False or path in ("packed", "mask")]
+TEMPERATURES = (1.0, 0.7, 1.3)
+
+
+@pytest.mark.parametrize(("path", "share"), PATHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_probs_equal_one_sequence_at_a_time(kind, path, share):
+    trajectories = rows(*MIXED, temperature=TEMPERATURES)
+    runner = policy(kind, attention=path, share_prompt=share)
+    assert runner.share_prompt is share
+    with torch.no_grad():
+        found = runner(runner.pack(trajectories)).log_prob
+        expected = reference(tiny(kind), trajectories)
+    assert found.shape == (45,) and found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(("path", "share"), PATHS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sequence_knows_nothing_of_its_neighbours(kind, path, share):
+    """Another prompt and other completions around it, of the same lengths: not one bit of the untouched log-probs changes."""
+    trajectories = rows(*MIXED)
+    runner = policy(kind, attention=path, share_prompt=share)
+    untouched = [0, 1, 2, 3, 6]
+    changed = [row if i in untouched else row.with_(tokens=ids(len(row.tokens), 500 + i)) for i, row in enumerate(trajectories)]
+    changed = [row.with_(prompt_tokens=ids(len(row.prompt_tokens), 900)) if row.group == 3 else row for row in changed]
+    with torch.no_grad():
+        before, after = (runner(runner.pack(x)).log_prob.split([len(r.tokens) for r in trajectories]) for x in (trajectories, changed))
+    for i, (a, b) in enumerate(zip(before, after, strict=True)):
+        if i in untouched:
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+        elif len(a):
+            assert (a - b).abs().max() > 1e-2, "the changed ones must show it, or the test shows nothing"
+
+
+@pytest.mark.parametrize("path", ["packed", "mask"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_later_token_changes_no_earlier_log_prob(kind, path):
+    """Causality inside a response, and the off-by-one law: log_prob[t] is of token t given all before it."""
+    (row,) = rows((5, (8,)))
+    runner = policy(kind, attention=path)
+    changed = row.with_(tokens=(*row.tokens[:4], row.tokens[4] + 1 - 2 * (row.tokens[4] > 100), *row.tokens[5:]))
+    with torch.no_grad():
+        a, b = (runner(runner.pack([x])).log_prob for x in (row, changed))
+    assert torch.equal(a[:4], b[:4])
+    assert (a[4] - b[4]).abs() > 1e-3 and (a[5] - b[5]).abs() > 1e-3
+
+
+# Llama's norms and eager softmax compute in float32 whatever the model's dtype, so that only GPT-2 can show float64
+@pytest.mark.parametrize(("kind", "dtype", "tolerance"), [*((k, torch.float32, 2e-5) for k in KINDS), ("gpt2", torch.float64, 1e-12)])
+def test_sharing_a_prompt_changes_no_gradient(kind, dtype, tolerance):
+    """And neither differs from the gradient of the plain forwards."""
+    trajectories = rows(*MIXED, temperature=(1.0, 0.75, 1.25))
+    weight = torch.linspace(-1, 1, 45, dtype=dtype)
+
+    def gradients(share):
+        runner = policy(kind, attention="packed", share_prompt=share, dtype=dtype, compute_dtype=dtype)
+        (runner(runner.pack(trajectories)).log_prob * weight).sum().backward()
+        return {name: p.grad for name, p in runner.model.named_parameters()}
+
+    model = tiny(kind).to(dtype)
+    (reference(model, trajectories) * weight).sum().backward()
+    expected = {name: p.grad for name, p in model.named_parameters()}
+    size = max(float(g.abs().max()) for g in expected.values())
+    assert size > 0.1
+    for share in (True, False):
+        for name, gradient in gradients(share).items():
+            torch.testing.assert_close(gradient, expected[name], rtol=0, atol=tolerance * size, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_packing_order_and_company_change_no_value():
+    trajectories = rows(*MIXED)
+    runner = policy("qwen3")
+    lengths = [len(r.tokens) for r in trajectories]
+    order = [9, 4, 8, 0, 2, 1, 3, 6, 5, 7]
+    with torch.no_grad():
+        together = runner(runner.pack(trajectories)).log_prob.split(lengths)
+        shuffled = runner(runner.pack([trajectories[i] for i in order])).log_prob.split([lengths[i] for i in order])
+        for place, i in enumerate(order):
+            torch.testing.assert_close(shuffled[place], together[i], rtol=0, atol=1e-5)
+
+
+def test_empty_batches_and_responses():
+    runner = policy("llama")
+    out = runner(runner.pack([]), entropy=True)
+    assert out.log_prob.shape == out.entropy.shape == (0,)
+    out = runner(runner.pack(rows((3, (0, 0)))))
+    assert out.log_prob.shape == (0,) and out.entropy is None
+    for path in ("native", "mask", "padded", "packed"):
+        alone = policy("llama", attention=path)
+        both = alone(alone.pack(rows((3, (0,)), (4, (1,))))).log_prob
+        assert both.shape == (1,) and both.isfinite().all()
+
+
+def test_native_attention_refuses_shared_prompts():
+    runner = policy("llama", attention="native")
+    with pytest.raises(ValueError, match="model.attention=native can't share prompts; set model.share_prompt=false"):
+        runner(pack(rows((3, (2, 2))), share_prompt=True))
+
+
+def test_packed_attention_refuses_what_it_does_not_do():
+    from proxima.model.attention import packed_attention
+
+    x = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(ValueError, match="packed does not support softcap of Linear; use model.attention=mask"):
+        packed_attention(torch.nn.Linear(1, 1), x, x, x, None, softcap=30.0)
+    with pytest.raises(ValueError, match="called without segments"):
+        packed_attention(torch.nn.Linear(1, 1), x, x, x, None)
+    model = loaded("llama").model
+    policy_model = policy("llama").model
+    assert model.config._attn_implementation != "proxima_packed" == policy_model.config._attn_implementation

@@ -1,0 +1,163 @@
+"""The fused head against plain log-softmax: values, gradients, entropy, temperature, chunks, memory."""
+
+import math
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from proxima.model import token_log_prob
+from tests.model.rows import MIXED, policy, rows
+
+N, D, V = 11, 5, 13
+
+
+def inputs(dtype=torch.float64, bias=True, count=N):
+    draw = torch.Generator().manual_seed(count)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype).requires_grad_()
+
+    target = torch.randint(V, (count,), generator=draw)
+    temperature = (0.5 + torch.rand(count, generator=draw, dtype=torch.float64)).to(dtype)
+    return normal(count, D), normal(V, D), normal(V) if bias else None, target, temperature
+
+
+def naive(hidden, weight, bias, target, temperature):
+    logits = hidden @ weight.T + (0 if bias is None else bias)
+    log_p = (logits / (temperature[:, None] if isinstance(temperature, torch.Tensor) else temperature)).log_softmax(dim=1)
+    return log_p.gather(1, target[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(dim=1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("scalar", [None, 1.0, 0.3])
+@pytest.mark.parametrize("chunk", [1, 4, 11, 256])
+def test_values_and_gradients_equal_plain_log_softmax(bias, scalar, chunk):
+    hidden, weight, b, target, temperature = inputs(bias=bias)
+    temperature = temperature if scalar is None else scalar
+    log_prob, entropy = token_log_prob(hidden, weight, target, temperature, bias=b, entropy=True, entropy_gradient=True, chunk=chunk)
+    expected, expected_entropy = naive(hidden, weight, b, target, temperature)
+    torch.testing.assert_close(log_prob, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(entropy, expected_entropy, rtol=1e-12, atol=1e-12)
+    mix = torch.linspace(-2, 3, N, dtype=torch.float64)
+    leaves = [x for x in (hidden, weight, b) if x is not None]
+    ours = torch.autograd.grad((log_prob * mix + entropy * mix.flip(0)).sum(), leaves)
+    theirs = torch.autograd.grad((expected * mix + expected_entropy * mix.flip(0)).sum(), leaves)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("entropy_gradient", [True, False])
+def test_gradcheck(entropy_gradient):
+    hidden, weight, bias, target, temperature = inputs(count=4)
+
+    def f(h, w, b):
+        log_prob, entropy = token_log_prob(h, w, target, temperature, bias=b, entropy_gradient=entropy_gradient, entropy=True, chunk=3)
+        return (log_prob, entropy) if entropy_gradient else log_prob
+
+    assert torch.autograd.gradcheck(f, (hidden, weight, bias))
+
+
+def test_the_entropy_carries_no_gradient_unless_asked():
+    hidden, weight, bias, target, temperature = inputs()
+    log_prob, entropy = token_log_prob(hidden, weight, target, temperature, bias=bias, entropy=True)
+    assert log_prob.requires_grad and not entropy.requires_grad
+    assert token_log_prob(hidden, weight, target, temperature)[1] is None
+    assert token_log_prob(hidden, weight, target, temperature, entropy_gradient=True)[1].requires_grad
+
+
+def test_by_hand():
+    """Two tokens, logits (0, ln 3) at temperature 1: p = (1/4, 3/4); at temperature 2 p is as of (0, ln √3)."""
+    weight, hidden = torch.tensor([[0.0], [math.log(3)]]), torch.ones(2, 1)
+    log_prob, entropy = token_log_prob(hidden, weight, torch.tensor([0, 1]), torch.tensor([1.0, 2.0]), entropy=True)
+    q = math.sqrt(3) / (1 + math.sqrt(3))
+    assert log_prob.tolist() == pytest.approx([math.log(0.25), math.log(q)], abs=1e-6)
+    assert entropy[0].item() == pytest.approx(-0.25 * math.log(0.25) - 0.75 * math.log(0.75), abs=1e-6)
+
+
+def test_no_tokens():
+    hidden, weight, bias, target, temperature = inputs(count=0)
+    log_prob, entropy = token_log_prob(hidden, weight, target, temperature, bias=bias, entropy=True, entropy_gradient=True)
+    assert log_prob.shape == entropy.shape == (0,)
+    (log_prob.sum() + entropy.sum()).backward()
+    assert hidden.grad.shape == (0, D) and not weight.grad.any() and not bias.grad.any()
+
+
+def test_the_chunk_changes_no_value_of_a_row():
+    hidden, weight, bias, target, temperature = (x.detach() if x.is_floating_point() else x for x in inputs(torch.float32, count=33))
+    whole = token_log_prob(hidden, weight, target, temperature, bias=bias, entropy=True, chunk=64)
+    for chunk in (1, 5, 8, 32):
+        parts = token_log_prob(hidden, weight, target, temperature, bias=bias, entropy=True, chunk=chunk)
+        for a, b in zip(whole, parts, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=2e-6)
+
+
+def test_a_frozen_head_gets_no_gradient_and_costs_none():
+    hidden, weight, bias, target, temperature = inputs()
+    weight, bias = weight.detach(), bias.detach()
+    token_log_prob(hidden, weight, target, temperature, bias=bias)[0].sum().backward()
+    expected = torch.autograd.grad(naive(hidden, weight, bias, target, temperature)[0].sum(), hidden)[0]
+    torch.testing.assert_close(hidden.grad, expected)
+    assert weight.grad is None
+
+
+def test_extreme_logits_stay_finite():
+    hidden = torch.tensor([[1e4], [-1e4]], requires_grad=True)
+    weight = torch.tensor([[1.0], [-1.0]], requires_grad=True)
+    log_prob, entropy = token_log_prob(hidden, weight, torch.tensor([0, 0]), 0.01, entropy=True, entropy_gradient=True)
+    assert log_prob.tolist() == [0.0, -2e6] and entropy.tolist() == [0.0, 0.0]
+    (log_prob.sum() + entropy.sum()).backward()
+    assert hidden.grad.isfinite().all() and weight.grad.isfinite().all()
+
+
+def test_bf16_autocast_keeps_float32_after_the_product():
+    hidden, weight, bias, target, temperature = inputs(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        log_prob, entropy = token_log_prob(hidden, weight, target, temperature, bias=bias, entropy=True)
+    assert log_prob.dtype == entropy.dtype == torch.float32
+    logits = torch.nn.functional.linear(hidden.bfloat16(), weight.bfloat16(), bias.bfloat16()).float() / temperature[:, None]
+    expected = logits.log_softmax(dim=1).gather(1, target[:, None]).squeeze(1)
+    torch.testing.assert_close(log_prob, expected, rtol=0, atol=1e-5)
+    log_prob.sum().backward()
+    exact = torch.autograd.grad(naive(hidden, weight, bias, target, temperature)[0].sum(), (hidden, weight, bias))
+    for mine, other in zip((hidden.grad, weight.grad, bias.grad), exact, strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, other, rtol=0.05, atol=0.06)
+
+
+class Largest(TorchDispatchMode):
+    """Records the largest tensor that any operation returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, torch.Tensor):
+                self.numel = max(self.numel, x.numel())
+        return out
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+def test_no_tensor_of_all_tokens_by_vocabulary_is_ever_made(entropy):
+    count, width, vocabulary, chunk = 512, 4, 1000, 32
+    hidden, weight = torch.randn(count, width, requires_grad=True), torch.randn(vocabulary, width, requires_grad=True)
+    target = torch.randint(vocabulary, (count,))
+    with Largest() as seen:
+        log_prob, ent = token_log_prob(hidden, weight, target, entropy=entropy, entropy_gradient=entropy, chunk=chunk)
+        (log_prob.sum() + (ent.sum() if entropy else 0)).backward()
+    assert seen.numel == chunk * vocabulary
+    with Largest() as plain:
+        naive(hidden, weight, None, target, 1.0)[0].sum().backward()
+    assert plain.numel == count * vocabulary
+
+
+def test_a_policy_makes_none_either():
+    runner = policy("llama", log_prob_chunk=8)
+    batch = runner.pack(rows(*MIXED))
+    with Largest() as seen:
+        runner(batch, entropy=True).log_prob.sum().backward()
+    assert seen.numel < len(batch.target) * 259
