@@ -46,16 +46,22 @@ def test_every_task_scores_its_own_answer(judged, task):
         assert right.value == pytest.approx(1.0) and right.correct is True
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("<answer>1 1\n2</answer>", 0.0),
-        ("<answer>[1, 2]</answer>", 0.0),
-    ],
-)
-def test_wrong_shapes_are_wrong(judged, text, value):
-    (score,) = judged(row_of("spiral_matrix"), text)
-    assert score.valid and score.value <= 0.1 and value == 0.0
+def test_a_mixture_scores_each_row_with_its_own_task(judged):
+    parts = [{"name": "chain_sum"}, {"name": "spiral_matrix"}]
+    for index in range(2):
+        row = row_of("composite", index, datasets=parts)
+        right, wrong = judged(row, row.answer, "I don't know.")
+        assert (right.correct, wrong.correct) == (True, False)
+
+
+def test_an_answer_that_its_scorer_cannot_read_is_wrong_and_a_broken_entry_is_not(judged):
+    row = row_of("prime_factorization")
+    (score,) = judged(row, "I don't know.")
+    assert (score.valid, score.value, score.correct) == (True, 0.0, False)
+    source = row.metadata["reasoning_gym"]
+    broken = replace(row, metadata={"reasoning_gym": {**source, "entry": {**source["entry"], "answer": "?"}}})
+    (score,) = judged(broken, "I don't know.")
+    assert not score.valid and "ValueError" in score.error
 
 
 def test_a_scorer_that_evaluates_its_answer_reads_literals_only(judged, tmp_path):

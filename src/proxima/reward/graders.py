@@ -68,15 +68,23 @@ def grade_reasoning_gym(*, source: Mapping[str, Any], answer: str) -> dict[str, 
         return {"value": 0.0}
 
 
+# The scorers that evaluate the model's answer as Python; a list literal is all they expect.
+EVALUATING = ("binary_matrix", "n_queens", "number_sorting", "spiral_matrix", "string_insertion")
+
+
 @lru_cache(maxsize=256)
 def _reasoning_gym(task: str, config: str) -> Any:
     import reasoning_gym
 
-    dataset = reasoning_gym.create_dataset(task, **ast.literal_eval(config))
-    module: Any = sys.modules[type(dataset).__module__]
-    if module.__name__.rpartition(".")[2] in ("binary_matrix", "n_queens", "number_sorting", "spiral_matrix", "string_insertion"):
-        module.eval = ast.literal_eval  # these scorers evaluate the model's answer; a list literal is all they expect
-    return dataset
+    settings = ast.literal_eval(config)
+    if task == "composite":
+        settings["datasets"] = [
+            reasoning_gym.composite.DatasetSpec(**{"weight": 1.0, "config": {}, **part}) for part in settings["datasets"]
+        ]
+    for name, module in list(sys.modules.items()):
+        if name.startswith("reasoning_gym.") and name.rpartition(".")[2] in EVALUATING:
+            vars(module)["eval"] = ast.literal_eval
+    return reasoning_gym.create_dataset(task, **settings)
 
 
 def thaw(value: Any) -> Any:

@@ -26,7 +26,7 @@ class ReasoningGym(PooledReward):
     Returns: Score of the task's value, `correct` set.
     Raises: ValueError where the row comes from another task.
     Edge cases: a scorer that raises on the answer but not on the reference answer could not read it: wrong, 0. Some
-        scorers evaluate the answer as Python; in the worker they read literals only, and the worker can write no file and open no connection.
+        scorers evaluate the answer as Python; in the worker they read literals only, and it can write no file and open no connection.
         The scorer of `game_of_life_halting` (0.1.25) holds any answer for right.
     """
 

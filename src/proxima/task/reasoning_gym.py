@@ -22,7 +22,8 @@ class ReasoningGym:
         task: name of the task in reasoning_gym.
         size: rows; >= 1.
         split: `train` or `test`: different puzzles at the same seed.
-        config: the task's own settings by name, as `{min_terms: 2, max_terms: 4}`.
+        config: the task's own settings by name, as `{min_terms: 2, max_terms: 4}`; the task `composite` mixes others, as
+            `{datasets: [{name: chain_sum, weight: 2, config: {}}, {name: countdown, weight: 1, config: {}}]}`.
     Returns: rows whose answer is the task's reference answer, None where the task has none; metadata `reasoning_gym`.
     Raises: ValueError for an unknown task or setting (with the nearest name), or a setting that the task refuses.
     """
@@ -109,7 +110,18 @@ def _create(name: str, settings: Mapping[str, Any]) -> Any:
             hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(set(known) - {'seed', 'size'}))}"
             raise ValueError(f"config.{key}={settings[key]!r}: reasoning_gym task {name!r} has no such setting; {hint}")
     try:
-        return create(name, **settings)
+        return create(name, **_with_specs(name, settings))
     except Exception as problem:  # the tasks check their settings by assertions of their own
         reason = " ".join(str(problem).split()) or type(problem).__name__
         raise ValueError(f"config={dict(settings)!r}: reasoning_gym task {name!r} refuses it: {reason[:200]}") from None
+
+
+def _with_specs(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings with the parts of a `composite` as reasoning_gym's own objects."""
+    if name != "composite" or not settings.get("datasets"):
+        return dict(settings)
+    from reasoning_gym.composite import DatasetSpec
+
+    for part in settings["datasets"]:
+        _known_task(part.get("name", ""))
+    return {**settings, "datasets": [DatasetSpec(**{"weight": 1.0, "config": {}, **part}) for part in settings["datasets"]]}

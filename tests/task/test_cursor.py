@@ -1,0 +1,107 @@
+from collections import Counter
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxima.task import Cursor, Draw
+from proxima.task.order import mix, permutation, share_of
+
+
+def test_mix_is_splitmix64():
+    # The first outputs of splitmix64 from state 0 and from 1234567 (Vigna's reference code): the state is advanced, then mixed.
+    assert mix(0) == 0xE220A8397B1DCDAF
+    assert mix(1234567) == 6457827717110365317
+
+
+def test_permutation_sorts_by_the_same_numbers():
+    size, keys = 257, (5, 3)
+    slow = sorted(range(size), key=lambda i: _signed(_finish((mix(*keys) + 0x9E3779B97F4A7C15 + i) % 2**64)))
+    assert permutation(size, *keys).tolist() == slow
+
+
+def _finish(state):
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB % 2**64
+    return state ^ (state >> 31)
+
+
+def _signed(value):
+    return value - 2**64 if value >= 2**63 else value
+
+
+def test_the_order_is_this_one_forever():
+    assert [(d.uid, d.index, d.epoch) for d in Cursor(5, seed=1).next(11)] == [
+        (0, 0, 0), (1, 3, 0), (2, 2, 0), (3, 4, 0), (4, 1, 0),
+        (5, 2, 1), (6, 0, 1), (7, 4, 1), (8, 3, 1), (9, 1, 1),
+        (10, 2, 2),
+    ]  # fmt: skip
+
+
+@given(size=st.integers(1, 300), seed=st.integers(0, 2**63), parts=st.lists(st.integers(0, 50), max_size=12))
+def test_however_it_is_cut_each_epoch_holds_each_row_once(size, seed, parts):
+    cursor = Cursor(size, seed)
+    draws = [draw for n in parts for draw in cursor.next(n)]
+    assert draws == Cursor(size, seed).next(sum(parts))
+    assert [draw.uid for draw in draws] == list(range(sum(parts)))
+    for epoch in range(len(draws) // size):
+        assert sorted(draw.index for draw in draws if draw.epoch == epoch) == list(range(size))
+
+
+@given(size=st.integers(1, 50), seed=st.integers(0, 2**31), before=st.integers(0, 200), after=st.integers(0, 100), shuffle=st.booleans())
+def test_a_loaded_cursor_goes_on(size, seed, before, after, shuffle):
+    import json
+
+    cursor = Cursor(size, seed, shuffle)
+    cursor.next(before)
+    state = json.loads(json.dumps(cursor.state()))
+    expected = cursor.next(after)
+    other = Cursor(size, seed, shuffle)
+    other.load(state)
+    assert other.next(after) == expected
+    assert all(other.at(draw.uid) == draw for draw in expected)
+
+
+def test_every_order_occurs_about_equally_often():
+    counts = Counter(tuple(permutation(4, seed, epoch).tolist()) for seed in range(60) for epoch in range(40))
+    assert set(counts) == set(permutations(range(4)))
+    chi_squared = sum((counts[order] - 100) ** 2 / 100 for order in counts)
+    assert chi_squared < 49.7  # 23 degrees of freedom, one in a thousand
+
+
+def test_seeds_and_epochs_differ():
+    orders = {tuple(permutation(50, seed, epoch).tolist()) for seed in range(20) for epoch in range(20)}
+    assert len(orders) == 400
+
+
+def test_without_shuffling_rows_keep_their_order():
+    assert Cursor(3, seed=9, shuffle=False).next(5) == [Draw(uid=i, index=i % 3, epoch=i // 3) for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": 6}, "cursor.size=6 in the checkpoint, but the run has 5; resume with the same data and seed"),
+        ({"seed": 2}, "cursor.seed=2 in the checkpoint, but the run has 1"),
+        ({"shuffle": False}, "cursor.shuffle=False in the checkpoint, but the run has True"),
+        ({"drawn": -1}, "cursor.drawn=-1 must be an integer >= 0"),
+        ({"drawn": None}, "cursor.drawn=None must be"),
+    ],
+)
+def test_a_foreign_state_is_refused(change, message):
+    cursor = Cursor(5, seed=1)
+    with pytest.raises(ValueError, match=message):
+        cursor.load({**cursor.state(), **change})
+    assert cursor.drawn == 0
+
+
+def test_nothing_to_draw_from():
+    with pytest.raises(ValueError, match="size=0 must be >= 1"):
+        Cursor(0, seed=1)
+
+
+def test_share_of_is_a_fixed_uniform_number():
+    assert share_of("1 + 2") == 0.032500009622488335
+    shares = [share_of(str(i)) for i in range(2000)]
+    assert 0.47 < sum(shares) / 2000 < 0.53 and min(shares) >= 0 and max(shares) < 1

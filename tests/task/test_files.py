@@ -1,0 +1,190 @@
+"""JSONL and Parquet: columns, templates, and what may be wrong with a file."""
+
+import json
+from datetime import date
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from proxima.task import Jsonl, Parquet
+
+ROWS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i), "hint": "add", "level": i} for i in range(5)]
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+
+
+def jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def table(path, rows):
+    parquet.write_table(pa.Table.from_pylist(rows), path)
+    return str(path)
+
+
+WRITERS = {Jsonl: (jsonl, "jsonl"), Parquet: (table, "parquet")}
+both = pytest.mark.parametrize("cls", [Jsonl, Parquet])
+
+
+def written(cls, folder, rows, name="data"):
+    write, suffix = WRITERS[cls]
+    return write(folder / f"{name}.{suffix}", rows)
+
+
+def user(text):
+    return ({"role": "user", "content": text},)
+
+
+@both
+def test_rows_in_any_order(cls, tmp_path):
+    rows = cls(path=written(cls, tmp_path, ROWS), metadata=("level",)).rows(1)
+    assert len(rows) == 5
+    for i in (4, 0, 2, 2):
+        assert (rows[i].messages, rows[i].answer, rows[i].metadata) == (user(f"What is {i} + {i}?"), str(2 * i), {"level": i})
+    for i in (5, -1):
+        with pytest.raises(IndexError):
+            rows[i]
+
+
+@both
+def test_templates_over_several_columns(cls, tmp_path):
+    path = written(cls, tmp_path, ROWS)
+    row = cls(path=path, question="{question}\n({hint}, {level}) {{x}}", answer="{answer}!").rows(1)[3]
+    assert (row.messages, row.answer) == (user("What is 3 + 3?\n(add, 3) {x}"), "6!")
+
+
+@both
+def test_nested_columns_and_chats(cls, tmp_path):
+    path = written(cls, tmp_path, [{"prompt": CHAT, "reward_model": {"ground_truth": "42", "style": "rule"}}])
+    row = cls(path=path, messages="prompt", answer="reward_model.ground_truth", metadata=("reward_model",)).rows(1)[0]
+    assert (row.messages, row.answer) == (tuple(CHAT), "42")
+    assert row.metadata == {"reward_model": {"ground_truth": "42", "style": "rule"}}
+
+
+@both
+def test_no_answer_is_fine_where_none_is_asked_for(cls, tmp_path):
+    assert cls(path=written(cls, tmp_path, [{"question": "?"}]), answer=None).rows(1)[0].answer is None
+
+
+@both
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"question": "qestion"},
+            r"has no column 'qestion' \(question\); did you mean 'question'\?; columns: question, answer, hint, level",
+        ),
+        (
+            {"answer": "zzz"},
+            r"has no column 'zzz' \(answer\); map one with answer=COLUMN \(or answer=null\); columns: question, answer, hint, level",
+        ),
+        ({"question": "{question} {tip}"}, r"has no column 'tip' \(question\)"),
+        ({"metadata": ("source",)}, r"has no column 'source' \(metadata\)"),
+        ({"messages": "chat"}, r"has no column 'chat' \(messages\)"),
+    ],
+)
+def test_an_absent_column_is_named(cls, tmp_path, fields, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        cls(path=written(cls, tmp_path, ROWS), **fields).rows(1)
+    assert "data." in str(caught.value) and "\n" not in str(caught.value)
+
+
+@both
+def test_several_files_and_patterns(cls, tmp_path):
+    for i in range(3):
+        written(cls, tmp_path, ROWS[i : i + 1], f"part-{i}")
+    suffix = WRITERS[cls][1]
+
+    def answers(path):
+        rows = cls(path=path).rows(1)
+        return [rows[i].answer for i in range(len(rows))]
+
+    assert answers(f"{tmp_path}/part-*.{suffix}") == ["0", "2", "4"]
+    assert answers((f"{tmp_path}/part-2.{suffix}", f"{tmp_path}/part-0.{suffix}")) == ["4", "0"]
+
+
+@both
+def test_no_file_no_rows(cls, tmp_path):
+    with pytest.raises(ValueError, match="names no file"):
+        cls(path=str(tmp_path / "nope.jsonl")).rows(1)
+    with pytest.raises(ValueError, match="names no file"):
+        cls(path=str(tmp_path / "*.nope")).rows(1)
+    with pytest.raises(ValueError, match="is a folder; name its files"):
+        cls(path=str(tmp_path)).rows(1)
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    parquet.write_table(pa.table({"question": pa.array([], pa.string()), "answer": pa.array([], pa.string())}), tmp_path / "empty.parquet")
+    with pytest.raises(ValueError, match="path='.*empty.*' holds no rows"):
+        cls(path=str(tmp_path / f"empty.{WRITERS[cls][1]}")).rows(1)
+    with pytest.raises(ValueError, match="path='' must name a file"):
+        cls(path="")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"question": "a", "answ', r"data.jsonl:3 is not JSON: .*; was the file cut off\? repair or remove the line"),
+        ("[1, 2]", "data.jsonl:3 holds list, expected an object"),
+        ('{"question": "a"}', "data.jsonl:3 has no column 'answer'; columns: question"),
+        ('{"question": "", "answer": "1"}', "data.jsonl:3: column 'question' is empty"),
+        ('{"question": null, "answer": "1"}', "data.jsonl:3: column 'question' is empty"),
+        ("\udcff", "data.jsonl:3 is not JSON"),
+    ],
+)
+def test_a_broken_line_is_named_at_once(tmp_path, line, message):
+    path = tmp_path / "data.jsonl"
+    good = json.dumps(ROWS[0])
+    path.write_bytes(f"{good}\n\n{line}\n{good}\n".encode(errors="surrogateescape"))
+    with pytest.raises(ValueError, match=message) as caught:
+        Jsonl(path=str(path)).rows(1)
+    assert "\n" not in str(caught.value)
+
+
+def test_lines_of_any_length_blank_lines_and_no_last_line_end(tmp_path):
+    rows = [{"question": "ü" * n, "answer": n} for n in (1, 100_000, 3)]
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(b"\n\r\n" + b"\r\n \r\n".join(json.dumps(row, ensure_ascii=False).encode() for row in rows))
+    read = Jsonl(path=str(path)).rows(1)
+    assert [(len(read[i].messages[0]["content"]), read[i].answer) for i in (2, 1, 0)] == [(3, 3), (100_000, 100_000), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("chat", "message"),
+    [
+        ("Hi", r"column 'chat' holds text, expected a list of \{role, content\}"),
+        ([], r"holds \[\], expected a list"),
+        ([{"role": "robot", "content": "Hi"}], "expected a role among system, user, assistant"),
+        ([{"role": "user"}], "expected a role among"),
+        ([{"role": "user", "content": 3}], "and a text content"),
+    ],
+)
+def test_a_chat_that_is_none(tmp_path, chat, message):
+    with pytest.raises(ValueError, match=message):
+        Jsonl(path=jsonl(tmp_path / "data.jsonl", [{"chat": chat}]), messages="chat", answer=None).rows(1)
+
+
+def test_a_chat_as_json_text(tmp_path):
+    rows = Jsonl(path=jsonl(tmp_path / "d.jsonl", [{"chat": json.dumps(CHAT)}]), messages="chat", answer=None).rows(1)
+    assert rows[0].messages == tuple(CHAT)
+
+
+def test_values_that_json_cannot_hold_become_text(tmp_path):
+    path = table(tmp_path / "d.parquet", [{"question": 7, "answer": date(2024, 2, 29), "raw": b"abc", "nan": float("nan")}])
+    row = Parquet(path=path, metadata=("raw", "nan")).rows(1)[0]
+    assert (row.messages, row.answer, row.metadata) == (user("7"), "2024-02-29", {"raw": "abc", "nan": "nan"})
+    json.dumps(row.metadata)
+
+
+def test_a_torn_parquet_file_is_named(tmp_path):
+    path = tmp_path / "data.parquet"
+    table(path, ROWS)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match="data.parquet can't be read as Parquet: ") as caught:
+        Parquet(path=str(path)).rows(1)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("template", ["{", "{}", "{a[0]}", "{question"])
+def test_a_bad_template(template):
+    with pytest.raises(ValueError, match="^question="):
+        Jsonl(path="x.jsonl", question=template)

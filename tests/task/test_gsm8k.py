@@ -1,0 +1,68 @@
+import json
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from proxima.task import Gsm8k
+
+ROWS = [
+    {
+        "question": "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many in all?",
+        "answer": "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nNatalia sold 48+24 = <<48+24=72>>72 clips altogether.\n#### 72",
+    },
+    {"question": "How much is the house {now}?", "answer": "It is 2*$35,000=$<<2*35000=70000>>70,000\n#### 70,000"},
+    {"question": "By how much did it change?", "answer": "It fell by 5.\n#### -5 "},
+]
+
+
+def folder_of(path, split="train", rows=ROWS, form="jsonl"):
+    path.mkdir(parents=True, exist_ok=True)
+    if form == "jsonl":
+        (path / f"{split}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    else:
+        parquet.write_table(pa.Table.from_pylist(rows), path / f"{split}-00000-of-00001.parquet")
+    return path
+
+
+@pytest.mark.parametrize(("form", "inside"), [("jsonl", "."), ("parquet", "."), ("parquet", "main")])
+def test_folders(tmp_path, form, inside):
+    folder_of(tmp_path / inside, form=form)
+    folder_of(tmp_path / inside, "test", ROWS[:1], form)
+    rows = Gsm8k(path=str(tmp_path)).rows(1)
+    assert [rows[i].answer for i in range(len(rows))] == ["72", "70000", "-5"]
+    assert rows[1].messages == ({"role": "user", "content": "How much is the house {now}?"},)
+    assert rows[2].metadata == {"solution": "It fell by 5."}
+    assert len(Gsm8k(path=str(tmp_path), split="test").rows(1)) == 1
+
+
+def test_a_file_and_a_template(tmp_path):
+    path = folder_of(tmp_path) / "train.jsonl"
+    row = Gsm8k(path=str(path), template="{question}\nEnd with #### and the number.").rows(1)[1]
+    assert row.messages[0]["content"] == "How much is the house {now}?\nEnd with #### and the number."
+
+
+def test_what_is_not_gsm8k(tmp_path):
+    folder_of(tmp_path, rows=[{"question": "?", "answer": "42"}])
+    with pytest.raises(ValueError, match=r"gsm8k row 0: the answer .* has no number after '####'; is this GSM8K\?"):
+        Gsm8k(path=str(tmp_path)).rows(1)[0]
+    with pytest.raises(ValueError, match=r"holds neither test.jsonl nor test\*.parquet"):
+        Gsm8k(path=str(tmp_path), split="test").rows(1)
+    with pytest.raises(ValueError, match="no such file"):
+        Gsm8k(path=str(tmp_path / "nope.jsonl")).rows(1)
+    with pytest.raises(ValueError, match="no such folder"):
+        Gsm8k(path=str(tmp_path / "nope")).rows(1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"split": "dev"}, "split='dev' must be 'train' or 'test'"),
+        ({"template": "no question"}, r"must hold \{question\}"),
+        ({"template": "{question} {x}"}, "and nothing else in braces"),
+        ({"path": ""}, "path='' must be a hub name"),
+    ],
+)
+def test_bad_fields(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Gsm8k(**fields)

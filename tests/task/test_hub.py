@@ -1,0 +1,79 @@
+import json
+
+import pytest
+
+from proxima.task import Dataset
+
+datasets = pytest.importorskip("datasets")
+
+ROWS = [{"problem": f"{i}?", "solution": i} for i in range(4)]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "data").mkdir()
+    for split, rows in {"train": ROWS, "test": ROWS[:1]}.items():
+        (tmp_path / "data" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path / "data"
+
+
+def test_a_folder_of_files(folder):
+    task = Dataset(path=str(folder), question="{problem} Think.", answer="solution")
+    rows = task.rows(1)
+    assert len(rows) == 4 and rows[3].messages[0]["content"] == "3? Think." and rows[3].answer == 3
+    assert len(Dataset(path=str(folder), split="test", question="problem", answer=None).rows(1)) == 1
+    assert len(Dataset(path=str(folder), split="train[:2]", question="problem", answer=None).rows(1)) == 2
+    for i in (4, -1):
+        with pytest.raises(IndexError):
+            rows[i]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_save_to_disk_wrote(tmp_path, nested):
+    data = datasets.Dataset.from_list(ROWS)
+    (datasets.DatasetDict(train=data) if nested else data).save_to_disk(str(tmp_path / "saved"))
+    rows = Dataset(path=str(tmp_path / "saved"), question="problem", answer="solution").rows(1)
+    assert [rows[i].answer for i in range(4)] == [0, 1, 2, 3]
+
+
+def test_what_can_go_wrong_is_one_line(folder, tmp_path):
+    for fields, message in (
+        ({"path": str(folder)}, r"data set '.*data' has no column 'question' \(question\); .*columns: problem, solution"),
+        ({"path": str(folder), "question": "problm"}, "did you mean 'problem'"),
+        (
+            {"path": str(folder), "split": "dev", "question": "problem", "answer": None},
+            'split dev.*can\'t be opened: ValueError: Unknown split "dev"',
+        ),
+        ({"path": str(tmp_path / "nope")}, "no such folder"),
+        ({"path": "nobody/nothing-at-all"}, "data set 'nobody/nothing-at-all' .*can't be opened: .*without a network, name a folder"),
+    ):
+        with pytest.raises(ValueError, match=message) as caught:
+            Dataset(**fields).rows(1)
+        assert "\n" not in str(caught.value)
+
+
+def test_an_empty_split(folder):
+    with pytest.raises(ValueError, match="split train.*corresponds to no data"):
+        Dataset(path=str(folder), split="train[:0]", question="problem", answer=None).rows(1)
+
+
+def test_a_hub_that_does_not_resolve_is_left_alone_at_once(monkeypatch):
+    import socket
+
+    from huggingface_hub import constants
+
+    from proxima.task.hub import offline_unless_reachable
+
+    def unresolved(*_):
+        raise socket.gaierror("no name")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", unresolved)
+    with offline_unless_reachable():
+        assert constants.HF_HUB_OFFLINE and datasets.config.HF_HUB_OFFLINE
+    assert not constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [])
+    with offline_unless_reachable():
+        assert not constants.HF_HUB_OFFLINE

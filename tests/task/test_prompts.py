@@ -1,0 +1,122 @@
+import json
+
+import pytest
+
+from proxima.task import Cursor, PromptSource, prompt_tokens, to_prompt
+from proxima.task.protocol import Row
+from tests.tiny import tiny_tokenizer
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def row(text, answer=None, **metadata):
+    return Row(messages=({"role": "user", "content": text},), answer=answer, metadata=metadata)
+
+
+class BaseTokenizer:
+    """A base model's tokenizer: no chat template, a start token (1) and, some of them, an end token (2)."""
+
+    chat_template = None
+    eos_token_id = 2
+
+    def __init__(self, ends=True):
+        self.ends = ends
+
+    def __call__(self, text):
+        return {"input_ids": [1, *(ord(letter) + 10 for letter in text), *([2] if self.ends else [])]}
+
+    def apply_chat_template(self, *_, **__):
+        raise AssertionError("has none")
+
+
+def test_a_prompt_is_the_chat_template_with_its_generation_prompt():
+    tokenizer = tiny_tokenizer()
+    prompt = to_prompt(row("Hi", "42", level=3), 11, tokenizer, "Be brief.")
+    assert tokenizer.decode(prompt.tokens) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert (prompt.uid, prompt.question, prompt.answer, prompt.metadata) == (11, "Hi", "42", {"level": 3})
+    assert prompt.messages == (SYSTEM, {"role": "user", "content": "Hi"})
+    assert all(type(token) is int for token in prompt.tokens)
+
+
+def test_a_system_prompt_goes_only_before_rows_that_have_none():
+    own = Row(messages=({"role": "system", "content": "Sing."}, {"role": "user", "content": "Hi"}))
+    assert to_prompt(own, 0, tiny_tokenizer(), "Be brief.").messages == own.messages
+    assert to_prompt(row("Hi"), 0, tiny_tokenizer()).messages == row("Hi").messages
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_without_a_chat_template_the_contents_stand_one_a_line(ends):
+    tokens = prompt_tokens((SYSTEM, {"role": "user", "content": "Hi"}), BaseTokenizer(ends))
+    assert tokens[0] == 1 and "".join(chr(token - 10) for token in tokens[1:]) == "Be brief.\nHi\n"
+
+
+def source(lengths, context, **options):
+    rows = [row("x" * n) for n in lengths]
+    options.setdefault("cursor", Cursor(len(rows), seed=1, shuffle=False))
+    return PromptSource(rows, BaseTokenizer(), context=context, **options)
+
+
+def test_a_prompt_may_have_all_but_one_token_of_the_context():
+    # Start token, text, line end.
+    made = source([5, 6, 7], context=9)
+    assert [len(prompt.tokens) for prompt in made.next(2)] == [7, 8]
+    assert made.skipped == 0
+    (again,) = made.next(1)
+    assert (again.uid, made.skipped, made.longest) == (3, 1, 9)
+
+
+def test_skipped_prompts_are_counted_and_keep_their_uid():
+    made = source([1, 50, 2, 50, 3], context=10)
+    assert [prompt.uid for prompt in made.next(6)] == [0, 2, 4, 5, 7, 9]
+    assert made.skipped == 4
+
+
+def test_refused_prompts_are_named():
+    made = source([1, 50], context=10, over_length="refuse")
+    with pytest.raises(ValueError) as caught:
+        made.next(2)
+    assert str(caught.value) == (
+        "data.over_length='refuse': the prompt of row 1 has 52 tokens; the model holds 10 tokens and one must be left to generate: "
+        "shorten the rows or raise model.max_length, or set data.over_length=skip"
+    )
+
+
+def test_data_that_never_fits_ends_instead_of_turning_round():
+    made = source([50, 60], context=10)
+    with pytest.raises(ValueError, match="none of the 2 prompts fits; the model holds 10 tokens"):
+        made.next(1)
+    with pytest.raises(ValueError, match="none of the 2 prompts fits"):
+        made.survey()
+
+
+def test_survey_counts_and_moves_nothing():
+    made = source([1, 50, 2, 50, 3], context=10)
+    assert (made.survey(), made.survey(2), made.skipped, made.cursor.drawn) == (2, 1, 0, 0)
+    with pytest.raises(ValueError, match="row 1 has 52 tokens"):
+        source([1, 50], context=10, over_length="refuse").survey()
+
+
+def test_a_resumed_source_goes_on():
+    options = {"lengths": [1, 50, 2, 50, 3, 4, 5], "context": 10}
+    made = source(**options, cursor=Cursor(7, seed=4))
+    made.next(5)
+    state = json.loads(json.dumps(made.state()))
+    expected, skipped = made.next(6), made.skipped
+    other = source(**options, cursor=Cursor(7, seed=4))
+    other.load(state)
+    assert other.next(6) == expected and other.skipped == skipped
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context": 1}, "context=1 must be >= 2"),
+        ({"context": 9, "over_length": "cut"}, "over_length='cut' must be 'skip' or 'refuse'"),
+        ({"context": 9, "cursor": Cursor(3, seed=1)}, "cursor.size=3 must be the number of rows, 2"),
+    ],
+)
+def test_bad_arguments(options, message):
+    with pytest.raises(ValueError, match=message):
+        source([1, 2], **options)

@@ -1,0 +1,66 @@
+import json
+
+import pytest
+
+from proxima.reward.graders import thaw
+from proxima.task import ReasoningGym
+from proxima.task.reasoning_gym import freeze
+
+pytest.importorskip("reasoning_gym")
+
+
+def test_rows_carry_the_entry_that_the_scorer_reads():
+    from reasoning_gym import create_dataset
+
+    rows = ReasoningGym(task="countdown", size=3, config={"min_numbers": 3, "max_numbers": 3}).rows(5)
+    assert len(rows) == 3 and rows[0].answer and rows[0].messages[0]["content"] != rows[1].messages[0]["content"]
+    source = json.loads(json.dumps(rows[2].metadata))["reasoning_gym"]
+    assert source["task"] == "countdown"
+    entry = create_dataset("countdown", size=3, **thaw(source["config"]))[2]
+    assert thaw(source["entry"]) == entry
+    assert rows[2].messages[0]["content"] == entry["question"] and rows[2].answer == entry["answer"]
+    with pytest.raises(IndexError):
+        rows[3]
+
+
+def test_seeds_and_sides_differ_and_nothing_else():
+    def first(seed, split="train"):
+        return ReasoningGym(task="chain_sum", size=2, split=split).rows(seed)[1]
+
+    assert first(1) == first(1)
+    assert len({first(seed, split).messages[0]["content"] for seed in (1, 2) for split in ("train", "test")}) == 4
+
+
+@pytest.mark.parametrize(
+    "value", [(1, (2, [3])), {"a": (1,), "b": {1: (2,), (3, 4): None}}, [True, None, 1.5, "x"], {"__tuple__": [1], "b": 1}, {}]
+)
+def test_frozen_values_survive_json(value):
+    assert thaw(json.loads(json.dumps(freeze(value)))) == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"task": "countdwn"}, "task='countdwn' is no reasoning_gym task; did you mean 'countdown'"),
+        ({"task": "qqqq"}, "it knows ab, acre, advanced_geometry"),
+        ({"task": "countdown", "size": 0}, "size=0 must be >= 1"),
+        ({"task": "countdown", "split": "dev"}, "split='dev' must be"),
+        ({"task": "countdown", "config": {"seed": 3}}, r"config=\['seed'\] is set by the run's seed and by `size`"),
+        ({"task": "countdown", "config": {"min_number": 3}}, "task 'countdown' has no such setting; did you mean 'min_numbers'"),
+        ({"task": "countdown", "config": {"zzz": 3}}, "it has max_numbers, max_target"),
+        ({"task": "countdown", "config": {"min_numbers": 0}}, "task 'countdown' refuses it: min_numbers must be greater than 1"),
+        ({"task": "composite", "config": {"datasets": [{"name": "chain_sun"}]}}, "did you mean 'chain_sum'"),
+        ({"task": "composite"}, "task 'composite' refuses it: Must specify at least one dataset"),
+    ],
+)
+def test_bad_fields(fields, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        ReasoningGym(**fields).rows(1)
+    assert "\n" not in str(caught.value)
+
+
+def test_composite_mixes_tasks():
+    parts = [{"name": "chain_sum"}, {"name": "spiral_matrix", "weight": 1, "config": {"max_n": 3}}]
+    rows = ReasoningGym(task="composite", size=20, config={"datasets": parts}).rows(1)
+    names = {rows[i].metadata["reasoning_gym"]["entry"]["metadata"]["source_dataset"] for i in range(20)}
+    assert names == {"chain_sum", "spiral_matrix"}
