@@ -74,7 +74,7 @@ def load_config(path: str, revision: str | None = None) -> PretrainedConfig:
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, revision=revision, **extra)
         return config
-    except OSError as error:
+    except Exception as error:  # a damaged file makes every reader fail in its own way
         raise ValueError(f"model.path={path!r} can't be read: {_first_line(error)}") from error
 
 
@@ -84,7 +84,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenize
     folder, extra = _place(path)
     try:
         return AutoTokenizer.from_pretrained(folder, revision=revision, **extra)
-    except (OSError, ValueError) as error:
+    except Exception as error:
         raise ValueError(f"model.path={path!r} has no usable tokenizer: {_first_line(error)}") from error
 
 
@@ -101,16 +101,19 @@ def load(
         path: hub name, folder with config.json, or a .gguf file (dequantised; needs the packages `gguf` and `accelerate`).
 
     Raises:
-        ValueError: one line that says what is wrong with the path.
+        ValueError: one line that says what is wrong with the path, or which weights the files lack.
     """
     check_path(path)
     folder, extra = _place(path)
     if extra:
         extra |= _gguf_quantization(extra["gguf_file"])
+    model: Any
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, revision=revision, dtype=dtype, **extra)
-    except (OSError, ValueError, ImportError) as error:
+        model, report = AutoModelForCausalLM.from_pretrained(folder, revision=revision, dtype=dtype, output_loading_info=True, **extra)
+    except Exception as error:
         raise ValueError(f"model.path={path!r} can't be loaded: {_first_line(error)}") from error
+    if missing := sorted(report["missing_keys"]):  # Hugging Face draws them at random and only warns
+        raise ValueError(f"model.path={path!r} lacks {len(missing)} of the model's weights, {missing[0]} among them; get the whole folder")
     if model.dtype != dtype:
         model = model.to(dtype)
     model.eval()

@@ -1,5 +1,6 @@
 """Write a policy as a Hugging Face folder."""
 
+import json
 from pathlib import Path
 
 import torch
@@ -29,6 +30,10 @@ def save(
     finally:
         model.config.dtype = written
         model.config._attn_implementation = attention
+    if dtype is not None:  # Hugging Face writes the dtype of the running model
+        file = folder / "config.json"
+        values = json.loads(file.read_text()) | {"dtype": str(dtype).removeprefix("torch.")}
+        file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return folder

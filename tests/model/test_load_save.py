@@ -1,0 +1,216 @@
+"""Folders and GGUF files: written so that Hugging Face reads the same bits back, refused in one line when they are no model."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from proxima.model import LoadedModel, Policy, load, save
+from proxima.model.load import check_path, load_config, load_tokenizer
+from tests.model.rows import loaded, policy, rows
+from tests.tiny import CONTEXT, KINDS, tiny
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_policy_is_a_hugging_face_model_bit_for_bit(kind, tmp_path):
+    runner = policy(kind)
+    with torch.no_grad():
+        for p in runner.model.parameters():
+            p.add_(0.01 * torch.sin(torch.arange(p.numel()).view(p.shape)))
+    folder = save(runner.model, runner.loaded.tokenizer, tmp_path / "a" / "b")
+    assert runner.model.config._attn_implementation == "proxima_packed", "saving must not change the running model"
+    back = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    assert back.dtype == torch.float32 and type(back) is type(runner.model)
+    for (name, mine), (other, theirs) in zip(runner.model.named_parameters(), back.named_parameters(), strict=True):
+        assert name == other and torch.equal(mine, theirs), name
+    assert "proxima" not in (folder / "config.json").read_text()
+    assert back.config._attn_implementation == "sdpa"
+    assert AutoTokenizer.from_pretrained(folder).encode("12 + 3 = 15") == runner.loaded.tokenizer.encode("12 + 3 = 15")
+
+
+def test_saving_in_another_dtype(tmp_path):
+    found = loaded("llama")
+    save(found.model, None, tmp_path, dtype=torch.bfloat16)
+    assert found.model.dtype == torch.float32
+    back = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert back.dtype == torch.bfloat16
+    for mine, theirs in zip(found.model.parameters(), back.parameters(), strict=True):
+        assert torch.equal(mine.bfloat16(), theirs)
+    assert not (tmp_path / "tokenizer.json").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_load_from_a_folder(kind, tiny_model):
+    folder = tiny_model(kind)
+    found = load(str(folder), device="cpu")
+    assert found.name == f"{kind}-0" and found.max_length == CONTEXT and found.stop_tokens == (0,)
+    assert not found.model.training and found.model.dtype == torch.float32
+    assert found.parameters == sum(p.numel() for p in tiny(kind).parameters())
+    for mine, theirs in zip(found.model.parameters(), tiny(kind).parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    assert load(str(folder), dtype=torch.bfloat16, device="cpu").model.dtype == torch.bfloat16
+    assert load_config(str(folder)).vocab_size == 259 and load_tokenizer(str(folder)).eos_token_id == 0
+
+
+def test_stop_tokens_are_those_of_all_three_places(tiny_model):
+    found = load(str(tiny_model("llama")), device="cpu")
+    found.model.generation_config.eos_token_id = [7, 0]
+    found.model.config.eos_token_id = 9
+    assert found.stop_tokens == (7, 0, 9)
+    found.model.generation_config.eos_token_id = found.model.config.eos_token_id = None
+    assert found.stop_tokens == (0,)
+
+
+def test_paths_that_are_no_model(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "weights.bin").write_bytes(b"x")
+    cases = {
+        str(tmp_path / "nowhere"): "does not exist",
+        "./nowhere": "does not exist",
+        "nowhere": "does not exist",
+        "a/b/c": "does not exist",
+        str(tmp_path / "empty"): "is a folder without config.json",
+        str(tmp_path / "weights.bin"): "is a file but not .gguf",
+    }
+    for path, said in cases.items():
+        for function in (check_path, load, load_config, load_tokenizer):
+            with pytest.raises(ValueError) as caught:
+                function(path)
+            assert str(caught.value).startswith(f"model.path={path!r} {said}") and "\n" not in str(caught.value)
+
+
+def damaged(folder: Path, to: Path, name: str, content: bytes | None) -> str:
+    shutil.copytree(folder, to)
+    (to / name).unlink()
+    if content is not None:
+        (to / name).write_bytes(content)
+    return str(to)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x10\x00\x00\x00\x00\x00\x00\x00{torn"])
+def test_damaged_weights_are_one_line(content, tiny_model, tmp_path):
+    path = damaged(tiny_model("llama"), tmp_path / "m", "model.safetensors", content)
+    with pytest.raises(ValueError, match=r"model.path=.* can't be loaded: ") as caught:
+        load(path, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_weights_are_never_drawn_at_random(tiny_model, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(tiny_model("qwen2") / "model.safetensors")
+    for name in ("lm_head.weight", "model.layers.1.mlp.up_proj.weight"):
+        folder = tmp_path / name
+        path = damaged(tiny_model("qwen2"), folder, "model.safetensors", None)
+        save_file({key: value for key, value in tensors.items() if key != name}, folder / "model.safetensors", {"format": "pt"})
+        with pytest.raises(ValueError, match=f"lacks 1 of the model's weights, {name} among them"):
+            load(path, device="cpu")
+
+
+def test_weights_of_another_shape_are_one_line(tiny_model, tmp_path):
+    config = json.loads((tiny_model("llama") / "config.json").read_text()) | {"intermediate_size": 48}
+    path = damaged(tiny_model("llama"), tmp_path / "m", "config.json", json.dumps(config).encode())
+    with pytest.raises(ValueError, match=r"model.path=.* can't be loaded: ") as caught:
+        load(path, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_config_or_tokenizer_is_one_line(tiny_model, tmp_path):
+    path = damaged(tiny_model("llama"), tmp_path / "c", "config.json", b"{")
+    with pytest.raises(ValueError, match=r"model.path=.* can't be read: "):
+        load_config(path)
+    path = damaged(tiny_model("llama"), tmp_path / "u", "config.json", json.dumps({"model_type": "no_such_model"}).encode())
+    with pytest.raises(ValueError, match=r"model.path=.* can't be read: "):
+        load_config(path)
+    path = damaged(tiny_model("llama"), tmp_path / "t", "tokenizer.json", b"{")
+    with pytest.raises(ValueError, match=r"model.path=.* has no usable tokenizer: "):
+        load_tokenizer(path)
+
+
+def _permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rotary pairs as llama.cpp lays them: neighbours instead of halves."""
+    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+def write_gguf(path: Path) -> None:
+    """The tiny llama as llama.cpp would write it, float32, with its byte tokenizer."""
+    gguf = pytest.importorskip("gguf")
+    pytest.importorskip("accelerate")
+    model = tiny("llama")
+    config = model.config
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    tokenizer = loaded("llama").tokenizer
+    tokens = [tokenizer.convert_ids_to_tokens(i) for i in range(config.vocab_size)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
+    writer.add_token_scores([0.0] * len(tokens))  # no merges: an empty list is left out of the file, and then scores are looked for
+    for add in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id):
+        add(0)
+    writer.add_chat_template(tokenizer.chat_template)
+    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate"}
+    names |= {"up_proj": "ffn_up", "down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    for name, value in model.named_parameters():
+        parts = name.split(".")
+        if parts[1] == "layers":
+            kind = names[parts[-2]]
+            heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(kind)
+            value = value if heads is None else _permuted(value, heads)
+            target = f"blk.{parts[2]}.{kind}.weight"
+        else:
+            target = {"embed_tokens": "token_embd.weight", "norm": "output_norm.weight"}[parts[1]]
+        writer.add_tensor(target, value.detach().numpy().copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_load_from_gguf_and_save_as_a_folder(tmp_path):
+    write_gguf(tmp_path / "tiny.gguf")
+    found = load(str(tmp_path / "tiny.gguf"), device="cpu")
+    assert found.name == "tiny.gguf" and found.model.dtype == torch.float32
+    original = tiny("llama")
+    theirs = dict(found.model.named_parameters())
+    for name, value in original.named_parameters():
+        assert torch.equal(value, theirs[name]), name
+    trajectories = rows((5, (4, 2)))
+    with torch.no_grad():
+        ours = policy("llama")
+        a, b = ours(ours.pack(trajectories)).log_prob, (p := Policy(found))(p.pack(trajectories)).log_prob
+    assert torch.equal(a, b)
+    save(found.model, found.tokenizer, tmp_path / "folder")
+    again = load(str(tmp_path / "folder"), device="cpu")
+    for name, value in again.model.named_parameters():
+        assert torch.equal(value, theirs[name]), name
+    chat = [{"role": "user", "content": "2 + 2"}]
+    plain = loaded("llama").tokenizer
+    for tokenizer in (found.tokenizer, again.tokenizer):
+        assert tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) == plain.apply_chat_template(
+            chat, add_generation_prompt=True, return_dict=False
+        )
+
+
+def test_a_file_that_only_says_gguf(tmp_path):
+    (tmp_path / "x.gguf").write_bytes(b"GGUF but no")
+    with pytest.raises(ValueError, match=r"model.path=.*x.gguf"):
+        load(str(tmp_path / "x.gguf"), device="cpu")
+
+
+def test_loaded_model_names():
+    found = loaded("llama")
+    for path, name in {"org/model": "model", "/a/b/": "b", "x": "x"}.items():
+        assert LoadedModel(model=found.model, tokenizer=found.tokenizer, path=path).name == name

@@ -1,0 +1,106 @@
+"""A policy's settings: autocast, checkpointing, attention by name, entropy, and the models it refuses."""
+
+import pytest
+import torch
+
+from proxima.model import LoadedModel, Policy
+from tests.model.rows import MIXED, loaded, policy, reference, rows
+from tests.tiny import KINDS, tiny, tiny_tokenizer
+
+
+def run(runner, trajectories, weight=None):
+    out = runner(runner.pack(trajectories))
+    (out.log_prob * (1.0 if weight is None else weight)).sum().backward()
+    return out.log_prob.detach(), {name: p.grad for name, p in runner.model.named_parameters()}
+
+
+@pytest.mark.parametrize("attention", ["packed", "mask", "native", "padded"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_bf16_autocast_on_float32_weights(kind, attention):
+    trajectories = rows(*MIXED)
+    exact = policy(kind)
+    low = policy(kind, attention=attention, share_prompt=attention != "native", compute_dtype=torch.bfloat16)
+    a, wide = run(exact, trajectories)
+    b, narrow = run(low, trajectories)
+    assert b.dtype == torch.float32 and all(p.dtype == torch.float32 for p in low.model.parameters())
+    assert 1e-4 < (a - b).abs().mean() < 0.05 and (a - b).abs().max() < 0.4
+    for name, gradient in narrow.items():
+        assert gradient.dtype == torch.float32
+        cosine = torch.cosine_similarity(gradient.flatten(), wide[name].flatten(), dim=0)
+        assert cosine > 0.98, name
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_checkpointing_changes_nothing(kind, share):
+    trajectories = rows(*MIXED)
+    weight = torch.linspace(-1, 1, 45)
+    plain, gradients = run(policy(kind, share_prompt=share), trajectories, weight)
+    saved = policy(kind, share_prompt=share, gradient_checkpointing=True)
+    assert saved.model.is_gradient_checkpointing
+    calls = []
+    block = next(m for n, m in saved.backbone.named_modules() if n in ("layers.0.mlp", "h.0.mlp"))
+    block.register_forward_pre_hook(lambda *_: calls.append(1))
+    again, recomputed = run(saved, trajectories, weight)
+    assert len(calls) == 2, "the block must have been run again in the backward pass"
+    assert torch.equal(again, plain)
+    for name, gradient in recomputed.items():
+        torch.testing.assert_close(gradient, gradients[name], rtol=1e-6, atol=1e-7)
+
+
+def test_checkpointing_refuses_dropout():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=20, n_positions=8, resid_pdrop=0.1))
+    found = LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="x")
+    with pytest.raises(ValueError, match="model.gradient_checkpointing=true needs a model without dropout; this one has 0.1"):
+        Policy(found, gradient_checkpointing=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_entropy_of_the_policy(kind):
+    trajectories = rows(*MIXED, temperature=(1.0, 0.5))
+    runner = policy(kind)
+    with torch.no_grad():
+        out = runner(runner.pack(trajectories), entropy=True)
+        model = tiny(kind)
+        expected = []
+        for row in trajectories:
+            logits = model(torch.tensor([[*row.prompt_tokens, *row.tokens]])).logits[0]
+            at = len(row.prompt_tokens) - 1
+            p = (logits[at : at + len(row.tokens)] / row.temperature).softmax(dim=1)
+            expected.append(torch.special.entr(p).sum(dim=1))
+    torch.testing.assert_close(out.entropy, torch.cat(expected), rtol=0, atol=5e-5)
+
+
+def test_auto_takes_packed_where_there_is_an_attention_interface():
+    for kind in KINDS:
+        assert policy(kind).attention == "packed"
+    assert policy("llama", attention="padded").share_prompt is False
+    assert policy("llama", attention="mask").share_prompt is True
+
+
+def test_the_temperature_comes_from_the_batch():
+    (row,) = rows((4, (6,)))
+    runner = policy("llama")
+    with torch.no_grad():
+        for temperature in (0.25, 1.0, 3.0):
+            item = row.with_(temperature=temperature)
+            torch.testing.assert_close(runner(runner.pack([item])).log_prob, reference(tiny("llama"), [item]), rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize(("name", "value"), [("final_logit_softcapping", 30.0), ("logit_scale", 0.0625), ("logits_scaling", 8.0)])
+def test_scaled_logits_are_refused(name, value):
+    found = loaded("llama")
+    setattr(found.model.config, name, value)
+    with pytest.raises(ValueError, match=f"LlamaForCausalLM: {name}={value} after the output head is not supported"):
+        Policy(found)
+    setattr(found.model.config, name, None if name.startswith("final") else 1.0)
+    Policy(found)
+
+
+def test_a_head_that_is_not_linear_is_refused():
+    found = loaded("qwen2")
+    found.model.lm_head = torch.nn.Sequential(found.model.lm_head)
+    with pytest.raises(ValueError, match="the output head is a Sequential, not a linear layer"):
+        Policy(found)
