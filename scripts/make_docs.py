@@ -1,4 +1,4 @@
-"""`make docs`: docs/reference.md from the schema and the tables of kinds, docs/learning_curve.svg from the demo's run where there is one.
+"""`make docs`: docs/reference.md and recipes/schema.json from the schema and the tables, docs/learning_curve.svg from the demo's run.
 
 python scripts/make_docs.py [--check]        --check: exit 1 if docs/reference.md is not what the code says
 """
@@ -103,6 +103,9 @@ def main() -> int:
         return int(current != page)
     REFERENCE.write_text(page, encoding="utf-8")
     print(REFERENCE.relative_to(REPOSITORY))
+    from proxima.cli.main import main as proxima
+
+    proxima(["schema", str(REPOSITORY / "recipes" / "schema.json")])
     if (DEMO / "summary.json").is_file():
         from proxima.view.curve import write_curve
 

@@ -1,4 +1,4 @@
-"""The code in CONTRIBUTING.md is what it says, and works."""
+"""The code in CONTRIBUTING.md and README.md is what it says, and works."""
 
 import asyncio
 import re
@@ -13,7 +13,8 @@ from proxima.data import Completion, Prompt
 from proxima.engine import Request, Sampling
 from tests.tiny import tiny_tokenizer
 
-TEXT = (Path(__file__).resolve().parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
 def block(name: str) -> type:
@@ -79,3 +80,18 @@ def test_engine():
     (only,) = asyncio.run(answers())
     assert (only.prompt_uid, only.sample, only.text, only.temperature) == (3, 2, "7", 0.5)
     assert tiny_tokenizer().decode(only.tokens) == "7" and only.policy_version == (4,)
+
+
+def test_readme():
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    log_prob = torch.tensor([[0.5, 0.2]]).log().requires_grad_()
+    exec(
+        code,
+        {
+            "mask": torch.tensor([[True, True]]),
+            "log_prob": log_prob,
+            "behavior": torch.tensor([[0.5, 0.2]]).log(),
+            "advantage": torch.tensor([[1.0, -1.0]]),
+        },
+    )
+    torch.testing.assert_close(log_prob.grad, torch.tensor([[-0.5, 0.5]]))  # -A r / 2 where r = 1
