@@ -58,7 +58,8 @@ class Policy:
         self.share_prompt = share_prompt and attention in ("packed", "mask")
         self.compute_dtype = compute_dtype
         self.log_prob_chunk = log_prob_chunk
-        self.model.set_attn_implementation(hugging_face_name(attention))
+        if attention == "packed" or getattr(self.model, "_supports_sdpa", False):  # a model without attention takes no name for it
+            self.model.set_attn_implementation(hugging_face_name(attention))
         self.set_gradient_checkpointing(gradient_checkpointing)
         self.backbone, self.head = parts(self.model)
         if type(self.head) is not nn.Linear:
