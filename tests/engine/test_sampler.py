@@ -1,0 +1,191 @@
+"""The sampler against brute force: what may be drawn, with which probability, and both log-probs."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxima.engine import sampler
+from proxima.engine.sampler import SamplingRows, sample_tokens, uniforms
+
+
+def settings(n, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    def column(value, dtype):
+        return torch.tensor(value if isinstance(value, list) else [value] * n, dtype=dtype)
+
+    return SamplingRows(
+        temperature=column(temperature, torch.float32),
+        top_k=column(top_k, torch.long),
+        top_p=column(top_p, torch.float32),
+        min_p=column(min_p, torch.float32),
+    )
+
+
+def brute(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """The distribution of one row in plain Python, float64: softmax, top-k, top-p, min-p, renormalised. Ties at the edge all stay."""
+    scaled = [x / temperature for x in logits]
+    top = max(scaled)
+    weight = [math.exp(x - top) for x in scaled]
+    total = sum(weight)
+    p = [w / total for w in weight]
+    if top_k:
+        edge = sorted(p, reverse=True)[min(top_k, len(p)) - 1]
+        p = [x if x >= edge else 0.0 for x in p]
+    if top_p < 1:
+        kept = sorted((x for x in p if x), reverse=True)[: top_k or None]
+        mass, edge = 0.0, kept[0]
+        for x in kept:
+            if mass >= top_p * sum(kept):
+                break
+            edge, mass = x, mass + x
+        p = [x if x >= edge else 0.0 for x in p]
+    if min_p:
+        p = [x if x >= min_p * max(p) else 0.0 for x in p]
+    return [x / sum(p) for x in p]
+
+
+def distribution(logits, **truncation):
+    """What `sample_tokens` really does, read off by sweeping the uniform number finely."""
+    steps = 20_001
+    u = (torch.arange(steps, dtype=torch.float64) / steps).float()
+    out = sample_tokens(logits.repeat(steps, 1), settings(steps, **truncation), u)
+    counts = torch.bincount(out.token, minlength=logits.shape[1]).double() / steps
+    return counts, out
+
+
+CASES = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 2.0},
+    {"top_k": 3},
+    {"top_k": 1},
+    {"top_k": 500},
+    {"top_p": 0.6},
+    {"top_p": 0.95},
+    {"top_p": 1e-6},
+    {"min_p": 0.3},
+    {"top_k": 5, "top_p": 0.7},
+    {"top_k": 6, "top_p": 0.9, "min_p": 0.2, "temperature": 1.5},
+    {"top_p": 0.8, "min_p": 0.05, "temperature": 0.7},
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_drawn_distribution_is_the_stated_one(case):
+    logits = 1.5 * torch.randn(1, 12, generator=torch.Generator().manual_seed(3))
+    expected = torch.tensor(brute(logits[0].tolist(), **case), dtype=torch.float64)
+    untruncated = torch.tensor(brute(logits[0].tolist(), temperature=case.get("temperature", 1.0)), dtype=torch.float64)
+    found, out = distribution(logits, **case)
+    assert ((found > 0) == (expected > 0)).all()
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)
+    torch.testing.assert_close(out.behavior_log_prob.double(), expected[out.token].log(), rtol=0, atol=2e-6)
+    torch.testing.assert_close(out.untruncated_log_prob.double(), untruncated[out.token].log(), rtol=0, atol=2e-6)
+
+
+@given(
+    logits=st.lists(st.sampled_from([-3.0, -1.0, -0.5, 0.0, 0.5, 2.0, 4.0]), min_size=1, max_size=9),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    top_k=st.integers(0, 10),
+    top_p=st.sampled_from([0.05, 0.35, 0.8, 0.99, 1.0]),
+    min_p=st.sampled_from([0.0, 0.01, 0.15, 0.7]),
+    u=st.floats(0, 1, exclude_max=True, width=32),
+)
+def test_ties_and_every_truncation_together(logits, temperature, top_k, top_p, min_p, u):
+    case = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    p = brute(logits, **case)
+    out = sample_tokens(torch.tensor([logits]), settings(1, **case), torch.tensor([u]))
+    token = int(out.token)
+    assert p[token] > 0, "a token outside the truncation was drawn"
+    assert float(out.behavior_log_prob) == pytest.approx(math.log(p[token]), abs=1e-5)
+    below = sum(p[:token])
+    assert below - 1e-5 <= u <= below + p[token] + 1e-5
+
+
+def test_ties_at_the_edge_of_top_k_all_stay():
+    logits = torch.tensor([[1.0, 2.0, 1.0, 0.0, 1.0]])
+    found, _ = distribution(logits, top_k=2)
+    assert (found > 0).tolist() == [True, True, True, False, True]
+
+
+def test_rows_do_not_know_each_other():
+    """Every row with settings of its own, together and alone: the same tokens and the same bits."""
+    n, vocabulary = 40, 200
+    draw = torch.Generator().manual_seed(1)
+    logits = 2 * torch.randn(n, vocabulary, generator=draw)
+    u = torch.rand(n, generator=draw)
+    mixed = {
+        "temperature": [0.0, 0.7, 1.0, 1.6] * 10,
+        "top_k": [0, 0, 3, 50, 199] * 8,
+        "top_p": [1.0, 0.9, 1.0, 0.3, 1.0, 0.99, 1.0, 1.0] * 5,
+        "min_p": [0.0, 0.0, 0.1, 0.0, 0.0] * 8,
+    }
+    together = sample_tokens(logits.clone(), settings(n, **mixed), u)
+    for i in range(n):
+        alone = sample_tokens(logits[i : i + 1].clone(), settings(1, **{k: [v[i]] for k, v in mixed.items()}), u[i : i + 1])
+        assert int(alone.token) == int(together.token[i])
+        for name in ("behavior_log_prob", "untruncated_log_prob"):
+            assert getattr(alone, name)[0].item() == pytest.approx(getattr(together, name)[i].item(), abs=2e-6)
+        case = {k: v[i] for k, v in mixed.items() if k != "temperature"} if mixed["temperature"][i] else {}
+        p = brute(logits[i].tolist(), temperature=mixed["temperature"][i] or 1.0, **case)
+        assert alone.behavior_log_prob.item() == pytest.approx(math.log(p[int(alone.token)]), abs=1e-5)
+
+
+def test_greedy_takes_the_largest_and_reports_temperature_one():
+    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, -1.0]])
+    out = sample_tokens(logits.clone(), settings(2, temperature=0.0, top_k=1, top_p=0.1), torch.tensor([0.99, 0.99]))
+    assert out.token.tolist() == [1, 0]
+    expected = logits.log_softmax(dim=1)[[0, 1], [1, 0]]
+    torch.testing.assert_close(out.behavior_log_prob, expected)
+    torch.testing.assert_close(out.untruncated_log_prob, expected)
+
+
+@pytest.mark.parametrize(("top_p", "top_k"), [(0.5, 0), (0.9, 0), (0.7, 2000), (0.9, 1500)])
+def test_mass_beyond_the_candidates_forces_the_full_sort(top_p, top_k, monkeypatch):
+    """A flat distribution over more tokens than CANDIDATES: half its mass doesn't fit into them."""
+    vocabulary = 5000
+    logits = 0.1 * torch.randn(3, vocabulary, generator=torch.Generator().manual_seed(2))
+    asked = []
+    inner = sampler._floor
+    monkeypatch.setattr(sampler, "_floor", lambda x, rows, count: asked.append(count) or inner(x, rows, count))
+    kept, _ = sampler._truncate(logits.clone(), logits.logsumexp(1), settings(3, top_p=top_p, top_k=top_k))
+    assert asked[-1] == (vocabulary if not top_k else top_k) and asked[0] == max(top_k, sampler.CANDIDATES)
+    p = logits.double().softmax(dim=1)
+    for i in range(3):
+        order = p[i].argsort(descending=True)[: top_k or None]
+        mass = p[i][order].cumsum(0) / p[i][order].sum()
+        expected = int((mass < top_p).sum()) + 1
+        found = kept[i].isfinite()
+        assert abs(int(found.sum()) - expected) <= 2  # float32 sums of thousands of terms
+        assert found[order[: expected - 2]].all()
+
+
+def test_a_token_of_no_probability_is_never_drawn():
+    logits = torch.tensor([[-math.inf, 0.0, -math.inf, -math.inf, 1.0, -math.inf]])
+    for u in (0.0, 1e-8, 0.26894, 0.5, 1 - 2**-24):
+        out = sample_tokens(logits.clone(), settings(1), torch.tensor([u]))
+        assert int(out.token) in (1, 4)
+    assert int(sample_tokens(logits.clone(), settings(1), torch.tensor([0.0])).token) == 1
+    assert int(sample_tokens(logits.clone(), settings(1), torch.tensor([1 - 2**-24])).token) == 4
+
+
+def test_draws_of_completions_follow_their_probabilities():
+    """Chi-square of 4,000 real draws by counter over 8 tokens; 24.3 is the 99.9 % point of 7 degrees of freedom."""
+    logits = torch.randn(1, 8, generator=torch.Generator().manual_seed(9))
+    p = logits[0].double().softmax(0)
+    u = torch.tensor([uniforms(seed=3, prompt_uid=i, sample=s, count=1)[0] for i in range(500) for s in range(8)])
+    out = sample_tokens(logits.repeat(4000, 1), settings(4000), u)
+    found = torch.bincount(out.token, minlength=8).double()
+    assert float(((found - 4000 * p).square() / (4000 * p)).sum()) < 24.3
+
+
+def test_uniform_numbers_are_of_their_counter_alone():
+    a = uniforms(7, 3, 1, 50)
+    assert (a == uniforms(7, 3, 1, 50)).all() and (a[:20] == uniforms(7, 3, 1, 20)).all()
+    assert a.min() >= 0 and a.max() < 1 and a.dtype.name == "float32"
+    keys = [(s, p, k) for s in (0, 1, -1) for p in (0, 1, 1 << 40) for k in range(4)]
+    rows = torch.tensor([list(uniforms(*key, 30)) for key in keys])
+    assert len({tuple(row) for row in rows.tolist()}) == len(keys)
+    correlation = torch.corrcoef(rows - rows.mean(1, keepdim=True)).fill_diagonal_(0)
+    assert correlation.abs().max() < 0.75  # 30 numbers a row: independent ones stay well below
