@@ -25,7 +25,7 @@ def supports(model: nn.Module) -> str | None:
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     checks = {
         f"family {config.model_type}": config.model_type in FAMILIES,
-        f"activation {config.hidden_act}": config.hidden_act == "silu",
+        f"activation {(act := getattr(config, 'hidden_act', None))}": act == "silu",
         f"rope type {rope}": rope in STATIC_ROPE,
         "partial rotary": (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) == 1.0,
         "sliding window": not (getattr(config, "use_sliding_window", False) and getattr(config, "sliding_window", None)),
