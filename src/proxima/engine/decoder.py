@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from proxima.engine.cache import KVCache
 
+PACK = True  # lay CPU weights out for their products; a switch for comparisons
 ROWS = 8  # row counts are padded to a multiple of this: a row's float32 product then has the same bits whoever its neighbours are
 
 
@@ -32,7 +33,7 @@ class Decoder(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, V] float32."""
+        """[n, V] in the engine's dtype."""
         ...
 
 
@@ -41,12 +42,10 @@ def padded_rows(count: int) -> int:
     return -(-count // ROWS) * ROWS
 
 
-def head_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """[n, V] float32 from [n, D], rows padded so that neighbours don't change bits."""
+def head_logits(hidden: Tensor, head: "Matrix") -> Tensor:
+    """[n, V] in the head's dtype from [n, D], rows padded so that neighbours don't change bits."""
     count = hidden.shape[0]
-    hidden = F.pad(hidden, (0, 0, 0, padded_rows(count) - count))
-    logits = F.linear(hidden.to(weight.dtype), weight, bias)[:count]
-    return logits.float()
+    return head(F.pad(hidden, (0, 0, 0, padded_rows(count) - count)).to(head.dtype))[:count]
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
@@ -65,11 +64,41 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
 def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
     """One token a row over its cached row: query [n, H, D], key and value [n, H_kv, S, D], mask [n, 1, 1, S] → [n, H, D].
 
-    Queries of one key head are laid as rows of one product: grouped attention without repeating the cache.
+    Queries of one key head are laid as rows of one product: grouped attention without repeating the cache. On a CPU the products are plain
+    ones: torch's fused kernel is up to three times slower there for a few queries.
     """
     rows, heads, dim = query.shape
-    grouped = query.view(rows, key.shape[1], heads // key.shape[1], dim)
-    return F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale).reshape(rows, heads, dim)
+    kv_heads, reach = key.shape[1], key.shape[2]
+    grouped = query.reshape(rows, kv_heads, heads // kv_heads, dim)
+    if query.device.type != "cpu":
+        return F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale).reshape(rows, heads, dim)
+    pairs = rows * kv_heads
+    scores = torch.bmm(grouped.reshape(pairs, -1, dim), key.reshape(pairs, reach, dim).transpose(1, 2)).float()
+    scores = scores.mul_(dim**-0.5 if scale is None else scale).view(rows, kv_heads, -1, reach).masked_fill_(~mask, -torch.inf)
+    weights = scores.softmax(-1).to(value.dtype).view(pairs, -1, reach)
+    return torch.bmm(weights, value.reshape(pairs, reach, dim)).view(rows, heads, dim)
+
+
+class Matrix:
+    """A weight [out, in] made ready for `x @ weight.T`, in the dtype of its products.
+
+    On a CPU, bf16 weights are laid out once as the kernels want them (oneDNN's packed format) instead of at every product; the result has
+    the same bits (tests/engine), and a decode step takes about two thirds of the time (benchmarks/decode_vs_hf).
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.bias = None if bias is None else bias.detach().to(dtype, copy=True)
+        weight = weight.detach().to(dtype, copy=True)
+        self.packed = PACK and weight.device.type == "cpu" and dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
+        self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 64) if self.packed else weight
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[n, in] → [n, out]."""
+        if self.packed:
+            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            return out
+        return F.linear(x, self.weight, self.bias)
 
 
 def reach_mask(position: Tensor, reach: int, window: int | None = None) -> Tensor:

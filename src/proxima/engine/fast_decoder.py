@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxima.engine.cache import KVCache
-from proxima.engine.decoder import ROWS, cached_attention, causal_attention, head_logits, reach_mask
+from proxima.engine.decoder import ROWS, Matrix, cached_attention, causal_attention, head_logits, reach_mask
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # others change their frequencies with the length
@@ -38,17 +38,13 @@ class Layer:
     """Weights of one block. `qkv` rows are permuted within each query and key head so that rotary pairs are neighbours."""
 
     input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor | None
+    qkv: Matrix
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: Tensor
-    out_bias: Tensor | None
+    out: Matrix
     post_norm: Tensor
-    gate_up: Tensor
-    gate_up_bias: Tensor | None
-    down: Tensor
-    down_bias: Tensor | None
+    gate_up: Matrix
+    down: Matrix
 
 
 class FastDecoder:
@@ -78,27 +74,18 @@ class FastDecoder:
     @torch.no_grad()
     def load(self, model: nn.Module) -> None:
         root: Any = model.get_submodule("model")
-        fresh = [self._layer(block) for block in root.layers]
-        if self.layers:
-            # same storage as before, so that a publish allocates nothing that stays
-            for ours, theirs in zip(self.layers, fresh, strict=True):
-                for name, value in vars(theirs).items():
-                    if value is not None:
-                        getattr(ours, name).copy_(value)
-        else:
-            self.layers = fresh
+        self.layers = [self._layer(block) for block in root.layers]
         self.embedding = root.embed_tokens.weight.detach().to(torch.float32, copy=True)
         self.norm = root.norm.weight.detach().float().clone()
         head: Any = model.get_submodule("lm_head")
-        self.head = head.weight.detach().to(self.dtype, copy=True)
-        self.head_bias = None if head.bias is None else head.bias.detach().to(self.dtype, copy=True)
+        self.head = Matrix(head.weight, head.bias, self.dtype)
 
     def _layer(self, block: Any) -> Layer:
         attention, mlp = block.self_attn, block.mlp
 
         def cat(*parts: Tensor | None) -> Tensor | None:
             present = [part for part in parts if part is not None]
-            return torch.cat(present).to(self.dtype) if present else None
+            return torch.cat(present) if present else None
 
         def heads(x: Tensor | None) -> Tensor | None:
             return None if x is None else x.view(-1, self.head_dim, *x.shape[1:])[:, self.pairs].reshape(x.shape)
@@ -106,29 +93,27 @@ class FastDecoder:
         def norm(module: Any) -> Tensor | None:
             return None if module is None else module.weight.float()[self.pairs].clone()
 
-        q, k, v = attention.q_proj, attention.k_proj, attention.v_proj
-        qkv, gate_up = cat(heads(q.weight), heads(k.weight), v.weight), cat(mlp.gate_proj.weight, mlp.up_proj.weight)
-        assert qkv is not None and gate_up is not None
+        def matrix(*modules: Any, turned: int = 0) -> Matrix:
+            weights = [heads(m.weight) if i < turned else m.weight for i, m in enumerate(modules)]
+            biases = [heads(m.bias) if i < turned else m.bias for i, m in enumerate(modules)]
+            return Matrix(torch.cat(weights), cat(*biases), self.dtype)  # type: ignore[arg-type]
+
         return Layer(
             input_norm=block.input_layernorm.weight.detach().float().clone(),
-            qkv=qkv,
-            qkv_bias=cat(heads(q.bias), heads(k.bias), v.bias),
+            qkv=matrix(attention.q_proj, attention.k_proj, attention.v_proj, turned=2),
             q_norm=norm(getattr(attention, "q_norm", None)),
             k_norm=norm(getattr(attention, "k_norm", None)),
-            out=attention.o_proj.weight.detach().to(self.dtype, copy=True),
-            out_bias=cat(attention.o_proj.bias),
+            out=matrix(attention.o_proj),
             post_norm=block.post_attention_layernorm.weight.detach().float().clone(),
-            gate_up=gate_up,
-            gate_up_bias=cat(mlp.gate_proj.bias, mlp.up_proj.bias),
-            down=mlp.down_proj.weight.detach().to(self.dtype, copy=True),
-            down_bias=cat(mlp.down_proj.bias),
+            gate_up=matrix(mlp.gate_proj, mlp.up_proj),
+            down=matrix(mlp.down_proj),
         )
 
     def new_cache(self, slots: int) -> KVCache:
         return KVCache(len(self.layers), slots, self.kv_heads, self.head_dim, self.dtype, self.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return head_logits(hidden, self.head, self.head_bias)
+        return head_logits(hidden, self.head)
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
@@ -173,7 +158,7 @@ class FastDecoder:
         x = self.embedding[tokens]
         for i, layer in enumerate(self.layers):
             h = F.rms_norm(x, x.shape[-1:], layer.input_norm, self.eps).to(self.dtype)
-            qkv = F.linear(h, layer.qkv, layer.qkv_bias).float().view(count, -1, dim)
+            qkv = layer.qkv(h).float().view(count, -1, dim)
             if layer.q_norm is not None:
                 assert layer.k_norm is not None
                 qkv[:, : self.heads] = F.rms_norm(qkv[:, : self.heads], (dim,), layer.q_norm, self.eps)
@@ -181,10 +166,10 @@ class FastDecoder:
             torch.view_as_complex(qkv[:, :turning].view(count, turning, -1, 2)).mul_(rotary)
             qkv = qkv.to(self.dtype)
             seen = attend(i, qkv[:, : self.heads], qkv[:, self.heads :].view(count, 2, self.kv_heads, dim))
-            x += F.linear(seen.reshape(count, queries), layer.out, layer.out_bias)
+            x += layer.out(seen.reshape(count, queries))
             h = F.rms_norm(x, x.shape[-1:], layer.post_norm, self.eps).to(self.dtype)
-            gate, up = F.linear(h, layer.gate_up, layer.gate_up_bias).chunk(2, dim=1)
-            x += F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+            gate, up = layer.gate_up(h).chunk(2, dim=1)
+            x += layer.down(F.silu(gate).mul_(up))
         return F.rms_norm(x, x.shape[-1:], self.norm, self.eps)
 
     def _rotary(self, length: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.engine.cache import KVCache
-from proxima.engine.decoder import ROWS, cached_attention, causal_attention, head_logits, reach_mask
+from proxima.engine.decoder import ROWS, Matrix, cached_attention, causal_attention, head_logits, reach_mask
 from proxima.model.attention import hugging_face_name
 from proxima.model.policy import parts
 
@@ -33,19 +33,17 @@ class _Copy:
         for module in self.backbone.modules():
             if isinstance(module, nn.Linear):
                 module.to(dtype)
-        self.head_weight = self.head.weight.to(dtype)
-        self.head_bias = None if self.head.bias is None else self.head.bias.to(dtype)
+        self.head_matrix = Matrix(self.head.weight, self.head.bias, dtype)
 
     @torch.no_grad()
     def load(self, model: nn.Module) -> None:
         theirs = dict(model.named_parameters())
         for name, parameter in self.model.named_parameters():
             parameter.copy_(theirs[name])
-        self.head_weight = self.head.weight.to(self.dtype)
-        self.head_bias = None if self.head.bias is None else self.head.bias.to(self.dtype)
+        self.head_matrix = Matrix(self.head.weight, self.head.bias, self.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return head_logits(hidden, self.head_weight, self.head_bias)
+        return head_logits(hidden, self.head_matrix)
 
     def autocast(self) -> AbstractContextManager[None]:
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)
@@ -123,7 +121,7 @@ class RecomputeDecoder(_Copy):
         rows = torch.arange(len(tokens), device=self.device)
         cache.write(0, rows, position, tokens.view(-1, 1, 1, 1))
         reach = int(position.max()) + 1
-        return self._last(cache.layers[0][: len(tokens), 0, 0, :reach, 0], (position + 1).tolist())
+        return self._last(cache.layers[0][0, : len(tokens), 0, :reach, 0], (position + 1).tolist())
 
     def _last(self, tokens: Tensor, lengths: list[int]) -> Tensor:
         ends = torch.tensor(lengths, device=self.device)

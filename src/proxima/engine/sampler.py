@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+BLOCK = 8  # rows worked on at once on a CPU: their logits stay in the cache
 CANDIDATES = 1024  # most tokens looked at for top-p before a full sort is needed
 
 
@@ -41,29 +42,47 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor) -> Sample
     """Draw one token a row.
 
     Args:
-        logits: [n, V] float32; overwritten.
+        logits: [n, V], any float dtype; computed with in float32.
         rows: temperature 0 is greedy: the largest logit, with both log-probs at temperature 1.
         uniform: [n] float32 in [0, 1).
 
     The draw is the first token whose cumulative probability exceeds the uniform number, tokens in vocabulary order; a token of
     probability 0 is never drawn. The cumulative sum is float32: tokens rarer than about 6e-8 may be merged with a neighbour.
     """
+    step = BLOCK if logits.device.type == "cpu" else max(1, len(logits))
+    plain = not bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
+    greedy = bool((rows.temperature == 0).any())
+    parts = []
+    for at in range(0, len(logits), step):
+        own = slice(at, at + step)
+        block = SamplingRows(temperature=rows.temperature[own], top_k=rows.top_k[own], top_p=rows.top_p[own], min_p=rows.min_p[own])
+        parts.append(_sample_block(logits[own].to(torch.float32, copy=True), block, uniform[own], plain, greedy))
+    token, behavior, untruncated = (torch.cat(column) for column in zip(*parts, strict=True))
+    return Sampled(token=token, behavior_log_prob=behavior, untruncated_log_prob=untruncated)
+
+
+def _sample_block(logits: Tensor, rows: SamplingRows, uniform: Tensor, plain: bool, any_greedy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """token, behavior and untruncated log-prob [n]; `logits` is overwritten."""
     greedy = rows.temperature == 0
     logits.div_(torch.where(greedy, 1.0, rows.temperature)[:, None])
-    log_z = logits.logsumexp(dim=1)
-    kept, kept_log_z = _truncate(logits, log_z, rows)
-    cumulative = kept.sub(kept_log_z[:, None]).exp_().cumsum_(dim=1)
-    total = cumulative[:, -1:]
-    point = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    argmax = logits.argmax(dim=1, keepdim=True) if any_greedy else None
+    top = logits.amax(dim=1)
+    if plain:
+        cumulative = logits.sub(top[:, None]).exp_()
+        total = cumulative.sum(dim=1)
+        log_z = kept_log_z = top + total.log()
+        cumulative = torch.cumsum(cumulative, dim=1, out=cumulative)
+    else:
+        log_z = logits.logsumexp(dim=1)
+        kept, kept_log_z = _truncate(logits, log_z, rows)
+        cumulative = kept.sub(kept_log_z[:, None]).exp_().cumsum_(dim=1)
+    mass = cumulative[:, -1:]
+    point = torch.minimum(uniform[:, None] * mass, torch.nextafter(mass, torch.zeros_like(mass)))
     token = torch.searchsorted(cumulative, point, right=True).clamp_(max=logits.shape[1] - 1)
-    if bool(greedy.any()):
-        token = torch.where(greedy[:, None], logits.argmax(dim=1, keepdim=True), token)
+    if argmax is not None:
+        token = torch.where(greedy[:, None], argmax, token)
     chosen = logits.gather(1, token).squeeze(1)
-    return Sampled(
-        token=token.squeeze(1),
-        behavior_log_prob=chosen - torch.where(greedy, log_z, kept_log_z),
-        untruncated_log_prob=chosen - log_z,
-    )
+    return token.squeeze(1), chosen - torch.where(greedy, log_z, kept_log_z), chosen - log_z
 
 
 def _truncate(logits: Tensor, log_z: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
