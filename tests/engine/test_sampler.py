@@ -150,7 +150,7 @@ def test_mass_beyond_the_candidates_forces_the_full_sort(top_p, top_k, monkeypat
     inner = sampler._floor
     monkeypatch.setattr(sampler, "_floor", lambda x, rows, count: asked.append(count) or inner(x, rows, count))
     kept, _ = sampler._truncate(logits.clone(), logits.logsumexp(1), settings(3, top_p=top_p, top_k=top_k))
-    assert asked[-1] == (vocabulary if not top_k else top_k) and asked[0] == max(top_k, sampler.CANDIDATES)
+    assert asked[-1] == (top_k or vocabulary) and asked[0] == max(top_k, sampler.CANDIDATES)
     p = logits.double().softmax(dim=1)
     for i in range(3):
         order = p[i].argsort(descending=True)[: top_k or None]

@@ -1,0 +1,52 @@
+"""Engines over tiny models, requests, and the trainer's word on what they gave."""
+
+import asyncio
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from proxima.data import Completion, Prompt, Trajectory
+from proxima.engine.general_decoder import RecomputeDecoder
+from proxima.engine.local import LocalEngine, collect
+from proxima.engine.protocol import Request, Sampling
+from proxima.model import Policy
+from tests.model.rows import ids, loaded
+
+
+def engine(
+    kind: str = "llama", decoder: str = "auto", slots: int = 8, dtype: torch.dtype = torch.float32, seed: int = 0, **more
+) -> LocalEngine:
+    found = LocalEngine(loaded(kind, seed), slots=slots, dtype=dtype, decoder="general" if decoder == "recompute" else decoder, **more)
+    if decoder == "recompute":
+        found.decoder = RecomputeDecoder(loaded(kind, seed).model, dtype)
+        found.cache = found.decoder.new_cache(found.slots)
+    return found
+
+
+def prompt(uid: int, length: int = 5) -> Prompt:
+    return Prompt(uid=uid, messages=(), tokens=ids(length, 7000 + uid))
+
+
+def requests(prompts: int = 3, samples: int = 4, *, seed: int = 1, first: int = 0, **sampling) -> list[Request]:
+    """Prompts of 3, 8, 13, 18, 3 … tokens, `samples` completions each."""
+    chosen = Sampling(**({"max_tokens": 20} | sampling))
+    found = [prompt(first + i, 3 + 5 * (i % 4)) for i in range(prompts)]
+    return [Request(prompt=p, sample=s, sampling=chosen, seed=seed) for p in found for s in range(samples)]
+
+
+def run(found: LocalEngine, asked: Sequence[Request]) -> list[Completion]:
+    return asyncio.run(collect(found, asked))
+
+
+def trainer_log_prob(
+    kind: str, asked: Sequence[Request], given: Sequence[Completion], *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    policy = Policy(loaded(kind, seed), compute_dtype=dtype)
+    rows = [Trajectory.of(r.prompt, c, group=i, advantage=0.0) for i, (r, c) in enumerate(zip(asked, given, strict=True))]
+    with torch.no_grad():
+        return policy(policy.pack(rows)).log_prob
+
+
+def behavior(given: Sequence[Completion]) -> Tensor:
+    return torch.tensor([x for c in given for x in c.behavior_log_prob])

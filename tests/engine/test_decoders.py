@@ -1,0 +1,155 @@
+"""Decoders: fast, general and recomputing give the same hidden states, and all of them the trainer's log-probs."""
+
+import pytest
+import torch
+
+from proxima.engine.cache import ROUND, KVCache
+from proxima.engine.decoder import cached_attention, causal_attention, padded_rows, reach_mask
+from proxima.engine.fast_decoder import FastDecoder, supports
+from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
+from proxima.engine.local import LocalEngine
+from tests.engine.helpers import behavior, engine, requests, run, trainer_log_prob
+from tests.model.rows import ids, loaded
+from tests.tiny import KINDS
+
+FAST = [kind for kind in KINDS if kind != "gpt2"]
+PAIRS = [(kind, decoder) for kind in KINDS for decoder in ("fast", "general", "recompute") if decoder != "fast" or kind in FAST]
+CLASSES = {"fast": FastDecoder, "general": GeneralDecoder, "recompute": RecomputeDecoder}
+
+
+@pytest.mark.parametrize(("kind", "decoder"), PAIRS)
+def test_hidden_states_equal_hugging_face(kind, decoder):
+    """Prefill of prompts of unlike lengths, then single steps: logits against a plain forward over the whole sequence."""
+    found = loaded(kind)
+    d = CLASSES[decoder](loaded(kind).model, torch.float32)
+    prompts = [ids(n, n) for n in (4, 1, 17, 9, 2)]
+    hidden, kv = d.prefill(prompts)
+    cache = d.new_cache(8)
+    cache.reserve(40)
+    for slot, held in enumerate(kv):
+        cache.put(torch.tensor([slot]), held)
+    sequences = [list(p) for p in prompts]
+    for step in range(6):
+        with torch.no_grad():
+            expected = torch.stack([found.model(torch.tensor([s])).logits[0, -1] for s in sequences])
+        torch.testing.assert_close(d.logits(hidden), expected, rtol=0, atol=3e-5)
+        new = [3 + (7 * step + 31 * i) % 250 for i in range(5)]
+        sequences = [[*s, t] for s, t in zip(sequences, new, strict=True)]
+        position = torch.tensor([len(s) - 1 for s in sequences] + [0] * 3)
+        hidden = d.step(torch.tensor(new + [0] * 3), position, cache)[:5]
+
+
+@pytest.mark.parametrize(("kind", "decoder"), PAIRS)
+def test_log_probs_equal_the_trainers_forward_in_float32(kind, decoder):
+    asked = requests(temperature=0.8)
+    found = engine(kind, decoder)
+    given = run(found, asked)
+    assert type(found.decoder) is CLASSES[decoder]
+    torch.testing.assert_close(behavior(given), trainer_log_prob(kind, asked, given), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "decoder"), [pair for pair in PAIRS if pair[1] != "recompute"])
+def test_log_probs_equal_the_trainers_forward_in_bf16(kind, decoder):
+    """Both round to eight bits at each product, in other orders: apart by rounding alone, and nearer to each other than to float32."""
+    asked = requests(temperature=0.8)
+    given = run(engine(kind, decoder, dtype=torch.bfloat16), asked)
+    apart = (behavior(given) - trainer_log_prob(kind, asked, given, dtype=torch.bfloat16)).abs()
+    rounding = (trainer_log_prob(kind, asked, given) - trainer_log_prob(kind, asked, given, dtype=torch.bfloat16)).abs()
+    assert apart.mean() < 0.02 and apart.max() < 0.15
+    assert apart.mean() < 1.1 * rounding.mean()
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_fast_and_general_write_the_same_tokens(kind):
+    asked = requests(4, 4, temperature=1.2, top_p=0.95, max_tokens=30)
+    fast, general = (run(engine(kind, d), asked) for d in ("fast", "general"))
+    assert [c.tokens for c in fast] == [c.tokens for c in general]
+    torch.testing.assert_close(behavior(fast), behavior(general), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "decoder"), PAIRS)
+def test_loading_takes_every_weight(kind, decoder, dtype):
+    """A decoder of other weights, loaded with these, is the decoder of these: a weight that stays behind shows in the logits."""
+    d = CLASSES[decoder](loaded(kind, seed=1).model, dtype)
+    other = CLASSES[decoder](loaded(kind).model, dtype)
+    prompts = [ids(6, 1), ids(3, 2)]
+    before = d.logits(d.prefill(prompts)[0])
+    d.load(loaded(kind).model)
+    after, expected = d.logits(d.prefill(prompts)[0]), other.logits(other.prefill(prompts)[0])
+    assert torch.equal(after, expected) and not torch.allclose(before, expected, atol=0.1)
+
+
+@pytest.mark.parametrize(("kind", "decoder"), PAIRS)
+def test_the_copy_is_the_decoders_own(kind, decoder):
+    found = loaded(kind)
+    d = CLASSES[decoder](found.model, torch.float32)
+    before = d.logits(d.prefill([ids(6, 1)])[0])
+    with torch.no_grad():
+        for p in found.model.parameters():
+            p.mul_(2)
+    assert torch.equal(d.logits(d.prefill([ids(6, 1)])[0]), before)
+
+
+def test_what_has_a_fast_path():
+    assert [supports(loaded(kind).model) for kind in FAST] == [None] * 3
+    assert supports(loaded("gpt2").model) == "family gpt2 has no fast path"
+    model = loaded("llama").model
+    model.config.hidden_act = "gelu"
+    assert supports(model) == "activation gelu has no fast path"
+    model = loaded("llama").model
+    model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
+    assert supports(model) == "rope type dynamic has no fast path"
+    with pytest.raises(ValueError, match="engine.decoder='fast': family gpt2 has no fast path; use auto or general"):
+        LocalEngine(loaded("gpt2"), decoder="fast")
+
+
+def test_the_cache_grows_and_keeps_what_it_holds():
+    cache = KVCache(2, 3, 2, 4, torch.float32, torch.device("cpu"))
+    assert cache.capacity == 0
+    cache.reserve(5)
+    assert cache.capacity == ROUND
+    kv = torch.randn(2, 2, 2, 5, 4)
+    cache.put(torch.tensor([0, 2]), kv)
+    cache.reserve(ROUND + 1)
+    assert cache.capacity == 2 * ROUND
+    for layer in range(2):
+        for slot in (0, 2):
+            key, value = (x[slot, :, :5] for x in cache.read(layer, 3, 5))
+            assert torch.equal(key, kv[layer, 0]) and torch.equal(value, kv[layer, 1])
+    cache.reserve(3)
+    assert cache.capacity == 2 * ROUND
+
+
+def test_cache_moves_and_writes():
+    cache = KVCache(1, 4, 2, 3, torch.float32, torch.device("cpu"))
+    cache.reserve(8)
+    rows = torch.randn(4, 2, 2, 3)
+    cache.write(0, torch.arange(4), torch.tensor([5, 0, 2, 7]), rows)
+    for row, position in enumerate((5, 0, 2, 7)):
+        key, value = cache.read(0, 4, 8)
+        assert torch.equal(key[row, :, position], rows[row, 0]) and torch.equal(value[row, :, position], rows[row, 1])
+    assert int((cache.read(0, 4, 8)[0] != 0).any(dim=(1, 3)).sum()) == 4
+    cache.move(3, 1, 8)
+    assert torch.equal(cache.read(0, 4, 8)[0][1], cache.read(0, 4, 8)[0][3])
+
+
+def test_attention_of_one_token_is_the_last_row_of_attention_over_all():
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(9, h, 6, generator=draw) for h in (4, 2, 2))
+    for window in (None, 3, 20):
+        whole = causal_attention(q, k, v, 0.3, window)
+        keys, values = (x.transpose(0, 1)[None].expand(2, -1, -1, -1) for x in (k, v))
+        position = torch.tensor([8, 4])
+        mask = reach_mask(position, 9, window)
+        last = cached_attention(q[position], keys, values, mask, 0.3)
+        torch.testing.assert_close(last, whole[position], rtol=0, atol=1e-6)
+        scores = (q[8].view(2, 2, 6) @ k.permute(1, 2, 0)) * 0.3
+        if window:
+            scores[..., : max(0, 9 - window)] = -torch.inf
+        by_hand = (scores.softmax(-1) @ v.transpose(0, 1)).reshape(4, 6)
+        torch.testing.assert_close(whole[8], by_hand, rtol=0, atol=1e-6)
+
+
+def test_rows_are_padded_to_a_multiple():
+    assert [padded_rows(n) for n in (1, 8, 9, 16, 17)] == [8, 8, 16, 16, 24]
