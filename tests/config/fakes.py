@@ -80,6 +80,21 @@ class NeedsReference:
     needs: ClassVar[frozenset[str]] = frozenset({"reference_log_prob"})
 
 
+@dataclass(frozen=True)
+class PerToken:
+    """An advantage for each token."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    per_token: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class NeedsValue:
+    """Wants a critic."""
+
+    needs: ClassVar[frozenset[str]] = frozenset({"value"})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Must:
     """Has a field without a default.

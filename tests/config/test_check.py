@@ -72,6 +72,15 @@ def test_parts_that_do_not_fit(recipe, overrides, line):
     assert problems(recipe, *overrides) == [line]
 
 
+@pytest.mark.parametrize(("name", "what"), [("PerToken", "gives a number for each token"), ("NeedsValue", "needs `value`")])
+def test_an_advantage_that_the_loop_cannot_feed(recipe, name, what):
+    (line,) = problems(recipe, f"algorithm.advantage={ELSEWHERE}:{name}")
+    kind = f"{ELSEWHERE}:{name}"
+    assert line.startswith(f"algorithm.advantage.kind={kind} (command line): {kind!r} {what}, which this loop has not; take one of ")
+    assert "grpo" in line
+    assert "rloo" in line
+
+
 def test_a_reference_penalty_supplies_the_reference(recipe):
     assert problems(recipe, f"algorithm.surrogate.kind={ELSEWHERE}:NeedsReference", "algorithm.reference_kl=k3") == []
 

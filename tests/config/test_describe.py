@@ -40,6 +40,14 @@ def test_fields_with_their_meaning():
     assert "kind_of_thing" not in {info.name for info in fields_of(Everything)}
 
 
+class Like(Sums):
+    """Another. Args, Returns: as `Sums`."""
+
+
+def test_arguments_documented_elsewhere():
+    assert {info.name: info.help for info in fields_of(Like)}["low"] == "bounds of the numbers, inclusive."
+
+
 def test_summary():
     assert summary_of(Sums) == "Questions about sums"
     assert first_sentence("a (Dr. GRPO) b. c") == "a (Dr. GRPO) b"

@@ -32,7 +32,7 @@ def test_any_yaml_reader_gets_the_same_numbers(recipe):
     assert read["train"]["optimizer"]["lr"] == 1e-7
     assert read["sampling"]["temperature"] == 1.0
     assert read["algorithm"]["selection"] == []
-    assert read["algorithm"]["reference_kl"] == {"kind": "k3", "coefficient": 0.001}
+    assert read["algorithm"]["reference_kl"].items() >= {"kind": "k3", "coefficient": 0.001}.items()
 
 
 def test_texts_survive(recipe, tmp_path):

@@ -197,8 +197,22 @@ def test_blame_gives_a_late_error_its_path(recipe):
         ("high=20: give only 3 questions", "task.high=20 (command line): give only 3 questions"),
         ("model.path='org/model' can't be read", "model.path=org/model (run.yaml:1): can't be read"),
         ("the data is broken", "task (run.yaml:2): the data is broken"),
+        ("high=2: of another task", "task (run.yaml:2): high=2: of another task"),
     ]:
-        with pytest.raises(ConfigError) as error, resolved.blame("task"):
+        path = "model" if raised.startswith("model") else "task"
+        with pytest.raises(ConfigError) as error, resolved.blame(path):
+            raise ValueError(raised)
+        assert str(error.value) == line
+
+
+def test_blame_without_a_path_looks_everywhere_and_guesses_nothing(recipe):
+    resolved = resolve(recipe(), ["task.high=20", "eval.task.kind=tests.config.fakes:Sums", "eval.task.high=30"])
+    for raised, line in [
+        ("high=30: give only 3 questions", "eval.task.high=30 (command line): give only 3 questions"),
+        ("high=3: give only 3 questions", "high=3: give only 3 questions"),
+        ("low=0 is in both", "low=0 is in both"),
+    ]:
+        with pytest.raises(ValueError) as error, resolved.blame():
             raise ValueError(raised)
         assert str(error.value) == line
 

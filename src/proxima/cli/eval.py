@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="hub name, folder, .gguf file, or a run folder")
-    parser.add_argument(
-        "override", nargs="*", default=[], metavar="RECIPE key=value", help=f"a recipe (a run has its own), and {OVERRIDE_HELP}"
-    )
+    words = f"a recipe (a run has its own), and {OVERRIDE_HELP}"
+    parser.add_argument("override", nargs="*", default=[], metavar="RECIPE key=value", help=words)
     parser.add_argument("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print N questions with their answers")
     parser.add_argument("--json", action="store_true", help="print everything for programs")
@@ -42,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     from proxima.runtime.run import evaluate
     from proxima.view import screen
 
-    record = evaluate(resolved.config, observer=None if arguments.json else screen(sys.stdout))
+    with resolved.blame():
+        record = evaluate(resolved.config, observer=None if arguments.json else screen(sys.stdout))
     groups = record.pop("groups")
     if arguments.json:
         print_json({**record, "answers": [_answer(group, i) for group in groups for i in range(len(group.completions))]})
@@ -53,12 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _line(record: dict[str, Any]) -> str:
     """`accuracy 0.940   188/200   length 3.1   truncated 0.0 %   17 s`."""
-    known = record["accuracy"] is not None
-    right = (
-        f"accuracy {record['accuracy']:.3f}   {record['correct']}/{record['answers']}"
-        if known
-        else "accuracy unknown: no reward says what is right"
-    )
+    right = "accuracy unknown: no reward says what is right"
+    if record["accuracy"] is not None:
+        right = f"accuracy {record['accuracy']:.3f}   {record['correct']}/{record['answers']}"
     invalid = f"   {record['invalid']} scores failed" if record["invalid"] else ""
     if record["length/mean"] is None:
         return f"{right}{invalid}   no question fits the context"

@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `proxima list | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        return _refuse(f"{error.filename}: {error.strerror}; give another path")
     except ValueError as error:
         if not _is_the_users(error):
             raise

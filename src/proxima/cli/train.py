@@ -26,13 +26,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("--resume and --overwrite exclude each other: one goes on with the run, the other deletes it; keep one")
     resolved = load(arguments.recipe, arguments.override)
 
+    from proxima.cli.reminder import Reminder
+    from proxima.runtime.observer import Tee
     from proxima.runtime.run import train
     from proxima.view import observer_for
 
-    observer = observer_for(None if arguments.quiet else sys.stdout)
-    for problem in warnings(resolved):
-        print(f"warning: {problem}", file=sys.stderr)
-    summary = train(resolved.config, resolved=resolved, resume=arguments.resume, overwrite=arguments.overwrite, observer=observer)
+    watcher = observer_for(None if arguments.quiet else sys.stdout)
+    reminder = Reminder(watcher, [str(problem) for problem in warnings(resolved)])
+    how = {"resume": arguments.resume, "overwrite": arguments.overwrite}
+    try:
+        with resolved.blame():
+            summary = train(resolved.config, resolved=resolved, observer=Tee(watcher, reminder), **how)
+    except ValueError as error:
+        if not reminder.began:
+            raise
+        raise RuntimeError("the run failed after it had begun") from error  # no wrong input any more: this wants its traceback
     if arguments.quiet:
         print(outcome(summary))
     return exit_code(summary.status)

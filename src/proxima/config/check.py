@@ -9,11 +9,12 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from proxima.config.describe import table_of
 from proxima.config.errors import ConfigError, Problem
 from proxima.config.read import shown_path
 from proxima.config.resolve import Resolved, resolve
 
-FROM_THE_TRAINER = frozenset({"advantage", "proximal_log_prob"})
+FROM_THE_TRAINER = frozenset({"advantage", "proximal_log_prob", "entropy"})
 FROM_ANY_ENGINE = frozenset({"behavior_log_prob", "policy_version"})
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 LOCAL_FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")  # a hub name never begins like this
@@ -78,7 +79,7 @@ def needs_are_met(r: Resolved) -> Iterator[Problem]:
     supplied = FROM_THE_TRAINER | frozenset(getattr(engine, "provides", FROM_ANY_ENGINE))
     if algorithm.reference_kl is not None:
         supplied |= {"reference_log_prob"}
-    for slot in ("surrogate", "advantage", "aggregate", "reference_kl"):
+    for slot in ("surrogate", "aggregate", "reference_kl"):
         spec = getattr(algorithm, slot)
         for name in sorted(frozenset(getattr(spec, "needs", ())) - supplied):
             kind = r.entry(f"algorithm.{slot}.kind").value
@@ -90,6 +91,23 @@ def needs_are_met(r: Resolved) -> Iterator[Problem]:
             yield r.problem(f"algorithm.{slot}.kind", f"{kind!r} needs `{name}`: {remedy}")
 
 
+def advantage_can_be_had(r: Resolved) -> Iterator[Problem]:
+    """The loop gives advantages rewards and groups, and takes one number a completion back."""
+    spec = r.config.algorithm.advantage
+    kinds = table_of("proxima.core.advantage:ADVANTAGES")
+    usable = ", ".join(kind for kind, cls in sorted(kinds.items()) if not _beyond(cls))
+    if found := _beyond(spec):
+        kind = r.entry("algorithm.advantage.kind").value
+        yield r.problem("algorithm.advantage.kind", f"{kind!r} {found}, which this loop has not; take one of {usable}")
+
+
+def _beyond(advantage: object) -> str | None:
+    """What an advantage wants that the loop has not."""
+    if needs := sorted(getattr(advantage, "needs", ())):
+        return f"needs `{needs[0]}`"
+    return "gives a number for each token" if getattr(advantage, "per_token", False) else None
+
+
 def model_is_there(r: Resolved) -> Iterator[Problem]:
     """A path that looks local exists and is a model; a hub name looks like one."""
     if remedy := model_problem(r.config.model.path):
@@ -98,7 +116,7 @@ def model_is_there(r: Resolved) -> Iterator[Problem]:
 
 def model_problem(path: str) -> str | None:
     """Why `path` can't be a model, with the remedy; None if it may be one."""
-    place = Path(path).expanduser()
+    place = Path(path)
     if place.is_dir():
         there = (place / "config.json").is_file()
         return None if there else "is a folder without config.json; give a Hugging Face model folder or a .gguf file"
@@ -124,7 +142,7 @@ def _near(place: Path) -> str:
 def room_for_completions(r: Resolved) -> Iterator[Problem]:
     """`max_tokens` leaves room for a prompt in the context."""
     limit, name = r.config.model.max_length, "model.max_length"
-    found = Path(r.config.model.path).expanduser() / "config.json"
+    found = Path(r.config.model.path) / "config.json"
     if limit is None and found.is_file():
         limit, name = _context_of(found), f"max_position_embeddings in {shown_path(found)}"
     if limit is None:
@@ -206,6 +224,7 @@ CHECKS: Sequence[Check] = (
     behavior_is_what_was_sampled,
     groups_say_something,
     needs_are_met,
+    advantage_can_be_had,
     model_is_there,
     room_for_completions,
     data_is_there,

@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import inspect
 import re
+import sys
 import types
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
@@ -86,12 +87,16 @@ def first_sentence(text: str) -> str:
 
 @cache
 def _documented(cls: type) -> Mapping[str, str]:
-    """The entries under `Args:` of the docstrings of the class and its bases, each as one line."""
+    """The entries under `Args:` of the docstrings of the class and its bases, each as one line; `Args: as `K1`` takes those of K1."""
     found: dict[str, str] = {}
     for base in cls.__mro__:
         for names, text in args_section(base.__doc__ or ""):
             for name in names:
                 found.setdefault(name, text)
+        other = re.search(r"Args[^:.]*: as `(\w+)`", base.__doc__ or "")
+        named = getattr(sys.modules[base.__module__], other[1], None) if other else None
+        if isinstance(named, type) and named is not base:
+            found = {**_documented(named), **found}
     return found
 
 

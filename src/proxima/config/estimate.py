@@ -52,7 +52,7 @@ def model_facts(path: str, revision: str | None = None) -> ModelFacts:
     config: Any = load_config(path, revision)
     with torch.device("meta"):
         try:
-            model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            model = AutoModelForCausalLM.from_config(config)
         except (ValueError, KeyError) as error:
             raise ValueError(f"model.path={path!r}: {str(error).splitlines()[0]}") from error
     text = config.get_text_config()

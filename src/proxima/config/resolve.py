@@ -74,10 +74,11 @@ class Resolved:
         return Problem(entry.path, message, in_one_line(entry.value), entry.where)
 
     @contextmanager
-    def blame(self, path: str) -> Iterator[None]:
-        """Turn the `field=value …` of a spec into the user's line, with the whole path and where the value came from.
+    def blame(self, path: str = "") -> Iterator[None]:
+        """Turn a late `field=value …` of a spec into the user's line, with the whole path and where the value came from.
 
-        `with resolved.blame("task"): rows = config.task.rows(seed)`. A ValueError that names no field below `path` gets the path alone.
+        `with resolved.blame("task"): rows = config.task.rows(seed)`. A ValueError that names no value of this config below `path`, or the
+        same value of several fields, gets `path` before it; without a `path` it passes as it is.
         """
         try:
             yield
@@ -85,14 +86,23 @@ class Resolved:
             raise
         except ValueError as error:
             message = " ".join(str(error).split())
-            for entry in self.entries:
-                name = entry.path.removeprefix(path + ".") if entry.path.startswith(path + ".") else entry.path
-                rest = message.removeprefix(f"{name}=")
-                if rest != message and (entry.path.startswith(path) or name == entry.path):
-                    rest = next((rest.removeprefix(text) for text in (repr(entry.value), str(entry.value)) if rest.startswith(text)), rest)
-                    raise ConfigError([self.problem(entry.path, rest.lstrip(" :;,"))]) from error
-            entry = self.entry(path)
-            raise ConfigError([Problem(path, message, None, entry.where)]) from error
+            found = {entry.path: rest for entry in self.entries if entry.path.startswith(path) and (rest := _said_of(entry, message))}
+            if len(found) == 1:
+                raise ConfigError([self.problem(*next(iter(found.items())))]) from error
+            if not path:
+                raise
+            raise ConfigError([Problem(path, message, None, self.entry(path).where)]) from error
+
+
+def _said_of(entry: Entry, message: str) -> str | None:
+    """What is said of the entry's value in `field=value …`, where field is the end of its path; None if it is not spoken of."""
+    parts = entry.path.split(".")
+    for start in range(len(parts)):
+        for text in (repr(entry.value), str(entry.value), in_one_line(entry.value)):
+            rest = message.removeprefix(f"{'.'.join(parts[start:])}={text}")
+            if rest != message and not rest[:1].isalnum():
+                return rest.lstrip(" :;,")
+    return None
 
 
 def resolve(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Resolved:

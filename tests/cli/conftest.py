@@ -1,0 +1,51 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from proxima.cli.main import main
+
+TINY = """\
+model: {{path: {model}, compute_dtype: float32}}
+task: {{kind: arithmetic, low: 1, high: 9, size: 20}}
+reward: number
+algorithm: cppo
+engine: {{slots: 8, dtype: float32}}
+sampling: {{max_tokens: 4}}
+train: {{steps: 2, prompts_per_step: 2, completions_per_prompt: 2, optimizer: {{lr: 1e-4}}}}
+eval: {{task: {{kind: arithmetic, low: 1, high: 9, size: 6, split: test}}}}
+runtime: {{threads: 1}}
+"""
+
+
+@pytest.fixture
+def proxima(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """`proxima("train", "r.yaml")` runs a command line in this process: exit code, standard output, standard error."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        try:
+            code = main([str(word) for word in words])
+        except SystemExit as end:  # argparse, for --help and --version
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def recipe(here: Path, tiny_model: Callable[..., Path]) -> Callable[..., str]:
+    """`recipe()` writes a recipe for a tiny model; `recipe(more)` adds lines to it."""
+
+    def write(more: str = "", name: str = "tiny.yaml") -> str:
+        (here / name).write_text(TINY.format(model=tiny_model("llama")) + more, encoding="utf-8")
+        return name
+
+    return write

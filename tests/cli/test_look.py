@@ -1,0 +1,139 @@
+"""The commands that only show something: explain, list, doctor, schema."""
+
+import json
+
+import pytest
+
+from proxima.config.describe import kinds_of
+from proxima.config.presets import ALGORITHMS
+from proxima.config.schema import Slot
+from proxima.core.surrogate import SURROGATES
+from proxima.engine.protocol import Sampling
+
+
+def test_explain(proxima, recipe):
+    code, out, err = proxima("explain", recipe(), "algorithm.surrogate.delta=0.2")
+    assert (code, err) == (0, "")
+    (line,) = [line for line in out.splitlines() if line.startswith("algorithm.surrogate.delta ")]
+    assert [cell for cell in line.split("  ") if cell][:3] == [
+        "algorithm.surrogate.delta",
+        "0.2",
+        "command line, over 0.15 of the preset",
+    ] or (
+        [cell.strip() for cell in line.split("  ") if cell.strip()][:3]
+        == ["algorithm.surrogate.delta", "0.2", "command line, over 0.15 of the preset"]
+    )
+    assert "2 prompts × 2 completions = 4 sequences → ≤ 1 micro-batch of ≤ 4,096 tokens → 1 update" in out
+    assert "\nmemory   about " in out
+    assert "\ntime     up to " in out
+
+
+def test_explain_json(proxima, recipe):
+    code, out, _ = proxima("explain", recipe(), "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["batch"]["sequences"] == 4
+    assert found["memory_bytes"]["weights"] == 4 * found["parameters"]
+    assert found["seconds"]["step"] > 0
+    assert {"path": "train.steps", "value": 2, "source": "tiny.yaml:7"}.items() <= {
+        k: v for e in found["values"] if e["path"] == "train.steps" for k, v in e.items()
+    }.items()
+
+
+def test_explain_yaml_is_a_recipe(proxima, recipe, here):
+    _, out, _ = proxima("explain", recipe(), "--yaml")
+    (here / "again.yaml").write_text(out)
+    code, again, _ = proxima("explain", "again.yaml", "--yaml")
+    assert code == 0
+    strip = [line.partition("  #")[0] for line in out.splitlines()[1:]]
+    assert strip == [line.partition("  #")[0] for line in again.splitlines()[1:]]
+
+
+def test_list_shows_every_kind_of_every_slot(proxima):
+    code, out, _ = proxima("list")
+    assert code == 0
+    for kind in [*SURROGATES, *ALGORITHMS, *kinds_of(Slot("proxima.reward:REWARDS")), *kinds_of(Slot("proxima.task:TASKS"))]:
+        assert f"\n  {kind} " in out
+    assert "delta=0.15, w_min=0.8, delta_b=0.02" in out
+
+
+def test_list_of_one_slot_shows_fields(proxima):
+    code, out, _ = proxima("list", "algorithm.surrogate")
+    assert code == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert ["delta", "0.15", "threshold"] in [line[:3] for line in lines]
+
+
+def test_list_json(proxima):
+    code, out, _ = proxima("list", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert set(found) == {
+        "task",
+        "reward",
+        "algorithm",
+        "advantage",
+        "surrogate",
+        "aggregate",
+        "selection",
+        "reference_kl",
+        "engine",
+        "optimizer",
+    }
+    assert found["task"]["paths"] == ["task", "eval.task"]
+    assert found["surrogate"]["kinds"]["cppo"]["fields"]["delta"]["default"] == 0.15
+    summaries = [(slot, kind) for slot, facts in found.items() for kind, known in facts["kinds"].items() if not known["summary"]]
+    assert summaries == []
+
+
+def test_doctor(proxima):
+    code, out, _ = proxima("doctor", "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["packages"]["torch"].startswith("2.")
+    assert found["threads"] >= 1
+    assert found["gemm_gflops"]["float32"] > 0
+    assert found["disk_free_bytes"] > 0
+    code, out, _ = proxima("doctor")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if line[:1] != " "] == [
+        "proxima",
+        "packages",
+        "optional",
+        "cores",
+        "devices",
+        "memory",
+        "disk",
+        "gemm",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gemm", "advice"),
+    [({"float32": 100.0, "bfloat16": 10.0}, True), ({"float32": 10.0, "bfloat16": 100.0}, False)],
+)
+def test_doctor_advises_against_slow_bfloat16(gemm, advice):
+    from proxima.cli.doctor import examine, lines
+
+    facts = {**examine(), "gemm_gflops": {"device": "cpu", **gemm}}
+    assert any("bfloat16 is slower" in line for line in lines(facts)) is advice
+
+
+def test_schema(proxima, here):
+    code, out, _ = proxima("schema", "schema.json")
+    assert (code, out) == (0, "wrote schema.json\n")
+    code, text, _ = proxima("schema")
+    assert text == (here / "schema.json").read_text()
+    assert json.loads(text)["title"] == "proxima recipe"
+
+
+def test_generate_offers_every_field_of_sampling():
+    import argparse
+    from dataclasses import fields
+
+    from proxima.cli.generate import add_arguments
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    offered = vars(parser.parse_args(["m", "p"]))
+    assert {field.name for field in fields(Sampling)} <= set(offered)

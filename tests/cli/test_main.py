@@ -1,0 +1,152 @@
+"""The command line itself: help, usage, exit codes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from proxima import __version__
+from proxima.cli.main import COMMANDS
+
+SOURCES = str(Path(__file__).resolve().parents[2] / "src")
+
+
+def as_a_user(*words, cwd, code=None):
+    """A real process."""
+    command = [sys.executable, "-c", code, *words] if code else [sys.executable, "-m", "proxima.cli.main", *words]
+    environment = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+HELP_THEN_LOOK = """
+import sys
+from proxima.cli.main import main
+try:
+    main(["--help"])
+finally:
+    sys.exit(len({"torch", "yaml", "transformers"} & set(sys.modules)))
+"""
+
+
+def test_help_lists_every_command_and_imports_no_torch(here):
+    done = as_a_user(cwd=here, code=HELP_THEN_LOOK)
+    assert done.returncode == 0, done.stderr
+    assert all(f"    {name} " in done.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_help_of_a_command(proxima, command):
+    code, out, err = proxima(command, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: proxima {command} ")
+
+
+def test_version(proxima):
+    assert proxima("--version") == (0, f"proxima {__version__}\n", "")
+
+
+def test_no_command_shows_the_help(proxima):
+    code, out, _ = proxima()
+    assert code == 0
+    assert "commands:" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["trian"], "error: no command 'trian'; did you mean 'train'?"),
+        (["xyz"], f"error: no command 'xyz'; commands: {', '.join(COMMANDS)}"),
+        (["train"], "error: the following arguments are required: recipe; see proxima train --help"),
+        (["train", "r.yaml", "--rseume"], "error: no argument '--rseume'; see proxima train --help"),
+        (["doctor", "now"], "error: no argument 'now'; see proxima doctor --help"),
+        (["train", "r.yaml", "--resume", "--overwrite"], "error: --resume and --overwrite exclude each other: one goes on with the run, "),
+        (
+            ["generate", "m", "hi", "--temperature", "hot"],
+            "error: argument --temperature: invalid float value: 'hot'; see proxima generate --help",
+        ),
+    ],
+)
+def test_a_command_line_that_cannot_be_meant(proxima, here, words, line):
+    code, out, err = proxima(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith(line)
+    assert len(err.splitlines()) == 1
+
+
+def test_a_user_sees_one_line_and_exit_2(here):
+    done = as_a_user("train", "recipes/quickstart.yaml", cwd=here)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: recipes/quickstart.yaml: no such recipe; give the path of a YAML file, for example recipes/quickstart.yaml\n"
+    )
+
+
+def test_overrides_and_options_in_any_order(proxima, recipe):
+    code, out, err = proxima("explain", recipe(), "train.steps=7", "--yaml", "train.warmup_steps=3")
+    assert (code, err) == (0, "")
+    assert "steps: 7 " in out
+    assert "warmup_steps: 3 " in out
+
+
+def test_a_bug_keeps_its_traceback(proxima, monkeypatch, here):
+    import proxima.cli.doctor as doctor
+
+    def broken():
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(doctor, "examine", broken)
+    with pytest.raises(KeyError):
+        proxima("doctor")
+
+
+def test_a_library_value_error_is_a_bug_too(proxima, monkeypatch, here):
+    import proxima.cli.doctor as doctor
+
+    monkeypatch.setattr(doctor, "examine", lambda: int("x"))
+    with pytest.raises(ValueError, match="invalid literal"):
+        proxima("doctor")
+
+
+def test_interrupt_ends_with_130(proxima, monkeypatch, here):
+    import proxima.cli.doctor as doctor
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "examine", interrupted)
+    assert proxima("doctor") == (130, "", "interrupted\n")
+
+
+def test_a_closed_pipe_is_no_error(here):
+    command = f"{sys.executable} -m proxima.cli.main list --json | head -c 10; ends=${{PIPESTATUS[0]}}; echo; echo $ends"
+    environment = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(["bash", "-c", command], cwd=here, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.splitlines()[-1] == "0"
+    assert done.stderr == ""
+
+
+def test_an_unwritable_place_is_one_line(proxima, here):
+    (here / "file").write_text("")
+    code, _, err = proxima("schema", "file/schema.json")
+    assert code == 2
+    assert err == "error: file/schema.json: Not a directory; give another path\n"
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_checkpoint_and_130(here, recipe):
+    path = recipe()
+    command = [sys.executable, "-m", "proxima.cli.main", "train", path, "train.steps=100000", "folder=run"]
+    environment = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics = here / "run" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.is_file() and '"train"' in metrics.read_text()):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert list((here / "run" / "checkpoints").iterdir())

@@ -1,0 +1,125 @@
+"""A run from the command line on a tiny model: train, resume, evaluate, generate, export."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def run(proxima, recipe, here):
+    code, out, err = proxima("train", recipe(), "folder=run")
+    assert code == 0, err
+    return out
+
+
+def test_train_says_what_it_did_and_leaves_a_folder(run, here):
+    assert "step = 2 prompts × 2 completions = 4 sequences" in run
+    assert "done: 2 steps" in run
+    summary = json.loads((here / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["steps"], summary["seed"]) == ("done", 2, 1)
+    assert summary["eval"]["before"]["questions"] == summary["eval"]["after"]["questions"] == 6
+    config = (here / "run" / "config.yaml").read_text()
+    assert "kind: cppo" in config
+    assert "# preset cppo, chosen in tiny.yaml:4" in config
+
+
+def test_config_yaml_loads_back_to_the_config(run, proxima, here):
+    from proxima.config import resolve
+
+    again, original = resolve("run").config, resolve("tiny.yaml", ["folder=run"]).config
+    assert again == original
+
+
+def test_resume_of_a_finished_run_goes_on_only_with_more_steps(run, proxima, here):
+    code, _, err = proxima("train", "run", "--resume", "train.steps=3")
+    assert code == 0, err
+    assert [json.loads(line)["step"] for line in (here / "run" / "metrics.jsonl").open() if '"train"' in line] == [1, 2, 3]
+
+
+def test_resume_with_another_model_is_refused(run, proxima, tiny_model):
+    other = tiny_model("qwen2")
+    code, _, err = proxima("train", "run", "--resume", f"model.path={other}")
+    assert code == 2
+    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert line.startswith(f"error: model.path={other} (command line): ")
+    assert line.endswith("resume with that value, or begin another run with folder=PATH")
+
+
+def test_quiet_prints_the_outcome(proxima, recipe):
+    code, out, _ = proxima("train", recipe(), "folder=run", "--quiet", "train.warmup_steps=9")
+    assert code == 0
+    (line,) = out.splitlines()
+    assert line.startswith("done  2 steps in ")
+    assert line.endswith("  run")
+
+
+def test_what_is_odd_stands_in_the_log(proxima, recipe, here):
+    code, out, _ = proxima("train", recipe(), "folder=run", "train.warmup_steps=9")
+    assert code == 0
+    remark = "WARNING train.warmup_steps=9 (command line): the run has 2 updates"
+    assert remark in out
+    assert remark in (here / "run" / "log.txt").read_text()
+
+
+def test_eval_of_a_run_and_of_a_model(run, proxima, tiny_model):
+    code, out, err = proxima("eval", "run", "--show", "2")
+    assert code == 0, err
+    *shown, line = out.splitlines()
+    assert len(shown) == 2
+    assert line.startswith("accuracy 0.000   0/6   reward 0.000")
+    code, out, err = proxima("eval", tiny_model("llama"), "tiny.yaml", "eval.limit=3", "--json")
+    assert code == 0, err
+    record = json.loads(out)
+    assert (record["questions"], len(record["answers"])) == (3, 3)
+    assert record["answers"][0]["question"].startswith("What is ")
+
+
+def test_generate_from_a_run(run, proxima):
+    code, out, err = proxima("generate", "run", "What is 1 + 1?", "--max-tokens", "5", "--json", "--samples", "2", "--temperature", "1")
+    assert code == 0, err
+    found = json.loads(out)
+    assert [c["sample"] for c in found["completions"]] == [0, 1]
+    for completion in found["completions"]:
+        assert 1 <= len(completion["tokens"]) <= 5
+        assert len(completion["behavior_log_prob"]) == len(completion["tokens"])
+        assert all(log_prob <= 0 for log_prob in completion["behavior_log_prob"])
+
+
+def test_generate_text_goes_to_standard_output_and_the_rate_to_standard_error(proxima, here, tiny_model, monkeypatch):
+    import io
+
+    code, out, err = proxima("generate", tiny_model("llama"), "hello", "--max-tokens", "3")
+    assert code == 0
+    assert "tok/s" in err
+    assert "tok/s" not in out
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\ntwo\n"))
+    code, out, _ = proxima("generate", tiny_model("llama"), "-", "--max-tokens", "3")
+    assert [line.partition("  →")[0] for line in out.splitlines()] == ["one", "two"]
+
+
+def test_a_run_lends_its_system_prompt(run, proxima, here, monkeypatch):
+    seen = {}
+
+    def generate(path, questions, **options):
+        seen.update(options, path=path)
+        return [], 1.0
+
+    monkeypatch.setattr("proxima.runtime.run.generate", generate)
+    config = here / "run" / "config.yaml"
+    config.write_text(config.read_text().replace("system: null", "system: Be brief."))
+    assert proxima("generate", "run", "hi")[0] == 0
+    assert seen["system"] == "Be brief."
+    assert seen["path"].endswith("checkpoints/000002/model")
+
+
+def test_export_loads_in_transformers(run, proxima, here):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    code, out, _ = proxima("export", "run", "out")
+    assert (code, out) == (0, "wrote out\n")
+    assert AutoModelForCausalLM.from_pretrained("out").num_parameters() > 1000
+    assert AutoTokenizer.from_pretrained("out").chat_template
+    code, _, err = proxima("export", "run", "out")
+    assert (code, err.splitlines()[-1]) == (2, "error: out exists already; give a new folder")
+    code, _, err = proxima("export", "run", "other", "--checkpoint", "7")
+    assert (code, err.splitlines()[-1]) == (2, "error: run: no checkpoint '7'; there are [2], last and best")
