@@ -103,7 +103,7 @@ def _documented(cls: type) -> Mapping[str, str]:
 def args_section(docstring: str) -> list[tuple[tuple[str, ...], str]]:
     """`Args:` of a docstring: pairs of the names before the colon and the text after it, joined to one line."""
     lines = inspect.cleandoc(docstring).splitlines()
-    start = next((i for i, line in enumerate(lines) if line.strip() == "Args:"), None)
+    start = next((i for i, line in enumerate(lines) if line.strip().startswith("Args:")), None)
     if start is None:
         return []
     margin = _indent(lines[start])
