@@ -12,7 +12,7 @@ def no_weights(monkeypatch):
     def read(*_, **__):
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr("proxima.runtime.run.load", read)
+    monkeypatch.setattr("proxima.runtime.build.load", read)
 
 
 CASES = [

@@ -104,7 +104,7 @@ def test_a_run_lends_its_system_prompt(run, proxima, here, monkeypatch):
         seen.update(options, path=path)
         return [], 1.0
 
-    monkeypatch.setattr("proxima.runtime.run.generate", generate)
+    monkeypatch.setattr("proxima.runtime.answer.generate", generate)
     config = here / "run" / "config.yaml"
     config.write_text(config.read_text().replace("system: null", "system: Be brief."))
     assert proxima("generate", "run", "hi")[0] == 0

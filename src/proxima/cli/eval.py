@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"one recipe, please: {' and '.join(recipes)} were given; values are written key=value")
     model, recipe = arguments.model, recipes[0] if recipes else None
     if (Path(model) / "config.yaml").is_file():
-        from proxima.runtime.run import find_checkpoint
+        from proxima.runtime.export import find_checkpoint
 
         recipe = recipe or model
         model = str(find_checkpoint(model, arguments.checkpoint).model)
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"{model} is no run folder, so a recipe must say what to ask: proxima eval {model} recipes/quickstart.yaml")
     resolved = load(recipe, [f"model.path={model}", *overrides])
 
-    from proxima.runtime.run import evaluate
+    from proxima.runtime.answer import evaluate
     from proxima.view import screen
 
     with resolved.blame():

@@ -10,7 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.runtime.run import export
+    from proxima.runtime.export import export
 
     print(f"wrote {export(arguments.run, arguments.out, which=arguments.checkpoint)}")
     return 0

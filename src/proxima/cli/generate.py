@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompts = _prompts(arguments.prompt)
     model, system = _model_and_system(arguments)
 
-    from proxima.runtime.run import generate
+    from proxima.runtime.answer import generate
 
     completions, seconds = generate(
         model,
@@ -91,7 +91,7 @@ def _model_and_system(arguments: argparse.Namespace) -> tuple[str, str | None]:
         return model, system
 
     from proxima.config import resolve
-    from proxima.runtime.run import find_checkpoint
+    from proxima.runtime.export import find_checkpoint
 
     if system is None:
         system = resolve(model).config.data.system

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from proxima.cli.common import add_overrides
 
 if TYPE_CHECKING:
-    from proxima.runtime.run import Summary
+    from proxima.runtime.summary import Summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

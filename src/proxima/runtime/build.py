@@ -1,0 +1,208 @@
+"""From a config to the objects of a run: first what needs no weights, then what does."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from proxima.data import Prompt
+from proxima.engine.protocol import Engine, Sampling
+from proxima.model import LoadedModel, Policy, load
+from proxima.model.load import DTYPES, load_config, load_tokenizer
+from proxima.reward.runner import RewardRunner
+from proxima.runtime.algorithm import Algorithm
+from proxima.runtime.clock import Clock
+from proxima.runtime.controller import Controller, Plan
+from proxima.runtime.evaluation import Evaluation
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.journal import Journal
+from proxima.runtime.observer import Observer
+from proxima.task.cursor import Cursor, Draw
+from proxima.task.prompts import PromptSource
+from proxima.train import Trainer
+
+if TYPE_CHECKING:
+    from proxima.config.schema import RunConfig
+
+SURVEYED = 2000  # rows whose length is looked at before the run
+EVAL_UID = 1 << 40  # uids of held-out questions begin here: their draws are never those of training
+
+
+@dataclass(kw_only=True)
+class Opened:
+    """What can be known without weights."""
+
+    tokenizer: Any
+    source: PromptSource
+    held_out: list[Prompt]
+    max_length: int
+    notes: list[str]
+
+
+def open_data(config: "RunConfig") -> Opened:
+    """Tokenizer, questions and their lengths.
+
+    Raises:
+        ValueError: one line on what is wrong with model folder, task or prompts.
+    """
+    torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
+    model_config = load_config(config.model.path, config.model.revision)
+    tokenizer = load_tokenizer(config.model.path, config.model.revision)
+    limit = int(getattr(model_config.get_text_config(), "max_position_embeddings", 0) or 1 << 20)
+    max_length = min(config.model.max_length or limit, limit)
+    source, notes = _source(config, config.task, tokenizer, max_length, shuffle=config.data.shuffle)
+    held_out: list[Prompt] = []
+    if config.eval.task is not None:
+        held, more = _source(config, config.eval.task, tokenizer, max_length, shuffle=False)
+        notes += more
+        count = min(config.eval.limit or len(held.rows), len(held.rows))
+        fitting = (held.prompt(Draw(uid=EVAL_UID + i, index=i, epoch=0)) for i in range(count))
+        held_out = [prompt for prompt in fitting if prompt is not None]
+    return Opened(tokenizer=tokenizer, source=source, held_out=held_out, max_length=max_length, notes=notes)
+
+
+def _source(config: "RunConfig", task: Any, tokenizer: Any, max_length: int, *, shuffle: bool) -> tuple[PromptSource, list[str]]:
+    """Prompts of a task in order, and what a person should know of them."""
+    rows = task.rows(config.seed)
+    cursor = Cursor(len(rows), config.seed, shuffle)
+    data = config.data
+    source = PromptSource(rows, tokenizer, context=max_length, cursor=cursor, system=data.system, over_length=data.over_length)
+    too_long = source.survey(SURVEYED)
+    if not too_long:
+        return source, []
+    note = f"{too_long} of {min(SURVEYED, len(rows))} prompts leave no room for a token in a context of {max_length} and are skipped"
+    return source, [f"{note}; shorten them or raise model.max_length"]
+
+
+def load_model(config: "RunConfig", path: str | None = None) -> LoadedModel:
+    """The weights at `config.model.path`, or at another path of the same architecture."""
+    model = config.model
+    return load(path or model.path, revision=None if path else model.revision, dtype=DTYPES[model.dtype], device=model.device)
+
+
+def make_policy(config: "RunConfig", loaded: LoadedModel) -> Policy:
+    """The policy of a config over loaded weights."""
+    return Policy(
+        loaded,
+        attention=config.model.attention,
+        share_prompt=config.model.share_prompt,
+        compute_dtype=DTYPES[config.model.compute_dtype],
+        log_prob_chunk=config.model.log_prob_chunk,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+    )
+
+
+def evaluation_sampling(config: "RunConfig") -> Sampling:
+    """`eval.sampling`, or greedy with the length and stop strings of the training."""
+    return config.eval.sampling or Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=config.sampling.stop)
+
+
+def make_rewards(config: "RunConfig") -> RewardRunner:
+    """The scorers; whoever makes them closes them."""
+    return RewardRunner(config.reward, timeout=config.runtime.reward_timeout, workers=config.runtime.reward_workers)
+
+
+def make_evaluation(
+    config: "RunConfig", opened: Opened, engine: Engine, rewards: RewardRunner, observer: Observer, folder: RunFolder | None
+) -> Evaluation:
+    """The held-out questions of a config."""
+    return Evaluation(
+        prompts=opened.held_out,
+        engine=engine,
+        rewards=rewards,
+        sampling=evaluation_sampling(config),
+        observer=observer,
+        seed=config.seed,
+        samples=config.eval.samples,
+        folder=folder,
+    )
+
+
+def make_plan(config: "RunConfig") -> Plan:
+    """The numbers of the loop."""
+    train, held_out, checkpoint = config.train, config.eval, config.checkpoint
+    return Plan(
+        steps=train.steps,
+        prompts_per_step=train.prompts_per_step,
+        completions_per_prompt=train.completions_per_prompt,
+        sampling=config.sampling,
+        seed=config.seed,
+        evaluate_every=held_out.every,
+        evaluate_before=held_out.before,
+        evaluate_after=held_out.after,
+        checkpoint_every=checkpoint.every,
+        keep_last=checkpoint.keep_last,
+        keep_best=checkpoint.keep_best,
+        recompute_proximal=config.algorithm.proximal == "recompute",
+    )
+
+
+def make_trainer(config: "RunConfig", policy: Policy, penalties: tuple[Any, ...]) -> Trainer:
+    """The optimizer and the loss."""
+    train, algorithm = config.train, config.algorithm
+    updates = train.updates_per_step * train.epochs_per_step
+    return Trainer(
+        policy,
+        surrogate=algorithm.surrogate,
+        aggregate=algorithm.aggregate,
+        penalties=penalties,
+        optimizer=train.optimizer,
+        total_updates=train.steps * updates,
+        warmup=train.warmup_steps,
+        schedule=train.schedule,
+        final_lr_ratio=train.final_lr_ratio,
+        max_grad_norm=train.max_grad_norm,
+        tokens_per_micro_batch=train.tokens_per_micro_batch,
+        skip_zero_advantage=algorithm.skip_zero_advantage,
+        proximal_is_first_forward=algorithm.proximal == "recompute" and updates == 1,
+    )
+
+
+def make_reference(config: "RunConfig") -> Policy | None:
+    """The frozen reference that a penalty pulls to; None where nothing pulls."""
+    penalty = config.algorithm.reference_kl
+    if penalty is None or penalty.coefficient == 0:
+        return None
+    frozen = load_model(config)
+    frozen.model.requires_grad_(False)
+    return make_policy(config, frozen)
+
+
+def make_controller(
+    config: "RunConfig",
+    loaded: LoadedModel,
+    opened: Opened,
+    *,
+    folder: RunFolder,
+    journal: Journal,
+    observer: Observer,
+    clock: Clock,
+) -> Controller:
+    """Everything the loop touches."""
+    train, algorithm = config.train, config.algorithm
+    policy, reference = make_policy(config, loaded), make_reference(config)
+    engine = config.engine.build(loaded, max_length=opened.max_length)
+    rewards = make_rewards(config)
+    return Controller(
+        plan=make_plan(config),
+        source=opened.source,
+        engine=engine,
+        rewards=rewards,
+        algorithm=Algorithm(
+            advantage=algorithm.advantage,
+            selection=algorithm.selection,
+            behavior=algorithm.behavior,
+            updates=train.updates_per_step,
+            epochs=train.epochs_per_step,
+            seed=config.seed,
+        ),
+        policy=policy,
+        trainer=make_trainer(config, policy, () if reference is None else (algorithm.reference_kl,)),
+        reference=reference,
+        evaluation=make_evaluation(config, opened, engine, rewards, observer, folder) if opened.held_out else None,
+        journal=journal,
+        folder=folder,
+        clock=clock,
+        observer=observer,
+        elapsed=folder.elapsed(),
+    )

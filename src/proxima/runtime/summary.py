@@ -1,0 +1,85 @@
+"""What a run was, in one small file."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.journal import Journal
+
+if TYPE_CHECKING:
+    from proxima.config.schema import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """What summary.json holds. `status` is `done`, `stopped` (Ctrl-C; a checkpoint is there) or `failed`."""
+
+    status: str
+    steps: int
+    seconds: float
+    model: str
+    seed: int
+    algorithm: str
+    folder: str
+    eval: Mapping[str, Any] = field(default_factory=dict)
+    tokens_per_second: Mapping[str, float] = field(default_factory=dict)
+    peak_memory_bytes: int | None = None
+    error: str | None = None
+
+
+def algorithm_name(config: "RunConfig") -> str:
+    """The kind of the surrogate: the shortest name of what is being run."""
+    from proxima.core.surrogate import SURROGATES
+
+    cls = type(config.algorithm.surrogate)
+    return next((kind for kind, known in SURROGATES.items() if known is cls), cls.__name__)
+
+
+def summarise_run(config: "RunConfig", folder: RunFolder, journal: Journal, status: str, seconds: float, error: str | None) -> Summary:
+    records = folder.read_metrics()
+    evals = [r for r in records if r["kind"] == "eval"]
+    shown = ("accuracy", "correct", "questions", "step")
+    named = {label: next((r for r in reversed(evals) if r["label"] == label), None) for label in ("before", "after")}
+    steps = [r for r in records if r["kind"] == "train"]
+
+    def rate(tokens: str, time: str) -> float:
+        spent = sum(r.get(time) or 0.0 for r in steps)
+        return sum(r.get(tokens) or 0 for r in steps) / spent if spent else 0.0
+
+    return Summary(
+        status=status,
+        steps=journal.step,
+        seconds=seconds,
+        model=config.model.path,
+        seed=config.seed,
+        algorithm=algorithm_name(config),
+        folder=str(folder.path),
+        eval={label: {key: r.get(key) for key in shown} for label, r in named.items() if r is not None},
+        tokens_per_second={"generate": rate("tokens/generated", "time/generate"), "train": rate("tokens/trained", "time/train")},
+        peak_memory_bytes=_peak_memory(),
+        error=error,
+    )
+
+
+def _peak_memory() -> int | None:
+    try:
+        import resource
+    except ImportError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def read_summary(folder: str | Path) -> dict[str, Any]:
+    """A run's summary.json.
+
+    Raises:
+        ValueError: there is none, so the run has not ended.
+    """
+    path = RunFolder(folder).summary
+    if not path.is_file():
+        raise ValueError(f"{path} does not exist: the run has not ended; resume it with --resume")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
