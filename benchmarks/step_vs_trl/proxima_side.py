@@ -23,7 +23,8 @@ class Turn(NullObserver):
     def step(self, record: Any, sample: Any) -> None:
         seconds = time.perf_counter() - self.start
         parts = {key: round(record[f"time/{key}"], 3) for key in ("generate", "train", "publish") if f"time/{key}" in record}
-        self.channel.send(seconds=seconds, reward=record["reward/mean"], length=record["length/mean"], **parts)
+        facts = {"reward": record["reward/mean"], "length": record["length/mean"], "skipped": record["skipped_zero_advantage"]}
+        self.channel.send(seconds=seconds, **facts, **parts)
         self._next()
 
     def _next(self) -> None:
@@ -44,6 +45,7 @@ def main() -> None:
             "model.compute_dtype": "bfloat16" if settings["bf16"] else "float32",
             "engine.dtype": "bfloat16" if settings["bf16"] else "float32",
             "algorithm": settings["algorithm"],
+            "algorithm.skip_zero_advantage": "true" if settings["skip"] else "false",
             "seed": settings["seed"],
             "sampling.max_tokens": settings["max_tokens"],
             "train.steps": settings["steps"],

@@ -39,8 +39,10 @@ def main() -> None:
         }
         python = o.peer_python or peer_python(Path(__file__).parent)
         peer = Side("TRL GRPOTrainer", "step_vs_trl.trl_side", theirs, threads=o.threads, python=python)
-        ours = Side("proxima", "step_vs_trl.proxima_side", settings | {"algorithm": o.algorithm}, threads=o.threads)
-        found = alternate([peer, ours], o.repeats, discard=discard)
+        mine = settings | {"algorithm": o.algorithm}
+        ours = Side("proxima", "step_vs_trl.proxima_side", mine | {"skip": True}, threads=o.threads)
+        full = Side("proxima, nothing skipped", "step_vs_trl.proxima_side", mine | {"skip": False}, threads=o.threads)
+        found = alternate([peer, ours, full], o.repeats, discard=discard)
     seconds = {name: Spread([x["seconds"] for x in runs]) for name, runs in found.items()}
     length = {name: Spread([x["length"] for x in runs]) for name, runs in found.items()}
     base = seconds[peer.name].median
@@ -51,8 +53,13 @@ def main() -> None:
     print(f"median [min-max] of {o.repeats} steps, sides alternating, the first step discarded\n")
     print(table(["side", "seconds a step", "times as fast", "tokens a completion"], rows))
     print("\nEqual: checkpoint, form of the questions, batch, temperature 1, AdamW at 1e-5, no KL, one update a step. Not equal: the draw")
-    print("of the questions, and so the lengths; ours includes what the run writes to disk, TRL saves and logs nothing.\n")
-    result = {"claim": "step_vs_trl", "ratio": round(base / seconds[ours.name].median, 3)}
+    print(
+        "of the questions, and so the lengths; ours includes what the run writes to disk, TRL saves and logs nothing. `proxima` leaves out"
+    )
+    print("completions whose advantage is exactly 0, which changes no gradient; `nothing skipped` runs them all, as TRL does.\n")
+    ratio, ratio_full = (round(base / seconds[side.name].median, 3) for side in (ours, full))
+    skipped = Spread([x["skipped"] for x in found[ours.name]])
+    result = {"claim": "step_vs_trl", "ratio": ratio, "ratio_nothing_skipped": ratio_full, "skipped_completions": skipped.json()}
     result |= {
         "seconds": {name: s.json() for name, s in seconds.items()},
         "tokens_a_completion": {name: s.json() for name, s in length.items()},
