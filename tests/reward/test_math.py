@@ -30,15 +30,17 @@ TEN = [
 ]
 
 # What no screening sees coming: the parser or the algebra runs on, and only the limits end it.
-RUNS_ON = [r"\boxed{\binom{10^9}{5\cdot 10^8}}", r"we get $\binom{10^8}{4\cdot 10^7}$"]
+RUNS_ON = [r"\boxed{(x+y+z)^{900}}", r"we get $\prod_{i=1}^{9999} (x+i)$"]
 SCREENED = {
     "9**9**9": "an exponent of more than 9999",
     r"\boxed{9^{9^{9}}}": "an exponent of more than 9999",
     r"\boxed{(x+1)^{100000}}": "an exponent of more than 9999",
     r"\boxed{2^{10^{10}}}": "an exponent of more than 9999",
-    r"\boxed{(10^7)!}": "a factorial without bounds",
-    r"\boxed{100000!!!}": "a factorial without bounds",
-    r"\boxed{" + "!" * 60 + "}": "a factorial without bounds",
+    r"\boxed{(10^7)!}": "a factorial or binomial without bounds",
+    r"\boxed{\binom{10^9}{5\cdot 10^8}}": "a factorial or binomial without bounds",
+    r"so $\binom{9}{1000000}$": "a factorial or binomial without bounds",
+    r"\boxed{100000!!!}": "a factorial or binomial without bounds",
+    r"\boxed{" + "!" * 60 + "}": "a factorial or binomial without bounds",
     r"\boxed{" + "9" * 100_000 + "}": "more than 2000 characters",
     r"\boxed{" + "x+" * 2000 + "1}": "more than 2000 characters",
     "(" * 900 + "1" + ")" * 900: "brackets nested",
@@ -115,6 +117,8 @@ def test_an_answer_that_is_no_mathematics_is_an_error(judged):
         "10^{-9999}",
         r"\sqrt[3]{2}",
         "20!/18!",
+        r"\binom{99999}{3}",
+        r"\sqrt{1+" * 14 + "x" + "}" * 14,
     ],
 )
 def test_ordinary_formulas_are_evaluated(formula):

@@ -130,6 +130,8 @@ def test_a_worker_killed_while_idle_costs_nothing(pool):
     ).stdout.split()
     assert len(children) == 1
     os.kill(int(children[0]), signal.SIGKILL)
+    while "Z" not in Path(f"/proc/{children[0]}/stat").read_text().rpartition(")")[2].split()[0]:
+        time.sleep(0.01)
     assert found(asyncio.run(pool.run([regex("2"), regex("3")]))) == ["2", "3"]
     assert pool.started == 2
 

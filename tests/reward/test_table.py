@@ -2,6 +2,8 @@
 
 import dataclasses
 import inspect
+import subprocess
+import sys
 
 import pytest
 
@@ -76,6 +78,16 @@ def _scores(reward, row, *texts):
 
     with runner(reward, timeout=20) as made:
         return asyncio.run(made.score(row, completions(*texts)))
+
+
+def test_importing_the_room_loads_no_algebra_and_starts_nothing():
+    code = (
+        "import sys, threading, proxima.reward, proxima.task;"
+        "loaded = {'sympy', 'math_verify', 'reasoning_gym', 'datasets', 'pyarrow', 'transformers'} & set(sys.modules);"
+        "print(sorted(loaded), threading.active_count())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[] 1"
 
 
 @pytest.mark.parametrize("kind", ANSWERED)

@@ -177,9 +177,23 @@ def prepare(*, path: str) -> dict[str, Any]:
     return {}
 
 
+# Formulas of every common shape: the LaTeX parser builds its tables as it meets them, and all workers inherit them.
+SHAPES = (
+    *(r"12", r"-3.5", r"12,000", r"\frac{1}{2}", r"-\dfrac{3x}{4y}", r"\sqrt{2}", r"2\sqrt[3]{5}", r"x^2+3x-1", r"(x+1)(x-2)"),
+    *(r"3\pi", r"\frac{a+b}{c^2}", r"(1,2)", r"(-1,\frac{1}{2},3)", r"[0,1)", r"(-\infty,2]\cup[3,4)", r"\{1,2,3\}", r"x=5"),
+    *(r"y=2x+1", r"x\leq3", r"x>-2", r"50\%", r"30^\circ", r"\sin(x)", r"\log_2(8)", r"e^{-x}", r"2^{10}", r"10!"),
+    *(r"\binom{5}{2}", r"|x-1|", r"\text{even}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"x\in[1,2]", r"5\cdot10^3"),
+    *(r"a_1+a_2", r"1\frac{1}{2}", r"\pm\sqrt{3}", r"3+4i", r"n\equiv1", r"x=1,y=2"),
+)
+
+
 def warm_math() -> None:
-    """Load math-verify and build its parser's tables, once, before workers are forked."""
-    grade_math(answer="\\frac{1}{2}", text="so \\boxed{\\frac{x+1}{2}} and $\\sqrt{3}$, 0.5")
+    """Load math-verify and fill its parser's tables, once, before workers are forked."""
+    for shape in SHAPES:
+        grade_math(answer=shape, text=f"\\boxed{{{shape}}}")
+        grade_math(answer="1", text=f"so $z={shape}$, that is $${shape}.$$")
+    grade_math(answer="1", text="The answer is 12.5.")
+    _verdicts.clear()
 
 
 def warm_reasoning_gym() -> None:

@@ -9,10 +9,11 @@ from proxima.data import Completion, Prompt, Score, require
 from proxima.reward.base import Job, PooledReward, answer_of, needs_package, verdict
 from proxima.reward.text import as_fraction, last_boxed, last_tagged
 
-_MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 60, 9999
+_MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 30, 9999
 _DIGITS = re.compile(rf"[0-9]{{{_MAX_DIGITS + 1}}}")
 _BRACKET = re.compile(r"[()\[\]{}]")
 _EXPONENT = re.compile(r"(?:\^|\*\*)[\s({]*[-+]?([0-9]+)(?:[\s)}]*(?:\^|\*\*)[\s({]*([0-9]+))?")
+_BINOMIAL = re.compile(r"binom\s*(?:\{[^{}]*\}\s*)?\{[^{}]*(?:\^|[0-9]{6})")
 _FACTORIAL = re.compile(r"[0-9]{5}[\s})]*!|\^[\s({]*[0-9]+[\s})]*!|![\s})]*![\s})]*!")
 
 
@@ -22,8 +23,8 @@ class Math(PooledReward):
 
     What is judged is the last `\boxed{…}`, else the last `<answer>…</answer>`, else what math-verify finds in the last `max_chars`
     characters (formulas between `$`, then plain numbers). An answer that math-verify can't read is wrong. One that it can't finish is
-    invalid, never 0: the worker is ended and replaced, and nobody else pays. Numbers of over 400 digits, brackets nested over 60 deep,
-    powers with an exponent over 9,999 and factorials of such size are not evaluated at all (invalid too).
+    invalid, never 0: the worker is ended and replaced, and nobody else pays. Numbers of over 400 digits, brackets nested over 30 deep,
+    powers with an exponent over 9,999 and factorials or binomials of such size are not evaluated at all (invalid too).
 
     Args:
         cpu_seconds: CPU time for one completion, in seconds, > 0; the runner's time-out on the clock holds beside it.
@@ -84,6 +85,6 @@ def unevaluable(formula: str) -> str | None:
         exponent, tower = int(power[1]), int(power[2] or 1)
         if exponent > _MAX_EXPONENT or (exponent > 1 and tower * math.log10(exponent) > math.log10(_MAX_EXPONENT)):
             return f"an exponent of more than {_MAX_EXPONENT}"
-    if _FACTORIAL.search(formula):
-        return "a factorial without bounds"
+    if _FACTORIAL.search(formula) or _BINOMIAL.search(formula):
+        return "a factorial or binomial without bounds"
     return None

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ class WorkerPool:
         memory_mb: MiB a restricted worker may take beyond what it starts with.
         recycle: jobs after which a worker is replaced.
 
-    Processes are started by the first `run`. `run` may be called from any event loop, and from several.
+    Processes are started by `start` or the first `run`. `run` may be called from any event loop, and from several.
     """
 
     def __init__(
@@ -74,11 +75,21 @@ class WorkerPool:
         self._closed = False
         self.started = 0  # workers forked so far
 
+    def start(self) -> None:
+        """Start the workers ahead of the first `run`; returns at once."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the reward pool is closed")
+            while len(self._threads) < self.workers:
+                thread = threading.Thread(target=self._slot, name=f"reward-slot-{len(self._threads)}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
     async def run(self, jobs: Sequence[Job]) -> list[Answer]:
         """An answer for each job, in the same order. Never raises for what a job does."""
         if not jobs:
             return []
-        self._start_threads()
+        self.start()
         size = min(64, math.ceil(len(jobs) / self.workers))
         futures = [self._submit(jobs[start : start + size]) for start in range(0, len(jobs), size)]
         chunks = await asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
@@ -99,17 +110,10 @@ class WorkerPool:
         self._tasks.put((jobs, future))
         return future
 
-    def _start_threads(self) -> None:
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the reward pool is closed")
-            while len(self._threads) < self.workers:
-                thread = threading.Thread(target=self._slot, name=f"reward-slot-{len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-
     def _slot(self) -> None:
         worker: _Worker | None = None
+        with suppress(Exception):  # said again, and loudly, by the first job
+            worker = self._hire()
         while (task := self._tasks.get()) is not None:
             jobs, future = task
             if not future.set_running_or_notify_cancel():

@@ -22,7 +22,7 @@ class Regex(PooledReward):
     Raises: ValueError at construction for a pattern that doesn't compile; where the row has no answer.
     """
 
-    pattern: str = r"<answer>\s*(.*?)\s*</answer>"
+    pattern: str = r"<answer>(.*?)</answer>"
 
     kind: ClassVar[str] = "regex"
 

@@ -47,11 +47,17 @@ class RewardRunner:
         functions = [reward.absolute for reward in pooled if isinstance(reward, Function)]
         warm = sorted(text & {"math", "reasoning_gym"})
         setup = [Job(grader="prepare", arguments={"path": path}) for path in functions]
-        self._pools = {
-            "text": WorkerPool(workers, timeout=timeout, warm=warm, memory_mb=memory_mb),
-            "function": WorkerPool(workers, timeout=timeout, warm=["function"], setup=setup, restricted=False),
-        }
+        self._pools: dict[str, WorkerPool] = {}
+        if text:
+            self._pools["text"] = WorkerPool(workers, timeout=timeout, warm=warm, memory_mb=memory_mb)
+        if functions:
+            self._pools["function"] = WorkerPool(workers, timeout=timeout, warm=["function"], setup=setup, restricted=False)
         self._threads = DaemonThreads(workers)
+
+    def start(self) -> None:
+        """Start the worker processes ahead of the first `score`, beside whatever else begins; returns at once. May be left out."""
+        for pool in self._pools.values():
+            pool.start()
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score for each completion, in the same order."""

@@ -3,6 +3,9 @@
 One parent process (the nursery) loads what the graders need and forks workers on request, so that a new worker costs milliseconds. A worker
 reads a line of JSON, a list of jobs, and answers each job with a line, until its socket closes. The nursery ends all workers when its own
 socket closes, that is, when the run dies, however it dies.
+
+The limits of a restricted worker hold a text that runs away, and one that gets itself evaluated by a careless parser, from doing harm. They
+are no sandbox against somebody who can choose the code.
 """
 
 import importlib.util
