@@ -101,6 +101,14 @@ class Matrix:
         return F.linear(x, self.weight, self.bias)
 
 
+def reach_of(position: Tensor, capacity: int) -> int:
+    """Cached positions that a step reads: those there are, in steps of 16.
+
+    At least 64, because torch takes another product for very small matrices: a row's bits would depend on how long its neighbours are.
+    """
+    return min(capacity, max(64, -(-(int(position.max()) + 1) // 16) * 16))
+
+
 def reach_mask(position: Tensor, reach: int, window: int | None = None) -> Tensor:
     """[n, 1, 1, S] bool: the cached positions that a token at `position` may see."""
     past = torch.arange(reach, device=position.device)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxima.engine.cache import KVCache
-from proxima.engine.decoder import ROWS, Matrix, cached_attention, causal_attention, head_logits, reach_mask
+from proxima.engine.decoder import ROWS, Matrix, cached_attention, causal_attention, head_logits, reach_mask, reach_of
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # others change their frequencies with the length
@@ -140,7 +140,7 @@ class FastDecoder:
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
         count = len(tokens)
         rows = torch.arange(count, device=self.device)
-        reach = min(cache.capacity, -(-(int(position.max()) + 1) // 16) * 16)
+        reach = reach_of(position, cache.capacity)
         mask = reach_mask(position, reach)
 
         def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.engine.cache import KVCache
-from proxima.engine.decoder import ROWS, Matrix, cached_attention, causal_attention, head_logits, reach_mask
+from proxima.engine.decoder import ROWS, Matrix, cached_attention, causal_attention, head_logits, reach_mask, reach_of
 from proxima.model.attention import hugging_face_name
 from proxima.model.policy import parts
 
@@ -89,7 +89,7 @@ class GeneralDecoder(_Copy):
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
         count = len(tokens)
         rows = torch.arange(count, device=self.device)
-        reach = min(cache.capacity, -(-(int(position.max()) + 1) // 16) * 16)
+        reach = reach_of(position, cache.capacity)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
             cache.write(layer, rows, position, torch.stack([k, v], dim=1).to(self.dtype))

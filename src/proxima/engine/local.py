@@ -144,7 +144,8 @@ class LocalEngine:
         """
         done: deque[Completion] = deque()
         pending = len(requests)
-        self._enqueue(requests, done.append)
+        sink = done.append  # this caller's mark on its rows
+        self._enqueue(requests, sink)
         try:
             while pending:
                 await self._open.wait()
@@ -156,7 +157,7 @@ class LocalEngine:
                 await asyncio.sleep(0)
         finally:
             if pending:
-                self._forget(set(map(id, requests)))
+                self._forget(sink)
 
     async def publish(self, weights: nn.Module, version: int) -> None:
         """Copy the weights of a module of the same architecture. Running completions go on under them: their KV is computed afresh."""
@@ -199,12 +200,12 @@ class LocalEngine:
             entry.requests.append((request, sink))
         self.waiting.extend(groups.values())
 
-    def _forget(self, requests: set[int]) -> None:
+    def _forget(self, sink: Callable[[Completion], None]) -> None:
         """A caller went away: drop what it asked for."""
-        for row in [r for r in self.running if id(r.request) in requests]:
+        for row in [r for r in self.running if r.sink is sink]:
             self._release(row)
         for entry in list(self.waiting):
-            entry.requests = deque(pair for pair in entry.requests if id(pair[0]) not in requests)
+            entry.requests = deque(pair for pair in entry.requests if pair[1] is not sink)
             if not entry.requests:
                 self.waiting.remove(entry)
 

@@ -1,0 +1,435 @@
+"""The local engine's scheduler: queue, stops, publish, abort, pause, and that a completion depends on nothing but its own request."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from proxima.data import Trajectory
+from proxima.engine.local import Local, LocalEngine
+from proxima.engine.protocol import Request, Sampling
+from proxima.model import LoadedModel, Policy
+from tests.engine.helpers import behavior, engine, prompt, requests, run, trainer_log_prob
+from tests.model.rows import loaded
+from tests.tiny import CONTEXT, KINDS, VOCABULARY, tiny_tokenizer
+
+
+def by_request(asked, given):
+    return {(r.prompt.uid, r.sample): c for r, c in zip(asked, given, strict=True)}
+
+
+async def drain(stream):
+    return [c async for c in stream]
+
+
+# ---- independence ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "decoder"), [("llama", "fast"), ("qwen2", "fast"), ("qwen3", "general"), ("gpt2", "general")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_completion_does_not_know_its_neighbours(kind, decoder, dtype):
+    """Alone, among many, in other slots, in another order, with other samples of its prompt: the same tokens, the same bits."""
+    asked = requests(6, 5, temperature=1.1, max_tokens=24)
+    crowd = by_request(asked, run(engine(kind, decoder, slots=64, dtype=dtype), asked))
+    narrow = by_request(asked, run(engine(kind, decoder, slots=8, dtype=dtype, prefill_tokens=10), asked))
+    reverse = [asked[i] for i in torch.randperm(30, generator=torch.Generator().manual_seed(0)).tolist()]
+    shuffled = by_request(reverse, run(engine(kind, decoder, slots=16, dtype=dtype), reverse))
+    alone = {}
+    found = engine(kind, decoder, slots=8, dtype=dtype)
+    for request in asked[::7]:
+        alone |= by_request([request], run(found, [request]))
+    for name, others in {"narrow": narrow, "shuffled": shuffled, "alone": alone}.items():
+        for key, completion in others.items():
+            assert completion == crowd[key], f"{name}: {key}"
+
+
+def wide_model() -> LoadedModel:
+    """Sizes at which matrix products are cut into blocks: 9 heads of 64 over 3 key heads, as in the 135M model."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3}
+        config = LlamaConfig(vocab_size=4099, max_position_embeddings=512, initializer_range=0.05, eos_token_id=0, pad_token_id=0, **shape)
+        model = LlamaForCausalLM(config).eval()
+    return LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="wide")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_at_real_sizes_too(dtype):
+    found = wide_model()
+    asked = [Request(prompt=prompt(i, 3 + 9 * i), sample=s, sampling=Sampling(max_tokens=20), seed=3) for i in range(7) for s in range(5)]
+    crowd = by_request(asked, run(LocalEngine(found, slots=40, dtype=dtype), asked))
+    few = LocalEngine(found, slots=8, dtype=dtype)
+    for some in (asked[3:4], asked[17:18], asked[30:33]):
+        for key, completion in by_request(some, run(few, some)).items():
+            assert completion.tokens == crowd[key].tokens
+            assert completion.behavior_log_prob == crowd[key].behavior_log_prob
+
+
+def test_seeds_prompts_and_samples_decide_the_draws():
+    asked = requests(2, 3, temperature=1.5)
+    first, again = (run(engine(), asked) for _ in range(2))
+    assert first == again
+    assert len({c.tokens for c in first}) == len(first)
+    other = run(engine(), [replace(r, seed=2) for r in asked])
+    assert all(a.tokens != b.tokens for a, b in zip(first, other, strict=True))
+    same_tokens_other_uid = [replace(r, prompt=replace(r.prompt, uid=r.prompt.uid + 50)) for r in asked]
+    assert all(a.tokens != b.tokens for a, b in zip(first, run(engine(), same_tokens_other_uid), strict=True))
+
+
+def test_the_same_engine_gives_the_same_again():
+    found, asked = engine(slots=8), requests(3, 5)
+    assert run(found, asked) == run(found, asked)
+
+
+# ---- the queue ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slots", [1, 8, 16, 200])
+@pytest.mark.parametrize("prefill_tokens", [1, 20, 2048])
+def test_every_request_gets_one_answer_however_few_the_slots(slots, prefill_tokens):
+    asked = [replace(r, sampling=replace(r.sampling, max_tokens=1 + (7 * i) % 23)) for i, r in enumerate(requests(5, 7))]
+    found = engine(slots=slots, prefill_tokens=prefill_tokens)
+    given = run(found, asked)
+    assert [(c.prompt_uid, c.sample) for c in given] == [(r.prompt.uid, r.sample) for r in asked]
+    assert all(len(c.tokens) <= r.sampling.max_tokens for r, c in zip(asked, given, strict=True))
+    assert found.generated_tokens == sum(len(c.tokens) for c in given) and not found.running and not found.waiting
+    torch.testing.assert_close(behavior(given), trainer_log_prob("llama", asked, given), rtol=0, atol=1e-5)
+
+
+def test_a_group_larger_than_the_slots_runs_its_prompt_once():
+    found, asked = engine(slots=8), requests(1, 30, max_tokens=6)
+    calls = []
+    inner = found.decoder.prefill
+    found.decoder.prefill = lambda prompts: calls.append(len(prompts)) or inner(prompts)
+    given = run(found, asked)
+    assert len(given) == 30 and sum(calls) == 1
+    torch.testing.assert_close(behavior(given), trainer_log_prob("llama", asked, given), rtol=0, atol=1e-5)
+
+
+def test_completions_stream_as_soon_as_they_end():
+    asked = [replace(r, sampling=replace(r.sampling, max_tokens=1 if r.sample == 0 else 30)) for r in requests(1, 3, top_k=1)]
+
+    async def first():
+        found = engine()
+        async for completion in found.generate(asked):
+            if completion.sample == 0:
+                return found.running and len(found.running[0].tokens)
+
+    assert asyncio.run(first()) in (1, 2)
+
+
+def test_nothing_asked_nothing_given():
+    assert run(engine(), []) == []
+
+
+def test_health_counts():
+    async def go():
+        found = engine(slots=8)
+        stream = found.generate(requests(3, 4, max_tokens=30))
+        before = await found.health()
+        first = asyncio.ensure_future(anext(stream))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        during = await found.health()
+        await first
+        await drain(stream)
+        return before, during, await found.health()
+
+    before, during, after = asyncio.run(go())
+    assert (before.running, before.waiting) == (0, 0) and before.ok
+    assert during.running == 8 and during.waiting == 4
+    assert (after.running, after.waiting, after.version) == (0, 0, 0)
+
+
+# ---- endings -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_max_tokens_and_stop_tokens():
+    asked = requests(3, 8, max_tokens=40, temperature=1.5)
+    given = run(engine(), asked)
+    stops = [c for c in given if c.finish_reason == "stop"]
+    assert 0 < len(stops) < len(given)
+    for c in given:
+        assert c.finish_reason in ("stop", "length")
+        assert (c.tokens[-1] == 0) == (c.finish_reason == "stop") and 0 not in c.tokens[:-1]
+        assert c.finish_reason == "stop" or len(c.tokens) == 40
+        assert "<|im_end|>" not in c.text and c.temperature == 1.5 and set(c.policy_version) == {0}
+        assert c.text == tiny_tokenizer().decode(c.tokens, skip_special_tokens=True)
+
+
+def test_several_stop_tokens():
+    found = loaded("llama")
+    found.model.generation_config.eos_token_id = [0, 50, 51, 52, 53, 54, 55]
+    given = run(LocalEngine(found, dtype=torch.float32), requests(2, 8, max_tokens=60, temperature=2.0))
+    ended = {c.tokens[-1] for c in given if c.finish_reason == "stop"}
+    assert len(ended) > 2 and ended <= {0, 50, 51, 52, 53, 54, 55}
+
+
+def test_stop_strings_end_at_their_last_token_and_leave_the_text():
+    """One token a byte, so a stop string of two letters spans two tokens."""
+    asked = requests(2, 6, max_tokens=40, temperature=1.3)
+    free = run(engine(), asked)
+    source = next(c for c in free if len(c.tokens) == 40)
+    texts = [tiny_tokenizer().decode(source.tokens[: i + 1], skip_special_tokens=True) for i in range(40)]
+    at, stop = next((i, texts[i][-2:]) for i in range(10, 40) if texts[i][-2:].isascii() and texts[i - 2] + texts[i][-2:] == texts[i])
+    with_stop = [replace(r, sampling=replace(r.sampling, stop=(stop, "no such text"))) for r in asked]
+    given = by_request(with_stop, run(engine(), with_stop))
+    ended = given[source.prompt_uid, source.sample]
+    first = next(i for i in range(40) if stop in texts[i])
+    assert first <= at and ended.tokens == source.tokens[: first + 1] and ended.finish_reason == "stop"
+    assert ended.text == texts[first][: texts[first].find(stop)] and stop not in ended.text
+    assert ended.behavior_log_prob == source.behavior_log_prob[: first + 1]
+    for (key, one), other in zip(given.items(), free, strict=True):
+        assert one.tokens == other.tokens[: len(one.tokens)], key
+
+
+def test_the_earliest_of_several_stop_strings_cuts_the_text():
+    asked = requests(1, 1, max_tokens=40, temperature=1.3)
+    text = run(engine(), asked)[0].text
+    late, early = text[14:16], text[12:15]
+    given = run(engine(), [replace(asked[0], sampling=replace(asked[0].sampling, stop=(late, early)))])[0]
+    assert given.text == text[: min(text.find(early), text.find(late))]
+
+
+def test_the_context_is_never_exceeded():
+    asked = [Request(prompt=prompt(i, CONTEXT - 1 - i), sample=0, sampling=Sampling(max_tokens=50), seed=1) for i in range(6)]
+    given = run(engine("gpt2"), asked)  # learned positions: one too far would raise
+    for r, c in zip(asked, given, strict=True):
+        room = CONTEXT - len(r.prompt.tokens)
+        assert len(c.tokens) == room and c.finish_reason == "length" or c.finish_reason == "stop"
+    assert len(given[0].tokens) == 1
+    torch.testing.assert_close(behavior(given), trainer_log_prob("gpt2", asked, given), rtol=0, atol=1e-5)
+    short = run(engine(max_length=10), requests(1, 4))
+    assert all(len(c.tokens) <= 7 and (c.finish_reason == "stop" or len(c.tokens) == 7) for c in short)
+
+
+def test_a_prompt_without_room_is_refused_and_the_engine_goes_on():
+    found = engine(max_length=8)
+    with pytest.raises(ValueError, match=r"prompt 1 has 8 tokens; the limit, one new token included, is 8\."):
+        run(found, requests(2, 2))
+    assert not found.waiting and not found.running
+    assert len(run(found, requests(1, 2))) == 2
+
+
+def test_greedy():
+    found = engine()
+    asked = requests(2, 2, temperature=0.0, max_tokens=10)
+    given = run(found, asked)
+    assert given[0].tokens == given[1].tokens and given[2].tokens == given[3].tokens
+    model = loaded("llama").model
+    tokens = list(asked[0].prompt.tokens)
+    for token, log_prob in zip(given[0].tokens, given[0].untruncated_log_prob, strict=True):
+        with torch.no_grad():
+            log_p = model(torch.tensor([tokens])).logits[0, -1].log_softmax(0)
+        assert token == int(log_p.argmax()) and log_prob == pytest.approx(float(log_p[token]), abs=1e-5)
+        tokens.append(token)
+
+
+def test_truncation_reports_both_log_probs():
+    asked = requests(3, 4, temperature=0.9, top_k=5)
+    given = run(engine(), asked)
+    rows = [Trajectory.of(r.prompt, c, group=i, advantage=0.0) for i, (r, c) in enumerate(zip(asked, given, strict=True))]
+    policy = Policy(loaded("llama"))
+    with torch.no_grad():
+        expected = policy(policy.pack(rows)).log_prob
+    untruncated = torch.tensor([x for c in given for x in c.untruncated_log_prob])
+    torch.testing.assert_close(untruncated, expected, rtol=0, atol=1e-5)
+    gain = behavior(given) - untruncated
+    assert (gain > 0).all() and gain.max() > 0.1
+
+
+# ---- abort, pause, publish ---------------------------------------------------------------------------------------------------------
+
+
+def test_abort_ends_the_running_and_the_waiting_of_one_prompt():
+    async def go():
+        found, asked = engine(slots=8), requests(3, 6, max_tokens=30, top_k=40)
+        given = []
+        task = asyncio.ensure_future(collect_into(found.generate(asked), given))
+        for _ in range(6):
+            await asyncio.sleep(0)
+        await found.abort(1)  # two of it run, four wait
+        await found.abort(99)
+        await task
+        return asked, given
+
+    async def collect_into(stream, given):
+        async for c in stream:
+            given.append(c)
+
+    asked, given = asyncio.run(go())
+    assert sorted((c.prompt_uid, c.sample) for c in given) == [(r.prompt.uid, r.sample) for r in asked]
+    undisturbed = by_request(asked, run(engine(slots=8), asked))
+    aborted = [c for c in given if c.finish_reason == "abort"]
+    assert [c.prompt_uid for c in aborted] == [1] * 6 and {len(c.tokens) == 0 for c in aborted} == {True, False}
+    for c in given:
+        whole = undisturbed[c.prompt_uid, c.sample]
+        if c.finish_reason == "abort":
+            assert c.tokens == whole.tokens[: len(c.tokens)] and len(c.tokens) < len(whole.tokens)
+        else:
+            assert c == whole
+
+
+def test_a_paused_engine_samples_nothing_and_loses_nothing():
+    async def go():
+        found, asked = engine(slots=8), requests(2, 4, max_tokens=25)
+        task = asyncio.ensure_future(drain(found.generate(asked)))
+        for _ in range(7):
+            await asyncio.sleep(0)
+        await found.pause()
+        tokens = found.generated_tokens
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert found.generated_tokens == tokens > 0 and not task.done()
+        await found.resume()
+        return asked, await task
+
+    asked, given = asyncio.run(go())
+    assert sorted(given, key=lambda c: (c.prompt_uid, c.sample)) == run(engine(slots=8), asked)
+
+
+@pytest.mark.parametrize(
+    ("kind", "decoder"), [("llama", "fast"), ("qwen2", "fast"), ("qwen3", "general"), ("gpt2", "general"), ("llama", "recompute")]
+)
+def test_weights_published_midway(kind, decoder):
+    """Tokens say which weights sampled them; later ones have the log-probs of the new weights given everything before, earlier ones keep
+    theirs. Prompts that wait are computed under the new weights."""
+
+    async def go():
+        found, asked = engine(kind, decoder, slots=8), requests(4, 5, max_tokens=24, top_k=200)
+        task = asyncio.ensure_future(drain(found.generate(asked)))
+        for version, seed in ((1, 11), (2, 12)):
+            for _ in range(7):
+                await asyncio.sleep(0)
+            await found.pause()
+            await found.publish(loaded(kind, seed).model, version)
+            await found.resume()
+        assert (await found.health()).version == 2
+        return asked, {(c.prompt_uid, c.sample): c for c in await task}
+
+    asked, found = asyncio.run(go())
+    given = [found[r.prompt.uid, r.sample] for r in asked]
+    mixed = [c for c in given if len(set(c.policy_version)) == 3]
+    assert mixed and all(list(c.policy_version) == sorted(c.policy_version) for c in given)
+    version = torch.tensor([v for c in given for v in c.policy_version])
+    untruncated = torch.tensor([x for c in given for x in c.untruncated_log_prob])
+    assert set(version.tolist()) == {0, 1, 2}
+    by_seed = torch.stack([trainer_log_prob_untruncated(kind, asked, given, seed) for seed in (0, 11, 12)])
+    expected = by_seed.gather(0, version[None])[0]
+    torch.testing.assert_close(untruncated, expected, rtol=0, atol=1e-5)
+    assert (by_seed[0] - expected)[version > 0].abs().mean() > 0.1
+
+
+def trainer_log_prob_untruncated(kind, asked, given, seed):
+    return trainer_log_prob(kind, asked, given, seed=seed)
+
+
+def test_publishing_the_same_weights_changes_nothing():
+    async def go():
+        found, asked = engine(), requests(2, 4)
+        task = asyncio.ensure_future(drain(found.generate(asked)))
+        for _ in range(9):
+            await asyncio.sleep(0)
+            await found.publish(loaded("llama").model, 3)
+        return asked, sorted(await task, key=lambda c: (c.prompt_uid, c.sample))
+
+    asked, given = asyncio.run(go())
+    plain = run(engine(), asked)
+    assert [c.tokens for c in given] == [c.tokens for c in plain]
+    torch.testing.assert_close(behavior(given), behavior(plain), rtol=0, atol=1e-5)
+
+
+def test_publish_leaves_the_master_alone_and_copies_it():
+    async def go():
+        found, master = engine(), loaded("llama", 4)
+        await found.publish(master.model, 1)
+        with torch.no_grad():
+            for p in master.model.parameters():
+                p.zero_()
+        asked = requests(1, 2)
+        return asked, await drain(found.generate(asked))
+
+    asked, given = asyncio.run(go())
+    given.sort(key=lambda c: c.sample)
+    torch.testing.assert_close(behavior(given), trainer_log_prob("llama", asked, given, seed=4), rtol=0, atol=1e-5)
+
+
+# ---- several callers ---------------------------------------------------------------------------------------------------------------
+
+
+def test_two_callers_share_the_slots():
+    async def go():
+        found = engine(slots=8)
+        one, two = requests(2, 6), requests(3, 3, first=10)
+        a, b = await asyncio.gather(drain(found.generate(one)), drain(found.generate(two)))
+        return one, two, a, b
+
+    one, two, a, b = asyncio.run(go())
+    for asked, given in ((one, a), (two, b)):
+        assert sorted(given, key=lambda c: (c.prompt_uid, c.sample)) == run(engine(slots=8), asked)
+
+
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_a_caller_that_leaves_takes_its_requests_along(after):
+    async def go():
+        found = engine(slots=8)
+        staying = requests(2, 3, first=10, max_tokens=30)
+        other = asyncio.ensure_future(drain(found.generate(staying)))
+        leaving = found.generate(requests(3, 5, max_tokens=30))
+        first = asyncio.ensure_future(anext(leaving))
+        await first
+        for _ in range(after):
+            await anext(leaving)
+        await leaving.aclose()
+        uids = {row.request.prompt.uid for row in found.running} | {entry.prompt.uid for entry in found.waiting}
+        assert uids <= {10, 11}
+        given = await other
+        assert not found.running and not found.waiting
+        return staying, given
+
+    staying, given = asyncio.run(go())
+    assert sorted(given, key=lambda c: (c.prompt_uid, c.sample)) == run(engine(slots=8), staying)
+
+
+def test_a_caller_that_leaves_takes_only_its_own_even_of_the_very_same_requests():
+    async def go():
+        found = engine(slots=16)
+        asked = [replace(r, sampling=replace(r.sampling, max_tokens=30 if r.sample else 3)) for r in requests(1, 4)]
+        other = asyncio.ensure_future(drain(found.generate(asked)))
+        leaving = found.generate(asked)
+        await anext(leaving)
+        await leaving.aclose()
+        return asked, await asyncio.wait_for(other, 30)
+
+    asked, given = asyncio.run(go())
+    assert sorted(given, key=lambda c: c.sample) == run(engine(slots=16), asked)
+
+
+# ---- settings ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_spec_checks_and_builds():
+    for field, value in {"slots": 0, "dtype": "float16", "prefill_tokens": 0}.items():
+        with pytest.raises(ValueError, match=f"{field}={value!r} must be"):
+            Local(**{field: value})
+    built = Local(slots=9, dtype="float32", decoder="general", prefill_tokens=7).build(loaded("llama"), max_length=100)
+    assert (built.slots, built.max_length, built.prefill_tokens) == (16, 100, 7)
+    assert Local().build(loaded("llama"), max_length=10**6).max_length == CONTEXT
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("temperature", -0.1), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5), ("min_p", 1.0), ("max_tokens", 0)]
+)
+def test_sampling_checks_its_fields(field, value):
+    with pytest.raises(ValueError, match=f"{field}={value!r} must be"):
+        Sampling(**{field: value})
+    with pytest.raises(ValueError, match="must hold no empty string"):
+        Sampling(stop=("a", ""))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_auto_finds_a_decoder(kind):
+    assert type(engine(kind).decoder).__name__ == ("GeneralDecoder" if kind == "gpt2" else "FastDecoder")
+    assert engine(kind).decoder.logits(torch.zeros(3, 32)).shape == (3, VOCABULARY)
