@@ -10,7 +10,7 @@ from proxima.reward.base import Job, PooledReward, answer_of, needs_package, ver
 from proxima.reward.text import as_fraction, last_boxed, last_tagged
 
 _MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 30, 9999
-_DIGITS = re.compile(rf"[0-9]{{{_MAX_DIGITS + 1}}}")
+_DIGITS = re.compile(rf"([0-9]{{{_MAX_DIGITS}}})[0-9]+")
 _BRACKET = re.compile(r"[()\[\]{}]")
 _EXPONENT = re.compile(r"(?:\^|\*\*)[\s({]*[-+]?([0-9]+)(?:[\s)}]*(?:\^|\*\*)[\s({]*([0-9]+))?")
 _BINOMIAL = re.compile(r"binom\s*(?:\{[^{}]*\}\s*)?\{[^{}]*(?:\^|[0-9]{6})")
@@ -23,8 +23,9 @@ class Math(PooledReward):
 
     What is judged is the last `\boxed{…}`, else the last `<answer>…</answer>`, else what math-verify finds in the last `max_chars`
     characters (formulas between `$`, then plain numbers). An answer that math-verify can't read is wrong. One that it can't finish is
-    invalid, never 0: the worker is ended and replaced, and nobody else pays. Numbers of over 400 digits, brackets nested over 30 deep,
-    powers with an exponent over 9,999 and factorials or binomials of such size are not evaluated at all (invalid too).
+    invalid, never 0: the worker is ended and replaced, and nobody else pays. Brackets nested over 30 deep,
+    powers with an exponent over 9,999 and factorials or binomials of such size are not evaluated at all (invalid too). Of a run of over
+    400 digits the first 400 count.
 
     Args:
         cpu_seconds: CPU time for one completion, in seconds, > 0; the runner's time-out on the clock holds beside it.
@@ -49,18 +50,24 @@ class Math(PooledReward):
         require(self.max_chars >= 16, "max_chars", self.max_chars, "must be >= 16")
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
-        answer = str(answer_of(prompt, self.kind))
+        answer = shortened(str(answer_of(prompt, self.kind)))
         found = last_boxed(completion.text)
         if found is None:
             found = last_tagged(completion.text, "answer")
         if found is not None and (right := plainly_equal(found, answer)) is not None:
             return verdict(right)
-        text = completion.text[-self.max_chars :] if found is None else f"\\boxed{{{found}}}"
-        for what, formula in (("row's answer", answer), ("answer", found or text)):
+        judged = shortened(completion.text[-self.max_chars :] if found is None else found)
+        for what, formula in (("row's answer", answer), ("answer", judged)):
             problem = f"more than {self.max_chars} characters" if len(formula) > self.max_chars else unevaluable(formula)
             if problem:
                 raise ValueError(f"{what} not evaluated: {problem}")
+        text = judged if found is None else f"\\boxed{{{judged}}}"
         return Job(grader="math", arguments={"answer": answer, "text": text}, cpu_seconds=self.cpu_seconds)
+
+
+def shortened(formula: str) -> str:
+    """Runs of digits cut to 400: no sensible answer has more, and a model that repeats a digit without end is plainly wrong."""
+    return _DIGITS.sub(r"\1", formula)
 
 
 def plainly_equal(found: str, answer: str) -> bool | None:
@@ -73,8 +80,6 @@ def plainly_equal(found: str, answer: str) -> bool | None:
 
 def unevaluable(formula: str) -> str | None:
     """Why a formula would take a computer algebra system out of any bounds, or None. Linear time; what it misses meets the time-out."""
-    if _DIGITS.search(formula):
-        return f"a number of more than {_MAX_DIGITS} digits"
     depth = deepest = 0
     for bracket in _BRACKET.finditer(formula):
         depth = max(0, depth + (1 if bracket.group() in "([{" else -1))
