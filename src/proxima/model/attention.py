@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AttentionInterface
 
 from proxima.data import PackedBatch
 
@@ -243,5 +242,7 @@ def hugging_face_name(path: str) -> str:
     """The attention implementation that Hugging Face is to use under a path; registers ours on first use."""
     if path != "packed":
         return "sdpa"
+    from transformers import AttentionInterface
+
     AttentionInterface.register(NAME, packed_attention)
     return NAME

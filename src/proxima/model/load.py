@@ -2,10 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe shall not wait for it
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -14,8 +16,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 class LoadedModel:
     """A model with its tokenizer, and where they came from."""
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    model: "PreTrainedModel"
+    tokenizer: "PreTrainedTokenizerBase"
     path: str
 
     @property
@@ -67,8 +69,10 @@ def check_path(path: str) -> None:
         )
 
 
-def load_config(path: str, revision: str | None = None) -> PretrainedConfig:
+def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
     """The model's config alone: no weights are read (for GGUF, its header is)."""
+    from transformers import AutoConfig
+
     check_path(path)
     folder, extra = _place(path)
     try:
@@ -78,8 +82,10 @@ def load_config(path: str, revision: str | None = None) -> PretrainedConfig:
         raise ValueError(f"model.path={path!r} can't be read: {_first_line(error)}") from error
 
 
-def load_tokenizer(path: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokenizerBase":
     """The tokenizer alone."""
+    from transformers import AutoTokenizer
+
     check_path(path)
     folder, extra = _place(path)
     try:
@@ -103,6 +109,8 @@ def load(
     Raises:
         ValueError: one line that says what is wrong with the path, or which weights the files lack.
     """
+    from transformers import AutoModelForCausalLM
+
     check_path(path)
     folder, extra = _place(path)
     if extra:

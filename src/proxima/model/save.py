@@ -2,13 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def save(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, folder: str | Path, *, dtype: torch.dtype | None = None
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: str | Path, *, dtype: torch.dtype | None = None
 ) -> Path:
     """Write `config.json`, safetensors and the tokenizer, so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model back.
 

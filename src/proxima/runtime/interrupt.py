@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import transformers
-
 from proxima.runtime.controller import Controller
 
 
@@ -39,7 +37,9 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Hugging Face's bars and advice would tear the live view."""
-    logging: Any = transformers.utils.logging
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging
     before = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -31,7 +31,9 @@ class Summary:
 
 
 def algorithm_name(config: "RunConfig") -> str:
-    """The kind of the surrogate: the shortest name of what is being run."""
+    """The preset's name, or the kind of the surrogate: the shortest name of what is being run."""
+    if config.algorithm.preset:
+        return config.algorithm.preset
     from proxima.core.surrogate import SURROGATES
 
     cls = type(config.algorithm.surrogate)
