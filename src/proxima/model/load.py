@@ -115,9 +115,9 @@ def load(
     folder, extra = _place(path)
     if extra:
         extra |= _gguf_quantization(extra["gguf_file"])
-    model: Any
+    reader: Any = AutoModelForCausalLM
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(folder, revision=revision, dtype=dtype, output_loading_info=True, **extra)
+        model, report = reader.from_pretrained(folder, revision=revision, dtype=dtype, output_loading_info=True, **extra)
     except Exception as error:
         raise ValueError(f"model.path={path!r} can't be loaded: {_first_line(error)}") from error
     if missing := sorted(report["missing_keys"]):  # Hugging Face draws them at random and only warns
