@@ -1,10 +1,13 @@
 """Core: the mathematics, one file a slot. Pure functions on tensors: no I/O, no config, no model.
 
-    advantage    rewards → advantages                surrogate/   ratio and advantage → per-token loss
-    selection    which completions go on             correction   behavior → proximal weights
+    advantage/   rewards → advantages                surrogate/   ratio and advantage → per-token loss
+    selection    which completions go on             correction/  behavior → proximal weights, rejections, their health
     divergence   how far a token has moved           penalty      KL towards the reference, entropy
     aggregate    per-token losses → one number       loss         all of them together: `policy_loss`
+    prepare      what the whole batch decides        proximal     the centre, where no forward was run for it
+    preference   DPO's family, KTO                   value        the critic's and the reward model's loss
     metrics      statistics that merge               segment      sums and quantiles of packed sequences
+    gradient     how much a token teaches            verify/      other implementations' numbers against ours (not imported here)
 
 Usable from any training loop, with nothing else of this project:
 
@@ -26,38 +29,63 @@ from proxima.core.aggregate import (
     TokenMean,
     TokenSum,
 )
+from proxima.core.correction import CORRECTION_PRESETS, CORRECTIONS, Importance, Rejection, health
+from proxima.core.gradient import gradient_weight
 from proxima.core.loss import Loss, TokenLoss, policy_loss
-from proxima.core.metrics import Peak, SumCount, merge
+from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge
 from proxima.core.penalty import PENALTIES
+from proxima.core.preference import PREFERENCES, PreferencePairs
+from proxima.core.prepare import needs_prepare, prepare
+from proxima.core.proximal import interpolated_proximal
 from proxima.core.selection import SELECTIONS, select
-from proxima.core.surrogate import SURROGATES, Cppo, Dppo, Drpo, PpoClip, Reinforce, Spo
+from proxima.core.surrogate import SURROGATES, Cispo, Cppo, Dppo, Drpo, GeoMean, Gspo, PpoClip, Reinforce, Sapo, Spo
+from proxima.core.value import RewardLoss, ValueLoss
 from proxima.data import Outcomes, PolicyBatch
 
 __all__ = [
     "ADVANTAGES",
     "AGGREGATES",
     "AGGREGATE_ALIASES",
+    "CORRECTIONS",
+    "CORRECTION_PRESETS",
     "PENALTIES",
+    "PREFERENCES",
     "SELECTIONS",
     "SURROGATES",
+    "Cispo",
     "Cppo",
     "Dppo",
     "Drpo",
+    "GeoMean",
+    "Gspo",
+    "Importance",
     "Loss",
     "Outcomes",
     "Peak",
     "PolicyBatch",
     "PpoClip",
+    "PreferencePairs",
+    "Quantile",
     "Reinforce",
+    "Rejection",
+    "RewardLoss",
+    "Sapo",
     "SequenceMeanTokenMean",
     "SequenceMeanTokenSum",
     "SequenceMeanTokenSumNorm",
     "Spo",
+    "Spread",
     "SumCount",
     "TokenLoss",
     "TokenMean",
     "TokenSum",
+    "ValueLoss",
+    "gradient_weight",
+    "health",
+    "interpolated_proximal",
     "merge",
+    "needs_prepare",
     "policy_loss",
+    "prepare",
     "select",
 ]

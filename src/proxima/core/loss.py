@@ -1,14 +1,15 @@
 """From a batch and its specs to one number: surrogate, correction, penalty, aggregation, in that order."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from proxima.core.metrics import Metrics, Peak, SumCount, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio
+from proxima.core.segment import segment_count, segment_mean
 from proxima.data import PolicyBatch
 
 SUPPLIED_BY: dict[str, str] = {
@@ -72,9 +73,12 @@ class Aggregate(Protocol):
 
 
 class Correction(Protocol):
-    """Weights from behavior to proximal policy."""
+    """Weights and rejections from behavior to proximal policy. `rejected` says whether a rejected token stays in the denominator."""
 
     needs: ClassVar[frozenset[str]]
+
+    @property
+    def rejected(self) -> Literal["count", "drop"]: ...
 
     def __call__(self, b: PolicyBatch) -> Corrected: ...
 
@@ -114,7 +118,7 @@ def policy_loss(
     *,
     surrogate: Surrogate,
     aggregate: Aggregate,
-    correction: Correction | None = None,
+    correction: Correction | Sequence[Correction] | None = None,
     penalty: Penalty | Sequence[Penalty] | None = None,
     check: bool = True,
 ) -> Loss:
@@ -124,7 +128,9 @@ def policy_loss(
 
     Args:
         batch: packed tokens. Positions outside the loss mask may hold NaN.
-        surrogate, aggregate, correction, penalty: specs of the tables SURROGATES, AGGREGATES, CORRECTIONS, PENALTIES, or anything alike.
+        surrogate, aggregate, correction, penalty: specs of the tables SURROGATES, AGGREGATES, CORRECTIONS, PENALTIES, or anything alike;
+            of the last two also several. Corrections are computed on the batch at hand, unless `core.prepare` has put their weights into
+            it.
         check: refuse log-probs that can't be; costs one device sync a call.
 
     Returns: `Loss`. In a training loop of your own: `policy_loss(b, surrogate=Cppo(), aggregate=TokenMean()).value.backward()`.
@@ -136,24 +142,72 @@ def policy_loss(
     Edge cases: a batch with nothing in the loss gives numerator 0 with zero gradient and denominator 0; `value` is then 0.
     Metrics over loss tokens, of the ratio π/π_prox: `ratio_mean`, `ratio_max`, `approx_kl` (k3 of KL(π_prox‖π)), and `masked_fraction`
     (not kept); `rollout_replay_logp_absdiff_mean` of |log π − log μ|. They are computed here once, not by each surrogate.
-    Differs: penalties are weighted by no correction (verl weights only the policy loss too).
+    A surrogate of unit "sequence" takes the geometric mean of its kept tokens' weights.
+    Differs: penalties are weighted by no correction (verl and TRL weight only the policy loss too, T5). verl's `geo_mean` takes the
+        geometric mean over rejected tokens too, as 1e-10 (P10).
     """
-    penalties = [] if penalty is None else list(penalty) if isinstance(penalty, Sequence) else [penalty]
-    for spec in (surrogate, correction, *penalties):
-        if spec is not None:
-            check_needs(spec, batch)
+    corrections, penalties = _listed(correction), _listed(penalty)
+    for spec in (surrogate, *corrections, *penalties):
+        check_needs(spec, batch)
     if check:
         check_values(batch)
+    corrected = apply_corrections(batch, corrections)
+    if corrected.loss_mask is not batch.loss_mask:
+        batch = replace(batch, loss_mask=corrected.loss_mask)
     token = surrogate(batch)
-    loss, keep, metrics = token.loss, token.keep, {**common_metrics(batch, token.keep), **token.metrics}
-    if correction is not None:
-        corrected = correction(batch)
-        loss, keep = loss * corrected.weight, keep & corrected.keep
-        metrics |= corrected.metrics
+    keep = token.keep & corrected.keep
+    metrics = common_metrics(batch, keep) | token.metrics | corrected.metrics
+    loss = token.loss
+    if corrected.weight is not None:
+        loss = loss * (corrected.weight if token.unit == "token" else _geometric_mean(batch, corrected.weight))
     for spec in penalties:
         loss = loss + spec(batch)
     numerator = aggregate(loss, batch)
     return Loss(numerator, aggregate.denominator(batch.loss_mask, batch.cu_seqlens), metrics, keep)
+
+
+def _listed(specs: Any) -> list[Any]:
+    return [] if specs is None else list(specs) if isinstance(specs, (list, tuple)) else [specs]
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """All corrections of a batch together: `weight` [N] or None for 1; `keep` and `loss_mask` [N] bool; `metrics`."""
+
+    weight: Tensor | None
+    keep: Tensor
+    loss_mask: Tensor
+    metrics: Metrics
+
+
+@torch.no_grad()
+def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> Corrections:
+    """Weights multiply, rejections add up; each correction sees the batch as it came, so their order is irrelevant."""
+    keep = loss_mask = batch.loss_mask
+    if not corrections:
+        return Corrections(None, keep, loss_mask, {})
+    if batch.weight is not None:  # prepared: the loss mask is already reduced and the metrics are counted
+        return Corrections(batch.weight, keep & (batch.weight > 0), loss_mask, {})
+    weight: Tensor | None = None
+    metrics: Metrics = {}
+    for spec in corrections:
+        own = spec(batch)
+        weight = own.weight if weight is None else weight * own.weight
+        keep = keep & own.keep
+        loss_mask = loss_mask & own.keep if spec.rejected == "drop" else loss_mask
+        metrics |= own.metrics
+    some, hit = (segment_count(x, batch.cu_seqlens) > 0 for x in (batch.loss_mask, batch.loss_mask & ~keep))
+    metrics["mismatch/rejected_fraction"] = SumCount.over(~keep, batch.loss_mask)
+    metrics["mismatch/rejected_seq_fraction"] = SumCount.over(hit, some)
+    return Corrections(weight, keep, loss_mask, metrics)
+
+
+def _geometric_mean(b: PolicyBatch, weight: Tensor) -> Tensor:
+    """[N]: the geometric mean of the sequence's positive weights at each of those tokens, 0 at the others."""
+    kept = b.loss_mask & (weight > 0)
+    log_weight = torch.where(kept, weight, torch.ones_like(weight)).log()
+    mean = segment_mean(log_weight, kept, b.cu_seqlens).exp()
+    return torch.where(kept, mean[b.sequence_index], torch.zeros_like(weight))
 
 
 def check_needs(spec: object, batch: PolicyBatch) -> None:

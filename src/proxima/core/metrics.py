@@ -1,7 +1,7 @@
 """Statistics that travel: sums not yet divided and extremes, both merging with `+` over micro-batches, ranks and steps."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -70,7 +70,84 @@ class Peak:
         return value if value not in (float("inf"), float("-inf")) else float("nan")
 
 
-Metrics = dict[str, SumCount | Peak]
+@dataclass(frozen=True)
+class Spread:
+    """Count, mean and sum of squared deviations; merges by the parallel form of Welford's update (Chan et al., 1979), without cancellation.
+
+    Args:
+        count, mean, squares: [] float64, detached.
+        kind: what `value` gives: `std` (ddof = 0), `sample_std` (ddof = 1), or `effective_sample_size`, mean² / mean of squares, in (0, 1].
+    """
+
+    count: Tensor
+    mean: Tensor
+    squares: Tensor
+    kind: Literal["std", "sample_std", "effective_sample_size"] = "std"
+
+    @classmethod
+    def over(cls, values: Tensor, mask: Tensor, kind: Literal["std", "sample_std", "effective_sample_size"] = "std") -> Self:
+        """Of `values` [N] where `mask` [N] bool."""
+        chosen = torch.where(mask, values.detach().to(torch.float64), 0.0)
+        count = mask.sum(dtype=torch.float64)
+        mean = chosen.sum() / count.clamp(min=1)
+        return cls(count, mean, torch.where(mask, (chosen - mean).square(), 0.0).sum(), kind)
+
+    def __add__(self, other: "Spread") -> Self:
+        if self.kind != other.kind:
+            raise ValueError(f"Spread: {self.kind} and {other.kind} don't merge.")
+        count = self.count + other.count
+        gap = other.mean - self.mean
+        mean = self.mean + gap * other.count / count.clamp(min=1)
+        squares = self.squares + other.squares + gap.square() * self.count * other.count / count.clamp(min=1)
+        return type(self)(count, mean, squares, self.kind)
+
+    @property
+    def value(self) -> float:
+        """The statistic as a Python float (this one syncs); NaN when nothing went in, 0 for the sample std of one value."""
+        count, mean, squares = float(self.count), float(self.mean), float(self.squares)
+        if count == 0:
+            return float("nan")
+        if self.kind == "effective_sample_size":
+            second = mean * mean + squares / count
+            return mean * mean / second if second > 0 else float("nan")
+        return float((squares / (count if self.kind == "std" else max(count - 1, 1))) ** 0.5)
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """An exact quantile, linearly interpolated: it carries the values, so keep it to what a step can gather.
+
+    Args:
+        values: [n] float64, detached, in any order.
+        q: in [0, 1].
+    """
+
+    values: Tensor
+    q: float
+
+    @classmethod
+    def over(cls, values: Tensor, mask: Tensor, q: float) -> Self:
+        """Of `values` [N] where `mask` [N] bool. Costs a device sync."""
+        return cls(values.detach()[mask].to(torch.float64), q)
+
+    def __add__(self, other: "Quantile") -> Self:
+        if self.q != other.q:
+            raise ValueError(f"Quantile: q={self.q} and q={other.q} don't merge.")
+        return type(self)(torch.cat([self.values, other.values]), self.q)
+
+    @property
+    def value(self) -> float:
+        """The quantile as a Python float; NaN when nothing went in."""
+        if not len(self.values):
+            return float("nan")
+        position = self.q * (len(self.values) - 1)
+        ordered = self.values.sort().values
+        low = int(position)
+        high = min(low + 1, len(self.values) - 1)
+        return float(torch.lerp(ordered[low], ordered[high], position - low))
+
+
+Metrics = dict[str, SumCount | Peak | Spread | Quantile]
 
 
 def merge(parts: list[Metrics]) -> Metrics:

@@ -1,28 +1,49 @@
-"""Penalties: per-token terms added to the loss, times their coefficient. Here: the KL divergence towards the frozen reference.
+"""Penalties: per-token terms added to the loss, times their coefficient: the KL divergence towards the reference, and an entropy bonus.
 
 With d = log π − log π_ref on tokens sampled (nearly) from π, each kind estimates KL(π‖π_ref); they differ in bias, variance and gradient.
+The same kinds, detached, make the KL part of a per-token reward: `core.advantage.token.with_kl`.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
-from proxima.core.metrics import k3
-from proxima.core.ratio import LOG_RATIO_LIMIT
+from proxima.core.metrics import k2, k3
+from proxima.core.ratio import LOG_RATIO_LIMIT, masked_ratio
 from proxima.data import PolicyBatch, require
 
 
 @dataclass(frozen=True)
 class _ReferenceKl:
     coefficient: float = 0.001
+    straight_through: bool = False
+    unbiased: bool = False
     needs: ClassVar[frozenset[str]] = frozenset({"reference_log_prob"})
 
     def __post_init__(self) -> None:
         require(0 <= self.coefficient < float("inf"), "coefficient", self.coefficient, "must be >= 0 and finite")
+        both = self.straight_through and self.unbiased
+        require(not both, "unbiased", self.unbiased, "must be false with straight_through: both correct the gradient")
+        if self.unbiased:
+            object.__setattr__(self, "needs", frozenset({"proximal_log_prob", "reference_log_prob"}))
 
     def __call__(self, b: PolicyBatch) -> Tensor:
-        return self.coefficient * self.estimate(b.masked("log_prob") - b.masked("reference_log_prob").detach())
+        """[N] coefficient · KL estimate, with gradient, 0 outside the loss."""
+        value = self.divergence(b.masked("log_prob"), b.masked("reference_log_prob"))
+        if self.unbiased:
+            value = value * masked_ratio(b)
+        return self.coefficient * value
+
+    def divergence(self, log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
+        """[N] the estimate itself, nats, without the coefficient; finite log-probs everywhere."""
+        d = log_prob - reference_log_prob.detach()
+        value = self.estimate(d)
+        if self.straight_through:
+            smooth = k2(d)
+            value = value.detach() + smooth - smooth.detach()
+        return value
 
     def estimate(self, d: Tensor) -> Tensor:
         raise NotImplementedError
@@ -34,9 +55,12 @@ class K1(_ReferenceKl):
 
     Args:
         coefficient: >= 0, reward units a nat.
-        b: `log_prob` [N] with gradient, `reference_log_prob` [N], nats; `loss_mask` [N] bool.
+        straight_through: the value stays, the gradient is that of `k2`, d: the reverse KL's true one in expectation. verl's "+" kinds.
+        unbiased: multiply by the ratio π / π_prox, with its gradient, so that value and gradient hold for samples from the proximal policy.
+        b: `log_prob` [N] with gradient, `reference_log_prob` [N] (`unbiased`: `proximal_log_prob` too), nats; `loss_mask` [N] bool.
     Returns: [N] with gradient, 0 outside the loss. Raises: ValueError at construction, naming field, value and bound.
-    Source: Schulman, "Approximating KL divergence", 2020. verl `k1`/`kl`.
+    Source: Schulman, "Approximating KL divergence", 2020; verl `k1`/`kl`; `unbiased`: DeepSeek-V3.2, arXiv 2512.02556, Eq. 7, TRL
+        `use_bias_correction_kl` (T5). Differs: in nothing.
     """
 
     def estimate(self, d: Tensor) -> Tensor:
@@ -56,22 +80,82 @@ class K2(_ReferenceKl):
     """coefficient · ½ d²: biased as a value; its gradient is that of the reverse KL. Args, Returns, Raises: as `K1`. verl `k2`/`mse`."""
 
     def estimate(self, d: Tensor) -> Tensor:
-        return 0.5 * d.square()
+        return k2(d)
 
 
 @dataclass(frozen=True)
 class K3(_ReferenceKl):
     """coefficient · (exp(−d) − 1 + d): unbiased and ≥ 0 as a value.
 
-    Args, Returns, Raises: as `K1`. Edge cases: d is clamped to ±20, so that the exponential stays finite; beyond, the gradient is 0.
+    Args: as `K1`, and
+        limit: the value is clamped to ±limit nats, with gradient 0 beyond; inf: not at all. verl has 10, AReaL optionally too.
+    Returns, Raises: as `K1`. Edge cases: d is clamped to ±20, so that the exponential stays finite; beyond, the gradient is 0.
     Source: Schulman 2020; GRPO, arXiv 2402.03300, Eq. 4. verl `k3`/`low_var_kl`, TRL (T5).
-    Differs: verl also clamps the result to ±10, which stops the gradient where the policy is farthest from the reference (P22).
+    Differs: verl's clamp at 10 stops the gradient where the policy is farthest from the reference (P22), so the default here has none.
     """
 
+    limit: float = float("inf")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.limit > 0, "limit", self.limit, "must be > 0")
+
     def estimate(self, d: Tensor) -> Tensor:
-        return k3(-d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+        return k3(-d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)).clamp(-self.limit, self.limit)
 
 
-PENALTIES: dict[str, type] = {"abs": Abs, "k1": K1, "k2": K2, "k3": K3}
+@dataclass(frozen=True)
+class EntropyBonus:
+    """−coefficient · H_t: rewards an undecided policy.
 
-__all__ = ["K1", "K2", "K3", "PENALTIES", "Abs"]
+    Args:
+        coefficient: >= 0, reward units a nat.
+        b: `entropy` [N], nats, with gradient; `loss_mask` [N] bool.
+    Returns: [N] with gradient, 0 outside the loss. Raises: ValueError at construction; or when the entropy carries no gradient, which would
+        make the bonus do nothing.
+    Source: Williams and Peng, 1991; A3C, arXiv 1602.01783. verl `entropy_coeff`.
+    """
+
+    coefficient: float = 0.001
+    needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
+
+    def __post_init__(self) -> None:
+        require(0 <= self.coefficient < float("inf"), "coefficient", self.coefficient, "must be >= 0 and finite")
+
+    def __call__(self, b: PolicyBatch) -> Tensor:
+        entropy = b.masked("entropy")
+        if torch.is_grad_enabled() and b.log_prob.requires_grad and not entropy.requires_grad:
+            raise ValueError("EntropyBonus: PolicyBatch.entropy carries no gradient; ask the model for entropy with gradient.")
+        return -self.coefficient * entropy
+
+
+@dataclass(frozen=True)
+class AdaptiveCoefficient:
+    """A controller that holds the KL near a target by moving the coefficient.
+
+        beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon)
+
+    Args:
+        target: nats, > 0. horizon: samples over which a persistent error of 20 % multiplies beta by 1.2, > 0.
+    Source: arXiv 1909.08593, Eq. 3. verl `AdaptiveKLController` (P23), TRL PPO. It holds no state: the caller keeps beta.
+    """
+
+    target: float = 0.1
+    horizon: float = 10000.0
+
+    def __post_init__(self) -> None:
+        require(self.target > 0, "target", self.target, "must be > 0 nats")
+        require(self.horizon > 0, "horizon", self.horizon, "must be > 0 samples")
+
+    def next(self, coefficient: float, kl: float, samples: int) -> float:
+        """The coefficient after a step of `samples` completions with mean KL `kl`, nats. The step itself used the one before."""
+        error = min(max(kl / self.target - 1, -0.2), 0.2)
+        return coefficient * (1 + error * samples / self.horizon)
+
+
+def stop_early(approx_kl: float, target: float) -> bool:
+    """True once the epochs over a batch should end: approx_kl > 1.5 · target, nats. Source: PPO implementations since OpenAI baselines."""
+    return approx_kl > 1.5 * target
+
+
+PENALTIES: dict[str, type] = {"abs": Abs, "entropy": EntropyBonus, "k1": K1, "k2": K2, "k3": K3}

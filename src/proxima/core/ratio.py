@@ -1,10 +1,15 @@
 """The log-ratio and the ratio, computed in one place so that every surrogate clamps alike."""
 
+from typing import Literal
+
+import torch
 from torch import Tensor
 
+from proxima.core.segment import segment_mean
 from proxima.data import PolicyBatch
 
 LOG_RATIO_LIMIT = 20.0
+Level = Literal["token", "sequence"]
 
 
 def masked_log_ratio(b: PolicyBatch) -> Tensor:
@@ -12,9 +17,29 @@ def masked_log_ratio(b: PolicyBatch) -> Tensor:
     return b.masked("log_prob") - b.masked("proximal_log_prob").detach()
 
 
-def masked_ratio(b: PolicyBatch) -> Tensor:
+def masked_ratio(b: PolicyBatch, level: Level = "token") -> Tensor:
     """r = exp(clamp(ℓ, −20, 20)), [N], with gradient; 1 outside the loss mask.
 
-    exp(20) = 4.85e8 is finite in float32; beyond the clamp the gradient is 0.
+    At level "sequence", ℓ is its mean over the loss tokens of the sequence, with the gradient through the mean, and r is the same for all
+    of them. exp(20) = 4.85e8 is finite in float32; beyond the clamp the gradient is 0.
     """
-    return masked_log_ratio(b).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    log_ratio = masked_log_ratio(b)
+    if level == "sequence":
+        log_ratio = spread(b, segment_mean(log_ratio, b.loss_mask, b.cu_seqlens))
+    return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def sequence_advantage(b: PolicyBatch) -> Tensor:
+    """[N] the mean advantage of the sequence's loss tokens at each of them, 0 outside the loss."""
+    return spread(b, segment_mean(b.masked("advantage"), b.loss_mask, b.cu_seqlens))
+
+
+def either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """[N] one of two numbers in the dtype of `like`: `torch.where` on bare numbers would round them to float32 first."""
+    one, other = (torch.full((), x, dtype=like.dtype, device=like.device) for x in (yes, no))
+    return torch.where(condition, one, other)
+
+
+def spread(b: PolicyBatch, values: Tensor) -> Tensor:
+    """[S] → [N]: the sequence's value at each of its loss tokens, 0 outside the loss."""
+    return torch.where(b.loss_mask, values[b.sequence_index], torch.zeros((), dtype=values.dtype, device=values.device))

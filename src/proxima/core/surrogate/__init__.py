@@ -1,5 +1,9 @@
 """Surrogates: per-token losses that bound how far one update moves the policy. One file a family.
 
+    clip         ppo_clip, gspo, luspo, and reinforce, which they bound       weight       cispo, sapo, vespo, geo_mean
+    dppo, cppo   masks by divergence, of the token and of its prefix          whole_batch  clip_cov, kl_cov, m2po, dro
+    drpo         quadratic pulls: drpo, spo
+
 A surrogate is a frozen dataclass with `needs`, `zero_advantage_inert` and `__call__(PolicyBatch) -> TokenLoss`. It reads the ratio from
 `core.ratio`, masks by selection and knows nothing of corrections, aggregation or common metrics: `core.loss.policy_loss` adds those.
 Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `train`, `config`.
@@ -7,18 +11,48 @@ To add one: (1) a dataclass whose docstring has formula, args, edge cases and so
 `tests/golden`. The conformance tests find it in the dict. Out of tree: `{kind: my_lab.losses:SoftClip}`.
 """
 
-from proxima.core.surrogate.clip import PpoClip, Reinforce
+from proxima.core.surrogate.clip import Gspo, Luspo, PpoClip, Reinforce
 from proxima.core.surrogate.cppo import Cppo
 from proxima.core.surrogate.dppo import Dppo
 from proxima.core.surrogate.drpo import Drpo, Spo
+from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo, Vespo
+from proxima.core.surrogate.whole_batch import ClipCov, Dro, KlCov, M2po
 
 SURROGATES: dict[str, type] = {
+    "cispo": Cispo,
+    "clip_cov": ClipCov,
     "cppo": Cppo,
     "dppo": Dppo,
     "drpo": Drpo,
+    "dro": Dro,
+    "geo_mean": GeoMean,
+    "gspo": Gspo,
+    "kl_cov": KlCov,
+    "luspo": Luspo,
+    "m2po": M2po,
     "ppo_clip": PpoClip,
     "reinforce": Reinforce,
+    "sapo": Sapo,
     "spo": Spo,
+    "vespo": Vespo,
 }
 
-__all__ = ["SURROGATES", "Cppo", "Dppo", "Drpo", "PpoClip", "Reinforce", "Spo"]
+__all__ = [
+    "SURROGATES",
+    "Cispo",
+    "ClipCov",
+    "Cppo",
+    "Dppo",
+    "Dro",
+    "Drpo",
+    "GeoMean",
+    "Gspo",
+    "KlCov",
+    "Luspo",
+    "M2po",
+    "PpoClip",
+    "Reinforce",
+    "Sapo",
+    "Spo",
+    "Vespo",
+]

@@ -1,14 +1,41 @@
-"""The clipped objective, and the plain policy gradient that it bounds."""
+"""The clipped objective, on the ratio of the token or of its sequence, and the plain policy gradient that it bounds."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from proxima.core.loss import TokenLoss
-from proxima.core.metrics import SumCount
-from proxima.core.ratio import masked_ratio
+from proxima.core.metrics import Metrics, SumCount
+from proxima.core.ratio import masked_log_ratio, masked_ratio, sequence_advantage
 from proxima.data import PolicyBatch, require
+
+
+def check_clip(epsilon_low: float, epsilon_high: float, dual_clip: float | None = None) -> None:
+    """Raise ValueError unless the clip range can be one."""
+    require(0 <= epsilon_low <= 1, "epsilon_low", epsilon_low, "must be in [0, 1]")
+    require(epsilon_high >= 0, "epsilon_high", epsilon_high, "must be >= 0")
+    require(dual_clip is None or dual_clip > 1, "dual_clip", dual_clip, "must be > 1, or none")
+
+
+def clipped(
+    ratio: Tensor, advantage: Tensor, mask: Tensor, low: float, high: float, dual: float | None = None
+) -> tuple[Tensor, Tensor, Metrics]:
+    """max(−A r, −A clip(r, 1−low, 1+high)), with the dual clip where A < 0: loss [N], keep [N], and the shares clipped."""
+    loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high))
+    below = (advantage < 0) & (ratio < 1 - low)
+    above = (advantage > 0) & (ratio > 1 + high)
+    far = torch.zeros_like(below)
+    if dual is not None:
+        loss = torch.where(advantage < 0, torch.minimum(loss, -advantage * dual), loss)
+        far = (advantage < 0) & (ratio > dual)
+    metrics: Metrics = {
+        "clip_fraction_low": SumCount.over(below, mask),
+        "clip_fraction_high": SumCount.over(above, mask),
+        "clip_fraction_dual": SumCount.over(far, mask),
+    }
+    return loss, mask & ~(below | above | far), metrics
 
 
 @dataclass(frozen=True)
@@ -28,8 +55,8 @@ class PpoClip:
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: A = 0: loss and gradient 0. r exactly on an edge: not clipped. Log-ratios beyond 20 have gradient 0.
     Source: PPO, arXiv 1707.06347, Eq. 7; GRPO 2402.03300; dual clip 1912.09729, Eq. 5; clip-higher, DAPO 2503.14476.
-    Differs: TRL does not clamp log-ratios at 20 (T4); its `delta` bounds the ratio for both signs of the advantage (T3), verl's dual clip
-        and ours only for A < 0 (P3). AReaL's dual clip is for both signs, without effect where A > 0 (A4).
+    Differs: TRL does not clamp log-ratios at 20 (T4). TRL's two-sided `delta` (T3) is `dual_clip` whenever delta >= 1 + epsilon_high: for
+        A > 0 the clip is reached first. AReaL's dual clip is for both signs, without effect where A > 0 (A4).
     """
 
     epsilon_low: float = 0.2
@@ -39,26 +66,65 @@ class PpoClip:
     zero_advantage_inert: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(0 <= self.epsilon_low <= 1, "epsilon_low", self.epsilon_low, "must be in [0, 1]")
-        require(self.epsilon_high >= 0, "epsilon_high", self.epsilon_high, "must be >= 0")
-        require(self.dual_clip is None or self.dual_clip > 1, "dual_clip", self.dual_clip, "must be > 1, or none")
+        check_clip(self.epsilon_low, self.epsilon_high, self.dual_clip)
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
-        ratio, advantage = masked_ratio(b), b.masked("advantage")
-        plain = -advantage * ratio
-        loss = torch.maximum(plain, -advantage * ratio.clamp(1 - self.epsilon_low, 1 + self.epsilon_high))
-        low = (advantage < 0) & (ratio < 1 - self.epsilon_low)
-        high = (advantage > 0) & (ratio > 1 + self.epsilon_high)
-        dual = torch.zeros_like(low)
-        if self.dual_clip is not None:
-            loss = torch.where(advantage < 0, torch.minimum(loss, -advantage * self.dual_clip), loss)
-            dual = (advantage < 0) & (ratio > self.dual_clip)
-        metrics = {
-            "clip_fraction_low": SumCount.over(low, b.loss_mask),
-            "clip_fraction_high": SumCount.over(high, b.loss_mask),
-            "clip_fraction_dual": SumCount.over(dual, b.loss_mask),
-        }
-        return TokenLoss(loss, b.loss_mask & ~(low | high | dual), {**metrics})
+        bounds = (self.epsilon_low, self.epsilon_high, self.dual_clip)
+        return TokenLoss(*clipped(masked_ratio(b), b.masked("advantage"), b.loss_mask, *bounds))
+
+
+@dataclass(frozen=True)
+class Gspo:
+    """The clipped objective on one ratio for the whole sequence: the geometric mean of its tokens' ratios.
+
+        s = exp(mean_t l_t)        l = log pi - log pi_prox, over the loss tokens of the sequence
+        sequence: loss_t = max(-A s, -A clip(s, 1 - epsilon_low, 1 + epsilon_high)), the same at every token, gradient through the mean
+        token:    the same with exp(l_t - sg l_t + sg log s) for s: value s, but the gradient s at every token and A may differ by token
+
+    Args:
+        epsilon_low, epsilon_high: clip range of s, in [0, 1] and >= 0. Two orders of magnitude narrower than PPO's: s averages.
+        form: as above. Under `sequence_mean_token_mean`, and with one advantage a sequence, both have the same gradient.
+        b: as for `PpoClip`.
+    Returns: TokenLoss whose unit is `form`: `loss` [N], `keep` [N] bool, both alike within a sequence in the sequence form.
+    Raises: ValueError naming field, value and bound, at construction.
+    Edge cases: a sequence with one loss token is `ppo_clip`. In the sequence form A is the mean over the sequence's loss tokens.
+    Source: arXiv 2507.18071, Eq. 5 (sequence) and 14 (token). verl `gspo` (token form), UniRL and AReaL (sequence form), TRL
+        `importance_sampling_level: sequence`.
+    Differs: verl clamps log s at 10 from above only (P5), UniRL and TRL not at all (U6, T4); here +-20. AReaL under its token mean
+        weighs sequences by length (A5); here the aggregation says so.
+    """
+
+    epsilon_low: float = 3e-4
+    epsilon_high: float = 4e-4
+    form: Literal["token", "sequence"] = "token"
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
+    zero_advantage_inert: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_clip(self.epsilon_low, self.epsilon_high)
+        require(self.form in ("token", "sequence"), "form", self.form, "must be token or sequence")
+
+    def __call__(self, b: PolicyBatch) -> TokenLoss:
+        ratio, advantage = masked_ratio(b, "sequence"), sequence_advantage(b)
+        if self.form == "token":
+            own = masked_log_ratio(b)
+            ratio, advantage = ratio.detach() * (own - own.detach()).exp(), b.masked("advantage")
+        return TokenLoss(*clipped(ratio, advantage, b.loss_mask, self.epsilon_low, self.epsilon_high), unit=self.form)
+
+
+@dataclass(frozen=True)
+class Luspo(Gspo):
+    """GSPO without its length bias: each sequence's loss counts as often as it has tokens.
+
+        loss_t = GSPO's sequence loss at every token; under `sequence_mean_token_sum`: mean over sequences of n max(-A s, -A clip(s, ...))
+
+    Args, Returns, Raises, Edge cases: as `Gspo`, in the sequence form. Use it with `aggregate: sequence_mean_token_sum`; under
+        `sequence_mean_token_mean` it is `gspo` again.
+    Source: arXiv 2602.05261; TRL `loss_type: luspo` with `importance_sampling_level: sequence` (T1). Differs: TRL's luspo at token level
+        is `ppo_clip` under `sequence_mean_token_sum`.
+    """
+
+    form: Literal["token", "sequence"] = "sequence"
 
 
 @dataclass(frozen=True)
@@ -71,7 +137,7 @@ class Reinforce:
         b: `log_prob` [N] with gradient, nats; `advantage` [N], reward units; `loss_mask` [N] bool.
     Returns: TokenLoss of unit "token"; `keep` is the loss mask.
     Edge cases: A = 0: loss and gradient 0. No proximal policy is needed; without one the ratio metrics are absent.
-    Source: Williams, 1992; GPG, arXiv 2504.02546 (with its own advantage). verl `gpg`. Differs: in nothing.
+    Source: Williams, 1992; GPG, arXiv 2504.02546 (with its own advantage). verl `gpg`, `reinforce`. Differs: in nothing.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"advantage"})

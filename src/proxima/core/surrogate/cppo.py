@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from proxima.core.divergence import DIVERGENCES, divergence
+from proxima.core.divergence import divergence, divergence_needs
 from proxima.core.loss import TokenLoss
 from proxima.core.metrics import SumCount
 from proxima.core.segment import clamped_quantile, exclusive_cumsum, segment_count
@@ -28,8 +28,8 @@ class Cppo:
     Args:
         delta: threshold of one token, a probability, > 0, inf allowed. .15 for dense models, .20 for mixtures of experts.
         w_min: weight of the last token, in (0, 1].
-        delta_b: average drift granted to each token of the prefix, > 0, inf allowed.
-        divergence: D; `binary_tv` is the method, the others take its place in every formula.
+        delta_b: average drift granted to each token of the prefix, >= 0, inf allowed.
+        divergence: D; `binary_tv` is the method, the others (see `Dppo`) take its place in every formula.
         budget: `dynamic` as above; `static` is delta_b itself.
         single_token: the weight of the only token of a sequence: `one`, or `w_min` (the printed formula read as its limit).
         centre: the policy that D and the direction are measured from. `behavior` is the method; `proximal` an ablation.
@@ -49,21 +49,20 @@ class Cppo:
     delta: float = 0.15
     w_min: float = 0.8
     delta_b: float = 0.02
-    divergence: Literal["binary_tv", "binary_kl"] = "binary_tv"
+    divergence: Literal["binary_tv", "binary_kl", "topk_tv", "topk_kl"] = "binary_tv"
     budget: Literal["dynamic", "static"] = "dynamic"
     single_token: Literal["one", "w_min"] = "one"
     centre: Centre = "behavior"
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "behavior_log_prob", "proximal_log_prob"})
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "behavior_log_prob", "proximal_log_prob"})  # and top-k for topk_*
     zero_advantage_inert: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.delta > 0, "delta", self.delta, "must be > 0")
         require(0 < self.w_min <= 1, "w_min", self.w_min, "must be in (0, 1]")
-        require(self.delta_b > 0, "delta_b", self.delta_b, "must be > 0")
-        require(self.divergence in DIVERGENCES, "divergence", self.divergence, f"must be one of {', '.join(sorted(DIVERGENCES))}")
+        require(self.delta_b >= 0, "delta_b", self.delta_b, "must be >= 0")
+        object.__setattr__(self, "needs", type(self).needs | divergence_needs(self.divergence, self.centre))
         require(self.budget in ("dynamic", "static"), "budget", self.budget, "must be dynamic or static")
         require(self.single_token in ("one", "w_min"), "single_token", self.single_token, "must be one or w_min")
-        require(self.centre in ("behavior", "proximal"), "centre", self.centre, "must be behavior or proximal")
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         weighted, allowed = self.threshold(b)

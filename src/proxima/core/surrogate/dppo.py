@@ -6,9 +6,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from proxima.core.divergence import DIVERGENCES, divergence
+from proxima.core.divergence import divergence, divergence_needs
 from proxima.core.loss import TokenLoss
-from proxima.core.ratio import masked_ratio
+from proxima.core.ratio import either, masked_ratio
 from proxima.data import PolicyBatch, require
 
 Centre = Literal["behavior", "proximal"]
@@ -34,7 +34,8 @@ class Dppo:
         keep_t  iff  A (r - 1) <= 0  or  D_t <= delta        loss_t = keep_t (-A r)        r = pi / pi_prox
 
     Args:
-        divergence: D. `binary_tv` |pi - mu| (a probability), `binary_kl` (nats).
+        divergence: D. `binary_tv` |pi - mu| (a probability), `binary_kl` (nats); `topk_tv`, `topk_kl` over the behavior top K, the sampled
+            token and one bucket for the rest: these need `behavior_top_k_log_prob` and `top_k_log_prob` [N, K] (K = 20 in the paper).
         delta: largest divergence of a token that moves away, > 0, inf allowed. Paper: tv .15 (.20 for 30B-A3B), kl .05.
         delta_low: the same for tokens with A < 0; none: `delta`.
         ratio_cap: none: gradient through r, as UniRL. A number c: -A sg(min(r, c)) log pi, as verl and TRL; the same gradient for r <= c.
@@ -48,23 +49,22 @@ class Dppo:
         cap from `clip_ratio_c`, whose real default is 3 and not the documented 20 (P4); D is in the batch's dtype, UniRL's is float32.
     """
 
-    divergence: Literal["binary_tv", "binary_kl"] = "binary_tv"
+    divergence: Literal["binary_tv", "binary_kl", "topk_tv", "topk_kl"] = "binary_tv"
     delta: float = 0.15
     delta_low: float | None = None
     ratio_cap: float | None = None
     centre: Centre = "behavior"
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "behavior_log_prob", "proximal_log_prob"})
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "behavior_log_prob", "proximal_log_prob"})  # and top-k for topk_*
     zero_advantage_inert: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self.divergence in DIVERGENCES, "divergence", self.divergence, f"must be one of {', '.join(sorted(DIVERGENCES))}")
+        object.__setattr__(self, "needs", type(self).needs | divergence_needs(self.divergence, self.centre))
         require(self.delta > 0, "delta", self.delta, "must be > 0")
         require(self.delta_low is None or self.delta_low > 0, "delta_low", self.delta_low, "must be > 0, or none for delta")
         require(self.ratio_cap is None or self.ratio_cap > 0, "ratio_cap", self.ratio_cap, "must be > 0, or none")
-        require(self.centre in ("behavior", "proximal"), "centre", self.centre, "must be behavior or proximal")
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         far = divergence(b, self.divergence, self.centre)
-        bound = torch.where(b.masked("advantage") < 0, self.delta if self.delta_low is None else self.delta_low, self.delta)
+        bound = either(b.masked("advantage") < 0, self.delta if self.delta_low is None else self.delta_low, self.delta, far)
         keep = b.loss_mask & (returns_to(b, self.centre) | (far <= bound))
         return TokenLoss(ratio_loss(b, keep, self.ratio_cap), keep, {})

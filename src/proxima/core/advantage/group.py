@@ -1,0 +1,325 @@
+"""Advantages of whole completions: [S] rewards in, [S] advantages out."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from proxima.data import Outcomes, require
+
+
+class Advantage(Protocol):
+    """A frozen dataclass; calling it gives [S] advantages, 0 where `valid` is False. `needs` names optional fields of `Outcomes`."""
+
+    needs: ClassVar[frozenset[str]]
+    per_token: ClassVar[bool]
+
+    def __call__(self, outcomes: Outcomes) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class GroupStatistics:
+    """Statistics of each completion's group over its valid rewards, spread back to the completions: [S] each.
+
+    `reward` is 0 where invalid; `count` the valid ones of the group; `mean`; `std` (ddof = 1, 0 for fewer than two); `uniform` True where
+    the group has fewer than two valid rewards, or all its valid rewards are equal; `index` numbers the groups from 0.
+    """
+
+    reward: Tensor
+    count: Tensor
+    mean: Tensor
+    std: Tensor
+    uniform: Tensor
+    index: Tensor
+
+    @classmethod
+    def of(cls, outcomes: Outcomes) -> "GroupStatistics":
+        valid = outcomes.valid
+        zero = torch.zeros((), dtype=outcomes.reward.dtype, device=outcomes.reward.device)
+        reward = torch.where(valid, outcomes.reward, zero)
+        index = torch.unique(outcomes.group, return_inverse=True)[1]
+        count = group_sum(valid.to(reward.dtype), index)
+        mean = group_sum(reward, index) / count.clamp(min=1)
+        square = torch.where(valid, (reward - mean).square(), zero)
+        std = (group_sum(square, index) / (count - 1).clamp(min=1)).sqrt()
+        high = reward.new_zeros(len(index)).scatter_reduce(0, index, torch.where(valid, reward, -torch.inf), "amax", include_self=False)[
+            index
+        ]
+        low = reward.new_zeros(len(index)).scatter_reduce(0, index, torch.where(valid, reward, torch.inf), "amin", include_self=False)[
+            index
+        ]
+        return cls(reward, count, mean, std, (count < 2) | (high == low), index)
+
+
+def group_sum(values: Tensor, index: Tensor) -> Tensor:
+    """[S] the sum of `values` [S] over the completion's group; `index` [S] int64 numbers the groups below S."""
+    return torch.zeros_like(values).index_add(0, index, values)[index]
+
+
+def batch_std(outcomes: Outcomes) -> Tensor:
+    """[] standard deviation (ddof = 1) of all valid rewards; 0 for fewer than two."""
+    reward = outcomes.reward[outcomes.valid]
+    return reward.std() if len(reward) > 1 else reward.new_zeros(())
+
+
+def _where_it_counts(outcomes: Outcomes, group: GroupStatistics, advantage: Tensor) -> Tensor:
+    return torch.where(outcomes.valid & ~group.uniform, advantage, torch.zeros_like(advantage))
+
+
+def whitened_over_tokens(advantage: Tensor, outcomes: Outcomes, epsilon: float = 1e-8) -> Tensor:
+    """(A − mean) / sqrt(var + ε), with mean and variance (ddof = 1) over the tokens of all valid completions: longer ones weigh more.
+
+    Args:
+        advantage: [S].
+        outcomes: `valid` and `length`, loss tokens of each completion; a completion of length 0 weighs nothing.
+    Returns: [S], 0 where invalid; unchanged when there are fewer than two tokens.
+    """
+    weight = torch.where(outcomes.valid, outcomes.length.clamp(min=0), 0).to(advantage.dtype)
+    tokens = weight.sum()
+    if float(tokens) < 2:
+        return advantage
+    mean = (weight * advantage).sum() / tokens
+    variance = (weight * (advantage - mean).square()).sum() / (tokens - 1)
+    return torch.where(outcomes.valid, (advantage - mean) * torch.rsqrt(variance + epsilon), torch.zeros_like(advantage))
+
+
+@dataclass(frozen=True)
+class Grpo:
+    """Reward minus the mean of its group, divided by a standard deviation or not.
+
+        A = (r - mean_group) / (std + epsilon)
+
+    Args:
+        scale: `none` does not divide (Dr. GRPO); `group` by the group's standard deviation, `batch` by that of the whole batch; ddof = 1.
+        epsilon: added to the standard deviation, > 0. verl 1e-6, TRL and completion pruning 1e-4.
+        outcomes: rewards, validity, groups.
+    Returns: [S] in the rewards' dtype, reward units (or standard deviations).
+    Raises: ValueError naming field, value and bound, at construction.
+    Edge cases: a uniform group gives exactly 0, whatever rounding does to its mean; so does a group with one valid reward. Invalid: 0.
+    Source: GRPO, arXiv 2402.03300, Sec. 4.1; Dr. GRPO 2503.20783 for `none`.
+    Differs: verl gives a group of one its raw reward (P16). TRL and verl find uniform groups by the standard deviation or not at all.
+    """
+
+    scale: Literal["none", "group", "batch"] = "none"
+    epsilon: float = 1e-6
+    needs: ClassVar[frozenset[str]] = frozenset()
+    per_token: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self.scale in ("none", "group", "batch"), "scale", self.scale, "must be none, group or batch")
+        require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        group = GroupStatistics.of(outcomes)
+        centred = group.reward - group.mean
+        if self.scale != "none":
+            centred = centred / ((group.std if self.scale == "group" else batch_std(outcomes)) + self.epsilon)
+        return _where_it_counts(outcomes, group, centred)
+
+
+@dataclass(frozen=True)
+class Rloo:
+    """Reward minus the mean of the others in its group.
+
+        A_i = r_i - mean_{j != i} r_j = (r_i - mean_group) n / (n - 1)
+
+    Args:
+        normalise: standardise over the valid completions of the batch: (A - mean) / (std + 1e-4), ddof = 1.
+        outcomes: rewards, validity, groups.
+    Returns: [S] in the rewards' dtype, reward units.
+    Edge cases: a uniform group gives exactly 0 (before normalisation), so does a group with one valid reward. Invalid: 0, no one's
+        baseline.
+    Source: arXiv 2402.14740, Eq. 9; `normalise`: TRL `normalize_advantages` (T10).
+    Differs: verl's `rloo` keeps the raw reward of a group of one, its `rloo_vectorized` gives 0 (P16).
+    """
+
+    normalise: bool = False
+    needs: ClassVar[frozenset[str]] = frozenset()
+    per_token: ClassVar[bool] = False
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        group = GroupStatistics.of(outcomes)
+        centred = _where_it_counts(outcomes, group, (group.reward - group.mean) * group.count / (group.count - 1).clamp(min=1))
+        return standardised(centred, outcomes.valid, 1e-4) if self.normalise else centred
+
+
+def standardised(advantage: Tensor, valid: Tensor, epsilon: float) -> Tensor:
+    """(A − mean) / (std + ε) over the valid completions, ddof = 1; 0 where invalid, and for fewer than two."""
+    chosen = advantage[valid]
+    if len(chosen) < 2:
+        return torch.zeros_like(advantage)
+    return torch.where(valid, (advantage - chosen.mean()) / (chosen.std() + epsilon), torch.zeros_like(advantage))
+
+
+@dataclass(frozen=True)
+class Opo:
+    """Reward minus the length-weighted mean of its group, the baseline of least variance when a token's gradient has a constant norm.
+
+        A = r - sum(len r) / sum(len)
+
+    Args:
+        outcomes: rewards, validity, groups, `length` in loss tokens.
+    Returns: [S] in the rewards' dtype. Edge cases: as `Grpo`; a group without a token gives 0.
+    Source: arXiv 2505.23585, Eq. 6. verl `opo`. Differs: verl gives a group of one its raw reward (P16).
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    per_token: ClassVar[bool] = False
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        group = GroupStatistics.of(outcomes)
+        length = torch.where(outcomes.valid, outcomes.length, 0).to(group.reward.dtype)
+        baseline = group_sum(length * group.reward, group.index) / group_sum(length, group.index).clamp(min=1)
+        return _where_it_counts(outcomes, group, group.reward - baseline)
+
+
+@dataclass(frozen=True)
+class GrpoPassk:
+    """Pass@k: only the best completion of a group has an advantage, its lead over the second best.
+
+        A_best = (r_best - r_second) / (std + epsilon), 0 for the others
+
+    Args:
+        scale: `group` divides by the group's standard deviation (ddof = 1), `none` does not.
+        epsilon: added to the standard deviation, > 0.
+    Returns: [S] in the rewards' dtype. Edge cases: a tie for the best gives 0 throughout; a group of one 0 (verl raises).
+    Source: arXiv 2503.19595. verl `grpo_passk`. Differs: in a tie verl picks the first by argmax and gives it (r - r) / std = 0 too.
+    """
+
+    scale: Literal["none", "group"] = "group"
+    epsilon: float = 1e-6
+    needs: ClassVar[frozenset[str]] = frozenset()
+    per_token: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self.scale in ("none", "group"), "scale", self.scale, "must be none or group")
+        require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        group = GroupStatistics.of(outcomes)
+        size = len(group.index)
+        low = torch.where(outcomes.valid, group.reward, -torch.inf)
+        best = low.new_zeros(size).scatter_reduce(0, group.index, low, "amax", include_self=False)[group.index]
+        is_best = outcomes.valid & (low == best)
+        alone = group_sum(is_best.to(low.dtype), group.index) == 1
+        others = torch.where(is_best, -torch.inf, low)
+        second = low.new_zeros(size).scatter_reduce(0, group.index, others, "amax", include_self=False)[group.index]
+        lead = torch.where(is_best & alone & (group.count > 1), group.reward - second, torch.zeros_like(low))
+        return lead / (group.std + self.epsilon) if self.scale == "group" else lead
+
+
+@dataclass(frozen=True)
+class Gpg:
+    """Centred rewards, scaled up by the share of the batch that says anything.
+
+        A = alpha (r - mean_group) / f_norm        alpha = completions / completions with a non-zero reward
+
+    Args:
+        f_norm: > 0.
+    Returns: [S] in the rewards' dtype. Edge cases: as `Grpo`; a batch of zeros gives 0.
+    Source: GPG, arXiv 2504.02546. verl `gpg`. Differs: invalid rewards are in neither count; verl gives a group of one its raw reward
+        (P16); the standard deviation verl computes there is unused (P19).
+    """
+
+    f_norm: float = 1.0
+    needs: ClassVar[frozenset[str]] = frozenset()
+    per_token: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self.f_norm > 0, "f_norm", self.f_norm, "must be > 0")
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        group = GroupStatistics.of(outcomes)
+        alpha = outcomes.valid.sum() / (group.reward != 0).sum().clamp(min=1)
+        return _where_it_counts(outcomes, group, alpha * (group.reward - group.mean) / self.f_norm)
+
+
+@dataclass(frozen=True)
+class Remax:
+    """Reward minus the reward of the greedy completion of the same prompt: A = r − r_greedy.
+
+    Args:
+        outcomes: rewards, validity, and `baseline` [S], the greedy completion's reward; NaN there (its scorer failed) gives 0.
+    Returns: [S] in the rewards' dtype. Edge cases: invalid: 0. It needs no group; a group of one is fine.
+    Source: arXiv 2310.10505. verl `remax`. Differs: in nothing; with per-token rewards verl's is a reward-to-go, see `ReinforcePp`.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"baseline"})
+    per_token: ClassVar[bool] = False
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        baseline = _field(outcomes, "baseline", "Remax", "the greedy completion of each prompt must be generated and scored too")
+        zero = torch.zeros_like(outcomes.reward)
+        return torch.where(outcomes.valid & baseline.isfinite(), torch.where(outcomes.valid, outcomes.reward, zero) - baseline, zero)
+
+
+@dataclass(frozen=True)
+class ReinforcePpBaseline:
+    """REINFORCE++ with a group baseline: rewards centred in their group, then whitened over the loss tokens of the whole batch.
+
+        A = whiten(r - mean_group)        whiten(x) = (x - mean) / sqrt(var + 1e-8) over tokens, ddof = 1
+
+    Args:
+        outcomes: rewards, validity, groups, `length` in loss tokens.
+    Returns: [S]. Edge cases: invalid: 0. A uniform group is 0 before whitening and the same small number for all after it.
+    Source: arXiv 2501.03262. verl `reinforce_plus_plus_baseline`. Differs: verl gives a group of one its raw reward (P16).
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    per_token: ClassVar[bool] = False
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        group = GroupStatistics.of(outcomes)
+        return whitened_over_tokens(_where_it_counts(outcomes, group, group.reward - group.mean), outcomes)
+
+
+@dataclass(frozen=True)
+class Gdpo:
+    """Each reward normalised in its group on its own, then summed: a reward with a small scale still counts.
+
+        A = finish(sum_k weight_k (r_k - mean_group r_k) / (std_group r_k + epsilon))
+
+    Args:
+        weights: one a column of `parts`; none: all 1.
+        scale: `group` divides each reward by its standard deviation (ddof = 1), `none` only centres it.
+        epsilon: added to the standard deviation, > 0.
+        finish: `tokens` whitens over loss tokens (verl), `completions` standardises over completions with `epsilon` (TRL), `none`.
+        outcomes: `parts` [S, R]; without it `reward` is the only one. `length` in loss tokens for `finish: tokens`.
+    Returns: [S]. Raises: ValueError at construction, or when `weights` does not fit `parts`.
+    Edge cases: a group uniform in one reward gets 0 from that one. NaN in a part (no such reward for this row) adds 0. Invalid: 0.
+    Source: arXiv 2601.05242. verl `gdpo` (P20), TRL `multi_objective_aggregation: normalize_then_sum` (T10).
+    Differs: verl computes in float32 and gives groups of one the raw reward (P16, P20).
+    """
+
+    weights: tuple[float, ...] | None = None
+    scale: Literal["none", "group"] = "group"
+    epsilon: float = 1e-6
+    finish: Literal["tokens", "completions", "none"] = "tokens"
+    needs: ClassVar[frozenset[str]] = frozenset()
+    per_token: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self.scale in ("none", "group"), "scale", self.scale, "must be none or group")
+        require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
+        require(self.finish in ("tokens", "completions", "none"), "finish", self.finish, "must be tokens, completions or none")
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        parts = outcomes.reward[:, None] if outcomes.parts is None else outcomes.parts
+        weights = (1.0,) * parts.shape[1] if self.weights is None else self.weights
+        require(len(weights) == parts.shape[1], "weights", weights, f"must have one number for each of the {parts.shape[1]} rewards")
+        inner = Grpo(scale=self.scale, epsilon=self.epsilon)
+        total = torch.zeros_like(outcomes.reward)
+        for weight, part in zip(weights, parts.unbind(1), strict=True):
+            own = replace(outcomes, reward=part, valid=outcomes.valid & part.isfinite(), parts=None)
+            total = total + weight * inner(own)
+        if self.finish == "none":
+            return total
+        return whitened_over_tokens(total, outcomes) if self.finish == "tokens" else standardised(total, outcomes.valid, self.epsilon)
+
+
+def _field(outcomes: Outcomes, name: str, who: str, remedy: str) -> Tensor:
+    value: Tensor | None = getattr(outcomes, name)
+    if value is None:
+        raise ValueError(f"{who} needs `{name}`, which the outcomes lack: {remedy}.")
+    return value

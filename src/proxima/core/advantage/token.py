@@ -1,0 +1,246 @@
+"""Advantages of tokens: rewards placed on tokens in, [N] advantages out; and the whitening and KL rewards that go with them."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from proxima.core.segment import segment_index
+from proxima.data import check_fields, require
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRewards:
+    """Rewards and what else a token advantage reads, on the packed axis of a `PolicyBatch`.
+
+    Args:
+        reward: [N] float, reward units; the terminal score sits on the last loss token, see `place_scores`. Anything outside the loss.
+        loss_mask: [N] bool; other tokens are skipped: no time passes there.
+        cu_seqlens: [S+1] int.
+        value: [N] float, the critic's estimate before the token; for `gae`.
+        bootstrap: [S] float, the critic's estimate after the last token of a truncated completion; 0, or omitted, where it ended by itself.
+        group: [S] int; for `optimal_token_baseline`.
+        score_variance: [N] float, 1 − 2 π_t + Σ_v π_v², the squared norm of the softmax score; for `optimal_token_baseline`.
+    """
+
+    reward: Annotated[Tensor, "float N"]
+    loss_mask: Annotated[Tensor, "bool N"]
+    cu_seqlens: Annotated[Tensor, "int S+1"]
+    value: Annotated[Tensor | None, "float N"] = None
+    bootstrap: Annotated[Tensor | None, "float S"] = None
+    group: Annotated[Tensor | None, "int S"] = None
+    score_variance: Annotated[Tensor | None, "float N"] = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class TokenAdvantage(Protocol):
+    """A frozen dataclass; calling it gives [N] advantages, 0 outside the loss."""
+
+    needs: ClassVar[frozenset[str]]
+    per_token: ClassVar[bool]
+
+    def __call__(self, rewards: TokenRewards) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Loss tokens only, as right-padded rows [S, T]: a scan over T columns serves all sequences at once."""
+
+    inside: Tensor
+    row: Tensor
+    column: Tensor
+    tokens: Tensor
+
+    @classmethod
+    def of(cls, mask: Tensor, cu_seqlens: Tensor) -> "_Rows":
+        tokens = mask.nonzero().flatten()
+        row = segment_index(cu_seqlens, len(mask))[tokens]
+        count = torch.bincount(row, minlength=len(cu_seqlens) - 1)
+        column = torch.arange(len(tokens), device=mask.device) - (count.cumsum(0) - count)[row]
+        width = int(count.max()) if len(count) else 0
+        inside = torch.arange(width, device=mask.device) < count[:, None]
+        return cls(inside, row, column, tokens)
+
+    def padded(self, values: Tensor) -> Tensor:
+        out = torch.zeros(self.inside.shape, dtype=torch.float64, device=values.device)
+        out[self.row, self.column] = values[self.tokens].double()
+        return out
+
+    def packed(self, rows: Tensor, like: Tensor) -> Tensor:
+        out = torch.zeros_like(like)
+        out[self.tokens] = rows[self.row, self.column].to(like.dtype)
+        return out
+
+
+def _scan(step: Tensor, factor: float, inside: Tensor) -> Tensor:
+    """[S, T]: y_t = step_t + factor y_{t+1} inside each row, from the last token to the first, in float64."""
+    out = torch.zeros_like(step)
+    carry = step.new_zeros(len(step))
+    for t in range(step.shape[1] - 1, -1, -1):
+        carry = torch.where(inside[:, t], step[:, t] + factor * carry, carry)
+        out[:, t] = carry
+    return out
+
+
+def reward_to_go(rewards: TokenRewards, gamma: float = 1.0) -> Tensor:
+    """[N] G_t = Σ_{k ≥ t} γ^{k−t} r_k over the loss tokens of the sequence; 0 outside the loss."""
+    rows = _Rows.of(rewards.loss_mask, rewards.cu_seqlens)
+    return rows.packed(_scan(rows.padded(rewards.reward), gamma, rows.inside), rewards.reward)
+
+
+def whiten(values: Tensor, mask: Tensor, *, shift: bool = True, epsilon: float = 1e-8) -> Tensor:
+    """(x − mean) / sqrt(var + ε) over the masked tokens, ddof = 1; 0 outside the mask. `shift=False` adds the mean back.
+
+    Args:
+        values: [N] float. mask: [N] bool.
+    Edge cases: fewer than two tokens: unchanged (verl raises for none and warns for one).
+    Source: verl, TRL, AReaL. Differs: verl leaves whitened garbage at masked positions (P18); AReaL's variance is biased (A7).
+    """
+    chosen = values[mask].double()
+    if len(chosen) < 2:
+        return torch.where(mask, values, torch.zeros_like(values))
+    mean = chosen.mean()
+    out = (values.double() - mean) * torch.rsqrt(chosen.var() + epsilon) + (0.0 if shift else mean)
+    return torch.where(mask, out, 0.0).to(values.dtype)
+
+
+def place_scores(score: Tensor, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """[N] zeros with each sequence's score [S] on its last loss token; a sequence without one has nowhere to put it."""
+    index = segment_index(cu_seqlens, len(mask))
+    last = torch.full((len(score),), -1, dtype=torch.long, device=mask.device)
+    position = torch.arange(len(mask), device=mask.device)
+    last = last.scatter_reduce(0, index[mask], position[mask], "amax")
+    out = torch.zeros(len(mask), dtype=score.dtype, device=score.device)
+    out[last[last >= 0]] = score[last >= 0]
+    return out
+
+
+def with_kl(reward: Tensor, kl: Tensor, mask: Tensor, coefficient: float) -> Tensor:
+    """[N] r_t − coefficient · KL_t on the loss tokens: PPO's per-token reward. `kl` [N] nats, from a kind of `PENALTIES`, detached."""
+    return reward - torch.where(mask, coefficient * kl.detach(), torch.zeros_like(reward))
+
+
+@dataclass(frozen=True)
+class Gae:
+    """Generalised advantage estimation with a critic.
+
+        delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lambda A_{t+1}        over loss tokens
+
+    Args:
+        gamma: discount, in [0, 1].
+        lam: in [0, 1]; 1 is reward-to-go minus value, 0 one step.
+        whiten: standardise the result over all loss tokens (see `whiten`).
+        rewards: `reward`, `value` [N]; `bootstrap` [S] stands for V after the last token.
+    Returns: [N] in the rewards' dtype, 0 outside the loss. `returns(rewards)` gives A + V before whitening, the critic's target.
+    Raises: ValueError at construction; or a missing `value`, named.
+    Edge cases: tokens outside the loss are skipped, the carry passes them unchanged. A truncated completion bootstraps from `bootstrap`,
+        one that ended by itself from 0.
+    Source: arXiv 1506.02438, Eq. 16. verl `gae`, TRL PPOTrainer, AReaL.
+    Differs: verl and TRL bootstrap 0 always; verl whitens always and leaves garbage at masked positions (P18); TRL's recursion runs over
+        padding (T20); AReaL works on masks shifted by one (A7).
+    """
+
+    gamma: float = 1.0
+    lam: float = 1.0
+    whiten: bool = True
+    needs: ClassVar[frozenset[str]] = frozenset({"value"})
+    per_token: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(0 <= self.gamma <= 1, "gamma", self.gamma, "must be in [0, 1]")
+        require(0 <= self.lam <= 1, "lam", self.lam, "must be in [0, 1]")
+
+    def __call__(self, rewards: TokenRewards) -> Tensor:
+        advantage = self._raw(rewards)
+        return whiten(advantage, rewards.loss_mask) if self.whiten else advantage
+
+    def returns(self, rewards: TokenRewards) -> Tensor:
+        """[N] A + V before whitening; 0 outside the loss."""
+        zero = torch.zeros_like(rewards.reward)
+        return self._raw(rewards) + torch.where(rewards.loss_mask, _needed(rewards, "value"), zero)
+
+    def _raw(self, rewards: TokenRewards) -> Tensor:
+        rows = _Rows.of(rewards.loss_mask, rewards.cu_seqlens)
+        value = rows.padded(_needed(rewards, "value").detach())
+        after = torch.cat([value[:, 1:], value[:, :1] * 0], dim=1) if value.shape[1] else value
+        if rewards.bootstrap is not None and value.shape[1]:
+            count = rows.inside.sum(1)
+            some = count > 0
+            after[some, count[some] - 1] = rewards.bootstrap[some].double()
+        delta = rows.padded(rewards.reward) + self.gamma * after - value
+        return rows.packed(_scan(delta, self.gamma * self.lam, rows.inside), rewards.reward)
+
+
+@dataclass(frozen=True)
+class ReinforcePp:
+    """REINFORCE++: the discounted reward-to-go, whitened over the loss tokens of the whole batch. No group, no critic.
+
+        A_t = whiten(G_t)        G_t = sum_{k >= t} gamma^(k-t) r_k        whiten: (x - mean) / sqrt(var + 1e-8), ddof = 1
+
+    Args:
+        gamma: discount, in [0, 1].
+        rewards: `reward` [N], with −β KL in it if you want the paper's; `loss_mask`, `cu_seqlens`.
+    Returns: [N] in the rewards' dtype, 0 outside the loss. Raises: ValueError at construction.
+    Source: arXiv 2501.03262. verl `reinforce_plus_plus` (P19). Differs: statistics are of the whole step; verl's of a rank's batch.
+    """
+
+    gamma: float = 1.0
+    needs: ClassVar[frozenset[str]] = frozenset()
+    per_token: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(0 <= self.gamma <= 1, "gamma", self.gamma, "must be in [0, 1]")
+
+    def __call__(self, rewards: TokenRewards) -> Tensor:
+        return whiten(reward_to_go(rewards, self.gamma), rewards.loss_mask)
+
+
+@dataclass(frozen=True)
+class OptimalTokenBaseline:
+    """A baseline for every position: the group's mean return, weighted by how much gradient variance each completion has piled up so far.
+
+        W_{i,t} = sum_{j <= t} v_{i,j}, v = 1 - 2 pi + sum pi^2        B_t = sum_i G_{i,t} W_{i,t} / sum_i W_{i,t}        A = G - B
+
+    Args:
+        epsilon: added to the denominator, > 0.
+        zero_tail: beyond the end of the second longest completion of a group B is 0: one completion alone would be its own baseline.
+        rewards: `reward`, `score_variance` [N] (times w^2 under importance weights w), `group` [S].
+    Returns: [N], 0 outside the loss; positions count loss tokens. Raises: ValueError at construction, or naming the missing tensor.
+    Edge cases: a group of one has advantage 0 (verl: its raw return).
+    Source: verl `optimal_token_baseline` with positions as its `tir_` variant packs them. Differs: in P16, P21.
+    """
+
+    epsilon: float = 1e-8
+    zero_tail: bool = True
+    needs: ClassVar[frozenset[str]] = frozenset({"group", "score_variance"})
+    per_token: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
+
+    def __call__(self, rewards: TokenRewards) -> Tensor:
+        rows = _Rows.of(rewards.loss_mask, rewards.cu_seqlens)
+        label, index = torch.unique(_needed(rewards, "group"), return_inverse=True)
+        returns = _scan(rows.padded(rewards.reward), 1.0, rows.inside)
+        energy = rows.padded(_needed(rewards, "score_variance").detach()).cumsum(1) * rows.inside
+        shape = (len(label), returns.shape[1])
+        above = torch.zeros(shape, dtype=torch.float64, device=returns.device).index_add(0, index, returns * energy)
+        below = torch.zeros(shape, dtype=torch.float64, device=returns.device).index_add(0, index, energy)
+        alive = torch.zeros(shape, dtype=torch.float64, device=returns.device).index_add(0, index, rows.inside.double())
+        baseline = above / (below + self.epsilon)
+        if self.zero_tail:
+            baseline = torch.where(alive > 1, baseline, 0.0)
+        size = torch.bincount(index, minlength=len(label))[index]
+        advantage = torch.where((size > 1)[:, None], returns - baseline[index], 0.0)
+        return rows.packed(advantage, rewards.reward)
+
+
+def _needed(rewards: TokenRewards, name: str) -> Tensor:
+    value: Tensor | None = getattr(rewards, name)
+    if value is None:
+        source = {"value": "the critic gives it", "group": "the data does", "score_variance": "the model does, with Σ π² on demand"}[name]
+        raise ValueError(f"TokenRewards.{name} is missing: {source}.")
+    return value

@@ -1,0 +1,211 @@
+"""Rejections: tokens and sequences that do not teach, without a weight for those that do."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from proxima.core.correction.importance import FIELDS, PREFIX, Rejected, Towards, log_ratio_to
+from proxima.core.loss import Corrected
+from proxima.core.metrics import Metrics, Peak, Spread, SumCount, k3
+from proxima.core.pick import second_moment_keep
+from proxima.core.ratio import spread
+from proxima.core.segment import segment_count, segment_mean, segment_sum
+from proxima.data import PolicyBatch, require
+
+
+def as_correction(b: PolicyBatch, keep: Tensor, name: str, metrics: Metrics | None = None) -> Corrected:
+    """Weight 1 where kept, 0 elsewhere, with the shares of tokens and sequences rejected under `name`."""
+    some = segment_count(b.loss_mask, b.cu_seqlens) > 0
+    hit = segment_count(b.loss_mask & ~keep, b.cu_seqlens) > 0
+    shares: Metrics = {
+        f"{PREFIX}{name}_masked_fraction": SumCount.over(~keep, b.loss_mask),
+        f"{PREFIX}{name}_seq_masked_fraction": SumCount.over(hit, some),
+    }
+    return Corrected(keep.to(b.log_prob.dtype), keep, shares | (metrics or {}))
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Drop tokens or whole sequences on which behavior and proximal policy disagree too much.
+
+        ratio: exp(rho)    k1: -rho    k2: rho^2 / 2    k3: exp(rho) - 1 - rho        rho = log pi_prox - log mu
+        keep  iff  lower <= statistic <= upper        level sequence: the sum, mean or max of the statistic over the loss tokens
+
+    Args:
+        level: `token`, or `sequence`: a sequence out of bounds is dropped whole.
+        statistic: as above. For `ratio` at sequence level rho is reduced before exp: `sum` is the sequence's ratio, `mean` the geometric
+            mean.
+        reduce: `sum`, `mean` or `max`; at token level not looked at.
+        upper: of the statistic; > 0.
+        lower: none: 1 / upper for `ratio`, -upper for `k1`, no bound for `k2` and `k3`, which are >= 0.
+        rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs `core.prepare`).
+        towards: the policy compared with behavior, as for `Importance`.
+        b: `behavior_log_prob` and the other policy's log-prob [N], nats; `loss_mask` [N] bool.
+    Returns: Corrected with weights 0 and 1. Metrics: the statistic's mean, max, min, std, fraction_high, fraction_low, and the shares of
+        tokens and sequences it masked, under `mismatch/rollout_rs_<name>_`, with <name> as verl's (`token_k1`, `seq_mean_k3` …).
+    Raises: ValueError naming field, value and bound, at construction.
+    Edge cases: bounds are inclusive. A sequence without loss tokens has nothing to reject and enters no metric.
+    Source: verl `rollout_rs`, AReaL RejectionSamplingConfig(action='mask').
+    Differs: verl calls `ratio` k1 and tests the reciprocal pi_rollout / pi_train against the user's bounds (P25). AReaL's k3 is that of the
+        reciprocal ratio (A3). verl's denominators follow the reduced mask (`drop`), AReaL's do not (`count`, A1).
+    """
+
+    level: Literal["token", "sequence"] = "token"
+    statistic: Literal["ratio", "k1", "k2", "k3"] = "ratio"
+    reduce: Literal["sum", "mean", "max"] = "mean"
+    upper: float = 2.0
+    lower: float | None = None
+    rejected: Rejected = "count"
+    towards: Towards = "proximal"
+    needs: ClassVar[frozenset[str]] = frozenset({"behavior_log_prob", "proximal_log_prob"})
+
+    def __post_init__(self) -> None:
+        require(self.towards in FIELDS, "towards", self.towards, f"must be one of {', '.join(FIELDS)}")
+        object.__setattr__(self, "needs", frozenset({"behavior_log_prob", FIELDS[self.towards]}))
+        require(self.level in ("token", "sequence"), "level", self.level, "must be token or sequence")
+        require(self.statistic in ("ratio", "k1", "k2", "k3"), "statistic", self.statistic, "must be ratio, k1, k2 or k3")
+        require(self.reduce in ("sum", "mean", "max"), "reduce", self.reduce, "must be sum, mean or max")
+        require(self.upper > 0, "upper", self.upper, "must be > 0")
+        require(self.lower is None or self.lower <= self.upper, "lower", self.lower, f"must be <= upper={self.upper}, or none")
+        require(self.rejected in ("count", "drop"), "rejected", self.rejected, "must be count or drop")
+
+    @property
+    def floor(self) -> float:
+        """The lower bound that stands when `lower` is none."""
+        if self.lower is not None:
+            return self.lower
+        return {"ratio": 1 / self.upper, "k1": -self.upper}.get(self.statistic, -float("inf"))
+
+    @property
+    def name(self) -> str:
+        """verl's name of the option."""
+        kind = "k1" if self.statistic == "ratio" else self.statistic
+        return f"token_{kind}" if self.level == "token" else f"seq_{self.reduce}_{kind}"
+
+    @torch.no_grad()
+    def __call__(self, b: PolicyBatch) -> Corrected:
+        values = self.values(b)  # [N] or [S]
+        where = b.loss_mask if self.level == "token" else segment_count(b.loss_mask, b.cu_seqlens) > 0
+        good = (values >= self.floor) & (values <= self.upper)
+        keep = b.loss_mask & (good if self.level == "token" else good[b.sequence_index])
+        own = f"{PREFIX}rollout_rs_{self.name}"
+        metrics: Metrics = {
+            f"{own}_mean": SumCount.over(values, where),
+            f"{own}_max": Peak.over(values, where),
+            f"{own}_min": Peak.over(values, where, largest=False),
+            f"{own}_std": Spread.over(values, where),
+            f"{own}_fraction_high": SumCount.over(values > self.upper, where),
+            f"{own}_fraction_low": SumCount.over(values < self.floor, where),
+        }
+        return as_correction(b, keep, f"rollout_rs_{self.name}", metrics)
+
+    def values(self, b: PolicyBatch) -> Tensor:
+        """The statistic: [N] at token level, [S] at sequence level; float64."""
+        rho = log_ratio_to(b, self.towards)
+        each = {"ratio": rho, "k1": -rho, "k2": 0.5 * rho.square(), "k3": k3(rho)}[self.statistic]
+        if self.level == "sequence":
+            each = self._reduced(each, b)
+        return each.exp() if self.statistic == "ratio" else each
+
+    def _reduced(self, each: Tensor, b: PolicyBatch) -> Tensor:
+        if self.reduce == "sum":
+            return segment_sum(torch.where(b.loss_mask, each, 0.0), b.cu_seqlens)
+        if self.reduce == "mean":
+            return segment_mean(each, b.loss_mask, b.cu_seqlens)
+        nothing = torch.full((b.sequences,), -torch.inf, dtype=each.dtype, device=each.device)
+        most = nothing.scatter_reduce(0, b.sequence_index, torch.where(b.loss_mask, each, -torch.inf), "amax")
+        return torch.where(most > -torch.inf, most, 0.0)
+
+
+@dataclass(frozen=True)
+class SecondMoment:
+    """Drop the tokens on which behavior and proximal policy disagree most, until the second moment of the rest is small enough.
+
+        drop the largest rho^2, rho = log pi_prox - log mu, until the mean over the kept tokens is < threshold
+
+    Args:
+        threshold: nats^2, > 0.
+        rejected: as for `Rejection`.
+        b: `behavior_log_prob`, `proximal_log_prob` [N], nats; `loss_mask` [N] bool. Looks at the whole batch: see `core.prepare`.
+    Returns: Corrected with weights 0 and 1. Raises: ValueError at construction. Edge cases: at least one token is kept.
+    Source: M2PO, arXiv 2510.01161, as AReaL applies it (`m2_threshold`); the surrogate `m2po` measures the current policy instead.
+    """
+
+    threshold: float = 0.04
+    rejected: Rejected = "count"
+    needs: ClassVar[frozenset[str]] = frozenset({"behavior_log_prob", "proximal_log_prob"})
+    whole_batch: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(self.threshold > 0, "threshold", self.threshold, "must be > 0")
+        require(self.rejected in ("count", "drop"), "rejected", self.rejected, "must be count or drop")
+
+    @torch.no_grad()
+    def __call__(self, b: PolicyBatch) -> Corrected:
+        return as_correction(b, second_moment_keep(log_ratio_to(b).square(), b.loss_mask, self.threshold), "second_moment")
+
+
+@dataclass(frozen=True)
+class OffPolicySequence:
+    """Drop a sequence with a negative advantage that the current policy has left far behind: pushing it down further teaches nothing.
+
+        keep  iff  A >= 0  or  mean_t (log mu - log pi) <= threshold        mean over the loss tokens of the sequence
+
+    Args:
+        threshold: nats a token, > 0.
+        rejected: `count`; `drop` would need the current policy before the forward.
+        b: `log_prob`, `behavior_log_prob`, `advantage` [N]; `loss_mask` [N] bool.
+    Returns: Corrected with weights 0 and 1. Raises: ValueError at construction.
+    Edge cases: the test is by token on A and by sequence on the divergence, as the peer's. The threshold itself is kept.
+    Source: DeepSeek-V3.2, arXiv 2512.02556, Sec. 3.1; TRL `off_policy_mask_threshold` (T8).
+    """
+
+    threshold: float = 0.5
+    rejected: Literal["count"] = "count"
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "behavior_log_prob"})
+
+    def __post_init__(self) -> None:
+        require(self.threshold > 0, "threshold", self.threshold, "must be > 0")
+
+    @torch.no_grad()
+    def __call__(self, b: PolicyBatch) -> Corrected:
+        drift = b.masked("behavior_log_prob").double() - b.masked("log_prob").double()
+        near = spread(b, segment_mean(drift, b.loss_mask, b.cu_seqlens)) <= self.threshold
+        return as_correction(b, b.loss_mask & (near | (b.masked("advantage") >= 0)), "off_policy")
+
+
+@dataclass(frozen=True)
+class TopEntropy:
+    """Teach only at the tokens where the policy was least sure: the forks, not the words that follow from them.
+
+        keep  iff  H_t >= the (1 - share) quantile of H over the loss tokens of the batch
+
+    Args:
+        share: of the loss tokens, in (0, 1].
+        rejected: as for `Rejection`.
+        b: `entropy` [N], nats; `loss_mask` [N] bool. Looks at the whole batch: see `core.prepare`.
+    Returns: Corrected with weights 0 and 1. Raises: ValueError at construction. Edge cases: ties at the quantile are kept.
+    Source: arXiv 2506.01939; TRL `top_entropy_quantile` (T9). Differs: TRL's quantile is float32; here it is in the batch's dtype.
+    """
+
+    share: float = 0.2
+    rejected: Rejected = "count"
+    needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
+    whole_batch: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(0 < self.share <= 1, "share", self.share, "must be in (0, 1]")
+        require(self.rejected in ("count", "drop"), "rejected", self.rejected, "must be count or drop")
+
+    @torch.no_grad()
+    def __call__(self, b: PolicyBatch) -> Corrected:
+        entropy = b.masked("entropy").detach()
+        ordered = entropy[b.loss_mask].sort().values
+        if len(ordered) == 0 or self.share == 1:
+            return as_correction(b, b.loss_mask, "top_entropy")
+        position = (1 - self.share) * (len(ordered) - 1)
+        low = int(position)
+        edge = torch.lerp(ordered[low], ordered[min(low + 1, len(ordered) - 1)], position - low)
+        return as_correction(b, b.loss_mask & (entropy >= edge), "top_entropy")

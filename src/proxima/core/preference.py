@@ -1,0 +1,373 @@
+"""Preference losses: the log-probs of a chosen and a rejected completion under policy and reference → one loss a pair.
+
+    c = log π(chosen) − log π_ref(chosen)        r = the same of the rejected one        Δ = c − r        (sums over completion tokens,
+    nats)
+
+Specs are frozen dataclasses; `spec(pairs)` gives [S] losses to be averaged, `spec.metrics(pairs)` implicit rewards β c and β r, their
+margin and accuracy. A mixture is a weighted sum of specs. `completion_log_prob` makes the sums, `Kto` takes unpaired completions.
+Source of the family: DPO, arXiv 2305.18290; TRL `DPOTrainer`. To add one: a dataclass and a line in `PREFERENCES`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from proxima.core.metrics import Metrics, SumCount
+from proxima.core.ratio import either
+from proxima.core.segment import segment_count, segment_sum
+from proxima.data import check_fields, require
+
+EXPONENT_LIMIT = 80.0  # exp(80) is finite in float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferencePairs:
+    """S pairs.
+
+    Args:
+        chosen, rejected: [S] float, nats, log-prob of the completion under the policy, with gradient, summed over its tokens.
+        reference_chosen, reference_rejected: [S] float, nats, the same under the frozen reference; zeros for reference-free training.
+        chosen_length, rejected_length: [S] int, completion tokens.
+    """
+
+    chosen: Annotated[Tensor, "float S"]
+    rejected: Annotated[Tensor, "float S"]
+    reference_chosen: Annotated[Tensor, "float S"]
+    reference_rejected: Annotated[Tensor, "float S"]
+    chosen_length: Annotated[Tensor, "int S"]
+    rejected_length: Annotated[Tensor, "int S"]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def completion_log_prob(
+    log_prob: Tensor, mask: Tensor, cu_seqlens: Tensor, other_length: Tensor | None = None, alpha: float = 1.0
+) -> Tensor:
+    """[S] log-prob of each completion: the sum over its masked tokens; with gradient.
+
+    Args:
+        log_prob: [N] float, nats. mask: [N] bool, completion tokens. cu_seqlens: [S+1] int.
+        other_length: [S] int, tokens of the other completion of the pair; with it, tokens beyond the shorter of the two weigh `alpha`.
+        alpha: in [0, 1]; 1 is plain DPO, 0 cuts both at the same length. Source: LD-DPO, arXiv 2409.06411; TRL `ld_alpha`.
+    """
+    require(0 <= alpha <= 1, "alpha", alpha, "must be in [0, 1]")
+    chosen = torch.where(mask, log_prob, torch.zeros((), dtype=log_prob.dtype, device=log_prob.device))
+    if other_length is not None and alpha < 1:
+        count = mask.long().cumsum(0)
+        starts = torch.cat([count.new_zeros(1), count])[cu_seqlens[:-1].long()]
+        lengths = cu_seqlens.diff()
+        place = count - torch.repeat_interleave(starts, lengths, output_size=len(mask))  # 1 for the first completion token
+        shared = torch.minimum(segment_count(mask, cu_seqlens), other_length)
+        chosen = chosen * either(place <= torch.repeat_interleave(shared, lengths, output_size=len(mask)), 1.0, alpha, chosen)
+    return segment_sum(chosen, cu_seqlens)
+
+
+def wpo_weight(log_prob: Tensor, log_sum_square: Tensor, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """[S] exp(mean over tokens of log π − log Σ_v π_v²), detached: how on-policy a completion is. Multiply chosen and rejected, then the
+    loss.
+
+    Args: log_prob [N] nats; log_sum_square [N], log of the sum of squared probabilities at the position; mask [N] bool; cu_seqlens [S+1].
+    Source: WPO, arXiv 2406.11827; TRL `use_weighting` (T17: not clamped at 1).
+    """
+    gap = torch.where(mask, (log_prob - log_sum_square).detach(), torch.zeros_like(log_prob))
+    return (segment_sum(gap, cu_seqlens) / segment_count(mask, cu_seqlens).clamp(min=1)).exp()
+
+
+@dataclass(frozen=True)
+class _Pairwise:
+    beta: float = 0.1
+
+    def __post_init__(self) -> None:
+        require(0 < self.beta < math.inf, "beta", self.beta, "must be > 0 and finite")
+
+    def __call__(self, p: PreferencePairs) -> Tensor:
+        """[S] loss of each pair, with gradient."""
+        c, r = self.scores(p)
+        return self.loss(c, r)
+
+    def scores(self, p: PreferencePairs) -> tuple[Tensor, Tensor]:
+        return p.chosen - p.reference_chosen.detach(), p.rejected - p.reference_rejected.detach()
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def metrics(self, p: PreferencePairs) -> Metrics:
+        """Implicit rewards β c and β r, whatever the loss (T18); a tie is no success."""
+        c, r = (self.beta * (x - y) for x, y in ((p.chosen, p.reference_chosen), (p.rejected, p.reference_rejected)))
+        every = torch.ones_like(c, dtype=torch.bool)
+        named = {"rewards/chosen": c, "rewards/rejected": r, "rewards/margins": c - r, "rewards/accuracies": c > r}
+        return {name: SumCount.over(value, every) for name, value in named.items()}
+
+
+@dataclass(frozen=True)
+class _Divergence(_Pairwise):
+    divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kinds = ("reverse_kl", "forward_kl", "js", "alpha")
+        require(self.divergence in kinds, "divergence", self.divergence, f"must be one of {', '.join(kinds)}")
+        require(self.divergence != "alpha" or self.alpha != 1, "alpha", self.alpha, "must not be 1: that is reverse_kl")
+
+    def scores(self, p: PreferencePairs) -> tuple[Tensor, Tensor]:
+        c, r = super().scores(p)
+        return self._score(c), self._score(r)
+
+    def _score(self, x: Tensor) -> Tensor:
+        """f'(π/π_ref) of the divergence, up to a constant, from the log-ratio."""
+        if self.divergence == "forward_kl":
+            return -(-x).clamp(max=EXPONENT_LIMIT).exp()
+        if self.divergence == "js":
+            return logsigmoid(x)
+        if self.divergence == "alpha":
+            return ((self.alpha - 1) * x).clamp(max=EXPONENT_LIMIT).exp() / (self.alpha - 1)
+        return x
+
+
+@dataclass(frozen=True)
+class Sigmoid(_Divergence):
+    """DPO: −(1 − ε) log σ(β Δ) − ε log σ(−β Δ).
+
+    Args:
+        beta: how closely the reference is kept, > 0. label_smoothing: ε, the share of flipped labels, in [0, .5); cDPO.
+        divergence: that Δ is measured in: `reverse_kl` the log-ratio; `forward_kl` −1/u; `js` log σ(log u); `alpha` u^(α−1)/(α−1), u =
+            π/π_ref.
+        alpha: of the divergence `alpha`, not 1.
+    Source: arXiv 2305.18290, Eq. 7; cDPO; f-DPO, 2309.16240. Differs: TRL 1.16 ignores label_smoothing here (T12).
+    """
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.label_smoothing < 0.5, "label_smoothing", self.label_smoothing, "must be in [0, 0.5)")
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        x = self.beta * (c - r)
+        return -(1 - self.label_smoothing) * logsigmoid(x) - self.label_smoothing * logsigmoid(-x)
+
+
+@dataclass(frozen=True)
+class SigmoidNorm(_Pairwise):
+    """−log σ(β (c/len_c − r/len_r)): `sigmoid` on log-ratios per token. Args: beta > 0. Source: TRL `sigmoid_norm` (T13)."""
+
+    def scores(self, p: PreferencePairs) -> tuple[Tensor, Tensor]:
+        c, r = super().scores(p)
+        return c / p.chosen_length.clamp(min=1), r / p.rejected_length.clamp(min=1)
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        return -logsigmoid(self.beta * (c - r))
+
+
+@dataclass(frozen=True)
+class Ipo(SigmoidNorm):
+    """(Δ̄ − 1/(2β))², Δ̄ of log-ratios per token. Args: beta > 0. Source: arXiv 2310.12036, Eq. 17; the mean as its authors say (T13)."""
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        return (c - r - 1 / (2 * self.beta)).square()
+
+
+@dataclass(frozen=True)
+class Hinge(_Divergence):
+    """max(0, 1 − β Δ). Args: beta > 0, divergence and alpha as `Sigmoid`. Source: SLiC, arXiv 2305.10425; RSO. TRL `hinge` (T12)."""
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        return torch.relu(1 - self.beta * (c - r))
+
+
+@dataclass(frozen=True)
+class ExoPair(_Divergence):
+    """KL of (σ(β Δ), σ(−β Δ)) from (1 − ε, ε). Args: beta; label_smoothing ε in (0, .5). Source: EXO, arXiv 2402.00856, Eq. 16."""
+
+    label_smoothing: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.label_smoothing < 0.5, "label_smoothing", self.label_smoothing, "must be in (0, 0.5)")
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        x = self.beta * (c - r)
+        right, wrong = logsigmoid(x), logsigmoid(-x)
+        return right.exp() * (right - math.log1p(-self.label_smoothing)) + wrong.exp() * (wrong - math.log(self.label_smoothing))
+
+
+@dataclass(frozen=True)
+class NcaPair(_Divergence):
+    """−log σ(β c) − ½ log σ(−β c) − ½ log σ(−β r). Args: beta > 0. Source: NCA, arXiv 2402.05369, Eq. 11."""
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        c, r = self.beta * c, self.beta * r
+        return -logsigmoid(c) - 0.5 * logsigmoid(-c) - 0.5 * logsigmoid(-r)
+
+
+@dataclass(frozen=True)
+class Robust(_Divergence):
+    """[−(1 − ε) log σ(β Δ) + ε log σ(−β Δ)] / (1 − 2ε): unbiased when a share ε of the labels is flipped.
+
+    Args: beta > 0; label_smoothing ε in [0, .5). Source: arXiv 2403.00409, Eq. 12 (T13).
+    """
+
+    label_smoothing: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.label_smoothing < 0.5, "label_smoothing", self.label_smoothing, "must be in [0, 0.5)")
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        x, e = self.beta * (c - r), self.label_smoothing
+        return (-(1 - e) * logsigmoid(x) + e * logsigmoid(-x)) / (1 - 2 * e)
+
+
+@dataclass(frozen=True)
+class BcoPair(_Divergence):
+    """−log σ(β c − δ) − log σ(δ − β r). Args: beta > 0; shift δ, the running mean of implicit rewards that the caller keeps, 0 by default.
+
+    Source: BCO, arXiv 2404.04656, Eq. 10. Differs: the paper's δ is a running mean; TRL 1.16 leaves it at 0.
+    """
+
+    shift: float = 0.0
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        return -logsigmoid(self.beta * c - self.shift) - logsigmoid(self.shift - self.beta * r)
+
+
+@dataclass(frozen=True)
+class SppoHard(_Pairwise):
+    """(c − 1/(2β))² + (r + 1/(2β))². Args: beta > 0; it multiplies no log-ratio (T13). Source: SPPO, arXiv 2405.00675, Eq. 4.7."""
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        return (c - 0.5 / self.beta).square() + (r + 0.5 / self.beta).square()
+
+
+@dataclass(frozen=True)
+class Aot(_Pairwise):
+    """Smoothed `sigmoid` on sorted margins: the distribution of policy margins should dominate that of reference margins.
+
+        x = β (sort(log π_c − log π_r) − sort(log ref_c − log ref_r))        −(1 − ε) log σ(x) − ε log σ(−x)
+
+    Args: beta > 0; label_smoothing ε in [0, .5). Source: arXiv 2406.05882. It sorts the batch at hand: not micro-batch invariant (T13).
+    """
+
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.label_smoothing < 0.5, "label_smoothing", self.label_smoothing, "must be in [0, 0.5)")
+
+    def __call__(self, p: PreferencePairs) -> Tensor:
+        ours = (p.chosen - p.rejected).sort().values
+        theirs = (p.reference_chosen - p.reference_rejected).detach().sort().values
+        return self.loss(ours, theirs)
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        x = self.beta * (c - r)
+        return -(1 - self.label_smoothing) * logsigmoid(x) - self.label_smoothing * logsigmoid(-x)
+
+
+@dataclass(frozen=True)
+class AotUnpaired(Aot):
+    """`aot` for completions without a partner: sort(c) against sort(r). Args: as `Aot`. Source: arXiv 2406.05882."""
+
+    def __call__(self, p: PreferencePairs) -> Tensor:
+        c, r = self.scores(p)
+        return self.loss(c.sort().values, r.sort().values)
+
+
+@dataclass(frozen=True)
+class ApoZero(_Divergence):
+    """1 − σ(β c) + σ(β r): raise the chosen, lower the rejected. Args: beta > 0. Source: APO, arXiv 2408.06266, Eq. 6."""
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        return torch.sigmoid(-self.beta * c) + torch.sigmoid(self.beta * r)
+
+
+@dataclass(frozen=True)
+class ApoDown(_Divergence):
+    """σ(β c) + 1 − σ(β (c − r)): lower both, the rejected more. Args: beta > 0. Source: APO, arXiv 2408.06266, Eq. 7 (T13)."""
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        return torch.sigmoid(self.beta * c) + torch.sigmoid(-self.beta * (c - r))
+
+
+@dataclass(frozen=True)
+class Discopop(_Divergence):
+    """A loss found by a language model: −log σ(x)(1 − m) + exp(−x) m, x = β Δ, m = σ(x / τ). Args: beta; tau > 0. arXiv 2406.08414."""
+
+    tau: float = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.tau > 0, "tau", self.tau, "must be > 0")
+
+    def loss(self, c: Tensor, r: Tensor) -> Tensor:
+        x = self.beta * (c - r)
+        mix = torch.sigmoid(x / self.tau)
+        return -logsigmoid(x) * (1 - mix) + (-x).exp() * mix
+
+
+@dataclass(frozen=True)
+class Sft(_Pairwise):
+    """The chosen completion's negative log-likelihood, so scaled that the mean over pairs is the mean over all chosen tokens (T16)."""
+
+    def __call__(self, p: PreferencePairs) -> Tensor:
+        return -p.chosen * len(p.chosen) / p.chosen_length.sum().clamp(min=1)
+
+
+@dataclass(frozen=True)
+class Kto:
+    """Kahneman-Tversky optimisation: completions marked good or bad, without partners.
+
+        good: 1 − σ(β (x − z))    bad: 1 − σ(β (z − x))        x = log π − log π_ref, z = max(0, mean KL), detached
+
+    Args:
+        beta: > 0. good_weight, bad_weight: >= 0. anchor: `kl` as above; `zero` has z = 0 and is TRL's `apo_zero_unpaired`.
+    Source: arXiv 2402.01306, Eq. 8. TRL KTOTrainer; z comes from mismatched prompts and completions of the same batch.
+    """
+
+    beta: float = 0.1
+    good_weight: float = 1.0
+    bad_weight: float = 1.0
+    anchor: Literal["kl", "zero"] = "kl"
+
+    def __post_init__(self) -> None:
+        require(0 < self.beta < math.inf, "beta", self.beta, "must be > 0 and finite")
+        require(self.good_weight >= 0, "good_weight", self.good_weight, "must be >= 0")
+        require(self.bad_weight >= 0, "bad_weight", self.bad_weight, "must be >= 0")
+        require(self.anchor in ("kl", "zero"), "anchor", self.anchor, "must be kl or zero")
+
+    def __call__(self, log_prob: Tensor, reference_log_prob: Tensor, good: Tensor, kl: Tensor | float = 0.0) -> Tensor:
+        """[S] loss of each completion, to be averaged.
+
+        Args:
+            log_prob: [S] float, nats, summed, with gradient. reference_log_prob: [S]. good: [S] bool.
+            kl: [] or a number, mean of log π − log π_ref over mismatched completions, of the whole step; clamped at 0 from below, detached.
+        """
+        x = log_prob - reference_log_prob.detach()
+        zero = torch.as_tensor(kl if self.anchor == "kl" else 0.0, dtype=x.dtype, device=x.device).detach().clamp(min=0)
+        weight = either(good, self.good_weight, self.bad_weight, x)
+        return weight * torch.sigmoid(either(good, -self.beta, self.beta, x) * (x - zero))
+
+
+PREFERENCES: dict[str, type] = {
+    "aot": Aot,
+    "aot_unpaired": AotUnpaired,
+    "apo_down": ApoDown,
+    "apo_zero": ApoZero,
+    "bco_pair": BcoPair,
+    "discopop": Discopop,
+    "exo_pair": ExoPair,
+    "hinge": Hinge,
+    "ipo": Ipo,
+    "nca_pair": NcaPair,
+    "robust": Robust,
+    "sft": Sft,
+    "sigmoid": Sigmoid,
+    "sigmoid_norm": SigmoidNorm,
+    "sppo_hard": SppoHard,
+}

@@ -1,0 +1,177 @@
+"""Surrogates that look at the whole optimizer batch: which tokens are touched depends on all the others.
+
+Each has `pick(b) -> [N] bool`. Called on a batch without `picked`, a spec picks from that batch alone; `core.prepare` picks from the whole
+batch first, so that a split into micro-batches changes nothing.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from proxima.core.loss import TokenLoss
+from proxima.core.metrics import SumCount
+from proxima.core.pick import second_moment_keep, smallest, value_hash
+from proxima.core.ratio import masked_log_ratio, masked_ratio
+from proxima.core.surrogate.clip import check_clip, clipped
+from proxima.data import PolicyBatch, require
+
+
+def covariance(b: PolicyBatch) -> Tensor:
+    """[N] (A − mean A)(log π − mean log π), means over the loss tokens of the batch; 0 outside the loss. Detached."""
+    advantage, log_prob = b.masked("advantage").double(), b.masked("log_prob").detach().double()
+    count = b.loss_mask.sum().clamp(min=1)
+    centred = (advantage - advantage.sum() / count) * (log_prob - log_prob.sum() / count)
+    return torch.where(b.loss_mask, centred, torch.zeros_like(centred))
+
+
+def picked(b: PolicyBatch, fresh: Tensor | None) -> Tensor:
+    return b.picked if b.picked is not None else fresh if fresh is not None else torch.zeros_like(b.loss_mask)
+
+
+@dataclass(frozen=True)
+class ClipCov:
+    """`ppo_clip`, and a few tokens with a high covariance of advantage and log-prob, which drive entropy down, teach nothing.
+
+        cov_t = (A_t - mean A)(log pi_t - mean log pi)        picked: max(1, floor(share n)) of the unclipped with low < cov < high
+        loss_t = 0 if picked else ppo_clip_t
+
+    Args:
+        epsilon_low, epsilon_high: as for `PpoClip`.
+        share: of the n loss tokens, in [0, 1].
+        low, high: the covariances that are eligible, low < high.
+        b: as for `PpoClip`; `picked` [N] bool when the whole batch has chosen already.
+    Returns: TokenLoss of unit "token"; `keep` False where clipped or picked. Metric `picked_fraction`.
+    Raises: ValueError naming field, value and bound, at construction.
+    Edge cases: with share 0 still one token, as verl; nothing eligible: none. Which of the eligible are picked is pseudo-random but a
+        function of their values, so that no order of the batch and no random state matters.
+    Source: arXiv 2505.22617, Eq. 9. verl `clip_cov`. Differs: verl picks by torch.randperm, in each micro-batch for itself (P8).
+    """
+
+    epsilon_low: float = 0.2
+    epsilon_high: float = 0.2
+    share: float = 2e-4
+    low: float = 1.0
+    high: float = 5.0
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
+    zero_advantage_inert: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_clip(self.epsilon_low, self.epsilon_high)
+        require(0 <= self.share <= 1, "share", self.share, "must be in [0, 1]")
+        require(self.low < self.high, "low", self.low, f"must be < high={self.high}")
+
+    @torch.no_grad()
+    def pick(self, b: PolicyBatch) -> Tensor:
+        _, free, _ = clipped(masked_ratio(b), b.masked("advantage"), b.loss_mask, self.epsilon_low, self.epsilon_high)
+        cov = covariance(b)
+        eligible = free & (cov > self.low) & (cov < self.high)
+        key = value_hash(b.masked("log_prob"), b.masked("proximal_log_prob"), b.masked("advantage"))
+        return smallest(key, eligible, max(1, int(self.share * int(b.loss_mask.sum()))))
+
+    def __call__(self, b: PolicyBatch) -> TokenLoss:
+        loss, keep, metrics = clipped(masked_ratio(b), b.masked("advantage"), b.loss_mask, self.epsilon_low, self.epsilon_high)
+        out = picked(b, self.pick(b) if b.picked is None else None)
+        loss = torch.where(out, torch.zeros((), dtype=loss.dtype, device=loss.device), loss)
+        return TokenLoss(loss, keep & ~out, {**metrics, "picked_fraction": SumCount.over(out, b.loss_mask)})
+
+
+@dataclass(frozen=True)
+class KlCov:
+    """The unclipped objective, with a pull towards the proximal policy on the tokens with the highest covariance of advantage and log-prob.
+
+        loss_t = -A r + coefficient |l_t| [t picked]        picked: the max(1, floor(share n)) largest cov_t, see `ClipCov`
+
+    Args:
+        share: of the n loss tokens, in [0, 1].
+        coefficient: >= 0, reward units a nat.
+        b: as for `PpoClip`; `picked` [N] bool when the whole batch has chosen already.
+    Returns: TokenLoss of unit "token"; `keep` is the loss mask. Metric `picked_fraction`.
+    Raises: ValueError naming field, value and bound, at construction.
+    Edge cases: at l = 0 the pull has gradient 0, so it does nothing in the first update after the proximal policy was taken.
+    Source: arXiv 2505.22617, Eq. 10. verl `kl_cov` (P9: the pull is |l|, not a KL; its reported `ppo_kl` is mean |l|).
+    """
+
+    share: float = 2e-4
+    coefficient: float = 1.0
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
+    zero_advantage_inert: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(0 <= self.share <= 1, "share", self.share, "must be in [0, 1]")
+        require(0 <= self.coefficient < float("inf"), "coefficient", self.coefficient, "must be >= 0 and finite")
+
+    @torch.no_grad()
+    def pick(self, b: PolicyBatch) -> Tensor:
+        return smallest(-covariance(b), b.loss_mask, max(1, int(self.share * int(b.loss_mask.sum()))))
+
+    def __call__(self, b: PolicyBatch) -> TokenLoss:
+        out = picked(b, self.pick(b) if b.picked is None else None)
+        pull = torch.where(out, self.coefficient * masked_log_ratio(b).abs(), torch.zeros((), dtype=b.log_prob.dtype, device=out.device))
+        return TokenLoss(pull - b.masked("advantage") * masked_ratio(b), b.loss_mask, {"picked_fraction": SumCount.over(out, b.loss_mask)})
+
+
+@dataclass(frozen=True)
+class M2po:
+    """The unclipped objective on the tokens that are left once the second moment of the log-ratio is small enough.
+
+        picked: drop the largest (log pi - log mu)^2 until the mean over the kept tokens is < threshold        loss_t = -A r [kept]
+
+    Args:
+        threshold: on the mean square, nats^2, > 0.
+        policy: the policy measured against behavior: `current` (the method), or `proximal`, whose mask is known before the forward.
+        b: as for `PpoClip`, and `behavior_log_prob` [N]; `picked` [N] bool (True: dropped) when the whole batch has chosen already.
+    Returns: TokenLoss of unit "token"; `keep` [N] bool.
+    Raises: ValueError naming field, value and bound, at construction.
+    Edge cases: at least one token is kept. threshold = inf keeps all. With `proximal: behavior` and `policy: proximal` nothing is dropped.
+    Source: arXiv 2510.01161. AReaL `m2_threshold` masks by the proximal policy and clips the rest: that is `ppo_clip` with the correction
+        `second_moment`. Differs: AReaL's mask shrinks the denominator; here dropped tokens stay in it.
+    """
+
+    threshold: float = 0.04
+    policy: str = "current"
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "behavior_log_prob", "proximal_log_prob"})
+    zero_advantage_inert: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(self.threshold > 0, "threshold", self.threshold, "must be > 0")
+        require(self.policy in ("current", "proximal"), "policy", self.policy, "must be current or proximal")
+
+    @torch.no_grad()
+    def pick(self, b: PolicyBatch) -> Tensor:
+        measured = b.masked("log_prob" if self.policy == "current" else "proximal_log_prob")
+        squares = (measured - b.masked("behavior_log_prob")).square()
+        return b.loss_mask & ~second_moment_keep(squares, b.loss_mask, self.threshold)
+
+    def __call__(self, b: PolicyBatch) -> TokenLoss:
+        keep = b.loss_mask & ~picked(b, self.pick(b) if b.picked is None else None)
+        loss = -b.masked("advantage") * masked_ratio(b)
+        return TokenLoss(torch.where(keep, loss, torch.zeros((), dtype=loss.dtype, device=loss.device)), keep, {})
+
+
+@dataclass(frozen=True)
+class Dro:
+    """Policy gradient with a quadratic pull of the log-ratio towards 0; no ratio, so no exponential.
+
+        loss_t = -(A log pi - beta / 2 (log pi - log pi_prox)^2)
+
+    Args:
+        beta: strength of the pull, > 0, reward units a nat squared.
+        b: as for `PpoClip`.
+    Returns: TokenLoss of unit "token"; `keep` is the loss mask.
+    Raises: ValueError naming field, value and bound, at construction.
+    Edge cases: A = 0 still pulls, so a zero advantage is not inert. The log-ratio is not clamped (P12).
+    Source: direct reward optimisation, arXiv 2405.19107; Kimi k1.5, 2501.12599. verl `dro`.
+    """
+
+    beta: float = 0.5
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
+    zero_advantage_inert: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require(0 < self.beta < float("inf"), "beta", self.beta, "must be > 0 and finite")
+
+    def __call__(self, b: PolicyBatch) -> TokenLoss:
+        pull = 0.5 * self.beta * masked_log_ratio(b).square()
+        return TokenLoss(pull - b.masked("advantage") * b.masked("log_prob"), b.loss_mask, {})

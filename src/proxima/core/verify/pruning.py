@@ -1,0 +1,35 @@
+"""Completion pruning (CPPO, lzhxmu): advantages and which completions are kept."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from proxima.core.advantage import Grpo
+from proxima.core.selection import Prune
+from proxima.core.verify.record import Attempt, Check, Record, as_tensor
+from proxima.data import Outcomes
+
+
+def advantage(record: Record) -> Iterator[Attempt]:
+    """The advantage block: (r − mean) / (std + 1e-4) over the group (C1)."""
+    p = record.params
+    reward = (as_tensor(record.inputs["rewards_per_func"]) * torch.tensor(p["reward_weights"], dtype=torch.float64)).sum(1)
+    group = torch.arange(len(reward)) // p["num_generations"]
+    loose = {"rtol": 2e-5, "atol": 2e-6} if record.single else {"rtol": 1e-9, "atol": 1e-11}
+    yield None, [Check("advantages", Grpo("group", 1e-4)(Outcomes.of(reward, group)), record.expected["advantages"], **loose)]
+
+
+def select(record: Record) -> Iterator[Attempt]:
+    """The pruning block of the trainer (counts what it drops) and of the verl recipe (counts what it keeps), over the whole batch (C2)."""
+    p = record.params
+    values = as_tensor(record.inputs["advantages"])
+    o = Outcomes.of(values, torch.zeros(len(values), dtype=torch.long))
+    keep: Any = {"smallest": "largest", "largest": "smallest"}[p["metric"]]  # the flag names what is removed
+    theirs = record.expected
+    checks = []
+    for name, count in (("kept_indices", "drop"), ("kept_indices_verl_recipe", "keep")):
+        if name in theirs:
+            kept = Prune(p["pruning"], keep, "batch", count)(o, values).nonzero().flatten()  # type: ignore[arg-type]
+            checks.append(Check(name, kept, sorted(theirs[name])))
+    yield None, checks

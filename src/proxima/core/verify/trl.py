@@ -1,0 +1,288 @@
+"""TRL's online trainers: GRPOTrainer and its loss types, GMPO, RLOO, DPPO, PPO, the sampler correction, advantages."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.core.advantage import Gdpo, Grpo, Rloo, TokenRewards, whiten
+from proxima.core.advantage.token import Gae, place_scores
+from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum, SequenceMeanTokenSumNorm, TokenMean
+from proxima.core.correction import Importance, OffPolicySequence, TopEntropy
+from proxima.core.loss import Loss, policy_loss
+from proxima.core.penalty import K1, K3
+from proxima.core.surrogate import Cispo, Dppo, GeoMean, Gspo, Luspo, PpoClip, Sapo, Vespo
+from proxima.core.value import ValueLoss
+from proxima.core.verify.record import Attempt, Check, Padded, Record, as_tensor
+from proxima.core.verify.verl import Given
+from proxima.data import Outcomes, PolicyBatch
+
+TOKEN_NORMALISED = ("dapo", "cispo", "vespo")  # divided by num_items_in_batch
+
+
+def surrogate_of(p: dict[str, Any]) -> Any:
+    """Our spec for a `loss_type` at its importance level; T2: TRL's epsilon_high of cispo is the cap itself."""
+    args = p.get("args", {})
+    kind = p.get("loss_type", "grpo")
+    low, high, level = p["epsilon_low"], p["epsilon_high"], p.get("importance_sampling_level", "token")
+    sequence = level != "token"
+    if kind == "cispo":
+        return Cispo(1.0, high - 1, level)
+    if kind == "sapo":
+        # T6: the temperature passes through float32.
+        tau = torch.tensor([args["sapo_temperature_pos"], args["sapo_temperature_neg"]], dtype=torch.float32).tolist()
+        return Sapo(tau[0], tau[1], level)
+    if kind == "vespo":
+        return Vespo(args["vespo_k_pos"], args["vespo_lambda_pos"], args["vespo_k_neg"], args["vespo_lambda_neg"])
+    if sequence:
+        return (Luspo if kind == "luspo" else Gspo)(low, high, "sequence")
+    delta = args.get("delta")
+    return PpoClip(low, high, delta if delta is not None and delta > 1 else None)
+
+
+def grpo(record: Record) -> Iterator[Attempt]:
+    """GRPOTrainer._compute_loss"""
+    p = record.params
+    args = p.get("args", {})
+    padded = _batch(record)
+    corrections = _corrections(record, padded)
+    penalty = K3(p["beta"], unbiased=bool(args.get("use_bias_correction_kl"))) if p.get("beta") else None
+    kind = p.get("loss_type", "grpo")
+    makers: dict[str, Any] = {"grpo": SequenceMeanTokenMean, "sapo": SequenceMeanTokenMean, "luspo": SequenceMeanTokenSum}
+    aggregate: Any = SequenceMeanTokenSumNorm(p["max_completion_length"]) if kind == "dr_grpo" else makers.get(kind, TokenMean)()
+    accumulated = _accumulation(record)
+
+    def attempt(whole: bool) -> list[Check]:
+        loss = policy_loss(
+            padded.b, surrogate=surrogate_of(p), aggregate=aggregate, correction=corrections or None, penalty=penalty, check=False
+        )
+        rows = len(padded.mask) if whole and kind in ("grpo", "sapo", "luspo", "dr_grpo") else None
+        return _checks(record, padded, _value(record, loss, rows) / accumulated)
+
+    yield None, attempt(whole=False)
+    yield "T1", attempt(whole=True)
+
+
+def _accumulation(record: Record) -> float:
+    """Losses that TRL means per micro-batch are divided by the accumulation steps; those over num_items_in_batch are not."""
+    p = record.params
+    if p.get("loss_type") in TOKEN_NORMALISED:
+        return 1.0
+    return float(p.get("current_gradient_accumulation_steps", 1)) if p.get("training", True) else 1.0
+
+
+def _value(record: Record, loss: Loss, rows: int | None) -> Tensor:
+    p = record.params
+    if p.get("loss_type") in TOKEN_NORMALISED:
+        items = float(as_tensor(record.inputs["num_items_in_batch"]))
+        steps, per_generation = p.get("current_gradient_accumulation_steps", 1), p.get("args", {}).get("steps_per_generation", 1)
+        scale = steps / per_generation if p.get("training", True) else 1.0
+        return loss.numerator / (items * scale)
+    return loss.value if rows is None else loss.numerator / rows
+
+
+def _batch(record: Record) -> Padded:
+    fields = {"log_prob": record.tensor("logp"), "advantage": record.tensor("advantages")}
+    # Without the rollout's log-probs the ratio is 1, with the current policy's gradient (T9).
+    fields["behavior_log_prob"] = record.tensor("behavior_logp" if record.has("behavior_logp") else "logp")
+    for theirs, ours in (("reference_logp", "reference_log_prob"), ("entropies", "entropy")):
+        if record.has(theirs):
+            fields[ours] = record.tensor(theirs)
+    for key in ("importance_sampling_ratio", "vllm_importance_sampling_ratio"):
+        if record.has(key):
+            ratio = record.tensor(key)
+            fields["weight"] = ratio.expand(fields["log_prob"].shape).contiguous()
+    return record.batch(**fields)
+
+
+def _corrections(record: Record, padded: Padded) -> list[Any]:
+    p = record.params
+    found: list[Any] = []
+    if padded.b.weight is not None and p.get("vllm_importance_sampling_correction", True) and p.get("loss_type") != "vespo":
+        found.append(Given())
+    if p.get("top_entropy_quantile", 1.0) < 1.0:
+        found.append(TopEntropy(p["top_entropy_quantile"]))
+    if p.get("off_policy_mask_threshold") is not None:
+        found.append(_SampledOffPolicy.of(record, p["off_policy_mask_threshold"]))
+    return found
+
+
+class _SampledOffPolicy:
+    """`off_policy_sequence` measured from the sampler's log-probs where the record has them, else from the old policy's (T8)."""
+
+    needs: frozenset[str] = frozenset()
+    rejected = "count"
+
+    def __init__(self, threshold: float, sampling: Tensor | None) -> None:
+        self.spec, self.sampling = OffPolicySequence(threshold), sampling
+
+    @classmethod
+    def of(cls, record: Record, threshold: float) -> "_SampledOffPolicy":
+        names = [name for name in ("sampling_logp", "sampling_per_token_logps") if record.has(name)]
+        if not names:
+            return cls(threshold, None)
+        rows = record.batch(log_prob=record.tensor("logp"), behavior_log_prob=record.tensor(names[0]))
+        return cls(threshold, rows.b.behavior_log_prob)
+
+    def __call__(self, b: Any) -> Any:
+        return self.spec(b if self.sampling is None else replace(b, behavior_log_prob=self.sampling))
+
+
+def _checks(record: Record, padded: Padded, value: Tensor) -> list[Check]:
+    loose = record.tolerance()
+    checks = [Check("loss", value.detach(), record.expected["loss"], **loose)]
+    return [*checks, Check("grad_logp", padded.gradient(value), record.expected["grad_logp"], **loose)]
+
+
+def gmpo(record: Record) -> Iterator[Attempt]:
+    """Experimental GMPOTrainer._compute_loss: mean over rows."""
+    p = record.params
+    padded = _batch(record)
+    penalty = K3(p["beta"]) if p.get("beta") else None
+    spec = GeoMean(p["epsilon_low"], p["epsilon_high"], "log_ratio")
+    loss = policy_loss(padded.b, surrogate=spec, aggregate=SequenceMeanTokenMean(), penalty=penalty, check=False)
+    steps = _accumulation(record)
+    yield None, _checks(record, padded, loss.value / steps)
+    yield "T9", _checks(record, padded, loss.numerator / len(padded.mask) / steps)
+
+
+def rloo(record: Record) -> Iterator[Attempt]:
+    """RLOOTrainer._compute_loss: the clip on the sequence's whole ratio, its loss a mean over sequences."""
+    p = record.params
+    leaf = record.tensor("logp").requires_grad_()
+    mask = as_tensor(record.inputs["mask"]) != 0
+    gap = torch.where(mask, leaf - record.tensor("behavior_logp"), 0.0).sum(1)
+    edges = torch.arange(len(mask) + 1)
+
+    b = PolicyBatch(
+        log_prob=gap,
+        behavior_log_prob=torch.zeros_like(gap),
+        advantage=record.tensor("advantages"),
+        loss_mask=torch.ones(len(mask), dtype=torch.bool),
+        cu_seqlens=edges,
+    )
+    value = policy_loss(b, surrogate=PpoClip(p["epsilon_low"], p["epsilon_high"]), aggregate=TokenMean(), check=False).value
+    (gradient,) = torch.autograd.grad(value, leaf)
+    loose = record.tolerance()
+    theirs = record.expected
+    yield None, [Check("loss", value.detach(), theirs["loss"], **loose), Check("grad_logp", gradient, theirs["grad_logp"], **loose)]
+
+
+def dppo(record: Record) -> Iterator[Attempt]:
+    """TRL 1.3 experimental DPPOTrainer: a capped REINFORCE form, divergence mask, mean over tokens."""
+    p = record.params
+    fields = {
+        "log_prob": record.tensor("logp"),
+        "behavior_log_prob": record.tensor("behavior_logp"),
+        "advantage": record.tensor("advantages"),
+    }
+    if record.has("reference_logp"):
+        fields["reference_log_prob"] = record.tensor("reference_logp")
+    if record.has("current_topk_logps"):
+        fields |= {"top_k_log_prob": record.tensor("current_topk_logps"), "behavior_top_k_log_prob": record.tensor("sampling_topk_logps")}
+    padded = record.batch(**fields)
+    spec = Dppo(p["divergence_type"], p["epsilon_high"], p["epsilon_low"], p["clip_ratio_c"])
+    penalty = K3(p["beta"]) if p.get("beta") else None
+    loss = policy_loss(padded.b, surrogate=spec, aggregate=TokenMean(), penalty=penalty, check=False)
+    mask = padded.mask
+    theirs = torch.where(mask, as_tensor(record.expected["divergence_mask"]), 0.0)
+    yield None, [*_checks(record, padded, loss.value), Check("divergence_mask", padded.rows(loss.keep), theirs)]
+
+
+def vllm_correction(record: Record) -> Iterator[Attempt]:
+    """GRPOTrainer's sampler correction: `mask` is 0 outside inclusive bounds, `truncate` clamps on both sides (T11)."""
+    p = record.params
+    level, _, mode = p["vllm_importance_sampling_mode"].rpartition("_")
+    low, high = p.get("clip_min"), p.get("clip_max")
+    old, sampling = record.tensor("old_logp"), record.tensor("sampling_logp")
+    known = sampling.isfinite() & old.isfinite()  # T11: an unavailable log-prob has ratio 1
+    old, sampling = torch.where(known, old, 0.0), torch.where(known, sampling, 0.0)
+    padded = record.batch(log_prob=old, behavior_log_prob=sampling, proximal_log_prob=old)
+    bound: Any = "clip" if mode == "mask" else "clamp"
+    spec = Importance(level=level, bound=bound, upper=float("inf") if high is None else high, lower=0.0 if low is None else low)
+    weight = padded.rows(spec(padded.b).weight)
+    theirs = as_tensor(record.expected["importance_sampling_ratio"])
+    if theirs.shape[1] == 1:  # one number a sequence
+        theirs = theirs.expand(padded.mask.shape)
+    yield None, [Check("importance_sampling_ratio", weight, torch.where(padded.mask, theirs, 0.0))]
+
+
+def advantages(record: Record) -> Iterator[Attempt]:
+    """GRPOTrainer's advantage block."""
+    p = record.params
+    parts = as_tensor(record.inputs["rewards_per_func"])
+    weights = tuple(p["reward_weights"])
+    group = torch.arange(len(parts)) // p["num_generations"]
+    known = parts.isfinite()
+    reward = (torch.where(known, parts, 0.0) * torch.tensor(weights, dtype=torch.float64)).sum(1)
+    base = Outcomes.of(reward, group, known.any(1))
+    scale = p["scale_rewards"]
+    named: Any = {True: "group", False: "none"}.get(scale, scale)
+    spec: Any = Grpo(named, 1e-4)
+    if p["multi_objective_aggregation"] == "normalize_then_sum":
+        spec = Gdpo(weights, "group", 1e-4, "completions")
+        base = replace(base, parts=parts)
+    single = record.dtype.startswith("float32")
+    # TRL's Bessel factor n / (n - 1) is float32.
+    loose = {"rtol": 2e-5, "atol": 2e-5} if single else {"rtol": 1e-7, "atol": 1e-9}
+    theirs = record.expected
+    yield None, [Check("advantages", spec(base), theirs["advantages"], **loose)]
+
+
+def rloo_advantages(record: Record) -> Iterator[Attempt]:
+    """RLOOTrainer's advantage block."""
+    p = record.params
+    reward = as_tensor(record.inputs["rewards"])
+    group = torch.arange(len(reward)) // p["num_generations"]
+    o = Outcomes.of(reward, group, reward.isfinite())
+    theirs = record.expected["advantages"]
+    yield None, [Check("advantages", Rloo(bool(p["normalize_advantages"]))(o), theirs, 1e-7, 1e-9)]
+
+
+def ppo_rewards(record: Record) -> Iterator[Attempt]:
+    """TRL 1.3 PPOTrainer: KL in the reward, score on the token after the last, GAE, whitening (T20)."""
+    p = record.params
+    mask = as_tensor(record.inputs["mask"]) != 0
+    rows, width = mask.shape
+    last = torch.tensor(record.inputs["last_token_index"])
+    # The end token after the last one is a step of its own where it fits; its value counts.
+    steps = torch.arange(width) <= (last + 1)[:, None]
+    gap = record.tensor("logp") - record.tensor("reference_logp")
+    kl = (K1(1.0) if p["kl_estimator"] == "k1" else K3(1.0)).estimate(gap)
+    scores = place_scores(record.tensor("scores"), steps.flatten(), torch.arange(rows + 1) * width).view(rows, width)
+    rewards = torch.where(mask, -p["kl_coef"] * kl, 0.0) + scores
+    if p["whiten_rewards"]:
+        rewards = whiten(rewards.flatten(), steps.flatten(), shift=False).view(rows, width)
+    packed = TokenRewards(
+        reward=rewards.flatten(),
+        value=torch.where(steps, record.tensor("values"), 0.0).flatten(),
+        loss_mask=torch.ones(rows * width, dtype=torch.bool),  # its recursion runs over padding, where rewards and values are 0
+        cu_seqlens=torch.arange(rows + 1) * width,
+    )
+    gae = Gae(p["gamma"], p["lam"], whiten=False)
+    advantage = whiten(gae(packed), mask.flatten()).view(rows, width)
+    theirs = record.expected
+    loose = {"rtol": 1e-7, "atol": 1e-8}
+    checks = [Check("rewards", rewards, theirs["rewards"], **loose), Check("advantages", advantage, theirs["advantages"], **loose)]
+    yield None, [*checks, Check("returns", gae.returns(packed).view(rows, width)[steps], as_tensor(theirs["returns"])[steps], **loose)]
+
+
+def ppo_loss(record: Record) -> Iterator[Attempt]:
+    """TRL 1.3 PPOTrainer: clipped policy and value losses, token means over masks of their own."""
+    p = record.params
+    padded = _batch(record)
+    policy = policy_loss(padded.b, surrogate=PpoClip(p["cliprange"], p["cliprange"]), aggregate=TokenMean(), check=False).value
+    value = record.tensor("vpreds").requires_grad_()
+    inside = as_tensor(record.inputs["value_mask"]) != 0
+    token, _ = ValueLoss(p["cliprange_value"])(
+        value.flatten(), record.tensor("values").flatten(), record.tensor("returns").flatten(), inside.flatten()
+    )
+    critic = token.sum() / inside.sum()
+    total = policy + p["vf_coef"] * critic
+    theirs = record.expected
+    (gradient,) = torch.autograd.grad(total, value, retain_graph=True)
+    checks = [Check("loss", total.detach(), theirs["loss"]), Check("pg_loss", policy.detach(), theirs["pg_loss"])]
+    checks += [Check("vf_loss", critic.detach(), theirs["vf_loss"]), Check("grad_vpreds", gradient, theirs["grad_vpreds"])]
+    yield None, [*checks, Check("grad_logp", padded.gradient(total), theirs["grad_logp"])]
