@@ -60,9 +60,8 @@ def write_checkpoint(folder: Path, step: int, loaded: LoadedModel, trainer: Trai
             **facts,
         }
         (aside / "state.json").write_text(json.dumps(state, indent=1) + "\n")
-        for path in (p for p in sorted(aside.rglob("*")) if p.is_file()):
+        for path in (*aside.rglob("*"), aside):  # folders too: they hold the names
             _sync(path)
-        _sync(aside)
         if final.exists():  # the same step again, after a rewind
             shutil.rmtree(final)
         aside.rename(final)

@@ -117,6 +117,7 @@ class Trainer:
         Raises:
             ValueError: the loss lacks a tensor; `FloatingPointError`: the gradient norm is not finite; the weights are then as before.
         """
+        self.optimizer.zero_grad(set_to_none=True)  # an update that was refused half-way left its gradient
         plan = [self._plan(rows, trajectories) for rows in updates]
         total = sum(tokens for _, _, tokens in plan)
         result = UpdateResult(metrics={})
@@ -125,7 +126,7 @@ class Trainer:
         skipped = 0
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.policy.device)
         for rows, active, _ in plan:
-            skipped += len(rows) - len(active)
+            skipped += sum(bool(trajectories[i].tokens) for i in rows) - len(active)
             denominator = self._denominator([trajectories[i] for i in rows])
             for cut in self._cut([trajectories[i] for i in active]):
                 members = [active[i] for i in cut]
@@ -226,13 +227,18 @@ class Trainer:
         """Take a state back.
 
         Raises:
-            ValueError: the tensors are of another model.
+            ValueError: the tensors are of another model, or not all there.
         """
         parameters = dict(self.policy.model.named_parameters())
+        kinds = {name.partition("/")[0] for name in tensors}
+        trained = [name for name, p in parameters.items() if p.requires_grad]
+        if missing := sorted({f"{kind}/{name}" for kind in kinds for name in trained} - tensors.keys()):
+            raise ValueError(f"the optimizer state lacks {missing[0]!r} ({len(missing)} in all), which this model has")
+        fused = bool(self.optimizer.defaults.get("fused"))  # a fused optimizer wants its step counts beside the weights, others on the CPU
         for name, value in tensors.items():
             key, _, owner = name.partition("/")
             if owner not in parameters or (value.dim() and value.shape != parameters[owner].shape):
                 raise ValueError(f"the optimizer state holds {name!r} of shape {list(value.shape)}, which this model does not have")
             slot = self.optimizer.state[parameters[owner]]
-            slot[key] = value.to(parameters[owner].device if value.dim() else "cpu", copy=True)
+            slot[key] = value.to(parameters[owner].device if value.dim() or fused else "cpu", copy=True)
         self.updates = int(facts["updates"])

@@ -1,0 +1,95 @@
+"""A trainer over a tiny model, trajectories with behavior log-probs near the policy's, and the gradient written out plainly."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from proxima.core import PpoClip, TokenMean, policy_loss
+from proxima.data import PolicyBatch, Trajectory
+from proxima.model import Policy
+from proxima.train import AdamW, Trainer
+from tests.model.rows import loaded, plain_log_prob, rows
+from tests.tiny import tiny
+
+SHAPES = ((6, (5, 1, 9, 0)), (2, (3, 3, 7)), (11, (4, 12)), (3, (2, 2, 2, 8)))
+ADVANTAGES = (1.0, -0.5, 0.0, 2.0, -1.0, 0.0, 0.25, -2.0, 1.5, 0.0, -0.75, 0.5, 1.0)
+
+
+def trajectories(
+    kind: str = "llama", *, advantages: Sequence[float] = ADVANTAGES, spread: float = 0.3, temperature=(1.0, 0.8)
+) -> list[Trajectory]:
+    """13 trajectories of four prompts; behavior log-probs are the model's own, moved by noise."""
+    plain = rows(*SHAPES, temperature=temperature)
+    model = tiny(kind)
+    draw = torch.Generator().manual_seed(5)
+    out = []
+    for i, row in enumerate(plain):
+        with torch.no_grad():
+            own = plain_log_prob(model, row) if row.tokens else torch.zeros(0)
+        moved = (own + spread * torch.randn(len(own), generator=draw)).clamp(max=-1e-3)
+        mask = tuple((t + i) % 5 != 3 for t in range(len(row.tokens)))
+        out.append(
+            row.with_(
+                behavior_log_prob=tuple(moved.tolist()),
+                policy_version=(0,) * len(row.tokens),
+                advantage=advantages[i % len(advantages)],
+                loss_mask=mask,
+                reference_log_prob=tuple((moved - 0.2).tolist()),
+            )
+        )
+    return out
+
+
+def trainer(
+    kind: str = "llama", *, surrogate=None, aggregate=None, share_prompt: bool = True, attention: str = "auto", optimizer=None, **settings
+) -> Trainer:
+    policy = Policy(loaded(kind), share_prompt=share_prompt, attention=attention)
+    chosen = {"max_grad_norm": 0.0} | settings
+    return Trainer(
+        policy, surrogate=surrogate or PpoClip(), aggregate=aggregate or TokenMean(), optimizer=optimizer or AdamW(lr=1e-3), **chosen
+    )
+
+
+def weights(t: Trainer) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in t.policy.model.named_parameters()}
+
+
+def gradients(t: Trainer, items: Sequence[Trajectory], updates=None) -> dict[str, Tensor]:
+    """What the optimizer is given at the first update: its step is replaced by a recorder."""
+    seen: dict[str, Tensor] = {}
+
+    def record() -> None:
+        if not seen:
+            seen.update({name: p.grad.clone() for name, p in t.policy.model.named_parameters()})
+
+    t.optimizer.step = record
+    t.update(updates or [list(range(len(items)))], items)
+    return seen
+
+
+def naive_gradients(kind: str, items: Sequence[Trajectory], *, surrogate=None, aggregate=None, penalty=None) -> dict[str, Tensor]:
+    """One padded-free batch of plain forwards, one sequence at a time, one backward: no trainer, no packing, no micro-batches."""
+    model = tiny(kind)
+    log_prob = torch.cat([plain_log_prob(model, row) for row in items if row.tokens])
+    lengths = torch.tensor([len(row.tokens) for row in items])
+    batch = PolicyBatch(
+        log_prob=log_prob,
+        loss_mask=torch.tensor([m for row in items for m in row.loss_mask]),
+        cu_seqlens=torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]),
+        advantage=torch.tensor([row.advantage for row in items]).repeat_interleave(lengths),
+        behavior_log_prob=torch.tensor([x for row in items for x in row.behavior_log_prob]),
+        reference_log_prob=torch.tensor([x for row in items for x in row.reference_log_prob]),
+        group=torch.tensor([row.group for row in items]),
+    )
+    policy_loss(batch, surrogate=surrogate or PpoClip(), aggregate=aggregate or TokenMean(), penalty=penalty).value.backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    """Within `tolerance` of the largest entry of all, tensor by tensor."""
+    assert found.keys() == expected.keys()
+    size = max(float(x.abs().max()) for x in expected.values())
+    assert size > 0
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=tolerance * size, msg=lambda m, n=name: f"{n}: {m}")

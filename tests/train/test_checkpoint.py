@@ -1,0 +1,197 @@
+"""Checkpoints: a continued training is the same training to the bit, and no accident leaves half of one."""
+
+import errno
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from proxima.model import Policy, load
+from proxima.train import AdamW, checkpoint
+from proxima.train.checkpoint import checkpoints, prune, restore, write_checkpoint
+from proxima.train.trainer import Trainer
+from tests.train.helpers import trainer, trajectories, weights
+
+ALL = [list(range(13))]
+SCHEDULE = {"total_updates": 8, "warmup": 2, "schedule": "cosine", "max_grad_norm": 0.5}
+
+
+def make(folder=None, **settings) -> Trainer:
+    t = trainer(optimizer=AdamW(lr=2e-3, weight_decay=0.1), **(SCHEDULE | settings))
+    if folder is not None:
+        loaded = load(str(folder), device="cpu")
+        t = Trainer(
+            Policy(loaded),
+            surrogate=t.surrogate,
+            aggregate=t.aggregate,
+            optimizer=AdamW(lr=2e-3, weight_decay=0.1),
+            **(SCHEDULE | settings),
+        )
+    return t
+
+
+def test_a_continued_training_is_the_same_to_the_bit(tmp_path):
+    items = trajectories()
+    t = make()
+    for _ in range(3):
+        t.update(ALL, items)
+    written = write_checkpoint(tmp_path, 3, t.policy.loaded, t, {"version": 3, "cursor": {"drawn": 24}})
+    draws = torch.rand(4)
+    for _ in range(3):
+        unbroken = t.update(ALL, items)
+
+    (found,) = checkpoints(tmp_path)
+    assert (found.step, found.path, found.facts["cursor"], found.facts["version"]) == (3, written.path, {"drawn": 24}, 3)
+    again = make(found.model)
+    torch.manual_seed(99)
+    restore(found, again)
+    assert torch.equal(torch.rand(4), draws)
+    assert again.updates == 3
+    for _ in range(3):
+        resumed = again.update(ALL, items)
+    assert resumed.metrics == unbroken.metrics
+    for (name, a), b in zip(weights(t).items(), weights(again).values(), strict=True):
+        assert torch.equal(a, b), name
+    for name, value in t.state()[0].items():
+        assert torch.equal(value, again.state()[0][name]), name
+
+
+def test_without_the_optimizer_state_it_would_not_be(tmp_path):
+    items = trajectories()
+    t = make()
+    t.update(ALL, items)
+    written = write_checkpoint(tmp_path, 1, t.policy.loaded, t, {})
+    t.update(ALL, items)
+    forgetful = make(written.model)
+    forgetful.update(ALL, items)
+    assert any(not torch.equal(a, b) for a, b in zip(weights(t).values(), weights(forgetful).values(), strict=True))
+
+
+def test_what_a_checkpoint_holds(tmp_path):
+    t = make()
+    t.update(ALL, trajectories())
+    written = write_checkpoint(tmp_path, 12, t.policy.loaded, t, {"seed": 7})
+    assert written.path == tmp_path / "000012"
+    assert {p.name for p in written.path.iterdir()} == {"model", "optimizer.safetensors", "state.json"}
+    assert [p for p in tmp_path.rglob("*") if p.suffix in (".pt", ".pkl", ".bin", ".pth")] == []
+    state = json.loads((written.path / "state.json").read_text())
+    assert state["step"] == 12 and state["seed"] == 7 and state["trainer"] == {"updates": 1} and state["format"] == 1
+    back = AutoModelForCausalLM.from_pretrained(written.model)
+    for a, b in zip(back.parameters(), t.policy.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    tensors, _ = t.state()
+    assert {name.split("/")[0] for name in tensors} == {"exp_avg", "exp_avg_sq", "step"}
+    assert len(tensors) == 3 * len(list(t.policy.model.parameters()))
+
+
+def write(folder, *steps):
+    t = make()
+    for step in steps:
+        write_checkpoint(folder, step, t.policy.loaded, t, {})
+    return t
+
+
+def test_prune_keeps_the_last_and_the_named_and_sweeps_leftovers(tmp_path):
+    write(tmp_path, 1, 2, 3, 4, 10)
+    (tmp_path / ".000011.part").mkdir()
+    prune(tmp_path, 0)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000001", "000002", "000003", "000004", "000010"]
+    prune(tmp_path, 2, keep=[2])
+    assert [c.step for c in checkpoints(tmp_path)] == [2, 4, 10]
+    prune(tmp_path, 2)
+    assert [c.step for c in checkpoints(tmp_path)] == [4, 10]
+    prune(tmp_path, 5)
+    assert [c.step for c in checkpoints(tmp_path)] == [4, 10]
+
+
+def test_what_is_not_whole_is_no_checkpoint(tmp_path):
+    assert checkpoints(tmp_path / "nothing") == []
+    write(tmp_path, 1, 2, 3)
+    (tmp_path / "000002" / "state.json").write_text('{"format": 1, "st')
+    (tmp_path / "000003" / "state.json").unlink()
+    (tmp_path / "000004").mkdir()
+    (tmp_path / ".000005.part").mkdir()
+    assert [c.step for c in checkpoints(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize("dies_in", ["save", "save_file", "_sync"])
+def test_a_full_disk_leaves_the_former_checkpoints(tmp_path, monkeypatch, dies_in):
+    t = write(tmp_path, 1)
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, dies_in, full)
+    for step in (1, 2):
+        with pytest.raises(OSError, match="No space left"):
+            write_checkpoint(tmp_path, step, t.policy.loaded, t, {})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["000001"]
+    monkeypatch.undo()
+    restore(checkpoints(tmp_path)[0], make())
+    write_checkpoint(tmp_path, 2, t.policy.loaded, t, {})
+    assert [c.step for c in checkpoints(tmp_path)] == [1, 2]
+
+
+def test_a_write_over_the_leftovers_of_a_dead_one(tmp_path):
+    (tmp_path / ".000002.part" / "model").mkdir(parents=True)
+    (tmp_path / ".000002.part" / "model" / "junk").write_text("x")
+    (tmp_path / "000002").mkdir()
+    (tmp_path / "000002" / "junk").write_text("x")
+    write(tmp_path, 2)
+    assert [c.step for c in checkpoints(tmp_path)] == [2] and not list(tmp_path.rglob("junk"))
+
+
+def test_everything_is_synced_before_the_rename(tmp_path, monkeypatch):
+    synced = []
+    inner = checkpoint._sync
+    monkeypatch.setattr(checkpoint, "_sync", lambda path: synced.append(path.relative_to(tmp_path).parts) or inner(path))
+    written = write(tmp_path, 1)
+    assert written is not None
+    files = {p.relative_to(tmp_path).parts[1:] for p in (tmp_path / "000001").rglob("*")}
+    aside = {parts[1:] for parts in synced if parts and parts[0] == ".000001.part"}
+    assert files <= aside, f"not synced: {files - aside}"
+    assert synced[-1] == ()  # the folder, for the rename
+
+
+def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path):
+    t = make()
+    t.update(ALL, trajectories())
+    for step in (1, 2, 3):
+        write_checkpoint(tmp_path, step, t.policy.loaded, t, {})
+    one, two, three = checkpoints(tmp_path)
+    (one.path / "optimizer.safetensors").write_bytes(b"\x20\0\0\0\0\0\0\0{torn")
+    with pytest.raises(ValueError, match=r"000001: optimizer.safetensors can't be read .*; delete this checkpoint to use the one before"):
+        restore(one, make())
+    (two.path / "optimizer.safetensors").unlink()
+    with pytest.raises(ValueError, match=r"000002: optimizer.safetensors can't be read"):
+        restore(two, make())
+    with pytest.raises(ValueError, match=r"the optimizer state .*, which this model (does not have|has)"):
+        restore(three, trainer("gpt2"))
+    state = json.loads((three.path / "state.json").read_text()) | {"format": 9}
+    (three.path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(ValueError, match="000003: format 9, this version reads 1"):
+        restore(checkpoints(tmp_path)[-1], make())
+
+
+def test_an_optimizer_state_that_lacks_parameters_is_refused(tmp_path):
+    t = make()
+    t.update(ALL, trajectories())
+    tensors, facts = t.state()
+    name = next(iter(tensors))
+    with pytest.raises(ValueError, match=r"the optimizer state lacks .* \(1 in all\), which this model has"):
+        make().load({key: value for key, value in tensors.items() if key != name}, facts)
+
+
+def test_a_checkpoint_before_any_update_can_be_restored(tmp_path):
+    t = write(tmp_path, 1)
+    again = make(checkpoints(tmp_path)[0].model)
+    restore(checkpoints(tmp_path)[0], again)
+    items = trajectories()
+    t.update(ALL, items)
+    again.update(ALL, items)
+    for a, b in zip(weights(t).values(), weights(again).values(), strict=True):
+        assert torch.equal(a, b)
+    shutil.rmtree(tmp_path / "000001")
+    assert checkpoints(tmp_path) == []

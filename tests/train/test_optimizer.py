@@ -1,0 +1,126 @@
+"""Schedules by their numbers, AdamW by hand, micro-batches by their budget."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from proxima.data import Trajectory, pack
+from proxima.train import OPTIMIZERS, AdamW, learning_rate_factor
+from proxima.train.micro_batch import micro_batches
+from tests.train.helpers import trainer, trajectories
+
+
+def factors(total, **settings):
+    return [learning_rate_factor(i, total=total, **settings) for i in range(total)]
+
+
+def test_constant_with_warm_up():
+    assert factors(6, warmup=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert factors(3) == [1.0, 1.0, 1.0] and factors(3, warmup=1) == [1.0, 1.0, 1.0]
+
+
+def test_linear():
+    assert factors(5, schedule="linear") == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert factors(7, schedule="linear", warmup=2, final_ratio=0.2) == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
+
+
+def test_cosine():
+    assert factors(5, schedule="cosine", final_ratio=0.1) == pytest.approx(
+        [1.0, 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, 0.55, 0.1 + 0.9 * (1 - math.sqrt(0.5)) / 2, 0.1]
+    )
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_odd_totals(schedule):
+    assert learning_rate_factor(0, total=1, schedule=schedule) == 1.0
+    assert learning_rate_factor(9, total=5, schedule=schedule, final_ratio=0.3) == (1.0 if schedule == "constant" else pytest.approx(0.3))
+    assert factors(3, schedule=schedule, warmup=10) == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_the_learning_rate_of_each_update():
+    t = trainer(optimizer=AdamW(lr=0.02), total_updates=5, warmup=2, schedule="linear", final_lr_ratio=0.5)
+    items = trajectories()
+    seen = [t.update([list(range(13))], items).metrics["lr"] for _ in range(5)]
+    assert seen == pytest.approx([0.01, 0.02, 0.02, 0.015, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("lr", 0.0), ("lr", -1.0), ("beta1", 1.0), ("beta1", -0.1), ("beta2", 1.0), ("eps", 0.0), ("weight_decay", -1e-3)]
+)
+def test_adamw_checks_its_fields(field, value):
+    with pytest.raises(ValueError, match=f"{field}={value!r} must be"):
+        AdamW(**{field: value})
+
+
+def test_adamw_by_hand():
+    """Two steps on one matrix and one vector; only the matrix decays."""
+    spec = AdamW(lr=0.1, beta1=0.9, beta2=0.99, eps=1e-6, weight_decay=0.5)
+    parameters = [
+        nn.Parameter(torch.tensor([[1.0, -2.0]])),
+        nn.Parameter(torch.tensor([3.0])),
+        nn.Parameter(torch.ones(2, 2), requires_grad=False),
+    ]
+    optimizer = spec.build(parameters)
+    values, gradients = [1.0, -2.0, 3.0], [(0.5, -1.0, 2.0), (0.25, 1.0, -2.0)]
+    m, v = [0.0] * 3, [0.0] * 3
+    for step, g in enumerate(gradients, start=1):
+        parameters[0].grad, parameters[1].grad = torch.tensor([list(g[:2])]), torch.tensor([g[2]])
+        optimizer.step()
+        for i in range(3):
+            m[i], v[i] = 0.9 * m[i] + 0.1 * g[i], 0.99 * v[i] + 0.01 * g[i] ** 2
+            values[i] *= 1 - 0.1 * (0.5 if i < 2 else 0.0)
+            values[i] -= 0.1 * (m[i] / (1 - 0.9**step)) / (math.sqrt(v[i] / (1 - 0.99**step)) + 1e-6)
+    found = [*parameters[0][0].tolist(), parameters[1].item()]
+    assert found == pytest.approx(values, rel=1e-5) and bool((parameters[2] == 1).all())
+
+
+def test_tiny_learning_rates_are_not_lost():
+    """float32 masters take steps of 1e-6, which bf16 weights near 1 would round away."""
+    weight = nn.Parameter(torch.ones(4, 4))
+    optimizer = AdamW(lr=1e-6).build([weight])
+    for _ in range(10):
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+    assert 1 - weight.detach() == pytest.approx(torch.full((4, 4), 1e-5), rel=0.05)
+
+
+def test_the_table_holds_specs_that_build():
+    for spec in OPTIMIZERS.values():
+        optimizer = spec().build([nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))])
+        assert isinstance(optimizer, torch.optim.Optimizer)
+
+
+def row(prompt, length, group):
+    return Trajectory(prompt_tokens=tuple(range(1, prompt + 1)), tokens=tuple(range(length)), group=group)
+
+
+def test_micro_batches_by_hand():
+    items = [row(10, 6, 0), row(10, 6, 0), row(10, 6, 0), row(4, 1, 1), row(30, 9, 2)]
+    # shared: 10 + 5, then 5 more each, then 4 + 0
+    assert micro_batches(items, 20) == [[0, 1], [2, 3], [4]]
+    assert micro_batches(items, 24) == [[0, 1], [2, 3], [4]]
+    assert micro_batches(items, 29) == [[0, 1, 2, 3], [4]]
+    assert micro_batches(items, 20, share_prompt=False) == [[0], [1], [2, 3], [4]]
+    assert micro_batches(items, 1) == [[0], [1], [2], [3], [4]]
+    assert micro_batches([], 10) == []
+
+
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 12), st.lists(st.integers(0, 9), min_size=1, max_size=4)), max_size=6),
+    budget=st.integers(1, 60),
+    share=st.booleans(),
+)
+def test_no_micro_batch_is_above_its_budget(shapes, budget, share):
+    items = [row(prompt, length, group) for group, (prompt, lengths) in enumerate(shapes) for length in lengths]
+    cuts = micro_batches(items, budget, share_prompt=share)
+    assert [i for cut in cuts for i in cut] == list(range(len(items))) and all(cuts)
+    sizes = [len(pack([items[i] for i in cut], share_prompt=share).tokens) for cut in cuts]
+    for cut, size in zip(cuts, sizes, strict=True):
+        assert size <= budget or len(cut) == 1
+    for first, second in pairwise(cuts):  # greedy: the next one did not fit
+        assert len(pack([items[i] for i in (*first, second[0])], share_prompt=share).tokens) > budget

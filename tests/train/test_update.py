@@ -1,0 +1,253 @@
+"""One update: the gradient is that of the whole batch, whatever the split, the sharing and the skipping."""
+
+import pytest
+import torch
+
+from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Cppo, PpoClip, Reinforce, SequenceMeanTokenMean, TokenMean
+from proxima.model import Policy
+from proxima.train import AdamW
+from tests.model.rows import loaded
+from tests.tiny import KINDS
+from tests.train.helpers import ADVANTAGES, assert_close, gradients, naive_gradients, trainer, trajectories, weights
+
+BUDGETS = (1, 12, 30, 10_000)
+ALL = [list(range(13))]
+PLAIN = [kind for kind in ("ppo_clip", "dppo", "cppo", "drpo", "reinforce", "spo") if kind in SURROGATES]
+
+
+def test_the_split_is_a_split():
+    t = trainer(tokens_per_micro_batch=12)
+    assert len(t._cut(trajectories())) > 4 and len(trainer()._cut(trajectories())) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_is_that_of_plain_forwards(kind):
+    items = trajectories(kind)
+    expected = naive_gradients(kind, items)
+    for share in (True, False):
+        for skip in (True, False):
+            for budget in (12, 10_000):
+                t = trainer(kind, share_prompt=share, skip_zero_advantage=skip, tokens_per_micro_batch=budget)
+                assert_close(gradients(t, items), expected, 3e-5)
+
+
+@pytest.mark.parametrize("aggregate", sorted(AGGREGATES))
+@pytest.mark.parametrize("surrogate", PLAIN)
+def test_the_denominator_is_that_of_the_whole_update(surrogate, aggregate):
+    """Micro-batches of one, of unequal sizes, and all at once: a mean of means would differ by far."""
+    items = trajectories()
+    expected = naive_gradients("llama", items, surrogate=SURROGATES[surrogate](), aggregate=AGGREGATES[aggregate]())
+    for budget in BUDGETS:
+        t = trainer(surrogate=SURROGATES[surrogate](), aggregate=AGGREGATES[aggregate](), tokens_per_micro_batch=budget)
+        assert_close(gradients(t, items), expected, 3e-5)
+
+
+@pytest.mark.parametrize("penalty", sorted(set(PENALTIES) & {"k1", "k2", "k3", "abs"}))
+def test_a_penalty_keeps_the_zero_advantages_in(penalty):
+    items = trajectories()
+    spec = PENALTIES[penalty](coefficient=0.3)
+    t = trainer(penalties=[spec], tokens_per_micro_batch=20)
+    assert t.skip_zero_advantage is False
+    assert_close(gradients(t, items), naive_gradients("llama", items, penalty=spec), 3e-5)
+
+
+@pytest.mark.parametrize("surrogate", PLAIN)
+def test_weights_after_several_updates_do_not_depend_on_how_they_were_computed(surrogate):
+    """Three steps of two updates each, AdamW with decay: the split, the sharing and the skipping change nothing but rounding."""
+
+    def final(**settings):
+        t = trainer(surrogate=SURROGATES[surrogate](), optimizer=AdamW(lr=1e-3, eps=1e-4, weight_decay=0.1), max_grad_norm=0.5, **settings)
+        for step in range(3):
+            items = trajectories(advantages=ADVANTAGES[step:] + ADVANTAGES[:step])
+            t.update([list(range(7)), list(range(7, 13))], items)
+        return weights(t)
+
+    expected = final()
+    assert max(float((a - b).abs().max()) for a, b in zip(expected.values(), weights(trainer()).values(), strict=True)) > 1e-3
+    for settings in (
+        {"tokens_per_micro_batch": 1},
+        {"tokens_per_micro_batch": 25},
+        {"share_prompt": False},
+        {"skip_zero_advantage": False},
+        {"share_prompt": False, "skip_zero_advantage": False, "tokens_per_micro_batch": 17},
+        {"entropy": False},
+    ):
+        for name, value in final(**settings).items():
+            torch.testing.assert_close(value, expected[name], rtol=0, atol=3e-6, msg=lambda m, n=name, s=settings: f"{s} {n}: {m}")
+
+
+def test_skipped_trajectories_are_counted_and_have_no_facts():
+    items = trajectories()
+    result = trainer().update(ALL, items)
+    zero = {i for i, row in enumerate(items) if row.advantage == 0}
+    empty = {i for i, row in enumerate(items) if not row.tokens}
+    assert zero == {2, 5, 9} and empty == {3}
+    assert result.metrics["skipped_zero_advantage"] == 3
+    assert result.facts.keys() == set(range(13)) - zero - empty
+    whole = trainer(skip_zero_advantage=False).update(ALL, items)
+    assert whole.facts.keys() == set(range(13)) - empty and whole.metrics["skipped_zero_advantage"] == 0
+    assert whole.tokens > result.tokens
+
+
+def test_facts_are_of_the_first_forward():
+    items = trajectories(spread=1.0)
+    t = trainer()
+    before = t.log_prob(items)
+    result = t.update([*ALL, *ALL, *ALL], items)
+    assert result.updates == t.updates == 3
+    for i, fact in result.facts.items():
+        assert fact.log_prob == pytest.approx(before[i], abs=2e-5)
+        assert len(fact.keep) == len(fact.entropy) == len(items[i].tokens)
+        ratio = torch.tensor(before[i]) - torch.tensor(items[i].behavior_log_prob)
+        clipped = (ratio.exp() > 1.2) if items[i].advantage > 0 else (ratio.exp() < 0.8)
+        assert fact.keep == (~clipped & torch.tensor(items[i].loss_mask)).tolist()
+    after = t.log_prob(items)
+    assert max(abs(a - b) for x, y in zip(before, after, strict=True) for a, b in zip(x, y, strict=True)) > 0.01
+
+
+def test_metrics_are_over_the_whole_update():
+    items = trajectories(advantages=(1.0, -1.0, 0.5))
+    results = [trainer(tokens_per_micro_batch=b).update(ALL, items).metrics for b in BUDGETS]
+    before = trainer().log_prob(items)
+    mask = torch.tensor([m for row in items for m in row.loss_mask])
+    gap = torch.tensor([x for row in before for x in row]) - torch.tensor([x for row in items for x in row.behavior_log_prob])
+    ratio = gap[mask].double().exp()
+    for metrics in results:
+        assert metrics["ratio_mean"] == pytest.approx(float(ratio.mean()), rel=1e-5)
+        assert metrics["ratio_max"] == pytest.approx(float(ratio.max()), rel=1e-5)
+        assert metrics["approx_kl"] == pytest.approx(float((ratio - 1 - ratio.log()).mean()), rel=1e-4)
+        assert metrics["rollout_replay_logp_absdiff_mean"] == pytest.approx(float(gap[mask].abs().mean()), rel=1e-5)
+        for key, value in results[0].items():
+            assert metrics[key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
+
+
+def test_the_loss_is_the_number_that_was_differentiated():
+    items = trajectories()
+    t = trainer(surrogate=Reinforce(), tokens_per_micro_batch=12)
+    log_prob = t.log_prob(items)
+    loss = t.update(ALL, items).metrics["loss"]
+    pairs = [
+        (row.advantage, x) for row, values in zip(items, log_prob, strict=True) for x, m in zip(values, row.loss_mask, strict=True) if m
+    ]
+    assert loss == pytest.approx(-sum(a * x for a, x in pairs) / len(pairs), rel=1e-5)
+
+
+def test_log_probs_at_the_datas_own_temperature_and_of_another_policy():
+    items = trajectories(spread=0.0)
+    t = trainer(tokens_per_micro_batch=15)
+    for row, values in zip(items, t.log_prob(items), strict=True):
+        assert values == pytest.approx(list(row.behavior_log_prob), abs=1.1e-3)  # clamped at -1e-3
+    other = Policy(loaded("llama", seed=8))
+    theirs = t.log_prob(items, other)
+    assert theirs != t.log_prob(items)
+    assert theirs == trainer_of(other).log_prob(items)
+    assert all(p.grad is None for p in t.parameters)
+
+
+def trainer_of(policy):
+    from proxima.train import Trainer
+
+    return Trainer(policy, surrogate=PpoClip(), aggregate=TokenMean(), tokens_per_micro_batch=15)
+
+
+def test_the_first_forward_as_proximal_policy():
+    """With the centre where the update starts, the ratio is 1 whatever the behavior policy was; the gradient is that of -A log pi."""
+    items = trajectories(spread=2.0)
+    t = trainer(proximal_is_first_forward=True)
+    found = gradients(t, items)
+    assert_close(found, naive_gradients("llama", items, surrogate=Reinforce()), 3e-5)
+    metrics = trainer(proximal_is_first_forward=True).update(ALL, items).metrics
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-9) and metrics["approx_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert metrics["rollout_replay_logp_absdiff_mean"] > 0.5
+
+
+def test_proximal_log_probs_that_are_given_are_used():
+    items = trajectories(spread=1.0)
+    centre = trainer().log_prob(items)
+    given = [row.with_(proximal_log_prob=value) for row, value in zip(items, centre, strict=True)]
+    metrics = trainer().update(ALL, given).metrics
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert_close(gradients(trainer(), given), naive_gradients("llama", items, surrogate=Reinforce()), 3e-5)
+
+
+def test_an_update_of_zero_advantages_is_a_step_with_a_zero_gradient():
+    items = [row.with_(advantage=0.0) for row in trajectories()]
+    t, before = trainer(), weights(trainer())
+    result = t.update(ALL, items)
+    assert (result.tokens, result.updates, t.updates) == (0, 1, 1) and not result.facts
+    assert result.metrics["grad_norm"] == result.metrics["loss"] == 0 and result.metrics["skipped_zero_advantage"] == 12
+    for name, value in weights(t).items():
+        assert torch.equal(value, before[name])
+
+
+def test_no_updates_at_all():
+    t = trainer()
+    result = t.update([], trajectories())
+    assert (result.updates, result.tokens, t.updates) == (0, 0, 0) and result.metrics["grad_norm"] == 0
+
+
+def test_progress_is_told_to_the_end():
+    told = []
+    t = trainer(tokens_per_micro_batch=20)
+    result = t.update([[0, 1, 2, 4], [5, 6, 7]], trajectories(), lambda done, total: told.append((done, total)))
+    assert [d for d, _ in told] == sorted(d for d, _ in told) and told[-1] == (result.tokens, result.tokens) and len(told) > 2
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_leaves_the_weights(bad):
+    items = trajectories()
+    t = trainer()
+    t.update(ALL, items)
+    before, state = weights(t), {k: v.clone() for k, v in t.state()[0].items()}
+    handle = t.policy.head.weight.register_hook(lambda g: g * bad)
+    with pytest.raises(FloatingPointError, match="the gradient norm is .* at update 2; the weights are as before it"):
+        t.update(ALL, items)
+    for name, value in weights(t).items():
+        assert torch.equal(value, before[name])
+    for name, value in t.state()[0].items():
+        assert torch.equal(value, state[name])
+    handle.remove()
+    assert all(p.grad is None for p in t.parameters) and t.updates == 1
+    t.update(ALL, items)
+    again = trainer()
+    again.update(ALL, items)
+    again.update(ALL, items)
+    for (name, a), b in zip(weights(t).items(), weights(again).values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_a_refused_batch_leaves_no_gradient_behind():
+    """The second micro-batch holds a log-prob that can't be; the next update must not add to the first one's gradient."""
+    items = trajectories()
+    bad = [row.with_(behavior_log_prob=(float("nan"),) * len(row.tokens)) if i == 12 else row for i, row in enumerate(items)]
+    t = trainer(tokens_per_micro_batch=12)
+    with pytest.raises(ValueError, match="PolicyBatch.behavior_log_prob: nan"):
+        t.update(ALL, bad)
+    fresh = trainer(tokens_per_micro_batch=12)
+    for x in (t, fresh):
+        x.update(ALL, items)
+    for (name, a), b in zip(weights(t).items(), weights(fresh).values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_clipping_is_of_the_global_norm():
+    items = trajectories()
+    whole = gradients(trainer(), items)
+    norm = torch.stack([g.square().sum() for g in whole.values()]).sum().sqrt()
+    t = trainer(max_grad_norm=0.1 * float(norm), tokens_per_micro_batch=12)
+    clipped = gradients(t, items)
+    assert_close({k: 10 * v for k, v in clipped.items()}, whole, 3e-5)
+    assert trainer(max_grad_norm=0.01).update(ALL, items).metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
+    assert_close(gradients(trainer(max_grad_norm=1e6), items), whole, 1e-6)
+
+
+def test_a_correction_and_sequence_surrogates_under_every_split():
+    table = pytest.importorskip("proxima.core.correction").CORRECTIONS
+    items = trajectories(spread=0.8)
+    kind = next(iter(sorted(table)))
+    results = [
+        gradients(trainer(surrogate=Cppo(), aggregate=SequenceMeanTokenMean(), correction=table[kind](), tokens_per_micro_batch=b), items)
+        for b in BUDGETS
+    ]
+    for found in results[1:]:
+        assert_close(found, results[0], 3e-5)
