@@ -98,8 +98,10 @@ def evaluation_sampling(config: "RunConfig") -> Sampling:
 
 
 def make_rewards(config: "RunConfig") -> RewardRunner:
-    """The scorers; whoever makes them closes them."""
-    return RewardRunner(config.reward, timeout=config.runtime.reward_timeout, workers=config.runtime.reward_workers)
+    """The scorers, their workers starting beside what comes next; whoever makes them closes them."""
+    rewards = RewardRunner(config.reward, timeout=config.runtime.reward_timeout, workers=config.runtime.reward_workers)
+    rewards.start()
+    return rewards
 
 
 def make_evaluation(
