@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("proxima.cli.export", "copy a run's weights out as a Hugging Face folder"),
     "explain": ("proxima.cli.explain", "show every value, where it came from, and what it adds up to"),
     "list": ("proxima.cli.list", "show every kind in every slot"),
+    "plot": ("proxima.cli.plot", "draw surrogates: loss and gradient weight"),
     "doctor": ("proxima.cli.doctor", "show what this machine has"),
     "schema": ("proxima.cli.schema", "write the JSON schema of recipes, for editors"),
 }

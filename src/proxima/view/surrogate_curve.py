@@ -1,0 +1,153 @@
+"""What a surrogate does to one token, as numbers: its loss and its gradient weight over the token's ratio or probability.
+
+All of it comes out of the surrogate itself, by autograd, so a curve can't drift from the loss. Some surrogates look at more than the token;
+these are drawn in a fixed setting, which `remark_on` states:
+
+    cppo                     the token stands in the middle of a completion whose other tokens have all moved by `Setting.drift`
+    kl_cov, clip_cov, m2po   what the whole batch decides is decided: picked, not picked, one of four tokens of which the others stood still
+    of unit "sequence"       the token is a sequence of its own
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from proxima.core.gradient import gradient_weight
+from proxima.core.loss import Surrogate, TokenLoss, check_needs
+from proxima.core.surrogate import ClipCov, Cppo, Gspo, KlCov
+from proxima.data import PolicyBatch, require
+
+LARGEST_RATIO = 2.5
+POINTS = 401
+Over = Literal["ratio", "probability"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where the drawn token stands.
+
+    Args:
+        advantage: its size, reward units, > 0; curves are drawn for both signs of it.
+        behavior_probability: μ of the token, in (0, 1); the first is that of the curves over the ratio.
+        position, length: of the token in its completion, from 1; for `cppo`.
+        drift: |π − μ| of the completion's other tokens, in [0, .5); for `cppo`.
+    """
+
+    advantage: float = 1.0
+    behavior_probability: tuple[float, ...] = (0.3,)
+    position: int = 11
+    length: int = 21
+    drift: float = 0.045
+
+    def __post_init__(self) -> None:
+        require(0 < self.advantage < float("inf"), "advantage", self.advantage, "must be > 0 and finite; both signs are drawn")
+        for mu in self.behavior_probability:
+            require(0 < mu < 1, "behavior_probability", mu, "must be in (0, 1)")
+        require(self.length >= 1, "length", self.length, "must be >= 1")
+        require(1 <= self.position <= self.length, "position", self.position, f"must be in [1, length={self.length}]")
+        require(0 <= self.drift < 0.5, "drift", self.drift, "must be in [0, 0.5)")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`x`, and at each of them `loss` and `weight`: [POINTS] float64 each."""
+
+    x: Tensor
+    loss: Tensor
+    weight: Tensor
+
+
+def curve(spec: Surrogate, over: Over, mu: float, sign: int, setting: Setting) -> Curve:
+    """Loss and gradient weight of one token.
+
+    Args:
+        spec: the surrogate.
+        over: what runs along the x axis: the ratio π / μ (up to 2.5, or 1 / μ where that is less) or π itself.
+        mu: the token's behavior probability, which is also its proximal one.
+        sign: of the advantage, 1 or -1.
+    Raises:
+        ValueError: the surrogate needs what a token alone doesn't have (top-k log-probs).
+    """
+    largest = min(LARGEST_RATIO * mu, 0.999) if over == "ratio" else 0.999
+    probability = torch.linspace(0.002, largest, POINTS, dtype=torch.float64)
+    probability[(probability - mu).abs().argmin()] = mu  # at r = 1 even the narrowest clip range has a point
+    log_prob, behavior = probability.log(), torch.full_like(probability, mu).log()
+    advantage = torch.full_like(probability, sign * setting.advantage)
+    x = probability / mu if over == "ratio" else probability
+    check_needs(spec, _alone(log_prob, behavior, advantage))
+    if isinstance(spec, Cppo):
+        return Curve(x, *_within_completion(spec, log_prob, behavior, advantage, setting))
+    if hasattr(spec, "pick"):
+        return Curve(x, *_decided(spec, log_prob, behavior, advantage))
+    loss = spec(_alone(log_prob, behavior, advantage)).loss
+    return Curve(x, loss.detach(), gradient_weight(spec, log_prob, behavior, advantage))
+
+
+def remark_on(spec: Surrogate, setting: Setting) -> str:
+    """The setting in which the surrogate is drawn, where the token alone doesn't say it; else nothing."""
+    if isinstance(spec, Cppo):
+        where = f"token {setting.position} of {setting.length}"
+        return f"{where}, all the others have moved by |π − μ| = {setting.drift:g}" if setting.length > 1 else ""
+    if isinstance(spec, ClipCov):
+        return "a token that is not picked; a picked one has loss and weight 0"
+    if isinstance(spec, KlCov):
+        return "a picked token; the others have no pull"
+    if hasattr(spec, "pick"):
+        return "one of four tokens, the other three have not moved"
+    return "a sequence of this one token" if isinstance(spec, Gspo) or _unit(spec) == "sequence" else ""
+
+
+def _unit(spec: Surrogate) -> str:
+    half = torch.full((1,), 0.5, dtype=torch.float64).log()
+    return spec(_alone(half, half, torch.ones(1, dtype=torch.float64))).unit
+
+
+def _alone(log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> PolicyBatch:
+    """A batch in which every token is a sequence of its own."""
+    return _batch(log_prob[:, None], behavior[:, None], advantage[:, None])
+
+
+def _batch(log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> PolicyBatch:
+    """Rows [S, T] as a batch of S sequences, all in the loss."""
+    rows, width = log_prob.shape
+    return PolicyBatch(
+        log_prob=log_prob.reshape(-1).detach().requires_grad_(),
+        behavior_log_prob=behavior.reshape(-1),
+        advantage=advantage.reshape(-1),
+        loss_mask=torch.ones(rows * width, dtype=torch.bool),
+        cu_seqlens=torch.arange(0, rows * width + 1, width),
+    )
+
+
+def _within_completion(spec: Cppo, log_prob: Tensor, behavior: Tensor, advantage: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
+    """Each point is the token at `position` of a completion of its own."""
+    shape, at = (len(log_prob), setting.length), setting.position - 1
+    current = torch.full(shape, 0.5 + setting.drift, dtype=log_prob.dtype).log()
+    other = torch.full(shape, 0.5, dtype=log_prob.dtype).log()
+    current[:, at], other[:, at] = log_prob, behavior
+    b = _batch(current, other, advantage[:, None].expand(shape))
+    loss, weight = _differentiated(b, spec(b))
+    return loss.view(shape)[:, at], weight.view(shape)[:, at]
+
+
+def _decided(spec: Any, log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
+    """With `picked` as `remark_on` says."""
+    b = _alone(log_prob, behavior, advantage)
+    if isinstance(spec, ClipCov):
+        picked = torch.zeros_like(b.loss_mask)
+    elif isinstance(spec, KlCov):
+        picked = torch.ones_like(b.loss_mask)
+    else:
+        still = behavior[:, None].expand(-1, 3)
+        rows = [torch.cat([first[:, None], more], dim=1) for first, more in ((log_prob, still), (behavior, still))]
+        picked = torch.stack([spec.pick(_alone(p, q, a.expand(4)))[0] for p, q, a in zip(*rows, advantage, strict=True)])
+    b = replace(b, picked=picked)
+    return _differentiated(b, spec(b))
+
+
+def _differentiated(b: PolicyBatch, token: TokenLoss) -> tuple[Tensor, Tensor]:
+    (gradient,) = torch.autograd.grad(token.loss.sum(), b.log_prob)
+    assert b.advantage is not None
+    return token.loss.detach(), -gradient / b.advantage

@@ -1,0 +1,59 @@
+"""`proxima plot surrogate` as a user types it."""
+
+import pytest
+
+from proxima.cli.plot import surrogate_of
+from proxima.core.surrogate import SURROGATES, Dppo, PpoClip
+
+
+def test_several_kinds_in_one_figure(proxima, here):
+    code, out, err = proxima("plot", "surrogate", "ppo_clip", "cppo", "dppo,delta=.05,divergence=binary_kl")
+    assert (code, out, err) == (0, "surrogate.svg\n", "")
+    text = (here / "surrogate.svg").read_text()
+    for name in ("ppo_clip", "cppo", "dppo,delta=.05,divergence=binary_kl"):
+        assert f">{name}</text>" in text
+    assert "cppo: token 11 of 21, all the others have moved by |π − μ| = 0.045." in text
+
+
+def test_options(proxima, here):
+    which = ("--only", "weight", "--over", "probability")
+    where = ("--advantage", 2, "--behavior-probability", 0.1, 0.7, "--position", 1, "--length", 1)
+    assert proxima("plot", "surrogate", "cppo", "--out", "a.svg", *which, *where) == (0, "a.svg\n", "")
+    text = (here / "a.svg").read_text()
+    assert "One token, μ = 0.1, 0.7, A = ±2" in text and "token 1 of" not in text
+    assert text.count(">gradient weight, A &gt; 0<") == 2 and ">loss" not in text and "ratio π / μ" not in text
+
+
+@pytest.mark.parametrize("kind", sorted(SURROGATES))
+def test_every_kind_can_be_drawn(proxima, here, kind):
+    assert proxima("plot", "surrogate", kind, "--only", "weight", "--over", "ratio")[0] == 0
+
+
+def test_fields(proxima):
+    assert surrogate_of("ppo_clip,epsilon_high=0.28,dual_clip=10") == PpoClip(epsilon_high=0.28, dual_clip=10.0)
+    assert surrogate_of("proxima.core.surrogate:Dppo,delta=.inf") == Dppo(delta=float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["ppo_clp"], "error: surrogate.kind=ppo_clp (command line): no surrogate 'ppo_clp'; did you mean 'ppo_clip'?"),
+        (
+            ["ppo_clip,epsilon_hihg=3"],
+            "error: surrogate.epsilon_hihg=3 (command line): 'ppo_clip' has no field 'epsilon_hihg'; did you mean 'epsilon_high'?",
+        ),
+        (["ppo_clip,epsilon_high=x"], "error: surrogate.epsilon_high=x (command line): must be a number"),
+        (["ppo_clip,dual_clip"], "error: surrogate.dual_clip (command line): 'ppo_clip' has no field 'dual_clip'; write field=value"),
+        (["ppo_clip,epsilon_low=3"], "error: epsilon_low=3.0 must be in [0, 1]"),
+        (["ppo_clip", "--behavior-probability", "2"], "error: behavior_probability=2.0 must be in (0, 1)"),
+        (["ppo_clip", "--out", "x.gif"], "error: x.gif: ends in .gif; write an .svg or a .png."),
+        (
+            ["dppo,divergence=topk_tv"],
+            "error: dppo,divergence=topk_tv can't be drawn: Dppo needs `behavior_top_k_log_prob`, which the batch lacks: "
+            "the engine does, with top-k log-probs switched on.",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_line(proxima, here, words, line):
+    assert proxima("plot", "surrogate", *words) == (2, "", line + "\n")
+    assert not list(here.iterdir())
