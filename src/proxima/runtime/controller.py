@@ -100,6 +100,7 @@ class Controller:
         self._pending = 0  # prompts that are generating or being scored
         self._stop = asyncio.Event()
         self._times: dict[str, float] = {}
+        self._cursor = self.source.state()  # behind the last finished step: prompts of one that is given up are drawn again
 
     # ---- the loop --------------------------------------------------------------------------------------------------------------------
 
@@ -109,6 +110,7 @@ class Controller:
             await self.engine.publish(self.policy.model, self.journal.version)
             if self.journal.step == 0 and self.plan.evaluate_before:
                 await self.evaluate("before")
+            await self.evaluate_if_due(self.journal.step)  # an interrupted run owes it still
             while self.journal.step < self.plan.steps:
                 step = self.journal.step + 1
                 self._times = {}
@@ -121,7 +123,7 @@ class Controller:
                 self.leave(step, chosen, result, record)  # selected | dropped → consumed: the step is done
                 await self.evaluate_if_due(step)
                 self.checkpoint_if_due(step)
-            if self.plan.evaluate_after and self.last_evaluation(self.plan.steps) is None:
+            if self.plan.evaluate_after:
                 await self.evaluate("after")
         except Stopped:
             pass
@@ -195,15 +197,15 @@ class Controller:
     def update(self, chosen: Chosen) -> UpdateResult:
         """Log-probs of the frozen policies, then the optimizer steps."""
         with self.timed("train"):
-            trajectories = self.with_log_probs(chosen.trajectories, updates=len(chosen.updates))
+            trajectories = self.with_log_probs(chosen.trajectories)
             return self.trainer.update(
                 chosen.updates, trajectories, lambda done, total: self.observer.progress("train", done, total, "tokens")
             )
 
-    def with_log_probs(self, trajectories: Sequence[Trajectory], updates: int) -> list[Trajectory]:
-        """Proximal and reference log-probs, on what is left after selection."""
+    def with_log_probs(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Proximal and reference log-probs, on what is left after selection; with one update a step, its own first forward is the former."""
         out = list(trajectories)
-        if self.plan.recompute_proximal and updates > 1:
+        if self.plan.recompute_proximal and not self.trainer.proximal_is_first_forward:
             values = self.trainer.log_prob(out)
             out = [item.with_(proximal_log_prob=value) for item, value in zip(out, values, strict=True)]
         if self.reference is not None:
@@ -223,18 +225,19 @@ class Controller:
         write_rollouts(self.folder.rollout_file(step), step, chosen.groups, chosen.fates(result.facts))
         self.folder.append_metrics(record)
         uids = [group.prompt.uid for group in chosen.groups]
-        self.journal.consume(step, uids, self.source.state(), record, version=step)
+        self._cursor = self.source.state()
+        self.journal.consume(step, uids, self._cursor, record, version=step)
         self.observer.step(record, _sample(chosen, step))
         self.warn(record, chosen)
 
     async def evaluate_if_due(self, step: int) -> None:
-        if self.plan.evaluate_every and step % self.plan.evaluate_every == 0:
+        if step and self.plan.evaluate_every and step % self.plan.evaluate_every == 0:
             await self.evaluate("after" if step == self.plan.steps else "step")
 
     async def evaluate(self, label: str) -> None:
-        """Held-out questions under the present weights."""
-        if self.evaluation is not None:
-            step = self.journal.step
+        """Held-out questions under the present weights, once a step."""
+        step = self.journal.step
+        if self.evaluation is not None and not self.evaluated(step):
             record = await self.unless_stopped(self.evaluation.run(step, label, self.now))
             self.folder.append_metrics(record)
             self.observer.evaluated(record)
@@ -250,7 +253,7 @@ class Controller:
         if step == 0 or (self.folder.checkpoint(step) / "state.json").exists():
             return
         self.observer.progress("checkpoint", 0, 1, "checkpoints")
-        facts = {"version": self.journal.version, "cursor": self.source.state(), "seed": self.plan.seed}
+        facts = {"version": self.journal.version, "cursor": self._cursor, "seed": self.plan.seed}
         write_checkpoint(self.folder.checkpoints, step, self.policy.loaded, self.trainer, facts)
         best = self.best_step() if self.plan.keep_best else None
         prune(self.folder.checkpoints, self.plan.keep_last, keep=[] if best is None else [best])
@@ -313,14 +316,15 @@ class Controller:
         if not chosen.updates:
             self.observer.warning(f"step {record['step']}: nothing was left to train on ({chosen.drop_counts}); the weights did not change")
 
-    def last_evaluation(self, step: int) -> Mapping[str, Any] | None:
-        """The record of an evaluation made at `step`, if there is one."""
-        return next((r for r in self.folder.read_metrics() if r["kind"] == "eval" and r["step"] == step and step > 0), None)
+    def evaluated(self, step: int) -> bool:
+        """True when the weights of `step` were evaluated, in this process or before a resume."""
+        return any(r["kind"] == "eval" and r["step"] == step for r in self.folder.read_metrics())
 
     def best_step(self) -> int | None:
         """The checkpointed step with the best held-out accuracy; the earliest of equals."""
         held = {int(path.name) for path in self.folder.checkpoints.glob("[0-9]*")}
-        found = [(r["accuracy"], -r["step"]) for r in self.folder.read_metrics() if r["kind"] == "eval" and r["step"] in held]
+        evals = [r for r in self.folder.read_metrics() if r["kind"] == "eval" and r["step"] in held]
+        found = [(r["accuracy"], -r["step"]) for r in evals if r.get("accuracy") is not None]
         return -max(found)[1] if found else None
 
 

@@ -1,5 +1,6 @@
 """What may not change between a run and its resume: anything that would make the resumed run another run."""
 
+import math
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,4 +62,6 @@ def _walk(path: str, value: Any, found: dict[str, Any]) -> None:
         for key, item in value.items():
             _walk(f"{path}.{key}", item, found)
     else:
-        found[path] = value if isinstance(value, str | int | float | bool | None) else repr(value)
+        # JSON has no infinity: it would come back as null and never be equal again
+        plain = value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))
+        found[path] = value if plain else repr(value)

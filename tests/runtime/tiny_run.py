@@ -1,0 +1,156 @@
+"""Whole runs on a tiny model: a recipe, rewards that need no learning, and what two runs must have in common."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from safetensors.torch import load_file
+
+from proxima.config import resolve
+from proxima.data import Completion, Prompt, Score
+from proxima.reward import WeightedReward
+from proxima.reward.base import Where
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.journal import Journal
+from proxima.runtime.observer import NullObserver
+from proxima.runtime.rollouts import read_rows
+from proxima.runtime.run import Summary, train
+from proxima.train.checkpoint import checkpoints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Even(WeightedReward):
+    """The share of even token ids: every completion has another one. Correct: more than half.
+
+    Args:
+        fail_on: raises on a completion whose tokens sum to a multiple of this; 0: never.
+        constant: the same value for every completion of a prompt whose uid is a multiple of this; 0: never.
+        nap: seconds each call takes.
+    """
+
+    fail_on: int = 0
+    constant: int = 0
+    nap: float = 0.0
+
+    kind: ClassVar[str] = "even"
+    where: ClassVar[Where] = "inline"
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        time.sleep(self.nap)
+        if self.fail_on and sum(completion.tokens) % self.fail_on == 0:
+            raise RuntimeError("no opinion")
+        share = sum(t % 2 == 0 for t in completion.tokens) / len(completion.tokens)
+        if self.constant and prompt.uid % self.constant == 0:
+            share = 0.25
+        return Score(value=share, correct=share > 0.5)
+
+
+def recipe(model: Path, **changes: Any) -> dict[str, Any]:
+    """A run of seconds: 3 steps of 4 prompts × 4 completions of at most 6 tokens. `changes`: dotted keys with `__` for the dots."""
+    task = {"kind": "arithmetic", "low": 1, "high": 9, "held_out": 0.3}
+    tree: dict[str, Any] = {
+        "model": {"path": str(model), "compute_dtype": "float32", "device": "cpu"},
+        "task": task | {"size": 10, "split": "train"},
+        "reward": [{"kind": "tests.runtime.tiny_run:Even"}],
+        "algorithm": {"preset": "cppo"},
+        "engine": {"kind": "local", "dtype": "float32", "slots": 8},
+        "sampling": {"max_tokens": 6},
+        "train": {
+            "steps": 3,
+            "prompts_per_step": 4,
+            "completions_per_prompt": 4,
+            "optimizer": {"kind": "adamw", "lr": 3e-3},
+            "warmup_steps": 2,
+            "schedule": "cosine",
+            "tokens_per_micro_batch": 200,
+        },
+        "eval": {"task": task | {"size": 5, "split": "test"}, "every": 2},
+        "checkpoint": {"every": 1, "keep_last": 0},
+        "runtime": {"threads": 1},
+        "seed": 3,
+    }
+    for dotted, value in changes.items():
+        *path, last = dotted.split("__")
+        place = tree
+        for key in path:
+            place = place.setdefault(key, {})
+        place[last] = value
+    return tree
+
+
+def go(folder: Path, tree: Mapping[str, Any], *, observer: Any = None, resume: bool = False, overwrite: bool = False) -> Summary:
+    resolved = resolve({**tree, "folder": str(folder)})
+    return train(resolved.config, resolved=resolved, observer=observer, resume=resume, overwrite=overwrite)
+
+
+class Watcher(NullObserver):
+    """Keeps what it is told; `on(event, *facts)` may interfere."""
+
+    def __init__(self, on: Any = None) -> None:
+        self.on = on or (lambda event, *facts: None)
+        self.warnings: list[str] = []
+        self.records: list[dict[str, Any]] = []
+        self.events: list[str] = []
+
+    def _tell(self, event: str, *facts: Any) -> None:
+        self.events.append(event)
+        self.on(event, *facts)
+
+    def started(self, info: Any) -> None:
+        self._tell("started", info)
+
+    def progress(self, stage: Any, done: int, total: int, unit: str) -> None:
+        self.on("progress", stage, done, total, unit)
+
+    def evaluated(self, record: Any) -> None:
+        self.records.append(dict(record))
+        self._tell("evaluated", record)
+
+    def step(self, record: Any, sample: Any) -> None:
+        self.records.append(dict(record))
+        self._tell("step", record, sample)
+
+    def warning(self, text: str) -> None:
+        self.warnings.append(text)
+        self._tell("warning", text)
+
+    def finished(self, summary: Any) -> None:
+        self._tell("finished", summary)
+
+
+def timeless(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in record.items() if k != "time" and not k.startswith(("time/", "tokens_per_second/"))}
+
+
+def traces(folder: Path) -> dict[str, Any]:
+    """Everything of a run that may not depend on how often it was interrupted."""
+    run = RunFolder(folder)
+    last = checkpoints(run.checkpoints)[-1]
+    state = {k: v for k, v in last.facts.items() if k != "torch_rng"}
+    with Journal(run.journal) as journal:
+        consumed = {step: [(e.uid, e.reason, e.reward, e.step) for e in journal.consumed(step)] for step in range(1, journal.step + 1)}
+        counts = journal.counts()
+    tensors = load_file(last.path / "optimizer.safetensors") | {
+        f"model/{key}": value for file in sorted(last.model.glob("*.safetensors")) for key, value in load_file(file).items()
+    }
+    return {
+        "metrics": [timeless(r) for r in run.read_metrics()],
+        "rollouts": {file.name: read_rows(file) for file in sorted(run.rollouts.iterdir())},
+        "evals": {file.name: read_rows(file) for file in sorted(run.evals.iterdir())},
+        "consumed": consumed,
+        "counts": counts,
+        "state": state,
+        "step": last.step,
+        "tensors": {key: value.numpy().tobytes() for key, value in tensors.items()},
+    }
+
+
+def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    for name in expected:
+        if name == "tensors":
+            differing = [key for key in expected[name] if found[name].get(key) != expected[name][key]]
+            assert not differing and found[name].keys() == expected[name].keys(), f"weights or moments differ: {differing[:3]}"
+        else:
+            assert found[name] == expected[name], name
