@@ -6,11 +6,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from proxima.core.divergence import divergence, divergence_needs
+from proxima.core.divergence import DIVERGENCES, divergence, divergence_needs
 from proxima.core.loss import TokenLoss
 from proxima.core.metrics import SumCount
-from proxima.core.segment import clamped_quantile, exclusive_cumsum, segment_count
-from proxima.core.surrogate.dppo import Centre, ratio_loss, returns_to
+from proxima.core.rows import Block, clamped_quantile, map_rows
+from proxima.core.segment import segment_count
+from proxima.core.surrogate.dppo import Centre, ratio_loss
 from proxima.data import PolicyBatch, require
 
 
@@ -42,7 +43,7 @@ class Cppo:
         spends. c_t may be negative. A = 0 or r = 1 counts as moving back.
         Limits: delta = delta_b = inf is -A r; delta_b = inf and w_min = 1 is `dppo`.
     Source: arXiv 2606.10968; UniRL `algorithms/cppo.py`. Differs: the paper's formula gives w = w_min for T = 1, the authors' code 1; so do
-        we, see `single_token` (U1). Prefix sums are float64 whatever the batch's dtype, UniRL's float32. The prose of the authors'
+        we, see `single_token` (U1). The prose of the authors'
         README has "tight early" the wrong way round. UniRL's masked fraction ignores the loss mask (U7).
     """
 
@@ -65,34 +66,97 @@ class Cppo:
         require(self.single_token in ("one", "w_min"), "single_token", self.single_token, "must be one or w_min")
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
-        weighted, allowed = self.threshold(b)
-        keep = b.loss_mask & (returns_to(b, self.centre) | (weighted <= allowed))
-        return TokenLoss(ratio_loss(b, keep, None), keep, {"prefix_spend": SumCount.over(allowed < self.delta, b.loss_mask)})
+        keep, spends = self.masks(b)
+        return TokenLoss(ratio_loss(b, keep, None), keep, {"prefix_spend": SumCount.over(spends, b.loss_mask)})
+
+    @torch.no_grad()
+    def masks(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
+        """[N] bool each: the loss tokens that are kept, and those for which the prefix term is the smaller one.
+
+        One pass over blocks of rows; beside its results it needs memory for a block only.
+        """
+        sampled = _Sampled.of(b)
+        assert b.advantage is not None
+
+        def judge(block: Block, here: Tensor, there: Tensor, advantage: Tensor, *far: Tensor) -> Tensor:
+            weighted, allowed = self._threshold(block, far[0] if far else DIVERGENCES[self.divergence](there, here))
+            keep = (weighted <= allowed) | (advantage * (here - there).sign() <= 0)
+            return keep.to(torch.uint8).add_((allowed < self.delta).to(torch.uint8), alpha=2)
+
+        log_probs = [sampled.of_batch(x).detach() for x in (b.log_prob, self._centre(b))]
+        packed = [*log_probs, sampled.of_batch(b.advantage), *self._far_packed(b, sampled)]
+        answer = sampled.spread(map_rows(judge, sampled.cu_seqlens, *packed, dtype=torch.uint8), 0)
+        return b.loss_mask & (answer & 1).bool(), b.loss_mask & (answer > 1)
 
     @torch.no_grad()
     def threshold(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
-        """Z_t and c_t, [N] each, detached: what the token has moved, weighted, and what it may. Z is 0 where not sampled."""
-        assert b.sampled is not None
-        far = divergence(b, self.divergence, self.centre)
-        count = segment_count(b.sampled, b.cu_seqlens)
-        if bool(b.sampled.all()):  # the common case: the position in the sequence, no prefix sum needed
-            before = torch.arange(len(b), device=far.device) - b.cu_seqlens[:-1].long()[b.sequence_index]
-        else:
-            before = exclusive_cumsum(b.sampled, b.cu_seqlens).round_().long()
-        slope = (1 - self.w_min) / (count - 1).clamp(min=1).double()
-        slope = slope[b.sequence_index]
+        """Z_t and c_t, [N] each, detached: what the token has moved, weighted, and what it may. 0 and delta where not sampled."""
+        sampled = _Sampled.of(b)
+        far = sampled.of_batch(divergence(b, self.divergence, self.centre))
+        weighted, allowed = (
+            map_rows(lambda block, far, i=i: self._threshold(block, far)[i], sampled.cu_seqlens, far, dtype=far.dtype) for i in (0, 1)
+        )
+        return sampled.spread(weighted, 0.0), sampled.spread(allowed, self.delta)
+
+    def _centre(self, b: PolicyBatch) -> Tensor:
+        centre = b.behavior_log_prob if self.centre == "behavior" else b.proximal_log_prob
+        assert centre is not None
+        return centre.to(b.log_prob.dtype)
+
+    def _far_packed(self, b: PolicyBatch, sampled: "_Sampled") -> list[Tensor]:
+        """The divergence of every token, where a block can't compute it from two log-probs."""
+        return [sampled.of_batch(divergence(b, self.divergence, self.centre))] if self.divergence.startswith("topk") else []
+
+    def _threshold(self, block: Block, far: Tensor) -> tuple[Tensor, Tensor]:
+        """Z and c of the rows [s, T] of a block. Prefix sums never leave their row, so no digits are lost to other sequences."""
+        if block.inside is not None:
+            far = torch.where(block.inside, far, 0.0)
+        before = torch.arange(block.width, dtype=far.dtype, device=far.device)
+        slope = ((1 - self.w_min) / (block.count - 1).clamp(min=1)).to(far.dtype)[:, None]
+        even = block.inside is None  # rows of one length share their weights
+        slope = slope[:1] if even else slope
         weight = 1 - slope * before
         if self.single_token == "w_min":
-            weight = torch.where((count == 1)[b.sequence_index], self.w_min, weight)
-        weighted = far * weight.to(far.dtype)
-        spent = exclusive_cumsum(weighted, b.cu_seqlens)
-        prior_weight = before - slope * (before * (before - 1) / 2)  # W: the sum of an arithmetic sequence
-        granted = torch.where(before > 0, self._budget(b, far)[b.sequence_index] * prior_weight, 0.0)  # inf · 0 is 0 here
-        return weighted, (self.delta + (granted - spent).clamp(max=0)).to(far.dtype)
+            weight = torch.where((block.count[:1] if even else block.count)[:, None] == 1, self.w_min, weight)
+        weighted = far * weight
+        allowed = weighted.cumsum(1).sub_(weighted)  # S, what the tokens before have spent
+        prior_weight = before - slope * (before * (before - 1) / 2)  # W, the sum of an arithmetic sequence
+        granted = self._budget(block, far)[:, None] * prior_weight[:, 1:]  # from the second token on: inf · 0 never arises
+        allowed[:, 1:].neg_().add_(granted)
+        allowed[:, 0] = 0
+        return weighted, allowed.clamp_(max=0).add_(self.delta)
 
-    def _budget(self, b: PolicyBatch, far: Tensor) -> Tensor:
-        """[S]: the drift that each token of the prefix is granted, by sequence."""
-        assert b.sampled is not None
+    def _budget(self, block: Block, far: Tensor) -> Tensor:
+        """[s]: the drift that each token of the prefix is granted, by sequence."""
         if self.budget == "static" or self.delta_b == float("inf"):
-            return far.new_full((b.sequences,), self.delta_b)
-        return clamped_quantile(far, b.sampled, b.cu_seqlens, 0.9, self.delta_b, 2 * self.delta_b)
+            return far.new_full((len(far),), self.delta_b)
+        return clamped_quantile(far, block, 0.9, self.delta_b, 2 * self.delta_b)
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    """The sampled tokens as a packed axis of their own: tool tokens take no position and spend nothing."""
+
+    places: Tensor | None  # [n] int64 on the batch's axis; None when every token is sampled
+    cu_seqlens: Tensor
+    tokens: int
+
+    @classmethod
+    def of(cls, b: PolicyBatch) -> "_Sampled":
+        assert b.sampled is not None
+        if bool(b.sampled.all()):
+            return cls(None, b.cu_seqlens, len(b))
+        count = segment_count(b.sampled, b.cu_seqlens)
+        return cls(b.sampled.nonzero().flatten(), torch.cat([count.new_zeros(1), count.cumsum(0)]), len(b))
+
+    def of_batch(self, values: Tensor) -> Tensor:
+        """[N] → [n]."""
+        return values if self.places is None else values[self.places]
+
+    def spread(self, values: Tensor, fill: float) -> Tensor:
+        """[n] → [N], `fill` at the tokens that nobody sampled."""
+        if self.places is None:
+            return values
+        out = torch.full((self.tokens,), fill, dtype=values.dtype, device=values.device)
+        out[self.places] = values
+        return out
