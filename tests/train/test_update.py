@@ -153,10 +153,10 @@ def trainer_of(policy):
 def test_the_first_forward_as_proximal_policy():
     """With the centre where the update starts, the ratio is 1 whatever the behavior policy was; the gradient is that of -A log pi."""
     items = trajectories(spread=2.0)
-    t = trainer(proximal_is_first_forward=True)
+    t = trainer(proximal="first_forward")
     found = gradients(t, items)
     assert_close(found, naive_gradients("llama", items, surrogate=Reinforce()), 3e-5)
-    metrics = trainer(proximal_is_first_forward=True).update(ALL, items).metrics
+    metrics = trainer(proximal="first_forward").update(ALL, items).metrics
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-9) and metrics["approx_kl"] == pytest.approx(0.0, abs=1e-9)
     assert metrics["rollout_replay_logp_absdiff_mean"] > 0.5
 
@@ -246,7 +246,7 @@ def test_a_correction_and_sequence_surrogates_under_every_split():
     items = trajectories(spread=0.8)
     kind = next(iter(sorted(table)))
     results = [
-        gradients(trainer(surrogate=Cppo(), aggregate=SequenceMeanTokenMean(), correction=table[kind](), tokens_per_micro_batch=b), items)
+        gradients(trainer(surrogate=Cppo(), aggregate=SequenceMeanTokenMean(), corrections=[table[kind]()], tokens_per_micro_batch=b), items)
         for b in BUDGETS
     ]
     for found in results[1:]:

@@ -72,7 +72,7 @@ class EvalConfig:
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     preset: Annotated[str | None, "the preset it was made from; a label, the fields below say it all"] = None
-    proximal: Annotated[Literal["behavior", "recompute"], "centre of the trust region"] = "behavior"
+    proximal: Annotated[Literal["behavior", "recompute", "loglinear"], "centre of the trust region"] = "behavior"
     behavior: Annotated[Literal["untruncated", "sampled"], "which engine log-prob is the behavior policy's"] = "untruncated"
     advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES", default="grpo"), "reward -> advantage"] = None
     surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES"), "per-token loss"]
@@ -81,9 +81,14 @@ class AlgorithmConfig:
         Slot("proxima.core.aggregate:AGGREGATES", default="token_mean", aliases="proxima.core.aggregate:AGGREGATE_ALIASES"),
         "per-token losses -> one number",
     ] = None
+    correction: Annotated[Any, Slot("proxima.core.correction:CORRECTIONS", many=True), "weights and rejections, behavior -> proximal"] = ()
     selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS", many=True), "what is dropped before the update"] = ()
     reference_kl: Annotated[Any, Slot("proxima.core.penalty:PENALTIES"), "penalty towards the frozen reference; null: off"] = None
+    entropy_bonus: Annotated[float, "coefficient of the entropy, added to the objective; 0: off"] = 0.0
     skip_zero_advantage: Annotated[bool, "skip forward and backward where the advantage is exactly 0 (exact)"] = True
+
+    def __post_init__(self) -> None:
+        require(0 <= self.entropy_bonus < float("inf"), "entropy_bonus", self.entropy_bonus, "must be >= 0 and finite; 0 turns it off")
 
 
 @dataclass(frozen=True, kw_only=True)

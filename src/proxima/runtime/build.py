@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from proxima.core.penalty import EntropyBonus
 from proxima.data import Prompt
 from proxima.engine.protocol import Engine, Sampling
 from proxima.model import LoadedModel, Policy, load
@@ -20,6 +21,7 @@ from proxima.runtime.observer import Observer
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource
 from proxima.train import Trainer
+from proxima.train.trainer import Proximal
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
@@ -139,14 +141,21 @@ def make_plan(config: "RunConfig") -> Plan:
     )
 
 
-def make_trainer(config: "RunConfig", policy: Policy, penalties: tuple[Any, ...]) -> Trainer:
+def make_trainer(config: "RunConfig", policy: Policy) -> Trainer:
     """The optimizer and the loss."""
     train, algorithm = config.train, config.algorithm
     updates = train.updates_per_step * train.epochs_per_step
+    proximal: Proximal = "loglinear" if algorithm.proximal == "loglinear" else "given"
+    if algorithm.proximal == "recompute" and updates == 1:
+        proximal = "first_forward"
+    penalties = [algorithm.reference_kl] if pulls(config) else []
+    if algorithm.entropy_bonus > 0:
+        penalties.append(EntropyBonus(algorithm.entropy_bonus))
     return Trainer(
         policy,
         surrogate=algorithm.surrogate,
         aggregate=algorithm.aggregate,
+        corrections=algorithm.correction,
         penalties=penalties,
         optimizer=train.optimizer,
         total_updates=train.steps * updates,
@@ -156,14 +165,18 @@ def make_trainer(config: "RunConfig", policy: Policy, penalties: tuple[Any, ...]
         max_grad_norm=train.max_grad_norm,
         tokens_per_micro_batch=train.tokens_per_micro_batch,
         skip_zero_advantage=algorithm.skip_zero_advantage,
-        proximal_is_first_forward=algorithm.proximal == "recompute" and updates == 1,
+        proximal=proximal,
     )
 
 
+def pulls(config: "RunConfig") -> bool:
+    """True when a penalty pulls to the frozen reference."""
+    return config.algorithm.reference_kl is not None and config.algorithm.reference_kl.coefficient > 0
+
+
 def make_reference(config: "RunConfig") -> Policy | None:
-    """The frozen reference that a penalty pulls to; None where nothing pulls."""
-    penalty = config.algorithm.reference_kl
-    if penalty is None or penalty.coefficient == 0:
+    """The frozen reference; None where nothing pulls to it."""
+    if not pulls(config):
         return None
     frozen = load_model(config)
     frozen.model.requires_grad_(False)
@@ -199,7 +212,7 @@ def make_controller(
             seed=config.seed,
         ),
         policy=policy,
-        trainer=make_trainer(config, policy, () if reference is None else (algorithm.reference_kl,)),
+        trainer=make_trainer(config, policy),
         reference=reference,
         evaluation=make_evaluation(config, opened, engine, rewards, observer, folder) if opened.held_out else None,
         journal=journal,

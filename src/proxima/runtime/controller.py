@@ -105,7 +105,8 @@ class Controller:
     # ---- the loop --------------------------------------------------------------------------------------------------------------------
 
     async def run(self) -> bool:
-        """Run to the last step, or to `stop`. Returns True when all steps are done; a checkpoint is there in either case."""
+        """Run to the last step and its evaluation, or to `stop`. Returns True when all is done; a checkpoint is there in either case."""
+        done = False
         try:
             await self.engine.publish(self.policy.model, self.journal.version)
             if self.journal.step == 0 and self.plan.evaluate_before:
@@ -125,13 +126,14 @@ class Controller:
                 self.checkpoint_if_due(step)
             if self.plan.evaluate_after:
                 await self.evaluate("after")
+            done = True
         except Stopped:
             pass
         finally:
             for task in self._rollouts:
                 task.cancel()
         self.checkpoint(self.journal.step)
-        return self.journal.step >= self.plan.steps
+        return done
 
     def stop(self) -> None:
         """Ask the loop to end; it does so at the next point where nothing is half-written. Safe from a signal handler on the loop."""
@@ -203,9 +205,9 @@ class Controller:
             )
 
     def with_log_probs(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Proximal and reference log-probs, on what is left after selection; with one update a step, its own first forward is the former."""
+        """Proximal and reference log-probs, on what is left after selection; with one update a step, its own forward is the former."""
         out = list(trajectories)
-        if self.plan.recompute_proximal and not self.trainer.proximal_is_first_forward:
+        if self.plan.recompute_proximal and self.trainer.proximal != "first_forward":
             values = self.trainer.log_prob(out)
             out = [item.with_(proximal_log_prob=value) for item, value in zip(out, values, strict=True)]
         if self.reference is not None:

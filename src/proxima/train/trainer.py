@@ -2,17 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from proxima.core.loss import Aggregate, Correction, Penalty, Surrogate, policy_loss
 from proxima.core.metrics import Metrics, merge
-from proxima.data import PackedBatch, Trajectory, pack
-from proxima.model import Policy
+from proxima.core.prepare import Prepared, needs_prepare, prepare
+from proxima.core.proximal import interpolated_proximal
+from proxima.data import PackedBatch, PolicyBatch, Trajectory, pack
+from proxima.model import Policy, TokenOutputs
 from proxima.train.micro_batch import micro_batches
 from proxima.train.optimizer import AdamW, learning_rate_factor
+
+Proximal = Literal["given", "first_forward", "loglinear"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +50,16 @@ class Trainer:
 
     Args:
         policy: what is trained.
-        surrogate, aggregate, correction, penalties: the loss, see `proxima.core.policy_loss`.
+        surrogate, aggregate, corrections, penalties: the loss, see `proxima.core.policy_loss`.
         optimizer: spec with `build`.
         total_updates, warmup, schedule, final_lr_ratio: see `learning_rate_factor`.
         max_grad_norm: global norm; 0 is off.
         tokens_per_micro_batch: budget of one forward.
         skip_zero_advantage: leave out trajectories whose advantage is exactly 0; they stay in the denominator, so no gradient changes.
-            Applies only when the surrogate says that a zero advantage is inert and there is no penalty.
-        proximal_is_first_forward: the proximal policy is the one that this very update starts from (`proximal: recompute` with one update a
-            step): its log-probs are those of the update's own forward, detached.
+            Applies only when the surrogate says that a zero advantage is inert, there is no penalty, and nothing looks at the whole batch.
+        proximal: `given` by the trajectories (the behavior policy where they say nothing); `first_forward`, the policy that this very
+            update starts from (`proximal: recompute` with one update a step), by its own forward, detached;
+            `loglinear`, interpolated between behavior and current policy by the token's age (`core.proximal`).
         entropy: report the policy's entropy; costs one more pass over the logits.
     """
 
@@ -64,7 +69,7 @@ class Trainer:
         *,
         surrogate: Surrogate,
         aggregate: Aggregate,
-        correction: Correction | None = None,
+        corrections: Sequence[Correction] = (),
         penalties: Sequence[Penalty] = (),
         optimizer: AdamW | Any = None,
         total_updates: int = 1,
@@ -75,19 +80,23 @@ class Trainer:
         tokens_per_micro_batch: int = 4096,
         skip_zero_advantage: bool = True,
         entropy: bool = True,
-        proximal_is_first_forward: bool = False,
+        proximal: Proximal = "given",
     ) -> None:
         self.policy = policy
-        self.surrogate, self.aggregate, self.correction, self.penalties = surrogate, aggregate, correction, tuple(penalties)
+        self.surrogate, self.aggregate = surrogate, aggregate
+        self.corrections, self.penalties = tuple(corrections), tuple(penalties)
+        self.prepares = needs_prepare(surrogate, self.corrections)
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizer: torch.optim.Optimizer = (optimizer or AdamW()).build(self.parameters)
         self.peak = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.total_updates, self.warmup, self.schedule, self.final_lr_ratio = total_updates, warmup, schedule, final_lr_ratio
         self.max_grad_norm = max_grad_norm
         self.tokens_per_micro_batch = tokens_per_micro_batch
-        self.skip_zero_advantage = skip_zero_advantage and surrogate.zero_advantage_inert and not self.penalties
+        # statistics over the whole batch must see every token of it
+        self.skip_zero_advantage = skip_zero_advantage and surrogate.zero_advantage_inert and not (self.penalties or self.prepares)
+        self.entropy_gradient = any("entropy" in penalty.needs for penalty in self.penalties)
         self.entropy = entropy
-        self.proximal_is_first_forward = proximal_is_first_forward
+        self.proximal = proximal
         self.updates = 0
 
     @torch.no_grad()
@@ -102,7 +111,11 @@ class Trainer:
         return out
 
     def update(
-        self, updates: Sequence[Sequence[int]], trajectories: Sequence[Trajectory], progress: Callable[[int, int], None] | None = None
+        self,
+        updates: Sequence[Sequence[int]],
+        trajectories: Sequence[Trajectory],
+        progress: Callable[[int, int], None] | None = None,
+        version: int = 0,
     ) -> UpdateResult:
         """Make one optimizer step for each entry of `updates`, in order.
 
@@ -110,6 +123,7 @@ class Trainer:
             updates: indices into `trajectories`; an index may stand in several (epochs).
             trajectories: with advantage and behavior log-probs; `proximal_log_prob` and `reference_log_prob` where the loss needs them.
             progress: told (tokens done, tokens in all) after each micro-batch.
+            version: of the present weights; only `proximal: loglinear` looks at it.
 
         Each micro-batch's numerator is divided by the denominator of its whole update before the backward pass, so no split into
         micro-batches changes a gradient.
@@ -127,11 +141,17 @@ class Trainer:
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.policy.device)
         for rows, active, _ in plan:
             skipped += sum(bool(trajectories[i].tokens) for i in rows) - len(active)
-            denominator = self._denominator([trajectories[i] for i in rows])
+            prepared = self._prepare([trajectories[i] for i in active], version) if self.prepares and active else None
+            if prepared is None:
+                denominator = self._denominator([trajectories[i] for i in rows])
+            else:
+                denominator = self._divisor(prepared.batch.loss_mask, prepared.batch.cu_seqlens)
+                metrics.append(prepared.metrics)
             for cut in self._cut([trajectories[i] for i in active]):
                 members = [active[i] for i in cut]
                 batch = self.policy.pack([trajectories[i] for i in members])
-                loss_sum += self._backward(batch, denominator, members, metrics, result)
+                decided = None if prepared is None else prepared.batch.take(cut)
+                loss_sum += self._backward(batch, decided, denominator, members, metrics, result, version)
                 result.tokens += len(batch.tokens)
                 if progress:
                     progress(result.tokens, total)
@@ -164,18 +184,55 @@ class Trainer:
         mask = [m for item in trajectories for m in (item.loss_mask or (True,) * len(item.tokens))]
         lengths = torch.tensor([len(item.tokens) for item in trajectories], dtype=torch.long)
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        denominator = self.aggregate.denominator(torch.tensor(mask, dtype=torch.bool), cut)
-        return torch.where(denominator == 0, torch.ones_like(denominator), denominator).to(self.policy.device)
+        return self._divisor(torch.tensor(mask, dtype=torch.bool), cut).to(self.policy.device)
+
+    def _divisor(self, loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
+        denominator = self.aggregate.denominator(loss_mask, cu_seqlens)
+        return torch.where(denominator == 0, torch.ones_like(denominator), denominator)
+
+    @torch.no_grad()
+    def _prepare(self, trajectories: Sequence[Trajectory], version: int) -> Prepared:
+        """Run all of an update's tokens forward, so that what depends on the whole batch is decided before it is split."""
+        parts = []
+        for cut in self._cut(trajectories):
+            batch = self.policy.pack([trajectories[i] for i in cut])
+            parts.append(self._policy_batch(batch, self.policy(batch), version))
+        return prepare(PolicyBatch.cat(parts), surrogate=self.surrogate, correction=self.corrections)
+
+    def _policy_batch(self, batch: PackedBatch, outputs: TokenOutputs, version: int) -> PolicyBatch:
+        """What the loss reads, with the proximal policy that was asked for."""
+        if self.proximal == "first_forward":
+            batch = replace(batch, proximal_log_prob=outputs.log_prob.detach())
+        elif self.proximal == "loglinear":
+            if batch.behavior_log_prob is None or batch.policy_version is None:
+                raise ValueError(
+                    "proximal=loglinear needs behavior_log_prob and policy_version of every trajectory; the engine gives both."
+                )
+            between = interpolated_proximal(batch.behavior_log_prob, outputs.log_prob, batch.policy_version, version)
+            batch = replace(batch, proximal_log_prob=between)
+        return batch.policy_batch(outputs.log_prob, outputs.entropy)
 
     def _backward(
-        self, batch: PackedBatch, denominator: Tensor, members: Sequence[int], metrics: list[Metrics], result: UpdateResult
+        self,
+        batch: PackedBatch,
+        decided: PolicyBatch | None,
+        denominator: Tensor,
+        members: Sequence[int],
+        metrics: list[Metrics],
+        result: UpdateResult,
+        version: int,
     ) -> Tensor:
-        outputs = self.policy(batch, entropy=self.entropy)
-        if self.proximal_is_first_forward:
-            batch = replace(batch, proximal_log_prob=outputs.log_prob.detach())
-        policy_batch = batch.policy_batch(outputs.log_prob, outputs.entropy)
+        outputs = self.policy(batch, entropy=self.entropy, entropy_gradient=self.entropy_gradient)
+        if decided is None:
+            policy_batch = self._policy_batch(batch, outputs, version)
+        else:
+            policy_batch = replace(decided, log_prob=outputs.log_prob, entropy=outputs.entropy)
         loss = policy_loss(
-            policy_batch, surrogate=self.surrogate, aggregate=self.aggregate, correction=self.correction, penalty=self.penalties or None
+            policy_batch,
+            surrogate=self.surrogate,
+            aggregate=self.aggregate,
+            correction=self.corrections or None,
+            penalty=self.penalties or None,
         )
         value = loss.numerator / denominator
         value.backward()
