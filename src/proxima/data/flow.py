@@ -48,6 +48,7 @@ class Completion:
         finish_reason: `stop` (stop token or string), `length` (`max_tokens` or the context is full), `abort`.
         temperature: the sampling temperature. The trainer divides its logits by this very number. 0 is greedy; greedy log-probs are
             reported at temperature 1 and such completions are not for training.
+        top_k, top_k_log_prob: the K most probable tokens at each position and their untruncated log-probs, nats; None unless asked for.
     """
 
     prompt_uid: int
@@ -59,11 +60,14 @@ class Completion:
     policy_version: tuple[int, ...]
     finish_reason: FinishReason
     temperature: float
+    top_k: tuple[tuple[int, ...], ...] | None = None
+    top_k_log_prob: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("behavior_log_prob", "untruncated_log_prob", "policy_version"):
-            if len(getattr(self, name)) != len(self.tokens):
-                raise ValueError(f"Completion.{name}: {len(getattr(self, name))} values for {len(self.tokens)} tokens.")
+        for name in ("behavior_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob"):
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.tokens):
+                raise ValueError(f"Completion.{name}: {len(values)} values for {len(self.tokens)} tokens.")
 
     @property
     def truncated(self) -> bool:

@@ -50,6 +50,8 @@ class PackedBatch:
     policy_version: Annotated[Tensor | None, "int N"] = None
     proximal_log_prob: Annotated[Tensor | None, "float N"] = None
     reference_log_prob: Annotated[Tensor | None, "float N"] = None
+    top_k: Annotated[Tensor | None, "int N K"] = None
+    behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -64,7 +66,7 @@ class PackedBatch:
         moved = {f.name: value.to(device) for f in fields(self) if (value := getattr(self, f.name)) is not None}
         return replace(self, **moved)
 
-    def policy_batch(self, log_prob: Tensor, entropy: Tensor | None = None) -> PolicyBatch:
+    def policy_batch(self, log_prob: Tensor, entropy: Tensor | None = None, top_k_log_prob: Tensor | None = None) -> PolicyBatch:
         """What the loss reads, once the model has answered."""
         return PolicyBatch(
             log_prob=log_prob,
@@ -78,6 +80,9 @@ class PackedBatch:
             proximal_log_prob=self.proximal_log_prob,
             reference_log_prob=self.reference_log_prob,
             policy_version=self.policy_version,
+            top_k=self.top_k,
+            top_k_log_prob=top_k_log_prob,
+            behavior_top_k_log_prob=self.behavior_top_k_log_prob,
         )
 
 
@@ -135,7 +140,8 @@ def _per_token(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
         values = [v for item in trajectories for v in (getattr(item, name) or (True,) * len(item.tokens))]
         out[name] = torch.tensor(values, dtype=torch.bool)
     dtypes: dict[str, Any] = dict.fromkeys(("behavior_log_prob", "proximal_log_prob", "reference_log_prob"), torch.float32)
-    for name, dtype in (dtypes | {"policy_version": torch.long}).items():
+    dtypes |= {"behavior_top_k_log_prob": torch.float32, "policy_version": torch.long, "top_k": torch.long}
+    for name, dtype in dtypes.items():
         present = [getattr(item, name) is not None for item in trajectories]
         if any(present):
             if not all(present):

@@ -5,6 +5,17 @@ from typing import Any
 
 from proxima.data.flow import Completion, Prompt
 
+PER_TOKEN = (
+    "behavior_log_prob",
+    "policy_version",
+    "loss_mask",
+    "sampled",
+    "proximal_log_prob",
+    "reference_log_prob",
+    "top_k",
+    "behavior_top_k_log_prob",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
@@ -18,6 +29,7 @@ class Trajectory:
         behavior_log_prob, policy_version: T values, from the engine.
         advantage: one number for the whole response, reward units.
         loss_mask, sampled: T booleans; None is all True.
+        top_k, behavior_top_k_log_prob: T rows of K, from an engine that was asked for them.
         proximal_log_prob, reference_log_prob: T values where a forward was run for them; None otherwise.
     """
 
@@ -32,13 +44,15 @@ class Trajectory:
     sampled: tuple[bool, ...] | None = None
     proximal_log_prob: tuple[float, ...] | None = None
     reference_log_prob: tuple[float, ...] | None = None
+    top_k: tuple[tuple[int, ...], ...] | None = None
+    behavior_top_k_log_prob: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt_tokens:
             raise ValueError("Trajectory.prompt_tokens: empty; the first response token would have nothing to be predicted from.")
         if not self.temperature > 0:
             raise ValueError(f"Trajectory.temperature={self.temperature} must be > 0: a greedy completion has no log-probs to train on.")
-        for name in ("behavior_log_prob", "policy_version", "loss_mask", "sampled", "proximal_log_prob", "reference_log_prob"):
+        for name in PER_TOKEN:
             value = getattr(self, name)
             if value is not None and len(value) != len(self.tokens):
                 raise ValueError(f"Trajectory.{name}: {len(value)} values for {len(self.tokens)} tokens.")
@@ -61,5 +75,7 @@ class Trajectory:
             temperature=completion.temperature,
             behavior_log_prob=log_prob,
             policy_version=completion.policy_version,
+            top_k=completion.top_k,
+            behavior_top_k_log_prob=completion.top_k_log_prob,
             advantage=advantage,
         )

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,17 +28,25 @@ class Local:
         dtype: of the engine's matrix products and cache, `bfloat16` or `float32`; norms, residual stream and log-probs are float32.
         decoder: `fast` (Llama, Qwen2, Qwen3), `general` (any Hugging Face decoder), or `auto`: fast where it can.
         prefill_tokens: prompt tokens run at once.
+        top_k_log_probs: how many of the most probable tokens come with each token, for the divergences `topk_tv` and `topk_kl`; 0: none.
     """
 
     slots: int = 64
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     decoder: Literal["auto", "fast", "general"] = "auto"
     prefill_tokens: int = 2048
-    provides: ClassVar[frozenset[str]] = frozenset({"behavior_log_prob", "policy_version"})
+    top_k_log_probs: int = 0
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """What a completion of this engine brings for the batch."""
+        always = frozenset({"behavior_log_prob", "policy_version"})
+        return always | {"top_k", "behavior_top_k_log_prob", "top_k_log_prob"} if self.top_k_log_probs else always
 
     def __post_init__(self) -> None:
         require(self.slots >= 1, "slots", self.slots, "must be >= 1")
         require(self.dtype in ("bfloat16", "float32"), "dtype", self.dtype, "must be bfloat16 or float32")
+        require(self.top_k_log_probs >= 0, "top_k_log_probs", self.top_k_log_probs, "must be >= 0; 0 is none")
         require(self.prefill_tokens >= 1, "prefill_tokens", self.prefill_tokens, "must be >= 1")
 
     def build(self, loaded: LoadedModel, *, max_length: int | None = None) -> "LocalEngine":
@@ -49,6 +57,7 @@ class Local:
             dtype=DTYPES[self.dtype],
             decoder=self.decoder,
             prefill_tokens=self.prefill_tokens,
+            top_k_log_probs=self.top_k_log_probs,
             max_length=max_length,
         )
 
@@ -64,6 +73,8 @@ class _Row:
     behavior_log_prob: list[float] = field(default_factory=list)
     untruncated_log_prob: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
+    top_k: list[tuple[int, ...]] = field(default_factory=list)
+    top_k_log_prob: list[tuple[float, ...]] = field(default_factory=list)
 
     @property
     def length(self) -> int:
@@ -115,6 +126,7 @@ class LocalEngine:
         dtype: torch.dtype = torch.bfloat16,
         decoder: str = "auto",
         prefill_tokens: int = 2048,
+        top_k_log_probs: int = 0,
         max_length: int | None = None,
     ) -> None:
         self.tokenizer: Any = loaded.tokenizer
@@ -122,6 +134,7 @@ class LocalEngine:
         self.device = loaded.model.device
         self.slots = padded_rows(slots)
         self.prefill_tokens = prefill_tokens
+        self.top_k_log_probs = top_k_log_probs
         self.max_length = min(max_length or loaded.max_length, loaded.max_length)
         self.stop_tokens = frozenset(loaded.stop_tokens)
         self.cache = self.decoder.new_cache(self.slots)
@@ -253,7 +266,12 @@ class LocalEngine:
         hidden = torch.stack([entry.hidden for entry, _ in entering if entry.hidden is not None])
         which = torch.tensor([i for i, (_, rows) in enumerate(entering) for _ in rows], device=self.device)
         rows = self.running[first:]
-        self._accept(rows, sample_tokens(self.decoder.logits(hidden)[which], self._sampling(rows), self._uniform(rows)))
+        self._accept(rows, self._sample(hidden, self._sampling(rows), rows, which))
+
+    def _sample(self, hidden: Tensor, settings: SamplingRows, rows: Sequence[_Row], which: Tensor | None = None) -> Sampled:
+        """One token for each of `rows`, from `hidden` [n, D], or from those of its rows that `which` names."""
+        logits = self.decoder.logits(hidden)
+        return sample_tokens(logits if which is None else logits[which], settings, self._uniform(rows), self.top_k_log_probs)
 
     def _new_row(self, request: Request, sink: Callable[[Completion], None]) -> _Row:
         uniform = uniforms(request.seed, request.prompt.uid, request.sample, request.sampling.max_tokens)
@@ -271,7 +289,7 @@ class LocalEngine:
         hidden = self.decoder.step(tokens, position, self.cache)[: len(rows)]
         if self._rows is None:
             self._rows = self._sampling(rows)
-        self._accept(list(rows), sample_tokens(self.decoder.logits(hidden), self._rows, self._uniform(rows)))
+        self._accept(list(rows), self._sample(hidden, self._rows, rows))
 
     def _recompute_running(self) -> None:
         """New weights: every running row's KV again, from its prompt and the tokens it has."""
@@ -299,11 +317,14 @@ class LocalEngine:
     def _accept(self, rows: Sequence[_Row], sampled: Sampled) -> None:
         self.generated_tokens += len(rows)
         columns = (sampled.token.tolist(), sampled.behavior_log_prob.tolist(), sampled.untruncated_log_prob.tolist())
-        for row, token, behavior, untruncated in zip(rows, *columns, strict=True):
+        for at, (row, token, behavior, untruncated) in enumerate(zip(rows, *columns, strict=True)):
             row.tokens.append(token)
             row.behavior_log_prob.append(behavior)
             row.untruncated_log_prob.append(untruncated)
             row.version.append(self.version)
+            if sampled.top_k is not None and sampled.top_k_log_prob is not None:
+                row.top_k.append(tuple(sampled.top_k[at].tolist()))
+                row.top_k_log_prob.append(tuple(sampled.top_k_log_prob[at].tolist()))
             reason = self._reason(row, token)
             if reason:
                 self._finish(row, reason)
@@ -347,6 +368,8 @@ class LocalEngine:
             policy_version=tuple(row.version),
             finish_reason=reason,
             temperature=row.request.sampling.temperature,
+            top_k=tuple(row.top_k) if self.top_k_log_probs else None,
+            top_k_log_prob=tuple(row.top_k_log_prob) if self.top_k_log_probs else None,
         )
 
 

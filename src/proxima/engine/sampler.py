@@ -3,7 +3,7 @@
 Every row has its own temperature, truncation and uniform number, so what a row draws depends on nothing but the row.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,11 +25,16 @@ class SamplingRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """token [n] int64; behavior_log_prob (really sampled) and untruncated_log_prob (temperature alone) [n] float32, nats."""
+    """token [n] int64; behavior_log_prob (really sampled) and untruncated_log_prob (temperature alone) [n] float32, nats.
+
+    top_k [n, K] int64 and top_k_log_prob [n, K] float32: the most probable tokens, untruncated; None unless asked for.
+    """
 
     token: Tensor
     behavior_log_prob: Tensor
     untruncated_log_prob: Tensor
+    top_k: Tensor | None = None
+    top_k_log_prob: Tensor | None = None
 
 
 def uniforms(seed: int, prompt_uid: int, sample: int, count: int) -> np.ndarray:
@@ -38,13 +43,14 @@ def uniforms(seed: int, prompt_uid: int, sample: int, count: int) -> np.ndarray:
     return np.random.Generator(np.random.Philox(key=key)).random(count, dtype=np.float32)
 
 
-def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor) -> Sampled:
+def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int = 0) -> Sampled:
     """Draw one token a row.
 
     Args:
         logits: [n, V], any float dtype; computed with in float32.
         rows: temperature 0 is greedy: the largest logit, with both log-probs at temperature 1.
         uniform: [n] float32 in [0, 1).
+        top: also return so many of the most probable tokens, with their log-probs.
 
     The draw is the first token whose cumulative probability exceeds the uniform number, tokens in vocabulary order; a token of
     probability 0 is never drawn. The cumulative sum is float32: tokens rarer than about 6e-8 may be merged with a neighbour.
@@ -56,21 +62,22 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor) -> Sample
     for at in range(0, len(logits), step):
         own = slice(at, at + step)
         block = SamplingRows(temperature=rows.temperature[own], top_k=rows.top_k[own], top_p=rows.top_p[own], min_p=rows.min_p[own])
-        parts.append(_sample_block(logits[own].to(torch.float32, copy=True), block, uniform[own], plain, greedy))
-    token, behavior, untruncated = (torch.cat(column) for column in zip(*parts, strict=True))
-    return Sampled(token=token, behavior_log_prob=behavior, untruncated_log_prob=untruncated)
+        parts.append(_sample_block(logits[own].to(torch.float32, copy=True), block, uniform[own], plain, greedy, top))
+    token, behavior, untruncated, ids, log_probs = (torch.cat(column) for column in zip(*parts, strict=True))
+    found = Sampled(token=token, behavior_log_prob=behavior, untruncated_log_prob=untruncated)
+    return replace(found, top_k=ids, top_k_log_prob=log_probs) if top else found
 
 
-def _sample_block(logits: Tensor, rows: SamplingRows, uniform: Tensor, plain: bool, any_greedy: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """token, behavior and untruncated log-prob [n]; `logits` is overwritten."""
+def _sample_block(logits: Tensor, rows: SamplingRows, uniform: Tensor, plain: bool, any_greedy: bool, top: int) -> tuple[Tensor, ...]:
+    """token, behavior and untruncated log-prob [n], top ids and log-probs [n, top]; `logits` is overwritten."""
     greedy = rows.temperature == 0
     logits.div_(torch.where(greedy, 1.0, rows.temperature)[:, None])
     argmax = logits.argmax(dim=1, keepdim=True) if any_greedy else None
-    top = logits.amax(dim=1)
     if plain:
-        cumulative = logits.sub(top[:, None]).exp_()
+        largest = logits.amax(dim=1)
+        cumulative = logits.sub(largest[:, None]).exp_()
         total = cumulative.sum(dim=1)
-        log_z = kept_log_z = top + total.log()
+        log_z = kept_log_z = largest + total.log()
         cumulative = torch.cumsum(cumulative, dim=1, out=cumulative)
     else:
         log_z = logits.logsumexp(dim=1)
@@ -82,7 +89,8 @@ def _sample_block(logits: Tensor, rows: SamplingRows, uniform: Tensor, plain: bo
     if argmax is not None:
         token = torch.where(greedy[:, None], argmax, token)
     chosen = logits.gather(1, token).squeeze(1)
-    return token.squeeze(1), chosen - torch.where(greedy, log_z, kept_log_z), chosen - log_z
+    values, ids = logits.topk(top, dim=1) if top else (logits[:, :0], token[:, :0])
+    return token.squeeze(1), chosen - torch.where(greedy, log_z, kept_log_z), chosen - log_z, ids, values - log_z[:, None]
 
 
 def _truncate(logits: Tensor, log_z: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:

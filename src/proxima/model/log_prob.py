@@ -5,11 +5,19 @@ logits_v
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+
+class TokenLogProbs(NamedTuple):
+    """What `token_log_prob` returns."""
+
+    log_prob: Tensor
+    entropy: Tensor | None
+    others: Tensor | None
 
 
 def token_log_prob(
@@ -21,8 +29,9 @@ def token_log_prob(
     bias: Tensor | None = None,
     entropy: bool = False,
     entropy_gradient: bool = False,
+    others: Tensor | None = None,
     chunk: int = 512,
-) -> tuple[Tensor, Tensor | None]:
+) -> TokenLogProbs:
     """Chunked, fused log-softmax-gather with its own backward; logits are recomputed there instead of kept.
 
     Args:
@@ -31,9 +40,10 @@ def token_log_prob(
         target: [N] int64, token ids.
         temperature: scalar or [N] float, > 0; logits are divided by it.
         entropy: also return the entropy; with gradient only if `entropy_gradient`, since that makes the backward dearer.
+        others: [N, K] int64, more token ids whose log-probs are wanted, without gradient: the behavior policy's top K.
         chunk: rows of logits alive at once; memory is about chunk x V values of the product's dtype.
 
-    Returns: log_prob [N] float32, nats, and entropy [N] float32, nats, or None.
+    Returns: log_prob [N] float32, nats; entropy [N] float32, nats, or None; of the others [N, K] float32, nats, or None.
 
     The matrix products run in the dtype of autocast (or of `hidden`); everything after them in float32 (float64 for float64 input).
     Edge cases: N = 0 gives empty outputs with gradients of zero. Rows are independent, so the chunk changes no value.
@@ -44,8 +54,8 @@ def token_log_prob(
         temperature = torch.full((count,), float(temperature), dtype=exact, device=hidden.device)
     compute = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
     settings = (entropy or entropy_gradient, entropy_gradient, chunk, compute)
-    log_prob, ent = _apply(hidden, weight, bias, target, temperature, *settings)
-    return log_prob, ent if settings[0] else None
+    log_prob, ent, more = _apply(hidden, weight, bias, target, temperature, others, *settings)
+    return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)
 
 
 ROWS = 8  # logits rows worked on at once after the product: they stay in the cache
@@ -70,23 +80,27 @@ class _TokenLogProb(torch.autograd.Function):
         bias: Tensor | None,
         target: Tensor,
         temperature: Tensor,
+        others: Tensor | None,
         want_entropy: bool,
         entropy_gradient: bool,
         chunk: int,
         compute: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.to(compute), weight.to(compute)
             b = None if bias is None else bias.to(compute)
             log_z = torch.empty(len(h), dtype=_LOGIT_DTYPE.get(compute, torch.float32), device=h.device)
             log_prob = torch.empty_like(log_z)
             entropy = torch.empty_like(log_z) if want_entropy else log_z.new_zeros(0)
+            more = log_z.new_empty(len(h), 0 if others is None else others.shape[1])
             for at in range(0, len(h), chunk):
                 own = slice(at, at + chunk)
                 parts = (log_z[own], log_prob[own], target[own, None], entropy[own])
                 for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
                     block_z, block_log_prob, block_target, block_entropy = (part[rows] for part in parts)
                     chosen = logits.gather(1, block_target).squeeze(1)
+                    if others is not None:
+                        more[own][rows] = logits.gather(1, others[own][rows])
                     top = logits.amax(dim=1)
                     logits.sub_(top[:, None])
                     p = logits.exp()
@@ -95,17 +109,17 @@ class _TokenLogProb(torch.autograd.Function):
                     block_log_prob.copy_(chosen - block_z)
                     if want_entropy:  # log Z − Σ p logit; the logits are shifted by their largest
                         block_entropy.copy_(total.log() - torch.linalg.vecdot(p, logits.masked_fill_(p == 0, 0.0)) / total)
-        if not entropy_gradient:
-            ctx.mark_non_differentiable(entropy)
+        more.sub_(log_z[:, None])
+        ctx.mark_non_differentiable(*([more] if entropy_gradient else [entropy, more]))
         ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, entropy if entropy_gradient else log_z.new_zeros(0))
         ctx.chunk, ctx.compute = chunk, compute
-        return log_prob, entropy
+        return log_prob, entropy, more
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """d log_prob / d logits = 1[y] − p;  d H / d logits = −p (log p + H);  both / temperature."""
         hidden, weight, bias, target, temperature, log_z, entropy = ctx.saved_tensors
-        grad_log_prob, grad_entropy = grads
+        grad_log_prob, grad_entropy, _ = grads
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.to(ctx.compute), weight.to(ctx.compute)
             b = None if bias is None else bias.to(ctx.compute)
@@ -132,7 +146,7 @@ class _TokenLogProb(torch.autograd.Function):
                 if ctx.needs_input_grad[1]:
                     part = d.T @ h[own]
                     grad_w = part.to(weight.dtype) if grad_w is None else grad_w.add_(part)
-        return grad_h, grad_w, grad_b, None, None, None, None, None, None
+        return grad_h, grad_w, grad_b, None, None, None, None, None, None, None
 
 
 _apply: Any = _TokenLogProb.apply

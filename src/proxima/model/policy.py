@@ -16,10 +16,14 @@ from proxima.model.log_prob import token_log_prob
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOutputs:
-    """log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats, or None when it wasn't asked for."""
+    """log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats, or None when it wasn't asked for.
+
+    top_k_log_prob [N, K] float32, nats, without gradient, of the ids in the batch's `top_k`; None where it has none.
+    """
 
     log_prob: Tensor
     entropy: Tensor | None = None
+    top_k_log_prob: Tensor | None = None
 
 
 def parts(model: nn.Module) -> tuple[Any, Any]:
@@ -109,7 +113,7 @@ class Policy:
             return TokenOutputs(log_prob=empty, entropy=empty if entropy else None)
         with self.autocast():
             hidden = ATTENTION[self.attention](self.backbone, batch)
-            log_prob, ent = token_log_prob(
+            found = token_log_prob(
                 hidden,
                 self.head.weight,
                 batch.target,
@@ -117,6 +121,7 @@ class Policy:
                 bias=self.head.bias,
                 entropy=entropy,
                 entropy_gradient=entropy_gradient,
+                others=batch.top_k,
                 chunk=self.log_prob_chunk,
             )
-        return TokenOutputs(log_prob=log_prob, entropy=ent)
+        return TokenOutputs(log_prob=found.log_prob, entropy=found.entropy, top_k_log_prob=found.others)

@@ -210,7 +210,7 @@ class Trainer:
                 )
             between = interpolated_proximal(batch.behavior_log_prob, outputs.log_prob, batch.policy_version, version)
             batch = replace(batch, proximal_log_prob=between)
-        return batch.policy_batch(outputs.log_prob, outputs.entropy)
+        return batch.policy_batch(outputs.log_prob, outputs.entropy, outputs.top_k_log_prob)
 
     def _backward(
         self,
@@ -226,7 +226,7 @@ class Trainer:
         if decided is None:
             policy_batch = self._policy_batch(batch, outputs, version)
         else:
-            policy_batch = replace(decided, log_prob=outputs.log_prob, entropy=outputs.entropy)
+            policy_batch = replace(decided, log_prob=outputs.log_prob, entropy=outputs.entropy, top_k_log_prob=outputs.top_k_log_prob)
         loss = policy_loss(
             policy_batch,
             surrogate=self.surrogate,
