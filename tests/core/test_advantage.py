@@ -1,6 +1,7 @@
 """Advantages and selections by hand and by law."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxima.core import ADVANTAGES, select
-from proxima.core.advantage import Grpo, Rloo
+from proxima.core.advantage import (
+    Gae,
+    Gdpo,
+    Gpg,
+    Grpo,
+    GrpoPassk,
+    Opo,
+    OptimalTokenBaseline,
+    ReinforcePp,
+    ReinforcePpBaseline,
+    Remax,
+    Rloo,
+    TokenRewards,
+)
+from proxima.core.advantage.token import place_scores, with_kl
 from proxima.core.selection import SELECTIONS, DropUniformGroups
 from proxima.data import Outcomes
 
@@ -84,3 +99,81 @@ def test_nothing_selected_from_nothing() -> None:
     for make in SELECTIONS.values():
         keep, reasons = select([make()], o, torch.zeros(0))
         assert keep.shape == (0,) and reasons == []
+
+
+def test_the_other_group_advantages_by_hand() -> None:
+    o = replace(outcomes([1, 0, 3, 0], [0, 0, 1, 1]), length=torch.tensor([3, 1, 2, 2]))
+    assert Opo()(o).tolist() == pytest.approx([1 - 0.75, -0.75, 1.5, -1.5])
+    assert Gpg()(o).tolist() == pytest.approx([2 * 0.5, -1, 3, -3])
+    assert GrpoPassk(scale="none")(o).tolist() == [1, 0, 3, 0]
+    assert GrpoPassk(scale="none")(outcomes([2, 2, 1], [0, 0, 0])).tolist() == [0, 0, 0]
+    assert Remax()(replace(o, baseline=torch.tensor([0.5, 0.5, 1.0, NAN]).double())).tolist() == [0.5, -0.5, 2, 0]
+    with pytest.raises(ValueError, match="Remax needs `baseline`.*greedy completion"):
+        Remax()(o)
+    assert Rloo(normalise=True)(o).tolist() == pytest.approx((Rloo()(o) / (Rloo()(o).std() + 1e-4)).tolist())
+
+
+def test_whitening_weighs_completions_by_their_tokens() -> None:
+    o = replace(outcomes([1, 0], [0, 0]), length=torch.tensor([3, 1]))
+    tokens = torch.tensor([0.5, 0.5, 0.5, -0.5]).double()
+    assert ReinforcePpBaseline()(o).tolist() == pytest.approx([float((x - tokens.mean()) / tokens.std()) for x in (0.5, -0.5)], rel=1e-6)
+
+
+def test_gdpo_gives_a_small_reward_its_say() -> None:
+    parts = torch.tensor([[1.0, 0.0], [0.0, 0.001]]).double()
+    o = replace(outcomes([1.0, 0.001], [0, 0]), parts=parts)
+    assert Gdpo(finish="none")(o).tolist() == pytest.approx([0, 0], abs=2e-3)
+    assert Gdpo(weights=(1.0, 2.0), finish="none", epsilon=1e-9)(o).tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-5)
+    with pytest.raises(ValueError, match=r"weights=\(1.0,\) must have one number for each of the 2 rewards"):
+        Gdpo(weights=(1.0,))(o)
+
+
+def token_rewards(reward: list[float], mask: list[int] | None = None, **more: torch.Tensor) -> TokenRewards:
+    n = len(reward)
+    on = torch.ones(n, dtype=torch.bool) if mask is None else torch.tensor(mask).bool()
+    edges = more.pop("cu_seqlens", torch.tensor([0, n]))
+    return TokenRewards(reward=torch.tensor(reward, dtype=torch.float64), loss_mask=on, cu_seqlens=edges, **more)
+
+
+def test_gae_by_hand() -> None:
+    value = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
+    plain = Gae(1.0, 1.0, whiten=False)
+    assert plain(token_rewards([0, 0, 1], value=value)).tolist() == pytest.approx([0.8, 0.5, 0.2])
+    assert plain.returns(token_rewards([0, 0, 1], value=value)).tolist() == pytest.approx([1, 1, 1])
+    one_step = Gae(0.9, 0.0, whiten=False)(token_rewards([0, 0, 1], value=value))
+    assert one_step.tolist() == pytest.approx([0.9 * 0.5 - 0.2, 0.9 * 0.8 - 0.5, 0.2])
+    truncated = token_rewards([0, 0, 0], value=value, bootstrap=torch.tensor([0.7], dtype=torch.float64))
+    assert plain(truncated).tolist() == pytest.approx([0.5, 0.2, -0.1])
+    with pytest.raises(ValueError, match="TokenRewards.value is missing: the critic gives it"):
+        plain(token_rewards([1.0]))
+
+
+def test_gae_carries_through_tokens_outside_the_loss_and_stops_at_sequences() -> None:
+    value = torch.tensor([0.2, NAN, 0.5, 0.8, 0.3], dtype=torch.float64)
+    rewards = token_rewards([0, NAN, 0, 1, 2], [1, 0, 1, 1, 1], value=value, cu_seqlens=torch.tensor([0, 4, 4, 5]))
+    assert Gae(1.0, 1.0, whiten=False)(rewards).tolist() == pytest.approx([0.8, 0, 0.5, 0.2, 1.7])
+    whitened = Gae(1.0, 1.0)(rewards)
+    raw = torch.tensor([0.8, 0.5, 0.2, 1.7])
+    assert whitened[[0, 2, 3, 4]].tolist() == pytest.approx(((raw - raw.mean()) / raw.std()).tolist(), rel=1e-5) and whitened[1] == 0
+
+
+def test_reinforce_pp_is_the_whitened_reward_to_go() -> None:
+    rewards = token_rewards([0, 1, 2], cu_seqlens=torch.tensor([0, 2, 3]))
+    raw = torch.tensor([0.5, 1.0, 2.0])
+    assert ReinforcePp(0.5)(rewards).tolist() == pytest.approx(((raw - raw.mean()) / raw.std()).tolist(), rel=1e-6)
+
+
+def test_the_optimal_token_baseline_weighs_returns_by_piled_up_variance() -> None:
+    more = {"cu_seqlens": torch.tensor([0, 2, 3]), "group": torch.tensor([5, 5])}
+    rewards = token_rewards([0, 1, 3], score_variance=torch.tensor([1.0, 1.0, 2.0]).double(), **more)
+    baseline = (1 * 1 + 3 * 2) / (1 + 2)
+    assert OptimalTokenBaseline()(rewards).tolist() == pytest.approx([1 - baseline, 1, 3 - baseline])  # the tail stands alone: no baseline
+    assert OptimalTokenBaseline(zero_tail=False)(rewards).tolist() == pytest.approx([1 - baseline, 0, 3 - baseline], abs=1e-7)
+
+
+def test_scores_sit_on_the_last_loss_token_and_kl_is_taken_from_all() -> None:
+    mask = torch.tensor([1, 1, 0, 0, 1]).bool()
+    placed = place_scores(torch.tensor([5.0, 7.0, 9.0]), mask, torch.tensor([0, 3, 4, 5]))
+    assert placed.tolist() == [0, 5, 0, 0, 9]
+    kl = torch.tensor([0.1, NAN, NAN, NAN, 0.2])
+    assert with_kl(placed, torch.where(mask, kl.nan_to_num(0.4), kl), mask, 0.5).tolist() == pytest.approx([-0.05, 4.8, 0, 0, 8.9])

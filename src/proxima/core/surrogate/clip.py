@@ -83,6 +83,7 @@ class Gspo:
 
     Args:
         epsilon_low, epsilon_high: clip range of s, in [0, 1] and >= 0. Two orders of magnitude narrower than PPO's: s averages.
+        dual_clip: as for `PpoClip`, on s.
         form: as above. Under `sequence_mean_token_mean`, and with one advantage a sequence, both have the same gradient.
         b: as for `PpoClip`.
     Returns: TokenLoss whose unit is `form`: `loss` [N], `keep` [N] bool, both alike within a sequence in the sequence form.
@@ -97,11 +98,12 @@ class Gspo:
     epsilon_low: float = 3e-4
     epsilon_high: float = 4e-4
     form: Literal["token", "sequence"] = "token"
+    dual_clip: float | None = None
     needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
     zero_advantage_inert: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_clip(self.epsilon_low, self.epsilon_high)
+        check_clip(self.epsilon_low, self.epsilon_high, self.dual_clip)
         require(self.form in ("token", "sequence"), "form", self.form, "must be token or sequence")
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
@@ -109,7 +111,8 @@ class Gspo:
         if self.form == "token":
             own = masked_log_ratio(b)
             ratio, advantage = ratio.detach() * (own - own.detach()).exp(), b.masked("advantage")
-        return TokenLoss(*clipped(ratio, advantage, b.loss_mask, self.epsilon_low, self.epsilon_high), unit=self.form)
+        bounds = (self.epsilon_low, self.epsilon_high, self.dual_clip)
+        return TokenLoss(*clipped(ratio, advantage, b.loss_mask, *bounds), unit=self.form)
 
 
 @dataclass(frozen=True)

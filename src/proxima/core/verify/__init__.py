@@ -75,7 +75,10 @@ def verify_record(raw: dict[str, Any]) -> Verdict:
         return Verdict(record.name, "unsupported", f"no reading of {error.args[0]!r} in {record.source!r}")
     if not attempts:
         return Verdict(record.name, "unsupported", f"no reading of {record.params}")
-    return judge(record.name, attempts)
+    verdict = judge(record.name, attempts)
+    if verdict.status == "failed" and record.inputs.unread:  # what nobody read may be the reason: no claim either way
+        return Verdict(record.name, "unsupported", f"no reading of the inputs {', '.join(record.inputs.unread)} in {record.source!r}")
+    return verdict
 
 
 def verify_file(path: Path) -> list[Verdict]:

@@ -133,6 +133,7 @@ def second_moment(record: Record) -> Iterator[Attempt]:
 
 def proximal(record: Record) -> Iterator[Attempt]:
     """actor.compute_prox_logp_approximations; a in float32."""
+    record.beside_the_point("mask", "versions")
     p = record.params
     behavior, current = record.tensor("behavior_logp"), record.tensor("logp")
     ours = behavior
@@ -143,6 +144,7 @@ def proximal(record: Record) -> Iterator[Attempt]:
 
 def kl(record: Record) -> Iterator[Attempt]:
     """data.KLEstimator"""
+    record.beside_the_point("mask")
     p = record.params
     limit = 10.0 if p["apply_clamp"] else float("inf")
     gap = record.tensor("logp") - record.tensor("reference_logp")

@@ -37,6 +37,28 @@ Attempt = tuple[str | None, list[Check]]
 """What one reading of the record gives: the id of the peculiarity it imitates (None: our own definition) and the comparisons."""
 
 
+class Inputs(dict[str, Any]):
+    """Inputs that remember which of them were looked at."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        super().__init__(given)
+        self.seen: set[str] = set()
+
+    def __getitem__(self, key: str) -> Any:
+        self.seen.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As of a dict."""
+        self.seen.add(key)
+        return super().get(key, default)
+
+    @property
+    def unread(self) -> list[str]:
+        """The names nobody asked for."""
+        return sorted(key for key in self if key not in self.seen)
+
+
 @dataclass(frozen=True)
 class Record:
     """One golden record. Non-finite floats are the strings 'nan', 'inf', '-inf' in the JSON."""
@@ -44,7 +66,7 @@ class Record:
     name: str
     source: str
     dtype: str
-    inputs: dict[str, Json]
+    inputs: Inputs
     params: dict[str, Json]
     expected: dict[str, Json]
 
@@ -54,7 +76,8 @@ class Record:
         for key in ("name", "source", "dtype", "inputs", "params", "expected"):
             if key not in raw:
                 raise ValueError(f"golden record {raw.get('name', '?')!r} has no {key!r}.")
-        return cls(**{key: raw[key] for key in ("name", "source", "dtype", "inputs", "params", "expected")})
+        fields = {key: raw[key] for key in ("name", "source", "dtype", "params", "expected")}
+        return cls(**fields, inputs=Inputs(raw["inputs"]))
 
     @property
     def single(self) -> bool:
@@ -68,6 +91,10 @@ class Record:
     def has(self, name: str) -> bool:
         """Whether the input is there."""
         return self.inputs.get(name) is not None
+
+    def beside_the_point(self, *names: str) -> None:
+        """These inputs feed only metrics that nobody compares; they are no reason to call a failure unsupported."""
+        self.inputs.seen.update(names)
 
     def batch(self, **fields: Tensor) -> "Padded":
         """The record's rows as a packed batch; `log_prob` gets a gradient."""

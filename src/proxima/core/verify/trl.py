@@ -1,8 +1,8 @@
 """TRL's online trainers: GRPOTrainer and its loss types, GMPO, RLOO, DPPO, PPO, the sampler correction, advantages."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,8 +11,9 @@ from proxima.core.advantage import Gdpo, Grpo, Rloo, TokenRewards, whiten
 from proxima.core.advantage.token import Gae, place_scores
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum, SequenceMeanTokenSumNorm, TokenMean
 from proxima.core.correction import Importance, OffPolicySequence, TopEntropy
-from proxima.core.loss import Loss, policy_loss
+from proxima.core.loss import Corrected, Loss, policy_loss
 from proxima.core.penalty import K1, K3
+from proxima.core.ratio import masked_ratio
 from proxima.core.surrogate import Cispo, Dppo, GeoMean, Gspo, Luspo, PpoClip, Sapo, Vespo
 from proxima.core.value import ValueLoss
 from proxima.core.verify.record import Attempt, Check, Padded, Record, as_tensor
@@ -36,14 +37,15 @@ def surrogate_of(p: dict[str, Any]) -> Any:
         return Sapo(tau[0], tau[1], level)
     if kind == "vespo":
         return Vespo(args["vespo_k_pos"], args["vespo_lambda_pos"], args["vespo_k_neg"], args["vespo_lambda_neg"])
+    delta = args.get("delta")  # two-sided, which is our dual clip: for A > 0 the clip is reached first (T3)
     if sequence:
-        return (Luspo if kind == "luspo" else Gspo)(low, high, "sequence")
-    delta = args.get("delta")
-    return PpoClip(low, high, delta if delta is not None and delta > 1 else None)
+        return (Luspo if kind == "luspo" else Gspo)(low, high, "sequence", delta)
+    return PpoClip(low, high, delta)
 
 
 def grpo(record: Record) -> Iterator[Attempt]:
     """GRPOTrainer._compute_loss"""
+    record.beside_the_point("num_items_in_batch", "entropies")
     p = record.params
     args = p.get("args", {})
     padded = _batch(record)
@@ -63,6 +65,75 @@ def grpo(record: Record) -> Iterator[Attempt]:
 
     yield None, attempt(whole=False)
     yield "T1", attempt(whole=True)
+    yield from _peculiar(record, padded, aggregate, penalty)
+
+
+def _peculiar(record: Record, padded: Padded, aggregate: Any, penalty: Any) -> Iterator[Attempt]:
+    """Readings under TRL's ways with sampler ratios, entropy quantiles and the ratio-corrected KL."""
+    p = record.params
+    b, spec = padded.b, surrogate_of(p)
+    sequence = p.get("importance_sampling_level", "token") != "token"
+    steps = _accumulation(record)
+    rows = len(padded.mask) if p.get("loss_type") not in (*TOKEN_NORMALISED, "bnpo") else None
+
+    def value(surrogate: Any, corrections: list[Any], kl: Any) -> list[list[Check]]:
+        loss = policy_loss(b, surrogate=surrogate, aggregate=aggregate, correction=corrections or None, penalty=kl, check=False)
+        return [_checks(record, padded, _value(record, loss, n) / steps) for n in {None, rows}]
+
+    if p.get("top_entropy_quantile", 1.0) < 1.0:  # the quantile is float32 there (T9)
+        corrections = [_SingleEntropy(one.share) if isinstance(one, TopEntropy) else one for one in _corrections(record, padded)]
+        yield from (("T9", checks) for checks in value(spec, corrections, penalty))
+    if b.weight is not None and p.get("loss_type") == "vespo":
+        yield from (("T7", checks) for checks in value(_VespoWithSampler(spec), [], penalty))
+    elif b.weight is not None and sequence:  # each token of a sequence loss is weighted by its own ratio
+        yield from (("T11", checks) for checks in value(_TokenWeighted(spec), _corrections(record, padded)[1:], penalty))
+    if sequence and penalty is not None and penalty.unbiased:  # the KL is corrected by the sequence's ratio (T5)
+        kl = _SequenceCorrected(replace(penalty, unbiased=False))
+        yield from (("T5", checks) for checks in value(spec, _corrections(record, padded), kl))
+
+
+@dataclass(frozen=True)
+class _SingleEntropy:
+    share: float
+    rejected: Literal["count"] = "count"
+    needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
+
+    def __call__(self, b: PolicyBatch) -> Corrected:
+        entropy = b.masked("entropy").detach()
+        edge = torch.quantile(entropy[b.loss_mask].float(), 1 - self.share)
+        keep = b.loss_mask & (entropy >= edge)
+        return Corrected(keep.to(entropy.dtype), keep, {})
+
+
+@dataclass(frozen=True)
+class _VespoWithSampler:
+    spec: Vespo
+    needs: ClassVar[frozenset[str]] = Vespo.needs
+
+    def __call__(self, b: PolicyBatch) -> Any:
+        # Moving the proximal policy by the sampler's log-ratio adds its sum to log w and leaves the rest alone.
+        shift = b.masked("weight", 1.0).clamp(min=1e-8).log()
+        return self.spec(replace(b, proximal_log_prob=b.masked("proximal_log_prob") - shift))
+
+
+@dataclass(frozen=True)
+class _TokenWeighted:
+    spec: Any
+    needs: ClassVar[frozenset[str]] = frozenset({"weight"})
+
+    def __call__(self, b: PolicyBatch) -> Any:
+        token = self.spec(b)
+        return replace(token, loss=token.loss * b.masked("weight"))
+
+
+@dataclass(frozen=True)
+class _SequenceCorrected:
+    spec: Any
+    needs: ClassVar[frozenset[str]] = frozenset({"reference_log_prob"})
+
+    def __call__(self, b: PolicyBatch) -> Tensor:
+        own: Tensor = self.spec(b) * masked_ratio(b, "sequence")
+        return own
 
 
 def _accumulation(record: Record) -> float:
@@ -100,7 +171,8 @@ def _batch(record: Record) -> Padded:
 def _corrections(record: Record, padded: Padded) -> list[Any]:
     p = record.params
     found: list[Any] = []
-    if padded.b.weight is not None and p.get("vllm_importance_sampling_correction", True) and p.get("loss_type") != "vespo":
+    given = p.get("use_vllm", True) and p.get("vllm_importance_sampling_correction", True)
+    if padded.b.weight is not None and given and p.get("loss_type") != "vespo":
         found.append(Given())
     if p.get("top_entropy_quantile", 1.0) < 1.0:
         found.append(TopEntropy(p["top_entropy_quantile"]))
@@ -138,6 +210,7 @@ def _checks(record: Record, padded: Padded, value: Tensor) -> list[Check]:
 
 def gmpo(record: Record) -> Iterator[Attempt]:
     """Experimental GMPOTrainer._compute_loss: mean over rows."""
+    record.beside_the_point("num_items_in_batch", "entropies")
     p = record.params
     padded = _batch(record)
     penalty = K3(p["beta"]) if p.get("beta") else None
@@ -150,6 +223,7 @@ def gmpo(record: Record) -> Iterator[Attempt]:
 
 def rloo(record: Record) -> Iterator[Attempt]:
     """RLOOTrainer._compute_loss: the clip on the sequence's whole ratio, its loss a mean over sequences."""
+    record.beside_the_point("entropies")
     p = record.params
     leaf = record.tensor("logp").requires_grad_()
     mask = as_tensor(record.inputs["mask"]) != 0
@@ -172,6 +246,7 @@ def rloo(record: Record) -> Iterator[Attempt]:
 
 def dppo(record: Record) -> Iterator[Attempt]:
     """TRL 1.3 experimental DPPOTrainer: a capped REINFORCE form, divergence mask, mean over tokens."""
+    record.beside_the_point("entropies")
     p = record.params
     fields = {
         "log_prob": record.tensor("logp"),

@@ -1,0 +1,223 @@
+"""Corrections by hand: weights, rejections, statistics, presets and what the statistics mean."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from proxima.core import (
+    CORRECTION_PRESETS,
+    CORRECTIONS,
+    Gspo,
+    Importance,
+    PpoClip,
+    Rejection,
+    TokenMean,
+    TokenSum,
+    health,
+    policy_loss,
+    prepare,
+)
+from proxima.core.correction import CapFloor, Icepop, OffPolicySequence, SecondMoment, TopEntropy
+from proxima.core.prepare import needs_prepare
+from proxima.data import PolicyBatch
+from tests.core.batches import make_batch
+
+
+def of_ratios(*sequences: list[float], current: list[float] | None = None, **more: Any) -> PolicyBatch:
+    """Tokens whose proximal policy is `ratio` times as likely as the behavior policy; the current policy is the proximal one."""
+    ratio = torch.tensor([r for s in sequences for r in s], dtype=torch.float64)
+    behavior = torch.full_like(ratio, -8.0)
+    proximal = behavior + ratio.log()
+    edges = torch.tensor([0, *torch.tensor([len(s) for s in sequences]).cumsum(0).tolist()])
+    return PolicyBatch(
+        log_prob=proximal.clone() if current is None else behavior + torch.tensor(current, dtype=torch.float64).log(),
+        behavior_log_prob=behavior,
+        proximal_log_prob=proximal,
+        advantage=more.pop("advantage", torch.ones_like(ratio)),
+        loss_mask=torch.ones(len(ratio), dtype=torch.bool),
+        cu_seqlens=edges,
+        **more,
+    )
+
+
+def metric(spec: Any, b: PolicyBatch, name: str) -> float:
+    return spec(b).metrics[f"mismatch/{name}"].value
+
+
+def test_worked_example() -> None:
+    b = of_ratios([0.4, 0.8, 6.0])
+    assert Importance("token")(b).weight.tolist() == pytest.approx([0.4, 0.8, 2.0])
+    assert Importance("sequence", upper=10)(b).weight.tolist() == pytest.approx([1.92] * 3)
+    assert Importance("geometric", upper=10)(b).weight.tolist() == pytest.approx([1.24289] * 3, rel=1e-5)
+    assert metric(Importance("token"), b, "rollout_is_mean_applied") == pytest.approx(1.06667, rel=1e-5)
+    assert metric(Importance("token"), b, "rollout_is_eff_sample_size_applied") == pytest.approx(0.71111, rel=1e-4)
+    assert metric(Importance("token"), b, "rollout_is_eff_sample_size") == pytest.approx(2.4**2 / ((0.16 + 0.64 + 36) / 3))
+    assert metric(Importance("token"), b, "k3_kl") == pytest.approx(1.18256, rel=1e-5)
+    assert Icepop()(b).weight.tolist() == pytest.approx([0, 0.8, 0]) and Icepop()(b).keep.tolist() == [False, True, False]
+
+
+def test_bounds_are_inclusive_and_keep_their_side() -> None:
+    b = of_ratios([0.21, 4.9, 0.19, 5.1])
+    assert CapFloor()(b).weight.tolist() == pytest.approx([0.21, 4.9, 0, 0])
+    assert Importance(bound="clamp", upper=5, lower=0.2)(b).weight.tolist() == pytest.approx([0.21, 4.9, 0.2, 5])
+    assert Importance(bound="none")(b).weight.tolist() == pytest.approx([0.21, 4.9, 0.19, 5.1])
+    assert Importance(bound="truncate", upper=5, lower=1.0)(b).weight.tolist() == pytest.approx([0.21, 4.9, 0.19, 5])
+    assert Importance(bound="clip", upper=1.0, lower=1.0)(of_ratios([1.0, 0.99, 1.01])).weight.tolist() == [1, 0, 0]
+
+
+def test_veto_drops_the_sequence_of_one_hopeless_token() -> None:
+    b = of_ratios([1.0, 0.5e-4], [1.0, 2e-4], [1.0])
+    spec = Importance(veto=1e-4)
+    assert spec(b).weight.tolist() == pytest.approx([0, 0, 1, 2e-4, 1])
+    assert metric(spec, b, "rollout_is_veto_fraction") == pytest.approx(1 / 3)
+    assert metric(spec, b, "rollout_is_catastrophic_token_fraction") == pytest.approx(1 / 5)
+
+
+def test_a_catastrophic_token_beyond_the_safety_clamp_still_vetoes() -> None:
+    """exp(−30) would be exp(−20) after the clamp, both below 1e-4; the test is on the unclamped ratio."""
+    assert Importance(veto=1e-12)(of_ratios([math.exp(-30), 1.0])).weight.tolist() == [0, 0]
+
+
+def test_metrics_only_leaves_loss_and_gradient_alone() -> None:
+    b = make_batch([5, 3], seed=1, proximal="recompute")
+    plain = policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean())
+    measured = policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean(), correction=Importance(apply=False, veto=0.98))
+    assert torch.equal(plain.value, measured.value) and torch.equal(plain.keep, measured.keep)
+    assert measured.metrics["mismatch/rollout_is_veto_fraction"].value > 0
+
+
+def test_normalised_weights_have_mean_one_over_the_whole_batch_only() -> None:
+    b = of_ratios([0.5, 1.5], [3.0], [1.0, 1.0, 1.0])
+    assert float(Importance(normalise=True)(b).weight.mean()) == pytest.approx(1)
+    per_sequence = Importance("geometric", bound="none", normalise=True)(b).weight
+    assert (per_sequence[0] + per_sequence[2] + per_sequence[3]).item() == pytest.approx(3)
+    ready = prepare(b, surrogate=PpoClip(), correction=Importance(normalise=True))
+    alone = policy_loss(ready.batch.take([1]), surrogate=PpoClip(), aggregate=TokenSum(), correction=Importance(normalise=True))
+    assert float(alone.numerator) == pytest.approx(-2.0 * 6 / 7)  # 3 is truncated to 2, the mean of the six is 7/6
+
+
+def test_a_sequence_loss_takes_the_geometric_mean_of_its_kept_weights() -> None:
+    b = of_ratios([0.5, 2.0, 7.0])
+    loss = policy_loss(b, surrogate=Gspo(1, 9, "sequence"), aggregate=TokenMean(), correction=Importance(bound="clip", upper=5, lower=0.5))
+    assert float(loss.value) == pytest.approx(-(1.0 + 1.0 + 0) / 3)  # √(.5 · 2) = 1 on the two kept, the third rejected but counted
+    plain = policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean(), correction=Importance(upper=2))
+    assert float(plain.value) == pytest.approx(-(0.5 + 2 + 2) / 3)
+
+
+@pytest.mark.parametrize(("rejected", "value"), [("count", -2 / 4), ("drop", -1.0)])
+def test_what_a_rejected_token_does_to_the_denominator(rejected: str, value: float) -> None:
+    b = of_ratios([1.0, 9.0], [1.0, 8.0])
+    loss = policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean(), correction=Rejection(rejected=rejected))  # type: ignore[arg-type]
+    assert float(loss.value) == pytest.approx(value)
+    assert loss.metrics["mismatch/rejected_fraction"].value == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("spec", "keep"),
+    [
+        (Rejection("token", "ratio", upper=2.0), [1, 1, 0, 1, 1]),
+        (Rejection("sequence", "ratio", "sum", upper=2.0), [0, 0, 0, 1, 1]),
+        (Rejection("sequence", "ratio", "mean", upper=2.0), [1, 1, 1, 1, 1]),
+        (Rejection("sequence", "ratio", "max", upper=2.0), [0, 0, 0, 1, 1]),
+        (Rejection("token", "k1", upper=0.5), [1, 1, 0, 1, 0]),
+        (Rejection("token", "k1", upper=0.5, lower=-9), [1, 1, 1, 1, 0]),
+        (Rejection("token", "k2", upper=0.12), [1, 1, 0, 1, 0]),
+        (Rejection("token", "k3", upper=0.1), [1, 1, 0, 1, 0]),
+        (Rejection("sequence", "k3", "max", upper=0.3), [0, 0, 0, 1, 1]),
+    ],
+)
+def test_rejections(spec: Rejection, keep: list[int]) -> None:
+    """ρ = 0, 0, log 3 | 0, log .6"""
+    assert spec(of_ratios([1.0, 1.0, 3.0], [1.0, 0.6])).keep.int().tolist() == keep
+
+
+def test_second_moment_drops_the_largest_until_the_mean_is_small() -> None:
+    b = of_ratios([math.exp(0.1), math.exp(-0.3), math.exp(2.0)], [1.0])
+    assert SecondMoment(0.04)(b).keep.int().tolist() == [1, 1, 0, 1]  # (.01 + .09 + 0)/3 < .04
+    assert SecondMoment(0.03)(b).keep.int().tolist() == [1, 0, 0, 1]
+    assert SecondMoment(1e-12)(of_ratios([2.0, 3.0])).keep.int().tolist() == [1, 0]  # at least one
+
+
+def test_off_policy_sequences_are_dropped_only_when_they_are_pushed_down() -> None:
+    advantage = torch.tensor([-1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+    b = of_ratios([1.0, 1.0], [1.0], [1.0], current=[math.exp(-1.2), 1.0, math.exp(-9), 0.9], advantage=advantage)
+    assert OffPolicySequence(0.5)(b).keep.int().tolist() == [0, 0, 1, 1]
+
+
+def test_top_entropy_is_a_share_of_the_whole_batch() -> None:
+    b = of_ratios([1.0] * 5, entropy=torch.tensor([0.1, 0.9, 0.5, 0.3, 0.7], dtype=torch.float64))
+    assert TopEntropy(0.4)(b).keep.int().tolist() == [0, 1, 0, 0, 1]
+    assert TopEntropy(1.0)(b).keep.all()
+
+
+def test_towards_chooses_the_numerator() -> None:
+    b = of_ratios([2.0], current=[3.0], next_log_prob=torch.tensor([-8.0 + math.log(1.5)], dtype=torch.float64))
+    weights = [float(Importance(bound="none", towards=x)(b).weight) for x in ("proximal", "current", "next")]  # type: ignore[arg-type]
+    assert weights == pytest.approx([2.0, 3.0, 1.5])
+    with pytest.raises(ValueError, match="Importance needs `next_log_prob`, which the batch lacks: the next-policy cache"):
+        policy_loss(replace(b, next_log_prob=None), surrogate=PpoClip(), aggregate=TokenMean(), correction=Importance(towards="next"))
+
+
+def test_bypass_has_weight_one() -> None:
+    b = make_batch([4, 2], proximal="behavior", garbage=False)
+    assert Importance()(b).weight[b.loss_mask].tolist() == [1.0] * int(b.loss_mask.sum())
+
+
+def test_perplexities_and_chi_square() -> None:
+    b = of_ratios([1.0, 2.0], [0.5])
+    names = ("training_ppl", "rollout_ppl", "ppl_ratio", "chi2_token", "chi2_seq", "kl", "log_ppl_diff_abs")
+    m = {name: metric(Importance(), b, name) for name in names}
+    e8 = math.exp(8)
+    assert m["rollout_ppl"] == pytest.approx(e8)
+    assert m["training_ppl"] == pytest.approx((e8 / math.sqrt(2) + 2 * e8) / 2)
+    assert m["ppl_ratio"] == pytest.approx((1 / math.sqrt(2) + 2) / 2)
+    assert m["chi2_token"] == pytest.approx((1 + 4 + 0.25) / 3 - 1) and m["chi2_seq"] == pytest.approx((4 + 0.25) / 2 - 1)
+    assert m["kl"] == pytest.approx(0.0) and m["log_ppl_diff_abs"] == pytest.approx((math.log(2) / 2 + math.log(2)) / 2)
+
+
+def test_percentiles_are_exact_over_micro_batches() -> None:
+    b = of_ratios(*[[float(i)] for i in range(1, 11)])
+    parts = [Importance(upper=100)(b.take(rows)).metrics["mismatch/rollout_is_p25"] for rows in ([9, 0, 4], [1, 2, 3, 5, 6, 7, 8])]
+    assert (parts[0] + parts[1]).value == pytest.approx(3.25)  # type: ignore[operator]
+
+
+def test_presets_are_corrections_and_their_names_verls() -> None:
+    assert {"decoupled_token_is", "decoupled_seq_is_rs", "bypass_pg_is", "bypass_ppo_clip", "disabled"} <= set(CORRECTION_PRESETS)
+    b = make_batch([4, 3], seed=2, garbage=False)
+    for specs in CORRECTION_PRESETS.values():
+        assert all(type(spec) in CORRECTIONS.values() for spec in specs)
+        assert bool(policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean(), correction=specs).value.isfinite())
+
+
+def test_who_needs_preparing() -> None:
+    assert not needs_prepare(PpoClip(), [Importance(), Rejection()])
+    assert needs_prepare(PpoClip(), [Importance(normalise=True)]) and needs_prepare(PpoClip(), [Rejection(rejected="drop")])
+    assert needs_prepare(PpoClip(), [TopEntropy()])
+
+
+def test_health_says_what_to_do() -> None:
+    values = {"mismatch/rollout_is_eff_sample_size": 0.5, "mismatch/rollout_is_veto_fraction": 0.01, "mismatch/rollout_is_mean": 1.8}
+    verdicts = {v.metric: v for v in health(values)}
+    assert [v.level for v in verdicts.values()] == ["watch", "ok", "act"]
+    assert "50.0% of the batch is left" in verdicts["mismatch/rollout_is_eff_sample_size"].sentence
+    assert "lower `correction.upper`" in verdicts["mismatch/rollout_is_eff_sample_size"].sentence
+    assert "compare log-probs" in verdicts["mismatch/rollout_is_mean"].sentence
+    assert health({}) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "line"),
+    [
+        (lambda: Importance(upper=2, lower=3), r"lower=3 must be in \[0, upper=2\]"),
+        (lambda: Importance(veto=2.0), r"veto=2.0 must be in \(0, 1\)"),
+        (lambda: Importance(level="row"), "level='row' must be token, sequence or geometric"),  # type: ignore[arg-type]
+        (lambda: Rejection(upper=1.0, lower=2.0), r"lower=2.0 must be <= upper=1.0"),
+        (lambda: TopEntropy(0.0), r"share=0.0 must be in \(0, 1\]"),
+    ],
+)
+def test_a_field_that_makes_no_sense_is_named(make: Any, line: str) -> None:
+    with pytest.raises(ValueError, match=line):
+        make()

@@ -1,0 +1,77 @@
+"""Selection: pruning by both counting rules, balance, truncation, and their composition."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+
+from proxima.core import SELECTIONS, select
+from proxima.core.selection import Balance, DropTruncated, DropUniformGroups, Prune
+from proxima.data import Outcomes
+
+
+def outcomes(groups: list[int], truncated: list[int] | None = None) -> Outcomes:
+    o = Outcomes.of(torch.arange(len(groups)).double(), torch.tensor(groups))
+    return o if truncated is None else replace(o, truncated=torch.tensor(truncated).bool())
+
+
+A = torch.tensor([0.1, -0.9, 0.5, -0.3, 2.0, -2.0, 0.0, 0.0], dtype=torch.float64)
+TWO = outcomes([3, 3, 3, 3, 1, 1, 1, 1])
+
+
+def test_prune_keeps_the_largest_by_group_or_batch() -> None:
+    assert Prune(0.5)(TWO, A).int().tolist() == [0, 1, 1, 0, 1, 1, 0, 0]
+    assert Prune(0.5, keep="smallest")(TWO, A).int().tolist() == [1, 0, 0, 1, 0, 0, 1, 1]
+    assert Prune(0.75, scope="batch")(TWO, A).int().tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
+    random = Prune(0.5, keep="random")(TWO, A)
+    assert random.sum() == 4 and random[:4].sum() == 2 and torch.equal(random, Prune(0.5, keep="random")(TWO, A))
+
+
+def test_prune_breaks_ties_by_index_and_keeps_at_least_one() -> None:
+    assert Prune(0.5)(outcomes([0] * 4), torch.ones(4)).int().tolist() == [1, 1, 0, 0]
+    assert Prune(0.99)(outcomes([0, 0, 1]), torch.ones(3)).int().tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("size", "rate", "keep", "drop"),
+    [(8, 0.3, 5, 6), (8, 0.5, 4, 4), (8, 0.875, 1, 1), (10, 0.9, 1, 1), (16, 0.3, 11, 12), (10, 0.7, 3, 3)],
+)
+def test_both_counting_rules(size: int, rate: float, keep: int, drop: int) -> None:
+    assert (Prune(rate).kept(size), Prune(rate, count="drop").kept(size)) == (keep, drop)
+
+
+def test_allocation_fills_the_freed_places_with_prompts() -> None:
+    assert [Prune(rate, allocate=True).prompts_factor(16) for rate in (0.0, 0.5, 0.75, 0.9375)] == [1, 2, 4, 16]
+    assert Prune(0.5).prompts_factor(16) == 1
+
+
+def test_balance_drops_the_least_of_the_commoner_sign() -> None:
+    a = torch.tensor([1.0, 0.2, 0.5, -1.0, 0.0])
+    assert Balance()(outcomes([0] * 5), a).int().tolist() == [1, 0, 0, 1, 1]
+    assert Balance(most=2.0)(outcomes([0] * 5), a).int().tolist() == [1, 0, 1, 1, 1]
+    assert Balance()(outcomes([0] * 3), torch.ones(3)).all()  # nothing to balance against
+    assert Balance(scope="group")(outcomes([0, 0, 0, 1, 1]), torch.tensor([1.0, 2.0, -1.0, 3.0, 4.0])).int().tolist() == [0, 1, 1, 1, 1]
+
+
+def test_selections_compose_in_order_and_say_why() -> None:
+    o = Outcomes(
+        reward=torch.tensor([1.0, 0.0, 0.5, 2.0, 2.0, 7.0]),
+        valid=torch.tensor([1, 1, 1, 1, 1, 0]).bool(),
+        group=torch.tensor([0, 0, 0, 1, 1, 1]),
+        length=torch.ones(6, dtype=torch.long),
+        truncated=torch.tensor([0, 0, 1, 0, 0, 0]).bool(),
+    )
+    keep, reasons = select([DropUniformGroups(), DropTruncated(), Prune(0.5)], o, torch.tensor([0.5, -0.5, 0.0, 0.0, 0.0, 0.0]))
+    assert keep.int().tolist() == [1, 0, 0, 0, 0, 0]
+    assert reasons == [None, "pruned", "truncated", "uniform_group", "uniform_group", "invalid"]
+    assert Counter(reasons)["uniform_group"] == 2
+
+
+def test_reasons_are_distinct() -> None:
+    assert len({make.reason for make in SELECTIONS.values()}) == len(SELECTIONS)
+
+
+def test_a_rate_of_one_would_keep_nothing() -> None:
+    with pytest.raises(ValueError, match=r"rate=1.0 must be in \[0, 1\)"):
+        Prune(1.0)
