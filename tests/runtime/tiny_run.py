@@ -1,7 +1,7 @@
 """Whole runs on a tiny model: a recipe, rewards that need no learning, and what two runs must have in common."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +18,8 @@ from proxima.runtime.observer import NullObserver
 from proxima.runtime.rollouts import read_rows
 from proxima.runtime.run import Summary, train
 from proxima.train.checkpoint import checkpoints
+
+HOOK: Callable[[Prompt, Completion], None] | None = None  # a test's way into the middle of a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,8 @@ class Even(WeightedReward):
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         time.sleep(self.nap)
+        if HOOK is not None:
+            HOOK(prompt, completion)
         if self.fail_on and sum(completion.tokens) % self.fail_on == 0:
             raise RuntimeError("no opinion")
         share = sum(t % 2 == 0 for t in completion.tokens) / len(completion.tokens)

@@ -189,6 +189,8 @@ class Controller:
 
     async def next_scored(self) -> Group:
         """The next complete group, journalled as scored; `Stopped` if the user lost patience."""
+        if self._stop.is_set():  # even if more groups are there: the step has not begun to train
+            raise Stopped
         arrival: Group | BaseException = await self.unless_stopped(self._arrivals.get())
         if isinstance(arrival, BaseException):
             raise arrival

@@ -1,0 +1,325 @@
+"""Interrupted and resumed: weights, moments, metrics, samples and journal as if nothing had happened."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.journal import Journal
+from proxima.runtime.summary import read_summary
+from proxima.train.checkpoint import checkpoints
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+
+STEPS = 4
+SETTINGS = {"train__steps": STEPS, "train__updates_per_step": 2, "train__epochs_per_step": 2}
+
+
+def tree(model, **changes):
+    return recipe(model, **(SETTINGS | changes))
+
+
+@pytest.fixture(scope="module")
+def unbroken(tiny_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    go(folder, tree(tiny_model("llama")))
+    return traces(folder)
+
+
+class Died(BaseException):
+    """A process that ends without a word, as far as the run can tell."""
+
+
+def stop_at(event, matches):
+    """An observer that presses Ctrl-C at the first event that matches, once."""
+    pressed = []
+
+    def press(seen, *facts):
+        if seen == event and not pressed and matches(*facts):
+            pressed.append(1)
+            signal.raise_signal(signal.SIGINT)
+
+    return Watcher(press)
+
+
+def die_at(event, matches):
+    died = []
+
+    def die(seen, *facts):
+        if seen == event and not died and matches(*facts):
+            died.append(1)
+            raise Died
+
+    return Watcher(die)
+
+
+PLACES = {
+    "at the end of generating": ("progress", lambda stage, done, total, unit: stage == "generate" and done == 2),
+    "while training": ("progress", lambda stage, done, total, unit: stage == "train"),
+    "after step 1": ("step", lambda record, sample: record["step"] == 1),
+    "after step 3": ("step", lambda record, sample: record["step"] == 3),
+    "while evaluating before": ("progress", lambda stage, done, total, unit: stage == "evaluate" and done == 3),
+    "after the evaluation at 2": ("evaluated", lambda record: record["step"] == 2),
+    "after the last step": ("step", lambda record, sample: record["step"] == STEPS),
+}
+
+
+def at_first_score_of(step, act, monkeypatch):
+    """Act once, when the first completion of a step is scored: others of it are still being generated."""
+    acted = []
+
+    def hook(prompt, completion):
+        if not acted and 4 * (step - 1) <= prompt.uid < 4 * step:
+            acted.append(1)
+            act()
+
+    monkeypatch.setattr("tests.runtime.tiny_run.HOOK", hook)
+
+
+def press():
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("every", [0, 1, 2])
+@pytest.mark.parametrize("place", PLACES)
+def test_ctrl_c_then_resume_is_as_if_unbroken(place, every, unbroken, tiny_model, tmp_path):
+    config = tree(tiny_model("llama"), checkpoint__every=every)
+    event, matches = PLACES[place]
+    summary = go(tmp_path / "run", config, observer=stop_at(event, matches))
+    assert summary.status == "stopped"
+    run = RunFolder(tmp_path / "run")
+    if summary.steps:
+        assert checkpoints(run.checkpoints)[-1].step == summary.steps
+    again = go(tmp_path / "run", config, resume=True)
+    assert (again.status, again.steps) == ("done", STEPS)
+    assert_same(traces(tmp_path / "run"), unbroken)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_a_step_that_is_stopped_midway_is_given_up_whole(step, unbroken, tiny_model, tmp_path, monkeypatch):
+    """And its prompts are drawn again: the checkpoint's cursor is behind the last finished step."""
+    config = tree(tiny_model("llama"), checkpoint__every=0)
+    at_first_score_of(step, press, monkeypatch)
+    summary = go(tmp_path / "run", config)
+    run = RunFolder(tmp_path / "run")
+    assert (summary.status, summary.steps) == ("stopped", step - 1)
+    assert [(c.step, c.facts["cursor"]["cursor"]["drawn"]) for c in checkpoints(run.checkpoints)] == [(step - 1, 4 * (step - 1))][
+        : step - 1
+    ]
+    with Journal(run.journal) as journal:
+        counts = journal.counts()
+        assert counts.get("consumed", 0) == 4 * (step - 1) and sum(counts.values()) == 4 * step
+    go(tmp_path / "run", config, resume=True)
+    assert_same(traces(tmp_path / "run"), unbroken)
+
+
+@pytest.mark.parametrize("every", [0, 1, 2])
+@pytest.mark.parametrize("place", PLACES)
+def test_death_then_resume_is_as_if_unbroken(place, every, unbroken, tiny_model, tmp_path):
+    """No checkpoint is written on the way out: the run goes on from the last one, or from the beginning."""
+    config = tree(tiny_model("llama"), checkpoint__every=every)
+    with pytest.raises(Died):
+        go(tmp_path / "run", config, observer=die_at(*PLACES[place]))
+    assert go(tmp_path / "run", config, resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), unbroken)
+
+
+def test_many_interruptions(unbroken, tiny_model, tmp_path):
+    config = tree(tiny_model("llama"))
+    summary = go(tmp_path / "run", config, observer=stop_at(*PLACES["while evaluating before"]))
+    seen = []
+    for _ in range(12):
+        if summary.status == "done":
+            break
+        seen.append(summary.steps)
+        summary = go(tmp_path / "run", config, resume=True, observer=stop_at("step", lambda record, sample: True))
+    assert summary.status == "done" and seen == sorted(seen) and len(seen) >= 4
+    assert_same(traces(tmp_path / "run"), unbroken)
+
+
+def test_resume_of_a_finished_run_changes_nothing(unbroken, tiny_model, tmp_path):
+    config = tree(tiny_model("llama"))
+    go(tmp_path / "run", config)
+    watcher = Watcher()
+    summary = go(tmp_path / "run", config, resume=True, observer=watcher)
+    assert (summary.status, summary.steps) == ("done", STEPS) and not watcher.records
+    assert_same(traces(tmp_path / "run"), unbroken)
+
+
+def test_resume_without_a_run_begins_one(unbroken, tiny_model, tmp_path):
+    go(tmp_path / "run", tree(tiny_model("llama")), resume=True)
+    assert_same(traces(tmp_path / "run"), unbroken)
+
+
+def test_more_steps_than_at_first(tiny_model, tmp_path):
+    """The number of steps may change; with a constant learning rate the longer run is the one that asked for them at once."""
+    settings = {"train__schedule": "constant", "eval__after": False, "eval__every": 0}
+    go(tmp_path / "long", tree(tiny_model("llama"), **settings))
+    go(tmp_path / "run", tree(tiny_model("llama"), **settings, train__steps=2))
+    assert go(tmp_path / "run", tree(tiny_model("llama"), **settings), resume=True).steps == STEPS
+    assert_same(traces(tmp_path / "run"), traces(tmp_path / "long"))
+
+
+def test_a_torn_checkpoint_is_passed_over(unbroken, tiny_model, tmp_path):
+    config = tree(tiny_model("llama"))
+    with pytest.raises(Died):
+        go(tmp_path / "run", config, observer=die_at(*PLACES["after step 3"]))
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(run.checkpoint(2), run.checkpoints / ".000003.part")
+    (run.checkpoint(2) / "state.json").write_text('{"format": 1, ')
+    with run.metrics.open("a") as file:
+        file.write('{"kind": "train", "step": 4, "ti')
+    go(tmp_path / "run", config, resume=True)
+    found = traces(tmp_path / "run")
+    assert_same(found, unbroken)
+    assert not list(run.checkpoints.glob(".*"))
+
+
+def test_time_goes_on(tiny_model, tmp_path):
+    config = tree(tiny_model("llama"))
+    go(tmp_path / "run", config, observer=stop_at(*PLACES["after step 1"]))
+    before = RunFolder(tmp_path / "run").elapsed()
+    summary = go(tmp_path / "run", config, resume=True)
+    times = [r["time"] for r in RunFolder(tmp_path / "run").read_metrics()]
+    assert times == sorted(times) and summary.seconds >= times[-1] > before > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"train__optimizer__lr": 1e-4}, "train.optimizer.lr=0.0001"),
+        ({"seed": 4}, "seed=4"),
+        ({"train__completions_per_prompt": 8}, "train.completions_per_prompt=8"),
+        ({"sampling__temperature": 0.5}, "sampling.temperature=0.5"),
+        ({"algorithm": {"preset": "cppo", "surrogate": {"delta": 0.3}}}, "algorithm.surrogate.delta=0.3"),
+        ({"algorithm": {"preset": "grpo"}}, "algorithm."),
+        ({"reward": [{"kind": "length"}]}, "reward."),
+        ({"engine__dtype": "bfloat16"}, "engine.dtype='bfloat16'"),
+    ],
+)
+def test_resume_of_another_run_is_refused(changes, field, tiny_model, tmp_path):
+    config = tree(tiny_model("llama"), train__steps=1, eval__every=0, eval__before=False, eval__after=False)
+    if not (tmp_path / "run").exists():
+        go(tmp_path / "run", config)
+    before = RunFolder(tmp_path / "run").metrics.read_bytes()
+    other = tree(tiny_model("llama"), train__steps=1, eval__every=0, **changes)
+    with pytest.raises(ValueError, match="was begun with .*; resume with that value, or begin another run with folder=PATH") as caught:
+        go(tmp_path / "run", other, resume=True)
+    assert str(caught.value).startswith(field) and "\n" not in str(caught.value)
+    assert RunFolder(tmp_path / "run").metrics.read_bytes() == before
+
+
+def test_resume_with_another_model_is_refused_before_weights_are_loaded(tiny_model, tmp_path, monkeypatch):
+    go(tmp_path / "run", tree(tiny_model("llama"), train__steps=1, eval__every=0))
+    monkeypatch.setattr("proxima.runtime.build.load", lambda *a, **k: pytest.fail("weights were loaded"))
+    with pytest.raises(ValueError, match=r"^model.path=.*qwen2-0': the run in .* was begun with .*llama-0'"):
+        go(tmp_path / "run", tree(tiny_model("qwen2"), train__steps=1, eval__every=0), resume=True)
+
+
+def test_what_only_changes_how_long_or_how_watched_may_differ(tiny_model, tmp_path):
+    go(tmp_path / "run", tree(tiny_model("llama"), train__steps=1))
+    free = {"train__steps": 2, "eval__limit": 3, "checkpoint__keep_last": 1, "runtime__reward_timeout": 3.0, "engine__prefill_tokens": 64}
+    assert go(tmp_path / "run", tree(tiny_model("llama"), **free), resume=True).steps == 2
+
+
+def test_an_infinite_field_can_be_resumed(tiny_model, tmp_path):
+    config = tree(tiny_model("llama"), train__steps=1, eval__every=0, algorithm={"preset": "drpo", "surrogate": {"epsilon": float("inf")}})
+    go(tmp_path / "run", config)
+    config["train"]["steps"] = 2
+    assert go(tmp_path / "run", config, resume=True).steps == 2
+
+
+# ---- real processes ------------------------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(folder: Path, *more: str) -> subprocess.Popen:
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    command = [sys.executable, "-m", "proxima.cli.main", "train", str(folder.parent / "recipe.yaml"), f"folder={folder}", *more]
+    return subprocess.Popen(command, env=environment, cwd=folder.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
+    """Until that step is in metrics.jsonl."""
+    for _ in range(1200):
+        if process.poll() is not None:
+            pytest.fail(f"ended with {process.returncode}: {process.stderr.read()}")
+        if any(r["kind"] == "train" and r["step"] >= step for r in RunFolder(folder).read_metrics()):
+            return
+        time.sleep(0.05)
+    process.kill()
+    pytest.fail("no step within a minute")
+
+
+def slow_tree(model):
+    """Steps of about half a second, so that a signal lands inside one."""
+    return tree(model, reward=[{"kind": "tests.runtime.tiny_run:Even", "nap": 0.03}], train__steps=STEPS)
+
+
+@pytest.mark.slow
+def test_kill_9_in_a_real_process(unbroken, tiny_model, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(slow_tree(tiny_model("llama"))))
+    folder = tmp_path / "run"
+    for step, pause in ((1, 0.2), (2, 0.35)):
+        process = start(folder, "--resume")
+        wait_for_step(folder, step, process)
+        time.sleep(pause)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL and not (folder / "summary.json").exists()
+    process = start(folder, "--resume")
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert read_summary(folder)["status"] == "done"
+    assert_same(traces(folder), unbroken)
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_real_process(unbroken, tiny_model, tmp_path):
+    config = slow_tree(tiny_model("llama"))
+    config["checkpoint"]["every"] = 0
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(config))
+    folder = tmp_path / "run"
+    process = start(folder)
+    wait_for_step(folder, 2, process)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    summary = read_summary(folder)
+    assert summary["status"] == "stopped" and [c.step for c in checkpoints(folder / "checkpoints")] == [summary["steps"]]
+    go(folder, config, resume=True)
+    assert_same(traces(folder), unbroken)
+
+
+def test_a_folder_in_use_is_refused(tiny_model, tmp_path):
+    held = RunFolder(tmp_path / "run")
+    held.begin()
+    with pytest.raises(ValueError, match="is in use by another process"):
+        go(tmp_path / "run", tree(tiny_model("llama")), resume=True)
+    held.release()
+
+
+def test_a_second_ctrl_c_ends_at_once(unbroken, tiny_model, tmp_path, monkeypatch):
+    """While the first one's checkpoint is being written: half of it is nobody's checkpoint, and the run can be resumed."""
+    config = tree(tiny_model("llama"), checkpoint__every=0)
+    at_first_score_of(3, press, monkeypatch)
+
+    def again(event, *facts):
+        if event == "progress" and facts[0] == "checkpoint":
+            press()
+
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "run", config, observer=Watcher(again))
+    assert checkpoints(RunFolder(tmp_path / "run").checkpoints) == []
+    assert go(tmp_path / "run", config, resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), unbroken)
