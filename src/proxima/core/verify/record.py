@@ -76,6 +76,9 @@ class Record:
         for key in ("name", "source", "dtype", "inputs", "params", "expected"):
             if key not in raw:
                 raise ValueError(f"golden record {raw.get('name', '?')!r} has no {key!r}.")
+        for key in ("inputs", "params", "expected"):
+            if not isinstance(raw[key], dict):
+                raise ValueError(f"golden record {raw['name']!r}: {key!r} is a {type(raw[key]).__name__}, expected a mapping.")
         fields = {key: raw[key] for key in ("name", "source", "dtype", "params", "expected")}
         return cls(**fields, inputs=Inputs(raw["inputs"]))
 
