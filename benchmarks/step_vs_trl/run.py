@@ -29,7 +29,8 @@ def main() -> None:
         "seed": 1,
         "steps": discard + o.repeats + 1,  # one more than is asked for: the last one ends the run, which is not part of a step
         "system": "Reply with only the number.",
-        "high": 30,
+        "high": 99,
+        "second_high": 9,
     }
     with tempfile.TemporaryDirectory() as folder:
         theirs = settings | {

@@ -18,7 +18,7 @@ def main() -> None:
     torch.set_num_threads(settings["threads"])
     generator = random.Random(settings["seed"])
     pairs = [
-        (generator.randint(1, settings["high"]), generator.randint(1, settings["high"]))
+        (generator.randint(1, settings["high"]), generator.randint(1, settings["second_high"]))
         for _ in range(settings["prompts"] * settings["steps"])
     ]
     rows = [

@@ -6,6 +6,20 @@ What is not named here is the schema's default: `proximal: behavior`, no selecti
 from typing import Any
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
+    # arXiv 2506.13585: a clipped token still teaches, with its ratio as a constant weight.
+    "cispo": {
+        "proximal": "behavior",
+        "advantage": {"kind": "grpo", "scale": "group"},
+        "surrogate": {"kind": "cispo", "epsilon_low": 1.0, "epsilon_high": 4.0},
+        "aggregate": {"kind": "token_mean"},
+    },
+    # arXiv 2505.22617: the few tokens that drive entropy down teach nothing.
+    "clip_cov": {
+        "proximal": "behavior",
+        "advantage": {"kind": "grpo", "scale": "group"},
+        "surrogate": {"kind": "clip_cov", "epsilon_low": 0.2, "epsilon_high": 0.2},
+        "aggregate": {"kind": "token_mean"},
+    },
     # arXiv 2606.10968: trust region over the whole prefix, centred on the behavior policy; delta 0.15 for dense models, 0.20 for mixtures.
     "cppo": {
         "proximal": "behavior",
@@ -43,12 +57,40 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "surrogate": {"kind": "drpo", "epsilon": 12.5},
         "aggregate": {"kind": "token_mean"},
     },
+    # arXiv 2507.20673: the geometric mean of a sequence's clipped ratios.
+    "gmpo": {
+        "proximal": "behavior",
+        "advantage": {"kind": "grpo", "scale": "group"},
+        "surrogate": {"kind": "geo_mean", "epsilon_low": 0.4, "epsilon_high": 0.4},
+        "aggregate": {"kind": "sequence_mean_token_mean"},
+    },
     # arXiv 2402.03300. The paper's KL (k3, coefficient 0.04) is off, as in today's practice: reference_kl={kind: k3, coefficient: 0.04}.
     "grpo": {
         "proximal": "behavior",
         "advantage": {"kind": "grpo", "scale": "group"},
         "surrogate": {"kind": "ppo_clip", "epsilon_low": 0.2, "epsilon_high": 0.2},
         "aggregate": {"kind": "sequence_mean_token_mean"},
+    },
+    # arXiv 2507.18071: one ratio a sequence, clipped in a range two orders of magnitude narrower than PPO's.
+    "gspo": {
+        "proximal": "behavior",
+        "advantage": {"kind": "grpo", "scale": "group"},
+        "surrogate": {"kind": "gspo", "epsilon_low": 3.0e-4, "epsilon_high": 4.0e-4},
+        "aggregate": {"kind": "sequence_mean_token_mean"},
+    },
+    # arXiv 2505.22617: a pull to the proximal policy on the tokens that drive entropy down.
+    "kl_cov": {
+        "proximal": "behavior",
+        "advantage": {"kind": "grpo", "scale": "group"},
+        "surrogate": {"kind": "kl_cov"},
+        "aggregate": {"kind": "token_mean"},
+    },
+    # The unclipped objective on the tokens left once the second moment of the log-ratio is small enough; for stale data.
+    "m2po": {
+        "proximal": "behavior",
+        "advantage": {"kind": "grpo", "scale": "group"},
+        "surrogate": {"kind": "m2po", "threshold": 0.04},
+        "aggregate": {"kind": "token_mean"},
     },
     # arXiv 2504.02546 without its rescaling: policy gradient, the group's mean as baseline, no trust region: for one update on fresh data.
     "reinforce": {
@@ -63,6 +105,13 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "advantage": {"kind": "rloo"},
         "surrogate": {"kind": "reinforce"},
         "aggregate": {"kind": "sequence_mean_token_sum"},
+    },
+    # arXiv 2511.20347: a smooth gate in place of the clip.
+    "sapo": {
+        "proximal": "behavior",
+        "advantage": {"kind": "grpo", "scale": "group"},
+        "surrogate": {"kind": "sapo", "tau_positive": 1.0, "tau_negative": 1.05},
+        "aggregate": {"kind": "sequence_mean_token_mean"},
     },
     # UniRL's SPO: DRPO's pull without its weight by the probability.
     "spo": {
