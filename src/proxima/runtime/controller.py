@@ -179,6 +179,8 @@ class Controller:
                 if len(own) == wanted:
                     group = tuple(own[i] for i in range(wanted))
                     scoring.append(asyncio.create_task(self._score(by_uid[completion.prompt_uid], group)))
+            if lost := [uid for uid, own in found.items() if len(own) < wanted]:
+                raise RuntimeError(f"the engine ended without all completions of prompts {lost}")
             await asyncio.gather(*scoring)
         except Exception as error:  # wherever it came from, the loop must see it
             self._arrivals.put_nowait(error)

@@ -1,0 +1,136 @@
+"""From scored groups to updates: order, invalid scores, what is dropped and why, and the deal."""
+
+import pytest
+
+from proxima.core import ADVANTAGES, SELECTIONS
+from proxima.data import Completion, Group, Prompt, Score
+from proxima.runtime.algorithm import Algorithm
+from proxima.runtime.statistics import mean_metrics, rollout_metrics
+from proxima.train import TrajectoryFacts
+
+
+def group(uid, rewards, tokens=3, correct=None):
+    """`rewards`: None is a failed score; `tokens`: of each completion."""
+    completions = tuple(
+        Completion(
+            prompt_uid=uid,
+            sample=i,
+            tokens=tuple(range(tokens)),
+            text="",
+            behavior_log_prob=(-0.5,) * tokens,
+            untruncated_log_prob=(-1.0,) * tokens,
+            policy_version=(0,) * tokens,
+            finish_reason="length" if i % 2 else "stop",
+            temperature=1.0,
+        )
+        for i in range(len(rewards))
+    )
+    scores = tuple(Score.failed("x") if r is None else Score(value=r, parts={"p": r}, correct=correct) for r in rewards)
+    return Group(prompt=Prompt(uid=uid, messages=(), tokens=(1, uid + 1)), completions=completions, scores=scores)
+
+
+def algorithm(*selection, advantage="grpo", **settings):
+    return Algorithm(advantage=ADVANTAGES[advantage](), selection=[SELECTIONS[name]() for name in selection], **settings)
+
+
+def test_the_order_of_arrival_is_forgotten():
+    groups = [group(5, [1, 0]), group(2, [0, 1]), group(9, [3, 1])]
+    chosen = [algorithm().choose(order, 1) for order in (groups, groups[::-1], [groups[1], groups[2], groups[0]])]
+    assert chosen[0] == chosen[1] == chosen[2]
+    assert [g.prompt.uid for g in chosen[0].groups] == [2, 5, 9]
+    assert chosen[0].advantage == (-0.5, 0.5, 0.5, -0.5, 1.0, -1.0)
+    assert [t.group for t in chosen[0].trajectories] == [0, 0, 1, 1, 2, 2] and chosen[0].updates == ((0, 1, 2, 3, 4, 5),)
+
+
+def test_an_invalid_score_enters_nothing():
+    chosen = algorithm().choose([group(0, [1.0, None, 0.0]), group(1, [None, None, None]), group(2, [1.0, 1.0, None])], 1)
+    assert chosen.advantage == (0.5, None, -0.5, None, None, None, 0.0, 0.0, None)
+    assert chosen.reasons == (None, "invalid", None, "invalid", "invalid", "invalid", None, None, "invalid")
+    assert chosen.rows == (0, 2, 6, 7) and [t.advantage for t in chosen.trajectories] == [0.5, -0.5, 0.0, 0.0]
+    assert chosen.kept == [0, 2] and chosen.dropped == {1: "invalid"} and chosen.drop_counts == {"invalid": 5}
+    metrics = rollout_metrics(chosen)
+    assert metrics["reward/mean"] == 0.75 and metrics["reward/invalid"] == 5 == metrics["dropped/invalid"]
+    assert metrics["reward/std"] == pytest.approx(0.5) and metrics["completions"] == 9 and "accuracy" not in metrics
+    assert metrics["truncated_fraction"] == pytest.approx(1 / 3) and metrics["tokens/generated"] == 27
+
+
+def test_uniform_groups_are_dropped_by_maximum_and_minimum():
+    third = 0.1 + 0.2
+    groups = [group(0, [third] * 4), group(1, [0.3, third, 0.3, 0.3]), group(2, [1, 1, None, 1])]
+    chosen = algorithm("drop_uniform_groups").choose(groups, 1)
+    assert chosen.kept == [1] and chosen.dropped == {0: "uniform_group", 2: "uniform_group"}
+    assert chosen.drop_counts == {"uniform_group": 7, "invalid": 1}
+
+
+def test_nothing_left():
+    chosen = algorithm("drop_uniform_groups").choose([group(0, [1, 1]), group(1, [None, None])], 1)
+    assert chosen.trajectories == chosen.updates == () and chosen.kept == []
+    assert chosen.dropped == {0: "uniform_group", 1: "invalid"}
+    assert [f.outcome for f in chosen.fates({})] == ["dropped_uniform_group"] * 2 + ["invalid"] * 2
+    empty = algorithm().choose([], 1)
+    assert empty.groups == empty.updates == () and rollout_metrics(empty)["reward/mean"] is None
+
+
+def test_whole_groups_are_dealt_to_updates():
+    groups = [group(uid, [uid, 0]) for uid in range(1, 7)]
+    chosen = algorithm(updates=3).choose(groups, 1)
+    assert chosen.updates == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11))
+    assert sorted(i for update in chosen.updates for i in update) == list(range(12))
+
+
+def test_the_deal_is_of_the_original_groups():
+    """A dropped group shortens its own update, not the others; an update with nothing left is not made."""
+    groups = [group(uid, [1, 1] if uid in (0, 1, 2) else [uid, 0]) for uid in range(6)]
+    chosen = algorithm("drop_uniform_groups", updates=3).choose(groups, 1)
+    assert [[chosen.trajectories[i].group for i in update] for update in chosen.updates] == [[3, 3], [4, 4, 5, 5]]
+
+
+def test_later_epochs_have_an_order_of_their_own_and_keep_groups_together():
+    groups = [group(uid, [uid, 0, 1]) for uid in range(8)]
+    chosen = algorithm(updates=2, epochs=3, seed=1).choose(groups, step=4)
+    assert len(chosen.updates) == 6
+    owners = [[chosen.trajectories[i].group for i in update] for update in chosen.updates]
+    assert owners[0] == [g for g in range(4) for _ in range(3)]
+    for epoch in range(3):
+        together = owners[2 * epoch] + owners[2 * epoch + 1]
+        assert sorted(together) == sorted(g for g in range(8) for _ in range(3))
+        for update in owners[2 * epoch : 2 * epoch + 2]:
+            assert all(len(set(update[i : i + 3])) == 1 for i in range(0, 12, 3))
+    assert owners[2:4] != owners[0:2] and owners[2:4] != owners[4:6]
+    again = algorithm(updates=2, epochs=3, seed=1)
+    assert again.choose(groups, step=4) == chosen
+    assert again.choose(groups, step=5).updates != chosen.updates
+    assert algorithm(updates=2, epochs=3, seed=2).choose(groups, step=4).updates != chosen.updates
+
+
+def test_fates_of_all_completions():
+    chosen = algorithm("drop_uniform_groups").choose([group(0, [1, 0, 0.5]), group(1, [1, 1, 1]), group(2, [None, 2, 4])], 1)
+    assert chosen.rows == (0, 1, 2, 7, 8)
+    facts = {
+        0: TrajectoryFacts(log_prob=[-1.0] * 3, keep=[True] * 3),
+        4: TrajectoryFacts(log_prob=[-2.0] * 3, keep=[False] * 3, entropy=[0.1] * 3),
+    }
+    fates = chosen.fates(facts)
+    skipped, dropped = "skipped_zero_advantage", "dropped_uniform_group"
+    assert [f.outcome for f in fates] == ["trained", skipped, skipped, dropped, dropped, dropped, "invalid", skipped, "trained"]
+    assert fates[8].log_prob == [-2.0] * 3 and fates[8].entropy == [0.1] * 3 and fates[7].log_prob is None
+    assert [f.advantage for f in fates] == [0.5, -0.5, 0.0, 0.0, 0.0, 0.0, None, -1.0, 1.0]
+
+
+def test_the_behavior_asked_for():
+    groups = [group(0, [1, 0])]
+    assert algorithm().choose(groups, 1).trajectories[0].behavior_log_prob == (-1.0,) * 3
+    assert algorithm(behavior="sampled").choose(groups, 1).trajectories[0].behavior_log_prob == (-0.5,) * 3
+
+
+def test_parts_and_accuracy():
+    chosen = algorithm().choose([group(0, [1, 0, None], correct=True), group(1, [3, 4, 4], correct=False)], 1)
+    metrics = rollout_metrics(chosen)
+    assert metrics["accuracy"] == pytest.approx(2 / 5) and metrics["reward/part/p"] == pytest.approx(12 / 5)
+
+
+def test_metrics_that_are_no_numbers_are_left_out():
+    assert mean_metrics({"entropy": 0.5, "approx_kl": float("nan"), "ratio_max": float("inf"), "loss": 0.0}) == {
+        "entropy/mean": 0.5,
+        "loss": 0.0,
+    }

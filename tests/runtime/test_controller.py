@@ -1,0 +1,279 @@
+"""The loop with fakes around it: who stands where when, what time it took, and what happens when a part fails or hangs."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from proxima.core import ADVANTAGES, Reinforce, TokenMean
+from proxima.data import Completion, Prompt, Score
+from proxima.engine.protocol import Sampling
+from proxima.model import Policy
+from proxima.runtime.algorithm import Algorithm
+from proxima.runtime.clock import ManualClock
+from proxima.runtime.controller import Controller, Plan
+from proxima.runtime.evaluation import Evaluation
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.journal import Journal
+from proxima.runtime.rollouts import read_rows
+from proxima.train import Trainer
+from proxima.train.checkpoint import checkpoints
+from tests.model.rows import ids, loaded
+from tests.runtime.tiny_run import Watcher
+
+
+class Source:
+    """Prompts 0, 1, 2 …"""
+
+    def __init__(self) -> None:
+        self.rows = range(100)
+        self.drawn = 0
+
+    def next(self, count):
+        self.drawn += count
+        return [Prompt(uid=uid, messages=(), tokens=ids(3, uid)) for uid in range(self.drawn - count, self.drawn)]
+
+    def state(self):
+        return {"drawn": self.drawn}
+
+
+@dataclass
+class FakeEngine:
+    """Completions made up from (uid, sample, version); `order` shuffles them, the other settings make trouble."""
+
+    clock: ManualClock
+    journal: Journal
+    order: int = 1
+    seconds: float = 0.0
+    lose: tuple[int, int] | None = None
+    hang: bool = False
+    fail: bool = False
+    calls: list = field(default_factory=list)
+    version: int = -1
+    seen: list = field(default_factory=list)
+
+    async def generate(self, requests):
+        self.seen.append(self.journal.counts())
+        if self.fail:
+            raise ConnectionError("the server is gone")
+        if self.hang:
+            await asyncio.Event().wait()
+        self.clock.advance(self.seconds)
+        for request in sorted(requests, key=lambda r: self.order * (7 * r.prompt.uid + r.sample)):
+            await asyncio.sleep(0)
+            uid, sample = request.prompt.uid, request.sample
+            if (uid, sample) != self.lose:
+                tokens = ids(2 + (uid + sample) % 3, 100 * uid + sample)
+                n = len(tokens)
+                yield Completion(
+                    prompt_uid=uid, sample=sample, tokens=tokens, text=f"{uid}.{sample}", behavior_log_prob=(-5.0,) * n,
+                    untruncated_log_prob=(-5.0,) * n, policy_version=(self.version,) * n, finish_reason="stop", temperature=1.0,
+                )  # fmt: skip
+
+    async def publish(self, weights, version):
+        self.version = version
+        self.calls.append(("publish", version))
+        if version:
+            self.clock.advance(0.5)
+
+    async def pause(self):
+        self.calls.append("pause")
+
+    async def resume(self):
+        self.calls.append("resume")
+
+
+class FakeRewards:
+    """Half the samples right. `hang_on` never answers for a prompt; `fail_on` fails one completion."""
+
+    def __init__(self, journal, hang_on=None, fail_on=None):
+        self.journal, self.hang_on, self.fail_on, self.seen = journal, hang_on, fail_on, []
+
+    async def score(self, prompt, completions):
+        self.seen.append((prompt.uid, self.journal.entry(prompt.uid).state if self.journal.entry(prompt.uid) else None))
+        if prompt.uid == self.hang_on:
+            await asyncio.Event().wait()
+        return [
+            Score.failed("timed out after 30 s")
+            if (prompt.uid, c.sample) == self.fail_on
+            else Score(value=c.sample % 2, correct=c.sample % 2 == 1)
+            for c in completions
+        ]
+
+    def close(self):
+        pass
+
+
+class World:
+    """A controller and everything it touches."""
+
+    def __init__(self, path, *, engine=None, rewards=None, observer=None, evaluation=False, **plan):
+        self.clock, self.folder, self.source = ManualClock(), RunFolder(path), Source()
+        self.folder.begin()
+        self.journal = Journal(self.folder.journal, self.clock)
+        self.engine = FakeEngine(self.clock, self.journal, **(engine or {}))
+        self.rewards = FakeRewards(self.journal, **(rewards or {}))
+        self.observer = observer or Watcher()
+        policy = Policy(loaded("llama"))
+        self.trainer = Trainer(policy, surrogate=Reinforce(), aggregate=TokenMean())
+        prompts = [Prompt(uid=1000 + i, messages=(), tokens=(4, 5)) for i in range(3)]
+        chosen = {"steps": 2, "prompts_per_step": 3, "completions_per_prompt": 4, "sampling": Sampling(max_tokens=5), "seed": 1} | plan
+        self.controller = Controller(
+            plan=Plan(**chosen),
+            source=self.source,
+            engine=self.engine,
+            rewards=self.rewards,
+            algorithm=Algorithm(advantage=ADVANTAGES["grpo"](), selection=()),
+            policy=policy,
+            trainer=self.trainer,
+            journal=self.journal,
+            folder=self.folder,
+            clock=self.clock,
+            observer=self.observer,
+            evaluation=Evaluation(
+                prompts=prompts,
+                engine=self.engine,
+                rewards=self.rewards,
+                sampling=Sampling(temperature=0),
+                observer=self.observer,
+                folder=self.folder,
+            )
+            if evaluation
+            else None,
+        )
+
+    def run(self):
+        return asyncio.run(asyncio.wait_for(self.controller.run(), 60))
+
+    def records(self, kind="train"):
+        return [r for r in self.folder.read_metrics() if r["kind"] == kind]
+
+    def weights(self):
+        return [p.detach().clone() for p in self.trainer.parameters]
+
+
+def test_where_prompts_stand_at_each_stage(tmp_path):
+    world = World(tmp_path / "run")
+    at_update = []
+    inner = world.trainer.update
+    world.trainer.update = lambda *a, **k: at_update.append(world.journal.counts()) or inner(*a, **k)
+    assert world.run() is True
+    assert world.engine.seen == [{"generating": 3}, {"consumed": 3, "generating": 3}]
+    assert [state for _, state in world.rewards.seen] == ["generating"] * 6
+    assert at_update == [{"selected": 3}, {"consumed": 3, "selected": 3}]
+    assert world.journal.counts() == {"consumed": 6} and world.journal.step == 2
+    assert world.engine.calls == [("publish", 0), "pause", ("publish", 1), "resume", "pause", ("publish", 2), "resume"]
+    assert [r["policy_version"] for r in world.records()] == [1, 2]
+    rows = read_rows(world.folder.rollout_file(2))
+    assert {v for row in rows for v in row["policy_version"]} == {1}
+
+
+def test_times_are_of_the_injected_clock(tmp_path):
+    world = World(tmp_path / "run", engine={"seconds": 2.0})
+    inner = world.trainer.update
+    world.trainer.update = lambda *a, **k: world.clock.advance(4.0) or inner(*a, **k)
+    world.run()
+    for i, r in enumerate(world.records(), start=1):
+        assert (r["time/generate"], r["time/train"], r["time/publish"], r["time/step"], r["time"]) == (2.0, 4.0, 0.5, 6.5, 6.5 * i)
+        assert r["tokens_per_second/generate"] == r["tokens/generated"] / 2 and r["tokens_per_second/train"] == r["tokens/trained"] / 4
+    assert world.controller.now() == 13.0
+
+
+def test_the_order_of_arrival_changes_nothing(tmp_path):
+    worlds = [World(tmp_path / str(order), engine={"order": order}) for order in (1, -1)]
+    for world in worlds:
+        world.run()
+    for a, b in zip(worlds[0].weights(), worlds[1].weights(), strict=True):
+        assert torch.equal(a, b)
+    assert read_rows(worlds[0].folder.rollout_file(1)) == read_rows(worlds[1].folder.rollout_file(1))
+    assert worlds[0].records() == worlds[1].records()
+
+
+def test_a_failed_score_costs_one_completion(tmp_path):
+    world = World(tmp_path / "run", rewards={"fail_on": (1, 2)})
+    world.run()
+    first = world.records()[0]
+    assert first["reward/invalid"] == 1 and first["reward/mean"] == 6 / 11 and first["accuracy"] == 6 / 11
+    rows = {(r["prompt_uid"], r["sample"]): r for r in read_rows(world.folder.rollout_file(1))}
+    assert rows[1, 2]["outcome"] == "invalid" and rows[1, 2]["advantage"] is None and rows[1, 2]["reward"] is None
+    assert [rows[1, s]["advantage"] for s in (0, 1, 3)] == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
+    assert world.observer.warnings == [
+        "1 of 12 completions have no score (timed out after 30 s); left out of every mean; see `error` in rollouts/000001.parquet"
+    ]
+    assert world.journal.entry(1).invalid == 1 and world.journal.entry(1).reward == pytest.approx(2 / 3)
+
+
+def test_an_engine_that_fails_ends_the_run_and_nothing_is_consumed(tmp_path):
+    world = World(tmp_path / "run", engine={"fail": True})
+    with pytest.raises(ConnectionError, match="the server is gone"):
+        world.run()
+    assert world.journal.step == 0 and world.journal.counts() == {"generating": 3} and not world.records()
+
+
+def test_an_engine_that_loses_a_completion_does_not_hang_the_run(tmp_path):
+    world = World(tmp_path / "run", engine={"lose": (1, 3)})
+    with pytest.raises(RuntimeError, match=r"the engine ended without all completions of prompts \[1\]"):
+        world.run()
+
+
+@pytest.mark.parametrize("trouble", [{"engine": {"hang": True}}, {"rewards": {"hang_on": 1}}])
+def test_a_stop_does_not_wait_for_what_hangs(trouble, tmp_path):
+    world = World(tmp_path / "run", **trouble)
+
+    async def go():
+        task = asyncio.ensure_future(world.controller.run())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not task.done()
+        world.controller.stop()
+        return await asyncio.wait_for(task, 10)
+
+    assert asyncio.run(go()) is False
+    assert world.journal.step == 0 and checkpoints(world.folder.checkpoints) == []
+
+
+def test_a_stop_during_the_first_update_ends_after_that_step(tmp_path):
+    world = World(tmp_path / "run", steps=5, evaluation=True, evaluate_before=False)
+    inner = world.trainer.update
+    world.trainer.update = lambda *a, **k: world.controller.stop() or inner(*a, **k)
+    assert world.run() is False
+    assert world.journal.step == 1 and [c.step for c in checkpoints(world.folder.checkpoints)] == [1]
+    assert checkpoints(world.folder.checkpoints)[0].facts["cursor"] == {"drawn": 3} and world.records("eval") == []
+
+
+def test_when_evaluations_and_checkpoints_are_made(tmp_path):
+    world = World(tmp_path / "run", steps=5, evaluation=True, evaluate_every=2, checkpoint_every=3, keep_last=0)
+    world.run()
+    assert [(r["step"], r["label"]) for r in world.records("eval")] == [(0, "before"), (2, "step"), (4, "step"), (5, "after")]
+    assert all(r["accuracy"] == 0.0 and r["questions"] == 3 for r in world.records("eval"))
+    assert [c.step for c in checkpoints(world.folder.checkpoints)] == [3, 5]
+    quiet = World(tmp_path / "quiet", steps=4, evaluation=True, evaluate_every=4, evaluate_before=False, evaluate_after=False)
+    quiet.run()
+    assert [(r["step"], r["label"]) for r in quiet.records("eval")] == [(4, "after")]
+    none = World(tmp_path / "none", steps=1, evaluation=True, evaluate_before=False, evaluate_after=False)
+    none.run()
+    assert none.records("eval") == []
+
+
+def test_a_full_disk_at_the_end_of_a_step_leaves_the_step_before(tmp_path, monkeypatch):
+    world = World(tmp_path / "run", steps=3, checkpoint_every=1)
+    inner = world.folder.append_metrics
+
+    def full(record):
+        if record["step"] == 2:
+            raise OSError(28, "No space left on device")
+        inner(record)
+
+    monkeypatch.setattr(world.folder, "append_metrics", full)
+    with pytest.raises(OSError, match="No space left"):
+        world.run()
+    assert world.journal.step == 1 and [c.step for c in checkpoints(world.folder.checkpoints)] == [1]
+    assert [r["step"] for r in world.records()] == [1]
+
+
+def test_a_sample_of_each_step_is_shown(tmp_path):
+    shown = []
+    world = World(tmp_path / "run", observer=Watcher(lambda event, *facts: shown.append(facts[1]) if event == "step" else None))
+    world.run()
+    assert [s.text for s in shown] == ["1.0", "5.0"] and [s.reward for s in shown] == [0, 0]
