@@ -1,6 +1,7 @@
 """What a decoder is: the model part of the local engine. The scheduler above it knows no layer, a decoder knows no request."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import torch
@@ -40,6 +41,16 @@ class Decoder(Protocol):
 def padded_rows(count: int) -> int:
     """The next multiple of ROWS."""
     return -(-count // ROWS) * ROWS
+
+
+def packed(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
+    """Prompts behind one another, padded to a multiple of ROWS: tokens [L], position [L] in their own prompt, and the span of each."""
+    lengths = [len(prompt) for prompt in prompts]
+    ends = list(accumulate(lengths))
+    padding = -sum(lengths) % ROWS
+    tokens = torch.tensor([t for prompt in prompts for t in prompt] + [0] * padding, device=device)
+    position = torch.cat([torch.arange(n) for n in (*lengths, padding)]).to(device)
+    return tokens, position, [(end - n, end) for end, n in zip(ends, lengths, strict=True)]
 
 
 def head_logits(hidden: Tensor, head: "Matrix") -> Tensor:

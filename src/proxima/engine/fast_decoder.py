@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxima.engine.cache import KVCache
-from proxima.engine.decoder import ROWS, Matrix, cached_attention, causal_attention, head_logits, reach_mask, reach_of
+from proxima.engine.decoder import Matrix, cached_attention, causal_attention, head_logits, packed, reach_mask, reach_of
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # others change their frequencies with the length
@@ -117,12 +117,7 @@ class FastDecoder:
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
-        lengths = [len(prompt) for prompt in prompts]
-        ends = torch.tensor(lengths).cumsum(0)
-        padding = -sum(lengths) % ROWS
-        tokens = torch.tensor([t for prompt in prompts for t in prompt] + [0] * padding, device=self.device)
-        position = torch.cat([torch.arange(n) for n in (*lengths, padding)]).to(self.device)
-        spans = [(int(end) - n, int(end)) for end, n in zip(ends, lengths, strict=True)]
+        tokens, position, spans = packed(prompts, self.device)
         held: list[Tensor] = []
 
         def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
@@ -134,7 +129,7 @@ class FastDecoder:
 
         hidden = self._run(tokens, position, attend)
         stacked = torch.stack(held).permute(0, 2, 3, 1, 4)  # [layers, 2, H_kv, L, D]
-        return hidden[ends.to(self.device) - 1], [stacked[:, :, :, start:end] for start, end in spans]
+        return hidden[[end - 1 for _, end in spans]], [stacked[:, :, :, start:end] for start, end in spans]
 
     @torch.no_grad()
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.engine.cache import KVCache
-from proxima.engine.decoder import ROWS, Matrix, cached_attention, causal_attention, head_logits, reach_mask, reach_of
+from proxima.engine.decoder import Matrix, cached_attention, causal_attention, head_logits, packed, reach_mask, reach_of
 from proxima.model.attention import hugging_face_name
 from proxima.model.policy import parts
 
@@ -66,12 +66,7 @@ class GeneralDecoder(_Copy):
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
-        lengths = [len(prompt) for prompt in prompts]
-        padding = -sum(lengths) % ROWS
-        tokens = torch.tensor([t for prompt in prompts for t in prompt] + [0] * padding, device=self.device)
-        position = torch.cat([torch.arange(n) for n in (*lengths, padding)]).to(self.device)
-        ends = torch.tensor(lengths).cumsum(0)
-        spans = [(int(end) - n, int(end)) for end, n in zip(ends, lengths, strict=True)]
+        tokens, position, spans = packed(prompts, self.device)
         held: dict[int, Tensor] = {}
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
@@ -83,7 +78,7 @@ class GeneralDecoder(_Copy):
 
         hidden = self._run(tokens, position, attend)
         stacked = torch.stack([held[i] for i in range(self.layers)]).permute(0, 2, 3, 1, 4)
-        return hidden[ends.to(self.device) - 1], [stacked[:, :, :, start:end] for start, end in spans]
+        return hidden[[end - 1 for _, end in spans]], [stacked[:, :, :, start:end] for start, end in spans]
 
     @torch.no_grad()
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
