@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -52,6 +52,7 @@ CORRECTED: dict[str, Callable[[], Any]] = {
     "importance/geometric": lambda: CORRECTIONS["importance"](level="geometric", bound="clamp", upper=1.2, lower=0.9, normalise=True),
     "importance/normalised": lambda: CORRECTIONS["importance"](normalise=True),
     "importance/drop": lambda: CORRECTIONS["importance"](bound="clip", upper=1.1, rejected="drop"),
+    "importance/current": lambda: CORRECTIONS["importance"](level="geometric", bound="clamp", upper=1.1, lower=0.5, towards="current"),
     "importance/next": lambda: CORRECTIONS["importance"](towards="next"),
     "rejection/sequence": lambda: CORRECTIONS["rejection"](level="sequence", statistic="k3", reduce="max", upper=0.1, rejected="drop"),
     "rejection/k2": lambda: CORRECTIONS["rejection"](statistic="k2", upper=0.05),
@@ -64,7 +65,8 @@ SPECS: dict[str, Callable[[], Any]] = {
 }
 # The gradient of these is not the derivative of their value: a factor is detached on purpose. Their own tests give the formula.
 DETACHED = {"dppo/capped", "cispo", "cispo/both", "cispo/sequence", "gspo", "gspo/wide", "vespo"}
-FAST = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+FOLLOWS_THE_POLICY = {"importance/current", "off_policy_sequence"}  # a detached factor that moves with log π
+FAST = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def run(b: PolicyBatch, kind: str, aggregate: Any, **more: Any) -> tuple[Loss, Tensor]:
@@ -234,3 +236,45 @@ def test_penalties_are_added_and_stay_inside_the_loss(kind: str, b: PolicyBatch)
     both = policy_loss(b, surrogate=surrogate, aggregate=TokenSum(), penalty=[spec, spec])
     assert_same(both.numerator, alone.numerator + 2 * value.sum())
     assert bool(torch.autograd.grad(both.numerator, b.log_prob)[0].isfinite().all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_two_thousand_random_batches(part: int) -> None:
+    """Every law at once, over surrogate x correction x aggregation x proximal, 500 batches a part."""
+
+    @seed(part)
+    @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(b=policy_batches(min_sequences=2), data=st.data(), salt=st.just(part))
+    def check(b: PolicyBatch, data: st.DataObject, salt: int) -> None:
+        kind = sorted(SPECS)[data.draw(st.integers(0, len(SPECS) - 1)) - salt]
+        name = data.draw(st.sampled_from([None, *sorted(CORRECTED)]))
+        correction = None if name is None else CORRECTED[name]()
+        aggregate = AGGREGATES[data.draw(st.sampled_from(sorted(AGGREGATES)))]()
+        owner = data.draw(st.lists(st.integers(0, 2), min_size=b.sequences, max_size=b.sequences))
+        loss, grad = run(b, kind, aggregate, correction=correction)
+        assert bool(loss.value.isfinite()) and bool(grad.isfinite().all()) and bool((grad[~b.loss_mask] == 0).all())
+        assert_split_is_exact(b, owner, SPECS[kind](), aggregate, correction)
+        order = data.draw(st.permutations(range(b.sequences)))
+        assert_same(run(fresh(b.take(order)), kind, aggregate, correction=correction)[0].value, loss.value)
+        if kind not in DETACHED and name not in FOLLOWS_THE_POLICY:
+            assert_slope(b, kind, correction, data)
+
+    check()
+
+
+def assert_slope(b: PolicyBatch, kind: str, correction: Any, data: st.DataObject) -> None:
+    """The gradient at one loss token against a central difference, unless the step switches a mask."""
+    ready = prepare(b, surrogate=SPECS[kind](), correction=correction).batch
+    if not bool(ready.loss_mask.any()):
+        return
+    at = int(data.draw(st.sampled_from(ready.loss_mask.nonzero().flatten().tolist())))
+    how = {"surrogate": SPECS[kind](), "aggregate": TokenSum(), "correction": correction, "check": False}
+    middle = policy_loss(ready, **how)
+    grad = torch.autograd.grad(middle.numerator, b.log_prob, retain_graph=True)[0][at]
+    shift = torch.zeros_like(b.log_prob)
+    shift[at] = 1e-6
+    with torch.no_grad():
+        up, down = (policy_loss(fresh(ready, log_prob=b.log_prob.detach() + s), **how) for s in (shift, -shift))
+    if torch.equal(up.keep, middle.keep) and torch.equal(down.keep, middle.keep):
+        assert float(up.numerator - down.numerator) / 2e-6 == pytest.approx(float(grad), rel=1e-4, abs=1e-5)

@@ -106,6 +106,8 @@ class _Pairwise:
 
 @dataclass(frozen=True)
 class _Divergence(_Pairwise):
+    """Losses of the difference Δ alone: only there does the β log Z of a general f-divergence cancel (arXiv 2309.16240, Eq. 10)."""
+
     divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
     alpha: float = 0.5
 
@@ -120,13 +122,13 @@ class _Divergence(_Pairwise):
         return self._score(c), self._score(r)
 
     def _score(self, x: Tensor) -> Tensor:
-        """f'(π/π_ref) of the divergence, up to a constant, from the log-ratio."""
+        """f'(u) of the divergence at u = π/π_ref, from the log-ratio log u, 0 at u = 1."""
         if self.divergence == "forward_kl":
-            return -(-x).clamp(max=EXPONENT_LIMIT).exp()
+            return 1 - (-x).clamp(max=EXPONENT_LIMIT).exp()
         if self.divergence == "js":
-            return logsigmoid(x)
+            return math.log(2) + logsigmoid(x)
         if self.divergence == "alpha":
-            return ((self.alpha - 1) * x).clamp(max=EXPONENT_LIMIT).exp() / (self.alpha - 1)
+            return torch.expm1(((self.alpha - 1) * x).clamp(max=EXPONENT_LIMIT)) / (self.alpha - 1)
         return x
 
 
@@ -154,7 +156,7 @@ class Sigmoid(_Divergence):
 
 
 @dataclass(frozen=True)
-class SigmoidNorm(_Pairwise):
+class SigmoidNorm(_Divergence):
     """−log σ(β (c/len_c − r/len_r)): `sigmoid` on log-ratios per token. Args: beta > 0. Source: TRL `sigmoid_norm` (T13)."""
 
     def scores(self, p: PreferencePairs) -> tuple[Tensor, Tensor]:
@@ -198,7 +200,7 @@ class ExoPair(_Divergence):
 
 
 @dataclass(frozen=True)
-class NcaPair(_Divergence):
+class NcaPair(_Pairwise):
     """−log σ(β c) − ½ log σ(−β c) − ½ log σ(−β r). Args: beta > 0. Source: NCA, arXiv 2402.05369, Eq. 11."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
@@ -225,7 +227,7 @@ class Robust(_Divergence):
 
 
 @dataclass(frozen=True)
-class BcoPair(_Divergence):
+class BcoPair(_Pairwise):
     """−log σ(β c − δ) − log σ(δ − β r). Args: beta > 0; shift δ, the running mean of implicit rewards that the caller keeps, 0 by default.
 
     Source: BCO, arXiv 2404.04656, Eq. 10. Differs: the paper's δ is a running mean; TRL 1.16 leaves it at 0.
@@ -280,7 +282,7 @@ class AotUnpaired(Aot):
 
 
 @dataclass(frozen=True)
-class ApoZero(_Divergence):
+class ApoZero(_Pairwise):
     """1 − σ(β c) + σ(β r): raise the chosen, lower the rejected. Args: beta > 0. Source: APO, arXiv 2408.06266, Eq. 6."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
@@ -288,7 +290,7 @@ class ApoZero(_Divergence):
 
 
 @dataclass(frozen=True)
-class ApoDown(_Divergence):
+class ApoDown(_Pairwise):
     """σ(β c) + 1 − σ(β (c − r)): lower both, the rejected more. Args: beta > 0. Source: APO, arXiv 2408.06266, Eq. 7 (T13)."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:

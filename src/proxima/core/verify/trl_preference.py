@@ -67,7 +67,10 @@ def _on_policy(record: Record, leaves: dict[str, Tensor], masks: dict[str, Tenso
     out = torch.ones(())
     for side, leaf in leaves.items():
         rows, width = leaf.shape
-        names = [n for n in (f"{side}_log_sum_p_squared", f"{side}_logsumexp_2", f"{side}_log_denominator") if record.has(n)]
+        known = (f"{side}_logp", f"{side}_mask", f"ref_{side}_logp")
+        names = [name for name in record.inputs if side in name and name not in known]  # log Σ p², under whatever name
+        if len(names) != 1:
+            raise KeyError(f"{side}: log of the sum of squared probabilities")
         out = out * wpo_weight(leaf.flatten(), _flat(record, names[0]), masks[side].flatten(), torch.arange(rows + 1) * width)
     return out
 
