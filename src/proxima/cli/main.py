@@ -19,6 +19,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("proxima.cli.list", "show every kind in every slot"),
     "plot": ("proxima.cli.plot", "draw surrogates: loss and gradient weight"),
     "doctor": ("proxima.cli.doctor", "show what this machine has"),
+    "verify": ("proxima.cli.verify", "check our mathematics against golden records of other implementations"),
+    "convert": ("proxima.cli.convert", "make a recipe of another framework's options"),
     "schema": ("proxima.cli.schema", "write the JSON schema of recipes, for editors"),
 }
 INTERRUPTED = 130
