@@ -1,6 +1,10 @@
-"""`make docs`: docs/reference.md and recipes/schema.json from the schema and the tables, docs/learning_curve.svg from the demo's run.
+"""`make docs`: pages and figures that are made from the code.
 
-python scripts/make_docs.py [--check]        --check: exit 1 if docs/reference.md is not what the code says
+    docs/reference.md, recipes/schema.json       from the schema and the tables
+    docs/algorithms/, docs/peers.md              from the specs and docs/algorithms/notes.yaml, see method_pages.py
+    docs/learning_curve.svg                      from the demo's run
+
+python scripts/make_docs.py [--check]        --check: write nothing; exit 1 if a page is not what the code says
 """
 
 import argparse
@@ -91,18 +95,27 @@ def escaped(cell: str) -> str:
     return "`".join(part if i % 2 else part.replace("<", "&lt;").replace("&lt;br>", "<br>") for i, part in enumerate(parts))
 
 
+def pages() -> dict[Path, str]:
+    """Every generated page, and what should stand in it."""
+    import method_pages
+
+    return {REFERENCE: reference(), **method_pages.pages()}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if the reference is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
     options = parser.parse_args()
-    page = reference()
     if options.check:
-        current = REFERENCE.read_text(encoding="utf-8") if REFERENCE.exists() else ""
-        if current != page:
-            print("error: docs/reference.md is not what the code says; run make docs", file=sys.stderr)
-        return int(current != page)
-    REFERENCE.write_text(page, encoding="utf-8")
-    print(REFERENCE.relative_to(REPOSITORY))
+        stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+        for path in stale:
+            print(f"error: {path.relative_to(REPOSITORY)} is not what the code says; run make docs", file=sys.stderr)
+        return int(bool(stale))
+    import method_pages
+
+    for path, text in (pages() | method_pages.figures()).items():
+        path.write_text(text, encoding="utf-8")
+        print(path.relative_to(REPOSITORY))
     from proxima.cli.main import main as proxima
 
     proxima(["schema", str(REPOSITORY / "recipes" / "schema.json")])

@@ -1,0 +1,127 @@
+"""Made pages are what the code says, links lead somewhere, and what is said of the peers is what the golden records show."""
+
+import fnmatch
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(ROOT / "scripts"))
+try:
+    import method_pages
+finally:
+    sys.path.pop(0)
+
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+
+
+def test_every_made_page_is_what_the_code_says():
+    """`make docs` writes them; a page of a method that is gone is removed by hand."""
+    made = method_pages.pages()
+    stale = [path.name for path, text in made.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    assert not stale, "run make docs"
+    assert set((DOCS / "algorithms").glob("*.md")) == {path for path in made if path.parent.name == "algorithms"}
+
+
+def test_every_figure_is_what_the_surrogate_says():
+    """To a tenth of a pixel: another CPU may round a coordinate the other way."""
+    made = method_pages.figures()
+    assert set((DOCS / "algorithms").glob("*.svg")) == set(made)
+    number = re.compile(r"-?\d+\.\d+|-?\d+")
+    for path, text in made.items():
+        current = path.read_text(encoding="utf-8")
+        assert number.sub("0", current) == number.sub("0", text), f"{path.name}: run make docs"
+        pairs = zip(number.findall(current), number.findall(text), strict=True)
+        assert all(abs(float(a) - float(b)) <= 0.11 for a, b in pairs), f"{path.name}: run make docs"
+
+
+def test_a_kind_without_a_note_is_named(monkeypatch):
+    table = {**method_pages.kinds("surrogate"), "mine": object}
+    real = method_pages.kinds
+    monkeypatch.setattr(method_pages, "kinds", lambda slot: table if slot == "surrogate" else real(slot))
+    with pytest.raises(ValueError, match="notes.yaml: surrogate: mine: a kind without a note"):
+        method_pages.read_notes()
+
+
+def test_a_page_has_its_parts():
+    text = method_pages.pages()[DOCS / "algorithms" / "cppo.md"]
+    assert text.startswith("# CPPO, cumulative prefix divergence: `surrogate: {kind: cppo}`\n")
+    assert "    c_t = min(delta, delta + budget W_{t-1} - S_{t-1})\n" in text
+    assert "| `w_min` | `0.8` | weight of the last token, in (0, 1\\]. |" in text
+    assert "(cppo.svg)" in text and "**Presets.** `algorithm: cppo`." in text
+    assert "| UniRL | `CPPO`: `cppo_delta`" in text
+    for part in ("**Use it.**", "**Not.**", "**Edge cases.**", "**Source.**", "**Differs.**"):
+        assert text.count(part) == 1
+
+
+def test_a_method_is_one_screen():
+    for path, text in method_pages.pages().items():
+        if path.parent.name == "algorithms" and path.name != "README.md":
+            assert len(text.splitlines()) <= 60, path.name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"(?<!\\)\]\(([^)#\s]+)[^)]*\)", text):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), target
+
+
+def rows():
+    """(id, what pins it) of every row of peculiarities.md."""
+    text = (DOCS / "peculiarities.md").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if match := re.match(r"\| ([PTUAC]\d+) \|", line):
+            cells = re.split(r"(?<!\\) \| ", line)
+            assert len(cells) == 4, f"{match[1]}: {len(cells)} cells"
+            yield match[1], cells[2]
+
+
+def test_every_peculiarity_has_its_row():
+    ids = [name for name, _ in rows()]
+    expected = [f"{letter}{i}" for letter, last in (("P", 35), ("T", 20), ("U", 7), ("A", 7), ("C", 3)) for i in range(1, last + 1)]
+    assert ids == expected
+
+
+@pytest.fixture(scope="module")
+def verdicts():
+    from proxima.core.verify import verify_record
+
+    records = [record for file in (ROOT / "tests" / "golden").glob("*.json") for record in json.loads(file.read_text())]
+    return {record["name"]: verify_record(record) for record in records}
+
+
+def test_what_pins_a_peculiarity_pins_it(verdicts):
+    """A record under "differs" differs for this reason and no other; one without is matched, or differs for a reason of its own."""
+    for name, pinned in rows():
+        differs = False
+        for word, pattern in re.findall(r"(\*\*[Dd]iffers\*\*: |match(?:ed)?: )?`([^`]+)`", pinned):
+            if pattern.startswith("tests/"):
+                assert (ROOT / pattern).is_file(), pattern
+                continue
+            differs = "iffers" in word if word else differs
+            found = [verdicts[record] for record in fnmatch.filter(verdicts, pattern)]
+            assert found, f"{name}: no golden record is called {pattern}"
+            if differs:
+                assert {(v.status, v.reason) for v in found} == {("differs", name)}, f"{name}: {pattern}"
+            else:
+                assert any(v.status == "matched" for v in found) and not any(v.reason == name for v in found), f"{name}: {pattern}"
+
+
+def test_every_reason_to_differ_is_documented(verdicts):
+    documented = {name for name, _ in rows()}
+    assert {v.reason for v in verdicts.values() if v.status == "differs"} - {"float32"} <= documented
+
+
+def test_the_ids_in_docstrings_and_pages_are_documented():
+    documented = {name for name, _ in rows()}
+    sources = [*(ROOT / "src" / "proxima" / "core").rglob("*.py"), DOCS / "algorithms" / "notes.yaml"]
+    for path in sources:
+        mentioned = re.findall(r"\(([PTUAC]\d+(?:, [PTUAC]\d+)*)[):]", path.read_text(encoding="utf-8"))
+        unknown = {name for group in mentioned for name in group.split(", ")} - documented
+        assert not unknown, f"{path.name}: {unknown}"
