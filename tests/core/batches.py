@@ -44,6 +44,10 @@ def make_batch(
         junk = torch.tensor(GARBAGE, dtype=torch.float64)[torch.randint(len(GARBAGE), (tokens,), generator=draw)]
         fields = {name: torch.where(sampled, value, junk) for name, value in fields.items()}
         advantage = torch.where(loss_mask, advantage, junk)
+    share = torch.tensor([0.5, 0.3, 0.1], dtype=torch.float64)  # top-K tokens take most of what the sampled token leaves
+    for name, source in (("behavior_top_k_log_prob", behavior), ("top_k_log_prob", log_prob)):
+        top = ((1 - source.exp())[:, None] * (share + 0.03 * torch.rand(tokens, 3, generator=draw, dtype=torch.float64))).log()
+        fields[name] = torch.where(sampled[:, None], top, float("nan")) if garbage else top
     cut = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]) if lengths else torch.zeros(1, dtype=torch.long)
     versions = torch.randint(0, 3, (tokens,), generator=draw)
     b = PolicyBatch(

@@ -30,6 +30,8 @@ from tests.core.batches import fresh, make_batch, policy_batches
 VARIANTS: dict[str, dict[str, Any]] = {
     "cppo/static": {"budget": "static", "single_token": "w_min"},
     "cppo/kl": {"divergence": "binary_kl", "delta": 0.02, "delta_b": 0.002},
+    "cppo/topk": {"divergence": "topk_tv"},
+    "dppo/topk": {"divergence": "topk_kl", "delta": 0.02},
     "cppo/proximal": {"centre": "proximal"},
     "dppo/kl": {"divergence": "binary_kl", "delta": 0.02, "delta_low": 0.01},
     "dppo/capped": {"ratio_cap": 1.1},
@@ -200,9 +202,9 @@ def test_an_advantage_of_zero_is_inert_where_the_spec_says_so(kind: str) -> None
 
 @pytest.mark.parametrize("kind", sorted(set(SPECS) - {"clip_cov", "clip_cov/many"}))  # these pick by the bits of the values
 def test_float32_agrees_with_float64(kind: str) -> None:
-    for seed in range(5):
+    for number in range(5):
         # Values without ties, garbage or edges: the two precisions may then differ only by rounding.
-        wide, narrow = (make_batch([7, 1, 0, 12], seed=seed, dtype=dtype) for dtype in (torch.float64, torch.float32))
+        wide, narrow = (make_batch([7, 1, 0, 12], seed=number, dtype=dtype) for dtype in (torch.float64, torch.float32))
         (a, grad_a), (c, grad_c) = run(wide, kind, TokenMean()), run(narrow, kind, TokenMean())
         assert grad_c.dtype == torch.float32
         torch.testing.assert_close(c.value, a.value, rtol=2e-5, atol=2e-6)
@@ -278,3 +280,13 @@ def assert_slope(b: PolicyBatch, kind: str, correction: Any, data: st.DataObject
         up, down = (policy_loss(fresh(ready, log_prob=b.log_prob.detach() + s), **how) for s in (shift, -shift))
     if torch.equal(up.keep, middle.keep) and torch.equal(down.keep, middle.keep):
         assert float(up.numerator - down.numerator) / 2e-6 == pytest.approx(float(grad), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", sorted(SPECS))
+def test_int32_edges_are_as_good_as_int64(kind: str) -> None:
+    b = make_batch([4, 0, 7], seed=5)
+    narrow = fresh(replace(b, cu_seqlens=b.cu_seqlens.int()))
+    for correction in (None, CORRECTED["importance/sequence"](), CORRECTED["rejection/sequence"]()):
+        assert_same(
+            run(narrow, kind, TokenMean(), correction=correction)[0].value, run(b, kind, TokenMean(), correction=correction)[0].value
+        )

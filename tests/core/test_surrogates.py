@@ -1,5 +1,6 @@
 """Surrogates by hand: worked examples, limits, and fields that make no sense."""
 
+import itertools
 import math
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from proxima.core import Cppo, Dppo, Drpo, PpoClip, Reinforce, Spo, TokenSum, policy_loss
+from proxima.core.divergence import divergence
 from proxima.data import PolicyBatch
 from tests.core.batches import make_batch
 
@@ -113,7 +115,7 @@ def test_reinforce() -> None:
     [
         (lambda: Cppo(delta=0), "delta=0 must be > 0"),
         (lambda: Cppo(w_min=0), r"w_min=0 must be in \(0, 1\]"),
-        (lambda: Cppo(divergence="tv"), "divergence='tv' must be one of binary_kl, binary_tv"),
+        (lambda: Cppo(divergence="tv"), "divergence='tv' must be one of binary_kl, binary_tv, topk_kl, topk_tv"),
         (lambda: Dppo(delta=float("nan")), "delta=nan must be > 0"),
         (lambda: PpoClip(dual_clip=1.0), "dual_clip=1.0 must be > 1, or none"),
         (lambda: PpoClip(epsilon_low=1.5), r"epsilon_low=1.5 must be in \[0, 1\]"),
@@ -123,3 +125,35 @@ def test_reinforce() -> None:
 def test_a_field_that_makes_no_sense_is_named(make: Any, line: str) -> None:
     with pytest.raises(ValueError, match=line):
         make()
+
+
+def test_top_k_divergences_lie_between_binary_and_exact_and_reach_it_with_the_whole_vocabulary() -> None:
+    draw = torch.Generator().manual_seed(0)
+    p, q = (torch.rand(8, 6, generator=draw, dtype=torch.float64).log_softmax(1) for _ in range(2))
+    p, order = p.sort(1, descending=True)
+    q = q.gather(1, order)
+    exact = {"tv": 0.5 * (p.exp() - q.exp()).abs().sum(1), "kl": (p.exp() * (p - q)).sum(1)}
+    for token in range(6):
+        for kind, want in exact.items():
+            found = []
+            for k in (0, 1, 3, 6):
+                b = PolicyBatch(
+                    log_prob=q[:, token],
+                    behavior_log_prob=p[:, token],
+                    behavior_top_k_log_prob=p[:, :k],
+                    top_k_log_prob=q[:, :k],
+                    loss_mask=torch.ones(8, dtype=torch.bool),
+                    cu_seqlens=torch.tensor([0, 8]),
+                )
+                found.append(divergence(b, f"topk_{kind}"))
+            torch.testing.assert_close(found[0], divergence(b, f"binary_{kind}"), rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(found[-1], want, rtol=1e-9, atol=1e-12)
+            assert all(bool((less <= more + 1e-12).all()) for less, more in itertools.pairwise(found))
+
+
+def test_top_k_needs_are_named() -> None:
+    b = batch_of(PI, MU, 1.0)
+    with pytest.raises(ValueError, match="Cppo needs `behavior_top_k_log_prob`, which the batch lacks: the engine does, with top-k"):
+        policy_loss(b, surrogate=Cppo(divergence="topk_tv"), aggregate=TokenSum())
+    with pytest.raises(ValueError, match="centre='proximal' must be behavior for topk_tv"):
+        Cppo(divergence="topk_tv", centre="proximal")
