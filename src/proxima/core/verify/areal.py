@@ -167,16 +167,18 @@ def advantages(record: Record) -> Iterator[Attempt]:
     length = attention.sum(1)
     before_last = torch.arange(width) <= (length - 2)[:, None]
     edges = torch.arange(rows + 1) * width
+    endless = length == width  # no end token
+    if p.get("mask_no_eos_with_zero"):
+        score = torch.where(endless, 0.0, score)
     reward = place_scores(score, before_last.flatten(), edges)
     reward = with_kl(reward, estimate.flatten(), mask.flatten(), p["kl_ctl"])
     value = as_tensor(record.inputs["values"])
-    endless = length == width  # no end token: bootstrap from the last value
     rewards = TokenRewards(
         reward=reward,
         value=value.flatten(),
         loss_mask=mask.flatten(),
         cu_seqlens=edges,
-        bootstrap=torch.where(endless, value[:, -1], 0.0),
+        bootstrap=torch.where(endless, value[:, -1], 0.0),  # from the last value where there is no end
     )
     gae = Gae(p["discount"], p["gae_lambda"], whiten=False)
     ours = gae(rewards)
