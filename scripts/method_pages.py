@@ -89,7 +89,7 @@ def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
             parts.append(f"**{title}.** {text}\n")
     if slot == "surrogate" and (presets := presets_with(kind)):
         parts.append(f"**Presets.** {', '.join(f'`algorithm: {name}`' for name in presets)}.\n")
-    named = [[NAMES[peer], note[peer]] for peer in NAMES if peer in note]
+    named = [[NAMES[peer], escaped(note[peer])] for peer in NAMES if peer in note]
     parts.append((table(["peer", "what it is there"], named) if named else "None of verl, TRL, AReaL and UniRL has it.") + "\n")
     return "\n".join(parts)
 
@@ -118,7 +118,8 @@ def section(cls: type, title: str) -> str:
     if match is None:
         return ""
     found = " ".join(match[1].split())
-    return escaped(found[:1].upper() + found[1:].removesuffix(".") + ".")
+    name = re.match(r"(arXiv|verl)\b|\w+ =", found)  # these begin small even in front
+    return escaped((found if name else found[:1].upper() + found[1:]).removesuffix(".") + ".")
 
 
 def field_rows(cls: type) -> list[list[str]]:
@@ -131,7 +132,7 @@ def field_rows(cls: type) -> list[list[str]]:
     rows = []
     for field in fields_of(cls):
         default = "required" if field.default is dataclasses.MISSING else f"`{in_one_line(plain(field.default))}`"
-        rows.append([f"`{field.name}`", default, field.help])
+        rows.append([f"`{field.name}`", default, escaped(field.help)])
     return rows
 
 
@@ -140,7 +141,7 @@ def index_page(notes: dict[str, Any]) -> str:
 
     parts = [f"# Methods\n\n{MADE}", "One page a method: formula, curve, defaults, when to use it, what the peers call it.\n"]
     for slot, (_, _, title) in SLOTS.items():
-        rows = [[f"[`{kind}`]({kind}.md)", notes[slot][kind]["title"], summary_of(cls)] for kind, cls in kinds(slot).items()]
+        rows = [[f"[`{kind}`]({kind}.md)", notes[slot][kind]["title"], escaped(summary_of(cls))] for kind, cls in kinds(slot).items()]
         parts.append(f"## {title}\n\n{table(['kind', 'name', 'what it does'], rows)}\n")
     return "\n".join(parts)
 
@@ -155,19 +156,19 @@ cell: not there. Same name doesn't mean same number: [peculiarities](peculiariti
 def peers_page(notes: dict[str, Any]) -> str:
     parts = [f"# Peers\n\n{MADE}", PEERS_HEAD]
     for slot, (_, _, title) in SLOTS.items():
-        rows = [[f"[`{kind}`](algorithms/{kind}.md)", *(notes[slot][kind].get(p, "") for p in NAMES)] for kind in kinds(slot)]
+        rows = [[f"[`{kind}`](algorithms/{kind}.md)", *(escaped(notes[slot][kind].get(p, "")) for p in NAMES)] for kind in kinds(slot)]
         parts.append(f"## {title}\n\n{table(['ours', *NAMES.values()], rows)}\n")
-    rows = [[row["feature"], row["ours"], *(row.get(p, "") for p in NAMES)] for row in notes["other"]]
+    rows = [[row["feature"], row["ours"], *(escaped(row.get(p, "")) for p in NAMES)] for row in notes["other"]]
     parts.append(f"## What is no method\n\n{table(['feature', 'ours', *NAMES.values()], rows)}\n")
     return "\n".join(parts)
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(escaped(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def escaped(text: str) -> str:
-    """Text as Markdown: outside `code`, what looks like HTML, emphasis or a link is none."""
+    """Text as Markdown that says just that: outside `code`, what looks like HTML, emphasis or a link is none."""
     parts = text.split("`")
     return "`".join(part if i % 2 else re.sub(r"([<*_\[\]])", r"\\\1", part) for i, part in enumerate(parts))

@@ -72,6 +72,14 @@ def test_links_lead_somewhere(page):
             assert (page.parent / target).exists(), target
 
 
+def test_the_tables_lead_to_every_method():
+    kinds = [kind for slot in method_pages.SLOTS for kind in method_pages.kinds(slot)]
+    assert len(kinds) == len(set(kinds)) >= 48  # one folder holds the pages of all slots
+    for page, folder in ((DOCS / "algorithms" / "README.md", ""), (DOCS / "peers.md", "algorithms/")):
+        text = page.read_text(encoding="utf-8")
+        assert all(f"| [`{kind}`]({folder}{kind}.md) | " in text for kind in kinds), page.name
+
+
 def rows():
     """(id, what pins it) of every row of peculiarities.md."""
     text = (DOCS / "peculiarities.md").read_text(encoding="utf-8")

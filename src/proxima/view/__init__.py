@@ -3,7 +3,8 @@
 A view reads; it never decides anything. Live views are observers (`runtime.observer`), told by the loop; the report and the curve read the
 run folder alone, also one of a run that is still going or was killed. Every number passes `view.numbers`, every text that a model or a
 data set wrote is escaped: control characters for a terminal (`printable`), markup for a browser.
-Imports: rich, jinja2, `runtime` (observer, folder, rollouts, clock). Imported by `cli` alone; `runtime` never imports this room.
+Figures of surrogates (`surrogate_plot`) need no run: they read `core`.
+Imports: rich, jinja2, `core`, `runtime` (observer, folder, rollouts, clock). Imported by `cli` alone; `runtime` never imports this room.
 To add a live view: a class with the six methods of `Observer`, chosen in `screen` or `observer_for`. To add a curve to the report:
 a line in `CURVES` of `view.report`. To add a warning: a function in `view.remarks`, in `RULES`.
 """
