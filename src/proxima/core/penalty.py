@@ -59,7 +59,7 @@ class K1(_ReferenceKl):
         unbiased: multiply by the ratio π / π_prox, with its gradient, so that value and gradient hold for samples from the proximal policy.
         b: `log_prob` [N] with gradient, `reference_log_prob` [N] (`unbiased`: `proximal_log_prob` too), nats; `loss_mask` [N] bool.
     Returns: [N] with gradient, 0 outside the loss. Raises: ValueError at construction, naming field, value and bound.
-    Source: Schulman, "Approximating KL divergence", 2020; verl `k1`/`kl`; `unbiased`: DeepSeek-V3.2, arXiv 2512.02556, Eq. 7, TRL
+    Source: Schulman, "Approximating KL divergence", 2020; verl `k1`/`kl`; `unbiased`: DeepSeek-V3.2, arXiv 2512.02556, TRL
         `use_bias_correction_kl` (T5). Differs: in nothing.
     """
 
@@ -137,7 +137,7 @@ class AdaptiveCoefficient:
 
     Args:
         target: nats, > 0. horizon: samples over which a persistent error of 20 % multiplies beta by 1.2, > 0.
-    Source: arXiv 1909.08593, Eq. 3. verl `AdaptiveKLController` (P23), TRL PPO. It holds no state: the caller keeps beta.
+    Source: arXiv 1909.08593. verl `AdaptiveKLController` (P23), TRL PPO. It holds no state: the caller keeps beta.
     """
 
     target: float = 0.1

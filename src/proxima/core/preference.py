@@ -106,7 +106,7 @@ class _Pairwise:
 
 @dataclass(frozen=True)
 class _Divergence(_Pairwise):
-    """Losses of the difference Δ alone: only there does the β log Z of a general f-divergence cancel (arXiv 2309.16240, Eq. 10)."""
+    """Losses of the difference Δ alone: only there does the β log Z of a general f-divergence cancel (arXiv 2309.16240)."""
 
     divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
     alpha: float = 0.5
@@ -201,7 +201,7 @@ class ExoPair(_Divergence):
 
 @dataclass(frozen=True)
 class NcaPair(_Pairwise):
-    """−log σ(β c) − ½ log σ(−β c) − ½ log σ(−β r). Args: beta > 0. Source: NCA, arXiv 2402.05369, Eq. 11."""
+    """−log σ(β c) − ½ log σ(−β c) − ½ log σ(−β r). Args: beta > 0. Source: NCA, arXiv 2402.05369."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         c, r = self.beta * c, self.beta * r
@@ -212,7 +212,7 @@ class NcaPair(_Pairwise):
 class Robust(_Divergence):
     """[−(1 − ε) log σ(β Δ) + ε log σ(−β Δ)] / (1 − 2ε): unbiased when a share ε of the labels is flipped.
 
-    Args: beta > 0; label_smoothing ε in [0, .5). Source: arXiv 2403.00409, Eq. 12 (T13).
+    Args: beta > 0; label_smoothing ε in [0, .5). Source: arXiv 2403.00409 (T13).
     """
 
     label_smoothing: float = 0.1
@@ -230,7 +230,7 @@ class Robust(_Divergence):
 class BcoPair(_Pairwise):
     """−log σ(β c − δ) − log σ(δ − β r). Args: beta > 0; shift δ, the running mean of implicit rewards that the caller keeps, 0 by default.
 
-    Source: BCO, arXiv 2404.04656, Eq. 10. Differs: the paper's δ is a running mean; TRL 1.16 leaves it at 0.
+    Source: BCO, arXiv 2404.04656. Differs: the paper's δ is a running mean; TRL 1.16 leaves it at 0.
     """
 
     shift: float = 0.0
@@ -283,7 +283,7 @@ class AotUnpaired(Aot):
 
 @dataclass(frozen=True)
 class ApoZero(_Pairwise):
-    """1 − σ(β c) + σ(β r): raise the chosen, lower the rejected. Args: beta > 0. Source: APO, arXiv 2408.06266, Eq. 6."""
+    """1 − σ(β c) + σ(β r): raise the chosen, lower the rejected. Args: beta > 0. Source: APO, arXiv 2408.06266, Eq. 7."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         return torch.sigmoid(-self.beta * c) + torch.sigmoid(self.beta * r)
@@ -291,7 +291,7 @@ class ApoZero(_Pairwise):
 
 @dataclass(frozen=True)
 class ApoDown(_Pairwise):
-    """σ(β c) + 1 − σ(β (c − r)): lower both, the rejected more. Args: beta > 0. Source: APO, arXiv 2408.06266, Eq. 7 (T13)."""
+    """σ(β c) + 1 − σ(β (c − r)): lower both, the rejected more. Args: beta > 0. Source: APO, arXiv 2408.06266, Eq. 8 (T13)."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         return torch.sigmoid(self.beta * c) + torch.sigmoid(-self.beta * (c - r))
@@ -329,7 +329,7 @@ class Kto:
 
     Args:
         beta: > 0. good_weight, bad_weight: >= 0. anchor: `kl` as above; `zero` has z = 0 and is TRL's `apo_zero_unpaired`.
-    Source: arXiv 2402.01306, Eq. 8. TRL KTOTrainer; z comes from mismatched prompts and completions of the same batch.
+    Source: arXiv 2402.01306. TRL KTOTrainer; z comes from mismatched prompts and completions of the same batch.
     """
 
     beta: float = 0.1

@@ -130,7 +130,7 @@ class Rloo:
     Returns: [S] in the rewards' dtype, reward units.
     Edge cases: a uniform group gives exactly 0 (before normalisation), so does a group with one valid reward. Invalid: 0, no one's
         baseline.
-    Source: arXiv 2402.14740, Eq. 9; `normalise`: TRL `normalize_advantages` (T10).
+    Source: arXiv 2402.14740; `normalise`: TRL `normalize_advantages` (T10).
     Differs: verl's `rloo` keeps the raw reward of a group of one, its `rloo_vectorized` gives 0 (P16).
     """
 
@@ -161,7 +161,7 @@ class Opo:
     Args:
         outcomes: rewards, validity, groups, `length` in loss tokens.
     Returns: [S] in the rewards' dtype. Edge cases: as `Grpo`; a group without a token gives 0.
-    Source: arXiv 2505.23585, Eq. 6. verl `opo`. Differs: verl gives a group of one its raw reward (P16).
+    Source: arXiv 2505.23585. verl `opo`. Differs: verl gives a group of one its raw reward (P16).
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()

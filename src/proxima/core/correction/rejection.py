@@ -159,7 +159,7 @@ class OffPolicySequence:
         b: `log_prob`, `behavior_log_prob`, `advantage` [N]; `loss_mask` [N] bool.
     Returns: Corrected with weights 0 and 1. Raises: ValueError at construction.
     Edge cases: the test is by token on A and by sequence on the divergence, as the peer's. The threshold itself is kept.
-    Source: DeepSeek-V3.2, arXiv 2512.02556, Sec. 3.1; TRL `off_policy_mask_threshold` (T8).
+    Source: DeepSeek-V3.2, arXiv 2512.02556; TRL `off_policy_mask_threshold` (T8).
     """
 
     threshold: float = 0.5

@@ -54,7 +54,7 @@ class PpoClip:
         Metrics: `clip_fraction_low`, `clip_fraction_high`, `clip_fraction_dual`, shares of the loss tokens.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: A = 0: loss and gradient 0. r exactly on an edge: not clipped. Log-ratios beyond 20 have gradient 0.
-    Source: PPO, arXiv 1707.06347, Eq. 7; GRPO 2402.03300; dual clip 1912.09729, Eq. 5; clip-higher, DAPO 2503.14476.
+    Source: PPO, arXiv 1707.06347, Eq. 7; GRPO 2402.03300; dual clip 1912.09729; clip-higher, DAPO 2503.14476.
     Differs: TRL does not clamp log-ratios at 20 (T4). TRL's two-sided `delta` (T3) is `dual_clip` whenever delta >= 1 + epsilon_high: for
         A > 0 the clip is reached first. AReaL's dual clip is for both signs, without effect where A > 0 (A4).
     """

@@ -45,7 +45,7 @@ class Dppo:
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: delta = inf is -A r. A = 0 or r = 1 counts as moving back. D exactly delta is kept.
         With `proximal` other than `behavior`, "A (r - 1)" is taken against the centre, the policy that D is measured from.
-    Source: arXiv 2602.04879, Eq. 12; UniRL `algorithms/dppo.py`. Differs: verl counts A = 0 as a negative advantage and reads the
+    Source: arXiv 2602.04879; UniRL `algorithms/dppo.py`. Differs: verl counts A = 0 as a negative advantage and reads the
         cap from `clip_ratio_c`, whose real default is 3 and not the documented 20 (P4); D is in the batch's dtype, UniRL's is float32.
     """
 

@@ -29,7 +29,7 @@ class Cispo:
         Metric `weight_mean`.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: r = 1 everywhere is `reinforce`. A = 0: loss and gradient 0.
-    Source: MiniMax-M1, arXiv 2506.13585, Eq. 5. verl `cispo` (both bounds).
+    Source: MiniMax-M1, arXiv 2506.13585. verl `cispo` (both bounds).
     Differs: TRL has no lower bound, and its `epsilon_high` is the cap itself, not what is added to 1 (T2): its 5.0 is 4.0 here.
     """
 
@@ -65,7 +65,7 @@ class Sapo:
     Returns: TokenLoss of unit `level`; `keep` is the loss mask.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: A = 0 takes tau_negative; loss and gradient are 0 all the same. At r = 1 the gradient is that of `reinforce`.
-    Source: arXiv 2511.20347, Eq. 6. verl, TRL, AReaL `sapo`.
+    Source: arXiv 2511.20347. verl, TRL, AReaL `sapo`.
     Differs: verl ignores the requested aggregation (P6); TRL rounds tau to float32 (T6); AReaL doesn't clamp the log-ratio (A6).
     """
 
@@ -141,7 +141,7 @@ class GeoMean:
         mean over sequences; `keep` [N] bool, False where the token's log-ratio is clipped.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: a token with A = 0 counts as log-ratio 0; A of the sequence is the mean over its loss tokens.
-    Source: GMPO, arXiv 2507.20673, Eq. 4. verl `geo_mean`, TRL `GMPOTrainer` (T9).
+    Source: GMPO, arXiv 2507.20673. verl `geo_mean`, TRL `GMPOTrainer` (T9).
     Differs: verl ignores the requested aggregation and averages over all rows, fully masked ones included (P10).
     """
 

@@ -46,7 +46,7 @@ class ClipCov:
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: with share 0 still one token, as verl; nothing eligible: none. Which of the eligible are picked is pseudo-random but a
         function of their values, so that no order of the batch and no random state matters.
-    Source: arXiv 2505.22617, Eq. 9. verl `clip_cov`. Differs: verl picks by torch.randperm, in each micro-batch for itself (P8).
+    Source: arXiv 2505.22617. verl `clip_cov`. Differs: verl picks by torch.randperm, in each micro-batch for itself (P8).
     """
 
     epsilon_low: float = 0.2
@@ -90,7 +90,7 @@ class KlCov:
     Returns: TokenLoss of unit "token"; `keep` is the loss mask. Metric `picked_fraction`.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: at l = 0 the pull has gradient 0, so it does nothing in the first update after the proximal policy was taken.
-    Source: arXiv 2505.22617, Eq. 10. verl `kl_cov` (P9: the pull is |l|, not a KL; its reported `ppo_kl` is mean |l|).
+    Source: arXiv 2505.22617. verl `kl_cov` (P9: the pull is |l|, not a KL; its reported `ppo_kl` is mean |l|).
     """
 
     share: float = 2e-4
