@@ -80,6 +80,8 @@ if __name__ == "__main__":
         num_iterations=2,  # each batch twice, so that there is a ratio
         max_completion_length=32,
         max_steps=options.steps,
+        use_cpu=not torch.cuda.is_available(),
+        bf16=torch.cuda.is_available(),
         logging_steps=1,
         save_strategy="no",
         report_to=[],
