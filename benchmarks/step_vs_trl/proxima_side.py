@@ -50,6 +50,7 @@ def main() -> None:
             "sampling.max_tokens": settings["max_tokens"],
             "train.steps": settings["steps"],
             "train.prompts_per_step": settings["prompts"],
+            "train.updates_per_step": settings["updates"],
             "train.completions_per_prompt": settings["completions"],
             "train.optimizer.lr": settings["lr"],
             "runtime.threads": settings["threads"],

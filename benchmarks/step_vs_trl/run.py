@@ -8,7 +8,8 @@ from benchmarks.harness import Side, Spread, alternate, finish, need_model, pars
 
 def main() -> None:
     p = parser(__doc__, repeats=5)
-    p.add_argument("--prompts", type=int, default=8, help="prompts a step (default: %(default)s)")
+    p.add_argument("--prompts", type=int, default=16, help="prompts a step (default: %(default)s)")
+    p.add_argument("--updates", type=int, default=2, help="optimizer updates a step; must divide the prompts (default: %(default)s)")
     p.add_argument("--completions", type=int, default=8, help="completions a prompt (default: %(default)s)")
     p.add_argument("--max-tokens", type=int, default=12, help="new tokens (default: %(default)s)")
     p.add_argument("--algorithm", default="cppo", help="our preset; TRL runs its default loss (default: %(default)s)")
@@ -17,12 +18,15 @@ def main() -> None:
     p.add_argument("--peer-micro-batch", type=int, help="completions TRL forwards at once (default: all, its fastest)")
     p.add_argument("--peer-python", help="an interpreter that has TRL, instead of the environment of peer.lock")
     o = p.parse_args()
+    if o.prompts % o.updates:
+        p.error(f"--updates {o.updates} does not divide --prompts {o.prompts}")
     discard = 1
     settings = {
         "model": need_model(o.model),
         "threads": o.threads,
         "prompts": o.prompts,
         "completions": o.completions,
+        "updates": o.updates,
         "max_tokens": o.max_tokens,
         "bf16": not o.float32,
         "lr": 1e-5,
@@ -36,7 +40,7 @@ def main() -> None:
         theirs = settings | {
             "folder": folder,
             "gradient_checkpointing": o.peer_checkpointing,
-            "micro_batch": o.peer_micro_batch or o.prompts * o.completions,
+            "micro_batch": o.peer_micro_batch or o.prompts * o.completions // o.updates,
         }
         python = o.peer_python or peer_python(Path(__file__).parent)
         peer = Side("TRL GRPOTrainer", "step_vs_trl.trl_side", theirs, threads=o.threads, python=python)
@@ -49,11 +53,11 @@ def main() -> None:
     base = seconds[peer.name].median
     rows = [[name, s.text(".2f"), f"{base / s.median:.2f}", length[name].text(".1f")] for name, s in seconds.items()]
     name, dtype, versions = Path(o.model).name, "float32" if o.float32 else "bf16 on float32 weights", peer.about["versions"]
-    batch = f"{o.prompts} prompts x {o.completions} completions x {o.max_tokens} tokens"
+    batch = f"{o.prompts} prompts x {o.completions} completions x {o.max_tokens} tokens, {o.updates} updates a step"
     print(f"{name}, {batch}, {dtype}, {o.threads} threads, TRL {versions['trl']};")
     print(f"median [min-max] of {o.repeats} steps, sides alternating, the first step discarded\n")
     print(table(["side", "seconds a step", "times as fast", "tokens a completion"], rows))
-    print("\nEqual: checkpoint, form of the questions, batch, temperature 1, AdamW at 1e-5, no KL, one update a step. Not equal: the draw")
+    print("\nEqual: checkpoint, form of the questions, batch, temperature 1, AdamW at 1e-5, no KL, updates a step. Not equal: the draw")
     print(
         "of the questions, and so the lengths; ours includes what the run writes to disk, TRL saves and logs nothing. `proxima` leaves out"
     )

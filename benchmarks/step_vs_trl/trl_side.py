@@ -34,16 +34,23 @@ def main() -> None:
         return [float(bool(numbers) and numbers[-1] == right) for numbers, right in zip(found, answer, strict=True)]
 
     class Turn(TrainerCallback):
-        """Holds each step until it is asked for, and answers with its duration: generation, scoring, loss, optimizer."""
+        """Holds each step until it is asked for, and answers with its duration: generation, scoring, losses, optimizer.
+
+        A step is what ours is: one generation and all the updates made from it; TRL counts each update.
+        """
 
         started = 0.0
 
         def on_step_begin(self, args, state, control, **_):
+            if state.global_step % settings["updates"]:
+                return
             if not channel.wait():
                 raise SystemExit(0)
             self.started = time.perf_counter()
 
         def on_step_end(self, args, state, control, **_):
+            if state.global_step % settings["updates"]:
+                return
             seconds = time.perf_counter() - self.started
             metrics = trainer._metrics["train"]
             measured = {
@@ -51,18 +58,20 @@ def main() -> None:
             }
             channel.send(seconds=seconds, **measured)
 
-    completions, micro = settings["prompts"] * settings["completions"], settings["micro_batch"]
+    updates, micro = settings["updates"], settings["micro_batch"]
+    accumulate = settings["prompts"] * settings["completions"] // updates // micro
     config = GRPOConfig(
         output_dir=settings["folder"],
         per_device_train_batch_size=micro,
-        gradient_accumulation_steps=completions // micro,
+        gradient_accumulation_steps=accumulate,
+        steps_per_generation=accumulate * updates,
         num_generations=settings["completions"],
         max_completion_length=settings["max_tokens"],
         temperature=1.0,
         beta=0.0,
         learning_rate=settings["lr"],
         warmup_steps=5,
-        max_steps=settings["steps"],
+        max_steps=settings["steps"] * updates,
         bf16=settings["bf16"],
         use_cpu=True,
         gradient_checkpointing=settings["gradient_checkpointing"],
