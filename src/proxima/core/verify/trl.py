@@ -13,13 +13,16 @@ from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum, 
 from proxima.core.correction import Importance, OffPolicySequence, TopEntropy
 from proxima.core.loss import Corrected, Loss, policy_loss
 from proxima.core.penalty import K1, K3
-from proxima.core.ratio import masked_ratio
+from proxima.core.ratio import masked_ratio, spread
+from proxima.core.segment import segment_count
 from proxima.core.surrogate import Cispo, Dppo, GeoMean, Gspo, Luspo, PpoClip, Sapo, Vespo
+from proxima.core.surrogate.weight import LEAST_LOG_WEIGHT
 from proxima.core.value import ValueLoss
 from proxima.core.verify.record import Attempt, Check, Padded, Record, as_tensor
 from proxima.core.verify.verl import Given
 from proxima.data import Outcomes, PolicyBatch
 
+SAMPLER_RATIO = ("importance_sampling_ratio", "vllm_importance_sampling_ratio")
 TOKEN_NORMALISED = ("dapo", "cispo", "vespo")  # divided by num_items_in_batch
 
 
@@ -84,9 +87,13 @@ def _peculiar(record: Record, padded: Padded, aggregate: Any, penalty: Any) -> I
         corrections = [_SingleEntropy(one.share) if isinstance(one, TopEntropy) else one for one in _corrections(record, padded)]
         yield from (("T9", checks) for checks in value(spec, corrections, penalty))
     if b.weight is not None and p.get("loss_type") == "vespo":
-        yield from (("T7", checks) for checks in value(_VespoWithSampler(spec), [], penalty))
+        ratio = record.tensor(next(key for key in SAMPLER_RATIO if record.has(key)))
+        total = ratio.log().clamp(LEAST_LOG_WEIGHT, 20.0).sum(1)
+        yield from (("T7", checks) for checks in value(_VespoWithSampler(spec, total), [], penalty))
     elif b.weight is not None and sequence:  # each token of a sequence loss is weighted by its own ratio
         yield from (("T11", checks) for checks in value(_TokenWeighted(spec), _corrections(record, padded)[1:], penalty))
+    if sequence and record.tensor("advantages").dim() == 2 and not isinstance(spec, Cispo | Vespo):  # each token keeps its own advantage
+        yield from (("A5", checks) for checks in value(_OwnAdvantage(spec), _corrections(record, padded), penalty))
     if sequence and penalty is not None and penalty.unbiased:  # the KL is corrected by the sequence's ratio (T5)
         kl = _SequenceCorrected(replace(penalty, unbiased=False))
         yield from (("T5", checks) for checks in value(spec, _corrections(record, padded), kl))
@@ -108,12 +115,27 @@ class _SingleEntropy:
 @dataclass(frozen=True)
 class _VespoWithSampler:
     spec: Vespo
+    total: Tensor  # [S] what the sampler adds to log w
     needs: ClassVar[frozenset[str]] = Vespo.needs
 
     def __call__(self, b: PolicyBatch) -> Any:
-        # Moving the proximal policy by the sampler's log-ratio adds its sum to log w and leaves the rest alone.
-        shift = b.masked("weight", 1.0).clamp(min=1e-8).log()
-        return self.spec(replace(b, proximal_log_prob=b.masked("proximal_log_prob") - shift))
+        # Moving the proximal policy by a share of it at each loss token adds the whole to log w and changes nothing else.
+        share = spread(b, self.total / segment_count(b.loss_mask, b.cu_seqlens).clamp(min=1))
+        return self.spec(replace(b, proximal_log_prob=b.masked("proximal_log_prob") - share))
+
+
+@dataclass(frozen=True)
+class _OwnAdvantage:
+    spec: Any
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
+
+    def __call__(self, b: PolicyBatch) -> Any:
+        spec = self.spec
+        token: Any = (
+            PpoClip(spec.epsilon_low, spec.epsilon_high, spec.dual_clip) if isinstance(spec, Gspo) else replace(spec, level="token")
+        )
+        moved = masked_ratio(b, "sequence").log() + b.masked("proximal_log_prob")  # every token at its sequence's ratio
+        return token(replace(b, log_prob=moved))
 
 
 @dataclass(frozen=True)
@@ -161,7 +183,7 @@ def _batch(record: Record) -> Padded:
     for theirs, ours in (("reference_logp", "reference_log_prob"), ("entropies", "entropy")):
         if record.has(theirs):
             fields[ours] = record.tensor(theirs)
-    for key in ("importance_sampling_ratio", "vllm_importance_sampling_ratio"):
+    for key in SAMPLER_RATIO:
         if record.has(key):
             ratio = record.tensor(key)
             fields["weight"] = ratio.expand(fields["log_prob"].shape).contiguous()
