@@ -307,7 +307,7 @@ def training(d: Draft, o: Options) -> None:
     common.schedule(d, o, prefix + "lr_scheduler_type", default="constant")
     steps = o.whole("total_train_steps")
     common.steps(d, o, steps, "from total_train_steps", "", "total_train_epochs", "AReaL counts total_train_epochs")
-    fixed, share = o.whole(prefix + "warmup_steps"), o.number(prefix + "warmup_steps_proportion", default=0.001)
+    fixed, share = o.whole(prefix + "warmup_steps"), o.number(prefix + "warmup_steps_proportion", default=0.001, least=0, most=1)
     if fixed:
         d.put("train.warmup_steps", fixed, f"from {prefix}warmup_steps")
     elif share and round(share * d.entries["train.steps"].value):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxima.config.errors import one_problem
+from proxima.config.errors import ConfigError, one_problem
 from proxima.convert.read import UNREADABLE
 
 
@@ -60,26 +60,33 @@ class Options:
                 return self.readable(name)
         return default
 
-    def number(self, *names: str, default: float | None = None) -> Any:
-        """As `get`, refused when it is no number; an int stays one."""
+    def number(self, *names: str, default: float | None = None, least: float | None = None, most: float | None = None) -> Any:
+        """As `get`, refused when it is no number, or not within `least` and `most`; an int stays one."""
         value = self.get(*names, default=default)
         if value is None:
             return None
         if isinstance(value, str):
             value = _parsed(value)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            name = next((name for name in names if name in self.flat), names[0])
-            raise one_problem(name, "must be a number; write it out in the file", str(self.flat.get(name)), self.file)
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+            raise self.refused("must be a number; write it out in the file", *names)
+        if (least is not None and value < least) or (most is not None and value > most):
+            bounds = f">= {least:g}" if most is None else f"in [{least:g}, {most:g}]"
+            raise self.refused(f"must be {bounds}", *names)
         return value
 
-    def whole(self, *names: str, default: int | None = None) -> Any:
+    def whole(self, *names: str, default: int | None = None, least: int | None = None) -> Any:
         """As `number`, refused when it is no whole number."""
-        value = self.number(*names, default=default)
+        value = self.number(*names, default=default, least=least)
         if value is None or isinstance(value, int):
             return value
         if not math.isfinite(value) or value != int(value):
-            raise one_problem(names[0], "must be a whole number", str(value), self.file)
+            raise self.refused("must be a whole number", *names)
         return int(value)
+
+    def refused(self, message: str, *names: str) -> ConfigError:
+        """A value that can't be, as the user's line."""
+        name = next((name for name in names if self.flat.get(name) is not None), names[0])
+        return one_problem(name, message, str(self.flat.get(name)), self.file)
 
     def flag(self, *names: str, default: bool = False) -> bool:
         """As `get`, for true and false, which scripts also write as True, False and texts."""
@@ -87,8 +94,7 @@ class Options:
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
         if not isinstance(value, bool):
-            name = next((name for name in names if name in self.flat), names[0])
-            raise one_problem(name, "must be true or false; write it out in the file", str(value), self.file)
+            raise self.refused("must be true or false; write it out in the file", *names)
         return value
 
     def readable(self, name: str) -> Any:

@@ -91,7 +91,7 @@ def _replaced(text: str, name: str, known: Flat) -> Any:
 
     def one(match: re.Match[str]) -> str:
         found = _meaning(match[1], name, known)
-        return match[0] if found is _UNKNOWN else str(found)
+        return match[0] if found is _UNKNOWN else "null" if found is None else str(found)
 
     return _REFERENCE.sub(one, text)
 
@@ -119,7 +119,9 @@ def _absolute(target: str, name: str) -> str:
 
 # --- launch scripts ---------------------------------------------------------------------------------------------------------------------
 
-_ASSIGNMENT = re.compile(r"\s*(?:export\s+|local\s+|declare\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)=([^\s(].*)?$")
+_ASSIGNMENT = re.compile(
+    r"""\s*(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)=(\$\(\(.*\)\)|"[^"]*"|'[^']*'|[^\s("']*)\s*;?\s*(?:\#.*)?"""
+)  # a name and one value: an arithmetic, a quoted or a bare one
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w@/]*(?:\.[\w@/]+)+)=(.*)", re.DOTALL)
 
 
@@ -132,12 +134,10 @@ def from_script(text: str, name: str = "script") -> Flat:
     variables: dict[str, str] = {}
     flat: Flat = {}
     for line in re.sub(r"\\\n", " ", text).splitlines():
-        words = _words(line)
-        assignment = _ASSIGNMENT.fullmatch(line)
-        if assignment and len(words) <= 2 and "." not in assignment[1]:
-            variables[assignment[1]] = _expanded("".join(_words(assignment[2] or "")[:1]), variables)
+        if assignment := _ASSIGNMENT.fullmatch(line):
+            variables[assignment[1]] = _expanded(assignment[2].strip("\"'"), variables)
             continue
-        for word in words:
+        for word in _words(line):
             if found := _OVERRIDE.fullmatch(word):
                 flat.update(_override(found[1], _expanded(found[2], variables)))
     if not flat:
@@ -194,7 +194,7 @@ def _computed(text: str) -> float | None:
 UNREADABLE = "…"  # stands for an expression whose value only a run would know
 
 
-def from_python(text: str, name: str, call: str = "GRPOConfig", trainer: str = "GRPOTrainer") -> Flat:
+def from_python(text: str, name: str = "file", call: str = "GRPOConfig", trainer: str = "GRPOTrainer") -> Flat:
     """The keywords of the one `GRPOConfig(…)` call in a Python file, and `model` of the trainer's call, read from the syntax tree.
 
     Literals, arithmetic on them and names assigned once at the top of the file are understood; anything else is `UNREADABLE`.

@@ -214,7 +214,7 @@ def batch(d: Draft, o: Options) -> int:
     d.put("train.prompts_per_step", total // group, named, common.ONE_PROCESS)
     d.put("train.completions_per_prompt", group, o.origin("num_generations"))
     made = common.updates(d, total // group, times / gather, "from steps_per_generation / gradient_accumulation_steps")
-    passes = o.whole("num_iterations", default=1)
+    passes = o.whole("num_iterations", default=1, least=1)
     d.put("train.epochs_per_step", passes, o.origin("num_iterations"))
     return made * int(passes)
 
@@ -235,7 +235,7 @@ def training(d: Draft, o: Options, made: int) -> None:
     most = o.whole("max_steps", default=-1)
     note = f"TRL counts optimizer steps, {made} in each of ours"
     common.steps(d, o, math.ceil(most / made), "from max_steps", note, "num_train_epochs", "TRL counts num_train_epochs, 3 by default")
-    warmup, ratio = o.number("warmup_steps", default=0), o.number("warmup_ratio", default=0)
+    warmup, ratio = o.number("warmup_steps", default=0, least=0, most=10**9), o.number("warmup_ratio", default=0, least=0, most=1)
     if 0 < warmup < 1:
         warmup, ratio = 0, warmup
     if warmup >= 1:
@@ -245,7 +245,7 @@ def training(d: Draft, o: Options, made: int) -> None:
         d.put("train.warmup_steps", math.ceil(ratio * d.entries["train.steps"].value * made), f"from {name}, times the updates of the run")
     d.copy("train.max_grad_norm", o, "max_grad_norm", default=1.0)
     if o.get("save_strategy", default="steps") == "steps":
-        save = o.number("save_steps", default=500)
+        save = o.number("save_steps", default=500, least=0, most=10**9)
         if save >= 1:
             d.put("checkpoint.every", math.ceil(save / made), o.origin("save_steps"), f"in our steps of {made} updates" if made > 1 else "")
         keep = o.whole("save_total_limit")

@@ -55,7 +55,10 @@ def overlong(d: Draft, o: Options, longest: int) -> None:
         o.given(prefix + "log", prefix.rpartition("overlong")[0] + "max_resp_len")
         if o.flag(prefix + "enable"):
             factor = o.number(prefix + "penalty_factor", default=1.0)
-            common.overlong(d, longest, o.whole(prefix + "len"), factor, f"from {prefix}len")
+            buffer = o.whole(prefix + "len", least=1)
+            if buffer is None:
+                raise one_problem(prefix + "len", "is missing; the penalty needs the length of its buffer", None, o.file)
+            common.overlong(d, longest, buffer, factor, f"from {prefix}len")
         else:
             d.drops(prefix + "*", "enable is false")
 
@@ -258,7 +261,7 @@ def selection(d: Draft, o: Options) -> None:
 def batch(d: Draft, o: Options) -> None:
     """Prompts, completions, updates."""
     prompts = o.whole("data.train_batch_size", default=1024)
-    mini = o.whole(ACTOR + "ppo_mini_batch_size", default=256)
+    mini = o.whole(ACTOR + "ppo_mini_batch_size", default=256, least=1)
     d.put("train.prompts_per_step", prompts, o.origin("data.train_batch_size"))
     d.put("train.completions_per_prompt", o.whole(ROLLOUT + "n", default=1), o.origin(ROLLOUT + "n"))
     note = f"{prompts} prompts in mini batches of {mini}: verl counts both in prompts"
@@ -284,7 +287,10 @@ def training(d: Draft, o: Options) -> None:
     total = o.whole("trainer.total_training_steps", prefix + "total_training_steps", default=0)
     origin = o.origin("trainer.total_training_steps", prefix + "total_training_steps")
     common.steps(d, o, total, origin, "", "trainer.total_epochs", "verl counts trainer.total_epochs")
-    warmup, ratio = o.whole(prefix + "lr_warmup_steps", default=-1), o.number(prefix + "lr_warmup_steps_ratio", default=0.0)
+    warmup, ratio = (
+        o.whole(prefix + "lr_warmup_steps", default=-1),
+        o.number(prefix + "lr_warmup_steps_ratio", default=0.0, least=0, most=1),
+    )
     if warmup > 0:
         d.put("train.warmup_steps", warmup, o.origin(prefix + "lr_warmup_steps"))
     elif ratio > 0:

@@ -1,9 +1,8 @@
 """A training script as TRL users write it; it is read, never run."""
 
 from datasets import load_dataset
-from trl import GRPOConfig, GRPOTrainer
-
 from my_lab import check_answer
+from trl import GRPOConfig, GRPOTrainer
 
 GROUP = 16
 raise SystemExit("a converter that executes this file ends here")

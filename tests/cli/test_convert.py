@@ -1,0 +1,58 @@
+"""`proxima convert` as a user types it."""
+
+from pathlib import Path
+
+import pytest
+
+from proxima.cli.convert import PEERS
+from proxima.config import resolve
+
+EXAMPLES = Path(__file__).parents[1] / "convert" / "examples"
+
+
+def test_the_command_knows_every_peer():
+    from proxima import convert
+
+    assert set(PEERS) == set(convert.PEERS)
+
+
+def test_to_a_file(proxima, here):
+    code, out, err = proxima("convert", EXAMPLES / "trl_grpo.py", "--from", "trl", "--out", "recipe.yaml")
+    assert (code, out) == (0, "wrote recipe.yaml\n")
+    assert resolve("recipe.yaml").config.algorithm.surrogate.epsilon_high == 4.0
+    lines = err.splitlines()
+    assert "not supported yet:" in lines and "unknown option:" in lines and "ignored, no effect here:" in lines
+    assert "  epsilon_hihg: did you mean 'epsilon_high'?" in lines
+
+
+def test_to_standard_output_alone(proxima, here):
+    code, out, err = proxima("convert", EXAMPLES / "unirl_cppo.yaml", "--from", "unirl")
+    (here / "recipe.yaml").write_text(out)
+    assert code == 0 and resolve("recipe.yaml").config.algorithm.surrogate.delta == 0.15
+    assert "eval_interval" in err
+
+
+def test_explain_shows_the_converted_recipe(proxima, here):
+    proxima("convert", EXAMPLES / "unirl_cppo.yaml", "--from", "unirl", "--out", "recipe.yaml")
+    _, out, _ = proxima("explain", "recipe.yaml", "task=arithmetic")
+    assert "algorithm.surrogate.delta " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["none.yaml", "--from", "verl"], "error: none.yaml: can't be read (No such file or directory); give a YAML"),
+        (["none.yaml"], "error: the following arguments are required: --from"),
+        (["none.yaml", "--from", "vrel"], "error: argument --from: invalid choice: 'vrel'"),
+        ([".", "--from", "verl"], "error: .: can't be read (Is a directory)"),
+    ],
+)
+def test_mistakes_are_one_line(proxima, here, words, line):
+    code, out, err = proxima("convert", *words)
+    assert (code, out) == (2, "") and err.startswith(line) and len(err.splitlines()) == 1
+
+
+def test_the_file_itself_is_not_overwritten(proxima, here):
+    (here / "a.yaml").write_text("beta: 0.1\n")
+    code, _, err = proxima("convert", "a.yaml", "--from", "trl", "--out", "a.yaml")
+    assert code == 2 and "is the file itself" in err and (here / "a.yaml").read_text() == "beta: 0.1\n"

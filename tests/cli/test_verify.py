@@ -1,0 +1,115 @@
+"""`proxima verify` as a user types it."""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+TOTALS = ("records", "matched", "differs", "failed", "unsupported")
+
+
+@pytest.fixture
+def records(here):
+    """`records("x.json", change)` writes the first UniRL loss records, changed."""
+
+    def write(name, change=lambda found: found):
+        found = json.loads((GOLDEN / "unirl_losses.json").read_text())[:3]
+        (here / name).write_text(json.dumps(change(copy.deepcopy(found))))
+        return name
+
+    return write
+
+
+def test_the_golden_files(proxima):
+    files = sorted(GOLDEN.glob("*.json"))
+    code, out, err = proxima("verify", *files, "--json")
+    found = json.loads(out)
+    assert (code, err) == (0, "")
+    assert found["records"] == sum(len(json.loads(file.read_text())) for file in files)
+    assert found["failed"] == 0 and found["matched"] >= 0.9 * found["records"]
+    assert found["totals"] == {key: found[key] for key in TOTALS}
+    assert sum(found[key] for key in TOTALS[1:]) == found["records"]
+    assert [file["file"] for file in found["files"]] == [str(file) for file in files]
+    differing = [one for file in found["files"] for one in file["verdicts"] if one["status"] == "differs"]
+    assert differing and all(one["reason"] for one in differing)
+
+
+def test_a_wrong_number_is_named(proxima, records):
+    def change(found):
+        found[1]["expected"]["loss"] += 0.25
+        found[2]["expected"]["grad_logp"][0][0] -= 0.5
+        return found
+
+    name = records("wrong.json", change)
+    code, out, err = proxima("verify", name)
+    assert (code, err) == (1, "")
+    lines = out.splitlines()
+    assert lines[1].split()[:6] == ["wrong.json", "3", "1", "0", "2", "0"]
+    assert any(line.startswith("    loss: ours ") and line.endswith("off by 0.25") for line in lines)
+    assert any(line.startswith("    grad_logp[0]: ours ") and line.endswith("off by 0.5") for line in lines)
+    assert sum(line.startswith("failed  unirl/") for line in lines) == 2
+    code, out, _ = proxima("verify", name, "--json")
+    failed = [one for one in json.loads(out)["files"][0]["verdicts"] if one["status"] == "failed"]
+    assert code == 1 and failed[0]["differences"][0]["field"] == "loss"
+    assert failed[0]["differences"][0]["difference"] == pytest.approx(0.25)
+
+
+def test_verdicts_do_not_come_from_names(proxima, records):
+    def change(found):
+        for one in found:
+            one["name"] = "anything"
+        found[0]["expected"]["loss"] += 1.0
+        return found
+
+    code, out, _ = proxima("verify", records("renamed.json", change), "--json")
+    assert code == 1 and [one["status"] for one in json.loads(out)["files"][0]["verdicts"]] == ["failed", "matched", "matched"]
+
+
+def test_what_nobody_here_computes_is_unsupported(proxima, records):
+    def change(found):
+        found[0]["source"] = "somebody else's framework"
+        return found
+
+    code, out, _ = proxima("verify", records("other.json", change))
+    assert code == 0 and "unsupported  unirl/" in out and "somebody else's framework" in out
+
+
+def test_a_record_that_cannot_be_computed_fails_and_the_rest_goes_on(proxima, records):
+    def change(found):
+        found[0]["inputs"]["advantages"] = ["much", "more"]
+        return found
+
+    code, out, _ = proxima("verify", records("torn.json", change), "--json")
+    verdicts = json.loads(out)["files"][0]["verdicts"]
+    assert code == 1 and [one["status"] for one in verdicts] == ["failed", "matched", "matched"]
+    assert "ValueError" in verdicts[0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (None, "can't be read (No such file or directory)"),
+        ("{", "not JSON"),
+        ('{"a": 1}', "holds a dict, not a list"),
+        ("[3]", "entry 0 is a int, not a record"),
+        ('[{"name": "x"}]', "entry 0: golden record 'x' has no 'source'"),
+        (
+            '[{"name": "x", "source": "s", "dtype": "float64", "inputs": [], "params": {}, "expected": {}}]',
+            "entry 0: golden record 'x': 'inputs' is a list, expected a mapping",
+        ),
+        ("\udcff", "is not UTF-8 text"),
+    ],
+)
+def test_files_that_hold_no_records(proxima, here, text, line):
+    if text is not None:
+        (here / "x.json").write_text(text, encoding="utf-8", errors="surrogateescape")
+    code, out, err = proxima("verify", "x.json")
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: x.json: {line}") and len(err.splitlines()) == 1
+
+
+def test_a_wrong_path_among_several_is_found_before_anything_is_computed(proxima, records, here):
+    code, out, err = proxima("verify", records("x.json"), "none.json")
+    assert (code, out) == (2, "") and "none.json" in err

@@ -1,0 +1,274 @@
+"""What single options become, where a peer means something else by them."""
+
+import pytest
+
+from proxima.config import ConfigError, resolve
+from proxima.core.advantage import Gdpo, Grpo, ReinforcePpBaseline, Rloo
+from proxima.core.correction import CapFloor, Importance, SecondMoment
+from proxima.core.penalty import K1, K2, K3
+from proxima.core.surrogate import Cispo, Dppo, Drpo, Gspo, PpoClip, Sapo, Spo
+
+A, R = "actor_rollout_ref.actor.", "algorithm.rollout_correction."
+GRPO = {"algorithm.adv_estimator": "grpo"}
+NORM = {"actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": "group", "actor.kl_ctl": 0.0}
+
+
+def listed(done):
+    return {kind: {one.name for one in getattr(done, kind)} for kind in ("missing", "unsupported", "unknown", "ignored")}
+
+
+def test_verl_defaults_that_a_file_does_not_say(specs):
+    found = specs("verl", GRPO)
+    assert found.surrogate == PpoClip(0.2, 0.2, 3.0)  # dual clip is on in verl
+    assert found.proximal == "recompute" and found.correction == ()
+    assert found.advantage == Grpo("group", 1e-6)
+
+
+@pytest.mark.parametrize(("written", "penalty"), [("kl", K1(0.02)), ("mse", K2(0.02)), ("low_var_kl", K3(0.02, limit=10.0))])
+def test_verl_kl_loss(specs, written, penalty):
+    options = {A + "use_kl_loss": True, A + "kl_loss_coef": 0.02, A + "kl_loss_type": written}
+    assert specs("verl", GRPO | options).reference_kl == penalty
+
+
+def test_verl_kl_that_is_off_is_ignored_and_kl_in_the_reward_is_not_supported(converted):
+    off = converted("verl", GRPO | {A + "use_kl_loss": False, A + "kl_loss_coef": 0.02})
+    assert A + "kl_loss_coef" in listed(off)["ignored"] and "reference_kl" not in off.recipe["algorithm"]
+    on = converted("verl", GRPO | {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.01})
+    assert {"algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"} <= listed(on)["unsupported"]
+
+
+def test_verl_dr_grpo(specs):
+    options = {A + "loss_agg_mode": "seq-mean-token-sum-norm", "algorithm.norm_adv_by_std_in_grpo": False, "data.max_response_length": 3000}
+    found = specs("verl", GRPO | options)
+    assert found.advantage.scale == "none" and found.aggregate.horizon == 3000  # verl divides by the padded response length
+    assert specs("verl", GRPO | options | {A + "loss_scale_factor": 1000}).aggregate.horizon == 1000
+
+
+def test_verl_bypass(specs, converted):
+    assert specs("verl", GRPO | {R + "bypass_mode": True}).proximal == "behavior"
+    clip = converted("verl", GRPO | {R + "bypass_mode": True, R + "rollout_is": "token"})
+    assert R + "rollout_is" in listed(clip)["ignored"]  # there the ratio is the correction (P13)
+    assert "correction" not in clip.recipe["algorithm"]
+
+
+def test_verl_asymmetric_rejection_says_what_verl_computes(converted):
+    done = converted("verl", GRPO | {R + "rollout_rs": "token_k1", R + "rollout_rs_threshold": "0.5_4.0"})
+    (rule,) = done.recipe["algorithm"]["correction"]
+    assert (rule["lower"], rule["upper"]) == (0.25, 2.0)  # the reciprocals: P25
+    assert "P25" in done.text and "lower 0.5, upper 4" in done.text
+
+
+def test_verl_old_cap(specs):
+    assert specs("verl", GRPO | {A + "tis_imp_ratio_cap": 2.5}).correction == (Importance("token", "truncate", 2.5),)
+    assert specs("verl", GRPO | {A + "tis_imp_ratio_cap": -1}).correction == ()
+
+
+def test_verl_version_0_7(specs):
+    options = {"rollout_rs": "geometric", "rollout_rs_threshold": 1.01, "rollout_token_veto_threshold": 1e-4, "rollout_is": "token"}
+    veto, rule, weight = specs("verl", GRPO | {R + key: value for key, value in options.items()}).correction
+    assert veto == Importance(bound="none", veto=1e-4, rejected="drop")
+    assert (rule.level, rule.reduce, rule.upper, rule.lower) == ("sequence", "mean", 1.01, 1 / 1.01)
+    assert weight == Importance("token", "truncate", 2.0)
+
+
+def test_verl_mini_batches_that_do_not_divide(converted):
+    done = converted("verl", GRPO | {"data.train_batch_size": 100, A + "ppo_mini_batch_size": 30})
+    assert done.recipe["train"]["updates_per_step"] == 4  # 30 + 30 + 30 + 10
+    done = converted("verl", GRPO | {"data.train_batch_size": 100, A + "ppo_mini_batch_size": 35})
+    assert done.recipe["train"]["updates_per_step"] == 2 and "train.updates_per_step" in listed(done)["unsupported"]
+
+
+def test_verl_epochs_need_the_data(converted):
+    done = converted("verl", GRPO | {"trainer.total_epochs": 15})
+    assert "train.steps" in listed(done)["missing"] and "here 15" in done.text
+
+
+def test_verl_gae_resolves_and_says_what_is_missing(converted):
+    done = converted("verl", {"algorithm.gamma": 0.99, "algorithm.lam": 0.95})
+    assert done.recipe["algorithm"]["advantage"] == {"kind": "gae", "gamma": 0.99, "lam": 0.95}
+    assert any("value" in problem for problem in done.problems) and "As it stands" in done.text
+
+
+def test_trl_defaults_of_1_16(specs, converted):
+    found = specs("trl", {"use_vllm": True})
+    assert type(found.aggregate).__name__ == "TokenMean" and found.surrogate == PpoClip(0.2, 0.2)
+    assert found.correction == (Importance("sequence", "clip", 3.0, 0.0),)
+    assert found.advantage == Grpo("group", 1e-4) and found.reference_kl is None
+    assert converted("trl", {"use_vllm": True}).recipe["train"]["schedule"] == "linear"
+
+
+def test_trl_cispo_cap_is_absolute(specs):
+    assert specs("trl", {"loss_type": "cispo", "epsilon_high": 5.0}).surrogate == Cispo(1.0, 4.0, "token")
+    assert specs("trl", {"loss_type": "cispo"}).surrogate == Cispo(1.0, -0.8, "token")  # the default caps every weight at 0.2 (T2)
+
+
+def test_trl_sequence_level(specs):
+    options = {"importance_sampling_level": "sequence", "epsilon": 3e-4, "epsilon_high": 4e-4}
+    assert specs("trl", {"loss_type": "grpo", **options}).surrogate == Gspo(3e-4, 4e-4, "sequence")
+    assert type(specs("trl", {"loss_type": "luspo", **options}).surrogate).__name__ == "Luspo"
+
+
+def test_trl_delta(specs, converted):
+    assert specs("trl", {"delta": 4.0}).surrogate == PpoClip(0.2, 0.2, 4.0)
+    assert "T3" in converted("trl", {"delta": 1.1}).text  # below 1 + epsilon_high the two differ
+    assert "delta" in listed(converted("trl", {"delta": 4.0, "loss_type": "cispo"}))["ignored"]
+
+
+def test_trl_correction_without_vllm(converted):
+    done = converted("trl", {"vllm_importance_sampling_mode": "token_truncate"})
+    assert "vllm_importance_sampling_mode" in listed(done)["ignored"] and "correction" not in done.recipe["algorithm"]
+
+
+@pytest.mark.parametrize(
+    ("options", "spec"),
+    [
+        ({"vllm_importance_sampling_mode": "token_truncate"}, Importance("token", "clamp", 3.0, 0.0)),
+        (
+            {"vllm_importance_sampling_mode": "sequence_truncate", "vllm_importance_sampling_cap": 2.0},
+            Importance("sequence", "clamp", 2.0, 0.0),
+        ),
+        (
+            {"vllm_importance_sampling_clip_max": None, "vllm_importance_sampling_clip_min": 0.1},
+            Importance("sequence", "clip", float("inf"), 0.1),
+        ),
+    ],
+)
+def test_trl_sampler_correction(specs, options, spec):
+    assert specs("trl", {"use_vllm": True, **options}).correction == (spec,)
+
+
+def test_trl_many_rewards(specs):
+    options = {"multi_objective_aggregation": "normalize_then_sum", "reward_weights": [1.0, 0.5]}
+    assert specs("trl", options).advantage == Gdpo((1.0, 0.5), "group", 1e-4, "completions")
+
+
+@pytest.mark.parametrize(("written", "scale"), [(True, "group"), (False, "none"), ("batch", "batch"), ("none", "none")])
+def test_trl_scale_rewards(specs, written, scale):
+    assert specs("trl", {"scale_rewards": written}).advantage.scale == scale
+
+
+def test_trl_batches(converted):
+    train = converted("trl", {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "num_generations": 8}).recipe["train"]
+    assert (train["prompts_per_step"], train["updates_per_step"], train["epochs_per_step"]) == (4, 1, 1)
+    with pytest.raises(ConfigError, match="num_generations=3 .*does not divide the 8 completions"):
+        converted("trl", {"num_generations": 3})
+
+
+def test_areal_without_decoupling(specs, converted):
+    assert specs("areal", NORM).proximal == "behavior"
+    done = converted("areal", {**NORM, "actor.recompute_logprob": True, "actor.behave_imp_weight_cap": 3.0})
+    assert done.recipe["algorithm"]["proximal"] == "recompute" and "correction" not in done.recipe["algorithm"]
+    assert "actor.behave_imp_weight_cap" in listed(done)["ignored"]
+
+
+DECOUPLED = {**NORM, "actor.use_decoupled_loss": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "correction"),
+    [
+        ({}, (CapFloor(upper=5.0, lower=0.0),)),
+        ({"behave_imp_weight_cap": 4.0}, (CapFloor(upper=4.0, lower=0.0),)),
+        ({"behave_imp_weight_mode": "token_truncate"}, (Importance("token", "clamp", 5.0, 0.0),)),
+        ({"behave_imp_weight_mode": "sequence_mask"}, (Importance("geometric", "clip", 5.0, 0.0),)),
+        ({"behave_imp_weight_mode": "disabled"}, ()),
+        ({"behave_imp_weight_cap": None}, ()),
+        ({"m2_threshold": 0.04, "behave_imp_weight_mode": "disabled"}, (SecondMoment(0.04, "drop"),)),
+    ],
+)
+def test_areal_behavior_weights(specs, options, correction):
+    assert specs("areal", DECOUPLED | {f"actor.{key}": value for key, value in options.items()}).correction == correction
+
+
+def test_areal_loglinear(specs):
+    assert specs("areal", DECOUPLED | {"actor.prox_logp_method": "loglinear"}).proximal == "loglinear"
+
+
+def test_areal_losses(specs):
+    assert specs("areal", {**NORM, "actor.use_sapo_loss": True}).surrogate == Sapo(1.0, 1.05)
+    assert specs("areal", {**NORM, "actor.use_cispo_loss": True, "actor.eps_clip": 1.0, "actor.eps_clip_higher": 4.0}).surrogate == Cispo()
+    assert specs("areal", {**NORM, "actor.eps_clip_higher": 0.3, "actor.c_clip": 3.0}).surrogate == PpoClip(0.2, 0.3, 3.0)
+    assert specs("areal", {**NORM, "actor.importance_sampling_level": "sequence"}).surrogate == Gspo(0.2, 0.2, "sequence")
+
+
+def test_areal_advantages(specs):
+    whiten = {"actor.adv_norm.mean_level": "batch", "actor.adv_norm.std_level": "batch"}
+    centred = {"actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": None}
+    assert specs("areal", NORM).advantage == Grpo("group", 1e-5)
+    assert specs("areal", NORM | whiten).advantage == Gdpo(None, "group", 1e-5, "tokens")
+    assert specs("areal", centred | whiten).advantage == ReinforcePpBaseline()
+    assert specs("areal", centred | {"actor.reward_norm.mean_leave1out": True}).advantage == Rloo()
+
+
+def test_areal_scaling_counts_where_nothing_divides(converted):
+    """(r + b) s, centred and not divided, is s times the advantage; divided by the group's standard deviation s cancels."""
+    options = {"actor.reward_scaling": 10.0, "actor.reward_bias": -0.5, "actor.kl_ctl": 0.0, "train_dataset.path": "openai/gsm8k"}
+    centred = converted("areal", {**options, "actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": None})
+    assert centred.recipe["reward"] == [{"kind": "gsm8k", "weight": 10.0}]
+    divided = converted("areal", {**options, **NORM})
+    assert divided.recipe["reward"] == [{"kind": "gsm8k"}] and "actor.reward_scaling" in listed(divided)["ignored"]
+
+
+def test_areal_default_kl_is_told(converted):
+    done = converted("areal", {"actor.reward_norm.mean_level": "group"})
+    assert "actor.kl_ctl" in listed(done)["unsupported"] and "AReaL's default" in done.text
+
+
+def test_areal_segments(converted):
+    done = converted("areal", DECOUPLED | {"enable_segment_wise_ppo": True})
+    assert "enable_segment_wise_ppo" in listed(done)["unsupported"]
+
+
+def test_unirl_sources(specs):
+    cppo = {"algorithm._target_": "unirl.algorithms.cppo.CPPO"}
+    assert specs("unirl", cppo).proximal == "behavior" and specs("unirl", cppo).surrogate.delta == 0.2
+    replay = specs("unirl", cppo | {"algorithm.old_logp_source": "replay"})
+    assert (replay.proximal, replay.surrogate.centre) == ("recompute", "proximal")  # replay overwrites mu as well
+    assert specs("unirl", {"algorithm.dppo_delta": 0.1}).surrogate == Dppo("binary_tv", 0.1)
+
+
+def test_unirl_drpo_is_spo_without_its_weight(specs):
+    drpo = {"algorithm._target_": "unirl.algorithms.drpo.DRPO", "algorithm.drpo_epsilon": 0.5}
+    assert specs("unirl", drpo).surrogate == Drpo(0.5)
+    assert specs("unirl", drpo | {"algorithm.penalty_mu_weighted": False}).surrogate == Spo(0.5)
+
+
+def test_unirl_sampling_defaults_are_its_own(converted):
+    sampling = converted("unirl", {"algorithm._target_": "x.GRPO"}).recipe["sampling"]
+    assert sampling == {"temperature": 0.7, "top_k": 1024, "top_p": 0.9, "max_tokens": 512}
+
+
+@pytest.mark.parametrize(
+    ("peer", "options", "line"),
+    [
+        (
+            "verl",
+            {"algorithm.adv_estimator": "grop"},
+            "algorithm.adv_estimator=grop (options.json): no advantage of this name; known: gae, gdpo",
+        ),
+        (
+            "verl",
+            GRPO | {A + "policy_loss.loss_mode": "up"},
+            "actor_rollout_ref.actor.policy_loss.loss_mode=up (options.json): no surrogate",
+        ),
+        ("verl", GRPO | {"data.train_batch_size": "${oc.env:BS}"}, "data.train_batch_size=${oc.env:BS} (options.json): can't be known"),
+        ("verl", GRPO | {"data.train_batch_size": [1]}, "data.train_batch_size=[1] (options.json): must be a number"),
+        ("trl", {"loss_type": "gpro"}, "loss_type=gpro (options.json): no loss of this name; known: grpo, dr_grpo"),
+        ("trl", {"num_iterations": 0}, "num_iterations=0 (options.json): must be >= 1"),
+        ("unirl", {"x": 1}, "algorithm._target_ (options.json): is missing; one of CPPO"),
+        ("unirl", {"algorithm._target_": "unirl.algorithms.flowgrpo.FlowGRPO"}, "algorithm._target_=FlowGRPO (options.json): only CPPO"),
+        ("areal", DECOUPLED | {"actor.behave_imp_weight_mode": "mask"}, "actor.behave_imp_weight_mode=mask (options.json): must be one of"),
+    ],
+)
+def test_what_the_peer_would_refuse_is_one_line(converted, peer, options, line, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as found:
+        converted(peer, options)
+    assert str(found.value).replace(f"{tmp_path}/", "").startswith(line)
+    assert len(str(found.value).splitlines()) == 1
+
+
+def test_every_peer_makes_a_recipe_of_its_defaults(converted):
+    for peer, options in (("verl", GRPO), ("trl", {"beta": 0.0}), ("areal", NORM), ("unirl", {"algorithm._target_": "x.DPPO"})):
+        done = converted(peer, options | {"made_up": 3})
+        assert resolve(done.recipe) and listed(done)["unknown"] == {"made_up"}

@@ -1,0 +1,111 @@
+"""Files: YAML with OmegaConf's references, JSON, launch scripts, Python."""
+
+import pytest
+
+from proxima.config import ConfigError
+from proxima.convert.read import UNREADABLE, from_python, from_script, interpolated, read
+
+
+def test_references():
+    flat = {
+        "a.b": 3,
+        "a.c": "${a.b}",
+        "a.d": "${.b}",
+        "a.e.f": "${..b}",
+        "x": "${oc.select:a.b,512}",
+        "y": "${oc.select:no.such,512}",
+        "z": "${oc.select:no.such,${oc.select:neither,null}}",
+        "name": "run-${a.c}",
+        "env": "${oc.env:HOME,/somewhere}",
+        "open": "${oc.env:HOME}",
+        "circle": "${circle}",
+        "to": "${nowhere}",
+    }
+    found = interpolated(flat)
+    assert {key: found[key] for key in ("a.c", "a.d", "a.e.f", "x", "y", "z", "name", "env")} == {
+        "a.c": 3, "a.d": 3, "a.e.f": 3, "x": 3, "y": 512, "z": None, "name": "run-3", "env": "/somewhere",
+    }  # fmt: skip
+    assert (found["open"], found["to"]) == ("${oc.env:HOME}", "${nowhere}")
+
+
+SCRIPT = """\
+#!/usr/bin/env bash
+set -xeuo pipefail
+max_len=$((1024 * 20))
+low=0.2   # a comment
+high=${HIGH:-0.28}
+export N=16
+# algorithm.adv_estimator=rloo
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    +actor_rollout_ref.actor.clip_ratio_low=${low} \\
+    actor_rollout_ref.actor.clip_ratio_high="$high" \\
+    ++data.max_response_length=${max_len} \\
+    actor_rollout_ref.rollout.n=$N data.train_files="['a.parquet','b.parquet']" \\
+    trainer.logger='["console","wandb"]' \\
+    trainer.default_local_dir=${CKPTS} actor_rollout_ref.actor.optim.lr=1e-6 $@
+"""
+
+
+def test_a_launch_script():
+    assert from_script(SCRIPT) == {
+        "algorithm.adv_estimator": "grpo",
+        "actor_rollout_ref.actor.clip_ratio_low": 0.2,
+        "actor_rollout_ref.actor.clip_ratio_high": 0.28,
+        "data.max_response_length": 20480,
+        "actor_rollout_ref.rollout.n": 16,
+        "data.train_files": ["a.parquet", "b.parquet"],
+        "trainer.logger": ["console", "wandb"],
+        "trainer.default_local_dir": "${CKPTS}",
+        "actor_rollout_ref.actor.optim.lr": 1e-6,
+    }
+
+
+def test_a_script_is_converted_as_its_config_would_be(tmp_path):
+    from proxima.convert import convert
+
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    recipe = convert(tmp_path / "run.sh", "verl").recipe
+    assert recipe["algorithm"]["surrogate"] == {"kind": "ppo_clip", "epsilon_low": 0.2, "epsilon_high": 0.28, "dual_clip": 3.0}
+    assert recipe["sampling"]["max_tokens"] == 20480 and recipe["task"]["path"] == ["a.parquet", "b.parquet"]
+
+
+def test_python_is_read_not_run():
+    head = "import trl\nLR = 1e-6\nN = 4\nN += 1\nx = f()\n"
+    found = from_python(head + "c = trl.GRPOConfig(learning_rate=LR * 2, beta=-(-0.5), epsilon=x, num_generations=N, **more)")
+    assert (found["learning_rate"], found["beta"]) == (2e-6, 0.5)
+    assert found["epsilon"] is found["num_generations"] is UNREADABLE  # N is assigned twice
+    assert "**more" in found
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "line"),
+    [
+        ("a.py", "x = 1", "has no GRPOConfig(…) call"),
+        ("a.py", "GRPOConfig()\nGRPOConfig()", "has 2 GRPOConfig(…) calls, in lines 1, 2; keep one"),
+        ("a.py", "def (", "not Python"),
+        ("a.yaml", "a: [", "not YAML"),
+        ("a.yaml", "a: &x [*x]", ""),
+        ("a.yaml", "- 1", "holds no options"),
+        ("a.yaml", "", "holds no options"),
+        ("a.yaml", "a: !!python/object/apply:os.system ['true']", "not YAML"),
+        ("a.json", "{", "not JSON"),
+        ("a.sh", "echo hi", "has no words like"),
+    ],
+)
+def test_files_that_hold_no_options(tmp_path, name, text, line):
+    (tmp_path / name).write_text(text)
+    if not line:
+        read(tmp_path / name)  # a list is kept as it is, whatever it holds
+        return
+    with pytest.raises(ConfigError) as found:
+        read(tmp_path / name)
+    assert line in str(found.value) and len(str(found.value).splitlines()) == 1
+
+
+def test_a_missing_file_and_one_that_is_no_text(tmp_path):
+    with pytest.raises(ConfigError, match="can't be read"):
+        read(tmp_path / "none.yaml")
+    (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        read(tmp_path / "x.yaml")
