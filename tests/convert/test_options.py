@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.config import ConfigError, resolve
-from proxima.core.advantage import Gdpo, Grpo, ReinforcePpBaseline, Rloo
+from proxima.core.advantage import Gdpo, Grpo, ReinforcePp, ReinforcePpBaseline, Rloo
 from proxima.core.correction import CapFloor, Importance, SecondMoment
 from proxima.core.penalty import K1, K2, K3
 from proxima.core.surrogate import Cispo, Dppo, Drpo, Gspo, PpoClip, Sapo, Spo
@@ -198,6 +198,12 @@ def test_areal_advantages(specs):
     assert specs("areal", NORM | whiten).advantage == Gdpo(None, "group", 1e-5, "tokens")
     assert specs("areal", centred | whiten).advantage == ReinforcePpBaseline()
     assert specs("areal", centred | {"actor.reward_norm.mean_leave1out": True}).advantage == Rloo()
+    # what is the same for all rewards cancels under whitening: n / (n - 1) of RLOO, the batch's standard deviation of LitePPO
+    assert specs("areal", centred | whiten | {"actor.reward_norm.mean_leave1out": True}).advantage == ReinforcePpBaseline()
+    assert specs("areal", NORM | whiten | {"actor.reward_norm.std_level": "batch"}).advantage == ReinforcePpBaseline()
+    by_advantage = {"actor.adv_norm.mean_level": "group", "actor.adv_norm.std_level": "group"}
+    assert specs("areal", by_advantage).advantage == Grpo("group", 1e-5)
+    assert specs("areal", whiten | {"actor.discount": 0.99}).advantage == ReinforcePp(0.99)
 
 
 def test_areal_scaling_counts_where_nothing_divides(converted):

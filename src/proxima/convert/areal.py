@@ -48,57 +48,83 @@ def convert(o: Options) -> Draft:
     return d
 
 
+REWARD, ADV = "actor.reward_norm.", "actor.adv_norm."
+
+
 def advantage(d: Draft, o: Options) -> str:
-    """Reward and advantage normalisation; the level by which rewards are divided, `group`, `batch` or `none`."""
-    reward, adv = "actor.reward_norm.", "actor.adv_norm."
-    for name in (
-        reward + "group_size",
-        *(adv + part for part in ("mean_level", "group_size", "mean_leave1out")),
-        reward + "std_unbiased",
-        adv + "std_unbiased",
-    ):
-        o.given(name)
-    mean, std = o.get(reward + "mean_level"), o.get(reward + "std_level")
+    """Reward and advantage normalisation; by what the rewards are divided in the end: `group`, `batch` or `none`."""
+    o.given(*(prefix + name for prefix in (REWARD, ADV) for name in ("group_size", "std_unbiased", "eps")))
+    mean, std = _level(o, REWARD, "mean_level"), _level(o, REWARD, "std_level")
+    adv_mean, adv_std = _level(o, ADV, "mean_level"), _level(o, ADV, "std_level")
+    leave, note, prefix = o.flag(REWARD + "mean_leave1out"), "", REWARD
     if o.flag("actor.group_reward_norm") and mean is None:
         mean = std = "group"
-    whitened = o.get(adv + "std_level") == "batch"
-    origin = o.origin(reward + "mean_level", "actor.group_reward_norm")
-    epsilon = (o.number(reward + "eps", default=1e-5), o.origin(reward + "eps"))
-    scale = "none" if std is None else str(std)
-    path = "algorithm.advantage"
-    if adv + "std_level" in o.flat and o.flat[adv + "std_level"] == "group":
-        d.lacks(adv + "std_level", "normalising advantages by group, over tokens")
-    if o.flag(reward + "mean_leave1out"):
-        d.spec(path, "rloo", f"from {reward}mean_leave1out")
-        if scale != "none" or whitened:
-            d.lacks(reward + "std_level" if scale != "none" else adv + "std_level", "dividing after a leave-one-out mean")
-    elif mean == "group" and whitened and scale in ("group", "none"):
-        note = "rewards normalised in their group, then advantages whitened over the tokens of the batch; AReaL's variances are biased (A7)"
-        if scale == "group":
-            whiten = ("tokens", f"from {adv}std_level")
-            d.spec(path, "gdpo", origin, note, scale=("group", f"from {reward}std_level"), epsilon=epsilon, finish=whiten)
-        else:
-            d.spec(path, "reinforce_pp_baseline", origin, note)
-    elif mean == "group":
-        d.spec(path, "grpo", origin, "AReaL's standard deviation is biased (A7)", scale=(scale, f"from {reward}std_level"), epsilon=epsilon)
-        if whitened:
-            d.lacks(adv + "std_level", "whitening after dividing by the batch's standard deviation")
-    elif o.given("critic.path"):
-        names = {"gamma": "actor.discount", "lam": "actor.gae_lambda"}
-        d.spec(path, "gae", "from critic", **{ours: (o.number(name, default=1.0), o.origin(name)) for ours, name in names.items()})
-        d.lacks("critic.*", "a critic is not trained yet")
+    if mean is None and std is None and adv_mean == "group":
+        mean, std, leave, prefix = "group", adv_std, o.flag(ADV + "mean_leave1out"), ADV
+        note = "AReaL takes this mean over tokens, so that long completions weigh more in it. "
+    elif o.given(ADV + "mean_leave1out"):
+        d.drops(ADV + "mean_leave1out", "rewards are normalised already")
+    if o.given("critic.path"):
+        critic(d, o)
+        return "batch"
+    whitened = adv_std == "batch"
+    if mean == "group":
+        _by_group(d, o, prefix, note, "none" if std is None else std, leave, whitened)
     else:
-        d.spec(path, "reinforce_pp", origin, "no baseline by group: rewards whitened over the batch", gamma=_gamma(o))
-        if not whitened:
-            d.lacks("actor.reward_norm", "rewards used as advantages without any baseline")
-    if (
-        not d.entries[f"{path}.kind"].value.startswith(("gae", "reinforce_pp"))
-        or d.entries[f"{path}.kind"].value == "reinforce_pp_baseline"
-    ):
-        for name in ("actor.discount", "actor.gae_lambda"):
-            if o.number(name, default=1.0) != 1:
-                d.lacks(name, "a discount within a completion, under an advantage of whole completions")
-    return scale
+        _by_batch(d, o, whitened)
+    return "batch" if whitened else "none" if std is None else std
+
+
+def _level(o: Options, prefix: str, name: str) -> str | None:
+    """`mean_level` or `std_level`: batch where the section is there and does not say."""
+    written = o.get(prefix + name)
+    if written is None:
+        return "batch" if prefix + name not in o.flat and any(other.startswith(prefix) for other in o.flat) else None
+    if written not in ("group", "batch"):
+        raise o.refused("must be group, batch or null", prefix + name)
+    return str(written)
+
+
+def _by_group(d: Draft, o: Options, prefix: str, note: str, std: str, leave: bool, whitened: bool) -> None:
+    """Rewards minus the mean of their group."""
+    path, origin = "algorithm.advantage", o.origin(prefix + "mean_level", "actor.group_reward_norm")
+    epsilon = (o.number(prefix + "eps", default=1e-5), o.origin(prefix + "eps"))
+    biased = "AReaL's variances are biased (A7)."
+    if whitened and std == "group":
+        fields = {"scale": ("group", f"from {prefix}std_level"), "epsilon": epsilon, "finish": ("tokens", f"from {ADV}std_level")}
+        d.spec(path, "gdpo", origin, f"{note}Normalised in the group, then whitened over the tokens of the batch. {biased}", **fields)
+        if leave:
+            d.lacks(prefix + "mean_leave1out", "leaving one out, where rewards are divided by the group's standard deviation")
+    elif whitened:
+        what = "the factor n / (n - 1) of leaving one out" if leave else "a standard deviation of the batch" if std == "batch" else ""
+        cancels = f" Then whitened over tokens, where {what} cancels." if what else " Then whitened over the tokens of the batch."
+        d.spec(path, "reinforce_pp_baseline", origin, f"{note}Rewards minus the mean of their group.{cancels} {biased}")
+    elif leave:
+        d.spec(path, "rloo", f"from {prefix}mean_leave1out", note.strip())
+        if std != "none":
+            d.lacks(prefix + "std_level", "dividing after a leave-one-out mean")
+    else:
+        d.spec(path, "grpo", origin, f"{note}{biased}", scale=(std, f"from {prefix}std_level"), epsilon=epsilon)
+    for name in ("actor.discount", "actor.gae_lambda"):
+        if o.number(name, default=1.0) != 1:
+            d.lacks(name, "a discount within a completion, under an advantage of whole completions")
+
+
+def _by_batch(d: Draft, o: Options, whitened: bool) -> None:
+    """No baseline by group: REINFORCE++, where the batch is whitened."""
+    d.spec("algorithm.advantage", "reinforce_pp", o.origin(ADV + "std_level"), "rewards to go, whitened over the batch", gamma=_gamma(o))
+    if not whitened:
+        d.lacks("actor.adv_norm", "advantages that are not whitened over the batch, without a baseline by group")
+    if o.number("actor.gae_lambda", default=1.0) != 1:
+        d.lacks("actor.gae_lambda", "a lambda without a critic")
+
+
+def critic(d: Draft, o: Options) -> None:
+    """PPO with a critic."""
+    names = {"gamma": "actor.discount", "lam": "actor.gae_lambda"}
+    fields = {ours: (o.number(name, default=1.0), o.origin(name)) for ours, name in names.items()}
+    d.spec("algorithm.advantage", "gae", "from critic.path", **fields)
+    d.lacks("critic.path", "a critic is not trained yet")
 
 
 def _gamma(o: Options) -> tuple[Any, str]:
@@ -112,8 +138,8 @@ def rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
         common.reward(d, (scale, "from actor.reward_scaling"))
     else:
         common.reward(d)
-        if o.given("actor.reward_scaling") and scale != 1:
-            d.drops("actor.reward_scaling", "cancels: rewards are divided by their standard deviation")
+        if o.given("actor.reward_scaling"):
+            d.drops("actor.reward_scaling", "cancels: rewards or advantages are divided by their standard deviation")
     if o.given("actor.reward_bias"):
         d.drops("actor.reward_bias", "cancels: the mean is taken off")
     if o.given("actor.reward_clip"):
@@ -161,7 +187,7 @@ def policies(d: Draft, o: Options) -> None:
         fields = {"threshold": (threshold, "from actor.m2_threshold"), "rejected": ("drop", "AReaL takes the tokens out of the mask")}
         d.append(LIST, "second_moment", "from actor.m2_threshold", note, **fields)
     for name in ("enable_segment_wise_ppo", "rollout.enable_segment_wise_ppo", "actor.enable_segment_wise_ppo"):
-        if name in o.flat and o.flag(name):
+        if o.flag(name):
             d.lacks(name, "segment-wise decoupled PPO needs asynchronous rollouts")
     lag = o.whole("rollout.max_head_offpolicyness", "max_head_offpolicyness", default=0)
     if lag:

@@ -28,7 +28,7 @@ VERL_ROLLOUT = """
     max_num_batched_tokens max_model_len max_num_seqs enable_chunked_prefill enable_prefix_caching logprobs_mode scheduling_policy
     load_format layered_summon log_prob_* disable_log_stats do_sample multi_stage_wake_up engine_kwargs* multi_turn.* agent.*
     checkpoint_engine.* trace.* skip_* moe_load_balance_metrics_interval profiler.* prometheus.* quantization_config_file mtp* qat*
-    disaggregation.* update_weights_bucket_megabytes limit_images use_fire_sampling"""
+    disaggregation.* update_weights_bucket_megabytes limit_images use_fire_sampling use_preprocessed_multimodal_input skip.*"""
 VERL_MODEL = """
     hf_config_path tokenizer_path use_shm trust_remote_code custom_chat_template external_lib override_config*
     enable_activation_offload use_remove_padding lora_alpha lora.* target_modules exclude_modules use_liger use_fused_kernels
@@ -161,6 +161,7 @@ AREAL: tuple[Rule, ...] = (
     Unsupported("weights not loaded from the checkpoint", names("actor.init_from_scratch")),
     Unsupported("a critic is not trained yet", names("critic.*"), (None,)),
     Unsupported("a teacher", names("teacher.path")),
+    Unsupported("filling a batch until enough groups say something", names("dynamic_bs")),
     Unsupported("process rewards and GAE by turns", names("actor.gae_timestep_unit actor.gae_lambda_kwargs*"), (None, "token")),
     Unsupported(NO_EVALUATION, names("valid_dataset.path")),
     Unsupported("a checkpoint by epochs or time: set checkpoint.every", names("saver.freq_epochs saver.freq_secs")),

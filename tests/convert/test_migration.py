@@ -1,0 +1,60 @@
+"""docs/migration.md names options that the converters know, and fields that exist here."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from proxima.convert import PEERS
+from proxima.convert.options import Options, sort_out
+from proxima.convert.rules import RULES
+
+PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text(encoding="utf-8")
+SHORT = {
+    "verl": {
+        "actor.": "actor_rollout_ref.actor.",
+        "rollout.": "actor_rollout_ref.rollout.",
+        "policy_loss.": "actor_rollout_ref.actor.policy_loss.",
+        "correction.": "algorithm.rollout_correction.",
+    }
+}
+CONTEXTS = {
+    "verl": [{"algorithm.adv_estimator": "grpo"}, {"algorithm.rollout_is_threshold": 2.0}],
+    "trl": [{"beta": 0.0}, {"loss_type": "sapo"}, {"loss_type": "vespo"}, {"use_vllm": True}],
+    "areal": [{"actor.reward_norm.mean_level": "group"}, {"actor.use_decoupled_loss": True}, {"actor.rejection_sampling.upper": 5.0}],
+    "unirl": [{"algorithm._target_": f"x.{kind}"} for kind in ("CPPO", "DPPO", "DRPO", "GRPO")],
+}
+
+
+def named(title):
+    """The options in the first column of the tables of a section."""
+    section = re.search(rf"^## {title}$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)[1]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| ")]
+    return sorted({name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)} - {"GRPOTrainer", "model"})
+
+
+def full(peer, name):
+    for short, prefix in SHORT.get(peer, {}).items():
+        if name.startswith(short):
+            return prefix + name.removeprefix(short)
+    return name
+
+
+@pytest.mark.parametrize(("peer", "title"), [("verl", "verl"), ("trl", "TRL"), ("areal", "AReaL"), ("unirl", "UniRL")])
+def test_every_option_of_the_tables_is_known(peer, title):
+    names = [full(peer, name) for name in named(title)]
+    assert len(names) >= 15
+    known = set()
+    for context in CONTEXTS[peer]:
+        if "actor.rejection_sampling.upper" in context:
+            context = {**context, "actor.use_decoupled_loss": True}
+        o = Options(title, context, "file")
+        PEERS[peer][1](o)
+        known |= o.asked
+    rest = Options(title, dict.fromkeys(names), "file", known)
+    assert [one.name for one in sort_out(rest, RULES[peer])[2]] == []
+
+
+def test_the_four_policies_and_the_three_names_are_explained():
+    for word in ("old_logp_source: rollout | replay", "use_decoupled_loss", "calculate_log_probs", "behavior μ", "reference π_ref"):
+        assert word in PAGE
