@@ -52,6 +52,14 @@ def test_mistakes_are_one_line(proxima, here, words, line):
     assert (code, out) == (2, "") and err.startswith(line) and len(err.splitlines()) == 1
 
 
+def test_a_folder_that_is_not_there(proxima, here):
+    (here / "a.yaml").write_text("beta: 0.1\n")
+    code, _, err = proxima("convert", "a.yaml", "--from", "trl", "--out", "no/such/recipe.yaml")
+    assert (
+        code == 2 and err == "error: --out=no/such/recipe.yaml (command line): its folder does not exist; make it, or give another path\n"
+    )
+
+
 def test_the_file_itself_is_not_overwritten(proxima, here):
     (here / "a.yaml").write_text("beta: 0.1\n")
     code, _, err = proxima("convert", "a.yaml", "--from", "trl", "--out", "a.yaml")

@@ -56,6 +56,19 @@ def test_a_wrong_number_is_named(proxima, records):
     assert failed[0]["differences"][0]["difference"] == pytest.approx(0.25)
 
 
+def test_another_shape_or_nan_is_a_failure_and_still_json(proxima, records):
+    def change(found):
+        found[0]["expected"]["grad_logp"] = found[0]["expected"]["grad_logp"][:-1]
+        found[1]["expected"]["loss"] = "nan"
+        return found
+
+    code, out, _ = proxima("verify", records("shape.json", change), "--json")
+    verdicts = json.loads(out, parse_constant=lambda name: pytest.fail(name))["files"][0]["verdicts"]
+    assert code == 1 and [one["status"] for one in verdicts] == ["failed", "failed", "matched"]
+    assert verdicts[0]["differences"][0]["expected"].startswith("shape [")
+    assert verdicts[1]["differences"][0]["difference"] == "inf"
+
+
 def test_verdicts_do_not_come_from_names(proxima, records):
     def change(found):
         for one in found:

@@ -25,6 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         if Path(arguments.out).exists() and Path(arguments.out).samefile(arguments.file):
             raise one_problem("--out", "is the file itself; give another path", arguments.out, "command line")
+        if not Path(arguments.out).parent.is_dir():
+            raise one_problem("--out", "its folder does not exist; make it, or give another path", arguments.out, "command line")
         Path(arguments.out).write_text(done.text, encoding="utf-8")
         print(f"wrote {arguments.out}")
     for line in (*done.report, *(f"as it stands: {problem}" for problem in done.problems)):

@@ -5,6 +5,7 @@ unsupported: nothing of ours computes this. Exit code 1 if any record failed."""
 
 import argparse
 import json
+import math
 import re
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -64,7 +65,16 @@ class _Judged:
         return _totals(self.verdicts)
 
     def plain(self) -> list[dict[str, Any]]:
-        return [asdict(one) for one in self.verdicts]
+        return [_finite(asdict(one)) for one in self.verdicts]
+
+
+def _finite(value: Any) -> Any:
+    """Non-finite numbers as texts, as in the records: JSON has none."""
+    if isinstance(value, dict):
+        return {key: _finite(child) for key, child in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(child) for child in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _totals(verdicts: list[Judgement]) -> dict[str, int]:
