@@ -246,7 +246,9 @@ def test_a_correction_and_sequence_surrogates_under_every_split():
     items = trajectories(spread=0.8)
     kind = next(iter(sorted(table)))
     results = [
-        gradients(trainer(surrogate=Cppo(), aggregate=SequenceMeanTokenMean(), corrections=[table[kind]()], tokens_per_micro_batch=b), items)
+        gradients(
+            trainer(surrogate=Cppo(), aggregate=SequenceMeanTokenMean(), corrections=[table[kind]()], tokens_per_micro_batch=b), items
+        )
         for b in BUDGETS
     ]
     for found in results[1:]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxima.core.correction import health
 from proxima.data import Completion, Group, Prompt, Trajectory
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.model import Policy
@@ -319,6 +320,9 @@ class Controller:
             self.observer.warning(
                 f"{invalid} of {total} completions have no score ({error}); left out of every mean; see `error` in rollouts/{file}"
             )
+        for verdict in health({key: value for key, value in record.items() if isinstance(value, int | float)}):
+            if verdict.level == "act":
+                self.observer.warning(f"step {record['step']}: {verdict.sentence}")
         if not chosen.updates:
             self.observer.warning(f"step {record['step']}: nothing was left to train on ({chosen.drop_counts}); the weights did not change")
 

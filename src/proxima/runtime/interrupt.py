@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,27 +12,34 @@ from proxima.runtime.controller import Controller
 
 @contextmanager
 def stop_on_interrupt(controller: Controller) -> Iterator[None]:
-    """The first Ctrl-C asks the loop to end with a checkpoint; the second one is an ordinary KeyboardInterrupt."""
-    loop = asyncio.get_running_loop()
+    """The first Ctrl-C (or SIGTERM) asks the loop to end with a checkpoint; the second one is an ordinary KeyboardInterrupt.
 
-    def first() -> None:
+    The handlers are Python's, not the loop's, because an update may keep the loop from turning for minutes: the second one works then too.
+    """
+    loop = asyncio.get_running_loop()
+    seen: list[int] = []
+
+    def stop() -> None:
         controller.observer.warning(
             "stopping: a checkpoint is written first; press Ctrl-C again to end at once and lose the unfinished step"
         )
         controller.stop()
-        loop.remove_signal_handler(signal.SIGINT)
 
-    try:
-        loop.add_signal_handler(signal.SIGINT, first)
-        loop.add_signal_handler(signal.SIGTERM, controller.stop)
-    except (NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread: Ctrl-C is then what it always is
+    def handle(number: int, frame: Any) -> None:
+        seen.append(number)
+        if len(seen) > 1:
+            raise KeyboardInterrupt
+        loop.call_soon_threadsafe(stop)
+
+    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's: Ctrl-C is then what it always is
         yield
         return
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        loop.remove_signal_handler(signal.SIGTERM)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -66,13 +66,17 @@ async def _train(
     observer: Observer,
     clock: Clock,
 ) -> Summary:
-    with Journal(folder.journal, clock) as journal:
+    checkpoint = None
+    if resuming:  # the run's own word on its config comes before the weights are read
+        with Journal(folder.journal, clock) as journal:
+            check_frozen(journal, config)
+            checkpoint = _rewind(folder, journal, opened)
+    observer.progress("load", 0, 1, "models")
+    loaded = load_model(config, str(checkpoint.model) if checkpoint else None)
+    with Journal(folder.journal, clock) as journal:  # from here on there is a run in the folder
         check_frozen(journal, config)
-        checkpoint = _rewind(folder, journal, opened) if resuming else None
         if resolved is not None:
             folder.write_config(dump(resolved))
-        observer.progress("load", 0, 1, "models")
-        loaded = load_model(config, str(checkpoint.model) if checkpoint else None)
         controller = make_controller(config, loaded, opened, folder=folder, journal=journal, observer=observer, clock=clock)
         if checkpoint:
             restore(checkpoint, controller.trainer)
