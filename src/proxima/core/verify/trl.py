@@ -293,10 +293,10 @@ def vllm_correction(record: Record) -> Iterator[Attempt]:
     p = record.params
     level, _, mode = p["vllm_importance_sampling_mode"].rpartition("_")
     low, high = p.get("clip_min"), p.get("clip_max")
-    old, sampling = record.tensor("old_logp"), record.tensor("sampling_logp")
-    known = sampling.isfinite() & old.isfinite()  # T11: an unavailable log-prob has ratio 1
-    old, sampling = torch.where(known, old, 0.0), torch.where(known, sampling, 0.0)
-    padded = record.batch(log_prob=old, behavior_log_prob=sampling, proximal_log_prob=old)
+    proximal, sampling = record.tensor("old_logp"), record.tensor("sampling_logp")
+    known = sampling.isfinite() & proximal.isfinite()  # T11: an unavailable log-prob has ratio 1
+    proximal, sampling = torch.where(known, proximal, 0.0), torch.where(known, sampling, 0.0)
+    padded = record.batch(log_prob=proximal, behavior_log_prob=sampling, proximal_log_prob=proximal)
     bound: Any = "clip" if mode == "mask" else "clamp"
     spec = Importance(level=level, bound=bound, upper=float("inf") if high is None else high, lower=0.0 if low is None else low)
     weight = padded.rows(spec(padded.b).weight)
