@@ -6,7 +6,10 @@ our spec and its fields; the verdict comes from the numbers alone:
     matched        ours within the tolerance of the record's dtype
     differs        not ours, but exactly what a documented peculiarity of the peer gives; its id is named (`docs/peculiarities.md`)
     failed         neither
-    unsupported    nothing of ours computes this
+    unsupported    nothing of ours computes this, or not all of it
+
+Every expected number is compared, metrics included, or the record is `unsupported`; `record.BESIDE` lists the few kinds of leaves that
+are no numbers of anybody's algorithm. Where a peer defines a metric in its own way, the adapter computes that from our primitives.
 
 Imports: torch, stdlib, the rest of `proxima.core`; `proxima.core` does not import it. Used by `proxima verify` and the golden tests.
 To add a peer: a file of adapters, each a generator of attempts (ours first, then one a peculiarity), and a line in `ADAPTERS`.
@@ -18,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.core.verify import areal, pruning, trl, trl_preference, unirl, verl, verl_advantage, verl_rollout
-from proxima.core.verify.record import Attempt, Record, Verdict, judge
+from proxima.core.verify.record import Attempt, Record, Verdict, closest, judge, uncovered
 
 Adapter = Callable[[Record], Iterator[Attempt]]
 
@@ -76,6 +79,11 @@ def verify_record(raw: dict[str, Any]) -> Verdict:
     if not attempts:
         return Verdict(record.name, "unsupported", f"no reading of {record.params}")
     verdict = judge(record.name, attempts)
+    missing = uncovered(record, verdict.compared)
+    if missing and verdict.status != "failed":
+        return Verdict(
+            record.name, "unsupported", f"no reading of the expected {', '.join(missing[:3])} in {record.source!r}", verdict.compared
+        )
     if verdict.status == "failed" and record.inputs.unread:  # what nobody read may be the reason: no claim either way
         return Verdict(record.name, "unsupported", f"no reading of the inputs {', '.join(record.inputs.unread)} in {record.source!r}")
     return verdict
@@ -98,4 +106,4 @@ def totals(verdicts: Iterable[Verdict]) -> dict[str, int]:
     return counts
 
 
-__all__ = ["ADAPTERS", "Record", "Verdict", "totals", "verify_file", "verify_record"]
+__all__ = ["ADAPTERS", "Record", "Verdict", "closest", "totals", "verify_file", "verify_record"]

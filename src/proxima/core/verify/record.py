@@ -1,7 +1,9 @@
 """A golden record, its numbers as tensors, and how two sets of numbers are compared."""
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,17 +16,26 @@ Json = Any
 
 @dataclass(frozen=True)
 class Check:
-    """Ours against theirs; `rtol`, `atol` as `torch.allclose`. Both NaN counts as equal, as do equal infinities."""
+    """Ours against theirs; `rtol`, `atol` as `torch.allclose`. Both NaN (or null) counts as equal, as do equal infinities.
+
+    Args:
+        name: the expected leaf that `theirs` is, as `Record.leaves` calls it.
+        also: readings as good as `ours`: what the peer's number is when its own rounding is told apart.
+    """
 
     name: str
     ours: Any
     theirs: Any
     rtol: float = 1e-9
     atol: float = 1e-11
+    also: tuple[Any, ...] = ()
 
     def error(self) -> float:
         """How far outside the tolerance, 0 when inside; infinite when the shapes differ."""
-        ours, theirs = as_tensor(self.ours), as_tensor(self.theirs)
+        return min(self._outside(ours) for ours in (self.ours, *self.also))
+
+    def _outside(self, value: Any) -> float:
+        ours, theirs = as_tensor(value), as_tensor(self.theirs)
         if ours.shape != theirs.shape:
             return float("inf")
         same = (ours == theirs) | (ours.isnan() & theirs.isnan())
@@ -82,6 +93,22 @@ class Record:
         fields = {key: raw[key] for key in ("name", "source", "dtype", "params", "expected")}
         return cls(**fields, inputs=Inputs(raw["inputs"]))
 
+    @cached_property
+    def leaves(self) -> dict[str, Json]:
+        """Everything expected, by its path: `loss`, `metrics.actor/ppo_kl`, `agg.token-mean.loss` …; a list is one leaf."""
+        return dict(_leaves(self.expected, ""))
+
+    def checks(self, ours: Mapping[str, Any], under: str = "metrics.", rtol: float = 1e-7, atol: float = 1e-10) -> list[Check]:
+        """A check for each of `ours` that the record expects, `under` before its name. A tuple: the first, or else another of them."""
+        if self.single:
+            rtol, atol = max(rtol, 2e-5), max(atol, 2e-6)
+        found = []
+        for name, value in ours.items():
+            if under + name in self.leaves:
+                first, *also = value if isinstance(value, tuple) else (value,)
+                found.append(Check(under + name, first, self.leaves[under + name], rtol, atol, tuple(also)))
+        return found
+
     @property
     def single(self) -> bool:
         """True when the whole record is float32."""
@@ -96,7 +123,7 @@ class Record:
         return self.inputs.get(name) is not None
 
     def beside_the_point(self, *names: str) -> None:
-        """These inputs feed only metrics that nobody compares; they are no reason to call a failure unsupported."""
+        """These inputs reach no number of this record; they are no reason to call a failure unsupported."""
         self.inputs.seen.update(names)
 
     def batch(self, **fields: Tensor) -> "Padded":
@@ -138,6 +165,14 @@ class Padded:
         return out
 
 
+def _leaves(value: Json, path: str) -> Iterator[tuple[str, Json]]:
+    if not isinstance(value, dict):
+        yield path, value
+        return
+    for key, child in value.items():
+        yield from _leaves(child, f"{path}.{key}" if path else key)
+
+
 def as_tensor(value: Json) -> Tensor:
     """Numbers of any nesting, with 'nan', 'inf' and None (NaN) among them, as float64."""
     return value.double() if isinstance(value, Tensor) else torch.tensor(_floats(value), dtype=torch.float64)
@@ -155,7 +190,7 @@ class Verdict:
         status: `matched`; `differs`, on purpose, for the documented reason `reason`; `failed`; `unsupported`, nothing of ours computes
             this.
         reason: the peculiarity's id (P6, T1 …) for `differs`; what went wrong for `failed`; what is missing for `unsupported`.
-        compared: the names that were compared.
+        compared: the expected leaves that were compared.
     """
 
     name: str
@@ -164,16 +199,32 @@ class Verdict:
     compared: tuple[str, ...] = field(default=())
 
 
-def judge(name: str, attempts: Iterable[Attempt]) -> Verdict:
+# Expected leaves that no function of ours could produce: a record is not `unsupported` for having them.
+BESIDE: tuple[tuple[str, str], ...] = (
+    (r"(.*[./])?(num_tokens|num_input_tokens_seen|step|global_step|epoch|learning_rate|lr)", "bookkeeping of the peer's trainer"),
+    (r"(.*[./])?(step_time|.*_seconds|timing.*|time|tokens_per_second)", "wall clock"),
+    (r"(.*[./])?(comment|note|notes|version)", "text about the record"),
+)
+
+
+def uncovered(record: Record, compared: Iterable[str]) -> list[str]:
+    """The expected leaves that no check looked at and that `BESIDE` does not excuse."""
+    known = set(compared)
+    return [leaf for leaf in record.leaves if leaf not in known and not any(re.fullmatch(pattern, leaf) for pattern, _ in BESIDE)]
+
+
+def closest(attempts: Sequence[Attempt]) -> list[Check]:
+    """The reading with the fewest checks off; our own where it is as good as another."""
+    return min((checks for _, checks in attempts), key=lambda checks: sum(check.error() > 0 for check in checks), default=[])
+
+
+def judge(name: str, attempts: Sequence[Attempt]) -> Verdict:
     """Matched by the first attempt, differs by a later one, failed by none."""
-    first: list[Check] = []
-    iterator: Iterator[Attempt] = iter(attempts)
-    for number, (peculiarity, checks) in enumerate(iterator):
-        if number == 0:
-            first = checks
+    for peculiarity, checks in attempts:
         if checks and all(check.error() == 0 for check in checks):
             status = "matched" if peculiarity is None else "differs"
             return Verdict(name, status, peculiarity, tuple(check.name for check in checks))
-    off = sorted(((check.error(), check.name) for check in first if check.error() > 0), reverse=True)
+    nearest = closest(attempts)
+    off = sorted(((check.error(), check.name) for check in nearest if check.error() > 0), reverse=True)
     what = ", ".join(f"{label} off by {error:.3g}" for error, label in off[:3]) or "nothing to compare"
-    return Verdict(name, "failed", what, tuple(check.name for check in first))
+    return Verdict(name, "failed", what, tuple(check.name for check in nearest))

@@ -1,6 +1,5 @@
 """verl's policy losses, aggregation, value loss and KL."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
@@ -10,8 +9,7 @@ from torch import Tensor
 
 from proxima.core.advantage import whiten
 from proxima.core.aggregate import AGGREGATE_ALIASES, AGGREGATES, SequenceMeanTokenMean, SequenceMeanTokenSumNorm
-from proxima.core.correction import Importance, Rejection
-from proxima.core.loss import Corrected, Loss, policy_loss
+from proxima.core.loss import Corrected, Loss, apply_corrections, policy_loss
 from proxima.core.penalty import PENALTIES, AdaptiveCoefficient
 from proxima.core.ratio import masked_log_ratio
 from proxima.core.segment import segment_mean
@@ -19,6 +17,9 @@ from proxima.core.surrogate import Cispo, ClipCov, Dppo, Dro, GeoMean, Gspo, KlC
 from proxima.core.surrogate.clip import clipped
 from proxima.core.value import ValueLoss
 from proxima.core.verify.record import Attempt, Check, Padded, Record, as_tensor
+from proxima.core.verify.verl_actor import actor_numbers
+from proxima.core.verify.verl_mismatch import number_checks
+from proxima.core.verify.verl_options import bands, correction_numbers, filled, importance, rejections
 from proxima.data import PolicyBatch
 
 
@@ -82,16 +83,17 @@ def policy(record: Record) -> Iterator[Attempt]:
     padded = policy_rows(record)
     spec, aggregate = surrogate_of(record), aggregate_of(record, padded.mask.shape[1])
     correction = Given() if padded.b.weight is not None else None
-    yield None, loss_checks(record, padded, step_value(record, run(padded.b, spec, aggregate, correction)))
+    metrics = number_checks(record, actor_numbers(spec, padded.b))
+    yield None, [*loss_checks(record, padded, step_value(record, run(padded.b, spec, aggregate, correction))), *metrics]
     if record.params["loss_mode"] == "sapo":
         loss = run(padded.b, spec, SequenceMeanTokenMean(), correction)
-        yield "P6", loss_checks(_as_rows(record), padded, step_value(_as_rows(record), loss))
+        yield "P6", [*loss_checks(_as_rows(record), padded, step_value(_as_rows(record), loss)), *metrics]
     if record.params["loss_mode"] == "gspo":
         loss = run(padded.b, _GspoClampedAtTen(spec), aggregate, correction)
-        yield "P5", loss_checks(record, padded, step_value(record, loss))
+        yield "P5", [*loss_checks(record, padded, step_value(record, loss)), *metrics]
     if record.params["loss_mode"] == "geo_mean":
         loss = run(padded.b, _GeoMeanWeighted(spec), SequenceMeanTokenMean(), None)
-        yield "P10", loss_checks(_as_rows(record), padded, loss.numerator / len(padded.mask))
+        yield "P10", [*loss_checks(_as_rows(record), padded, loss.numerator / len(padded.mask)), *metrics]
 
 
 def _as_rows(record: Record) -> Record:
@@ -159,48 +161,16 @@ def bypass(record: Record) -> Iterator[Attempt]:
     p = record.params
     low, high = (p["clip_ratio"] if p.get(key) is None else p[key] for key in ("clip_ratio_low", "clip_ratio_high"))
     spec: Any = Reinforce() if reinforce else PpoClip(low, high, p.get("clip_ratio_c"))
-    for reason, rules in ((None, rejections(own, "current")), ("P25", rejections(own, "current", shipped=True))):
-        chosen: list[Any] = list(rules)
+    for shipped in (False, True):
+        chosen: list[Any] = list(bands(own, "current", shipped=True) if shipped else rejections(own, "current"))
+        kept = replace(padded.b, loss_mask=apply_corrections(padded.b, chosen).loss_mask)
         if reinforce and own.get("rollout_is"):
             chosen.append(importance(own, "current"))
-        loss = run(padded.b, spec, aggregate, chosen or None)
-        yield reason, loss_checks(record, padded, step_value(record, loss))
-
-
-def bounds(threshold: Any) -> tuple[float | None, float]:
-    """verl writes "lo_hi", or the upper bound alone."""
-    low, _, high = str(threshold).partition("_")
-    return (float(low), float(high)) if high else (None, float(low))
-
-
-def importance(options: dict[str, Any], towards: Any = "proximal") -> Importance:
-    """`rollout_is` of verl 0.9: an upper bound truncates, two bounds are IcePop."""
-    low, high = bounds(options.get("rollout_is_threshold", 2.0))
-    bound: Literal["truncate", "clip"] = "truncate" if low is None else "clip"
-    normalise = bool(options.get("rollout_is_batch_normalize"))
-    return Importance(level=options["rollout_is"], bound=bound, upper=high, lower=low, normalise=normalise, towards=towards)
-
-
-def rejections(options: dict[str, Any], towards: Any = "proximal", *, shipped: bool = False) -> list[Rejection]:
-    """`rollout_rs` of verl 0.9, several by commas. `shipped`: its k1 as it runs, on the reciprocal ratio (P25), not as it is documented."""
-    names = [name.strip() for name in (options.get("rollout_rs") or "").split(",") if name.strip()]
-    given = options.get("rollout_rs_threshold")
-    limits = [x.strip() for x in str(given).split(",")] if given is not None else []
-    if len(limits) == 1:
-        limits = limits * len(names)
-    rules = []
-    for name, limit in zip(names, limits, strict=True):
-        level, *reduce, kind = name.replace("seq_", "sequence_").split("_")
-        low, high = bounds(limit)
-        more: dict[str, Any] = {"statistic": kind, "upper": high}
-        if kind == "k1":
-            low = 1 / high if low is None else low
-            more = {"statistic": "ratio", "upper": high, "lower": low}
-            if shipped:
-                more = {"statistic": "k1", "upper": max(math.log(high), 1e-300), "lower": math.log(low)}
-        how: dict[str, Any] = {"level": level, "reduce": reduce[0] if reduce else "mean", "towards": towards}
-        rules.append(Rejection(rejected="drop", **how, **more))
-    return rules
+        checks = loss_checks(record, padded, step_value(record, run(padded.b, spec, aggregate, chosen or None)))
+        with_empty = filled(padded, proximal=False)
+        for more in (None,) if with_empty is None else (None, with_empty):
+            numbers = actor_numbers(spec, kept) | correction_numbers(own, padded, more, "current", shipped=shipped)
+            yield "P25" if shipped else "P27" if more else None, [*checks, *number_checks(record, numbers)]
 
 
 def aggregation(record: Record) -> Iterator[Attempt]:
@@ -229,9 +199,7 @@ def value_loss(record: Record) -> Iterator[Attempt]:
     (gradient,) = torch.autograd.grad(value, leaf)
     theirs, loose = record.expected, record.tolerance()
     checks = [Check("loss", value.detach(), theirs["loss"], **loose), Check("grad_vpreds", gradient, theirs["grad_vpreds"], **loose)]
-    if "vf_clipfrac" in theirs.get("metrics", {}):
-        checks.append(Check("vf_clipfrac", metrics["value_clip_fraction"].value, theirs["metrics"]["vf_clipfrac"], 1e-6, 1e-7))
-    yield None, checks
+    yield None, [*checks, *record.checks({"vf_clipfrac": metrics["value_clip_fraction"].value}, rtol=1e-6)]
 
 
 KL_NAMES = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
@@ -257,9 +225,11 @@ def kl_penalty(record: Record) -> Iterator[Attempt]:
         spec = aggregate_of(replace(record, params={"loss_agg_mode": mode}), mask.shape[1])
         value = Loss(spec(b.log_prob, b), spec.denominator(b.loss_mask, b.cu_seqlens), {}, b.loss_mask).value
         loose = replace(record, params={"loss_agg_mode": mode}).tolerance()
-        checks.append(Check(f"agg {mode}", value.detach(), numbers["loss"], **loose))
+        checks.append(Check(f"agg.{mode}.loss", value.detach(), numbers["loss"], **loose))
         if "grad_logp" in numbers:
-            checks.append(Check(f"agg {mode} grad", torch.autograd.grad(value, leaf, retain_graph=True)[0], numbers["grad_logp"], **loose))
+            checks.append(
+                Check(f"agg.{mode}.grad_logp", torch.autograd.grad(value, leaf, retain_graph=True)[0], numbers["grad_logp"], **loose)
+            )
     yield None, checks
 
 
@@ -287,16 +257,22 @@ def kl_in_reward(record: Record) -> Iterator[Attempt]:
         Check("token_level_rewards", rewards, theirs["token_level_rewards"]),
         Check("kl_coef_after", after, theirs["kl_coef_after"], 1e-8),
     ]
-    yield None, [*checks, Check("kl", mean, theirs["metrics"]["actor/reward_kl_penalty"], 1e-7)]
+    metrics = {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": p["init_kl_coef"]}  # the one before the update (P23)
+    yield None, [*checks, *record.checks(metrics)]
 
 
 def whitening(record: Record) -> Iterator[Attempt]:
-    """torch_functional.masked_mean, masked_var, masked_whiten, at the masked positions."""
+    """torch_functional.masked_mean, masked_var, masked_whiten; padding goes through the same map (P18)."""
     mask = as_tensor(record.inputs["mask"]) != 0
     values = record.tensor("values")
+    chosen = values[mask]
     theirs = record.expected
-    checks = [Check("mean", values[mask].mean(), theirs["mean"], 1e-8), Check("var", values[mask].var(), theirs["var"], 1e-7)]
+    checks = [Check("mean", chosen.mean(), theirs["mean"], 1e-8), Check("var", chosen.var(), theirs["var"], 1e-7)]
+    checks += record.checks({"var_biased": chosen.var(correction=0)}, under="")
     for name, shift in (("whiten", True), ("whiten_noshift", False)):
-        ours = whiten(values[mask], torch.ones(int(mask.sum()), dtype=torch.bool), shift=shift)
-        checks.append(Check(name, ours, as_tensor(theirs[name])[mask], 1e-7, 1e-8))
+        ours = torch.zeros_like(values)
+        ours[mask] = whiten(chosen, torch.ones(int(mask.sum()), dtype=torch.bool), shift=shift)
+        scale = torch.rsqrt(chosen.var() + 1e-8)
+        garbage = (values - chosen.mean()) * scale + (0.0 if shift else chosen.mean())
+        checks.append(Check(name, torch.where(mask, ours, garbage), theirs[name], 1e-7, 1e-8))
     yield None, checks

@@ -18,6 +18,7 @@ from proxima.core.advantage import (
     ReinforcePpBaseline,
     Rloo,
     TokenRewards,
+    whiten,
 )
 from proxima.core.advantage.group import whitened_over_tokens
 from proxima.core.advantage.token import reward_to_go
@@ -84,11 +85,11 @@ def _by_group(record: Record, name: str, spec: Any, mask: Tensor) -> Iterator[At
         reward = as_tensor(record.inputs["token_level_rewards"]).sum(1)  # over all positions, masked or not (P15)
     plain = Outcomes.of(reward, group)
     o = Outcomes(reward=reward, valid=plain.valid, group=group, length=mask.sum(1), truncated=plain.truncated, parts=parts)
-    theirs = record.expected["advantages"]
-    ours = spec(o)
-    yield None, [Check("advantages", _on_tokens(ours, mask), theirs, **loose)]
+    theirs = record.expected
     alone = (group[:, None] == group[None]).sum(1) == 1
-    yield "P16", [Check("advantages", _on_tokens(_with_raw_singles(spec, o, alone), mask), theirs, **loose)]
+    for reason, advantage in ((None, spec(o)), ("P16", _with_raw_singles(spec, o, alone))):
+        ours = _on_tokens(advantage, mask)  # verl's returns of these estimators are the advantages
+        yield reason, [Check(name, ours, theirs[name], **loose) for name in ("advantages", "returns") if name in theirs]
 
 
 def _with_raw_singles(spec: Any, o: Outcomes, alone: Tensor) -> Tensor:
@@ -129,22 +130,46 @@ def _by_token(record: Record, name: str, mask: Tensor) -> Iterator[Attempt]:
     group = torch.tensor(record.inputs["group_ids"]) if record.has("group_ids") else None
     more = {"value": flat.get("values"), "group": group, "score_variance": energy}
     rewards = TokenRewards(reward=flat["token_level_rewards"], loss_mask=mask.flatten(), cu_seqlens=edges, **more)
-    theirs = as_tensor(record.expected["advantages"])
+    theirs = record.expected
     if name == "gae":
-        gae = Gae(p["gamma"], p["lam"])
-        returns = Check("returns", gae.returns(rewards).view(mask.shape)[mask], as_tensor(record.expected["returns"])[mask])
-        yield None, [Check("advantages", gae(rewards).view(mask.shape)[mask], theirs[mask], 1e-7, 1e-8), returns]
-    elif name == "reinforce_plus_plus":
+        yield None, _gae_checks(record, Gae(p["gamma"], p["lam"], whiten=False), rewards, mask)
+        return
+    loose = {"rtol": 1e-7, "atol": 1e-8}
+    discounted = reward_to_go(rewards, p["gamma"] if name == "reinforce_plus_plus" else 1.0).view(mask.shape)
+    returns = [Check("returns", discounted, theirs["returns"], **loose)] if "returns" in theirs else []
+    if name == "reinforce_plus_plus":
         ours = ReinforcePp(p["gamma"])(rewards).view(mask.shape)
-        yield None, [Check("advantages", ours, torch.where(mask, theirs, 0.0), 1e-7, 1e-8)]
+        yield None, [Check("advantages", ours, theirs["advantages"], **loose), *returns]
     elif name == "remax":
-        ours = reward_to_go(rewards).view(mask.shape) - record.tensor("reward_baselines")[:, None]
-        yield None, [Check("advantages", torch.where(mask, ours, 0.0), theirs)]
+        ours = torch.where(mask, discounted - record.tensor("reward_baselines")[:, None], 0.0)
+        yield None, [Check("advantages", ours, theirs["advantages"]), *returns]
     elif name in ("optimal_token_baseline", "multi_turn_optimal_token_baseline"):
         spec = OptimalTokenBaseline(p["epsilon"], p["handle_zero_tail"])
-        yield None, [Check("advantages", spec(rewards).view(mask.shape), theirs, 1e-7, 1e-8)]
+        yield None, [Check("advantages", spec(rewards).view(mask.shape), theirs["advantages"], **loose), *returns]
         for reason, ours in _token_baselines(rewards, spec, mask, packed=name.startswith("multi")):
-            yield reason, [Check("advantages", ours, theirs, 1e-7, 1e-8)]
+            yield reason, [Check("advantages", ours, theirs["advantages"], **loose), *returns]
+
+
+def _gae_checks(record: Record, gae: Gae, rewards: TokenRewards, mask: Tensor) -> list[Check]:
+    """Ours at the loss tokens; elsewhere verl carries the next token's advantage along, whitens it and adds the value (P18)."""
+    raw = carried(gae(rewards).view(mask.shape), mask)
+    values = record.tensor("values")
+    chosen = raw[mask]
+    ours = whiten(chosen, torch.ones_like(chosen, dtype=torch.bool))
+    advantages = (raw - chosen.mean()) * torch.rsqrt(chosen.var() + 1e-8)
+    advantages[mask] = ours
+    returns = torch.where(mask, gae.returns(rewards).view(mask.shape), raw + values)
+    theirs = record.expected
+    return [Check("advantages", advantages, theirs["advantages"], 1e-7, 1e-8), Check("returns", returns, theirs["returns"], 1e-8, 1e-9)]
+
+
+def carried(values: Tensor, mask: Tensor) -> Tensor:
+    """[B, T]: at a position outside the mask the value of the next one inside, 0 beyond the last."""
+    out, carry = torch.zeros_like(values), torch.zeros_like(values[:, 0])
+    for t in range(values.shape[1] - 1, -1, -1):
+        carry = torch.where(mask[:, t], values[:, t], carry)
+        out[:, t] = carry
+    return out
 
 
 def _token_baselines(rewards: TokenRewards, spec: OptimalTokenBaseline, mask: Tensor, *, packed: bool) -> Iterator[tuple[str, Tensor]]:
