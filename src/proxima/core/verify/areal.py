@@ -17,7 +17,9 @@ from proxima.core.penalty import K1, K2, K3
 from proxima.core.proximal import interpolated_proximal
 from proxima.core.surrogate import Gspo, PpoClip, Sapo
 from proxima.core.value import ValueLoss
+from proxima.core.verify.areal_stats import ppo_numbers, sapo_numbers
 from proxima.core.verify.record import Attempt, Check, Padded, Record, as_tensor
+from proxima.core.verify.verl_advantage import carried
 from proxima.data import Outcomes, PolicyBatch
 
 
@@ -85,9 +87,11 @@ def ppo(record: Record) -> Iterator[Attempt]:
     loose = record.tolerance() if options is None else {"rtol": 2e-6, "atol": 1e-7}  # behave weights are float32 (A6)
     for reason, corrections in corrections_of(options):
         loss = policy_loss(padded.b, surrogate=spec, aggregate=TokenMean(), correction=corrections or None, check=False)
-        yield reason, _checks(record, padded, loss.value, loose)
+        numbers = ppo_numbers(record, padded, (low, high, p.get("c_clip")), corrections, sequence=sequence)
+        stats = record.checks(numbers, "stats.", **loose)
+        yield reason, [*_checks(record, padded, loss.value, loose), *stats]
         if sequence and corrections:
-            yield "A5", _checks(record, padded, _on_kept_tokens(padded.b, spec, corrections), loose)
+            yield "A5", [*_checks(record, padded, _on_kept_tokens(padded.b, spec, corrections), loose), *stats]
 
 
 def _on_kept_tokens(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor:
@@ -120,7 +124,8 @@ def sapo(record: Record) -> Iterator[Attempt]:
     padded = _rows(record, record.tensor("behavior_logp"))
     spec = Sapo(p["tau_pos"], p["tau_neg"], p["importance_sampling_level"])
     loss = policy_loss(padded.b, surrogate=spec, aggregate=TokenMean(), check=False)
-    yield None, _checks(record, padded, loss.value, record.tolerance())
+    stats = record.checks(sapo_numbers(record, padded, spec), "stats.", **record.tolerance())
+    yield None, [*_checks(record, padded, loss.value, record.tolerance()), *stats]
 
 
 def second_moment(record: Record) -> Iterator[Attempt]:
@@ -182,13 +187,19 @@ def advantages(record: Record) -> Iterator[Attempt]:
     )
     gae = Gae(p["discount"], p["gae_lambda"], whiten=False)
     ours = gae(rewards)
-    theirs = record.expected
-    loose = {"rtol": 2e-5, "atol": 2e-5}
-    checks = [Check("tot_rewards", reward.view(rows, width), theirs["tot_rewards"], **loose)]
-    checks.append(Check("returns", gae.returns(rewards).view(rows, width)[mask], as_tensor(theirs["returns"])[mask], **loose))
+    raw = carried(ours.view(rows, width), mask)  # beyond the mask the recursion carries the next token's along
     if p["adv_norm"] is not None:
-        ours = standardised(ours, mask.flatten(), 1e-5)
-    yield None, [*checks, Check("advantages", ours.view(rows, width)[mask], as_tensor(theirs["advantages"])[mask], **loose)]
+        raw = standardised(ours, mask.flatten(), 1e-5).view(rows, width)
+    numbers = {
+        "tot_rewards": reward.view(rows, width),
+        "kl_rewards": -p["kl_ctl"] * torch.where(mask, estimate, 0.0),
+        "returns": carried(ours.view(rows, width), mask) + value,
+        "advantages": raw,
+        "loss_mask": mask.double(),
+        "logprobs": behavior,
+    }
+    checks = record.checks(numbers, "", 2e-5, 2e-6)
+    yield None, [*checks]
 
 
 def masked_normalization(record: Record) -> Iterator[Attempt]:
@@ -196,14 +207,12 @@ def masked_normalization(record: Record) -> Iterator[Attempt]:
     p = record.params
     mask = as_tensor(record.inputs["mask"]) != 0
     values = record.tensor("values")
-    theirs = as_tensor(record.expected["out"])[mask]
-    ours = standardised(values.flatten(), mask.flatten(), p["eps"]).view(mask.shape)[mask]
-    yield None, [Check("out", ours, theirs, 2e-6, 1e-6)]
-    yield "A7", [Check("out", _biased(values[mask], p["eps"]), theirs, 2e-6, 1e-6)]
-
-
-def _biased(values: Tensor, epsilon: float) -> Tensor:
-    return (values - values.mean()) / (values.std(unbiased=False) + epsilon)
+    chosen = values[mask]
+    ours = standardised(values.flatten(), mask.flatten(), p["eps"]).view(mask.shape)
+    for reason, std, inside in ((None, chosen.std(), ours), ("A7", chosen.std(correction=0), None)):
+        everywhere = (torch.where(mask, values, 0.0) - chosen.mean()) / (std + p["eps"])  # padding counts as 0 there
+        out = everywhere if inside is None else torch.where(mask, inside, everywhere)
+        yield reason, [Check("out", out, record.expected["out"], 2e-6, 1e-6)]
 
 
 def normalization(record: Record) -> Iterator[Attempt]:
@@ -233,11 +242,10 @@ def critic(record: Record) -> Iterator[Attempt]:
     leaf = record.tensor("vpreds").requires_grad_()
     error: Any = {"mse": "squared", "huber": "huber"}[p["loss_fn_type"]]
     spec = ValueLoss(p["value_eps_clip"], error)
-    token, _ = spec(leaf.flatten(), record.tensor("values").flatten(), record.tensor("returns").flatten(), mask.flatten())
+    before, target = record.tensor("values"), record.tensor("returns")
+    token, _ = spec(leaf.flatten(), before.flatten(), target.flatten(), mask.flatten())
     loss = token.sum() / mask.sum()
     (gradient,) = torch.autograd.grad(loss, leaf)
-    theirs = record.expected
-    yield (
-        None,
-        [Check("loss", loss.detach(), theirs["loss"], 2e-5, 2e-6), Check("grad_vpreds", gradient, theirs["grad_vpreds"], 2e-5, 2e-6)],
-    )
+    unbounded, _ = replace(spec, epsilon=float("inf"))(leaf.flatten(), before.flatten(), target.flatten(), mask.flatten())
+    numbers = {"loss": loss.detach(), "grad_vpreds": gradient, "clip_mask": (token > unbounded).view(mask.shape)}
+    yield None, record.checks(numbers, "", 2e-5, 2e-6)

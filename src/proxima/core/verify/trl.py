@@ -19,6 +19,7 @@ from proxima.core.surrogate import Cispo, Dppo, GeoMean, Gspo, Luspo, PpoClip, S
 from proxima.core.surrogate.weight import LEAST_LOG_WEIGHT
 from proxima.core.value import ValueLoss
 from proxima.core.verify.record import Attempt, Check, Padded, Record, as_tensor
+from proxima.core.verify.trl_metrics import dppo_numbers, gmpo_numbers, grpo_numbers, rloo_numbers
 from proxima.core.verify.verl import Given
 from proxima.data import Outcomes, PolicyBatch
 
@@ -36,19 +37,28 @@ def surrogate_of(p: dict[str, Any]) -> Any:
         return Cispo(1.0, high - 1, level)
     if kind == "sapo":
         # T6: the temperature passes through float32.
-        tau = torch.tensor([args["sapo_temperature_pos"], args["sapo_temperature_neg"]], dtype=torch.float32).tolist()
+        tau = _single(args["sapo_temperature_pos"], args["sapo_temperature_neg"])
         return Sapo(tau[0], tau[1], level)
-    if kind == "vespo":
-        return Vespo(args["vespo_k_pos"], args["vespo_lambda_pos"], args["vespo_k_neg"], args["vespo_lambda_neg"])
-    delta = args.get("delta")  # two-sided, which is our dual clip: for A > 0 the clip is reached first (T3)
+    if kind == "vespo":  # so do its four numbers
+        shape = _single(*(args[f"vespo_{name}"] for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")))
+        return Vespo(shape[0], max(shape[1], 1e-4), shape[2], max(shape[3], 1e-4))
+    delta = args.get("delta")
+    if delta is not None:  # two-sided: our dual clip where A < 0; where A > 0 the nearer of it and the clip (T3)
+        high, delta = min(high, delta - 1), max(delta, 1 + high)
     if sequence:
         return (Luspo if kind == "luspo" else Gspo)(low, high, "sequence", delta)
     return PpoClip(low, high, delta)
 
 
+def _single(*values: float) -> list[float]:
+    """Through float32 and back."""
+    found: list[float] = torch.tensor(values, dtype=torch.float32).tolist()
+    return found
+
+
 def grpo(record: Record) -> Iterator[Attempt]:
     """GRPOTrainer._compute_loss"""
-    record.beside_the_point("num_items_in_batch", "entropies")
+    record.beside_the_point("num_items_in_batch")
     p = record.params
     args = p.get("args", {})
     padded = _batch(record)
@@ -58,17 +68,19 @@ def grpo(record: Record) -> Iterator[Attempt]:
     makers: dict[str, Any] = {"grpo": SequenceMeanTokenMean, "sapo": SequenceMeanTokenMean, "luspo": SequenceMeanTokenSum}
     aggregate: Any = SequenceMeanTokenSumNorm(p["max_completion_length"]) if kind == "dr_grpo" else makers.get(kind, TokenMean)()
     accumulated = _accumulation(record)
+    sampler = next((record.tensor(key) for key in SAMPLER_RATIO if record.has(key)), None)
+    metrics = record.checks(grpo_numbers(record, sampler), rtol=1e-6)
 
     def attempt(whole: bool) -> list[Check]:
         loss = policy_loss(
             padded.b, surrogate=surrogate_of(p), aggregate=aggregate, correction=corrections or None, penalty=penalty, check=False
         )
         rows = len(padded.mask) if whole and kind in ("grpo", "sapo", "luspo", "dr_grpo") else None
-        return _checks(record, padded, _value(record, loss, rows) / accumulated)
+        return [*_checks(record, padded, _value(record, loss, rows) / accumulated), *metrics]
 
     yield None, attempt(whole=False)
     yield "T1", attempt(whole=True)
-    yield from _peculiar(record, padded, aggregate, penalty)
+    yield from ((reason, [*checks, *metrics]) for reason, checks in _peculiar(record, padded, aggregate, penalty))
 
 
 def _peculiar(record: Record, padded: Padded, aggregate: Any, penalty: Any) -> Iterator[Attempt]:
@@ -232,20 +244,20 @@ def _checks(record: Record, padded: Padded, value: Tensor) -> list[Check]:
 
 def gmpo(record: Record) -> Iterator[Attempt]:
     """Experimental GMPOTrainer._compute_loss: mean over rows."""
-    record.beside_the_point("num_items_in_batch", "entropies")
+    record.beside_the_point("num_items_in_batch")
     p = record.params
     padded = _batch(record)
     penalty = K3(p["beta"]) if p.get("beta") else None
     spec = GeoMean(p["epsilon_low"], p["epsilon_high"], "log_ratio")
     loss = policy_loss(padded.b, surrogate=spec, aggregate=SequenceMeanTokenMean(), penalty=penalty, check=False)
     steps = _accumulation(record)
-    yield None, _checks(record, padded, loss.value / steps)
-    yield "T9", _checks(record, padded, loss.numerator / len(padded.mask) / steps)
+    metrics = record.checks(gmpo_numbers(record), rtol=1e-6)
+    yield None, [*_checks(record, padded, loss.value / steps), *metrics]
+    yield "T9", [*_checks(record, padded, loss.numerator / len(padded.mask) / steps), *metrics]
 
 
 def rloo(record: Record) -> Iterator[Attempt]:
     """RLOOTrainer._compute_loss: the clip on the sequence's whole ratio, its loss a mean over sequences."""
-    record.beside_the_point("entropies")
     p = record.params
     leaf = record.tensor("logp").requires_grad_()
     mask = as_tensor(record.inputs["mask"]) != 0
@@ -263,12 +275,12 @@ def rloo(record: Record) -> Iterator[Attempt]:
     (gradient,) = torch.autograd.grad(value, leaf)
     loose = record.tolerance()
     theirs = record.expected
-    yield None, [Check("loss", value.detach(), theirs["loss"], **loose), Check("grad_logp", gradient, theirs["grad_logp"], **loose)]
+    checks = [Check("loss", value.detach(), theirs["loss"], **loose), Check("grad_logp", gradient, theirs["grad_logp"], **loose)]
+    yield None, [*checks, *record.checks(rloo_numbers(record), rtol=1e-6)]
 
 
 def dppo(record: Record) -> Iterator[Attempt]:
     """TRL 1.3 experimental DPPOTrainer: a capped REINFORCE form, divergence mask, mean over tokens."""
-    record.beside_the_point("entropies")
     p = record.params
     fields = {
         "log_prob": record.tensor("logp"),
@@ -283,9 +295,9 @@ def dppo(record: Record) -> Iterator[Attempt]:
     spec = Dppo(p["divergence_type"], p["epsilon_high"], p["epsilon_low"], p["clip_ratio_c"])
     penalty = K3(p["beta"]) if p.get("beta") else None
     loss = policy_loss(padded.b, surrogate=spec, aggregate=TokenMean(), penalty=penalty, check=False)
-    mask = padded.mask
-    theirs = torch.where(mask, as_tensor(record.expected["divergence_mask"]), 0.0)
-    yield None, [*_checks(record, padded, loss.value), Check("divergence_mask", padded.rows(loss.keep), theirs)]
+    keep = padded.rows(loss.keep)
+    checks = [*_checks(record, padded, loss.value), Check("divergence_mask", keep, record.expected["divergence_mask"])]
+    yield None, [*checks, *record.checks(dppo_numbers(record, keep != 0), rtol=1e-6)]
 
 
 def vllm_correction(record: Record) -> Iterator[Attempt]:
@@ -299,11 +311,13 @@ def vllm_correction(record: Record) -> Iterator[Attempt]:
     padded = record.batch(log_prob=proximal, behavior_log_prob=sampling, proximal_log_prob=proximal)
     bound: Any = "clip" if mode == "mask" else "clamp"
     spec = Importance(level=level, bound=bound, upper=float("inf") if high is None else high, lower=0.0 if low is None else low)
-    weight = padded.rows(spec(padded.b).weight)
+    outside = float(spec.bounded(torch.ones(1)))  # padding has ratio 1, bounded like the rest
     theirs = as_tensor(record.expected["importance_sampling_ratio"])
-    if theirs.shape[1] == 1:  # one number a sequence
-        theirs = theirs.expand(padded.mask.shape)
-    yield None, [Check("importance_sampling_ratio", weight, torch.where(padded.mask, theirs, 0.0))]
+    weight = padded.rows(spec(padded.b).weight, outside)
+    if theirs.shape[1] == 1:  # one number a sequence: that of its first token, or of none
+        first = padded.mask.long().argmax(1, keepdim=True)
+        weight = weight.gather(1, first)
+    yield None, [Check("importance_sampling_ratio", weight, record.expected["importance_sampling_ratio"])]
 
 
 def advantages(record: Record) -> Iterator[Attempt]:
@@ -321,11 +335,34 @@ def advantages(record: Record) -> Iterator[Attempt]:
     if p["multi_objective_aggregation"] == "normalize_then_sum":
         spec = Gdpo(weights, "group", 1e-4, "completions")
         base = replace(base, parts=parts)
-    single = record.dtype.startswith("float32")
     # TRL's Bessel factor n / (n - 1) is float32.
-    loose = {"rtol": 2e-5, "atol": 2e-5} if single else {"rtol": 1e-7, "atol": 1e-9}
+    loose = {"rtol": 2e-5, "atol": 2e-5} if record.single else {"rtol": 1e-7, "atol": 1e-9}
     theirs = record.expected
-    yield None, [Check("advantages", spec(base), theirs["advantages"], **loose)]
+    if named_sum := p["multi_objective_aggregation"] == "normalize_then_sum":
+        reward, named = _normalised_sum(parts, weights, p["num_generations"]), "batch"
+    reward = torch.where(known.any(1), reward, torch.nan)
+    std = _spread(reward, len(reward) if named == "batch" or named_sum else p["num_generations"])
+    numbers = {"rewards": reward, "std_rewards": std, "is_std_zero": std.abs() <= 1e-8}
+    checks = [Check(name, ours, theirs[name], **loose) for name, ours in numbers.items() if name in theirs]
+    yield None, [Check("advantages", spec(base), theirs["advantages"], **loose), *checks]
+
+
+def _spread(values: Tensor, size: int) -> Tensor:
+    """The Bessel standard deviation of each `size` values at all of them, without the NaNs; NaN for fewer than two (T10)."""
+    if size == 1:
+        return torch.zeros_like(values)
+    groups = values.view(-1, size)
+    std = torch.stack([row[row.isfinite()].std() if int(row.isfinite().sum()) > 1 else row.new_full((), torch.nan) for row in groups])
+    return std.repeat_interleave(size)
+
+
+def _normalised_sum(parts: Tensor, weights: tuple[float, ...], size: int) -> Tensor:
+    """Each reward function's column standardised within its group, then summed with the weights."""
+    total = parts.new_zeros(len(parts))
+    for column, weight in zip(parts.unbind(1), weights, strict=True):
+        mean = torch.stack([row[row.isfinite()].mean() for row in column.view(-1, size)]).repeat_interleave(size)
+        total = total + weight * ((column - mean) / (_spread(column, size) + 1e-4)).nan_to_num(nan=0.0)
+    return total
 
 
 def rloo_advantages(record: Record) -> Iterator[Attempt]:
@@ -363,7 +400,7 @@ def ppo_rewards(record: Record) -> Iterator[Attempt]:
     theirs = record.expected
     loose = {"rtol": 1e-7, "atol": 1e-8}
     checks = [Check("rewards", rewards, theirs["rewards"], **loose), Check("advantages", advantage, theirs["advantages"], **loose)]
-    yield None, [*checks, Check("returns", gae.returns(packed).view(rows, width)[steps], as_tensor(theirs["returns"])[steps], **loose)]
+    yield None, [*checks, Check("returns", gae.returns(packed).view(rows, width), theirs["returns"], **loose)]
 
 
 def ppo_loss(record: Record) -> Iterator[Attempt]:
@@ -373,13 +410,13 @@ def ppo_loss(record: Record) -> Iterator[Attempt]:
     policy = policy_loss(padded.b, surrogate=PpoClip(p["cliprange"], p["cliprange"]), aggregate=TokenMean(), check=False).value
     value = record.tensor("vpreds").requires_grad_()
     inside = as_tensor(record.inputs["value_mask"]) != 0
-    token, _ = ValueLoss(p["cliprange_value"])(
-        value.flatten(), record.tensor("values").flatten(), record.tensor("returns").flatten(), inside.flatten()
-    )
+    before, target = record.tensor("values"), record.tensor("returns")
+    token, own = ValueLoss(p["cliprange_value"])(value.flatten(), before.flatten(), target.flatten(), inside.flatten())
     critic = token.sum() / inside.sum()
     total = policy + p["vf_coef"] * critic
     theirs = record.expected
     (gradient,) = torch.autograd.grad(total, value, retain_graph=True)
     checks = [Check("loss", total.detach(), theirs["loss"]), Check("pg_loss", policy.detach(), theirs["pg_loss"])]
     checks += [Check("vf_loss", critic.detach(), theirs["vf_loss"]), Check("grad_vpreds", gradient, theirs["grad_vpreds"])]
+    checks += record.checks({"vf_clipfrac": own["value_clip_fraction"].value}, under="", rtol=1e-6)
     yield None, [*checks, Check("grad_logp", padded.gradient(total), theirs["grad_logp"])]

@@ -60,7 +60,9 @@ def dpo(record: Record) -> Iterator[Attempt]:
         if p.get("use_weighting"):
             per_pair = per_pair * _on_policy(record, leaves, masks)
         assert isinstance(per_pair, Tensor)
-        yield reason, _dpo_checks(record, leaves, per_pair.mean(), specs[0].metrics(pairs))
+        numbers = {name: metric.value for name, metric in specs[0].metrics(pairs).items()}
+        numbers |= {"logps/chosen": pairs.chosen.detach().mean(), "logps/rejected": pairs.rejected.detach().mean()}
+        yield reason, _dpo_checks(record, leaves, per_pair.mean(), numbers)
 
 
 def _on_policy(record: Record, leaves: dict[str, Tensor], masks: dict[str, Tensor]) -> Tensor:
@@ -75,7 +77,7 @@ def _on_policy(record: Record, leaves: dict[str, Tensor], masks: dict[str, Tenso
     return out
 
 
-def _dpo_checks(record: Record, leaves: dict[str, Tensor], loss: Tensor, metrics: Any) -> list[Check]:
+def _dpo_checks(record: Record, leaves: dict[str, Tensor], loss: Tensor, numbers: dict[str, Any]) -> list[Check]:
     single = record.single or "exo_pair" in str(record.params["loss_type"])
     loose = {"rtol": 2e-5, "atol": 2e-6} if record.single else {"rtol": 1e-7 if single else 1e-9, "atol": 1e-8 if single else 1e-11}
     gradients = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, allow_unused=True)
@@ -84,10 +86,7 @@ def _dpo_checks(record: Record, leaves: dict[str, Tensor], loss: Tensor, metrics
     for side, gradient in zip(leaves, gradients, strict=True):
         own = torch.zeros_like(leaves[side]) if gradient is None else gradient
         checks.append(Check(f"grad_{side}_logp", own, theirs[f"grad_{side}_logp"], **loose))
-    for name, metric in metrics.items():
-        if name in theirs.get("metrics", {}) and record.params.get("ld_alpha") is None:
-            checks.append(Check(name, metric.value, theirs["metrics"][name], 1e-6, 1e-7))
-    return checks
+    return [*checks, *record.checks(numbers, rtol=1e-6)]
 
 
 def kto(record: Record) -> Iterator[Attempt]:
@@ -99,11 +98,24 @@ def kto(record: Record) -> Iterator[Attempt]:
     edges = torch.arange(rows + 1) * width
     ours, theirs = (completion_log_prob(x.flatten(), mask.flatten(), edges) for x in (leaf, record.tensor("reference_logp")))
     label = as_tensor(record.inputs["label"]) != 0
-    kl = (record.tensor("kl_logps") - record.tensor("kl_ref_logps")).mean() if record.has("kl_logps") else torch.zeros(())
+    kl = torch.zeros(())
+    if record.has("kl_logps"):
+        kl = (record.tensor("kl_logps") - record.tensor("kl_ref_logps")).mean()
     spec = Kto(p["beta"], p["desirable_weight"], p["undesirable_weight"], "zero" if p["loss_type"] == "apo_zero_unpaired" else "kl")
     loss = spec(ours, theirs, label, kl).mean()
     (gradient,) = torch.autograd.grad(loss, leaf)
-    yield None, [Check("loss", loss.detach(), record.expected["loss"]), Check("grad_logp", gradient, record.expected["grad_logp"])]
+    numbers = _kto_numbers(ours.detach(), theirs, label, spec.beta) | {"kl": kl.clamp(min=0) if spec.anchor == "kl" else 0.0}
+    checks = [Check("loss", loss.detach(), record.expected["loss"]), Check("grad_logp", gradient, record.expected["grad_logp"])]
+    yield None, [*checks, *record.checks(numbers, rtol=1e-6)]
+
+
+def _kto_numbers(ours: Tensor, reference: Tensor, label: Tensor, beta: float) -> dict[str, Any]:
+    """Implicit rewards β (log π − log π_ref) and log-probs, averaged over each side."""
+    numbers: dict[str, Any] = {}
+    for side, members in (("chosen", label), ("rejected", ~label)):
+        numbers[f"rewards/{side}"] = (beta * (ours - reference)[members]).mean()
+        numbers[f"logps/{side}"] = ours[members].mean()
+    return numbers | {"rewards/margins": numbers["rewards/chosen"] - numbers["rewards/rejected"]}
 
 
 def reward(record: Record) -> Iterator[Attempt]:
@@ -123,7 +135,4 @@ def reward(record: Record) -> Iterator[Attempt]:
         "max_reward": "reward_max",
         "min_reward": "reward_min",
     }
-    for name, own in names.items():
-        if name in theirs.get("metrics", {}):
-            checks.append(Check(name, metrics[own].value, theirs["metrics"][name], 1e-6, 1e-7))
-    yield None, checks
+    yield None, [*checks, *record.checks({name: metrics[own].value for name, own in names.items()}, rtol=1e-6)]
