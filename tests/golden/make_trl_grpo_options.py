@@ -107,13 +107,14 @@ def record(number: int, name: str, o: dict[str, Any]) -> dict[str, Any]:
     stub.get_high_entropy_mask = MethodType(GRPOTrainer.get_high_entropy_mask, stub)
     loss = GRPOTrainer._compute_loss(stub, None, theirs)
     (gradient,) = torch.autograd.grad(loss, leaf)
+    metrics = {key: value for key, (value,) in stub._metrics["train"].items()}
     return {
         "name": f"trl/grpo_options/{name}",
         "source": f"trl {__version__} GRPOTrainer._compute_loss",
         "dtype": "float64 (mask int64)",
         "inputs": {key: value.tolist() for key, value in inputs.items()} | {"num_items_in_batch": 50},
         "params": {**params, "args": args, "training": True},
-        "expected": {"loss": loss.item(), "grad_logp": gradient.tolist()},
+        "expected": {"loss": loss.item(), "grad_logp": gradient.tolist(), "metrics": metrics},
     }
 
 

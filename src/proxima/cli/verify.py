@@ -129,18 +129,17 @@ def _judge(raw: dict[str, Any]) -> Judgement:
 
 
 def _differences(raw: dict[str, Any]) -> tuple[Difference, ...]:
-    """What our own definition gives against the record, where it is off; the worst element of each quantity."""
-    from proxima.core.verify import ADAPTERS, Record
+    """What the closest reading gives against the record, where it is off; the worst element of each quantity."""
+    from proxima.core.verify import ADAPTERS, Record, closest
     from proxima.core.verify.record import as_tensor
 
     record = Record.of(raw)
     adapter = next(found for words, found in ADAPTERS if all(word in record.source for word in words))
-    _, checks = next(iter(adapter(record)))
     found = []
-    for check in checks:
+    for check in closest(list(adapter(record))):
         if not check.error():
             continue
-        ours, theirs = as_tensor(check.ours), as_tensor(check.theirs)
+        ours, theirs = as_tensor(check.readings[0]), as_tensor(check.theirs)
         if ours.shape != theirs.shape:
             found.append(Difference(check.name, f"shape {list(ours.shape)}", f"shape {list(theirs.shape)}", float("inf"), []))
             continue

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from proxima.core.verify import areal, pruning, trl, trl_preference, unirl, verl, verl_advantage, verl_rollout
+from proxima.core.verify import areal, pruning, trl, trl_advantage, trl_preference, unirl, verl, verl_advantage, verl_rollout
 from proxima.core.verify.record import Attempt, Record, Verdict, closest, judge, uncovered
 
 Adapter = Callable[[Record], Iterator[Attempt]]
@@ -41,12 +41,12 @@ ADAPTERS: tuple[tuple[tuple[str, ...], Adapter], ...] = (
     (("UniRL", "compute_loss_and_backward"), unirl.losses),
     (("UniRL", "normalizers"), unirl.normalizers),
     (("DPPOTrainer",), trl.dppo),
-    (("PPOTrainer", "reward+GAE"), trl.ppo_rewards),
+    (("PPOTrainer", "reward+GAE"), trl_advantage.ppo_rewards),
     (("PPOTrainer", "loss block"), trl.ppo_loss),
     (("GMPOTrainer",), trl.gmpo),
     (("vLLM importance sampling",), trl.vllm_correction),
-    (("GRPOTrainer", "advantage block"), trl.advantages),
-    (("RLOOTrainer", "advantage block"), trl.rloo_advantages),
+    (("GRPOTrainer", "advantage block"), trl_advantage.advantages),
+    (("RLOOTrainer", "advantage block"), trl_advantage.rloo_advantages),
     (("GRPOTrainer._compute_loss",), trl.grpo),
     (("RLOOTrainer._compute_loss",), trl.rloo),
     (("DPOTrainer",), trl_preference.dpo),

@@ -20,7 +20,7 @@ class Check:
 
     Args:
         name: the expected leaf that `theirs` is, as `Record.leaves` calls it.
-        also: readings as good as `ours`: what the peer's number is when its own rounding is told apart.
+        ours: a tuple holds readings as good as each other: with the peer's own rounding, or without.
     """
 
     name: str
@@ -28,11 +28,15 @@ class Check:
     theirs: Any
     rtol: float = 1e-9
     atol: float = 1e-11
-    also: tuple[Any, ...] = ()
+
+    @property
+    def readings(self) -> tuple[Any, ...]:
+        """Ours, and what is as good."""
+        return self.ours if isinstance(self.ours, tuple) else (self.ours,)
 
     def error(self) -> float:
         """How far outside the tolerance, 0 when inside; infinite when the shapes differ."""
-        return min(self._outside(ours) for ours in (self.ours, *self.also))
+        return min(self._outside(ours) for ours in self.readings)
 
     def _outside(self, value: Any) -> float:
         ours, theirs = as_tensor(value), as_tensor(self.theirs)
@@ -99,15 +103,11 @@ class Record:
         return dict(_leaves(self.expected, ""))
 
     def checks(self, ours: Mapping[str, Any], under: str = "metrics.", rtol: float = 1e-7, atol: float = 1e-10) -> list[Check]:
-        """A check for each of `ours` that the record expects, `under` before its name. A tuple: the first, or else another of them."""
+        """A check for each of `ours` that the record expects, `under` before its name."""
         if self.single:
             rtol, atol = max(rtol, 2e-5), max(atol, 2e-6)
-        found = []
-        for name, value in ours.items():
-            if under + name in self.leaves:
-                first, *also = value if isinstance(value, tuple) else (value,)
-                found.append(Check(under + name, first, self.leaves[under + name], rtol, atol, tuple(also)))
-        return found
+        found = {under + name: value for name, value in ours.items() if under + name in self.leaves}
+        return [Check(leaf, value, self.leaves[leaf], rtol, atol) for leaf, value in found.items()]
 
     @property
     def single(self) -> bool:

@@ -184,7 +184,7 @@ def _check(leaf: str, metric: Any, theirs: Any, *, single: bool) -> Check:
     """Shares are float32 there. `std` is E[x²] − E[x]²: in float64 with n + 1e-8 in both, in production rounded."""
     if isinstance(metric, Spread) and metric.kind == "std":
         scale = abs(float(metric.mean)) + metric.value
-        return Check(leaf, metric.value, theirs, 1e-5, scale * (1e-3 if single else 1e-7), also=(_noisy_std(metric),))
+        return Check(leaf, (metric.value, _noisy_std(metric)), theirs, 1e-5, scale * (1e-3 if single else 1e-7))
     rtol, atol = (2e-5, 2e-6) if single else (1e-6, 1e-10)
     return Check(leaf, metric.value, theirs, rtol, atol)
 
