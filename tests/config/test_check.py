@@ -47,6 +47,20 @@ def test_the_smallest_recipe_passes(recipe):
             f"algorithm.surrogate.kind={ELSEWHERE}:NeedsReference (command line): '{ELSEWHERE}:NeedsReference' needs `reference_log_prob`: "
             "set algorithm.reference_kl, it brings the frozen reference model",
         ),
+        (
+            ["algorithm.correction=[{kind: importance, towards: next}]"],
+            "algorithm.correction.0.kind=importance (command line): 'importance' needs `next_log_prob`: "
+            "engine 'local' has none; the next-policy cache of the asynchronous controller does",
+        ),
+        (
+            ["algorithm.selection=[{kind: prune, allocate: true}]"],
+            "algorithm.selection.0.allocate=true (command line): this loop fills no freed places; "
+            "set it false, and raise train.prompts_per_step by hand",
+        ),
+        (
+            ["model.dtype=bfloat16", "model.compute_dtype=float32"],
+            "model.compute_dtype=float32 (command line): the weights are bfloat16 (model.dtype), so are their products; set both alike",
+        ),
         (["eval.every=5"], "eval.every=5 (command line): there is nothing to evaluate; set eval.task, or eval.every=0"),
         (
             ["checkpoint.keep_best=true"],

@@ -6,6 +6,7 @@ import sys
 import threading
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from proxima.data import Score
@@ -102,6 +103,44 @@ def test_a_reward_that_hangs_in_a_thread_costs_one_completion():
     assert scores[4].error == "plain: ValueError: returned nan, expected a finite number"
     assert scores[5].error == "plain: SystemExit: 3"
     assert [score.correct for score in scores] == [False, None, False, None, None, None, True, None, False]
+
+
+@dataclass(frozen=True)
+class Careless:
+    """Returns what its answer names."""
+
+    def score(self, prompt, completions):
+        if prompt.answer == "cancelled":
+            raise asyncio.CancelledError
+        some = {
+            "nothing": None,
+            "one": Score(value=1.0),
+            "number": [1.0],
+            "text part": [Score(value=1.0, parts={"note": "good"})],
+            "no parts": [Score(value=1.0, parts=None)],
+            "generator": (Score(value=1.0) for _ in completions),
+            "int": [Score(value=1, correct=1, parts={"n": True})],
+            "numpy": [Score(value=np.float32(1), correct=np.bool_(True), parts={"n": np.int64(1)})],
+        }
+        return some[prompt.answer]
+
+
+@pytest.mark.parametrize("answer", ["nothing", "one", "number", "text part", "no parts", "cancelled"])
+def test_what_is_no_score_costs_its_completion(answer):
+    (score,) = scored([Careless()], answer, "x")
+    assert not score.valid and score.error.startswith("careless: ")
+
+
+@pytest.mark.parametrize("answer", ["generator", "int", "numpy"])
+def test_scores_are_in_pythons_own_numbers(answer):
+    (score,) = scored([Careless()], answer, "x")
+    assert score.valid and type(score.value) is float and score.correct in (None, True) and type(score.correct) is not int
+    assert all(type(part) is float for part in score.parts.values())
+
+
+def test_a_sum_that_is_not_finite_is_no_score():
+    (score,) = scored([Number(weight=1e308), Number(name="second", weight=1e308)], "42", "42")
+    assert not score.valid and score.error == "the weighted sum of the rewards is inf" and score.parts == {"number": 1.0, "second": 1.0}
 
 
 def test_a_reward_of_the_whole_group_sees_it_and_fails_as_one():

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Cppo, PpoClip, Reinforce, SequenceMeanTokenMean, TokenMean
+from proxima.core.correction import TopEntropy
+from proxima.core.surrogate import ClipCov
 from proxima.model import Policy
 from proxima.train import AdamW
 from tests.model.rows import loaded
@@ -253,3 +255,20 @@ def test_a_correction_and_sequence_surrogates_under_every_split():
     ]
     for found in results[1:]:
         assert_close(found, results[0], 3e-5)
+
+
+@pytest.mark.parametrize("proximal", ["given", "loglinear"])
+def test_clip_cov_picks_the_same_tokens_under_every_split(proximal):
+    """The last bits of a forward change with the split; which tokens are picked must not."""
+    items = trajectories(advantages=[a or 0.3 for a in ADVANTAGES])
+    spec = ClipCov(share=0.2, low=-10.0, high=10.0)
+    found = [gradients(trainer(surrogate=spec, tokens_per_micro_batch=b, proximal=proximal), items) for b in BUDGETS]
+    for other in found[:-1]:
+        assert_close(other, found[-1], 3e-5)
+
+
+def test_top_entropy_under_every_split():
+    items = trajectories()
+    found = [gradients(trainer(corrections=[TopEntropy(0.4)], tokens_per_micro_batch=b, entropy=False), items) for b in BUDGETS]
+    for other in found[:-1]:
+        assert_close(other, found[-1], 3e-5)

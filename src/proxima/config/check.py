@@ -79,8 +79,9 @@ def needs_are_met(r: Resolved) -> Iterator[Problem]:
     supplied = FROM_THE_TRAINER | frozenset(getattr(engine, "provides", FROM_ANY_ENGINE))
     if algorithm.reference_kl is not None:
         supplied |= {"reference_log_prob"}
-    for slot in ("surrogate", "aggregate", "reference_kl"):
-        spec = getattr(algorithm, slot)
+    specs = {slot: getattr(algorithm, slot) for slot in ("surrogate", "aggregate", "reference_kl")}
+    specs |= {f"correction.{i}": spec for i, spec in enumerate(algorithm.correction)}
+    for slot, spec in specs.items():
         for name in sorted(frozenset(getattr(spec, "needs", ())) - supplied):
             kind = r.entry(f"algorithm.{slot}.kind").value
             remedy = SUPPLIED_BY.get(name, "nothing here supplies it")
@@ -106,6 +107,14 @@ def _beyond(advantage: object) -> str | None:
     if needs := sorted(getattr(advantage, "needs", ())):
         return f"needs `{needs[0]}`"
     return "gives a number for each token" if getattr(advantage, "per_token", False) else None
+
+
+def freed_places_are_filled(r: Resolved) -> Iterator[Problem]:
+    """The loop admits the same number of prompts every step: nobody fills the places that pruning frees."""
+    for i, spec in enumerate(r.config.algorithm.selection):
+        if getattr(spec, "allocate", False):
+            message = "this loop fills no freed places; set it false, and raise train.prompts_per_step by hand"
+            yield r.problem(f"algorithm.selection.{i}.allocate", message)
 
 
 def model_is_there(r: Resolved) -> Iterator[Problem]:
@@ -170,6 +179,12 @@ def data_is_there(r: Resolved) -> Iterator[Problem]:
                     yield r.problem(f"{slot}.{name}", f"no such file; {_near(place)}give a path relative to the current folder")
 
 
+def products_can_be_had(r: Resolved) -> Iterator[Problem]:
+    """Autocast lowers the precision of products and never raises it: bf16 weights have bf16 products."""
+    if r.config.model.compute_dtype == "float32" and r.config.model.dtype == "bfloat16":
+        yield r.problem("model.compute_dtype", "the weights are bfloat16 (model.dtype), so are their products; set both alike")
+
+
 def device_is_there(r: Resolved) -> Iterator[Problem]:
     """The device is of a known kind and exists here."""
     import torch
@@ -225,9 +240,11 @@ CHECKS: Sequence[Check] = (
     groups_say_something,
     needs_are_met,
     advantage_can_be_had,
+    freed_places_are_filled,
     model_is_there,
     room_for_completions,
     data_is_there,
+    products_can_be_had,
     device_is_there,
     best_needs_evaluation,
 )

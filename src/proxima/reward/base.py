@@ -3,7 +3,7 @@
 import importlib.util
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from proxima.data import Completion, Prompt, Score, require
@@ -94,20 +94,24 @@ class PooledReward(WeightedReward):
 
 def number_of(value: object, key: str) -> float:
     """A returned number as a float; anything else is a ValueError that names it."""
-    if not isinstance(value, (int, float)):
+    if not hasattr(value, "__float__"):  # numbers of numpy and torch have one, texts have not
         raise ValueError(f"returned {key}={value!r:.80}, expected a number")
     return float(value)
 
 
-def checked(score: Score) -> Score:
-    """The score itself, after a look at what a careless scorer may have put into it."""
+def checked(score: object) -> Score:
+    """The score in Python's own numbers, after a look at what a careless scorer may have put into it (`correct=1`, a numpy float)."""
+    if not isinstance(score, Score):
+        raise ValueError(f"returned {score!r:.80}, expected a Score")
     if not score.valid:
         raise ValueError(score.error or "returned an invalid score without an error")
-    if not math.isfinite(score.value):
-        raise ValueError(f"returned {score.value}, expected a finite number")
+    value = number_of(score.value, "value")
+    if not math.isfinite(value):
+        raise ValueError(f"returned {value}, expected a finite number")
     if score.correct not in (None, True, False):
         raise ValueError(f"returned correct={score.correct!r:.80}, expected true, false or nothing")
-    return score
+    parts = {str(key): number_of(part, str(key)) for key, part in score.parts.items()}
+    return replace(score, value=value, correct=None if score.correct is None else bool(score.correct), parts=parts)
 
 
 def verdict(right: bool) -> Score:

@@ -112,7 +112,7 @@ def grade_function(*, path: str, prompt: Mapping[str, Any], completion: Mapping[
     if isinstance(result, Score):
         if not result.valid:
             raise RuntimeError(result.error or "returned an invalid score")
-        return {**result.parts, "value": result.value, "correct": result.correct}
+        result = {**result.parts, "value": result.value, "correct": result.correct}
     if isinstance(result, Mapping):
         if "value" not in result:
             raise ValueError(f"returned a dict without 'value' (keys: {', '.join(map(str, result)) or 'none'})")

@@ -1,6 +1,7 @@
 """Runs a list of rewards over a prompt's completions and adds them up."""
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -81,7 +82,10 @@ class RewardRunner:
         errors = [f"{label}: {score.error}" for weight, label, score in weighted if weight != 0 and not score.valid]
         if errors:
             return replace(Score.failed("; ".join(errors)), parts=parts, correct=correct)
-        return Score(value=sum(weight * score.value for weight, _, score in weighted if weight != 0), parts=parts, correct=correct)
+        value = sum(weight * score.value for weight, _, score in weighted if weight != 0)
+        if not math.isfinite(value):
+            return replace(Score.failed(f"the weighted sum of the rewards is {value}"), parts=parts, correct=correct)
+        return Score(value=value, parts=parts, correct=correct)
 
     async def _column(self, reward: Reward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One reward's scores of all completions, failures as failed scores."""
@@ -121,14 +125,14 @@ def _attempt(call: Callable[[], T]) -> T | Score:
     try:
         return call()
     except BaseException as problem:  # a scorer's sys.exit() is its own failure, not the run's
-        if isinstance(problem, (KeyboardInterrupt, asyncio.CancelledError)):
+        if isinstance(problem, KeyboardInterrupt):
             raise
         return Score.failed(" ".join(f"{type(problem).__name__}: {problem}".split())[:300])
 
 
 def _scores(reward: Reward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
     """The reward's own scores, failures as failed scores; a failure of the call is a failure of every completion in it."""
-    scores = _attempt(lambda: reward.score(prompt, completions))
+    scores = _attempt(lambda: list(reward.score(prompt, completions)))
     if isinstance(scores, Score):
         return [scores] * len(completions)
     if len(scores) != len(completions):

@@ -206,7 +206,10 @@ class Controller:
         with self.timed("train"):
             trajectories = self.with_log_probs(chosen.trajectories)
             return self.trainer.update(
-                chosen.updates, trajectories, lambda done, total: self.observer.progress("train", done, total, "tokens")
+                chosen.updates,
+                trajectories,
+                lambda done, total: self.observer.progress("train", done, total, "tokens"),
+                version=self.journal.version,
             )
 
     def with_log_probs(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -95,7 +95,8 @@ class Trainer:
         # statistics over the whole batch must see every token of it
         self.skip_zero_advantage = skip_zero_advantage and surrogate.zero_advantage_inert and not (self.penalties or self.prepares)
         self.entropy_gradient = any("entropy" in penalty.needs for penalty in self.penalties)
-        self.entropy = entropy
+        self.entropy_first = "entropy" in surrogate.needs or any("entropy" in spec.needs for spec in self.corrections)
+        self.entropy = entropy or self.entropy_first
         self.proximal = proximal
         self.updates = 0
 
@@ -196,7 +197,7 @@ class Trainer:
         parts = []
         for cut in self._cut(trajectories):
             batch = self.policy.pack([trajectories[i] for i in cut])
-            parts.append(self._policy_batch(batch, self.policy(batch), version))
+            parts.append(self._policy_batch(batch, self.policy(batch, entropy=self.entropy_first), version))
         return prepare(PolicyBatch.cat(parts), surrogate=self.surrogate, correction=self.corrections)
 
     def _policy_batch(self, batch: PackedBatch, outputs: TokenOutputs, version: int) -> PolicyBatch:

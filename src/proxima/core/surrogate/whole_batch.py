@@ -45,7 +45,7 @@ class ClipCov:
     Returns: TokenLoss of unit "token"; `keep` False where clipped or picked. Metric `picked_fraction`.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: with share 0 still one token, as verl; nothing eligible: none. Which of the eligible are picked is pseudo-random but a
-        function of their values, so that no order of the batch and no random state matters.
+        function of their behavior log-probs and advantages, so that no order of the batch, no split and no random state matters.
     Source: arXiv 2505.22617. verl `clip_cov`. Differs: verl picks by torch.randperm, in each micro-batch for itself (P8).
     """
 
@@ -67,7 +67,9 @@ class ClipCov:
         _, free, _ = clipped(masked_ratio(b), b.masked("advantage"), b.loss_mask, self.epsilon_low, self.epsilon_high)
         cov = covariance(b)
         eligible = free & (cov > self.low) & (cov < self.high)
-        key = value_hash(b.masked("log_prob"), b.masked("proximal_log_prob"), b.masked("advantage"))
+        # of the data, not of a forward: its last bits change with the micro-batches, and a hash with any bit
+        fixed = "proximal_log_prob" if b.behavior_log_prob is None else "behavior_log_prob"
+        key = value_hash(b.masked(fixed), b.masked("advantage"))
         return smallest(key, eligible, max(1, int(self.share * int(b.loss_mask.sum()))))
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:

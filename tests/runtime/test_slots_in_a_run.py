@@ -1,0 +1,33 @@
+"""Slots of the algorithm through whole runs: what only shows from the second step on, or once the results are written."""
+
+import pytest
+
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.rollouts import read_rows
+from tests.runtime.tiny_run import go, recipe
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_the_interpolated_centre_knows_the_version_of_the_weights(updates, tiny_model, tmp_path):
+    """Synchronous tokens are of the present version, so their centre is the behavior policy: the run is that of `behavior`."""
+    made = {}
+    for proximal in ("behavior", "loglinear"):
+        tree = recipe(tiny_model("llama"), algorithm={"preset": "grpo", "proximal": proximal}, train__updates_per_step=updates)
+        assert go(tmp_path / proximal, tree).status == "done"
+        made[proximal] = [r["loss"] for r in RunFolder(tmp_path / proximal).read_metrics() if r["kind"] == "train"]
+    assert made["loglinear"] == made["behavior"] and len(made["behavior"]) == 3
+
+
+def test_a_correction_that_looks_at_the_entropy(tiny_model, tmp_path):
+    algorithm = {"preset": "grpo", "correction": [{"kind": "top_entropy", "share": 0.3}]}
+    assert go(tmp_path / "run", recipe(tiny_model("llama"), algorithm=algorithm)).status == "done"
+    records = [r for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "train"]
+    assert all(0.5 < r["mismatch/top_entropy_masked_fraction"] < 0.8 for r in records)
+
+
+def test_a_function_that_says_correct_by_a_number(tiny_model, tmp_path):
+    (tmp_path / "mine.py").write_text("def odd(p, c):\n    return {'value': sum(c.tokens) % 7, 'correct': sum(c.tokens) % 2}\n")
+    tree = recipe(tiny_model("llama"), reward=[{"kind": "function", "path": f"{tmp_path}/mine.py:odd"}], train__steps=1)
+    assert go(tmp_path / "run", tree).status == "done"
+    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(1))
+    assert [row["correct"] for row in rows] == [sum(row["tokens"]) % 2 == 1 for row in rows]
