@@ -73,12 +73,11 @@ def verify_record(raw: dict[str, Any]) -> Verdict:
     if adapter is None:
         return Verdict(record.name, "unsupported", f"no adapter for source {record.source!r}")
     try:
-        attempts = list(adapter(record))
+        verdict = judge(record.name, adapter(record))
     except KeyError as error:
         return Verdict(record.name, "unsupported", f"no reading of {error.args[0]!r} in {record.source!r}")
-    if not attempts:
+    if verdict.status == "unsupported":
         return Verdict(record.name, "unsupported", f"no reading of {record.params}")
-    verdict = judge(record.name, attempts)
     missing = uncovered(record, verdict.compared)
     if missing and verdict.status != "failed":
         return Verdict(

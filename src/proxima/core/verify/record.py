@@ -218,13 +218,15 @@ def closest(attempts: Sequence[Attempt]) -> list[Check]:
     return min((checks for _, checks in attempts), key=lambda checks: sum(check.error() > 0 for check in checks), default=[])
 
 
-def judge(name: str, attempts: Sequence[Attempt]) -> Verdict:
-    """Matched by the first attempt, differs by a later one, failed by none."""
+def judge(name: str, attempts: Iterable[Attempt]) -> Verdict:
+    """Matched by the first attempt, differs by a later one, failed by none; `unsupported` where there is none. Stops at what fits."""
+    seen: list[Attempt] = []
     for peculiarity, checks in attempts:
+        seen.append((peculiarity, checks))
         if checks and all(check.error() == 0 for check in checks):
             status = "matched" if peculiarity is None else "differs"
             return Verdict(name, status, peculiarity, tuple(check.name for check in checks))
-    nearest = closest(attempts)
+    nearest = closest(seen)
     off = sorted(((check.error(), check.name) for check in nearest if check.error() > 0), reverse=True)
     what = ", ".join(f"{label} off by {error:.3g}" for error, label in off[:3]) or "nothing to compare"
-    return Verdict(name, "failed", what, tuple(check.name for check in nearest))
+    return Verdict(name, "failed" if nearest else "unsupported", what, tuple(check.name for check in nearest))

@@ -58,55 +58,58 @@ def grpo(record: Record) -> Iterator[Attempt]:
     """GRPOTrainer._compute_loss"""
     record.beside_the_point("num_items_in_batch")
     p = record.params
-    args = p.get("args", {})
     padded = _batch(record)
-    corrections = _corrections(record, padded)
-    penalty = K3(p["beta"], unbiased=bool(args.get("use_bias_correction_kl"))) if p.get("beta") else None
+    penalty = K3(p["beta"], unbiased=bool(p.get("args", {}).get("use_bias_correction_kl"))) if p.get("beta") else None
     kind = p.get("loss_type", "grpo")
     makers: dict[str, Any] = {"grpo": SequenceMeanTokenMean, "sapo": SequenceMeanTokenMean, "luspo": SequenceMeanTokenSum}
     aggregate: Any = SequenceMeanTokenSumNorm(p["max_completion_length"]) if kind == "dr_grpo" else makers.get(kind, TokenMean)()
-    accumulated = _accumulation(record)
     sampler = next((record.tensor(key) for key in SAMPLER_RATIO if record.has(key)), None)
     metrics = record.checks(grpo_numbers(record, sampler), rtol=1e-6)
+    ours = policy_loss(
+        padded.b, surrogate=surrogate_of(p), aggregate=aggregate, correction=_corrections(record) or None, penalty=penalty, check=False
+    )
+    readings = [(None, ours)]
+    if (theirs := _as_they_do(record, padded, aggregate, penalty)) is not None:
+        readings.append(theirs)
+    for reason, loss in readings:
+        for rows in (None,) if kind in (*TOKEN_NORMALISED, "bnpo") else (None, len(padded.mask)):
+            value = _value(record, loss, rows) / _accumulation(record)
+            yield reason or (None if rows is None else "T1"), [*_checks(record, padded, value), *metrics]
 
-    def attempt(whole: bool) -> list[Check]:
-        loss = policy_loss(
-            padded.b, surrogate=surrogate_of(p), aggregate=aggregate, correction=corrections or None, penalty=penalty, check=False
-        )
-        rows = len(padded.mask) if whole and kind in ("grpo", "sapo", "luspo", "dr_grpo") else None
-        return [*_checks(record, padded, _value(record, loss, rows) / accumulated), *metrics]
 
-    yield None, attempt(whole=False)
-    yield "T1", attempt(whole=True)
-    yield from ((reason, [*checks, *metrics]) for reason, checks in _peculiar(record, padded, aggregate, penalty))
-
-
-def _peculiar(record: Record, padded: Padded, aggregate: Any, penalty: Any) -> Iterator[Attempt]:
-    """Readings under TRL's ways with sampler ratios, entropy quantiles and the ratio-corrected KL."""
-    p = record.params
-    b, spec = padded.b, surrogate_of(p)
+def _as_they_do(record: Record, padded: Padded, aggregate: Any, penalty: Any) -> tuple[str, Loss] | None:
+    """Token by token as TRL composes sampler ratios, masks, advantages and the corrected KL; with the id of what sets it apart."""
+    p, b = record.params, padded.b
+    spec: Any = surrogate_of(p)
+    ratio = _sampler_ratio(record)
     sequence = p.get("importance_sampling_level", "token") != "token"
-    steps = _accumulation(record)
-    rows = len(padded.mask) if p.get("loss_type") not in (*TOKEN_NORMALISED, "bnpo") else None
-
-    def value(surrogate: Any, corrections: list[Any], kl: Any) -> list[list[Check]]:
-        loss = policy_loss(b, surrogate=surrogate, aggregate=aggregate, correction=corrections or None, penalty=kl, check=False)
-        return [_checks(record, padded, _value(record, loss, n) / steps) for n in {None, rows}]
-
-    if p.get("top_entropy_quantile", 1.0) < 1.0:  # the quantile is float32 there (T9)
-        corrections = [_SingleEntropy(one.share) if isinstance(one, TopEntropy) else one for one in _corrections(record, padded)]
-        yield from (("T9", checks) for checks in value(spec, corrections, penalty))
-    if b.weight is not None and p.get("loss_type") == "vespo":
-        ratio = record.tensor(next(key for key in SAMPLER_RATIO if record.has(key)))
-        total = ratio.log().clamp(LEAST_LOG_WEIGHT, 20.0).sum(1)
-        yield from (("T7", checks) for checks in value(_VespoWithSampler(spec, total), [], penalty))
-    elif b.weight is not None and sequence:  # each token of a sequence loss is weighted by its own ratio
-        yield from (("T11", checks) for checks in value(_TokenWeighted(spec), _corrections(record, padded)[1:], penalty))
-    if sequence and record.tensor("advantages").dim() == 2 and not isinstance(spec, Cispo | Vespo):  # each token keeps its own advantage
-        yield from (("A5", checks) for checks in value(_OwnAdvantage(spec), _corrections(record, padded), penalty))
-    if sequence and penalty is not None and penalty.unbiased:  # the KL is corrected by the sequence's ratio (T5)
-        kl = _SequenceCorrected(replace(penalty, unbiased=False))
-        yield from (("T5", checks) for checks in value(spec, _corrections(record, padded), kl))
+    reasons = []
+    if p.get("loss_type") == "vespo" and ratio is not None:
+        total = next(record.tensor(key) for key in SAMPLER_RATIO if record.has(key))
+        reasons.append("T7")
+        spec = _VespoWithSampler(spec, total.log().clamp(LEAST_LOG_WEIGHT, 20.0).sum(1))
+    elif sequence and ratio is not None:  # each token of a sequence loss is weighted by its own ratio
+        reasons.append("T11")
+    if sequence and record.tensor("advantages").dim() == 2 and not isinstance(surrogate_of(p), Cispo | Vespo):
+        reasons.append("A5")  # each token keeps its own advantage
+        spec = _OwnAdvantage(spec)
+    loss = spec(b).loss
+    for one in _corrections(record):
+        if isinstance(one, TopEntropy):  # the quantile is float32 there
+            reasons.append("T9")
+            one = _SingleEntropy(one.share)
+        elif isinstance(one, _SampledOffPolicy) and sequence:
+            reasons.append("T8")
+        loss = loss * one(b).weight
+    if penalty is not None:
+        if sequence and penalty.unbiased:  # the KL is corrected by the sequence's ratio
+            reasons.append("T5")
+            loss = loss + replace(penalty, unbiased=False)(b) * masked_ratio(b, "sequence")
+        else:
+            loss = loss + penalty(b)
+    if not reasons:
+        return None
+    return reasons[0], Loss(aggregate(loss, b), aggregate.denominator(b.loss_mask, b.cu_seqlens), {}, b.loss_mask)
 
 
 @dataclass(frozen=True)
@@ -148,26 +151,6 @@ class _OwnAdvantage:
         return token(replace(b, log_prob=moved))
 
 
-@dataclass(frozen=True)
-class _TokenWeighted:
-    spec: Any
-    needs: ClassVar[frozenset[str]] = frozenset({"weight"})
-
-    def __call__(self, b: PolicyBatch) -> Any:
-        token = self.spec(b)
-        return replace(token, loss=token.loss * b.masked("weight"))
-
-
-@dataclass(frozen=True)
-class _SequenceCorrected:
-    spec: Any
-    needs: ClassVar[frozenset[str]] = frozenset({"reference_log_prob"})
-
-    def __call__(self, b: PolicyBatch) -> Tensor:
-        own: Tensor = self.spec(b) * masked_ratio(b, "sequence")
-        return own
-
-
 def _accumulation(record: Record) -> float:
     """Losses that TRL means per micro-batch are divided by the accumulation steps; those over num_items_in_batch are not."""
     p = record.params
@@ -193,19 +176,24 @@ def _batch(record: Record) -> Padded:
     for theirs, ours in (("reference_logp", "reference_log_prob"), ("entropies", "entropy")):
         if record.has(theirs):
             fields[ours] = record.tensor(theirs)
-    for key in SAMPLER_RATIO:
-        if record.has(key):
-            ratio = record.tensor(key)
-            fields["weight"] = ratio.expand(fields["log_prob"].shape).contiguous()
     return record.batch(**fields)
 
 
-def _corrections(record: Record, padded: Padded) -> list[Any]:
+def _sampler_ratio(record: Record) -> Tensor | None:
+    """[N] the importance ratios of the sampler, one a token or one a row in the record; None where they are not used."""
+    p = record.params
+    for key in SAMPLER_RATIO:
+        if record.has(key) and p.get("use_vllm", True) and p.get("vllm_importance_sampling_correction", True):
+            ratio, like = record.tensor(key), record.tensor("logp")
+            return record.batch(log_prob=like, weight=ratio.expand(like.shape).contiguous()).b.weight
+    return None
+
+
+def _corrections(record: Record) -> list[Any]:
     p = record.params
     found: list[Any] = []
-    given = p.get("use_vllm", True) and p.get("vllm_importance_sampling_correction", True)
-    if padded.b.weight is not None and given and p.get("loss_type") != "vespo":
-        found.append(Given())
+    if p.get("loss_type") != "vespo" and (ratio := _sampler_ratio(record)) is not None:
+        found.append(Given(ratio))
     if p.get("top_entropy_quantile", 1.0) < 1.0:
         found.append(TopEntropy(p["top_entropy_quantile"]))
     if p.get("off_policy_mask_threshold") is not None:

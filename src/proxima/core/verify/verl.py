@@ -25,14 +25,14 @@ from proxima.data import PolicyBatch
 
 @dataclass(frozen=True)
 class Given:
-    """A correction whose weights somebody else computed: they stand in `PolicyBatch.weight`."""
+    """A correction whose weights [N] somebody else computed."""
 
+    weight: Tensor
     rejected: Literal["count"] = "count"
-    needs: ClassVar[frozenset[str]] = frozenset({"weight"})
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, b: PolicyBatch) -> Corrected:
-        assert b.weight is not None
-        return Corrected(b.weight, b.loss_mask & (b.weight > 0), {})
+        return Corrected(self.weight, b.loss_mask & (self.weight > 0), {})
 
 
 def aggregate_of(record: Record, width: int) -> Any:
@@ -82,7 +82,7 @@ def policy(record: Record) -> Iterator[Attempt]:
         return
     padded = policy_rows(record)
     spec, aggregate = surrogate_of(record), aggregate_of(record, padded.mask.shape[1])
-    correction = Given() if padded.b.weight is not None else None
+    correction = None if padded.b.weight is None else Given(padded.b.weight)
     metrics = number_checks(record, actor_numbers(spec, padded.b))
     yield None, [*loss_checks(record, padded, step_value(record, run(padded.b, spec, aggregate, correction))), *metrics]
     if record.params["loss_mode"] == "sapo":
