@@ -68,7 +68,7 @@ def grpo(record: Record) -> Iterator[Attempt]:
     ours = policy_loss(
         padded.b, surrogate=surrogate_of(p), aggregate=aggregate, correction=_corrections(record) or None, penalty=penalty, check=False
     )
-    readings = [(None, ours)]
+    readings: list[tuple[str | None, Loss]] = [(None, ours)]
     if (theirs := _as_they_do(record, padded, aggregate, penalty)) is not None:
         readings.append(theirs)
     for reason, loss in readings:

@@ -1,6 +1,7 @@
 """TRL's offline trainers: DPO, KTO, reward model."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ def dpo(record: Record) -> Iterator[Attempt]:
     lengths = {side: mask.sum(1) for side, mask in masks.items()}
     alpha = 1.0 if p.get("ld_alpha") is None else p["ld_alpha"]
 
-    def summed(values: Tensor, side: str) -> Tensor:
+    def summed(values: Tensor, side: str, alpha: float = alpha) -> Tensor:
         rows, width = masks[side].shape
         other = lengths["rejected" if side == "chosen" else "chosen"]
         return completion_log_prob(values.flatten(), masks[side].flatten(), torch.arange(rows + 1) * width, other, alpha)
@@ -52,11 +53,13 @@ def dpo(record: Record) -> Iterator[Attempt]:
         chosen_length=lengths["chosen"],
         rejected_length=lengths["rejected"],
     )
+    whole = replace(pairs, chosen=summed(leaves["chosen"], "chosen", 1.0))  # `sft` knows no ld_alpha
     kinds = [p["loss_type"]] if isinstance(p["loss_type"], str) else p["loss_type"]
     weights = p.get("loss_weights") or [1.0] * len(kinds)
     for reason, smoothing in ((None, True), ("T12", False)):
         specs = [dpo_spec(kind, p, smoothing=smoothing) for kind in kinds]
-        per_pair = sum((w * spec(pairs) for w, spec in zip(weights, specs, strict=True)), torch.zeros(()))
+        read = [whole if kind == "sft" else pairs for kind in kinds]
+        per_pair = sum((w * spec(one) for w, spec, one in zip(weights, specs, read, strict=True)), torch.zeros(()))
         if p.get("use_weighting"):
             per_pair = per_pair * _on_policy(record, leaves, masks)
         assert isinstance(per_pair, Tensor)
