@@ -181,6 +181,26 @@ def test_a_torn_checkpoint_is_passed_over(unbroken, tiny_model, tmp_path):
     assert not list(run.checkpoints.glob(".*"))
 
 
+@pytest.mark.parametrize("content", ['{"format": 1, ', "null", "[]", "{}"])
+def test_a_damaged_last_checkpoint_is_written_again(content, unbroken, tiny_model, tmp_path):
+    config = tree(tiny_model("llama"))
+    go(tmp_path / "run", config)
+    run = RunFolder(tmp_path / "run")
+    (run.checkpoint(STEPS) / "state.json").write_text(content)
+    shutil.copytree(run.checkpoint(STEPS - 1), run.checkpoints / "000001 copy")
+    config["checkpoint"] = {"every": 1, "keep_last": 0, "keep_best": True}
+    go(tmp_path / "run", config, resume=True)
+    assert_same(traces(tmp_path / "run"), unbroken)
+
+
+def test_weights_that_cannot_be_read_name_the_checkpoint(tiny_model, tmp_path):
+    config = recipe(tiny_model("llama"), train__steps=1)
+    go(tmp_path / "run", config)
+    next((RunFolder(tmp_path / "run").checkpoint(1) / "model").glob("*.safetensors")).write_bytes(b"torn")
+    with pytest.raises(ValueError, match="000001: .* can't be loaded: .*; delete this checkpoint to use the one before"):
+        go(tmp_path / "run", config, resume=True)
+
+
 def test_time_goes_on(tiny_model, tmp_path):
     config = tree(tiny_model("llama"))
     go(tmp_path / "run", config, observer=stop_at(*PLACES["after step 1"]))

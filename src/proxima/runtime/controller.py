@@ -27,7 +27,7 @@ from proxima.runtime.rollouts import write_rollouts
 from proxima.runtime.statistics import mean_metrics, rollout_metrics
 from proxima.task.prompts import PromptSource
 from proxima.train import Trainer, UpdateResult
-from proxima.train.checkpoint import prune, write_checkpoint
+from proxima.train.checkpoint import checkpoints, prune, read_checkpoint, write_checkpoint
 
 
 class Stopped(Exception):
@@ -260,7 +260,7 @@ class Controller:
 
     def checkpoint(self, step: int) -> None:
         """Everything a resume needs, written aside and renamed. The step's checkpoint, if it is there already, stays."""
-        if step == 0 or (self.folder.checkpoint(step) / "state.json").exists():
+        if step == 0 or read_checkpoint(self.folder.checkpoint(step)) is not None:
             return
         self.observer.progress("checkpoint", 0, 1, "checkpoints")
         facts = {"version": self.journal.version, "cursor": self._cursor, "seed": self.plan.seed}
@@ -335,7 +335,7 @@ class Controller:
 
     def best_step(self) -> int | None:
         """The checkpointed step with the best held-out accuracy; the earliest of equals."""
-        held = {int(path.name) for path in self.folder.checkpoints.glob("[0-9]*")}
+        held = {checkpoint.step for checkpoint in checkpoints(self.folder.checkpoints)}
         evals = [r for r in self.folder.read_metrics() if r["kind"] == "eval" and r["step"] in held]
         found = [(r["accuracy"], -r["step"]) for r in evals if r.get("accuracy") is not None]
         return -max(found)[1] if found else None

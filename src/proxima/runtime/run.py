@@ -72,7 +72,7 @@ async def _train(
             check_frozen(journal, config)
             checkpoint = _rewind(folder, journal, opened)
     observer.progress("load", 0, 1, "models")
-    loaded = load_model(config, str(checkpoint.model) if checkpoint else None)
+    loaded = _load(config, checkpoint)
     with Journal(folder.journal, clock) as journal:  # from here on there is a run in the folder
         check_frozen(journal, config)
         if resolved is not None:
@@ -98,6 +98,16 @@ async def _train(
             folder.write_summary(asdict(summary))
             observer.finished(asdict(summary))
     return summary
+
+
+def _load(config: "RunConfig", checkpoint: Checkpoint | None) -> LoadedModel:
+    """The weights to go on with."""
+    if checkpoint is None:
+        return load_model(config)
+    try:
+        return load_model(config, str(checkpoint.model))
+    except ValueError as error:
+        raise ValueError(f"{checkpoint.path}: {error}; delete this checkpoint to use the one before") from error
 
 
 def _rewind(folder: RunFolder, journal: Journal, opened: Opened) -> Checkpoint | None:

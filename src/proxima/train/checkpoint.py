@@ -74,14 +74,18 @@ def write_checkpoint(folder: Path, step: int, loaded: LoadedModel, trainer: Trai
 
 def checkpoints(folder: Path) -> list[Checkpoint]:
     """All whole checkpoints, by step. What is left of one that died half-way is not among them."""
-    found = []
-    for path in sorted(folder.glob("[0-9]*")) if folder.is_dir() else []:
-        try:
-            facts = json.loads((path / "state.json").read_text())
-            found.append(Checkpoint(path=path, step=int(facts["step"]), facts=facts))
-        except (OSError, ValueError, KeyError):
-            continue
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    found = (read_checkpoint(path) for path in sorted(folder.glob("[0-9]*"))) if folder.is_dir() else ()
+    return sorted((checkpoint for checkpoint in found if checkpoint is not None), key=lambda checkpoint: checkpoint.step)
+
+
+def read_checkpoint(path: Path) -> Checkpoint | None:
+    """The checkpoint in `path`; None where there is none, a damaged one, or somebody's copy under another name."""
+    try:
+        facts = json.loads((path / "state.json").read_text())
+    except (OSError, ValueError):
+        return None
+    whole = isinstance(facts, dict) and {"trainer", "torch_rng"} <= facts.keys() and path.name == str(facts.get("step")).zfill(6)
+    return Checkpoint(path=path, step=int(facts["step"]), facts=facts) if whole else None
 
 
 def restore(checkpoint: Checkpoint, trainer: Trainer) -> None:
