@@ -56,6 +56,19 @@ def test_a_wrong_number_is_named(proxima, records):
     assert failed[0]["differences"][0]["difference"] == pytest.approx(0.25)
 
 
+def test_a_wrong_metric_is_named_and_an_unknown_one_is_not_claimed(proxima, records):
+    def change(found):
+        found[0]["expected"]["metrics"]["approx_kl"] *= 1.001
+        found[1]["expected"]["metrics"]["brand_new"] = 0.5
+        return found
+
+    code, out, _ = proxima("verify", records("metrics.json", change), "--json")
+    verdicts = json.loads(out)["files"][0]["verdicts"]
+    assert code == 1 and [one["status"] for one in verdicts] == ["failed", "unsupported", "matched"]
+    assert [one["field"] for one in verdicts[0]["differences"]] == ["metrics.approx_kl"]
+    assert "metrics.brand_new" in verdicts[1]["reason"]
+
+
 def test_another_shape_or_nan_is_a_failure_and_still_json(proxima, records):
     def change(found):
         found[0]["expected"]["grad_logp"] = found[0]["expected"]["grad_logp"][:-1]
