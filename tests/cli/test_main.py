@@ -150,3 +150,10 @@ def test_ctrl_c_leaves_a_checkpoint_and_130(here, recipe):
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert list((here / "run" / "checkpoints").iterdir())
+
+
+def test_a_terminal_without_unicode(here):
+    environment = {**os.environ, "PYTHONPATH": SOURCES, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "proxima.cli.main", "list", "surrogate"]
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "") and "cppo" in done.stdout

@@ -138,6 +138,16 @@ def test_scores_are_in_pythons_own_numbers(answer):
     assert all(type(part) is float for part in score.parts.values())
 
 
+def test_an_error_is_fit_to_be_printed():
+    @dataclass(frozen=True)
+    class Quotes:
+        def score(self, prompt, completions):
+            raise ValueError(f"can't read {completions[0].text}")
+
+    (score,) = scored([Quotes()], None, "\ud83d \x1b[2J\x07 é")
+    assert score.error == "quotes: ValueError: can't read \ufffd \ufffd[2J\ufffd é"
+
+
 def test_a_sum_that_is_not_finite_is_no_score():
     (score,) = scored([Number(weight=1e308), Number(name="second", weight=1e308)], "42", "42")
     assert not score.valid and score.error == "the weighted sum of the rewards is inf" and score.parts == {"number": 1.0, "second": 1.0}

@@ -167,3 +167,13 @@ def test_environment(folder):
     assert read == facts
     assert (read["seed"], read["model"]["parameters"], read["packages"]["torch"]) == (3, 1234, torch.__version__)
     assert read["torch"]["threads"] == torch.get_num_threads() and read["machine"]["memory_bytes"] > 2**20
+
+
+def test_a_lone_surrogate_does_not_stop_a_run(tmp_path):
+    """A part that a reward named by what the model wrote."""
+    folder = RunFolder(tmp_path / "run")
+    folder.begin()
+    folder.append_metrics({"kind": "train", "step": 1, "time": 0.0, "reward/part/\ud83d": 1.0, "note": "\udfff é"})
+    (record,) = folder.read_metrics()
+    assert record["reward/part/?"] == 1.0 and record["note"] == "? é"
+    folder.release()

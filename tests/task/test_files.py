@@ -140,6 +140,13 @@ def test_a_broken_line_is_named_at_once(tmp_path, line, message):
     assert "\n" not in str(caught.value)
 
 
+def test_half_an_emoji_in_a_line(tmp_path):
+    """Scraped text that was cut in the middle of one: json reads it, no tokenizer takes it."""
+    (tmp_path / "rows.jsonl").write_text(r'{"question": "a \ud83d b \ud83d\ude00", "answer": {"k\udfff": ["\ud800"]}}' + "\n")
+    row = Jsonl(path=str(tmp_path / "rows.jsonl")).rows(0)[0]
+    assert row.messages[0]["content"] == "a ? b \U0001f600" and row.answer == {"k?": ["?"]}
+
+
 def test_lines_of_any_length_blank_lines_and_no_last_line_end(tmp_path):
     rows = [{"question": "ü" * n, "answer": n} for n in (1, 100_000, 3)]
     path = tmp_path / "data.jsonl"

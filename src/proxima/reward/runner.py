@@ -80,8 +80,9 @@ class RewardRunner:
         correct = next((score.correct for score in scores if score.correct is not None), None)
         weighted = [(_weight(reward), label, score) for reward, label, score in zip(self.rewards, self.labels, scores, strict=True)]
         errors = [f"{label}: {score.error}" for weight, label, score in weighted if weight != 0 and not score.valid]
-        if errors:
-            return replace(Score.failed("; ".join(errors)), parts=parts, correct=correct)
+        if errors:  # it may quote what the model wrote, and is printed
+            shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in "; ".join(errors))
+            return replace(Score.failed(shown), parts=parts, correct=correct)
         value = sum(weight * score.value for weight, _, score in weighted if weight != 0)
         if not math.isfinite(value):
             return replace(Score.failed(f"the weighted sum of the rewards is {value}"), parts=parts, correct=correct)

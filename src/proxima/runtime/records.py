@@ -10,12 +10,13 @@ from typing import Any
 def dumps(value: Any, indent: int | None = None) -> str:
     """JSON text. A number that is not finite becomes null: NaN is no JSON, and other readers refuse the line.
 
-    Tensors and numpy scalars of one element become numbers; tuples become lists.
+    Tensors and numpy scalars of one element become numbers; tuples become lists; a lone surrogate, which UTF-8 can't hold, a `?`.
 
     Raises:
         TypeError: a value that JSON has no form for.
     """
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _plain(value: Any) -> Any:

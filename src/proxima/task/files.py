@@ -66,12 +66,23 @@ def _lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
 
 def _parsed(line: bytes, place: str) -> Mapping[str, Any]:
     try:
-        values = json.loads(line)
+        values = _without_surrogates(json.loads(line)) if b"\\u" in line else json.loads(line)
     except ValueError as problem:
         raise ValueError(f"{place} is not JSON: {problem}; was the file cut off? repair or remove the line") from None
     if not isinstance(values, dict):
         raise ValueError(f"{place} holds {type(values).__name__}, expected an object with the columns as keys")
     return values
+
+
+def _without_surrogates(value: Any) -> Any:
+    """Half an emoji, which scraped text often holds as `\\ud83d`, becomes `?`: no tokenizer and no file takes it."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, list):
+        return [_without_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    return value
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class PlainLines:
             self.warning(text)
 
     def warning(self, text: str) -> None:
-        self._line(f"WARNING {text}")
+        self._line(f"WARNING {printable(text)}")
 
     def finished(self, summary: Record) -> None:
         self._line(closing_line(summary, self._info))
