@@ -57,12 +57,19 @@ class Outcomes:
 
     @classmethod
     def from_groups(cls, groups: Sequence[Group]) -> "Outcomes":
-        """Rows in the order of the groups and of their completions; `group` is the position in `groups`."""
+        """Rows in the order of the groups and of their completions; `group` is the position in `groups`.
+
+        `parts` has a column for each reward, in the order of the recipe; NaN where a scorer failed. What a reward says beside its value
+        (`name/detail`) is no reward.
+        """
         rows = [(i, c, s) for i, g in enumerate(groups) for c, s in zip(g.completions, g.scores, strict=True)]
+        names = [name for name in max((s.parts for _, _, s in rows), key=len, default={}) if "/" not in name]
+        parts = torch.tensor([[s.parts.get(name, float("nan")) for name in names] for _, _, s in rows], dtype=torch.float64)
         return cls(
             reward=torch.tensor([s.value for _, _, s in rows], dtype=torch.float64),
             valid=torch.tensor([s.valid for _, _, s in rows], dtype=torch.bool),
             group=torch.tensor([i for i, _, _ in rows], dtype=torch.long),
             length=torch.tensor([len(c.tokens) for _, c, _ in rows], dtype=torch.long),
             truncated=torch.tensor([c.truncated for _, c, _ in rows], dtype=torch.bool),
+            parts=parts if names else None,
         )
