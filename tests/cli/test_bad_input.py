@@ -28,6 +28,9 @@ CASES = [
         "train.updates_per_step=3",
         "train.updates_per_step=3 (command line): must divide prompts_per_step=2; a group is never split over two updates",
     ),
+    ("model.device=mps", "model.device=mps (command line): is not supported; write auto, cpu, cuda or cuda:1"),
+    ("train.optimizer.lr=.inf", "train.optimizer.lr=.inf (command line): must be > 0 and finite"),
+    ("sampling.temperature=.inf", "sampling.temperature=.inf (command line): must be >= 0 and finite; 0 is greedy"),
     (
         "sampling.temperature=0",
         "sampling.temperature=0 (command line): training needs samples, 0 is greedy; set it > 0, evaluation is greedy by itself",
@@ -140,3 +143,35 @@ def test_explain_shows_the_values_and_then_the_problem(proxima, recipe):
     assert code == 2
     assert "sampling.temperature" in out
     assert err.startswith("error: sampling.temperature=0 (command line): training needs samples")
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "mps"])
+def test_explain_without_the_device(device, proxima, recipe):
+    code, out, err = proxima("explain", recipe(), f"model.device={device}")
+    assert code == 2 and "model.device" in out and err.startswith(f"error: model.device={device} (command line): ")
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{last}'] * 10)}]\n" for last, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("a: " + "[" * 5000 + "]" * 5000, "bad.yaml: is nested too deeply for a recipe"),
+        ("seed: 1\x1b", "bad.yaml: not YAML: unacceptable character #x001b: "),
+        (BOMB, "bad.yaml: holds more than 100,000 values"),
+        ('data: {system: "\\ud83d"}', "must be a text that UTF-8 can hold"),
+    ],
+)
+def test_hostile_yaml_is_one_line(text, line, proxima, recipe, here):
+    recipe()
+    (here / "bad.yaml").write_text(text if text.startswith(("a:", "seed")) else f"extends: tiny.yaml\n{text}\n")
+    code, _, err = proxima("train", "bad.yaml")
+    assert code == 2 and len(err.splitlines()) == 1 and line in err
+
+
+def test_an_override_with_a_control_character_is_a_text(proxima, recipe):
+    code, _, err = proxima("explain", recipe(), "data.system=a\x07b")
+    assert (code, err) == (0, "")

@@ -197,6 +197,8 @@ def device_is_there(r: Resolved) -> Iterator[Problem]:
     except RuntimeError:
         yield r.problem("model.device", "is no device; write auto, cpu, cuda or cuda:1")
         return
+    if wanted.type not in ("cpu", "cuda"):
+        yield r.problem("model.device", "is not supported; write auto, cpu, cuda or cuda:1")
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
         yield r.problem("model.device", f"this machine has {torch.cuda.device_count()} CUDA devices; take model.device=cpu, or auto")
 

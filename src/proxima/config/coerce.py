@@ -105,6 +105,8 @@ def _float(node: Node) -> float:
 
 def _text(node: Node) -> str:
     if isinstance(node.value, str):
+        if any("\ud800" <= char <= "\udfff" for char in node.value):
+            raise Mismatch("must be a text that UTF-8 can hold")
         return node.value
     if node.source == COMMAND_LINE and node.text is not None and node.value is not None:
         return node.text

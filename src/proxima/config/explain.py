@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from proxima.config.check import warnings
+from proxima.config.check import device_is_there, warnings
 from proxima.config.describe import first_sentence
 from proxima.config.estimate import Batch, Memory, Time, batch_of, gemm_rate, memory_of, model_facts, prompt_tokens, time_of
 from proxima.config.resolve import Entry, Resolved
@@ -45,8 +45,9 @@ class Estimates:
         self.time: Time | None = None
         if self.model is not None:
             self.memory = memory_of(config, self.model, self.batch)
-            rate = gemm if gemm is not None else gemm_rate(config.model.compute_dtype, _device(config.model.device))
-            self.time = time_of(config, self.model, self.batch, rate)
+            if gemm is None and not any(device_is_there(resolved)):
+                gemm = gemm_rate(config.model.compute_dtype, _device(config.model.device))
+            self.time = None if gemm is None else time_of(config, self.model, self.batch, gemm)
 
     def _read(self, what: Any, name: str) -> Any:
         try:

@@ -14,6 +14,7 @@ from proxima.config.errors import ConfigError, one_problem
 from proxima.config.scalars import Loader
 from proxima.config.tree import COMMAND_LINE, Layout, Node, Source, merge
 
+MOST_NODES = 100_000  # a few lines of anchors within anchors can stand for billions of values
 _TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 
 
@@ -71,8 +72,8 @@ def read_yaml(path: Path) -> Node:
 
 
 def _parse(text: str, name: str) -> Node | None:
-    loader = Loader(text)
     try:
+        loader = Loader(text)  # refuses control characters
         node = loader.get_single_node()
         return None if node is None else _convert(loader, node, name, ())
     except yaml.MarkedYAMLError as error:
@@ -81,12 +82,15 @@ def _parse(text: str, name: str) -> Node | None:
         raise one_problem(f"{name}{line}", f"not YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise one_problem(name, f"not YAML: {' '.join(str(error).split())}") from None
-    finally:
-        loader.dispose()
+    except RecursionError:
+        raise one_problem(name, "is nested too deeply for a recipe") from None
 
 
 def _convert(loader: Loader, node: Any, name: str, parents: tuple[Any, ...]) -> Node:
     source = COMMAND_LINE if name == COMMAND_LINE.text else Source(f"{name}:{node.start_mark.line + 1}")
+    loader.converted += 1
+    if loader.converted > MOST_NODES:
+        raise one_problem(name, f"holds more than {MOST_NODES:,} values, its anchors written out; a recipe is small")
     if any(node is parent for parent in parents):
         raise one_problem(f"{name}:{node.start_mark.line + 1}", "an anchor contains itself; write the value out")
     if node.tag not in _TAGS and not isinstance(node, yaml.ScalarNode):

@@ -27,6 +27,8 @@ _PATTERNS = (
 class Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the scalars of YAML 1.2."""
 
+    converted = 0  # nodes read so far
+
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML reads this class attribute
 
 

@@ -1,5 +1,6 @@
 """What an engine is: prompt in, completions out, with log-probs and versions."""
 
+import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -28,7 +29,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require(self.temperature >= 0, "temperature", self.temperature, "must be >= 0; 0 is greedy")
+        require(0 <= self.temperature < math.inf, "temperature", self.temperature, "must be >= 0 and finite; 0 is greedy")
         require(self.top_k >= 0, "top_k", self.top_k, "must be >= 0; 0 keeps all tokens")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "must be in (0, 1]; 1 keeps all tokens")
         require(0 <= self.min_p < 1, "min_p", self.min_p, "must be in [0, 1); 0 keeps all tokens")

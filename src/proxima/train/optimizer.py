@@ -31,11 +31,11 @@ class AdamW:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, "lr", self.lr, "must be > 0")
+        require(0 < self.lr < math.inf, "lr", self.lr, "must be > 0 and finite")
         require(0 <= self.beta1 < 1, "beta1", self.beta1, "must be in [0, 1)")
         require(0 <= self.beta2 < 1, "beta2", self.beta2, "must be in [0, 1)")
-        require(self.eps > 0, "eps", self.eps, "must be > 0")
-        require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "must be >= 0")
+        require(0 < self.eps < math.inf, "eps", self.eps, "must be > 0 and finite")
+        require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "must be >= 0 and finite")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """The optimizer over `parameters`, in their order."""
