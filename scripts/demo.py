@@ -31,10 +31,22 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     command = [sys.executable, "-m", "proxima.cli.main", "train", RECIPE, f"folder={FOLDER}", f"model.path={model}", "--overwrite"]
-    code = subprocess.run([*command, *options.override], cwd=REPOSITORY).returncode
+    code = run([*command, *options.override])
     if code == 0:
         print("\n" + result(REPOSITORY / FOLDER))
+    elif code == 130:
+        print(f"make demo begins again; to go on: {os.path.relpath(sys.executable)} -m proxima.cli.main train {FOLDER} --resume")
     return code
+
+
+def run(command: list[str]) -> int:
+    """The command's exit code. A Ctrl-C is for the command, which has it too: it writes its checkpoint, and we wait until it has."""
+    process = subprocess.Popen(command, cwd=REPOSITORY)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
 
 
 def result(folder: Path) -> str:

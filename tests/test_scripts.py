@@ -2,7 +2,10 @@
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -109,3 +112,25 @@ def test_demo_shows_accuracy_five_questions_and_the_report(tmp_path, monkeypatch
     assert lines[4:7] == ["  What is 9 + 1?   answer 10", "      before wrong Sure! It is 11.", "      after  right 10"]
     assert sum("What is" in line for line in lines) == 5
     assert lines[-1] == "report: report.html"
+
+
+def test_ctrl_c_leaves_the_run_the_time_to_write_its_checkpoint(tmp_path):
+    (tmp_path / "run.py").write_text("""
+import os, pathlib, signal, time
+
+def stop(*_):
+    time.sleep(0.6)
+    (pathlib.Path(__file__).parent / "checkpoint").touch()
+    os._exit(130)
+
+signal.signal(signal.SIGINT, stop)
+print("begun", flush=True)
+time.sleep(60)
+""")
+    demo = "import runpy, sys; sys.exit(runpy.run_path(sys.argv[1])['run']([sys.executable, sys.argv[2]]))"
+    command = [sys.executable, "-c", demo, str(SCRIPTS / "demo.py"), str(tmp_path / "run.py")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout.readline() == "begun\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the demo has it, and the run
+    assert process.wait(timeout=30) == 130
+    assert (tmp_path / "checkpoint").exists()
