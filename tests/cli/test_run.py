@@ -36,6 +36,23 @@ def test_resume_of_a_finished_run_goes_on_only_with_more_steps(run, proxima, her
     assert [json.loads(line)["step"] for line in (here / "run" / "metrics.jsonl").open() if '"train"' in line] == [1, 2, 3]
 
 
+def test_resume_of_a_run_whose_folder_was_not_named(proxima, recipe, here):
+    code, _, err = proxima("train", recipe())
+    assert code == 0, err
+    (run,) = (here / "runs").iterdir()
+    moved = run.rename(here / "moved: run")
+    code, _, err = proxima("train", str(moved), "--resume", "train.steps=3")
+    assert code == 0, err
+    assert [json.loads(line)["step"] for line in (moved / "metrics.jsonl").open() if '"train"' in line] == [1, 2, 3]
+    assert list((here / "runs").iterdir()) == []
+
+
+def test_resume_wants_to_know_which_run(proxima, recipe, here):
+    code, _, err = proxima("train", recipe(), "--resume")
+    assert (code, list(here.glob("runs/*"))) == (2, [])
+    assert err == "error: --resume: which run? Its folder was printed when it began: proxima train runs/NAME --resume\n"
+
+
 def test_resume_with_another_model_is_refused(run, proxima, tiny_model):
     other = tiny_model("qwen2")
     code, _, err = proxima("train", "run", "--resume", f"model.path={other}")

@@ -242,6 +242,13 @@ def test_resume_with_another_model_is_refused_before_weights_are_loaded(tiny_mod
         go(tmp_path / "run", tree(tiny_model("qwen2"), train__steps=1, eval__every=0), resume=True)
 
 
+def test_another_spelling_of_the_models_path_is_the_same_model(tiny_model, tmp_path, monkeypatch):
+    model = tiny_model("llama")
+    go(tmp_path / "run", tree(model, train__steps=1, eval__every=0))
+    monkeypatch.chdir(model.parent)
+    assert go(tmp_path / "run", tree(model.name, train__steps=2, eval__every=0), resume=True).steps == 2
+
+
 def test_what_only_changes_how_long_or_how_watched_may_differ(tiny_model, tmp_path):
     go(tmp_path / "run", tree(tiny_model("llama"), train__steps=1))
     free = {"train__steps": 2, "eval__limit": 3, "checkpoint__keep_last": 1, "runtime__reward_timeout": 3.0, "engine__prefill_tokens": 64}

@@ -77,8 +77,8 @@ def test_ends_that_are_not_done(plain, lines):
     assert [line[10:] for line in lines[1:]] == [
         "step = 8 prompts × 8 completions = 64 sequences → micro-batches ≤ 2,048 tokens → 1 update",
         "resumed after step 12/40",
-        "stopped: 14 of 40 steps in 1m 01s  the same command with --resume goes on",
-        "failed: 14 of 40 steps in 1m 01s  RuntimeError: out of⏎memory  the same command with --resume goes on",
+        "stopped: 14 of 40 steps in 1m 01s  go on: proxima train runs/a --resume",
+        "failed: 14 of 40 steps in 1m 01s  RuntimeError: out of⏎memory  go on: proxima train runs/a --resume",
     ]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.runtime.journal import Journal
@@ -42,11 +43,16 @@ def check_frozen(journal: Journal, config: "RunConfig") -> None:
         journal.set("config", now)
         return
     for path in sorted(before.keys() | now.keys()):
-        if before.get(path) != now.get(path):
+        if before.get(path) != now.get(path) and not (path == "model.path" and _same_place(before.get(path), now.get(path))):
             raise ValueError(
                 f"{path}={now.get(path)!r}: the run in {journal.path.parent} was begun with {before.get(path)!r}; "
                 "resume with that value, or begin another run with folder=PATH"
             )
+
+
+def _same_place(first: Any, second: Any) -> bool:
+    """True for two spellings of one existing path; `make demo` gives the model's as an absolute one, the recipe as a relative one."""
+    return Path(first).exists() and Path(second).exists() and Path(first).samefile(second)
 
 
 def _walk(path: str, value: Any, found: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@
 import statistics
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from shlex import quote
 from typing import Any, TextIO
 
 from proxima.runtime.clock import Clock, SystemClock
@@ -187,7 +188,8 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     if summary.get("error"):
         parts.append(printable(str(summary["error"]), 300))
     if status != "done":
-        parts.append("the same command with --resume goes on")
+        how = "the same command with --resume" if info is None else f"proxima train {quote(str(info.folder))} --resume"
+        parts.append(f"go on: {how}")
     elif info is not None:
         parts.append(str(info.folder / "report.html"))
     return "  ".join(parts)
