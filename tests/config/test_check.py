@@ -39,8 +39,13 @@ def test_the_smallest_recipe_passes(recipe):
         ),
         (
             [f"algorithm.surrogate.kind={ELSEWHERE}:NeedsTopK"],
-            f"algorithm.surrogate.kind={ELSEWHERE}:NeedsTopK (command line): '{ELSEWHERE}:NeedsTopK' needs `top_k`: "
-            "engine 'local' has none; the engine does, with top-k log-probs switched on",
+            f"algorithm.surrogate.kind={ELSEWHERE}:NeedsTopK (command line): '{ELSEWHERE}:NeedsTopK' with these values needs "
+            "the engine's top-k log-probs; set engine.top_k_log_probs=20",
+        ),
+        (
+            ["algorithm=dppo", "algorithm.surrogate.divergence=topk_tv"],
+            "algorithm.surrogate.kind=dppo (preset dppo, chosen in command line): 'dppo' with these values needs "
+            "the engine's top-k log-probs; set engine.top_k_log_probs=20",
         ),
         (
             [f"algorithm.surrogate.kind={ELSEWHERE}:NeedsReference"],

@@ -16,6 +16,7 @@ from proxima.config.resolve import Resolved, resolve
 
 FROM_THE_TRAINER = frozenset({"advantage", "proximal_log_prob", "entropy"})
 FROM_ANY_ENGINE = frozenset({"behavior_log_prob", "policy_version"})
+FROM_TOP_K = frozenset({"top_k", "behavior_top_k_log_prob", "top_k_log_prob"})
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 LOCAL_FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")  # a hub name never begins like this
 
@@ -82,8 +83,13 @@ def needs_are_met(r: Resolved) -> Iterator[Problem]:
     specs = {slot: getattr(algorithm, slot) for slot in ("surrogate", "aggregate", "reference_kl")}
     specs |= {f"correction.{i}": spec for i, spec in enumerate(algorithm.correction)}
     for slot, spec in specs.items():
-        for name in sorted(frozenset(getattr(spec, "needs", ())) - supplied):
-            kind = r.entry(f"algorithm.{slot}.kind").value
+        missing = frozenset(getattr(spec, "needs", ())) - supplied
+        kind = r.entry(f"algorithm.{slot}.kind").value if missing else None
+        if missing & FROM_TOP_K and getattr(engine, "top_k_log_probs", None) == 0:  # one switch for all of them
+            message = f"{kind!r} with these values needs the engine's top-k log-probs; set engine.top_k_log_probs=20"
+            yield r.problem(f"algorithm.{slot}.kind", message)
+            missing -= FROM_TOP_K
+        for name in sorted(missing):
             remedy = SUPPLIED_BY.get(name, "nothing here supplies it")
             if name == "reference_log_prob":
                 remedy = "set algorithm.reference_kl, it brings the frozen reference model"
