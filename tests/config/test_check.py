@@ -177,3 +177,28 @@ def test_what_is_only_odd_is_a_warning(recipe, overrides, start):
 
 def test_nothing_is_odd_about_the_smallest_recipe(recipe):
     assert warnings(resolve(recipe())) == []
+
+
+SUMS = "{kind: arithmetic, split: %s, held_out: %s, size: 10}"
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked", "apart"),
+    [
+        (("train", 0.2), ("test", 0.2), True),
+        (("train", 0.3), ("test", 0.2), True),
+        (("train", 0.1), ("test", 0.2), False),
+        (("train", 0.2), ("train", 0.2), False),
+        (("test", 0.2), ("train", 0.3), True),
+        (("test", 0.3), ("train", 0.2), False),
+        (("test", 0.2), ("test", 0.1), False),
+    ],
+)
+def test_sides_of_a_split_that_meet(trained, asked, apart, recipe):
+    """Sizes differ, so the tasks do; the questions are the same all the same."""
+    overrides = [f"task={SUMS % trained}".replace("10", "90"), f"eval.task={SUMS % asked}"]
+    resolved = resolve(recipe(), overrides)
+    lines = [str(problem) for problem in warnings(resolved)]
+    assert len(lines) == (0 if apart else 1) and all("some of its questions are trained on" in line for line in lines)
+    sides = [set(task._questions("+", 1)) for task in (resolved.config.task, resolved.config.eval.task)]  # all there are
+    assert sides[0].isdisjoint(sides[1]) == apart

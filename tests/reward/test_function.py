@@ -2,6 +2,7 @@
 
 import asyncio
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +107,14 @@ def test_what_a_function_may_do_wrong_costs_one_completion_each(folder):
         "invalid": "wild: RuntimeError: no opinion",
         "correct": "wild: ValueError: returned correct='yes', expected true, false or nothing",
     }
+
+
+@pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="Linux only")
+def test_where_memory_runs_out_the_worker_ends_and_not_the_run(tmp_path):
+    (tmp_path / "mine.py").write_text("def place(p, c):\n    return float(open('/proc/self/oom_score_adj').read())\n")
+    with runner(Function(path=f"{tmp_path}/mine.py:place")) as made:
+        (score,) = asyncio.run(made.score(prompt("42"), completions("x")))
+    assert score.value == 1000.0
 
 
 def test_a_module_keeps_its_memory_from_call_to_call(folder):

@@ -272,6 +272,24 @@ def test_no_journal_at_all(tmp_path):
         Journal(tmp_path / "other.sqlite")
 
 
+LIMITED = """
+import resource, signal, sys
+from proxima.runtime.journal import Journal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+try:
+    Journal(sys.argv[1])
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits there")
+def test_a_disk_that_refuses_is_not_blamed_on_the_file(tmp_path):
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path / "run.sqlite")], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{tmp_path}/run.sqlite can't be read or written (disk I/O error); see to the disk, then go on with --resume\n"
+
+
 def test_a_full_disk_changes_nothing(journal):
     synchronous_steps(journal, 2)
     pages = journal._db.execute("PRAGMA page_count").fetchone()[0]

@@ -8,11 +8,15 @@ import difflib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proxima.config.describe import table_of
 from proxima.config.errors import ConfigError, Problem
 from proxima.config.read import shown_path
 from proxima.config.resolve import Resolved, resolve
+
+if TYPE_CHECKING:
+    from proxima.task import Arithmetic
 
 FROM_THE_TRAINER = frozenset({"advantage", "proximal_log_prob", "entropy"})
 FROM_ANY_ENGINE = frozenset({"behavior_log_prob", "policy_version"})
@@ -222,8 +226,21 @@ def best_needs_evaluation(r: Resolved) -> Iterator[Problem]:
 
 def held_out_is_held_out(r: Resolved) -> Iterator[Problem]:
     """The evaluation asks other questions than the training."""
-    if r.config.eval.task is not None and r.config.eval.task == r.config.task:
+    from proxima.task import Arithmetic
+
+    trained, asked = r.config.task, r.config.eval.task
+    if asked is not None and asked == trained:
         yield r.problem("eval.task", "the same questions as `task`: the accuracy will be that of training data; give another split or file")
+    elif isinstance(asked, Arithmetic) and isinstance(trained, Arithmetic) and not _apart(trained, asked):
+        message = "some of its questions are trained on: take split train for `task`, test for `eval.task`, and one `held_out` for both"
+        yield r.problem("eval.task", message)
+
+
+def _apart(trained: "Arithmetic", asked: "Arithmetic") -> bool:
+    """Two sides of a split by hash do not meet: the test side holds no more than the training side leaves out."""
+    if trained.split == "train":
+        return asked.split == "test" and asked.held_out <= trained.held_out
+    return asked.split == "train" and asked.held_out >= trained.held_out
 
 
 def warm_up_ends(r: Resolved) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ import resource
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,11 +67,18 @@ def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], graders:
         return pid
     try:
         control.close()
+        die_first()
         if setup["restricted"]:
             restrict(setup["memory_mb"])
         serve(socket.socket(fileno=fd), graders)
     finally:
         os._exit(0)
+
+
+def die_first() -> None:
+    """Where memory runs out, the kernel shall end this worker and not the run."""
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")
 
 
 def end(pid: int) -> int:

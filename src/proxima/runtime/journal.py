@@ -128,6 +128,8 @@ class Journal:
             found = self.get("format")
         except sqlite3.DatabaseError as error:
             self._db.close()
+            if isinstance(error, sqlite3.OperationalError) and "no such" not in str(error):  # not the file's fault
+                raise ValueError(f"{self.path} can't be read or written ({error}); see to the disk, then go on with --resume") from error
             raise ValueError(f"{self.path} is not a journal of proxima ({error}); move it away or use another run folder") from error
         if found != FORMAT:
             self._db.close()
