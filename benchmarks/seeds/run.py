@@ -15,13 +15,15 @@ AT_LEAST = 0.85
 
 def main() -> None:
     p = parser(__doc__, repeats=1)  # a run is deterministic: there is nothing to repeat
-    p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="each with every algorithm (default: %(default)s)")
+    p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the first algorithm (default: %(default)s)")
     p.add_argument("--algorithms", nargs="+", default=["cppo", "grpo", "dppo", "drpo"], help="presets (default: %(default)s)")
+    p.add_argument("--grid", action="store_true", help="every algorithm with every seed, not only with the first one")
     p.add_argument("--jobs", type=int, default=1, help="runs at a time; take cores / jobs for --threads (default: %(default)s)")
     p.add_argument("--set", dest="override", nargs="*", default=[], metavar="key=value", help="as for `proxima train`, for every run")
     o = p.parse_args()
     model = need_model(o.model)
-    runs = [(algorithm, seed) for seed in o.seeds for algorithm in o.algorithms]
+    first, seed = o.algorithms[0], o.seeds[0]
+    runs = [(algorithm, s) for s in o.seeds for algorithm in o.algorithms if o.grid or algorithm == first or s == seed]
     with ThreadPoolExecutor(o.jobs) as pool:
         waiting = [pool.submit(one, model, algorithm, seed, o.threads, o.override) for algorithm, seed in runs]
         for done in as_completed(waiting):
