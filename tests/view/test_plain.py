@@ -82,6 +82,12 @@ def test_ends_that_are_not_done(plain, lines):
     ]
 
 
+def test_an_evaluation_without_a_right_or_wrong_shows_its_reward(plain, lines):
+    plain.started(info(Path("runs/a")))
+    plain.evaluated({"kind": "eval", "label": "before", "step": 0, "accuracy": None, "correct": 0, "questions": 4, "reward/mean": 0.25})
+    assert lines[-1][10:] == "eval  before   reward 0.250  accuracy unknown: no reward says what is right"
+
+
 def test_a_record_that_lacks_numbers_keeps_its_columns(plain, lines):
     plain.started(info(Path("runs/a")))
     plain.step({"kind": "train", "step": 3, "time": 9.0, "reward/mean": None}, None)

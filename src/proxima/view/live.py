@@ -140,6 +140,9 @@ class LiveView:
 
     def _held_out(self) -> RenderableType:
         first, last = self._evals[0], self._evals[-1]
+        if last.get("accuracy") is None:  # no reward says what is right
+            means = " → ".join(fixed(r.get("reward/mean"), 3) for r in ([first] if last is first else [first, last]))
+            return Text(f"held-out reward  {means}  after step {last['step']}", no_wrap=True, overflow="ellipsis")
         text = Text("held-out accuracy  ", no_wrap=True, overflow="ellipsis")
         text.append(fixed(first.get("accuracy"), 3), style="bold")
         if last is not first:

@@ -63,6 +63,8 @@ class PlainLines:
             self._accuracy[label] = accuracy
         right = f"{record.get('correct', 0)}/{trials(record)}"
         left = f"eval  {name:<8} accuracy {fixed(accuracy, 3)}  {right:>7}  {text}"
+        if accuracy is None:  # no reward says what is right: the mean reward is what there is to follow
+            left = f"eval  {name:<8} reward {fixed(record.get('reward/mean'), 3)}  accuracy unknown: no reward says what is right"
         self._line(_ends(left, duration(record["time/evaluate"]) if "time/evaluate" in record else ""))
 
     def step(self, record: Record, sample: Sample | None) -> None:
