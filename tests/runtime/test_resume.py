@@ -348,5 +348,7 @@ def test_a_second_ctrl_c_ends_at_once(unbroken, tiny_model, tmp_path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "run", config, observer=Watcher(again))
     assert checkpoints(RunFolder(tmp_path / "run").checkpoints) == []
-    assert go(tmp_path / "run", config, resume=True).status == "done"
+    watcher = Watcher()
+    assert go(tmp_path / "run", config, observer=watcher, resume=True).status == "done"
+    assert watcher.warnings[0].startswith("resuming from the beginning, there is no checkpoint: 2 finished steps are made again")
     assert_same(traces(tmp_path / "run"), unbroken)

@@ -317,7 +317,8 @@ class Controller:
         """Say what a person should know about the step, and what to do."""
         invalid = int(record["reward/invalid"])
         if invalid:
-            error = next((s.error for g in chosen.groups for s in g.scores if not s.valid), "")
+            errors = list(dict.fromkeys(str(s.error) for g in chosen.groups for s in g.scores if not s.valid))
+            error = "; ".join(errors[:3]) + (f"; and {len(errors) - 3} others" if len(errors) > 3 else "")
             file = self.folder.rollout_file(int(record["step"])).name
             total = int(record["completions"])
             self.observer.warning(

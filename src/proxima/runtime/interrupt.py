@@ -20,8 +20,10 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
     seen: list[int] = []
 
     def stop() -> None:
+        if len(seen) > 1:  # the second one came before the loop had turned: the run has ended, and has said so
+            return
         controller.observer.warning(
-            "stopping: a checkpoint is written first; press Ctrl-C again to end at once and lose the unfinished step"
+            "stopping: a checkpoint is written first; press Ctrl-C again to end at once and lose what came after the last checkpoint"
         )
         controller.stop()
 

@@ -70,7 +70,11 @@ async def _train(
     if resuming:  # the run's own word on its config comes before the weights are read
         with Journal(folder.journal, clock) as journal:
             check_frozen(journal, config)
+            last = journal.step
             checkpoint = _rewind(folder, journal, opened)
+            if journal.step < last:
+                place = f"the checkpoint of step {journal.step}" if checkpoint else "the beginning, there is no checkpoint"
+                observer.warning(f"resuming from {place}: {last - journal.step} finished steps are made again; see checkpoint.every")
     observer.progress("load", 0, 1, "models")
     loaded = _load(config, checkpoint)
     with Journal(folder.journal, clock) as journal:  # from here on there is a run in the folder
@@ -90,7 +94,7 @@ async def _train(
             with stop_on_interrupt(controller):
                 status = "done" if await controller.run() else "stopped"
         except BaseException as problem:
-            error = f"{type(problem).__name__}: {problem}"
+            error = f"{type(problem).__name__}: {problem}".removesuffix(": ")
             raise
         finally:
             controller.rewards.close()
