@@ -37,8 +37,8 @@ CASES = [
     ),
     (
         "algorithm.surrogate.kind=tests.config.fakes:NeedsTopK",
-        "algorithm.surrogate.kind=tests.config.fakes:NeedsTopK (command line): 'tests.config.fakes:NeedsTopK' needs `top_k`: "
-        "engine 'local' has none; the engine does, with top-k log-probs switched on",
+        "algorithm.surrogate.kind=tests.config.fakes:NeedsTopK (command line): 'tests.config.fakes:NeedsTopK' "
+        "with these values needs the engine's top-k log-probs; set engine.top_k_log_probs=20",
     ),
 ]
 
