@@ -35,7 +35,7 @@ def main() -> int:
     if code == 0:
         print("\n" + result(REPOSITORY / FOLDER))
     elif code == 130:
-        print(f"make demo begins again; to go on: {os.path.relpath(sys.executable)} -m proxima.cli.main train {FOLDER} --resume")
+        print(f"make demo begins anew; to go on: {os.path.relpath(Path(sys.executable).parent / 'proxima')} train {FOLDER} --resume")
     return code
 
 

@@ -100,5 +100,5 @@ def lines(facts: dict[str, Any]) -> list[str]:
         found.append("          bfloat16 is slower than float32 here: set model.compute_dtype=float32 and engine.dtype=float32")
     if facts["devices"] == [] and facts["threads"] < facts["cores"]:
         idle = facts["cores"] - facts["threads"]
-        found.append(f"          {idle} cores are idle: OMP_NUM_THREADS holds torch back; fine beside another busy process")
+        found.append(f"          idle cores: {idle}; OMP_NUM_THREADS holds torch back; fine beside another busy process")
     return found

@@ -36,11 +36,13 @@ class Estimates:
     def __init__(self, resolved: Resolved, gemm: float | None = None) -> None:
         config = resolved.config
         self.notes: list[str] = []
-        self.prompt = self._read(lambda: prompt_tokens(config), "prompt length")
+        self.model = self._read(lambda: model_facts(config.model.path, config.model.revision), "model size")
+        self.prompt = None  # without a model there is no tokenizer; to try all the same would be another wait for the hub
+        if self.model is not None:
+            self.prompt = self._read(lambda: prompt_tokens(config), "prompt length")
         self.batch: Batch = batch_of(config, self.prompt if self.prompt is not None else 128)
         if self.prompt is None:
             self.notes.append("prompts are taken to have 128 tokens")
-        self.model = self._read(lambda: model_facts(config.model.path, config.model.revision), "model size")
         self.memory: Memory | None = None
         self.time: Time | None = None
         if self.model is not None:
