@@ -75,6 +75,7 @@ def test_list_json(proxima):
         "advantage",
         "surrogate",
         "aggregate",
+        "correction",
         "selection",
         "reference_kl",
         "engine",
