@@ -195,3 +195,12 @@ def test_a_checkpoint_before_any_update_can_be_restored(tmp_path):
         assert torch.equal(a, b)
     shutil.rmtree(tmp_path / "000001")
     assert checkpoints(tmp_path) == []
+
+
+def test_a_colleague_may_read_the_weights(tmp_path, tiny_model):
+    """safetensors makes files that only their owner may read, whatever the umask says."""
+    t = make(tiny_model("llama"))
+    t.update(ALL, trajectories())
+    written = write_checkpoint(tmp_path, 1, t.policy.loaded, t, {"version": 1, "cursor": {}, "seed": 0})
+    modes = {path.name: path.stat().st_mode & 0o777 for path in written.path.rglob("*") if path.is_file()}
+    assert set(modes.values()) == {modes["state.json"]}

@@ -60,7 +60,10 @@ def write_checkpoint(folder: Path, step: int, loaded: LoadedModel, trainer: Trai
             **facts,
         }
         (aside / "state.json").write_text(json.dumps(state, indent=1) + "\n")
+        like_others = (aside / "state.json").stat().st_mode & 0o777  # safetensors writes files that only their owner may read
         for path in (*aside.rglob("*"), aside):  # folders too: they hold the names
+            if path.is_file():
+                path.chmod(like_others)
             _sync(path)
         if final.exists():  # the same step again, after a rewind
             shutil.rmtree(final)
