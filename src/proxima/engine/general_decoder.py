@@ -85,11 +85,14 @@ class GeneralDecoder(_Copy):
         count = len(tokens)
         rows = torch.arange(count, device=self.device)
         reach = reach_of(position, cache.capacity)
+        masks: dict[int | None, Tensor] = {}  # by window: the same for all layers that share one
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
             cache.write(layer, rows, position, torch.stack([k, v], dim=1).to(self.dtype))
             key, value = cache.read(layer, count, reach)
-            return cached_attention(q.to(self.dtype), key, value, reach_mask(position, reach, window), scale)
+            if window not in masks:
+                masks[window] = reach_mask(position, reach, window)
+            return cached_attention(q.to(self.dtype), key, value, masks[window], scale)
 
         return self._run(tokens, position, attend)
 

@@ -16,14 +16,23 @@ def micro_batches(trajectories: Sequence[Trajectory], budget: int, *, share_prom
     out: list[list[int]] = []
     used = 0
     for i, item in enumerate(trajectories):
-        shared = share_prompt and out and out[-1] and trajectories[out[-1][-1]].group == item.group
-        # the last response token is not fed: it predicts nothing
-        response = max(0, len(item.tokens) - 1)
-        cost = response if shared else response + len(item.prompt_tokens)
+        cost = _fed(item, trajectories[i - 1] if out and share_prompt else None)
         if not out or used + cost > budget:
             out.append([])
             used = 0
-            cost = response + len(item.prompt_tokens)
+            cost = _fed(item, None)
         out[-1].append(i)
         used += cost
     return out
+
+
+def tokens_fed(trajectories: Sequence[Trajectory], *, share_prompt: bool = True) -> int:
+    """How many tokens a micro-batch of these feeds the model: the length of its packed axis, without packing it."""
+    before = [None, *trajectories[:-1]] if share_prompt else [None] * len(trajectories)
+    return sum(_fed(item, neighbour) for item, neighbour in zip(trajectories, before, strict=True))
+
+
+def _fed(item: Trajectory, neighbour: Trajectory | None) -> int:
+    """Tokens that one trajectory adds behind its neighbour. The last of a response is not fed: it predicts nothing."""
+    response = max(0, len(item.tokens) - 1)
+    return response if neighbour is not None and neighbour.group == item.group else response + len(item.prompt_tokens)

@@ -11,9 +11,9 @@ from proxima.core.loss import Aggregate, Correction, Penalty, Surrogate, policy_
 from proxima.core.metrics import Metrics, merge
 from proxima.core.prepare import Prepared, needs_prepare, prepare
 from proxima.core.proximal import interpolated_proximal
-from proxima.data import PackedBatch, PolicyBatch, Trajectory, pack
+from proxima.data import PackedBatch, PolicyBatch, Trajectory
 from proxima.model import Policy, TokenOutputs
-from proxima.train.micro_batch import micro_batches
+from proxima.train.micro_batch import micro_batches, tokens_fed
 from proxima.train.optimizer import AdamW, learning_rate_factor
 
 Proximal = Literal["given", "first_forward", "loglinear"]
@@ -171,10 +171,8 @@ class Trainer:
         active = [i for i in rows if not (self.skip_zero_advantage and trajectories[i].advantage == 0)]
         active = [i for i in active if trajectories[i].tokens]
         shared = self.policy.share_prompt
-        tokens = sum(
-            len(pack([trajectories[active[i]] for i in cut], share_prompt=shared).tokens)
-            for cut in self._cut([trajectories[i] for i in active])
-        )
+        cuts = self._cut([trajectories[i] for i in active])
+        tokens = sum(tokens_fed([trajectories[active[i]] for i in cut], share_prompt=shared) for cut in cuts)
         return list(rows), active, tokens
 
     def _cut(self, trajectories: Sequence[Trajectory]) -> list[list[int]]:

@@ -1,0 +1,20 @@
+"""The cut by tokens, and the count that it and the progress bar go by."""
+
+import pytest
+
+from proxima.data import pack
+from proxima.train.micro_batch import micro_batches, tokens_fed
+from tests.train.helpers import trajectories
+
+
+@pytest.mark.parametrize("share_prompt", [True, False])
+@pytest.mark.parametrize("budget", [1, 20, 33, 10_000])
+def test_tokens_are_counted_as_they_are_packed_and_stay_in_the_budget(share_prompt, budget):
+    items = trajectories()
+    cuts = micro_batches(items, budget, share_prompt=share_prompt)
+    assert [i for cut in cuts for i in cut] == list(range(len(items)))
+    for cut in cuts:
+        members = [items[i] for i in cut]
+        fed = tokens_fed(members, share_prompt=share_prompt)
+        assert fed == len(pack(members, share_prompt=share_prompt).tokens)
+        assert fed <= budget or len(cut) == 1
