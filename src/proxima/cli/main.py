@@ -13,6 +13,7 @@ from proxima import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("proxima.cli.train", "train a model as a recipe says"),
+    "sweep": ("proxima.cli.sweep", "train many variants with several seeds, resumably"),
     "eval": ("proxima.cli.eval", "ask a model or a run the held-out questions"),
     "generate": ("proxima.cli.generate", "complete prompts"),
     "export": ("proxima.cli.export", "copy a run's weights out as a Hugging Face folder"),

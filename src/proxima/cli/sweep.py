@@ -1,0 +1,57 @@
+"""Run a recipe in many variants and with several seeds, as a sweep file says. The same command again goes on where it stopped."""
+
+import argparse
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proxima.lab import PlannedRun, Sweep
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", help="YAML: recipe, seeds, set, grid, cells; see docs/laboratory.md")
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs side by side, over the file's")
+    parser.add_argument("--folder", metavar="F", help="where the runs lie, over the file's; default runs/<file>")
+    parser.add_argument("--only", nargs="+", default=[], metavar="CELL", help="these cells; a pattern like '*lr=1e-5' takes several")
+    parser.add_argument("--dry-run", action="store_true", help="check every cell, print the commands, run nothing")
+    parser.add_argument("--retry-failed", action="store_true", help="go on with the runs that failed, too")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from proxima.lab import plan_runs, read_sweep
+
+    sweep = read_sweep(arguments.file, folder=arguments.folder, jobs=arguments.jobs, only=arguments.only)
+    runs = plan_runs(sweep)
+    if arguments.dry_run:
+        return _show(sweep, runs)
+
+    from rich.console import Console
+
+    from proxima.lab.sweep import run_sweep
+    from proxima.lab.tail import State
+    from proxima.view.sweep import Both, SweepLines, SweepTable, outcome_table
+
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    drawn = sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
+    with (sweep.folder / "log.txt").open("a", encoding="utf-8", errors="replace") as log:
+        screen = SweepTable(Console()) if drawn else SweepLines(sys.stdout)
+        standings = run_sweep(sweep, runs, Both(SweepLines(log), screen), retry_failed=arguments.retry_failed)
+    print()
+    console = Console(width=None if drawn else 160)
+    console.print(outcome_table(standings))
+    states = {standing.state for standing in standings}
+    if State.DONE in states:
+        print(f"\nproxima compare {shlex.quote(str(sweep.folder))}")
+    if State.WAITING in states or State.STOPPED in states:
+        print("stopped; the same command goes on")
+        return 130
+    return 1 if State.FAILED in states else 0
+
+
+def _show(sweep: "Sweep", runs: "list[PlannedRun]") -> int:
+    print(f"{len(sweep.cells)} cells × {len(sweep.seeds)} seeds = {len(runs)} runs in {sweep.folder}, {sweep.jobs} at a time\n")
+    for run in runs:
+        print(f"{run.name}\n    proxima train {' '.join(shlex.quote(word) for word in (str(run.recipe), *run.overrides))} --resume")
+    return 0
