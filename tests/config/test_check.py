@@ -58,9 +58,20 @@ def test_the_smallest_recipe_passes(recipe):
             "engine 'local' has none; the next-policy cache of the asynchronous controller does",
         ),
         (
-            ["algorithm.selection=[{kind: prune, allocate: true}]"],
-            "algorithm.selection.0.allocate=true (command line): this loop fills no freed places; "
-            "set it false, and raise train.prompts_per_step by hand",
+            ["algorithm.selection=[{kind: prune, rate: 0.7, allocate: true}]", "train.completions_per_prompt=10"],
+            "algorithm.selection.0.allocate=true (command line): a group of 10 (train.completions_per_prompt) keeps 3, which does not divide "
+            "it, so an update can't keep its size; take a rate and a group size that do, as rate 0.5, 0.75 or 0.875 with 16, "
+            "or allocate=false",
+        ),
+        (
+            ["algorithm.dynamic_sampling={max_age: 2}"],
+            "algorithm.dynamic_sampling.max_num_gen_batches=10 (default): no selection drops whole groups, so nothing has to be filled up; "
+            "add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null",
+        ),
+        (
+            ["algorithm.selection=[{kind: drop_uniform_groups, metric: acuracy}]"],
+            "algorithm.selection.0.metric=acuracy (command line): completions have no such metric; there are acc, accuracy, length, number, "
+            "reward, score, truncated",
         ),
         (
             ["model.dtype=bfloat16", "model.compute_dtype=float32"],

@@ -48,7 +48,7 @@ def test_an_invalid_score_enters_nothing():
     assert chosen.reasons == (None, "invalid", None, "invalid", "invalid", "invalid", None, None, "invalid")
     assert chosen.rows == (0, 2, 6, 7) and [t.advantage for t in chosen.trajectories] == [0.5, -0.5, 0.0, 0.0]
     assert chosen.kept == [0, 2] and chosen.dropped == {1: "invalid"} and chosen.drop_counts == {"invalid": 5}
-    metrics = rollout_metrics(chosen)
+    metrics = rollout_metrics(chosen.groups, chosen)
     assert metrics["reward/mean"] == 0.75 and metrics["reward/invalid"] == 5 == metrics["dropped/invalid"]
     assert metrics["reward/std"] == pytest.approx(0.5) and metrics["completions"] == 9 and "accuracy" not in metrics
     assert metrics["truncated_fraction"] == pytest.approx(1 / 3) and metrics["tokens/generated"] == 27
@@ -68,7 +68,7 @@ def test_nothing_left():
     assert chosen.dropped == {0: "uniform_group", 1: "invalid"}
     assert [f.outcome for f in chosen.fates({})] == ["dropped_uniform_group"] * 2 + ["invalid"] * 2
     empty = algorithm().choose([], 1)
-    assert empty.groups == empty.updates == () and rollout_metrics(empty)["reward/mean"] is None
+    assert empty.groups == empty.updates == () and rollout_metrics(empty.groups, empty)["reward/mean"] is None
 
 
 def test_whole_groups_are_dealt_to_updates():
@@ -125,7 +125,7 @@ def test_the_behavior_asked_for():
 
 def test_parts_and_accuracy():
     chosen = algorithm().choose([group(0, [1, 0, None], correct=True), group(1, [3, 4, 4], correct=False)], 1)
-    metrics = rollout_metrics(chosen)
+    metrics = rollout_metrics(chosen.groups, chosen)
     assert metrics["accuracy"] == pytest.approx(2 / 5) and metrics["reward/part/p"] == pytest.approx(12 / 5)
 
 

@@ -85,7 +85,7 @@ def _slots_of(preset: dict[str, Any]) -> str:
         if not isinstance(spec, dict):
             return str(spec)
         rest = {key: value for key, value in spec.items() if key != "kind"}
-        return f"{spec['kind']} {in_one_line(rest)}" if rest else str(spec["kind"])
+        return " ".join([*([str(spec["kind"])] if "kind" in spec else []), *([in_one_line(rest)] if rest else [])])
 
     return "; ".join(f"{slot} {shown(spec)}" for slot, spec in preset.items())
 

@@ -120,11 +120,35 @@ def _beyond(advantage: object) -> str | None:
 
 
 def freed_places_are_filled(r: Resolved) -> Iterator[Problem]:
-    """The loop admits the same number of prompts every step: nobody fills the places that pruning frees."""
+    """Pruning with `allocate` keeps the size of an update only where whole groups fill the freed places."""
+    size = r.config.train.completions_per_prompt
     for i, spec in enumerate(r.config.algorithm.selection):
-        if getattr(spec, "allocate", False):
-            message = "this loop fills no freed places; set it false, and raise train.prompts_per_step by hand"
+        if getattr(spec, "allocate", False) and size % spec.kept(size):
+            message = (
+                f"a group of {size} (train.completions_per_prompt) keeps {spec.kept(size)}, which does not divide it, so an update "
+                "can't keep its size; take a rate and a group size that do, as rate 0.5, 0.75 or 0.875 with 16, or allocate=false"
+            )
             yield r.problem(f"algorithm.selection.{i}.allocate", message)
+
+
+def refill_has_a_reason(r: Resolved) -> Iterator[Problem]:
+    """Dynamic sampling fills the places of groups that a selection drops; pruning and balancing leave something of every group."""
+    from proxima.core.selection import Balance, Prune
+
+    algorithm = r.config.algorithm
+    if algorithm.dynamic_sampling is not None and all(isinstance(spec, Balance | Prune) for spec in algorithm.selection):
+        message = "no selection drops whole groups, so nothing has to be filled up; add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null"
+        yield r.problem("algorithm.dynamic_sampling.max_num_gen_batches", message)
+
+
+def metrics_are_known(r: Resolved) -> Iterator[Problem]:
+    """A selection that looks at a metric names one that completions have."""
+    labels = {str(getattr(reward, "label", None) or type(reward).__name__.lower()) for reward in r.config.reward}
+    known = {"reward", "score", "accuracy", "acc", "length", "truncated"} | labels
+    for i, spec in enumerate(r.config.algorithm.selection):
+        metric = getattr(spec, "metric", None)
+        if isinstance(metric, str) and metric not in known:
+            yield r.problem(f"algorithm.selection.{i}.metric", f"completions have no such metric; there are {', '.join(sorted(known))}")
 
 
 def model_is_there(r: Resolved) -> Iterator[Problem]:
@@ -266,6 +290,8 @@ CHECKS: Sequence[Check] = (
     needs_are_met,
     advantage_can_be_had,
     freed_places_are_filled,
+    refill_has_a_reason,
+    metrics_are_known,
     model_is_there,
     room_for_completions,
     data_is_there,

@@ -27,14 +27,15 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
         "surrogate": {"kind": "cppo", "delta": 0.15, "w_min": 0.8, "delta_b": 0.02},
         "aggregate": {"kind": "token_mean"},
     },
-    # arXiv 2503.14476: clip-higher, token mean, dual clip 10 as in verl's recipe, groups that say nothing dropped, no KL.
-    # Its overlong penalty is a reward, not part of the algorithm.
+    # arXiv 2503.14476: clip-higher, token mean, dual clip 10 as in verl's recipe, groups that say nothing replaced by others, no KL.
+    # `accuracy`, because the overlong penalty makes rewards differ where answers don't. That penalty is a reward: `{kind: overlong}`.
     "dapo": {
         "proximal": "behavior",
         "advantage": {"kind": "grpo", "scale": "group"},
         "surrogate": {"kind": "ppo_clip", "epsilon_low": 0.2, "epsilon_high": 0.28, "dual_clip": 10.0},
         "aggregate": {"kind": "token_mean"},
-        "selection": [{"kind": "drop_uniform_groups"}],
+        "selection": [{"kind": "drop_uniform_groups", "metric": "accuracy"}],
+        "dynamic_sampling": {"max_num_gen_batches": 10},
     },
     # arXiv 2602.04879: keep a token while its total variation from the behavior policy is at most delta, or it moves back.
     "dppo": {

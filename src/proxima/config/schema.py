@@ -70,6 +70,20 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DynamicSamplingConfig:
+    """Generate until the batch is full of groups that a selection leaves something of (DAPO, arXiv 2503.14476, 3.2)."""
+
+    max_num_gen_batches: Annotated[int, "generation batches a step at most; <= 0: no limit"] = 10
+    exhausted: Annotated[Literal["stop", "partial"], "after the last generation batch: end the run, or train on what there is"] = "stop"
+    oversample: Annotated[float | None, "prompts of a generation batch, in batches; null: what is missing / the running acceptance"] = None
+    max_age: Annotated[int, "policy versions a surplus group may be behind when it is used; 0: surplus is thrown away"] = 1
+
+    def __post_init__(self) -> None:
+        require(self.oversample is None or 1 <= self.oversample < float("inf"), "oversample", self.oversample, "must be >= 1, or null")
+        require(self.max_age >= 0, "max_age", self.max_age, "must be >= 0; 0 throws surplus groups away")
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     preset: Annotated[str | None, "the preset it was made from; a label, the fields below say it all"] = None
     proximal: Annotated[Literal["behavior", "recompute", "loglinear"], "centre of the trust region"] = "behavior"
@@ -83,6 +97,7 @@ class AlgorithmConfig:
     ] = None
     correction: Annotated[Any, Slot("proxima.core.correction:CORRECTIONS", many=True), "weights and rejections, behavior -> proximal"] = ()
     selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS", many=True), "what is dropped before the update"] = ()
+    dynamic_sampling: Annotated[DynamicSamplingConfig | None, "refill the batch when a selection drops whole groups; null: off"] = None
     reference_kl: Annotated[Any, Slot("proxima.core.penalty:PENALTIES"), "penalty towards the frozen reference; null: off"] = None
     entropy_bonus: Annotated[float, "coefficient of the entropy, added to the objective; 0: off"] = 0.0
     skip_zero_advantage: Annotated[bool, "skip forward and backward where the advantage is exactly 0 (exact)"] = True
@@ -93,8 +108,8 @@ class AlgorithmConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    steps: Annotated[int, "steps of the run; each consumes prompts_per_step prompts"] = 100
-    prompts_per_step: Annotated[int, "prompts a step"] = 8
+    steps: Annotated[int, "steps of the run"] = 100
+    prompts_per_step: Annotated[int, "prompts a step; `prune` with `allocate` takes floor(G / k) times as many"] = 8
     completions_per_prompt: Annotated[int, "completions a prompt, the group size"] = 8
     updates_per_step: Annotated[int, "optimizer updates a step; must divide prompts_per_step"] = 1
     epochs_per_step: Annotated[int, "passes over the step's batch"] = 1

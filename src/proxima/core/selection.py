@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol
 
 import torch
@@ -14,9 +14,16 @@ from proxima.data import Outcomes, require
 
 
 class Selection(Protocol):
-    """A frozen dataclass; calling it gives [S] bool, True for the completions that stay. `reason` names its drops in logs."""
+    """A frozen dataclass; calling it gives [S] bool, True for the completions that stay. `reason` names its drops in logs.
+
+    `local`: what it says of a group depends on that group alone. Dynamic sampling asks the local specs before the first other one which
+    groups are worth keeping while the batch is still being filled; a spec without the attribute is not local.
+    """
 
     reason: ClassVar[str]
+
+    @property
+    def local(self) -> bool: ...
 
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor: ...
 
@@ -26,17 +33,32 @@ class DropUniformGroups:
     """Drop the groups whose valid rewards are all equal: their group-relative advantages are 0 and teach nothing.
 
     Args:
+        metric: what has to differ: `reward`, `accuracy`, `length`, `truncated`, or a reward by its name. With a shaped reward (a length
+            penalty beside the accuracy) `reward` differs in nearly every group, and `accuracy` is what DAPO means.
         outcomes: rewards, validity, groups.
         advantage: [S], not looked at.
     Returns: [S] bool, False for every completion of such a group.
-    Edge cases: uniform is max == min over the valid rewards, never a small standard deviation; a group with fewer than two is uniform.
+    Raises: ValueError where no completion has the metric: its message says which there are.
+    Edge cases: uniform is max == min over the valid completions whose metric is known, never a small standard deviation; a group with
+        fewer than two is uniform.
     Source: dynamic sampling of DAPO, arXiv 2503.14476, Eq. 11.
     """
 
+    metric: str = "reward"
     reason: ClassVar[str] = "uniform_group"
+    local: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(bool(self.metric.strip()), "metric", self.metric, "must be reward, accuracy, length, truncated or the name of a reward")
 
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
-        return ~GroupStatistics.of(outcomes).uniform
+        value = outcomes.metric(self.metric)
+        valid = outcomes.valid & value.isfinite()
+        if bool(outcomes.valid.any()) and not bool(valid.any()):
+            raise ValueError(
+                f"drop_uniform_groups: metric={self.metric!r} is known of no completion; take metric=reward, or a reward that tells"
+            )
+        return ~GroupStatistics.of(replace(outcomes, reward=value, valid=valid)).uniform
 
 
 @dataclass(frozen=True)
@@ -48,6 +70,7 @@ class DropTruncated:
     """
 
     reason: ClassVar[str] = "truncated"
+    local: ClassVar[bool] = True
 
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
         return ~outcomes.truncated
@@ -65,7 +88,8 @@ class Prune:
         scope: the G are a `group`, or the whole `batch`.
         count: `keep` as above, or `drop`: k = max(1, G - floor(G rate)), the original trainer's rule; they differ where G rate is no
             integer (C2).
-        allocate: the caller fills the freed places with more prompts, floor(G / k) times as many. Nothing changes here.
+        allocate: dynamic completion allocation: the loop takes floor(G / k) times as many prompts a step, so that an update keeps its
+            size in completions. Nothing changes here.
         outcomes: groups. advantage: [S], of the full group.
     Returns: [S] bool. Raises: ValueError naming field, value and bound, at construction.
     Edge cases: a group of one is kept. `random` is a function of the rewards, groups and indices, not of a random state.
@@ -85,6 +109,10 @@ class Prune:
         require(self.keep in ("largest", "smallest", "random"), "keep", self.keep, "must be largest, smallest or random")
         require(self.scope in ("group", "batch"), "scope", self.scope, "must be group or batch")
         require(self.count in ("keep", "drop"), "count", self.count, "must be keep or drop")
+
+    @property
+    def local(self) -> bool:
+        return self.scope == "group"
 
     def kept(self, size: int) -> int:
         """k, how many of `size` completions are kept."""
@@ -129,6 +157,10 @@ class Balance:
     def __post_init__(self) -> None:
         require(self.scope in ("group", "batch"), "scope", self.scope, "must be group or batch")
         require(self.most >= 1, "most", self.most, "must be >= 1")
+
+    @property
+    def local(self) -> bool:
+        return self.scope == "group"
 
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
         index = GroupStatistics.of(outcomes).index if self.scope == "group" else torch.zeros_like(outcomes.group, dtype=torch.long)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ class Outcomes:
         length: [S] int, response tokens.
         truncated: [S] bool, ended by the length limit.
         parts: [S, R] float, the rewards that `reward` was summed from, one column each, unweighted; for advantages that normalise each.
+        part_names: names of the columns of `parts`.
+        correct: [S] float, 1 or 0, NaN where no reward says whether the answer is right.
         baseline: [S] float, the reward of the prompt's greedy completion; for `remax`.
     """
 
@@ -31,6 +33,8 @@ class Outcomes:
     length: Annotated[Tensor, "int S"]
     truncated: Annotated[Tensor, "bool S"]
     parts: Annotated[Tensor | None, "float S R"] = None
+    part_names: tuple[str, ...] = ()
+    correct: Annotated[Tensor | None, "float S"] = None
     baseline: Annotated[Tensor | None, "float S"] = None
 
     def __post_init__(self) -> None:
@@ -41,7 +45,24 @@ class Outcomes:
 
     def take(self, rows: Tensor) -> "Outcomes":
         """The completions `rows` [S'] int64, in that order."""
-        return replace(self, **{f.name: value[rows] for f in fields(self) if (value := getattr(self, f.name)) is not None})
+        taken: dict[str, Any] = {f.name: value[rows] for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        return replace(self, **taken)
+
+    def metric(self, name: str) -> Tensor:
+        """[S] float64: `reward` (or `score`), `accuracy` (or `acc`), `length`, `truncated`, or a part by its name; NaN where unknown.
+
+        Raises:
+            ValueError: there is no such metric; names those there are.
+        """
+        found: dict[str, Tensor | None] = (
+            {name: self.parts[:, i] for i, name in enumerate(self.part_names)} if self.parts is not None else {}
+        )
+        found |= {"reward": self.reward, "accuracy": self.correct, "length": self.length, "truncated": self.truncated}
+        value = found.get({"score": "reward", "acc": "accuracy"}.get(name, name))
+        if value is None:
+            known = ", ".join(sorted(key for key, value in found.items() if value is not None))
+            raise ValueError(f"metric={name!r} is not known of these completions; there are {known}")
+        return value.double()
 
     @classmethod
     def of(cls, reward: Tensor, group: Tensor, valid: Tensor | None = None) -> "Outcomes":
@@ -72,4 +93,10 @@ class Outcomes:
             length=torch.tensor([len(c.tokens) for _, c, _ in rows], dtype=torch.long),
             truncated=torch.tensor([c.truncated for _, c, _ in rows], dtype=torch.bool),
             parts=parts if names else None,
+            part_names=tuple(names),
+            correct=torch.tensor([_number(s.correct if s.valid else None) for _, _, s in rows], dtype=torch.float64),
         )
+
+
+def _number(known: bool | None) -> float:
+    return float("nan") if known is None else float(known)

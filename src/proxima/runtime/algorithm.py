@@ -1,8 +1,10 @@
 """From scored groups to what is trained: advantage, selection, and the order of the updates. Pure; runs in prompt order."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ class Chosen:
     """What a step trains on, and what became of the rest.
 
     Args:
-        groups: all scored groups of the step, in the order of their uid.
+        groups: all groups that the step ends: those it could use in the order of their uid, then those that were dropped before.
         advantage: of each completion, groups and samples in order; None where the score is invalid.
         reasons: why each completion was dropped; None for those that are trained.
         trajectories: the kept completions.
@@ -43,19 +45,18 @@ class Chosen:
     def dropped(self) -> dict[int, str]:
         """uid → reason, for the groups that have none."""
         kept = set(self.kept)
-        reason: dict[int, str] = {}
-        at = 0
-        for group in self.groups:
-            size = len(group.completions)
-            if group.prompt.uid not in kept:
-                reason[group.prompt.uid] = next((r for r in self.reasons[at : at + size] if r), "empty")
-            at += size
-        return reason
+        return {uid: why for uid, why in _by_group(self.groups, self.reasons).items() if uid not in kept}
 
     @property
     def drop_counts(self) -> dict[str, int]:
         """Completions by the reason that dropped them."""
         return dict(Counter(reason for reason in self.reasons if reason))
+
+    @property
+    def tokens_dropped(self) -> int:
+        """Tokens that were generated and not trained on because a selection left them out."""
+        completions = (completion for group in self.groups for completion in group.completions)
+        return sum(len(c.tokens) for c, reason in zip(completions, self.reasons, strict=True) if reason)
 
     def fates(self, facts: dict[int, TrajectoryFacts]) -> list[Fate]:
         """What became of each completion; `facts` by trajectory, from the trainer."""
@@ -90,8 +91,26 @@ class Algorithm:
     epochs: int = 1
     seed: int = 0
 
-    def choose(self, groups: Sequence[Group], step: int) -> Chosen:
-        """Advantages over the full groups, then selection, then the deal."""
+    def prompts_factor(self, size: int) -> int:
+        """How many times as many prompts a step takes, with groups of `size`: pruning with `allocate` fills the places that it frees."""
+        return math.prod(spec.prompts_factor(size) for spec in self.selection if hasattr(spec, "prompts_factor"))
+
+    def unusable(self, groups: Sequence[Group]) -> dict[int, str]:
+        """uid → reason, for the groups of which the selections that look at one group at a time leave nothing."""
+        local = tuple(takewhile(lambda spec: getattr(spec, "local", False), self.selection))
+        outcomes = Outcomes.from_groups(groups)
+        keep, reasons = select(local, outcomes, self.advantage(outcomes))
+        left = {groups[i].prompt.uid for i in outcomes.group[keep].tolist()}
+        return {uid: why for uid, why in _by_group(groups, reasons).items() if uid not in left}
+
+    def choose(self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()) -> Chosen:
+        """Advantages over the full groups, then selection, then the deal.
+
+        Args:
+            groups: what the step may use.
+            step: decides the order of further epochs.
+            dropped: groups that were left out before, with the reason; no advantage is computed for them.
+        """
         ordered = tuple(sorted(groups, key=lambda group: group.prompt.uid))
         outcomes = Outcomes.from_groups(ordered)
         advantage = self.advantage(outcomes)
@@ -107,10 +126,11 @@ class Algorithm:
                     rows.append(row)
                 row += 1
         valid = outcomes.valid.tolist()
+        before = [reason for group, reason in dropped for _ in group.completions]
         return Chosen(
-            groups=ordered,
-            advantage=tuple(value if ok else None for value, ok in zip(values, valid, strict=True)),
-            reasons=tuple(reasons),
+            groups=(*ordered, *(group for group, _ in dropped)),
+            advantage=(*(value if ok else None for value, ok in zip(values, valid, strict=True)), *(None for _ in before)),
+            reasons=(*reasons, *before),
             trajectories=tuple(trajectories),
             rows=tuple(rows),
             updates=self._deal(trajectories, len(ordered), step),
@@ -132,3 +152,14 @@ class Algorithm:
                 if members:
                     out.append(tuple(members))
         return tuple(out)
+
+
+def _by_group(groups: Sequence[Group], reasons: Sequence[str | None]) -> dict[int, str]:
+    """uid → why the group's completions were dropped: what a selection said rather than that some had no score."""
+    out: dict[int, str] = {}
+    at = 0
+    for group in groups:
+        own = [reason for reason in reasons[at : at + len(group.completions)] if reason]
+        out[group.prompt.uid] = next((reason for reason in reversed(own) if reason != "invalid"), own[0] if own else "empty")
+        at += len(group.completions)
+    return out

@@ -1,12 +1,13 @@
 """From a config to the objects of a run: first what needs no weights, then what does."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from proxima.core.penalty import EntropyBonus
-from proxima.data import Prompt
+from proxima.data import Group, Prompt
 from proxima.engine.protocol import Engine, Sampling
 from proxima.model import LoadedModel, Policy, load
 from proxima.model.load import DTYPES, load_config, load_tokenizer
@@ -138,6 +139,7 @@ def make_plan(config: "RunConfig") -> Plan:
         keep_last=checkpoint.keep_last,
         keep_best=checkpoint.keep_best,
         recompute_proximal=config.algorithm.proximal == "recompute",
+        refill=config.algorithm.dynamic_sampling,
     )
 
 
@@ -192,6 +194,7 @@ def make_controller(
     journal: Journal,
     observer: Observer,
     clock: Clock,
+    carried: Sequence[Group] = (),
 ) -> Controller:
     """Everything the loop touches."""
     train, algorithm = config.train, config.algorithm
@@ -220,4 +223,5 @@ def make_controller(
         clock=clock,
         observer=observer,
         elapsed=folder.elapsed(),
+        carried=carried,
     )

@@ -19,6 +19,10 @@ class Clock(Protocol):
         """The time of day in UTC as ISO 8601 with milliseconds, `2026-09-02T12:04:31.250+00:00`: to be read, never subtracted."""
         ...
 
+    def cpu(self) -> float:
+        """CPU seconds of this process, over all its threads, from an arbitrary origin: what the wall clock can't tell beside other work."""
+        ...
+
     async def sleep(self, seconds: float) -> None:
         """Return when `seconds` have gone by; at once if not positive, after giving other tasks a turn."""
         ...
@@ -32,6 +36,9 @@ class SystemClock:
 
     def wall(self) -> str:
         return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+    def cpu(self) -> float:
+        return time.process_time()
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(seconds, 0.0))
@@ -55,6 +62,9 @@ class ManualClock:
 
     def wall(self) -> str:
         return (self._start + timedelta(seconds=self._now)).isoformat(timespec="milliseconds")
+
+    def cpu(self) -> float:
+        return self._now
 
     async def sleep(self, seconds: float) -> None:
         if seconds <= 0:

@@ -7,22 +7,25 @@ clock knows the time. Synchronous training is `max_lag: 0`: no prompt is admitte
 """
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from proxima.config.schema import DynamicSamplingConfig
 from proxima.core.correction import health
-from proxima.data import Completion, Group, Prompt, Trajectory
-from proxima.engine.protocol import Engine, Request, Sampling
+from proxima.data import Group, Trajectory
+from proxima.engine.protocol import Engine, Sampling
 from proxima.model import Policy
 from proxima.reward.runner import RewardRunner
 from proxima.runtime.algorithm import Algorithm, Chosen
 from proxima.runtime.clock import Clock
+from proxima.runtime.collect import BatchNotFilled, Collected, Collector
 from proxima.runtime.evaluation import Evaluation
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer, Sample
+from proxima.runtime.pending import PENDING, write_groups
 from proxima.runtime.rollouts import write_rollouts
 from proxima.runtime.statistics import mean_metrics, rollout_metrics
 from proxima.task.prompts import PromptSource
@@ -46,6 +49,7 @@ class Plan:
         seed: of every draw.
         recompute_proximal: run the proximal log-probs before the updates (`proximal: recompute`); when a step has one update
             only, its first forward is that forward.
+        refill: dynamic sampling; None takes every group as it comes.
     """
 
     steps: int
@@ -60,6 +64,7 @@ class Plan:
     keep_last: int = 2
     keep_best: bool = False
     recompute_proximal: bool = False
+    refill: DynamicSamplingConfig | None = None
 
 
 @dataclass
@@ -76,6 +81,7 @@ class Controller:
         journal, folder: what survives.
         clock, observer: time, and who watches.
         elapsed: seconds the run took before this process.
+        carried: scored groups that a checkpoint kept for the next step.
     """
 
     plan: Plan
@@ -92,16 +98,30 @@ class Controller:
     evaluation: Evaluation | None = None
     reference: Policy | None = None
     elapsed: float = 0.0
-    scored: list[Group] = field(default_factory=list)
+    carried: Sequence[Group] = ()
 
     def __post_init__(self) -> None:
         self._began = self.clock.now() - self.elapsed
-        self._arrivals: asyncio.Queue[Group | BaseException] = asyncio.Queue()
-        self._rollouts: set[asyncio.Task[None]] = set()
-        self._pending = 0  # prompts that are generating or being scored
         self._stop = asyncio.Event()
         self._times: dict[str, float] = {}
+        self._surplus: Sequence[Group] = self.carried  # of the last finished step
         self._cursor = self.source.state()  # behind the last finished step: prompts of one that is given up are drawn again
+        self.collector = Collector(
+            prompts=self.plan.prompts_per_step * self.algorithm.prompts_factor(self.plan.completions_per_prompt),
+            completions=self.plan.completions_per_prompt,
+            sampling=self.plan.sampling,
+            seed=self.plan.seed,
+            refill=self.plan.refill,
+            source=self.source,
+            engine=self.engine,
+            rewards=self.rewards,
+            algorithm=self.algorithm,
+            journal=self.journal,
+            clock=self.clock,
+            observer=self.observer,
+            unless_stopped=self.unless_stopped,
+            carried=list(self.carried),
+        )
 
     # ---- the loop --------------------------------------------------------------------------------------------------------------------
 
@@ -116,13 +136,16 @@ class Controller:
             while self.journal.step < self.plan.steps:
                 step = self.journal.step + 1
                 self._times = {}
+                spent = self.clock.cpu()
                 with self.timed("step"):
-                    chosen = await self.collect(step)  # queued → generating → scored
+                    collected = await self.collect()  # queued → generating → scored
+                    chosen = self.algorithm.choose(collected.groups, step, collected.dropped)
                     self.journal.select(step, chosen.kept, chosen.dropped)  # scored → selected | dropped
                     result = self.update(chosen)
                     await self.publish(step)
-                record = self.record(step, chosen, result)
-                self.leave(step, chosen, result, record)  # selected | dropped → consumed: the step is done
+                self._times["cpu"] = self.clock.cpu() - spent
+                record = self.record(step, collected, chosen, result)
+                self.finish_step(step, collected, chosen, result, record)  # selected | dropped → consumed: the step is done
                 await self.evaluate_if_due(step)
                 self.checkpoint_if_due(step)
             if self.plan.evaluate_after:
@@ -130,9 +153,11 @@ class Controller:
             done = True
         except Stopped:
             pass
+        except BatchNotFilled:
+            self.checkpoint(self.journal.step)  # the run ends here, but what it learned is kept
+            raise
         finally:
-            for task in self._rollouts:
-                task.cancel()
+            self.collector.cancel()
         self.checkpoint(self.journal.step)
         return done
 
@@ -142,64 +167,13 @@ class Controller:
 
     # ---- its stages, in order --------------------------------------------------------------------------------------------------------
 
-    async def collect(self, step: int) -> Chosen:
-        """Admit prompts and wait until the scored groups make a batch."""
+    async def collect(self) -> Collected:
+        """Scored groups until they make a batch; see `collect.py`."""
         with self.timed("generate"):
-            while len(self.scored) < self.plan.prompts_per_step:
-                self.admit(self.plan.prompts_per_step - len(self.scored) - self._pending)
-                self.scored.append(await self.next_scored())
-                self.observer.progress("generate", len(self.scored), self.plan.prompts_per_step, "prompts")
-        groups, self.scored = self.scored, []
-        return self.algorithm.choose(groups, step)
-
-    def admit(self, capacity: int) -> None:
-        """queued → generating, for as many prompts as there is room for."""
-        if capacity <= 0:
-            return
-        prompts = self.source.next(capacity)
-        self.journal.admit(prompts, size=len(self.source.rows), cursor_state=self.source.state())
-        self.journal.generating(prompt.uid for prompt in prompts)
-        self._pending += len(prompts)
-        task = asyncio.get_running_loop().create_task(self._roll_out(prompts))
-        self._rollouts.add(task)
-        task.add_done_callback(self._rollouts.discard)
-
-    async def _roll_out(self, prompts: Sequence[Prompt]) -> None:
-        """Generate, and score each group as soon as it is complete, beside those still generating."""
-        try:
-            wanted = self.plan.completions_per_prompt
-            requests = [
-                Request(prompt=p, sample=i, sampling=self.plan.sampling, seed=self.plan.seed) for p in prompts for i in range(wanted)
-            ]
-            found: dict[int, dict[int, Completion]] = {prompt.uid: {} for prompt in prompts}
-            by_uid = {prompt.uid: prompt for prompt in prompts}
-            scoring: list[asyncio.Task[None]] = []
-            async for completion in self.engine.generate(requests):
-                own = found[completion.prompt_uid]
-                own[completion.sample] = completion
-                if len(own) == wanted:
-                    group = tuple(own[i] for i in range(wanted))
-                    scoring.append(asyncio.create_task(self._score(by_uid[completion.prompt_uid], group)))
-            if lost := [uid for uid, own in found.items() if len(own) < wanted]:
-                raise RuntimeError(f"the engine ended without all completions of prompts {lost}")
-            await asyncio.gather(*scoring)
-        except Exception as error:  # wherever it came from, the loop must see it
-            self._arrivals.put_nowait(error)
-
-    async def _score(self, prompt: Prompt, completions: tuple[Completion, ...]) -> None:
-        scores = await self.rewards.score(prompt, completions)
-        self._arrivals.put_nowait(Group(prompt=prompt, completions=completions, scores=tuple(scores)))
-
-    async def next_scored(self) -> Group:
-        """The next complete group, journalled as scored; `Stopped` if the user lost patience."""
-        if self._stop.is_set():  # even if more groups are there: the step has not begun to train
-            raise Stopped
-        arrival: Group | BaseException = await self.unless_stopped(self._arrivals.get())
-        if isinstance(arrival, BaseException):
-            raise arrival
-        self.journal.scored([arrival])
-        self._pending -= 1
-        return arrival
+            collected = await self.collector.collect()
+        self._times["generate"] -= collected.scoring
+        self._times["score"] = collected.scoring
+        return collected
 
     def update(self, chosen: Chosen) -> UpdateResult:
         """Log-probs of the frozen policies, then the optimizer steps."""
@@ -230,12 +204,12 @@ class Controller:
             await self.engine.publish(self.policy.model, version)
             await self.engine.resume()
 
-    def leave(self, step: int, chosen: Chosen, result: UpdateResult, record: Mapping[str, Any]) -> None:
+    def finish_step(self, step: int, collected: Collected, chosen: Chosen, result: UpdateResult, record: Mapping[str, Any]) -> None:
         """Files first, then the journal's one transaction: a step that is in the journal has left all its traces."""
         write_rollouts(self.folder.rollout_file(step), step, chosen.groups, chosen.fates(result.facts))
         self.folder.append_metrics(record)
         uids = [group.prompt.uid for group in chosen.groups]
-        self._cursor = self.source.state()
+        self._cursor, self._surplus = self.source.state(), collected.carried
         self.journal.consume(step, uids, self._cursor, record, version=step)
         self.observer.step(record, _sample(chosen, step))
         self.warn(record, chosen)
@@ -264,7 +238,8 @@ class Controller:
             return
         self.observer.progress("checkpoint", 0, 1, "checkpoints")
         facts = {"version": self.journal.version, "cursor": self._cursor, "seed": self.plan.seed}
-        write_checkpoint(self.folder.checkpoints, step, self.policy.loaded, self.trainer, facts)
+        pending = {PENDING: lambda path: write_groups(path, self._surplus)} if self._surplus else {}
+        write_checkpoint(self.folder.checkpoints, step, self.policy.loaded, self.trainer, facts, pending)
         best = self.best_step() if self.plan.keep_best else None
         prune(self.folder.checkpoints, self.plan.keep_last, keep=[] if best is None else [best])
 
@@ -282,21 +257,21 @@ class Controller:
         finally:
             self._times[stage] = self._times.get(stage, 0.0) + self.clock.now() - start
 
-    async def unless_stopped(self, work: Any) -> Any:
-        """The result of an awaitable, or `Stopped` as soon as the user asks for it."""
+    async def unless_stopped(self, work: Awaitable[Any]) -> Any:
+        """The result of an awaitable, or `Stopped` as soon as the user asks for it, even if the result is there too."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
+            if self._stop.is_set():
                 raise Stopped
             return task.result()
         finally:
             for waiting in (task, stop):
                 waiting.cancel()
 
-    def record(self, step: int, chosen: Chosen, result: UpdateResult) -> dict[str, Any]:
+    def record(self, step: int, collected: Collected, chosen: Chosen, result: UpdateResult) -> dict[str, Any]:
         """The step's line of metrics.jsonl."""
-        rollout = rollout_metrics(chosen)
+        rollout = rollout_metrics(collected.generated, chosen)
         seconds = {f"time/{name}": value for name, value in self._times.items()}
         generated, train = self._times.get("generate", 0.0), self._times.get("train", 0.0)
         return {
@@ -304,6 +279,7 @@ class Controller:
             "step": step,
             "time": self.now(),
             **rollout,
+            **collected.metrics(),
             **mean_metrics(result.metrics),
             "updates": result.updates,
             "tokens/trained": result.tokens,

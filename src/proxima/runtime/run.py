@@ -9,6 +9,7 @@ import torch
 
 from proxima import __version__
 from proxima.config.dump import dump
+from proxima.data import Group
 from proxima.model import LoadedModel
 from proxima.runtime.build import Opened, load_model, make_controller, open_data
 from proxima.runtime.clock import Clock, SystemClock
@@ -18,6 +19,7 @@ from proxima.runtime.frozen import check_frozen
 from proxima.runtime.interrupt import quiet_transformers, stop_on_interrupt
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import NullObserver, Observer, RunInfo
+from proxima.runtime.pending import PENDING, read_groups
 from proxima.runtime.summary import Summary, algorithm_name, summarise_run
 from proxima.train.checkpoint import Checkpoint, checkpoints, restore
 
@@ -66,12 +68,12 @@ async def _train(
     observer: Observer,
     clock: Clock,
 ) -> Summary:
-    checkpoint = None
+    checkpoint, carried = None, list[Group]()
     if resuming:  # the run's own word on its config comes before the weights are read
         with Journal(folder.journal, clock) as journal:
             check_frozen(journal, config)
             last = journal.step
-            checkpoint = _rewind(folder, journal, opened)
+            checkpoint, carried = _rewind(folder, journal, opened)
             if journal.step < last:
                 place = f"the checkpoint of step {journal.step}" if checkpoint else "the beginning, there is no checkpoint"
                 observer.warning(f"resuming from {place}: {last - journal.step} finished steps are made again; see checkpoint.every")
@@ -81,7 +83,9 @@ async def _train(
         check_frozen(journal, config)
         if resolved is not None:
             folder.write_config(dump(resolved))
-        controller = make_controller(config, loaded, opened, folder=folder, journal=journal, observer=observer, clock=clock)
+        controller = make_controller(
+            config, loaded, opened, folder=folder, journal=journal, observer=observer, clock=clock, carried=carried
+        )
         if checkpoint:
             restore(checkpoint, controller.trainer)
         facts = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
@@ -114,16 +118,20 @@ def _load(config: "RunConfig", checkpoint: Checkpoint | None) -> LoadedModel:
         raise ValueError(f"{checkpoint.path}: {error}; delete this checkpoint to use the one before") from error
 
 
-def _rewind(folder: RunFolder, journal: Journal, opened: Opened) -> Checkpoint | None:
-    """Put journal, records and data cursor back to the last whole checkpoint; to the beginning where there is none."""
+def _rewind(folder: RunFolder, journal: Journal, opened: Opened) -> tuple[Checkpoint | None, list[Group]]:
+    """Put journal, records and data cursor back to the last whole checkpoint, to the beginning where there is none; with its surplus."""
     whole = checkpoints(folder.checkpoints)
     checkpoint = whole[-1] if whole else None
     step = checkpoint.step if checkpoint else 0
     journal.rewind(step)
     folder.rewind(step)
-    if checkpoint:
-        opened.source.load(checkpoint.facts["cursor"])
-    return checkpoint
+    if checkpoint is None:
+        return None, []
+    opened.source.load(checkpoint.facts["cursor"])
+    carried = read_groups(checkpoint.path / PENDING)
+    journal.generating(group.prompt.uid for group in carried)  # the rewind queued them: they were admitted before and not consumed
+    journal.scored(carried)
+    return checkpoint, carried
 
 
 def _folder_of(config: "RunConfig", resolved: "Resolved | None", clock: Clock) -> Path:

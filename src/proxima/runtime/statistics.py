@@ -1,9 +1,11 @@
 """Numbers of a step for metrics.jsonl."""
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proxima.data import Group
 from proxima.runtime.algorithm import Chosen
 
 RENAMED = {"entropy": "entropy/mean"}
@@ -14,15 +16,20 @@ def mean_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return {RENAMED.get(key, key): value for key, value in metrics.items() if math.isfinite(value)}
 
 
-def rollout_metrics(chosen: Chosen) -> dict[str, Any]:
-    """Rewards, lengths and counts over all completions of the step; invalid scores enter no mean and are counted."""
-    pairs = [(c, s) for group in chosen.groups for c, s in zip(group.completions, group.scores, strict=True)]
+def rollout_metrics(generated: Sequence[Group], chosen: Chosen) -> dict[str, Any]:
+    """Rewards, lengths and counts over all completions generated in the step; invalid scores enter no mean and are counted.
+
+    Under dynamic sampling these are not the completions trained on: groups that were dropped count, groups from the step before don't, and
+    so the mean reward says how good the policy is and not how the batch was picked. What the batch was made of is in `prompts_used`,
+    `prompts_dropped_<reason>` and `dropped/<reason>` (completions).
+    """
+    pairs = [(c, s) for group in generated for c, s in zip(group.completions, group.scores, strict=True)]
     values = [s.value for _, s in pairs if s.valid]
     known = [s.correct for _, s in pairs if s.valid and s.correct is not None]
     lengths = [len(c.tokens) for c, _ in pairs]
     mean = sum(values) / len(values) if values else None
     out: dict[str, Any] = {
-        "prompts": len(chosen.groups),
+        "prompts": len(generated),
         "completions": len(pairs),
         "reward/mean": mean,
         "reward/std": None if mean is None else math.sqrt(sum((v - mean) ** 2 for v in values) / max(1, len(values) - 1)),
@@ -39,4 +46,9 @@ def rollout_metrics(chosen: Chosen) -> dict[str, Any]:
         out[f"reward/part/{name}"] = sum(parts) / len(parts)
     for reason, count in chosen.drop_counts.items():
         out[f"dropped/{reason}"] = count
+    reasons = Counter(chosen.dropped.values())
+    out["prompts_used"] = len(chosen.kept)
+    out["prompts_dropped_uniform"] = reasons.pop("uniform_group", 0)
+    out |= {f"prompts_dropped_{reason}": count for reason, count in sorted(reasons.items())}
+    out["tokens/dropped"] = chosen.tokens_dropped
     return out

@@ -1,12 +1,13 @@
 """Checkpoints: written aside, fsynced, renamed. Formats are safetensors and JSON; nothing is ever unpickled.
 
-checkpoints/000040/   model/ (Hugging Face folder)   optimizer.safetensors   state.json (written last: its presence says that all is there)
+checkpoints/000040/   model/ (Hugging Face folder)   optimizer.safetensors   pending.parquet (surplus groups, where there are any)
+                      state.json (written last: its presence says that all is there)
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,11 +36,19 @@ class Checkpoint:
         return self.path / "model"
 
 
-def write_checkpoint(folder: Path, step: int, loaded: LoadedModel, trainer: Trainer, facts: Mapping[str, Any]) -> Checkpoint:
+def write_checkpoint(
+    folder: Path,
+    step: int,
+    loaded: LoadedModel,
+    trainer: Trainer,
+    facts: Mapping[str, Any],
+    files: Mapping[str, Callable[[Path], None]] | None = None,
+) -> Checkpoint:
     """Write `folder/<step>`; a reader sees a whole checkpoint or none, whatever dies when.
 
     Args:
         facts: JSON values that a resume needs beside weights and optimizer (version, data cursor …).
+        files: more files of the checkpoint: their names, and what writes each.
 
     Raises:
         OSError: the disk is full; what was written aside is removed, earlier checkpoints are untouched.
@@ -52,6 +61,8 @@ def write_checkpoint(folder: Path, step: int, loaded: LoadedModel, trainer: Trai
         save(loaded.model, loaded.tokenizer, aside / "model")
         tensors, trainer_facts = trainer.state()
         save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, aside / "optimizer.safetensors")
+        for name, write in (files or {}).items():
+            write(aside / name)
         state = {
             "format": FORMAT,
             "step": step,

@@ -1,0 +1,101 @@
+"""Scored groups in a file: what a checkpoint keeps of a batch that is not consumed yet. Parquet, one row a group, exact to the bit."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from proxima.data import Completion, Group, Prompt, Score
+
+PENDING = "pending.parquet"
+
+_TOKENS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float64())  # log-probs are Python floats: float64 loses nothing
+_COMPLETION = pa.struct(
+    [
+        pa.field("sample", pa.int32()),
+        pa.field("tokens", _TOKENS),
+        pa.field("text", pa.string()),
+        pa.field("behavior_log_prob", _NUMBERS),
+        pa.field("untruncated_log_prob", _NUMBERS),
+        pa.field("policy_version", _TOKENS),
+        pa.field("finish_reason", pa.string()),
+        pa.field("temperature", pa.float64()),
+        pa.field("top_k", pa.list_(_TOKENS)),
+        pa.field("top_k_log_prob", pa.list_(_NUMBERS)),
+    ]
+)
+_SCORE = pa.struct(
+    [
+        pa.field("value", pa.float64()),
+        pa.field("valid", pa.bool_()),
+        pa.field("parts", pa.string(), metadata={"doc": "JSON"}),
+        pa.field("error", pa.string()),
+        pa.field("correct", pa.bool_()),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        pa.field("uid", pa.int64()),
+        pa.field("messages", pa.string(), metadata={"doc": "JSON"}),
+        pa.field("prompt_tokens", _TOKENS),
+        pa.field("answer", pa.string(), metadata={"doc": "JSON"}),
+        pa.field("metadata", pa.string(), metadata={"doc": "JSON"}),
+        pa.field("completions", pa.list_(_COMPLETION)),
+        pa.field("scores", pa.list_(_SCORE)),
+    ],
+    metadata={"proxima": "pending 1"},
+)
+
+
+def write_groups(path: Path, groups: Sequence[Group]) -> None:
+    """Write the groups; `read_groups` gives them back equal."""
+    pq.write_table(pa.Table.from_pylist([_row(group) for group in groups], schema=SCHEMA), path, compression="zstd")
+
+
+def read_groups(path: Path) -> list[Group]:
+    """The groups of a file; none where there is no file.
+
+    Raises:
+        ValueError: the file is torn; names it and the remedy.
+    """
+    if not path.is_file():
+        return []
+    try:
+        rows = pq.read_table(path, partitioning=None).to_pylist()
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path} is no whole Parquet file ({error}); delete this checkpoint to use the one before") from error
+    return [_group(row) for row in rows]
+
+
+def _row(group: Group) -> dict[str, Any]:
+    prompt = group.prompt
+    return {
+        "uid": prompt.uid,
+        "messages": json.dumps(prompt.messages),
+        "prompt_tokens": prompt.tokens,
+        "answer": json.dumps(prompt.answer),
+        "metadata": json.dumps(dict(prompt.metadata)),
+        "completions": [{name: value for name, value in vars(c).items() if name != "prompt_uid"} for c in group.completions],
+        "scores": [asdict(score) | {"parts": json.dumps(dict(score.parts))} for score in group.scores],
+    }
+
+
+def _group(row: Mapping[str, Any]) -> Group:
+    prompt = Prompt(
+        uid=row["uid"],
+        messages=tuple(json.loads(row["messages"])),
+        tokens=tuple(row["prompt_tokens"]),
+        answer=json.loads(row["answer"]),
+        metadata=json.loads(row["metadata"]),
+    )
+    completions = tuple(Completion(prompt_uid=prompt.uid, **{k: _tuples(v) for k, v in c.items()}) for c in row["completions"])
+    scores = tuple(Score(**{**s, "parts": json.loads(s["parts"])}) for s in row["scores"])
+    return Group(prompt=prompt, completions=completions, scores=scores)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
