@@ -1,0 +1,243 @@
+"""Dynamic sampling and allocation in the loop: exact counts, surplus with its age, the clear end, and resumes equal to an unbroken run."""
+
+import pytest
+
+from proxima.cli.main import main
+from proxima.config.schema import DynamicSamplingConfig
+from proxima.core.advantage import ADVANTAGES
+from proxima.core.selection import DropTruncated, DropUniformGroups, Prune
+from proxima.data import Score
+from proxima.runtime.algorithm import Algorithm
+from proxima.runtime.collect import BatchNotFilled
+from proxima.runtime.pending import PENDING, read_groups, write_groups
+from proxima.runtime.rollouts import read_rows
+from proxima.train.checkpoint import checkpoints
+from tests.runtime.test_controller import World
+from tests.runtime.test_resume import PLACES, Died, die_at, stop_at
+from tests.runtime.tiny_run import assert_same, go, recipe, traces
+
+COUNTS = ("prompts_generated", "prompts_used", "prompts_dropped_uniform", "prompts_carried", "gen_batches")
+
+
+def refilled(path, *, every, selection=(DropUniformGroups(),), **settings):
+    """A world whose rewards differ within the groups of every `every`-th prompt only; 0: of none."""
+    refill = DynamicSamplingConfig(**settings)
+    world = World(path, refill=refill, steps=3)
+    world.source.rows = range(100_000)
+
+    async def score(prompt, completions):
+        mixed = every and prompt.uid % every == 0
+        return [Score(value=float(mixed and c.sample % 2), correct=bool(mixed and c.sample % 2)) for c in completions]
+
+    world.rewards.score = score
+    world.controller.algorithm = world.controller.collector.algorithm = Algorithm(advantage=ADVANTAGES["grpo"](), selection=selection)
+    return world
+
+
+def counts(world):
+    return [tuple(record[name] for name in COUNTS) for record in world.records()]
+
+
+def test_nine_of_ten_groups_are_uniform(tmp_path):
+    """3 groups a step, running acceptance (used + 1) / (generated + 1): 3, 4, 8, 6 prompts; then 12 (at most 4 batches), 12, 8; and so on."""
+    world = refilled(tmp_path / "run", every=10)
+    world.run()
+    assert counts(world)[:2] == [(21, 3, 18, 0, 4), (32, 3, 29, 0, 3)]
+    carried = 0
+    for record in world.records():
+        assert record["prompts_used"] == 3 and record["age/max"] == 0
+        ends = record["prompts_used"] + record["prompts_dropped_uniform"] + record["prompts_carried"]
+        assert carried + record["prompts_generated"] == ends
+        assert record["dropped/uniform_group"] == 4 * record["prompts_dropped_uniform"]
+        carried = record["prompts_carried"]
+    for step in (1, 2):
+        rows = read_rows(world.folder.rollout_file(step))
+        assert {r["prompt_uid"] for r in rows if r["outcome"] == "trained"} == {30 * step - 30, 30 * step - 20, 30 * step - 10}
+        assert {r["outcome"] for r in rows if r["prompt_uid"] % 10} == {"dropped_uniform_group"}
+        dropped = sum(len(r["tokens"]) for r in rows if r["prompt_uid"] % 10)
+        assert world.records()[step - 1]["tokens/dropped"] == dropped
+    reasons = [(e.uid % 10 == 0, e.reason) for e in world.journal.consumed(1)]
+    assert set(reasons) == {(True, None), (False, "uniform_group")}
+
+
+def test_the_mean_reward_is_of_all_that_was_generated(tmp_path):
+    world = refilled(tmp_path / "run", every=10)
+    world.run()
+    first = world.records()[0]
+    assert first["reward/mean"] == pytest.approx(3 * 0.5 / 21) and first["completions"] == 84 and first["prompts"] == 21
+
+
+def test_surplus_is_used_in_the_next_step_with_its_age(tmp_path):
+    world = refilled(tmp_path / "run", every=1, oversample=2)
+    world.run()
+    assert counts(world) == [(6, 3, 0, 3, 1), (0, 3, 0, 0, 0), (6, 3, 0, 3, 1)]
+    assert [r["age/mean"] for r in world.records()] == [0, 1, 0]
+    assert {v for r in read_rows(world.folder.rollout_file(2)) for v in r["policy_version"]} == {0}
+    assert [e.uid for e in world.journal.consumed(2)] == [3, 4, 5]
+    assert world.journal.counts() == {"consumed": 9, "scored": 3}
+
+
+def test_surplus_that_is_too_far_behind_is_dropped_as_stale(tmp_path):
+    world = refilled(tmp_path / "run", every=1, oversample=3)
+    world.run()
+    assert counts(world) == [(9, 3, 0, 6, 1), (0, 3, 0, 3, 0), (9, 3, 0, 6, 1)]
+    assert [r.get("prompts_dropped_stale", 0) for r in world.records()] == [0, 0, 3]
+    assert [(e.uid, e.reason) for e in world.journal.consumed(3)][:3] == [(6, "stale"), (7, "stale"), (8, "stale")]
+
+
+def test_surplus_may_be_thrown_away(tmp_path):
+    world = refilled(tmp_path / "run", every=1, oversample=2, max_age=0)
+    world.run()
+    assert counts(world) == [(6, 3, 0, 0, 1)] * 3
+    assert [r["prompts_dropped_surplus"] for r in world.records()] == [3, 3, 3]
+    assert world.controller.collector.acceptance() == 1.0  # thrown away, but it could have been used
+
+
+def test_nothing_but_uniform_groups_comes_to_a_clear_end(tmp_path):
+    world = refilled(tmp_path / "run", every=0, max_num_gen_batches=4)
+    with pytest.raises(BatchNotFilled) as end:
+        world.run()
+    assert str(end.value) == (
+        "step 1: 4 generation batches (max_num_gen_batches) gave 0 of 3 usable groups out of 39 generated (39 uniform_group; mean reward 0); "
+        "take questions of another difficulty or more completions a prompt, raise algorithm.dynamic_sampling.max_num_gen_batches, or set "
+        "algorithm.dynamic_sampling.exhausted=partial"
+    )
+    assert world.journal.step == 0 and not world.records()
+
+
+def test_the_clear_end_keeps_what_was_learned(tmp_path):
+    world = refilled(tmp_path / "run", every=1, max_num_gen_batches=2)
+    full = world.rewards.score
+
+    async def uniform_later(prompt, completions):
+        scores = await full(prompt, completions)
+        return scores if prompt.uid < 6 else [Score(value=1.0, correct=True)] * len(scores)
+
+    world.rewards.score = uniform_later
+    with pytest.raises(BatchNotFilled, match=r"step 3: 2 generation batches .* gave 0 of 3 usable groups out of 8 "):
+        world.run()
+    assert [c.step for c in checkpoints(world.folder.checkpoints)] == [2]
+
+
+def test_a_partial_batch_is_trained_on_if_so_configured(tmp_path):
+    world = refilled(tmp_path / "run", every=10, max_num_gen_batches=2, exhausted="partial")
+    world.run()
+    assert counts(world)[0] == (7, 1, 6, 0, 2)
+    empty = refilled(tmp_path / "empty", every=0, max_num_gen_batches=1, exhausted="partial")
+    before = empty.weights()
+    empty.run()
+    assert counts(empty) == [(3, 0, 3, 0, 1), (12, 0, 12, 0, 1), (12, 0, 12, 0, 1)]
+    assert all((a == b).all() for a, b in zip(before, empty.weights(), strict=True))
+
+
+def test_no_limit_goes_on_until_the_batch_is_full(tmp_path):
+    world = refilled(tmp_path / "run", every=200, max_num_gen_batches=0, oversample=1)
+    world.run()
+    assert counts(world)[0] == (402, 3, 399, 0, 134) and world.source.drawn == 1602
+
+
+def test_the_filter_may_look_at_another_metric(tmp_path):
+    """Rewards differ in every group, by length; whether answers are right differs in every second one."""
+    world = refilled(tmp_path / "run", every=2, selection=(DropUniformGroups(metric="accuracy"),), oversample=1)
+    plain = world.rewards.score
+
+    async def shaped(prompt, completions):
+        scores = await plain(prompt, completions)
+        return [Score(value=s.value - 0.01 * i, correct=s.correct, parts={"length": -0.01 * i}) for i, s in enumerate(scores)]
+
+    world.rewards.score = shaped
+    world.run()
+    assert counts(world)[0] == (6, 3, 3, 0, 2)
+    assert {e.uid for e in world.journal.consumed(1) if e.reason is None} == {0, 2, 4}
+
+
+def test_a_metric_that_nobody_knows_is_refused(tmp_path):
+    world = refilled(tmp_path / "run", every=1, selection=(DropUniformGroups(metric="style"),))
+    with pytest.raises(ValueError, match="metric='style' is not known of these completions; there are accuracy, length, reward, truncated"):
+        world.run()
+
+
+def test_a_group_that_another_local_selection_empties_is_refilled_too(tmp_path):
+    world = refilled(tmp_path / "run", every=1, selection=(DropTruncated(),), oversample=1)
+    inner = world.engine.generate
+
+    async def cut(requests):
+        async for c in inner(requests):
+            object.__setattr__(c, "finish_reason", "length" if c.prompt_uid == 1 else "stop")
+            yield c
+
+    world.engine.generate = cut
+    world.run()
+    first = world.records()[0]
+    assert (first["prompts_generated"], first["prompts_used"], first["prompts_dropped_truncated"], first["prompts_carried"]) == (6, 3, 1, 2)
+
+
+def test_allocation_keeps_the_size_of_an_update(tmp_path):
+    """3 prompts of 4, half pruned: 6 prompts a step, 12 completions in the update, as without pruning."""
+    world = World(tmp_path / "run", steps=1)
+    algorithm = Algorithm(advantage=ADVANTAGES["grpo"](), selection=(Prune(rate=0.5, allocate=True),))
+    assert algorithm.prompts_factor(4) == 2 and Algorithm(advantage=None, selection=(Prune(0.5),)).prompts_factor(4) == 1
+    world.controller.algorithm = world.controller.collector.algorithm = algorithm
+    world.controller.__post_init__()
+    world.run()
+    rows = read_rows(world.folder.rollout_file(1))
+    assert len(rows) == 24 and sum(r["outcome"] == "trained" for r in rows) == 12
+    assert {r["outcome"] for r in rows} == {"trained", "dropped_pruned"} and world.records()[0]["dropped/pruned"] == 12
+    for uid in range(6):
+        assert sum(r["outcome"] == "trained" for r in rows if r["prompt_uid"] == uid) == 2
+
+
+SETTINGS = {
+    "train__steps": 4,
+    "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 3}],  # a third of the prompts teach nothing
+    "algorithm": {"preset": "dapo", "selection": [{"kind": "drop_uniform_groups"}], "dynamic_sampling": {"oversample": 1.6}},
+}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tiny_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    go(folder, recipe(tiny_model("llama"), **SETTINGS))
+    found = traces(folder)
+    carried = [r["prompts_carried"] for r in found["metrics"] if r["kind"] == "train"]
+    assert any(carried[:-1]), "nothing to resume with"
+    return found
+
+
+@pytest.mark.parametrize("end", ["stopped", "died"])
+@pytest.mark.parametrize("place", ["at the end of generating", "after step 1", "after step 3", "after the evaluation at 2"])
+def test_a_resumed_run_equals_an_unbroken_one(place, end, unbroken, tiny_model, tmp_path):
+    config = recipe(tiny_model("llama"), **SETTINGS)
+    if end == "stopped":
+        assert go(tmp_path / "run", config, observer=stop_at(*PLACES[place])).status == "stopped"
+    else:
+        with pytest.raises(Died):
+            go(tmp_path / "run", config, observer=die_at(*PLACES[place]))
+    assert go(tmp_path / "run", config, resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), unbroken)
+
+
+def test_surplus_survives_its_file_exactly(tiny_model, tmp_path):
+    changes = {"train__steps": 1, "engine__top_k_log_probs": 2, "algorithm__dynamic_sampling__oversample": 2}
+    go(tmp_path / "run", recipe(tiny_model("llama"), **(SETTINGS | changes)))
+    (checkpoint,) = checkpoints(tmp_path / "run" / "checkpoints")
+    groups = read_groups(checkpoint.path / PENDING)
+    assert groups and groups[0].completions[0].top_k is not None
+    write_groups(tmp_path / "again.parquet", groups)
+    assert read_groups(tmp_path / "again.parquet") == groups and read_groups(tmp_path / "none.parquet") == []
+    (tmp_path / "torn.parquet").write_bytes((tmp_path / "again.parquet").read_bytes()[:200])
+    with pytest.raises(ValueError, match="torn.parquet is no whole Parquet file"):
+        read_groups(tmp_path / "torn.parquet")
+
+
+def test_the_command_line_says_the_end_in_one_line(tiny_model, tmp_path, capsys):
+    import yaml
+
+    file = tmp_path / "recipe.yaml"
+    tree = recipe(tiny_model("llama"), **SETTINGS, folder=str(tmp_path / "run"))
+    tree["reward"][0] = {"kind": "tests.runtime.tiny_run:Even", "constant": 1}
+    tree["algorithm"]["dynamic_sampling"] = {"max_num_gen_batches": 2}
+    file.write_text(yaml.safe_dump(tree))
+    assert main(["train", str(file), "--quiet"]) == 1
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and error[0].startswith("error: step 1: 2 generation batches (max_num_gen_batches) gave 0 of 4 usable groups")
