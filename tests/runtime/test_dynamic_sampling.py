@@ -19,7 +19,7 @@ from tests.runtime.tiny_run import assert_same, go, recipe, traces
 COUNTS = ("prompts_generated", "prompts_used", "prompts_dropped_uniform", "prompts_carried", "gen_batches")
 
 
-def refilled(path, *, every, selection=(DropUniformGroups(),), **settings):
+def refilled(path, *, every, selection=None, **settings):
     """A world whose rewards differ within the groups of every `every`-th prompt only; 0: of none."""
     refill = DynamicSamplingConfig(**settings)
     world = World(path, refill=refill, steps=3)
@@ -30,7 +30,8 @@ def refilled(path, *, every, selection=(DropUniformGroups(),), **settings):
         return [Score(value=float(mixed and c.sample % 2), correct=bool(mixed and c.sample % 2)) for c in completions]
 
     world.rewards.score = score
-    world.controller.algorithm = world.controller.collector.algorithm = Algorithm(advantage=ADVANTAGES["grpo"](), selection=selection)
+    algorithm = Algorithm(advantage=ADVANTAGES["grpo"](), selection=selection or (DropUniformGroups(),))
+    world.controller.algorithm = world.controller.collector.algorithm = algorithm
     return world
 
 
@@ -39,7 +40,7 @@ def counts(world):
 
 
 def test_nine_of_ten_groups_are_uniform(tmp_path):
-    """3 groups a step, running acceptance (used + 1) / (generated + 1): 3, 4, 8, 6 prompts; then 12 (at most 4 batches), 12, 8; and so on."""
+    """3 groups a step, running acceptance (used + 1) / (generated + 1): 3, 4, 8, 6 prompts; then 12 (at most 4 batches), 12, 8."""
     world = refilled(tmp_path / "run", every=10)
     world.run()
     assert counts(world)[:2] == [(21, 3, 18, 0, 4), (32, 3, 29, 0, 3)]
@@ -98,8 +99,8 @@ def test_nothing_but_uniform_groups_comes_to_a_clear_end(tmp_path):
     with pytest.raises(BatchNotFilled) as end:
         world.run()
     assert str(end.value) == (
-        "step 1: 4 generation batches (max_num_gen_batches) gave 0 of 3 usable groups out of 39 generated (39 uniform_group; mean reward 0); "
-        "take questions of another difficulty or more completions a prompt, raise algorithm.dynamic_sampling.max_num_gen_batches, or set "
+        "step 1: 4 generation batches (max_num_gen_batches) gave 0 of 3 usable groups out of 39 generated (39 uniform_group; mean reward 0)"
+        "; take questions of another difficulty or more completions a prompt, raise algorithm.dynamic_sampling.max_num_gen_batches, or set "
         "algorithm.dynamic_sampling.exhausted=partial"
     )
     assert world.journal.step == 0 and not world.records()
