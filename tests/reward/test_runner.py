@@ -206,3 +206,48 @@ made.close()
 def test_a_hung_thread_does_not_keep_the_process_alive():
     done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout.strip()) == (0, "hangs: timed out after 0.2 s"), done.stderr
+
+
+def test_a_group_of_thousands_opens_no_more_threads_than_workers():
+    at_once, most, lock = [0], [0], threading.Lock()
+
+    class Counts:
+        def score(self, prompt, completions):
+            with lock:
+                at_once[0] += 1
+                most[0] = max(most[0], at_once[0])
+            with lock:
+                at_once[0] -= 1
+            return [Score(value=float(c.sample)) for c in completions]
+
+    with runner(Counts(), workers=3) as made:
+        scores = asyncio.run(made.score(prompt(), [completion("x", sample=i) for i in range(5000)]))
+        mine = [thread for thread in threading.enumerate() if thread.name == "reward-thread"]
+    assert [score.value for score in scores] == [float(i) for i in range(5000)]
+    assert most[0] <= 3 and len(mine) <= 3
+
+
+def test_a_scorer_that_always_hangs_does_not_take_all_threads():
+    gate = threading.Event()
+
+    class Hangs:
+        def score(self, prompt, completions):
+            gate.wait()
+            return [Score(value=1.0) for _ in completions]
+
+    made = RewardRunner([Hangs()], timeout=0.005, workers=8)
+    scores = asyncio.run(made.score(prompt(), [completion("x", sample=i) for i in range(1000)]))
+    hanging = [thread for thread in threading.enumerate() if thread.name == "reward-thread"]
+    errors = [score.error for score in scores]
+    assert len(hanging) <= 108 and not any(score.valid for score in scores)
+    assert errors.count("hangs: timed out after 0.005 s") <= 108
+    assert {error for error in errors if "timed out" not in error} <= {
+        f"hangs: not asked: {n} calls before it hang still" for n in range(100, 109)
+    }
+    gate.set()
+    for thread in hanging:
+        thread.join(10)
+    made.timeout = 10.0
+    (again,) = asyncio.run(made.score(prompt(), [completion("x")]))
+    made.close()
+    assert again.value == 1.0

@@ -1,9 +1,9 @@
-"""`exact`, `gsm8k`, `boxed`, `length`, `format`, `regex`: ten real completions each."""
+"""`accuracy_1_5_2`, `exact`, `gsm8k`, `boxed`, `length`, `overlong`, `repetition`, `format`, `regex`: ten real completions each."""
 
 import pytest
 
 from proxima.data import Score
-from proxima.reward import Boxed, Exact, Format, Gsm8k, Length, Regex
+from proxima.reward import Accuracy152, Boxed, Exact, Format, Gsm8k, Length, Overlong, Regex, Repetition
 from proxima.reward.text import as_fraction, last_boxed, last_tagged
 from tests.reward.make import completion, completions, corrects, prompt
 
@@ -114,7 +114,103 @@ def test_length(mode, tokens, value):
     assert Length(tokens=10, mode=mode).score(prompt(), [completion("x", tokens=tokens)]) == [Score(value=value)]
 
 
-@pytest.mark.parametrize("reward", [Exact(), Gsm8k(), Boxed(), Regex()])
+TAGGED = "<think>let me see</think>\n<answer>{}</answer>"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "value"),
+    [
+        (TAGGED.format("18"), "18", 2.0),
+        (TAGGED.format(" 18\n"), "18", 2.0),
+        (TAGGED.format("18"), 18, 2.0),
+        (TAGGED.format("18"), "9 * 2 = 18\n#### 18", 2.0),
+        (TAGGED.format(r"\frac{1}{2}"), r"\frac{1}{2}", 2.0),
+        (TAGGED.format("x + 1"), "x + 1", 2.0),
+        ("<answer>1</answer>, no: <answer>18</answer>", "18", 2.0),
+        (TAGGED.format("18.0"), "18", 1.5),
+        (TAGGED.format("$18"), "18", 1.5),
+        (TAGGED.format("18."), "18", 1.5),
+        (TAGGED.format("1,000"), "1000", 1.5),
+        (TAGGED.format("1000"), "1,000", 1.5),
+        (TAGGED.format("18 dollars"), "18", 1.5),
+        (TAGGED.format("x = 18"), "18", 1.5),
+        (TAGGED.format("-3.50"), "-3.5", 1.5),
+        (TAGGED.format("3/6"), "1/2", 1.5),
+        (TAGGED.format(r"\frac{2}{4}"), "0.5", 1.5),
+        (TAGGED.format("18"), "17", 0.0),
+        (TAGGED.format("9 and 18"), "18", 0.0),
+        (TAGGED.format("9 * 2 = 18"), "18", 0.0),
+        (TAGGED.format("eighteen"), "18", 0.0),
+        (TAGGED.format("x + 1"), "1", 0.0),
+        (TAGGED.format("2x"), "2", 0.0),
+        (TAGGED.format(r"\sqrt{2}"), "2", 0.0),
+        (TAGGED.format("2 million"), "2", 0.0),
+        (TAGGED.format("18 and a half"), "18", 0.0),
+        (TAGGED.format("1/0"), "0", 0.0),
+        (TAGGED.format("9" * 5000), "9", 0.0),
+        (TAGGED.format("x+1"), "x + 1", 0.0),
+        (TAGGED.format(""), "18", 0.0),
+        (TAGGED.format(""), "", 0.0),
+        ("18", "18", 0.0),
+        ("<answer>18", "18", 0.0),
+        ("", "18", 0.0),
+    ],
+)
+def test_accuracy_in_two_grades(text, answer, value):
+    assert Accuracy152().score(prompt(answer), completions(text)) == [Score(value=value, correct=value > 0)]
+
+
+def test_accuracy_of_a_whole_text():
+    scores = Accuracy152(tag=None).score(prompt("18"), completions("18", "18.0", "18 eggs", "17 or 18"))
+    assert [score.value for score in scores] == [2.0, 1.5, 1.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "value"),
+    [(0, 0), (16383, 0), (16384, 0), (16385, -1 / 4096), (17408, -0.25), (18432, -0.5), (20479, -4095 / 4096), (20480, -1), (30000, -1)],
+)
+def test_overlong_is_dapos_line(tokens, value):
+    long = [completion("x", tokens=tokens)]
+    assert Overlong(max_tokens=20480, buffer_tokens=4096).score(prompt(), long) == [Score(value=value)]
+    assert Overlong(max_tokens=20480, buffer_tokens=4096, factor=0.5).score(prompt(), long) == [Score(value=value / 2)]
+
+
+def test_overlong_may_begin_with_the_first_token():
+    reward = Overlong(max_tokens=4, buffer_tokens=4)
+    assert [reward.score(prompt(), [completion("", tokens=n)])[0].value for n in range(6)] == [0, -0.25, -0.5, -0.75, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("", 0.0),
+        ("one", 0.0),
+        ("one two", 0.0),
+        ("one two three", 0.0),
+        ("so the answer is seven, as the sum of three and four", 0.0),
+        ("a a a", 0.0),
+        ("a a a a", -1 / 2),
+        ("a a a a a a", -3 / 4),
+        ("a b a b a b", -1 / 2),
+        ("A b\na  B\ta b", -1 / 2),
+        ("wait let me see wait let me see wait let me see", -6 / 10),
+        (" ".join(["no"] * 102), -0.99),
+    ],
+)
+def test_repetition(text, value):
+    (score,) = Repetition().score(prompt(), completions(text))
+    assert score.value == pytest.approx(value, abs=1e-12) and score.correct is None
+    assert Repetition(max_penalty=0.2).score(prompt(), completions(text))[0].value == pytest.approx(value / 5, abs=1e-12)
+
+
+def test_repetition_of_tokens():
+    same = completion("what the text says does not matter", tokens=12)
+    assert Repetition(unit="tokens", n=3).score(prompt(), [same])[0].value == pytest.approx(-0.9)
+    assert Repetition(unit="tokens", n=12).score(prompt(), [same])[0].value == 0.0
+    assert Repetition(unit="tokens", n=1).score(prompt(), [same])[0].value == pytest.approx(-11 / 12)
+
+
+@pytest.mark.parametrize("reward", [Accuracy152(), Exact(), Gsm8k(), Boxed(), Regex()])
 def test_a_row_without_an_answer_is_an_error(reward):
     with pytest.raises(ValueError, match=f"'{reward.kind}' compares with an answer, and prompt 7 has none"):
         reward.score(prompt(None), completions("42"))
@@ -151,6 +247,14 @@ def test_a_pattern_that_is_none_is_refused(reward):
     [
         (lambda: Length(tokens=0), "tokens=0 must be >= 1"),
         (lambda: Length(mode="short"), "mode='short' must be 'penalty' or 'target'"),
+        (lambda: Accuracy152(tag="a b"), "tag='a b' must be a plain name such as 'answer'"),
+        (lambda: Overlong(max_tokens=0, buffer_tokens=1), "max_tokens=0 must be >= 1"),
+        (lambda: Overlong(max_tokens=8, buffer_tokens=0), r"buffer_tokens=0 must be in \[1, max_tokens=8\]"),
+        (lambda: Overlong(max_tokens=8, buffer_tokens=9), r"buffer_tokens=9 must be in \[1, max_tokens=8\]"),
+        (lambda: Overlong(max_tokens=8, buffer_tokens=4, factor=-1.0), "factor=-1.0 must be >= 0 and finite; it is subtracted"),
+        (lambda: Repetition(n=0), "n=0 must be >= 1"),
+        (lambda: Repetition(unit="letters"), "unit='letters' must be 'words' or 'tokens'"),
+        (lambda: Repetition(max_penalty=-1.0), "max_penalty=-1.0 must be >= 0 and finite; it is subtracted"),
         (lambda: Exact(weight=float("nan")), "weight=nan must be finite"),
         (lambda: Exact(name=" "), "name=' ' must not be empty"),
     ],

@@ -1,18 +1,26 @@
 """What holds for every reward of the table."""
 
+import asyncio
 import dataclasses
 import inspect
+import math
 import subprocess
 import sys
 
 import pytest
 
-from proxima.data import Score
+from proxima.data import Group, Score
 from proxima.reward import REWARDS, WeightedReward
-from tests.reward.make import completions, prompt, scored
+from tests.reward.make import completion, completions, prompt, runner, scored
+from tests.reward.server import lengths, scorer
 
-MADE = {"function": {"path": "tests.reward.test_table:any_text"}}
-ANSWERED = ("number", "exact", "gsm8k", "boxed", "regex", "math")
+MADE = {
+    "function": {"path": "tests.reward.test_table:any_text"},
+    "function_batch": {"path": "tests.reward.test_table:every_text"},
+    "http": {"url": "http://127.0.0.1:9/"},  # while the tests run: a server in a thread
+    "overlong": {"max_tokens": 8, "buffer_tokens": 4},
+}
+ANSWERED = ("accuracy_1_5_2", "number", "exact", "gsm8k", "boxed", "regex", "math")
 HOSTILE = [
     "",
     "\x00" * 50,
@@ -29,6 +37,17 @@ HOSTILE = [
 
 def any_text(prompt, completion):
     return float(len(completion.text))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server():
+    with scorer(lengths) as made:
+        MADE["http"]["url"] = made.url
+        yield
+
+
+def every_text(groups):
+    return [[float(len(completion.text)) for completion in group.completions] for group in groups]
 
 
 def make(kind, **fields):
@@ -53,31 +72,62 @@ def test_weight_and_name(kind):
     reward = make(kind, weight=0.5, name="other")
     assert (reward.weight, reward.label) == (0.5, "other")
     assert make(kind).weight == 1.0
-    assert make(kind).label == ("any_text" if kind == "function" else kind)
+    assert make(kind).label == {"function": "any_text", "function_batch": "every_text"}.get(kind, kind)
     assert make(kind) == make(kind) and hash(make(kind)) == hash(make(kind))
 
 
 @pytest.mark.parametrize("kind", sorted(REWARDS))
 def test_hostile_text_gets_an_answer_in_its_place(kind):
-    row = prompt("42")
-    if kind == "reasoning_gym":
-        from proxima.task import ReasoningGym
-
-        row = dataclasses.replace(row, metadata=ReasoningGym(task="basic_arithmetic", size=1).rows(1)[0].metadata)
-    scores = _scores(make(kind), row, "first 42", *HOSTILE, "last 42")
+    scores = _scores(kind, *completions("first 42", *HOSTILE, "last 42"))
     assert len(scores) == len(HOSTILE) + 2 and all(isinstance(score, Score) for score in scores)
     assert all(score.valid or score.error for score in scores)
     assert scores[0].valid and scores[-1].valid and scores[0].correct == scores[-1].correct
     assert all(score.correct is not True for score in scores[1:-1])
 
 
-def _scores(reward, row, *texts):
-    import asyncio
+EMPTY = {  # value and verdict of a completion without a token
+    "accuracy_1_5_2": (0.0, False),
+    "boxed": (0.0, False),
+    "diversity": (0.0, None),
+    "exact": (0.0, False),
+    "format": (0.0, None),
+    "function": (0.0, None),
+    "function_batch": (0.0, None),
+    "gsm8k": (0.0, False),
+    "http": (0.0, None),
+    "length": (0.0, None),
+    "math": (0.0, False),
+    "number": (0.0, False),
+    "overlong": (0.0, None),
+    "reasoning_gym": (0.0, False),
+    "regex": (0.0, False),
+    "repetition": (0.0, None),
+}
 
-    from tests.reward.make import runner
 
-    with runner(reward, timeout=20) as made:
-        return asyncio.run(made.score(row, completions(*texts)))
+@pytest.mark.parametrize("kind", sorted(REWARDS))
+def test_an_empty_completion_gets_a_sensible_verdict(kind):
+    empty = completion("", tokens=0)
+    one, two = _scores(kind, empty, dataclasses.replace(empty, sample=1))
+    assert (one.valid, one.value, one.correct) == (True, *EMPTY[kind]) and one == two
+    assert all(math.copysign(1.0, value) == 1.0 for value in one.parts.values())  # no -0.0 in the logs
+
+
+def _scores(kind, *several):
+    """Scores as a run makes them: of the group, then of the batch."""
+    row = prompt("42")
+    if kind == "reasoning_gym":
+        from proxima.task import ReasoningGym
+
+        row = dataclasses.replace(row, metadata=ReasoningGym(task="basic_arithmetic", size=1).rows(1)[0].metadata)
+
+    async def both(made):
+        scores = await made.score(row, several)
+        (group,) = await made.score_batch([Group(prompt=row, completions=several, scores=tuple(scores))])
+        return list(group.scores)
+
+    with runner(make(kind), timeout=20) as made:
+        return asyncio.run(both(made))
 
 
 def test_importing_the_room_loads_no_algebra_and_starts_nothing():

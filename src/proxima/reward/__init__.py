@@ -2,55 +2,73 @@ r"""Rewards: completions go in, named scores come out, in the same order. One fi
 
 A reward is a frozen spec with `score(prompt, completions) -> list[Score]`. `RewardRunner` runs a list of them over a group, adds their
 weighted values, and turns an exception or a time-out into `Score(valid=False, error=...)`, never into 0.0. A reward says `where` it may
-run: `inline` (bounded linear time), `thread` (trusted Python), `text` (a worker process with time and memory limits, for text that a
-model wrote), `function` (a worker process that loads your own function).
+run: `inline` (bounded linear time), `thread` (trusted Python, and waiting for servers), `text` (a worker process with time and memory
+limits, for text that a model wrote), `function` (a worker process that loads your own function). One that has to see all groups of a step
+sets `whole_batch` and writes `score_batch(groups)`: `RewardRunner.score_batch` asks it once a step.
 Imports: torch, stdlib, `proxima.data`; math-verify and reasoning_gym only inside the workers. Imported by `runtime`, `cli`; `core` and
 `train` see scores only as numbers.
 To add one: (1) a file with the spec, a subclass of `WeightedReward`; (2) a line in `REWARDS`; (3) ten real completions, right and wrong, in
 `tests/reward/test_<name>.py`. Conformance tests (order, hostile text, docstring) find it in the dict.
 Out of tree: `{kind: my_pkg.rewards:Style, weight: 0.2}`. Stable: `WeightedReward`, `RewardRunner`, the protocol. Private: `pool`, `worker`,
-`threads`, `graders`.
+`threads`, `graders`, `post`.
 """
 
+from proxima.reward.accuracy_1_5_2 import Accuracy152
 from proxima.reward.base import WeightedReward
 from proxima.reward.boxed import Boxed
+from proxima.reward.diversity import Diversity
 from proxima.reward.exact import Exact
 from proxima.reward.format import Format
-from proxima.reward.function import Function
+from proxima.reward.function import Function, FunctionBatch
 from proxima.reward.gsm8k import Gsm8k
+from proxima.reward.http import Http
 from proxima.reward.length import Length
 from proxima.reward.math import Math
 from proxima.reward.number import Number
+from proxima.reward.overlong import Overlong
 from proxima.reward.protocol import Reward
 from proxima.reward.reasoning_gym import ReasoningGym
 from proxima.reward.regex import Regex
+from proxima.reward.repetition import Repetition
 from proxima.reward.runner import RewardRunner
 
 REWARDS: dict[str, type] = {
+    "accuracy_1_5_2": Accuracy152,
     "boxed": Boxed,
+    "diversity": Diversity,
     "exact": Exact,
     "format": Format,
     "function": Function,
+    "function_batch": FunctionBatch,
     "gsm8k": Gsm8k,
+    "http": Http,
     "length": Length,
     "math": Math,
     "number": Number,
+    "overlong": Overlong,
     "reasoning_gym": ReasoningGym,
     "regex": Regex,
+    "repetition": Repetition,
 }
 
 __all__ = [
     "REWARDS",
+    "Accuracy152",
     "Boxed",
+    "Diversity",
     "Exact",
     "Format",
     "Function",
+    "FunctionBatch",
     "Gsm8k",
+    "Http",
     "Length",
     "Math",
     "Number",
+    "Overlong",
     "ReasoningGym",
     "Regex",
+    "Repetition",
     "Reward",
     "RewardRunner",
     "WeightedReward",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from proxima.data import Completion, Prompt, Score, require
+from proxima.data import Completion, Group, Prompt, Score, require
 
 Where = Literal["inline", "thread", "text", "function"]
 
@@ -16,7 +16,8 @@ class WeightedReward:
     """Base of the rewards: a weight and a name, and `score` made from `score_one`.
 
     A subclass writes `score_one` and says `where` it runs; one that runs in a worker process writes `job` and `read` instead and inherits
-    `PooledReward`.
+    `PooledReward`; one that compares completions sets `whole_group` and writes `score`, or `whole_batch` and writes `score_batch`. One that
+    needs something outside this process says so in `check`, one that compares with an answer tells in `unreadable` which it can't use.
 
     Args:
         weight: factor of this reward's value in the sum; finite, may be negative. 0 only logs the value, and then a failure of this
@@ -31,6 +32,8 @@ class WeightedReward:
     where: ClassVar[Where] = "thread"
     # True: `score` gets all completions of the prompt in one call and a failure costs the whole group (a reward that compares them).
     whole_group: ClassVar[bool] = False
+    # True: the reward is asked once a step, by `score_batch`, when all groups of the step are there; `score` is never called.
+    whole_batch: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(math.isfinite(self.weight), "weight", self.weight, "must be finite")
@@ -41,6 +44,32 @@ class WeightedReward:
         """The name under which the parts, the metrics and the errors speak of this reward."""
         return self.name or self.kind or type(self).__name__.lower()
 
+    @property
+    def concurrency(self) -> int:
+        """How many calls of `score` may run at once, each in a thread; 0: what the runner gives, `runtime.reward_workers`."""
+        return 0
+
+    @property
+    def per_call(self) -> int:
+        """How many completions of a prompt one call of `score` gets, and a failure of that call costs; 0: all of them."""
+        return 0 if self.whole_group else 1
+
+    @property
+    def deadline(self) -> float:
+        """Seconds after which a call is given up; 0: what the runner says, `runtime.reward_timeout`."""
+        return 0.0
+
+    def check(self) -> None:
+        """Say early, before any weights are loaded, that what the reward needs isn't there.
+
+        Raises:
+            ValueError: one line on what is missing and what to do.
+        """
+
+    def unreadable(self, answer: Any) -> str | None:
+        """Why this reward could score nothing in a row of this answer, or None where it could; None too where it needs no answer."""
+        return None
+
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score for each completion, in the same order; raises what `score_one` raises."""
         return [self.score_one(prompt, completion) for completion in completions]
@@ -48,6 +77,13 @@ class WeightedReward:
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         """The score of one completion, before the weight."""
         raise NotImplementedError(f"{type(self).__name__} must define score_one or score")
+
+    def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
+        """A list for each group, in the same order, with a score for each of its completions; for rewards of the whole batch.
+
+        The groups carry the scores of the rewards that look at one group. A failure costs this reward the whole batch.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define score_batch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +94,13 @@ class Job:
         grader: key of `graders.GRADERS`.
         arguments: keyword arguments, JSON values.
         cpu_seconds: CPU time after which the kernel ends the worker; none: the wall clock of the runner alone.
+        seconds: time on the clock; none: the pool's.
     """
 
     grader: str
     arguments: Mapping[str, Any]
     cpu_seconds: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +122,36 @@ class PooledReward(WeightedReward):
         """A score from what the grader returned: `value`, and where it knows, `correct`; other keys are parts."""
         extra = {key: number_of(part, key) for key, part in result.items() if key not in ("value", "correct")}
         return checked(Score(value=number_of(result.get("value"), "value"), correct=result.get("correct"), parts=extra))
+
+    def batch_job(self, groups: Sequence[Group]) -> Job:
+        """What a worker has to do for the whole batch; for rewards with `whole_batch`."""
+        raise NotImplementedError
+
+    def read_batch(self, groups: Sequence[Group], result: Mapping[str, Any]) -> list[list[Score]]:
+        """The scores of the whole batch from what the grader returned."""
+        raise NotImplementedError
+
+    def reading(self, answer: Any) -> Job | str | None:
+        """What `unreadable` says, or the job whose error it is, where that takes a worker."""
+        return None
+
+    def unreadable(self, answer: Any) -> str | None:
+        from proxima.reward.graders import GRADERS
+
+        found = self.reading(answer)
+        if not isinstance(found, Job):
+            return found
+        try:
+            GRADERS[found.grader](**found.arguments)
+        except Exception as problem:
+            return str(problem)
+        return None
+
+    def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
+        from proxima.reward.graders import GRADERS
+
+        job = self.batch_job(groups)
+        return self.read_batch(groups, GRADERS[job.grader](**job.arguments))
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         from proxima.reward.graders import GRADERS
@@ -127,6 +195,11 @@ def needs_package(module: str, kind: str, extra: str) -> None:
     """
     if importlib.util.find_spec(module) is None:
         raise ValueError(f"reward '{kind}' needs the package {module.replace('_', '-')}: pip install 'proxima-rl[{extra}]'")
+
+
+def missing(answer: Any) -> str | None:
+    """`unreadable` of a reward that takes any answer, but needs one."""
+    return "there is none; map the task's answer column" if answer is None else None
 
 
 def answer_of(prompt: Prompt, kind: str) -> Any:

@@ -1,10 +1,10 @@
 """The whole text."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from proxima.data import Completion, Prompt, Score
-from proxima.reward.base import WeightedReward, Where, answer_of, verdict
+from proxima.reward.base import WeightedReward, Where, answer_of, missing, verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,9 @@ class Exact(WeightedReward):
 
     kind: ClassVar[str] = "exact"
     where: ClassVar[Where] = "inline"
+
+    def unreadable(self, answer: Any) -> str | None:
+        return missing(answer)
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         found, expected = completion.text.strip(), str(answer_of(prompt, self.kind)).strip()

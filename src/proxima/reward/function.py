@@ -1,33 +1,27 @@
 """Your own Python function."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from proxima.data import Completion, Prompt, Score
+from proxima.data import Completion, Group, Prompt, Score
 from proxima.reward.base import Job, PooledReward, Where
 from proxima.reward.graders import load_function
 
 
 @dataclass(frozen=True, kw_only=True)
-class Function(PooledReward):
-    """What your function `fn(prompt, completion)` returns, called once a completion in a worker process of its own.
-
-    It gets a `proxima.data.Prompt` and a `Completion` and returns a number, a bool, a `Score`, or a dict with `value`, optionally
-    `correct`, and any other numbers, which are logged as parts `<name>/<key>`. It may be `async def`. It may raise, hang or crash: that
-    costs the one completion. A worker keeps what the module holds in memory from call to call; what it prints goes nowhere.
+class UserFunction(PooledReward):
+    """Base of the rewards that call a function of the user's.
 
     Args:
         path: `package.module:function`, or a file as `./my_reward.py:function`.
         weight: factor of the value in the sum of the rewards.
         name: key among the parts; none: the function's own name.
-    Returns: Score as returned; NaN and infinities are failures.
-    Raises: ValueError at construction when the module, the file or the function isn't there (the nearest name is given).
     """
 
     path: str
 
-    kind: ClassVar[str] = "function"
     where: ClassVar[Where] = "function"
 
     def __post_init__(self) -> None:
@@ -44,6 +38,59 @@ class Function(PooledReward):
         module, _, function = self.path.rpartition(":")
         return f"{Path(module).resolve()}:{function}" if module.endswith(".py") else self.path
 
+
+@dataclass(frozen=True, kw_only=True)
+class Function(UserFunction):
+    """What your function `fn(prompt, completion)` returns, called once a completion in a worker process of its own.
+
+    It gets a `proxima.data.Prompt` and a `Completion` and returns a number, a bool, a `Score`, or a dict with `value`, optionally
+    `correct`, and any other numbers, which are logged as parts `<name>/<key>`. It may be `async def`. It may raise, hang or crash: that
+    costs the one completion. A worker keeps what the module holds in memory from call to call; what it prints goes nowhere.
+
+    Args:
+        path: `package.module:function`, or a file as `./my_reward.py:function`.
+        weight: factor of the value in the sum of the rewards.
+        name: key among the parts; none: the function's own name.
+    Returns: Score as returned; NaN and infinities are failures.
+    Raises: ValueError at construction when the module, the file or the function isn't there (the nearest name is given).
+    """
+
+    kind: ClassVar[str] = "function"
+
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         arguments = {"path": self.absolute, "prompt": asdict(prompt), "completion": asdict(completion)}
         return Job(grader="function", arguments=arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionBatch(UserFunction):
+    """What your function `fn(groups)` returns, called once a step with all groups of the step, in a worker process of its own.
+
+    It gets a tuple of `proxima.data.Group`, each a prompt with its completions and what the other rewards say of them, and returns a list
+    for each group, in the same order, of what `function` may return for each completion. So it can rank, normalise or compare over all
+    prompts. It may be `async def`. If it raises, hangs or crashes, all completions of the step are invalid.
+
+    Args:
+        path: `package.module:function`, or a file as `./my_reward.py:function`.
+        weight: factor of the value in the sum of the rewards.
+        name: key among the parts; none: the function's own name.
+    Returns: Score as returned; NaN and infinities are failures of the one completion.
+    Raises: ValueError at construction when the module, the file or the function isn't there (the nearest name is given).
+    """
+
+    kind: ClassVar[str] = "function_batch"
+    whole_batch: ClassVar[bool] = True
+
+    def batch_job(self, groups: Sequence[Group]) -> Job:
+        return Job(grader="function_batch", arguments={"path": self.absolute, "groups": [asdict(group) for group in groups]})
+
+    def read_batch(self, groups: Sequence[Group], result: Mapping[str, Any]) -> list[list[Score]]:
+        return [[self._read(group.prompt, one) for one in row] for group, row in zip(groups, result["scores"], strict=True)]
+
+    def _read(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
+        if "error" in result:
+            return Score.failed(str(result["error"]))
+        try:
+            return self.read(prompt, result)
+        except ValueError as problem:
+            return Score.failed(f"ValueError: {problem}")

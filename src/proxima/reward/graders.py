@@ -57,6 +57,12 @@ def _gold(answer: str) -> Any:
     return parsed
 
 
+def read_math_answer(*, answer: str) -> dict[str, Any]:
+    """Raises where the row's answer can't be read."""
+    _gold(answer)
+    return {}
+
+
 def grade_reasoning_gym(*, source: Mapping[str, Any], answer: str) -> dict[str, Any]:
     """The task's own score of the answer."""
     dataset = _reasoning_gym(source["task"], repr(thaw(source["config"])))
@@ -102,13 +108,58 @@ def thaw(value: Any) -> Any:
 
 def grade_function(*, path: str, prompt: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
     """What the user's function returns, as a dict with `value`."""
-    from proxima.data import Completion, Prompt, Score
-
-    tuples: dict[str, Any] = {key: tuple(value) if isinstance(value, (list, tuple)) else value for key, value in completion.items()}
-    whole = {**prompt, "messages": tuple(prompt["messages"]), "tokens": tuple(prompt["tokens"])}
-    result = load_function(path)(Prompt(**whole), Completion(**tuples))
+    result = load_function(path)(_prompt(prompt), _completion(completion))
     if inspect.iscoroutine(result):
         result = asyncio.run(result)
+    return _returned(result)
+
+
+def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the user's function returns of all groups, a list for each with a dict for each completion, or `error` where it made none."""
+    from proxima.data import Group, Score
+
+    whole = tuple(
+        Group(
+            prompt=_prompt(group["prompt"]),
+            completions=tuple(_completion(one) for one in group["completions"]),
+            scores=tuple(Score(**one) for one in group["scores"]),
+        )
+        for group in groups
+    )
+    result = load_function(path)(whole)
+    if inspect.iscoroutine(result):
+        result = asyncio.run(result)
+    rows = [list(row) for row in result]
+    if [len(row) for row in rows] != [len(group.completions) for group in whole]:
+        wanted = f"{len(whole)} lists with one score for each completion"
+        raise ValueError(f"returned {len(rows)} lists with {sum(map(len, rows))} scores, expected {wanted}")
+    return {"scores": [[_attempted(score) for score in row] for row in rows]}
+
+
+def _attempted(score: Any) -> dict[str, Any]:
+    try:
+        return _returned(score)
+    except Exception as problem:
+        return {"error": " ".join(f"{type(problem).__name__}: {problem}".split())[:300]}
+
+
+def _prompt(fields: Mapping[str, Any]) -> Any:
+    from proxima.data import Prompt
+
+    return Prompt(**{**fields, "messages": tuple(fields["messages"]), "tokens": tuple(fields["tokens"])})
+
+
+def _completion(fields: Mapping[str, Any]) -> Any:
+    from proxima.data import Completion
+
+    whole: dict[str, Any] = {key: tuple(value) if isinstance(value, (list, tuple)) else value for key, value in fields.items()}
+    return Completion(**whole)
+
+
+def _returned(result: Any) -> dict[str, Any]:
+    """A number, a `Score` or a dict as a dict with `value`."""
+    from proxima.data import Score
+
     if isinstance(result, Score):
         if not result.valid:
             raise RuntimeError(result.error or "returned an invalid score")
@@ -209,7 +260,9 @@ def warm_function() -> None:
 GRADERS: dict[str, Callable[..., dict[str, Any]]] = {
     "format": grade_format,
     "function": grade_function,
+    "function_batch": grade_function_batch,
     "math": grade_math,
+    "math_answer": read_math_answer,
     "prepare": prepare,
     "reasoning_gym": grade_reasoning_gym,
     "regex": grade_regex,

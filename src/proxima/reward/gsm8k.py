@@ -1,10 +1,10 @@
 """GSM8K's form of an answer: a number after `####`."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from proxima.data import Completion, Prompt, Score
-from proxima.reward.base import WeightedReward, Where, answer_of, verdict
+from proxima.reward.base import WeightedReward, Where, answer_of, missing, verdict
 from proxima.reward.text import as_number, first_number, last_number
 
 
@@ -27,6 +27,9 @@ class Gsm8k(WeightedReward):
 
     kind: ClassVar[str] = "gsm8k"
     where: ClassVar[Where] = "inline"
+
+    def unreadable(self, answer: Any) -> str | None:
+        return missing(answer) or (None if as_number(str(answer).rpartition("####")[2]) is not None else "not a number after '####'")
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = answer_of(prompt, self.kind)

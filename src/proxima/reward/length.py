@@ -35,4 +35,4 @@ class Length(WeightedReward):
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         excess = len(completion.tokens) - self.tokens
         distance = abs(excess) if self.mode == "target" else max(0, excess)
-        return Score(value=-min(1.0, distance / self.tokens))
+        return Score(value=0.0 - min(1.0, distance / self.tokens))

@@ -3,10 +3,10 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from proxima.data import Completion, Prompt, Score, require
-from proxima.reward.base import Job, PooledReward, answer_of, needs_package, verdict
+from proxima.reward.base import Job, PooledReward, answer_of, missing, needs_package, verdict
 from proxima.reward.text import as_fraction, last_boxed, last_tagged
 
 _MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 30, 9999
@@ -58,11 +58,23 @@ class Math(PooledReward):
             return verdict(right)
         judged = shortened(completion.text[-self.max_chars :] if found is None else found)
         for what, formula in (("row's answer", answer), ("answer", judged)):
-            problem = f"more than {self.max_chars} characters" if len(formula) > self.max_chars else unevaluable(formula)
-            if problem:
+            if problem := self._unevaluable(formula):
                 raise ValueError(f"{what} not evaluated: {problem}")
         text = judged if found is None else f"\\boxed{{{judged}}}"
         return Job(grader="math", arguments={"answer": answer, "text": text}, cpu_seconds=self.cpu_seconds)
+
+    def reading(self, answer: Any) -> Job | str | None:
+        if answer is None:
+            return missing(answer)
+        formula = shortened(str(answer))
+        if as_fraction(formula) is not None:  # integers and fractions, most rows of most data: no worker needed
+            return None
+        if problem := self._unevaluable(formula):
+            return f"not evaluated: {problem}"
+        return Job(grader="math_answer", arguments={"answer": formula}, cpu_seconds=self.cpu_seconds)
+
+    def _unevaluable(self, formula: str) -> str | None:
+        return f"more than {self.max_chars} characters" if len(formula) > self.max_chars else unevaluable(formula)
 
 
 def shortened(formula: str) -> str:

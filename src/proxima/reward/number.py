@@ -1,10 +1,10 @@
 """The last number in the text."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from proxima.data import Completion, Prompt, Score
-from proxima.reward.base import WeightedReward, Where, answer_of, verdict
+from proxima.reward.base import WeightedReward, Where, answer_of, missing, verdict
 from proxima.reward.text import as_number, last_number
 
 
@@ -24,6 +24,9 @@ class Number(WeightedReward):
 
     kind: ClassVar[str] = "number"
     where: ClassVar[Where] = "inline"
+
+    def unreadable(self, answer: Any) -> str | None:
+        return missing(answer) or (None if as_number(answer) is not None else "not a number; use 'exact' or 'math'")
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = answer_of(prompt, self.kind)

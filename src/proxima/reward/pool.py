@@ -27,6 +27,7 @@ from typing import Any
 from proxima.data import require
 from proxima.reward.base import Job
 
+CHUNK = 64  # jobs sent to a worker in one write at most
 START_SECONDS = 120.0  # to load math-verify, reasoning_gym or torch on a busy machine
 
 
@@ -87,13 +88,12 @@ class WorkerPool:
 
     async def run(self, jobs: Sequence[Job]) -> list[Answer]:
         """An answer for each job, in the same order. Never raises for what a job does."""
-        if not jobs:
-            return []
-        self.start()
-        size = min(64, math.ceil(len(jobs) / self.workers))
-        futures = [self._submit(jobs[start : start + size]) for start in range(0, len(jobs), size)]
-        chunks = await asyncio.gather(*(asyncio.wrap_future(future) for future in futures))
+        chunks = await asyncio.gather(*(asyncio.wrap_future(future) for future in self._submit(jobs)))
         return [answer for chunk in chunks for answer in chunk]
+
+    def run_now(self, jobs: Sequence[Job]) -> list[Answer]:
+        """`run` for a caller without an event loop; waits."""
+        return [answer for future in self._submit(jobs) for answer in future.result()]
 
     def close(self) -> None:
         """End the workers, whatever they are doing. Chunks not yet begun are answered `closed`. May be called twice."""
@@ -105,10 +105,18 @@ class WorkerPool:
         if nursery is not None:
             nursery.close()
 
-    def _submit(self, jobs: Sequence[Job]) -> "Future[list[Answer]]":
-        future: Future[list[Answer]] = Future()
-        self._tasks.put((jobs, future))
-        return future
+    def _submit(self, jobs: Sequence[Job]) -> "list[Future[list[Answer]]]":
+        """Chunks for all workers, small enough that none waits long for the others at the end."""
+        if not jobs:
+            return []
+        self.start()
+        size = min(CHUNK, math.ceil(len(jobs) / self.workers))
+        futures = []
+        for start in range(0, len(jobs), size):
+            future: Future[list[Answer]] = Future()
+            self._tasks.put((jobs[start : start + size], future))
+            futures.append(future)
+        return futures
 
     def _slot(self) -> None:
         worker: _Worker | None = None
@@ -143,7 +151,7 @@ class WorkerPool:
             if isinstance(line, Answer):
                 answers.append(line)
                 continue
-            answer, alive = worker.receive(self.timeout, job.cpu_seconds)
+            answer, alive = worker.receive(job.seconds or self.timeout, job.cpu_seconds)
             answers.append(answer)
             if not alive:
                 return None

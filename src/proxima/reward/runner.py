@@ -1,15 +1,16 @@
 """Runs a list of rewards over a prompt's completions and adds them up."""
 
 import asyncio
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from proxima.data import Completion, Prompt, Score, require
+from proxima.data import Completion, Group, Prompt, Score, require
 from proxima.reward.base import Job, PooledReward, checked
-from proxima.reward.function import Function
+from proxima.reward.function import UserFunction
 from proxima.reward.pool import Answer, WorkerPool
 from proxima.reward.protocol import Reward
 from proxima.reward.threads import DaemonThreads
@@ -22,6 +23,9 @@ class RewardRunner:
 
         value = sum over rewards of weight * part      correct: from the first reward, in the order given, that knows
 
+    `score` takes a group as soon as it is complete. Rewards that look at the whole batch are left out there; once a step, `score_batch`
+    adds what they say to the groups that the others have scored.
+
     Args:
         rewards: the specs, at least one; `weight` and `name` are read where there are any (else 1 and the class name).
         timeout: seconds a reward may take for one completion; > 0.
@@ -33,6 +37,9 @@ class RewardRunner:
 
     A failure is an exception, a time-out, a value that is not finite, or a worker that died: the score is then `valid=False` with
     `error="<name>: <why>"`, and `parts` holds what the other rewards said. A reward of weight 0 fails without consequence.
+
+    However many completions come at once, no more than `workers` calls of a reward are made at once, or as many as it says itself
+    (`concurrency`). A reward of which 100 calls hang is not called until one comes back: its scores are invalid at once.
     """
 
     def __init__(self, rewards: Sequence[Reward], timeout: float = 10.0, workers: int = 1, memory_mb: int = 1024) -> None:
@@ -45,7 +52,7 @@ class RewardRunner:
             require(self.labels.count(label) == 1, "reward", label, "is the name of two rewards; give one of them another `name`")
         pooled = [reward for reward in self.rewards if isinstance(reward, PooledReward)]
         text = {reward.kind for reward in pooled if reward.where == "text"}
-        functions = [reward.absolute for reward in pooled if isinstance(reward, Function)]
+        functions = [reward.absolute for reward in pooled if isinstance(reward, UserFunction)]
         warm = sorted(text & {"math", "reasoning_gym"})
         setup = [Job(grader="prepare", arguments={"path": path}) for path in functions]
         self._pools: dict[str, WorkerPool] = {}
@@ -53,7 +60,48 @@ class RewardRunner:
             self._pools["text"] = WorkerPool(workers, timeout=timeout, warm=warm, memory_mb=memory_mb)
         if functions:
             self._pools["function"] = WorkerPool(workers, timeout=timeout, warm=["function"], setup=setup, restricted=False)
-        self._threads = DaemonThreads(workers)
+        self._threads = [DaemonThreads(getattr(reward, "concurrency", 0) or workers) for reward in self.rewards]
+
+    @property
+    def has_batch(self) -> bool:
+        """Whether a reward looks at the whole batch, so that `score_batch` has something to add."""
+        return any(_of_batch(reward) for reward in self.rewards)
+
+    def check(self) -> None:
+        """Ask each reward whether what it needs outside this process is there; for before the run.
+
+        Raises:
+            ValueError: one line that names the reward, what is missing and what to do. A reward of weight 0 may miss what it wants.
+        """
+        for reward, label in zip(self.rewards, self.labels, strict=True):
+            if hasattr(reward, "check") and _weight(reward) != 0:
+                try:
+                    reward.check()
+                except ValueError as problem:
+                    raise ValueError(f"reward '{label}': {problem}") from None
+
+    def unreadable(self, answers: Sequence[Any]) -> list[str | None]:
+        """For each row's answer, why a reward could score nothing in that row, or None; looks at each different answer once, and waits.
+
+        Only rewards that count are asked (weight other than 0). What takes a worker is done by all of them side by side.
+        """
+        found: dict[str, str | None] = {}
+        keys = [json.dumps(answer, sort_keys=True, default=repr) for answer in answers]
+        different = dict(zip(keys, answers, strict=True))
+        for reward, label in zip(self.rewards, self.labels, strict=True):
+            if _weight(reward) == 0 or not hasattr(reward, "unreadable"):
+                continue
+            for key, why in zip(different, self._reasons(reward, list(different.values())), strict=True):
+                if why is not None:
+                    found.setdefault(key, f"{label}: {why}")
+        return [found.get(key) for key in keys]
+
+    def _reasons(self, reward: Any, answers: Sequence[Any]) -> list[str | None]:
+        if not isinstance(reward, PooledReward):
+            return [reward.unreadable(answer) for answer in answers]
+        asked = [reward.reading(answer) for answer in answers]
+        answered = iter(self._pools[reward.where].run_now([job for job in asked if isinstance(job, Job)]))
+        return [next(answered).error if isinstance(entry, Job) else entry for entry in asked]
 
     def start(self) -> None:
         """Start the worker processes ahead of the first `score`, beside whatever else begins; returns at once. May be left out."""
@@ -62,41 +110,67 @@ class RewardRunner:
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score for each completion, in the same order."""
-        columns = await asyncio.gather(*(self._column(reward, prompt, completions) for reward in self.rewards))
-        return [self._combine([column[i] for column in columns]) for i in range(len(completions))]
+        chosen = [i for i, reward in enumerate(self.rewards) if not _of_batch(reward)]
+        columns = await asyncio.gather(*(self._column(i, prompt, completions) for i in chosen))
+        start = Score(value=0.0)
+        return [self._added(start, [(i, column[at]) for i, column in zip(chosen, columns, strict=True)]) for at in range(len(completions))]
+
+    async def score_batch(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups with what the rewards of the whole batch add to each score; the groups themselves where there are none.
+
+        What such a reward says is weighted and added like any other part; where it fails, the completion becomes invalid. A completion
+        that is invalid already stays so. `correct` is kept where it is known.
+        """
+        chosen = [i for i, reward in enumerate(self.rewards) if _of_batch(reward)]
+        if not chosen or not groups:
+            return list(groups)
+        columns = await asyncio.gather(*(self._batch_column(i, groups) for i in chosen))
+        out = []
+        for g, group in enumerate(groups):
+            said = [[(i, column[g][at]) for i, column in zip(chosen, columns, strict=True)] for at in range(len(group.scores))]
+            out.append(replace(group, scores=tuple(map(self._added, group.scores, said))))
+        return out
 
     def close(self) -> None:
         """End the workers. A reward still hanging in a thread is left behind; it can't keep the process alive."""
         for pool in self._pools.values():
             pool.close()
-        self._threads.close()
+        for threads in self._threads:
+            threads.close()
 
-    def _combine(self, scores: Sequence[Score]) -> Score:
-        parts: dict[str, float] = {}
-        for label, score in zip(self.labels, scores, strict=True):
+    def _added(self, before: Score, said: Sequence[tuple[int, Score]]) -> Score:
+        """A score with what more rewards (by number) say of the completion."""
+        parts = dict(before.parts)
+        errors = [before.error or "no score"] if not before.valid else []
+        value, correct = before.value, before.correct
+        for i, score in said:
+            label, weight = self.labels[i], _weight(self.rewards[i])
             if score.valid:
                 parts[label] = score.value
-                parts.update({f"{label}/{key}": value for key, value in score.parts.items()})
-        correct = next((score.correct for score in scores if score.correct is not None), None)
-        weighted = [(_weight(reward), label, score) for reward, label, score in zip(self.rewards, self.labels, scores, strict=True)]
-        errors = [f"{label}: {score.error}" for weight, label, score in weighted if weight != 0 and not score.valid]
+                parts.update({f"{label}/{key}": part for key, part in score.parts.items()})
+            if score.valid and weight != 0:
+                value += weight * score.value
+            elif weight != 0:
+                errors.append(f"{label}: {score.error}")
+            correct = score.correct if correct is None else correct
+        if not errors and not math.isfinite(value):
+            errors = [f"the weighted sum of the rewards is {value}"]
         if errors:  # it may quote what the model wrote, and is printed
             shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in "; ".join(errors))
             return replace(Score.failed(shown), parts=parts, correct=correct)
-        value = sum(weight * score.value for weight, _, score in weighted if weight != 0)
-        if not math.isfinite(value):
-            return replace(Score.failed(f"the weighted sum of the rewards is {value}"), parts=parts, correct=correct)
         return Score(value=value, parts=parts, correct=correct)
 
-    async def _column(self, reward: Reward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+    async def _column(self, i: int, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One reward's scores of all completions, failures as failed scores."""
+        reward = self.rewards[i]
         if isinstance(reward, PooledReward):
             return await self._in_workers(reward, prompt, completions)
-        if getattr(reward, "whole_group", False):
-            return await self._in_thread(reward, prompt, completions)
-        if getattr(reward, "where", "thread") == "inline":
+        if getattr(reward, "where", "thread") == "inline" and not getattr(reward, "whole_group", False):
             return [score for completion in completions for score in _scores(reward, prompt, [completion])]
-        columns = await asyncio.gather(*(self._in_thread(reward, prompt, [completion]) for completion in completions))
+        size = getattr(reward, "per_call", 0 if getattr(reward, "whole_group", False) else 1) or max(1, len(completions))
+        calls = [completions[start : start + size] for start in range(0, len(completions), size)]
+        answers = await asyncio.gather(*(self._in_thread(i, partial(_scores, reward, prompt, call), self.timeout) for call in calls))
+        columns = [[answer] * len(call) if isinstance(answer, Score) else answer for answer, call in zip(answers, calls, strict=True)]
         return [score for column in columns for score in column]
 
     async def _in_workers(self, reward: PooledReward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
@@ -104,12 +178,33 @@ class RewardRunner:
         answers = iter(await self._pools[reward.where].run([job for job in asked if isinstance(job, Job)]))
         return [entry if isinstance(entry, Score) else _read(reward, prompt, next(answers)) for entry in asked]
 
-    async def _in_thread(self, reward: Reward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+    async def _batch_column(self, i: int, groups: Sequence[Group]) -> list[list[Score]]:
+        """One reward's scores of the whole batch; a failure of the call is one of every completion."""
+        reward, seconds = self.rewards[i], self.timeout * len(groups)
+        found: Any
+        if isinstance(reward, PooledReward):
+            (answer,) = await self._pools[reward.where].run([replace(reward.batch_job(groups), seconds=seconds)])
+            found = Score.failed(answer.error or "no answer") if answer.result is None else answer.result
+            if not isinstance(found, Score):
+                found = _attempt(partial(reward.read_batch, groups, found))
+        else:
+            found = await self._in_thread(i, partial(_batch_scores, reward, groups), seconds)
+        return [[found] * len(group.scores) for group in groups] if isinstance(found, Score) else found
+
+    async def _in_thread(self, i: int, call: Callable[[], T], timeout: float) -> T | Score:
+        """What the call returns, or the failed score that says why it doesn't."""
+        seconds = getattr(self.rewards[i], "deadline", 0.0) or timeout
         try:
-            scores: list[Score] = await self._threads.run(partial(_scores, reward, prompt, completions), self.timeout)
-            return scores
+            answer: T = await self._threads[i].run(call, seconds)
+            return answer
         except TimeoutError:
-            return [Score.failed(f"timed out after {self.timeout:g} s")] * len(completions)
+            return Score.failed(f"timed out after {seconds:g} s")
+        except RuntimeError as problem:
+            return Score.failed(str(problem))
+
+
+def _of_batch(reward: Reward) -> bool:
+    return bool(getattr(reward, "whole_batch", False))
 
 
 def _label(reward: Reward) -> str:
@@ -138,7 +233,24 @@ def _scores(reward: Reward, prompt: Prompt, completions: Sequence[Completion]) -
         return [scores] * len(completions)
     if len(scores) != len(completions):
         return [Score.failed(f"ValueError: returned {len(scores)} scores for {len(completions)} completions")] * len(completions)
-    return [_attempt(partial(checked, score)) for score in scores]
+    return [_checked(score) for score in scores]
+
+
+def _checked(score: object) -> Score:
+    if isinstance(score, Score) and not score.valid and score.error:
+        return score  # failed in its own words
+    return _attempt(partial(checked, score))
+
+
+def _batch_scores(reward: Any, groups: Sequence[Group]) -> list[list[Score]] | Score:
+    """The scores of a batch, or the failed score of the whole call."""
+    found = _attempt(lambda: [list(row) for row in reward.score_batch(groups)])
+    if isinstance(found, Score):
+        return found
+    if [len(row) for row in found] != [len(group.scores) for group in groups]:
+        told = f"{len(found)} lists with {sum(map(len, found))} scores"
+        return Score.failed(f"ValueError: returned {told}, expected {len(groups)} lists with one score for each completion")
+    return [[_checked(score) for score in row] for row in found]
 
 
 def _read(reward: PooledReward, prompt: Prompt, answer: Answer) -> Score:

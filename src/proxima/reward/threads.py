@@ -17,10 +17,16 @@ class _Call:
 
 
 class DaemonThreads:
-    """Runs calls in at most `threads` daemon threads, in order of arrival. A hung call keeps its thread, never its place."""
+    """Runs calls in at most `threads` daemon threads, in order of arrival. A hung call keeps its thread, never its place.
 
-    def __init__(self, threads: int) -> None:
+    Args:
+        threads: calls at once.
+        hung: threads given up that may be there beside them; with more, calls fail at once until one comes back.
+    """
+
+    def __init__(self, threads: int, hung: int = 100) -> None:
         self._wanted, self._running, self._closed = threads, 0, False
+        self._hung, self._most = 0, hung
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
 
@@ -29,6 +35,7 @@ class DaemonThreads:
 
         Raises:
             TimeoutError: it took longer than `timeout` seconds, counted from when it began, not from when it was queued.
+            RuntimeError: too many calls before it hang still.
         """
         call = _Call(function)
         self._calls.put(call)
@@ -41,6 +48,7 @@ class DaemonThreads:
                 if not call.given_up and not call.ended.done():
                     call.given_up = True
                     self._running -= 1
+                    self._hung += 1
             self._fill()
             raise
 
@@ -52,9 +60,21 @@ class DaemonThreads:
 
     def _fill(self) -> None:
         with self._lock:
-            while self._running < self._wanted and not self._closed:
+            if self._hung >= self._most:
+                self._refuse()
+            while self._running < self._wanted and self._hung < self._most and not self._closed:
                 self._running += 1
                 threading.Thread(target=self._loop, name="reward-thread", daemon=True).start()
+
+    def _refuse(self) -> None:
+        """Fail the calls that wait: a scorer that always hangs must not take all the threads of the machine."""
+        while True:
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                return
+            if call is not None and call.began.set_running_or_notify_cancel():
+                call.began.set_exception(RuntimeError(f"not asked: {self._hung} calls before it hang still"))
 
     def _loop(self) -> None:
         while (call := self._calls.get()) is not None:
@@ -70,4 +90,5 @@ class DaemonThreads:
                 call.ended.set_result(result)
             with self._lock:
                 if call.given_up:
+                    self._hung -= 1
                     return  # another thread has this one's place

@@ -1,0 +1,69 @@
+"""The graded accuracy of completion pruning: 2 for the very text, 1.5 for the same number."""
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, ClassVar
+
+from proxima.data import Completion, Prompt, Score, require
+from proxima.reward.base import WeightedReward, Where, answer_of, missing
+from proxima.reward.text import as_fraction, as_number, last_tagged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy152(WeightedReward):
+    """2 if the tagged answer is the row's answer to the letter, 1.5 if both are the same number, else 0; says whether it is correct.
+
+    Judged is what stands in the last `<tag>…</tag>`, outer space removed. Read as numbers are `18.0`, `$18`, `1,000`, `1/2`, `x = 18` and
+    a number with plain words behind it, `18 dollars`. The row's answer may be a whole GSM8K solution: then what follows its `####` counts.
+
+    Args:
+        tag: name of the tag that holds the answer; none: the whole text is the answer.
+        weight: factor of the value in the sum of the rewards.
+        name: key among the parts; none: `accuracy_1_5_2`.
+    Returns: Score of value 2, 1.5 or 0; `correct` is true for the first two. No tag, or nothing in it: 0.
+    Raises: ValueError where the row has no answer.
+    Source: completion pruning (arXiv 2503.22342), whose other reward is `format` of weight 1: a right answer in the right shape gets 3.
+    Differs: its parser takes the only number in a text, whatever stands around it: `x + 1` and `2 million` for 1 and 2, and `1,000` for
+        two numbers and so for wrong. Here formulas are no numbers, and 1,000 is 1000.
+    """
+
+    tag: str | None = "answer"
+
+    kind: ClassVar[str] = "accuracy_1_5_2"
+    where: ClassVar[Where] = "inline"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.tag is None or self.tag.isidentifier(), "tag", self.tag, "must be a plain name such as 'answer'")
+
+    def unreadable(self, answer: Any) -> str | None:
+        return missing(answer)
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        expected = str(answer_of(prompt, self.kind)).rpartition("####")[2].strip()
+        found = completion.text if self.tag is None else last_tagged(completion.text, self.tag)
+        found = "" if found is None else found.strip()
+        if found == expected:
+            return Score(value=2.0, correct=True) if found else Score(value=0.0, correct=False)
+        right = _same_number(found, expected)
+        return Score(value=1.5 if right else 0.0, correct=right)
+
+
+# `x = 18`, `18 dollars`: what may stand around a number without changing it.
+_DRESSED = re.compile(r"(?:[A-Za-z]{1,20}\s{0,3}=\s{0,3})?(?P<number>[^\s=]{1,400})(?:\s(?P<words>[A-Za-z][A-Za-z .]{0,80}))?")
+_CHANGING = re.compile(r"\b(?:pi|hundred|thousand|million|billion|trillion|dozen|half|halves|thirds?|quarters?)\b", re.IGNORECASE)
+
+
+def _same_number(found: str, expected: str) -> bool:
+    right = _number(expected)
+    match = _DRESSED.fullmatch(found)
+    if right is None or match is None or _CHANGING.search(match["words"] or ""):
+        return False
+    return _number(match["number"]) == right
+
+
+def _number(text: str) -> Decimal | Fraction | None:
+    number = as_number(text)
+    return as_fraction(text) if number is None else number

@@ -1,0 +1,72 @@
+"""A real HTTP scorer in a thread, which does what a test tells it."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Scorer:
+    """What the server was asked, and what it answers.
+
+    `answer(request, n)` gets the JSON of the n-th request (0, 1 …) and returns JSON, raw bytes, or (status, bytes, headers); what it raises
+    breaks the connection off.
+    """
+
+    def __init__(self, answer: Callable[[Any, int], Any]) -> None:
+        self.answer, self.requests, self.headers = answer, [], []
+        self.open = self.most = 0
+        self.lock = threading.Lock()
+        self.url = ""
+
+    def respond(self, handler: BaseHTTPRequestHandler) -> None:
+        request = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+        with self.lock:
+            n = len(self.requests)
+            self.requests.append(request)
+            self.headers.append(dict(handler.headers))
+            self.open += 1
+            self.most = max(self.most, self.open)
+        try:
+            made = self.answer(request, n)
+            status, body, headers = made if isinstance(made, tuple) else (200, made, {})
+            body = body if isinstance(body, bytes) else json.dumps(body).encode()
+            handler.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                handler.send_header(name, value)
+            handler.end_headers()
+            handler.wfile.write(body)
+        except Exception:
+            handler.close_connection = True
+        finally:
+            with self.lock:
+                self.open -= 1
+
+
+@contextmanager
+def scorer(answer: Callable[[Any, int], Any]) -> Iterator[Scorer]:
+    made = Scorer(answer)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            made.respond(self)
+
+        def log_message(self, *args: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made.url = f"http://127.0.0.1:{server.server_address[1]}/score"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield made
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def lengths(request: Any, n: int) -> Any:
+    """Every text's length."""
+    return {"scores": [len(completion["text"]) for completion in request["completions"]]}

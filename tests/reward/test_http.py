@@ -1,0 +1,270 @@
+"""A scorer behind HTTP, against a real server that is slow, wrong, or gone."""
+
+import asyncio
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from proxima.reward import Http, Number, post
+from tests.reward.make import completion, completions, prompt, runner
+from tests.reward.server import lengths, scorer
+
+
+def run(reward, *texts, answer="42", others=()):
+    with runner(reward, *others) as made:
+        return asyncio.run(made.score(prompt(answer, level=3), completions(*texts)))
+
+
+def quick(url, **fields):
+    return Http(**{"url": url, "seconds": 5.0, "backoff": 0.01, **fields})
+
+
+def nobody() -> str:
+    """An address where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{taken.getsockname()[1]}/score"
+
+
+def test_ten_completions_in_one_request_with_all_that_a_scorer_may_need():
+    texts = ["4", "It is 42", "", "\ud83d", "é" * 10, "42\n", "\x00", "a b", "<b>", '"']
+    with scorer(lengths) as server:
+        scores = run(quick(server.url), *texts)
+    assert [score.value for score in scores] == [float(len(text)) for text in texts]
+    (request,) = server.requests
+    assert request["prompt"] == {"uid": 7, "messages": [{"role": "user", "content": "?"}], "answer": "42", "metadata": {"level": 3}}
+    assert request["completions"][1] == {"sample": 1, "text": "It is 42", "tokens": [5, 5, 5], "finish_reason": "stop"}
+    assert server.headers[0]["Content-Type"] == "application/json" and "Authorization" not in server.headers[0]
+
+
+def test_what_a_server_may_say_of_each_completion():
+    said = [
+        1,
+        0.5,
+        {"value": 2.0, "correct": True, "parts": {"style": 0.25}},
+        {"value": -1, "correct": False},
+        {"value": 3, "parts": None, "error": None},
+        {"error": "the judge\nrefused"},
+        None,
+        float("nan"),
+        "good",
+        {"reward": 1},
+        {"value": 1, "correct": "yes"},
+        {"value": 1, "parts": [1]},
+        [1],
+        True,
+    ]
+    with scorer(lambda request, n: {"scores": said}) as server:
+        scores = run(quick(server.url), *map(str, range(len(said))))
+    assert [score.value if score.valid else None for score in scores] == [1.0, 0.5, 2.0, -1.0, 3.0] + [None] * 8 + [1.0]
+    assert scores[2].correct is True and scores[2].parts == {"http": 2.0, "http/style": 0.25} and scores[3].correct is False
+    assert [score.error for score in scores[5:11]] == [
+        "http: the judge refused",
+        "http: the server has no score for it",
+        "http: ValueError: returned nan, expected a finite number",
+        "http: ValueError: returned value='good', expected a number",
+        "http: ValueError: a score without 'value' (keys: reward)",
+        "http: ValueError: returned correct='yes', expected true, false or nothing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (b"{", "the answer is not JSON"),
+        (b"<html>busy</html>", "the answer is not JSON"),
+        (b"\xff\xfe", "the answer is not JSON"),
+        (b"", "the answer is not JSON"),
+        (b"[1, 2]", "the answer has no list 'scores'"),
+        (b'{"scores": 1}', "the answer has no list 'scores'"),
+        (b'{"scores": [1]}', "the answer has 1 scores for 2 completions"),
+        (b'{"scores": [1, 2, 3]}', "the answer has 3 scores for 2 completions"),
+    ],
+)
+def test_a_broken_answer_costs_the_request_and_is_not_asked_for_again(body, error):
+    with scorer(lambda request, n: body) as server:
+        scores = run(quick(server.url), "a", "b", others=[Number()])
+    assert [score.valid for score in scores] == [False, False] and len(server.requests) == 1
+    assert all(score.error.startswith("http: ValueError: " + error) for score in scores)
+    assert scores[0].parts == {"number": 0.0}
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_errors_that_pass_are_tried_again(status):
+    with scorer(lambda request, n: (status, b"", {"Retry-After": "0"}) if n < 2 else lengths(request, n)) as server:
+        (score,) = run(quick(server.url), "abc")
+    assert score.value == 3.0 and len(server.requests) == 3
+
+
+def test_waits_double_and_a_longer_retry_after_is_kept(monkeypatch):
+    waits = []
+    monkeypatch.setattr(post, "time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
+    told = {"1": "7", "2": "9999", "3": "tomorrow"}
+    with scorer(lambda request, n: (503, b"", {"Retry-After": told.get(str(n), "0")}) if n < 6 else lengths(request, n)) as server:
+        (score,) = run(quick(server.url, retries=6, backoff=0.5), "abc")
+    assert score.value == 3.0 and waits == [0.5, 7.0, 30.0, 4.0, 8.0, 16.0]
+
+
+@pytest.mark.parametrize(("status", "requests"), [(500, 3), (400, 1), (404, 1), (422, 1)])
+def test_errors_that_stay_are_invalid_and_never_zero(status, requests):
+    with scorer(lambda request, n: (status, b"{}", {})) as server:
+        (score,) = run(quick(server.url, retries=2), "abc")
+    assert not score.valid and score.value != score.value and len(server.requests) == requests
+    times = ", 3 times" if requests == 3 else ""
+    assert score.error.startswith(f"http: PostFailed: {server.url} answers {status} ") and score.error.endswith(times)
+
+
+def test_a_connection_that_breaks_off_is_tried_again():
+    def answer(request, n):
+        if n == 0:
+            raise ConnectionAbortedError
+        if n == 1:
+            return 200, b'{"scores": [1', {"Content-Length": "100"}
+        return lengths(request, n)
+
+    with scorer(answer) as server:
+        (score,) = run(quick(server.url), "abcd")
+    assert score.value == 4.0 and len(server.requests) == 3
+
+
+def test_a_server_that_dies_during_the_run_makes_scores_invalid_and_is_asked_again_when_it_is_back():
+    reward = quick(nobody(), retries=1)
+    with runner(reward) as made:
+        (gone,) = asyncio.run(made.score(prompt(), completions("abc")))
+        assert gone.error == f"http: PostFailed: {reward.url} can't be reached: Connection refused, 2 times"
+    state = {"dead": False}
+
+    def answer(request, n):
+        if state["dead"]:
+            raise ConnectionResetError
+        return lengths(request, n)
+
+    with scorer(answer) as server, runner(quick(server.url, retries=1)) as made:
+        told = []
+        for state["dead"] in (False, True, False):
+            told += asyncio.run(made.score(prompt(), completions("abc")))
+    assert [score.valid for score in told] == [True, False, True] and told[2].value == 3.0
+    assert "broke off" in told[1].error
+
+
+def test_a_server_that_hangs_or_drips_is_given_up():
+    gate = threading.Event()
+
+    def answer(request, n):
+        gate.wait(20)
+        return lengths(request, n)
+
+    with scorer(answer) as server:
+        (score,) = run(quick(server.url, seconds=0.2, retries=1), "abc")
+        gate.set()
+    assert score.error == f"http: PostFailed: {server.url} has not answered after 0.2 s, 2 times"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        ended = threading.Event()
+
+        def drip():
+            connection, _ = listening.accept()
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            while not ended.wait(0.05):
+                try:
+                    connection.sendall(b" ")
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        (score,) = run(quick(url, seconds=0.3, retries=0), "abc")
+        ended.set()
+        thread.join()
+    assert score.error == f"http: PostFailed: {url} has not answered after 0.3 s"
+
+
+def test_requests_at_once_are_bounded_however_many_groups_wait():
+    with scorer(lambda request, n: (time.sleep(0.02), lengths(request, n))[1]) as server:
+
+        async def main(made):
+            groups = [[completion("x" * i, sample=j) for j in range(4)] for i in range(60)]
+            return await asyncio.gather(*(made.score(prompt(), group) for group in groups))
+
+        before = threading.active_count()
+        with runner(quick(server.url, max_concurrent=3)) as made:
+            results = asyncio.run(main(made))
+            mine = [thread for thread in threading.enumerate() if thread.name == "reward-thread"]
+        assert [score.value for scores in results for score in scores] == [float(i) for i in range(60) for _ in range(4)]
+        assert len(server.requests) == 60 and 2 <= server.most <= 3
+        assert len(mine) <= 3 and threading.active_count() <= before + 8
+
+
+def test_a_group_may_be_asked_for_in_pieces_that_fail_alone():
+    def answer(request, n):
+        return b"{" if request["completions"][0]["sample"] == 2 else lengths(request, n)
+
+    with scorer(answer) as server:
+        scores = run(quick(server.url, per_request=2), "a", "bb", "ccc", "dddd", "eeeee")
+    assert sorted(len(request["completions"]) for request in server.requests) == [1, 2, 2]
+    assert [score.value if score.valid else None for score in scores] == [1.0, 2.0, None, None, 5.0]
+
+
+def test_no_completions_ask_nobody():
+    with scorer(lengths) as server:
+        assert run(quick(server.url)) == [] and server.requests == []
+
+
+def test_a_token_comes_from_the_environment_and_stays_out_of_the_config(monkeypatch):
+    monkeypatch.setenv("SCORER_TOKEN", "secret")
+    with scorer(lengths) as server:
+        reward = quick(server.url, token_env="SCORER_TOKEN")
+        run(reward, "a")
+    assert server.headers[0]["Authorization"] == "Bearer secret" and "secret" not in repr(reward)
+
+
+def test_before_the_run_somebody_must_be_there():
+    url = nobody()
+    with runner(quick(url, retries=1)) as made, pytest.raises(ValueError) as caught:
+        made.check()
+    message = f"reward 'http': {url} can't be reached: Connection refused, 2 times; start the scorer before the run"
+    assert str(caught.value) == message
+    with runner(quick(url, retries=0, weight=0.0), Number()) as made:
+        made.check()  # it would only log
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 405])
+def test_before_the_run_a_wrong_address_is_refused(status):
+    with scorer(lambda request, n: (status, b"", {})) as server, runner(quick(server.url)) as made, pytest.raises(ValueError) as caught:
+        made.check()
+    assert f"reward 'http': {server.url} answers {status} " in str(caught.value)
+    assert str(caught.value).endswith("; is it the right address, and may you use it?")
+
+
+@pytest.mark.parametrize("answer", [lengths, lambda request, n: (422, b"", {}), lambda request, n: b"nothing to do"])
+def test_before_the_run_any_other_word_to_an_empty_list_is_fine(answer):
+    with scorer(answer) as server, runner(quick(server.url)) as made:
+        made.check()
+    assert server.requests == [{"prompt": None, "completions": []}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"url": "localhost:8000"}, "url='localhost:8000' must be an address such as http://localhost:8000/score"),
+        ({"url": ""}, "url='' must be an address"),
+        ({"url": "ftp://host/x"}, "url='ftp://host/x' must be an address"),
+        ({"url": "http://host:port/"}, "url='http://host:port/' must be an address"),
+        ({"url": "http://a b/"}, "url='http://a b/' must be an address"),
+        ({"url": "http://me:pass@host/"}, "url='http://…@host' must hold no password: it would be written down; use token_env"),
+        ({"seconds": 0}, "seconds=0 must be > 0 and finite"),
+        ({"retries": -1}, "retries=-1 must be >= 0"),
+        ({"backoff": -0.5}, "backoff=-0.5 must be >= 0 seconds and finite"),
+        ({"max_concurrent": 0}, "max_concurrent=0 must be >= 1"),
+        ({"per_request": -1}, "per_request=-1 must be >= 0; 0 sends all completions of a prompt at once"),
+        ({"token_env": "NO_SUCH_VARIABLE"}, "token_env='NO_SUCH_VARIABLE' must name an environment variable that is set"),
+    ],
+)
+def test_bad_fields(fields, message):
+    with pytest.raises(ValueError) as caught:
+        Http(**{"url": "http://localhost/", **fields})
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
