@@ -1,0 +1,1 @@
+"""What completion pruning saves in the update."""

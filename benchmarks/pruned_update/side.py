@@ -1,0 +1,61 @@
+"""One update over the same groups, after pruning at a rate: selection, packing, forward, backward, optimizer step."""
+
+import time
+
+from benchmarks.side import Channel, argument, serve
+
+
+def main() -> None:
+    channel, settings = Channel(), argument()
+    import torch
+
+    from proxima.core import ADVANTAGES, AGGREGATES, SURROGATES
+    from proxima.core.selection import Prune
+    from proxima.data import Completion, Group, Prompt, Score
+    from proxima.model import Policy, load
+    from proxima.runtime.algorithm import Algorithm
+    from proxima.train import Trainer
+
+    torch.set_num_threads(settings["threads"])
+    policy = Policy(load(settings["model"], device="cpu"), compute_dtype=torch.bfloat16)
+    trainer = Trainer(policy, surrogate=SURROGATES["ppo_clip"](), aggregate=AGGREGATES["token_mean"]())
+    generator = torch.Generator().manual_seed(1)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(1000, 40_000, (count,), generator=generator).tolist())
+
+    def completion(uid: int, sample: int) -> Completion:
+        n = settings["tokens"]
+        return Completion(
+            prompt_uid=uid, sample=sample, tokens=ids(n), text="", behavior_log_prob=(-10.0,) * n, untruncated_log_prob=(-10.0,) * n,
+            policy_version=(0,) * n, finish_reason="stop", temperature=1.0,
+        )  # fmt: skip
+
+    groups = []
+    for uid in range(settings["prompts"]):
+        size = settings["completions"]
+        rewards = torch.rand(size, generator=generator).tolist()  # all different: no advantage is 0, nothing is skipped
+        groups.append(
+            Group(
+                prompt=Prompt(uid=uid, messages=(), tokens=ids(settings["prompt_tokens"])),
+                completions=tuple(completion(uid, sample) for sample in range(size)),
+                scores=tuple(Score(value=value) for value in rewards),
+            )
+        )
+    selection = (Prune(rate=settings["rate"]),) if settings["rate"] else ()
+    algorithm = Algorithm(advantage=ADVANTAGES["grpo"](), selection=selection)
+
+    def once() -> dict[str, float]:
+        start = time.perf_counter()
+        chosen = algorithm.choose(groups, step=1)
+        result = trainer.update(chosen.updates, chosen.trajectories, lambda done, total: None, version=0)
+        return {"seconds": time.perf_counter() - start, "tokens": result.tokens}
+
+    chosen = algorithm.choose(groups, step=1)
+    prompts = len({item.group for item in chosen.trajectories}) * settings["prompt_tokens"]
+    run = prompts + sum(len(item.tokens) for item in chosen.trajectories)
+    serve(once, channel, completions=len(chosen.trajectories), tokens_run=run)
+
+
+if __name__ == "__main__":
+    main()
