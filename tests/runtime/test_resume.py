@@ -352,3 +352,17 @@ def test_a_second_ctrl_c_ends_at_once(unbroken, tiny_model, tmp_path, monkeypatc
     assert go(tmp_path / "run", config, observer=watcher, resume=True).status == "done"
     assert watcher.warnings[0].startswith("resuming from the beginning, there is no checkpoint: 2 finished steps are made again")
     assert_same(traces(tmp_path / "run"), unbroken)
+
+
+def test_another_length_under_a_falling_learning_rate_is_pointed_out(tiny_model, tmp_path):
+    watcher = Watcher()
+    go(tmp_path / "run", recipe(tiny_model("llama"), train__steps=1), observer=watcher)
+    assert not any("train.steps" in text for text in watcher.warnings)
+    go(tmp_path / "run", recipe(tiny_model("llama"), train__steps=2), resume=True, observer=watcher)
+    (warning,) = [text for text in watcher.warnings if "train.steps" in text]
+    assert warning.startswith("train.steps=2, and the run was begun with 1: the cosine learning rate now falls towards step 2")
+    steady = {"train__schedule": "constant"}
+    quiet = Watcher()
+    go(tmp_path / "steady", recipe(tiny_model("llama"), train__steps=1, **steady), observer=quiet)
+    go(tmp_path / "steady", recipe(tiny_model("llama"), train__steps=2, **steady), resume=True, observer=quiet)
+    assert not any("train.steps" in text for text in quiet.warnings)

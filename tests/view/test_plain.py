@@ -10,7 +10,7 @@ import pytest
 from proxima.runtime.clock import ManualClock
 from proxima.view import LogFile, observer_for, screen
 from proxima.view.live import LiveView
-from proxima.view.plain import PlainLines, lines_to
+from proxima.view.plain import PlainLines, lines_to, prompts_used
 from proxima.view.remarks import Remarks
 from tests.view.synthetic import evaluation, info, make_run, record, sample
 
@@ -272,3 +272,17 @@ def test_no_terminal_width_is_needed(monkeypatch):
     view.step(record(1), sample())
     view.finished({"status": "done", "steps": 1, "seconds": 1.0})
     assert screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("used", "generated", "carried", "text"),
+    [
+        (16, 16, 0, ""),
+        (16, 45, 0, "used 16 of 45 prompts"),
+        (16, 20, 3, "used 16 of 20 prompts, 3 carried on"),
+        (3, 3, 1, "used 3 of 3 prompts, 1 carried on"),
+    ],
+)
+def test_a_step_says_when_it_used_others_than_it_generated(used, generated, carried, text):
+    assert prompts_used({"prompts_used": used, "prompts_generated": generated, "prompts_carried": carried}) == text
+    assert prompts_used({}) == ""

@@ -50,6 +50,20 @@ def check_frozen(journal: Journal, config: "RunConfig") -> None:
             )
 
 
+def horizon_note(journal: Journal, config: "RunConfig") -> str | None:
+    """What a resume with another `train.steps` does to a learning rate that falls towards the last step; None: nothing to say."""
+    begun, now = journal.get("steps"), config.train.steps
+    if begun is None:
+        journal.set("steps", now)
+        return None
+    if begun == now or config.train.schedule == "constant":
+        return None
+    return (
+        f"train.steps={now}, and the run was begun with {begun}: the {config.train.schedule} learning rate now falls towards step {now}, "
+        f"so from here on it is another than in a run of {now} steps from the beginning; train.schedule=constant has no such seam"
+    )
+
+
 def _same_place(first: Any, second: Any) -> bool:
     """True for two spellings of one existing path; `make demo` gives the model's as an absolute one, the recipe as a relative one."""
     return Path(first).exists() and Path(second).exists() and Path(first).samefile(second)

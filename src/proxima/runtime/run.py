@@ -1,6 +1,7 @@
 """A run from its config: check, open, load, build, loop, summarise. What `proxima train` calls."""
 
 import asyncio
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from proxima.runtime.build import Opened, load_model, make_controller, open_data
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.environment import describe_environment
 from proxima.runtime.folder import RunFolder
-from proxima.runtime.frozen import check_frozen
+from proxima.runtime.frozen import check_frozen, horizon_note
 from proxima.runtime.interrupt import quiet_transformers, stop_on_interrupt
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import NullObserver, Observer, RunInfo
@@ -81,6 +82,8 @@ async def _train(
     loaded = _load(config, checkpoint)
     with Journal(folder.journal, clock) as journal:  # from here on there is a run in the folder
         check_frozen(journal, config)
+        if note := horizon_note(journal, config):
+            observer.warning(note)
         if resolved is not None:
             folder.write_config(dump(resolved))
         controller = make_controller(
@@ -144,6 +147,8 @@ def _folder_of(config: "RunConfig", resolved: "Resolved | None", clock: Clock) -
 
 def _info(config: "RunConfig", loaded: LoadedModel, folder: RunFolder, step: int, questions: int) -> RunInfo:
     train = config.train
+    factors = (spec.prompts_factor(train.completions_per_prompt) for spec in config.algorithm.selection if hasattr(spec, "prompts_factor"))
+    prompts = train.prompts_per_step * math.prod(factors)
     return RunInfo(
         version=__version__,
         algorithm=algorithm_name(config),
@@ -156,7 +161,7 @@ def _info(config: "RunConfig", loaded: LoadedModel, folder: RunFolder, step: int
         folder=folder.path,
         steps=train.steps,
         resumed_at=step,
-        prompts=train.prompts_per_step,
+        prompts=prompts,
         completions=train.completions_per_prompt,
         tokens_per_micro_batch=train.tokens_per_micro_batch,
         updates=train.updates_per_step * train.epochs_per_step,

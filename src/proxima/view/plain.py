@@ -163,12 +163,21 @@ def step_line(record: Record, steps: int, left: float | None) -> str:
         f"length {fixed(record.get('length/mean'), 1):>5}",
         f"kl {fixed(record.get('approx_kl'), 4):>6}",
         f"masked {percent(record.get('masked_fraction')):>5}",
+        prompts_used(record),
         f"gen {rate(record.get('tokens_per_second/generate')):>9}",
         f"train {rate(record.get('tokens_per_second/train')):>9}",
         f"{duration(record.get('time/step')):>5}",
         f"eta {duration(left)}" if left else "",
     ]
     return "  ".join(part for part in parts if part)
+
+
+def prompts_used(record: Record) -> str:
+    """`used 16 of 45 prompts, 3 carried on` where a step used others than it generated; nothing where they are the same."""
+    used, generated, carried = (record.get(f"prompts_{name}") or 0 for name in ("used", "generated", "carried"))
+    if used == generated and not carried:
+        return ""
+    return f"used {count(used)} of {count(generated)} prompts" + (f", {count(carried)} carried on" if carried else "")
 
 
 def remaining(steps: list[float], record: Record, info: RunInfo | None) -> float | None:
