@@ -14,11 +14,13 @@ from proxima import __version__
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("proxima.cli.train", "train a model as a recipe says"),
     "sweep": ("proxima.cli.sweep", "train many variants with several seeds, resumably"),
+    "compare": ("proxima.cli.compare", "hold runs against each other: curves, intervals over seeds, a table"),
     "eval": ("proxima.cli.eval", "ask a model or a run the held-out questions"),
     "generate": ("proxima.cli.generate", "complete prompts"),
     "export": ("proxima.cli.export", "copy a run's weights out as a Hugging Face folder"),
     "explain": ("proxima.cli.explain", "show every value, where it came from, and what it adds up to"),
     "list": ("proxima.cli.list", "show every kind in every slot"),
+    "data": ("proxima.cli.data", "make data sets to train on and to evaluate on"),
     "plot": ("proxima.cli.plot", "draw surrogates: loss and gradient weight"),
     "doctor": ("proxima.cli.doctor", "show what this machine has"),
     "verify": ("proxima.cli.verify", "check our mathematics against golden records of other implementations"),

@@ -72,3 +72,11 @@ def _central(t: float, freedom: int) -> float:
         term *= (k - 1) / k * cosine * cosine
         total += term
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """The mean over the tenth of the values around each (three at least; at the ends, over those that are there); under 12 as they are."""
+    if len(values) < 12:
+        return list(values)
+    half = max(1, len(values) // 20)
+    return [statistics.fmean(values[max(i - half, 0) : i + half + 1]) for i in range(len(values))]

@@ -4,6 +4,7 @@ What is done stays done, what was begun goes on from its last checkpoint (`proxi
 The sweep's folder gets sweep.json (what was asked, versions, machine); each run's folder output.txt (what its process printed).
 """
 
+import itertools
 import json
 import os
 import signal
@@ -85,7 +86,7 @@ def run_sweep(
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with _held(sweep.folder):
         standings = [standing_of(run, retry_failed) for run in runs]
-        write_whole(sweep.folder / "sweep.json", dumps(_facts(sweep, runs), indent=2) + "\n")
+        write_whole(sweep.folder / "sweep.json", dumps(_facts(sweep), indent=2) + "\n")
         loop = _Loop(sweep, standings, watcher, command, poll)
         watcher.started(sweep, standings)
         with loop.interruptible():
@@ -234,7 +235,7 @@ def _reason(run: PlannedRun, code: int) -> str:
     return f"{ended}: {said}; see {path}"
 
 
-def _facts(sweep: Sweep, runs: Sequence[PlannedRun]) -> dict[str, Any]:
+def _facts(sweep: Sweep) -> dict[str, Any]:
     """What sweep.json holds."""
     environment = describe_environment(sweep.seeds[0])
     return {
@@ -242,8 +243,8 @@ def _facts(sweep: Sweep, runs: Sequence[PlannedRun]) -> dict[str, Any]:
         "asked": dict(sweep.asked),
         "jobs": sweep.jobs,
         "seeds": list(sweep.seeds),
-        "cells": {cell.name: list(cell.overrides) for cell in sweep.cells},
-        "runs": [{"cell": run.cell, "seed": run.seed, "folder": str(run.folder.relative_to(sweep.folder))} for run in runs],
+        "cells": {cell.name: list(cell.overrides) for cell in sweep.every},
+        "runs": [{"cell": c.name, "seed": s, "folder": f"{c.name}/seed-{s}"} for c, s in itertools.product(sweep.every, sweep.seeds)],
         **{key: environment[key] for key in ("proxima", "python", "packages", "machine")},
     }
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup, escape
 
@@ -23,6 +23,9 @@ class Series:
         color: a CSS colour, `var(--a)`.
         smooth: also draw the running mean, and the values themselves faintly.
         spread: for each point its (low, high), drawn as a whisker; such a series is drawn as dots.
+        band: for each point its (low, high), drawn as an area behind the line.
+        dash: SVG dash pattern, `6 3`; empty for a whole line.
+        dots: also a dot at each point, where the points are few and what lies between was not measured.
     """
 
     name: str
@@ -30,6 +33,9 @@ class Series:
     color: str = "var(--a)"
     smooth: bool = False
     spread: Sequence[tuple[float, float]] = ()
+    band: Sequence[tuple[float, float]] = ()
+    dash: str = ""
+    dots: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +86,7 @@ def line_chart(series: Sequence[Series], *, label: str, zero: bool = False, unit
         size: width, height, left, bottom … of the `Frame`.
     """
     drawn = [_thinned(s) for s in series]
-    values = [v for s in drawn for _, v in s.points if v is not None] + [v for s in drawn for pair in s.spread for v in pair]
+    values = [v for s in drawn for _, v in s.points if v is not None] + [v for s in drawn for pair in (*s.spread, *s.band) for v in pair]
     steps = [x for s in drawn for x, _ in s.points]
     if not values:
         return Markup("")
@@ -90,13 +96,14 @@ def line_chart(series: Sequence[Series], *, label: str, zero: bool = False, unit
     levels = ticks(low, high, 4)
     frame = Frame(x_low=min(steps), x_high=max(steps), y_low=levels[0], y_high=levels[-1], **size)
     parts = [_axes(frame, levels)]
-    for s in drawn:
+    for i, s in enumerate(drawn):
         if s.spread:
-            parts += [_whisker(frame, s, i) for i in range(len(s.points))]
+            lines = [_whisker(frame, s, j) for j in range(len(s.points))]
         elif s.smooth and len(s.points) >= 12:
-            parts += [_path(frame, s.points, s.color, "raw"), _path(frame, running_mean(s.points), s.color, "line")]
+            lines = [_path(frame, s.points, s.color, "raw"), _path(frame, running_mean(s.points), s.color, "line", s.dash)]
         else:
-            parts.append(_path(frame, s.points, s.color, "line"))
+            lines = [_band(frame, s), _path(frame, s.points, s.color, "line", s.dash), _dots(frame, s)]
+        parts.append(f'<g data-series="{i}">{"".join(lines)}</g>')
     return _svg(frame, parts, label)
 
 
@@ -134,10 +141,11 @@ def running_mean(points: Sequence[Point]) -> list[Point]:
 def _thinned(series: Series) -> Series:
     finite: list[Point] = [(x, v if v is not None and math.isfinite(v) else None) for x, v in series.points]
     if series.spread or len(finite) <= POINTS:
-        return Series(name=series.name, points=finite, color=series.color, smooth=series.smooth, spread=series.spread)
+        return replace(series, points=finite)
     values = thinned([v for _, v in finite], POINTS)
-    steps = [finite[len(finite) * (2 * i + 1) // (2 * POINTS)][0] for i in range(POINTS)]
-    return Series(name=series.name, points=list(zip(steps, values, strict=True)), color=series.color, smooth=series.smooth)
+    places = [len(finite) * (2 * i + 1) // (2 * POINTS) for i in range(POINTS)]
+    points = [(finite[place][0], value) for place, value in zip(places, values, strict=True)]
+    return replace(series, points=points, band=[series.band[place] for place in places] if series.band else ())
 
 
 def _axes(frame: Frame, levels: Sequence[float]) -> str:
@@ -154,7 +162,22 @@ def _axes(frame: Frame, levels: Sequence[float]) -> str:
     return "".join(parts)
 
 
-def _path(frame: Frame, points: Sequence[Point], color: str, kind: str) -> str:
+def _band(frame: Frame, series: Series) -> str:
+    """The area between low and high."""
+    if not series.band:
+        return ""
+    edges = [(x, *pair) for (x, _), pair in zip(series.points, series.band, strict=True)]
+    there = [f"{frame.x(x):.2f},{frame.y(high):.2f}" for x, _, high in edges]
+    back = [f"{frame.x(x):.2f},{frame.y(low):.2f}" for x, low, _ in reversed(edges)]
+    return f'<polygon class="band" fill="{escape(series.color)}" points="{" ".join(there + back)}"/>'
+
+
+def _dots(frame: Frame, series: Series) -> str:
+    known = [(x, value) for x, value in series.points if value is not None] if series.dots else []
+    return "".join(f'<circle cx="{frame.x(x):.2f}" cy="{frame.y(y):.2f}" r="2.6" fill="{escape(series.color)}"/>' for x, y in known)
+
+
+def _path(frame: Frame, points: Sequence[Point], color: str, kind: str, dash: str = "") -> str:
     """A line with its gaps; a point with no neighbour is a dot."""
     pieces: list[list[str]] = [[]]
     for x, value in points:
@@ -168,7 +191,8 @@ def _path(frame: Frame, points: Sequence[Point], color: str, kind: str) -> str:
             left, top = piece[0].split(",")
             parts.append(f'<circle cx="{left}" cy="{top}" r="2" fill="{escape(color)}"/>')
         elif piece:
-            parts.append(f'<polyline class="{kind}" stroke="{escape(color)}" points="{" ".join(piece)}"/>')
+            dashed = f' stroke-dasharray="{escape(dash)}"' if dash else ""
+            parts.append(f'<polyline class="{kind}" stroke="{escape(color)}"{dashed} points="{" ".join(piece)}"/>')
     return "".join(parts)
 
 
@@ -186,5 +210,6 @@ def _whisker(frame: Frame, series: Series, index: int) -> str:
 def _svg(frame: Frame, parts: Sequence[str], label: str) -> Markup:
     box = f'viewBox="0 0 {frame.width} {frame.height}"'
     plot = f'data-left="{frame.left}" data-right="{frame.width - frame.right}" data-from="{frame.x_low}" data-to="{frame.x_high}"'
+    plot += f' data-top="{frame.top}" data-bottom="{frame.height - frame.bottom}" data-low="{frame.y_low}" data-high="{frame.y_high}"'
     ruler = f'<line class="ruler" y1="{frame.top}" y2="{frame.height - frame.bottom}" visibility="hidden"/>'
     return Markup(f'<svg class="chart" role="img" aria-label="{escape(label)}" {box} {plot}>{"".join(parts)}{ruler}</svg>')

@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from proxima.lab.plan import Sweep
-from proxima.lab.statistics import Estimate, estimate
+from proxima.lab.statistics import estimate
 from proxima.lab.sweep import Watcher
 from proxima.lab.tail import Standing, State
 from proxima.runtime.clock import Clock, SystemClock
-from proxima.view.numbers import NONE, duration, fixed, printable
+from proxima.view.compare import plus_minus
+from proxima.view.numbers import duration, fixed, printable
 from proxima.view.plain import time_of_day
 
 Record = Mapping[str, Any]
@@ -192,13 +193,6 @@ def outcome_table(standings: Sequence[Standing]) -> Table:
         reward, seconds = estimate([s.reward for s in done]), estimate([s.seconds for s in done])
         table.add_row(name, f"{len(done)}/{len(runs)}", plus_minus(before), plus_minus(after), plus_minus(reward), plus_minus(seconds, 0))
     return table
-
-
-def plus_minus(value: Estimate | None, places: int = 3) -> str:
-    """`0.940 ± 0.012`; the mean alone of a single seed."""
-    if value is None:
-        return NONE
-    return fixed(value.mean, places) + (f" ± {fixed(value.half, places)}" if value.half is not None else "")
 
 
 class Both:

@@ -1,0 +1,80 @@
+"""Hold runs against each other: one page with curves, intervals over seeds and the final table, which is printed too."""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxima.cli.common import print_json
+
+if TYPE_CHECKING:
+    from proxima.lab import Comparison
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", nargs="+", help="run folders, a sweep's folder, or patterns: 'runs/add-*'")
+    parser.add_argument("--out", metavar="FILE", help="the page; default compare.html in the folder where all the runs lie")
+    parser.add_argument("--target", type=float, metavar="ACCURACY", help="also what it costs to reach this held-out accuracy")
+    parser.add_argument("--baseline", metavar="NAME", help="the cell that the others are held against; default the first")
+    parser.add_argument("--json", action="store_true", help="print the numbers for programs; the page only with --out")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from proxima.lab import aggregate, find_runs, read_run
+
+    folders = find_runs(arguments.run)
+    runs, unread = [], []
+    for folder in folders:
+        try:
+            runs.append(read_run(folder))
+        except ValueError as error:
+            if len(folders) == 1 or "without metrics" not in str(error):
+                raise
+            unread.append(str(error))
+    if not runs:
+        raise ValueError(f"none of the {len(folders)} runs has recorded anything yet; come back when a step is done")
+    comparison = aggregate(runs, baseline=arguments.baseline, target=arguments.target)
+    page = Path(arguments.out) if arguments.out else None if arguments.json else _default_page(arguments.run, folders)
+    if page is not None:
+        from proxima.view.compare import write_comparison
+
+        if page.is_dir() or not page.absolute().parent.is_dir():
+            raise ValueError(f"--out {page}: must be a file in a folder that exists")
+        write_comparison(comparison, page, title=_title(arguments.run))
+    if arguments.json:
+        print_json({**comparison.as_json(), "unread": unread, "page": None if page is None else str(page)})
+    else:
+        _show(comparison, unread)
+        print(f"\n{page}")
+    return 0
+
+
+def _default_page(places: list[str], folders: list[Path]) -> Path:
+    """In the folder that was named, if it is one and no run itself; else here."""
+    place = Path(places[0])
+    return place / "compare.html" if len(places) == 1 and place.is_dir() and place not in folders else Path("compare.html")
+
+
+def _title(places: list[str]) -> str:
+    return Path(places[0]).resolve().name if len(places) == 1 else "Comparison"
+
+
+def _show(comparison: "Comparison", unread: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from proxima.view.compare import head_of, table_row
+    from proxima.view.numbers import printable
+
+    for text in (*comparison.warnings, *unread):
+        print(f"WARNING {printable(text)}", file=sys.stderr)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for i, name in enumerate(head_of(comparison)):
+        table.add_column(name, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
+    for row in comparison.rows():
+        table.add_row(*(printable(text) for text in table_row(row, comparison)))
+    wide = 60 + 14 * len(table.columns)
+    Console(width=max(shutil.get_terminal_size().columns, wide) if not sys.stdout.isatty() else None, markup=False).print(table)
+    for note in comparison.notes:
+        print(f"note: {printable(note)}")
