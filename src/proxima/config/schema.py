@@ -143,6 +143,12 @@ class DataConfig:
     system: Annotated[str | None, "system prompt put before each row that has none"] = None
     shuffle: Annotated[bool, "shuffle each epoch by the run's seed"] = True
     over_length: Annotated[Literal["skip", "refuse"], "a prompt that leaves no room for one new token"] = "skip"
+    check_answers: Annotated[int, "rows, drawn by the seed, whose answers are read before the run; 0: all"] = 10_000
+    max_unreadable: Annotated[float, "share of them that no reward may be able to read before the run is refused; 1: never"] = 0.01
+
+    def __post_init__(self) -> None:
+        require(self.check_answers >= 0, "check_answers", self.check_answers, "must be >= 0; 0 reads all")
+        require(0 <= self.max_unreadable <= 1, "max_unreadable", self.max_unreadable, "must be a share in [0, 1]; 1 never refuses")
 
 
 @dataclass(frozen=True, kw_only=True)

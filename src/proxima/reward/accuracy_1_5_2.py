@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from proxima.data import Completion, Prompt, Score, require
-from proxima.reward.base import WeightedReward, Where, answer_of, missing
+from proxima.reward.base import WeightedReward, Where, answer_of
 from proxima.reward.text import as_fraction, as_number, last_tagged
 
 
@@ -32,14 +32,12 @@ class Accuracy152(WeightedReward):
     tag: str | None = "answer"
 
     kind: ClassVar[str] = "accuracy_1_5_2"
+    compares: ClassVar[bool] = True
     where: ClassVar[Where] = "inline"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.tag is None or self.tag.isidentifier(), "tag", self.tag, "must be a plain name such as 'answer'")
-
-    def unreadable(self, answer: Any) -> str | None:
-        return missing(answer)
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         expected = str(answer_of(prompt, self.kind)).rpartition("####")[2].strip()

@@ -17,7 +17,7 @@ class WeightedReward:
 
     A subclass writes `score_one` and says `where` it runs; one that runs in a worker process writes `job` and `read` instead and inherits
     `PooledReward`; one that compares completions sets `whole_group` and writes `score`, or `whole_batch` and writes `score_batch`. One that
-    needs something outside this process says so in `check`, one that compares with an answer tells in `unreadable` which it can't use.
+    needs something outside this process says so in `check`, one that sets `compares` tells in `unreadable` which answers it can't use.
 
     Args:
         weight: factor of this reward's value in the sum; finite, may be negative. 0 only logs the value, and then a failure of this
@@ -32,6 +32,8 @@ class WeightedReward:
     where: ClassVar[Where] = "thread"
     # True: `score` gets all completions of the prompt in one call and a failure costs the whole group (a reward that compares them).
     whole_group: ClassVar[bool] = False
+    # True: it compares with the row's answer, and `unreadable` is asked of the answers before the run.
+    compares: ClassVar[bool] = False
     # True: the reward is asked once a step, by `score_batch`, when all groups of the step are there; `score` is never called.
     whole_batch: ClassVar[bool] = False
 
@@ -67,8 +69,8 @@ class WeightedReward:
         """
 
     def unreadable(self, answer: Any) -> str | None:
-        """Why this reward could score nothing in a row of this answer, or None where it could; None too where it needs no answer."""
-        return None
+        """Why this reward could score nothing in a row of this answer, or None where it could. By default any answer will do but none."""
+        return missing(answer)
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score for each completion, in the same order; raises what `score_one` raises."""
@@ -132,8 +134,8 @@ class PooledReward(WeightedReward):
         raise NotImplementedError
 
     def reading(self, answer: Any) -> Job | str | None:
-        """What `unreadable` says, or the job whose error it is, where that takes a worker."""
-        return None
+        """What `unreadable` says, or where that takes a worker, the job that finds out: its result has it as `why`."""
+        return missing(answer)
 
     def unreadable(self, answer: Any) -> str | None:
         from proxima.reward.graders import GRADERS
@@ -141,11 +143,8 @@ class PooledReward(WeightedReward):
         found = self.reading(answer)
         if not isinstance(found, Job):
             return found
-        try:
-            GRADERS[found.grader](**found.arguments)
-        except Exception as problem:
-            return str(problem)
-        return None
+        why: str | None = GRADERS[found.grader](**found.arguments)["why"]
+        return why
 
     def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
         from proxima.reward.graders import GRADERS
@@ -198,7 +197,7 @@ def needs_package(module: str, kind: str, extra: str) -> None:
 
 
 def missing(answer: Any) -> str | None:
-    """`unreadable` of a reward that takes any answer, but needs one."""
+    """What is wrong with no answer at all."""
     return "there is none; map the task's answer column" if answer is None else None
 
 

@@ -1,10 +1,10 @@
 r"""The last `\boxed{…}`."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from proxima.data import Completion, Prompt, Score
-from proxima.reward.base import WeightedReward, Where, answer_of, missing, verdict
+from proxima.reward.base import WeightedReward, Where, answer_of, verdict
 from proxima.reward.text import last_boxed, same_answer
 
 
@@ -21,10 +21,8 @@ class Boxed(WeightedReward):
     """
 
     kind: ClassVar[str] = "boxed"
+    compares: ClassVar[bool] = True
     where: ClassVar[Where] = "inline"
-
-    def unreadable(self, answer: Any) -> str | None:
-        return missing(answer)
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = answer_of(prompt, self.kind)

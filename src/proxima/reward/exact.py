@@ -1,10 +1,10 @@
 """The whole text."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from proxima.data import Completion, Prompt, Score
-from proxima.reward.base import WeightedReward, Where, answer_of, missing, verdict
+from proxima.reward.base import WeightedReward, Where, answer_of, verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,10 +22,8 @@ class Exact(WeightedReward):
     ignore_case: bool = False
 
     kind: ClassVar[str] = "exact"
+    compares: ClassVar[bool] = True
     where: ClassVar[Where] = "inline"
-
-    def unreadable(self, answer: Any) -> str | None:
-        return missing(answer)
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         found, expected = completion.text.strip(), str(answer_of(prompt, self.kind)).strip()

@@ -51,16 +51,23 @@ _verdicts: dict[tuple[str, str], bool] = {}  # a group often holds the same answ
 def _gold(answer: str) -> Any:
     from math_verify import parse
 
-    parsed = parse(answer if "$" in answer or "\\boxed" in answer else f"${answer}$", parsing_timeout=None)
+    parsed = parse(_marked(answer), parsing_timeout=None)
     if not parsed:
         raise ValueError(f"the row's answer {answer!r:.80} can't be read as mathematics")
     return parsed
 
 
+def _marked(answer: str) -> str:
+    """A bare formula as math-verify knows one."""
+    return answer if "$" in answer or "\\boxed" in answer else f"${answer}$"
+
+
 def read_math_answer(*, answer: str) -> dict[str, Any]:
-    """Raises where the row's answer can't be read."""
-    _gold(answer)
-    return {}
+    """Why the row's answer is no mathematics: unreadable, or to math-verify a mere text, to which only the same text is equal."""
+    from math_verify import parse
+
+    read = parse(_marked(answer), parsing_timeout=None)
+    return {"why": None if any(not isinstance(one, str) for one in read) else "can't be read as mathematics"}
 
 
 def grade_reasoning_gym(*, source: Mapping[str, Any], answer: str) -> dict[str, Any]:

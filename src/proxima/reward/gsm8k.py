@@ -26,6 +26,7 @@ class Gsm8k(WeightedReward):
     strict: bool = False
 
     kind: ClassVar[str] = "gsm8k"
+    compares: ClassVar[bool] = True
     where: ClassVar[Where] = "inline"
 
     def unreadable(self, answer: Any) -> str | None:

@@ -42,6 +42,7 @@ class Math(PooledReward):
     max_chars: int = 2000
 
     kind: ClassVar[str] = "math"
+    compares: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,6 +23,7 @@ class Number(WeightedReward):
     """
 
     kind: ClassVar[str] = "number"
+    compares: ClassVar[bool] = True
     where: ClassVar[Where] = "inline"
 
     def unreadable(self, answer: Any) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from proxima.data import Completion, Prompt, Score
-from proxima.reward.base import Job, PooledReward, answer_of, missing, verdict
+from proxima.reward.base import Job, PooledReward, answer_of, verdict
 from proxima.reward.format import compiled
 from proxima.reward.text import same_answer
 
@@ -25,13 +25,11 @@ class Regex(PooledReward):
     pattern: str = r"<answer>(.*?)</answer>"
 
     kind: ClassVar[str] = "regex"
+    compares: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         compiled(self.pattern)
-
-    def reading(self, answer: Any) -> Job | str | None:
-        return missing(answer)
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         answer_of(prompt, self.kind)

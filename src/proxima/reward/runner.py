@@ -67,6 +67,11 @@ class RewardRunner:
         """Whether a reward looks at the whole batch, so that `score_batch` has something to add."""
         return any(_of_batch(reward) for reward in self.rewards)
 
+    @property
+    def compares(self) -> bool:
+        """Whether a reward that counts compares with the row's answer, so that `unreadable` may find something."""
+        return any(map(_compares, self.rewards))
+
     def check(self) -> None:
         """Ask each reward whether what it needs outside this process is there; for before the run.
 
@@ -89,7 +94,7 @@ class RewardRunner:
         keys = [json.dumps(answer, sort_keys=True, default=repr) for answer in answers]
         different = dict(zip(keys, answers, strict=True))
         for reward, label in zip(self.rewards, self.labels, strict=True):
-            if _weight(reward) == 0 or not hasattr(reward, "unreadable"):
+            if not _compares(reward):
                 continue
             for key, why in zip(different, self._reasons(reward, list(different.values())), strict=True):
                 if why is not None:
@@ -101,7 +106,7 @@ class RewardRunner:
             return [reward.unreadable(answer) for answer in answers]
         asked = [reward.reading(answer) for answer in answers]
         answered = iter(self._pools[reward.where].run_now([job for job in asked if isinstance(job, Job)]))
-        return [next(answered).error if isinstance(entry, Job) else entry for entry in asked]
+        return [_why(next(answered)) if isinstance(entry, Job) else entry for entry in asked]
 
     def start(self) -> None:
         """Start the worker processes ahead of the first `score`, beside whatever else begins; returns at once. May be left out."""
@@ -201,6 +206,14 @@ class RewardRunner:
             return Score.failed(f"timed out after {seconds:g} s")
         except RuntimeError as problem:
             return Score.failed(str(problem))
+
+
+def _why(answer: Answer) -> str | None:
+    return answer.error if answer.result is None else answer.result["why"]
+
+
+def _compares(reward: Reward) -> bool:
+    return _weight(reward) != 0 and bool(getattr(reward, "compares", False))
 
 
 def _of_batch(reward: Reward) -> bool:

@@ -13,6 +13,7 @@ from proxima.model import LoadedModel, Policy, load
 from proxima.model.load import DTYPES, load_config, load_tokenizer
 from proxima.reward.runner import RewardRunner
 from proxima.runtime.algorithm import Algorithm
+from proxima.runtime.answers import Answers, survey_answers
 from proxima.runtime.clock import Clock
 from proxima.runtime.controller import Controller, Plan
 from proxima.runtime.evaluation import Evaluation
@@ -54,6 +55,7 @@ def open_data(config: "RunConfig") -> Opened:
     limit = int(getattr(model_config.get_text_config(), "max_position_embeddings", 0) or 1 << 20)
     max_length = min(config.model.max_length or limit, limit)
     source, notes = _source(config, config.task, tokenizer, max_length, shuffle=config.data.shuffle)
+    asked = [Answers(name="task", rows=source.rows, count=len(source.rows))]
     held_out: list[Prompt] = []
     if config.eval.task is not None:
         held, more = _source(config, config.eval.task, tokenizer, max_length, shuffle=False)
@@ -61,6 +63,8 @@ def open_data(config: "RunConfig") -> Opened:
         count = min(config.eval.limit or len(held.rows), len(held.rows))
         fitting = (held.prompt(Draw(uid=EVAL_UID + i, index=i, epoch=0)) for i in range(count))
         held_out = [prompt for prompt in fitting if prompt is not None]
+        asked.append(Answers(name="eval.task", rows=held.rows, count=count))
+    notes += survey_answers(config, asked)
     return Opened(tokenizer=tokenizer, source=source, held_out=held_out, max_length=max_length, notes=notes)
 
 
