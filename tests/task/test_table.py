@@ -25,6 +25,14 @@ def made(tmp_path):
 
             parquet.write_table(pa.Table.from_pylist([json.loads(line) for line in LINES.splitlines()]), tmp_path / "d.parquet")
             return TASKS[kind](path=str(tmp_path / "d.parquet"))
+        if kind == "prepared":
+            import pyarrow as pa
+            from pyarrow import parquet
+
+            rows = [json.loads(line) for line in LINES.splitlines()]
+            chats = [{**row, "messages": [{"role": "user", "content": row["question"]}]} for row in rows]
+            parquet.write_table(pa.Table.from_pylist(chats), tmp_path / "train.parquet")
+            return TASKS[kind](path=str(tmp_path))
         if kind == "dataset":
             datasets = pytest.importorskip("datasets")
             datasets.Dataset.from_list([json.loads(line) for line in LINES.splitlines()]).save_to_disk(str(tmp_path / "saved"))

@@ -204,13 +204,19 @@ def _context_of(file: Path) -> int | None:
 
 
 def data_is_there(r: Resolved) -> Iterator[Problem]:
-    """A task that names a data file names one that exists."""
+    """A task that names a data file, or prepared data, names some that exist."""
+    from proxima.task.prepared import Prepared, how_to_make
+
     for slot, task in (("task", r.config.task), ("eval.task", r.config.eval.task)):
+        if isinstance(task, Prepared) and (missing := task.problem()):
+            yield r.problem(f"{slot}.path", missing)
         for name, value in vars(task).items() if task is not None else ():
             if isinstance(value, str) and value.endswith(DATA_SUFFIXES) and "://" not in value and "*" not in value:
                 place = Path(value).expanduser()
                 if not place.is_file():
-                    yield r.problem(f"{slot}.{name}", f"no such file; {_near(place)}give a path relative to the current folder")
+                    made = how_to_make(place)
+                    remedy = f"make it: {made}" if made else f"{_near(place)}give a path relative to the current folder"
+                    yield r.problem(f"{slot}.{name}", f"no such file; {remedy}")
 
 
 def products_can_be_had(r: Resolved) -> Iterator[Problem]:

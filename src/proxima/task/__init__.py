@@ -13,6 +13,7 @@ from proxima.task.cursor import Cursor, Draw
 from proxima.task.files import Jsonl, Parquet
 from proxima.task.gsm8k import Gsm8k
 from proxima.task.hub import Dataset
+from proxima.task.prepared import Prepared
 from proxima.task.prompts import PromptSource, prompt_tokens, to_prompt
 from proxima.task.protocol import Row, Rows, Task
 from proxima.task.reasoning_gym import ReasoningGym
@@ -23,6 +24,7 @@ TASKS: dict[str, type] = {
     "gsm8k": Gsm8k,
     "jsonl": Jsonl,
     "parquet": Parquet,
+    "prepared": Prepared,
     "reasoning_gym": ReasoningGym,
 }
 
@@ -35,6 +37,7 @@ __all__ = [
     "Gsm8k",
     "Jsonl",
     "Parquet",
+    "Prepared",
     "PromptSource",
     "ReasoningGym",
     "Row",
