@@ -7,6 +7,7 @@ from proxima.config.schema import DynamicSamplingConfig
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.selection import DropTruncated, DropUniformGroups, Prune
 from proxima.data import Score
+from proxima.engine.protocol import Sampling
 from proxima.runtime.algorithm import Algorithm
 from proxima.runtime.collect import BatchNotFilled
 from proxima.runtime.pending import PENDING, read_groups, write_groups
@@ -242,3 +243,26 @@ def test_the_command_line_says_the_end_in_one_line(tiny_model, tmp_path, capsys)
     assert main(["train", str(file), "--quiet"]) == 1
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and error[0].startswith("error: step 1: 2 generation batches (max_num_gen_batches) gave 0 of 4 usable groups")
+
+
+def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
+    world = World(tmp_path / "run", steps=1, sampling=Sampling(max_tokens=5, top_p=0.9))
+    asked = []
+    inner = world.engine.generate
+
+    async def watched(requests):
+        asked.extend(requests)
+        async for completion in inner(requests):
+            yield completion
+
+    async def score(prompt, completions):
+        return [Score.failed("no") if (prompt.uid, c.sample) == (2, 4) else Score(value=float(c.sample)) for c in completions]
+
+    world.engine.generate, world.rewards.score = watched, score
+    algorithm = Algorithm(advantage=ADVANTAGES["remax"](), selection=())
+    world.controller.algorithm = world.controller.collector.algorithm = algorithm
+    world.run()
+    assert [(r.sample, r.sampling.temperature, r.sampling.top_p) for r in asked[:5]] == [*((i, 1.0, 0.9) for i in range(4)), (4, 0.0, 1.0)]
+    rows = read_rows(world.folder.rollout_file(1))
+    assert [r["advantage"] for r in rows] == [-4.0, -3.0, -2.0, -1.0] * 2 + [0.0] * 4  # the third baseline's scorer failed
+    assert world.records()[0]["completions"] == 12 and len(rows) == 12

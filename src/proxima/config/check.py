@@ -70,7 +70,7 @@ _OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 def groups_say_something(r: Resolved) -> Iterator[Problem]:
     """An advantage relative to the group is 0 in a group of one."""
-    if r.config.train.completions_per_prompt == 1:
+    if r.config.train.completions_per_prompt == 1 and "baseline" not in getattr(r.config.algorithm.advantage, "needs", ()):
         kind = r.entry("algorithm.advantage.kind").value
         message = f"a group of one has advantage 0 under {kind!r}, so nothing would be learned; take at least 2, 8 is usual"
         yield r.problem("train.completions_per_prompt", message)
@@ -114,7 +114,7 @@ def advantage_can_be_had(r: Resolved) -> Iterator[Problem]:
 
 def _beyond(advantage: object) -> str | None:
     """What an advantage wants that the loop has not."""
-    if needs := sorted(getattr(advantage, "needs", ())):
+    if needs := sorted(set(getattr(advantage, "needs", ())) - {"baseline"}):
         return f"needs `{needs[0]}`"
     return "gives a number for each token" if getattr(advantage, "per_token", False) else None
 

@@ -101,11 +101,16 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A prompt with all its completions and their scores, in the order of `sample`."""
+    """A prompt with all its completions and their scores, in the order of `sample`.
+
+    Args:
+        baseline: reward of the prompt's greedy completion, NaN where its scorer failed; None where none was made (`remax` alone wants it).
+    """
 
     prompt: Prompt
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...]
+    baseline: float | None = None
 
     def __post_init__(self) -> None:
         if len(self.scores) != len(self.completions):

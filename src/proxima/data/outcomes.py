@@ -94,8 +94,16 @@ class Outcomes:
             truncated=torch.tensor([c.truncated for _, c, _ in rows], dtype=torch.bool),
             parts=parts if names else None,
             part_names=tuple(names),
+            baseline=_baseline(groups),
             correct=torch.tensor([_number(s.correct if s.valid else None) for _, _, s in rows], dtype=torch.float64),
         )
+
+
+def _baseline(groups: Sequence[Group]) -> Tensor | None:
+    """[S], where every group has one."""
+    values = [group.baseline for group in groups for _ in group.completions]
+    known = [value for value in values if value is not None]
+    return torch.tensor(known, dtype=torch.float64) if known and len(known) == len(values) else None
 
 
 def _number(known: bool | None) -> float:

@@ -91,6 +91,11 @@ class Algorithm:
     epochs: int = 1
     seed: int = 0
 
+    @property
+    def needs_baseline(self) -> bool:
+        """The advantage compares with the reward of each prompt's greedy completion, so that has to be made."""
+        return "baseline" in getattr(self.advantage, "needs", ())
+
     def prompts_factor(self, size: int) -> int:
         """How many times as many prompts a step takes, with groups of `size`: pruning with `allocate` fills the places that it frees."""
         return math.prod(spec.prompts_factor(size) for spec in self.selection if hasattr(spec, "prompts_factor"))

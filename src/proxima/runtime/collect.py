@@ -8,7 +8,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxima.config.schema import DynamicSamplingConfig
@@ -218,8 +218,10 @@ class Collector:
     async def _roll_out(self, prompts: Sequence[Prompt]) -> None:
         """Generate, and score each group as soon as it is complete, beside those still generating."""
         try:
-            wanted = self.completions
-            requests = [Request(prompt=p, sample=i, sampling=self.sampling, seed=self.seed) for p in prompts for i in range(wanted)]
+            greedy = replace(self.sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)  # one more, if the advantage has it as baseline
+            ways = [self.sampling] * self.completions + [greedy] * self.algorithm.needs_baseline
+            wanted = len(ways)
+            requests = [Request(prompt=p, sample=i, sampling=way, seed=self.seed) for p in prompts for i, way in enumerate(ways)]
             found: dict[int, dict[int, Completion]] = {prompt.uid: {} for prompt in prompts}
             by_uid = {prompt.uid: prompt for prompt in prompts}
             scoring: list[asyncio.Task[None]] = []
@@ -238,7 +240,9 @@ class Collector:
 
     async def _score(self, prompt: Prompt, completions: tuple[Completion, ...]) -> None:
         scores = await self.rewards.score(prompt, completions)
-        self._arrivals.put_nowait(Group(prompt=prompt, completions=completions, scores=tuple(scores)))
+        baseline = scores[-1].value if self.algorithm.needs_baseline else None
+        n = self.completions
+        self._arrivals.put_nowait(Group(prompt=prompt, completions=completions[:n], scores=tuple(scores[:n]), baseline=baseline))
 
 
 def group_age(group: Group, version: int) -> int:

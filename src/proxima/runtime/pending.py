@@ -46,6 +46,7 @@ SCHEMA = pa.schema(
         pa.field("metadata", pa.string(), metadata={"doc": "JSON"}),
         pa.field("completions", pa.list_(_COMPLETION)),
         pa.field("scores", pa.list_(_SCORE)),
+        pa.field("baseline", pa.float64()),
     ],
     metadata={"proxima": "pending 1"},
 )
@@ -81,6 +82,7 @@ def _row(group: Group) -> dict[str, Any]:
         "metadata": json.dumps(dict(prompt.metadata)),
         "completions": [{name: value for name, value in vars(c).items() if name != "prompt_uid"} for c in group.completions],
         "scores": [asdict(score) | {"parts": json.dumps(dict(score.parts))} for score in group.scores],
+        "baseline": group.baseline,
     }
 
 
@@ -94,7 +96,7 @@ def _group(row: Mapping[str, Any]) -> Group:
     )
     completions = tuple(Completion(prompt_uid=prompt.uid, **{k: _tuples(v) for k, v in c.items()}) for c in row["completions"])
     scores = tuple(Score(**{**s, "parts": json.loads(s["parts"])}) for s in row["scores"])
-    return Group(prompt=prompt, completions=completions, scores=scores)
+    return Group(prompt=prompt, completions=completions, scores=scores, baseline=row["baseline"])
 
 
 def _tuples(value: Any) -> Any:
