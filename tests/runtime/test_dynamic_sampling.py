@@ -266,3 +266,26 @@ def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
     rows = read_rows(world.folder.rollout_file(1))
     assert [r["advantage"] for r in rows] == [-4.0, -3.0, -2.0, -1.0] * 2 + [0.0] * 4  # the third baseline's scorer failed
     assert world.records()[0]["completions"] == 12 and len(rows) == 12
+
+
+def test_forwards_of_frozen_policies_are_run_on_what_pruning_left(tiny_model, tmp_path, monkeypatch):
+    from proxima.train import Trainer
+
+    seen = []
+    inner = Trainer.log_prob
+
+    def counted(self, trajectories, policy=None):
+        seen.append(len(trajectories))
+        return inner(self, trajectories, *([] if policy is None else [policy]))
+
+    monkeypatch.setattr(Trainer, "log_prob", counted)
+    algorithm = {
+        "preset": "grpo",
+        "proximal": "recompute",
+        "selection": [{"kind": "prune", "rate": 0.5}],
+        "reference_kl": {"kind": "k3", "coefficient": 0.01},
+    }
+    go(tmp_path / "run", recipe(tiny_model("llama"), train__steps=1, train__updates_per_step=2, algorithm=algorithm))
+    assert seen == [8, 8]  # 4 groups of 4, half of each: proximal, then reference
+    rows = read_rows(tmp_path / "run" / "rollouts" / "000001.parquet")
+    assert sum(r["log_prob"] is not None for r in rows) <= 8 and len(rows) == 16
