@@ -112,18 +112,6 @@ def test_a_run_that_is_none(proxima, here):
     assert (code, err) == (2, "error: empty holds no checkpoint; give a run folder that `proxima train` has written\n")
 
 
-def test_eval_without_a_recipe(proxima, here):
-    code, _, err = proxima("eval", "some/model")
-    assert code == 2
-    assert err.startswith("error: some/model is no run folder, so a recipe must say what to ask: proxima eval some/model recipes/")
-
-
-def test_eval_without_a_task(proxima, recipe):
-    code, _, err = proxima("eval", "some/model", recipe(), "eval.task=null")
-    assert code == 2
-    assert err.startswith("error: eval.task=null (command line): there is nothing to evaluate; ")
-
-
 def test_generate_with_a_model_that_is_none(proxima, here):
     code, _, err = proxima("generate", "nowhere", "hi")
     assert code == 2

@@ -78,19 +78,6 @@ def test_what_is_odd_stands_in_the_log(proxima, recipe, here):
     assert remark in (here / "run" / "log.txt").read_text()
 
 
-def test_eval_of_a_run_and_of_a_model(run, proxima, tiny_model):
-    code, out, err = proxima("eval", "run", "--show", "2")
-    assert code == 0, err
-    *shown, line = out.splitlines()
-    assert len(shown) == 2
-    assert line.startswith("accuracy 0.000   0/6   reward 0.000")
-    code, out, err = proxima("eval", tiny_model("llama"), "tiny.yaml", "eval.limit=3", "--json")
-    assert code == 0, err
-    record = json.loads(out)
-    assert (record["questions"], len(record["answers"])) == (3, 3)
-    assert record["answers"][0]["question"].startswith("What is ")
-
-
 def test_generate_from_a_run(run, proxima):
     code, out, err = proxima("generate", "run", "What is 1 + 1?", "--max-tokens", "5", "--json", "--samples", "2", "--temperature", "1")
     assert code == 0, err

@@ -164,14 +164,17 @@ def _say_who_chose(node: Node, text: str) -> Node:
 
 
 def _lay_over_evaluation(tree: Node, layout: Layout) -> Node:
-    """Put greedy sampling with the training's `max_tokens` and `stop` below `eval.sampling`, where there is an evaluation."""
+    """Put the training's sampling below `eval.sampling`, where there is an evaluation: all of it for several samples a question, else its
+    `max_tokens` and `stop`, and greedy."""
     fields = dict(tree.mapping or {})
     evaluation = fields.get("eval")
     if evaluation is None or evaluation.mapping is None or evaluation.mapping.get("task", Node(None, DEFAULT)).value is None:
         return tree
-    below = {"temperature": Node(0.0, Source("default, evaluation is greedy", "default"), "0")}
+    samples = evaluation.mapping.get("samples", Node(1, DEFAULT)).value
+    several = isinstance(samples, int) and samples > 1
+    below = {} if several else {"temperature": Node(0.0, Source("default, evaluation is greedy", "default"), "0")}
     training = fields.get("sampling")
-    for key in ("max_tokens", "stop"):
+    for key in (*(("temperature", "top_k", "top_p", "min_p") if several else ()), "max_tokens", "stop"):
         if training and training.mapping and key in training.mapping:
             below[key] = replace(training.mapping[key], source=Source(f"as sampling.{key}", "default"), over=None)
     written = evaluation.mapping.get("sampling")

@@ -60,13 +60,16 @@ class EvalConfig:
     every: Annotated[int, "steps between evaluations; 0: only before and after"] = 0
     before: Annotated[bool, "evaluate before the first step"] = True
     after: Annotated[bool, "evaluate after the last step"] = True
-    samples: Annotated[int, "completions a question"] = 1
-    sampling: Annotated[Sampling | None, "null: greedy, with the max_tokens and stop of the training sampling"] = None
+    samples: Annotated[int, "completions a question; several give mean@n and pass@k"] = 1
+    sampling: Annotated[Sampling | None, "null: the training sampling, and greedy where samples is 1"] = None
 
     def __post_init__(self) -> None:
         for name in ("limit", "every"):
             require(getattr(self, name) >= 0, name, getattr(self, name), "must be >= 0")
         require(self.samples >= 1, "samples", self.samples, "must be >= 1")
+        same = self.samples > 1 and self.sampling is not None and self.sampling.temperature == 0
+        bound = "must be 1 at temperature 0: greedy answers are all the same; set eval.sampling.temperature=1, or eval.samples=1"
+        require(not same, "samples", self.samples, bound)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ def evaluate(config: "RunConfig", *, observer: Observer | None = None, clock: Cl
             engine = config.engine.build(loaded, max_length=opened.max_length)
             evaluation = make_evaluation(config, opened, engine, rewards, observer, None)
             began = clock.now()
-            groups = asyncio.run(evaluation.groups())
+            groups, _ = asyncio.run(evaluation.groups())
         finally:
             rewards.close()
     return {"kind": "eval", "model": config.model.path, "seconds": clock.now() - began, **summarise(groups), "groups": groups}

@@ -100,7 +100,9 @@ def make_policy(config: "RunConfig", loaded: LoadedModel) -> Policy:
 
 
 def evaluation_sampling(config: "RunConfig") -> Sampling:
-    """`eval.sampling`, or greedy with the length and stop strings of the training."""
+    """`eval.sampling`; else the training's for several samples a question, and greedy with its length and stop strings for one."""
+    if config.eval.sampling is None and config.eval.samples > 1:
+        return config.sampling
     return config.eval.sampling or Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=config.sampling.stop)
 
 

@@ -1,0 +1,133 @@
+"""Estimators of one question: n samples were drawn, what would k have given? Exact expectations, no random draw.
+
+Each is the mean over all C(n, k) ways to keep k of the n samples, so a figure at k < n uses every sample and has the least variance.
+"""
+
+import math
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from proxima.data import require
+
+
+def mean_at_k(correct: Sequence[bool]) -> float:
+    """The share of right samples: mean@k for every k <= n at once, because the mean over subsets of the subset mean is the mean.
+
+    Args:
+        correct: whether each of the n samples is right, n >= 1.
+    Returns: a share in [0, 1]; the unbiased estimate of the probability that one sample is right.
+    Raises: ValueError without samples.
+    Source: avg@k, as DAPO (arXiv 2503.14476) reports AIME as avg@32.
+    """
+    require(len(correct) >= 1, "correct", list(correct), "must hold at least one sample")
+    return sum(bool(one) for one in correct) / len(correct)
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The probability that at least one of k samples is right, unbiased, from c right ones among n.
+
+        1 - C(n - c, k) / C(n, k)  =  1 - prod_{i = n-c+1}^{n} (1 - k / i)
+
+    Args:
+        n: samples drawn. c: right ones among them, 0 <= c <= n. k: samples allowed, 1 <= k <= n.
+    Returns: a probability; 1 where fewer than k samples are wrong, c / n at k = 1.
+    Raises: ValueError naming the value and its bound.
+    Source: Chen et al., arXiv 2107.03374, Eq. 1 and the product form of their Figure 3.
+    Differs: 1 - (1 - c/n)^k, which many scripts compute, is too low on average (their Appendix A): by .15 at k = n = 4
+        and one right answer in four.
+    """
+    require(n >= 1, "n", n, "must be >= 1")
+    require(0 <= c <= n, "c", c, f"must be in 0 … n={n}")
+    require(1 <= k <= n, "k", k, f"must be in 1 … n={n}; draw more samples, or ask for a smaller k")
+    if n - c < k:
+        return 1.0
+    missed = 1.0
+    for i in range(n - c + 1, n + 1):
+        missed *= 1 - k / i
+    return 1 - missed
+
+
+def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int) -> float:
+    """The probability that the answer most voted for among k samples is right: expected over the C(n, k) subsets, and over ties.
+
+    Samples vote for their answer; None does not vote. The answers given by right samples are one class, however they are written (the
+    reward says that 1/2 and 0.5 agree); other answers are classes by equality. A tie is decided by a fair draw, taken in expectation:
+    t + 1 tied classes win 1 / (t + 1) each. A winning class counts by its share of right samples, which is 0 or 1 unless the reward
+    judges more than the answer. No vote at all: 0.
+
+        sum over classes j, votes v of   value_j C(n_j, v) sum_t W_j(v, t) / (t + 1)  /  C(n, k)
+
+    where W_j(v, t) counts the ways to draw the other k - v samples so that no class has more than v votes and t others have exactly v.
+
+    Args:
+        answers: the canonical answer of each of the n samples (see `votes`), None where there is none.
+        correct: whether each is right; a right sample without an answer votes for the right class.
+        k: samples that vote, 1 <= k <= n.
+    Returns: a probability. k = 1 gives the share of right samples, if every right one has a vote.
+    Raises: ValueError for k out of bounds, lengths that differ, or k < n > 1,000, where float64 can't count the ways.
+    Source: Wang et al., arXiv 2203.11171 (self-consistency), there by one draw of k samples; the expectation is by counting.
+    Differs: verl draws subsets with replacement by a global seed, lm-evaluation-harness takes the first k; in both the first of tied
+        answers wins, and an answer that could not be extracted votes like any other.
+    """
+    require(len(answers) == len(correct), "correct", len(correct), f"must be as many as answers ({len(answers)})")
+    require(1 <= k <= len(answers), "k", k, f"must be in 1 … n={len(answers)}; draw more samples, or ask for a smaller k")
+    require(len(answers) <= 1000 or k == len(answers), "k", k, f"must be n={len(answers)}, or n at most 1,000")
+    right, wrong, silent, value = _classes(answers, correct)
+    if not right:
+        return 0.0
+    return value * _right_wins(right, tuple(sorted(wrong)), silent, k)
+
+
+def _classes(answers: Sequence[Hashable | None], correct: Sequence[bool]) -> tuple[int, list[int], int, float]:
+    """Votes for the right class, for each wrong one, samples without a vote, and the share of right samples in the right class."""
+    known = {answer for answer, right in zip(answers, correct, strict=True) if right and answer is not None}
+    for_right = voted = silent = 0
+    wrong: dict[Hashable, int] = {}
+    for answer, right in zip(answers, correct, strict=True):
+        if right or answer in known:
+            for_right, voted = for_right + 1, voted + bool(right)
+        elif answer is None:
+            silent += 1
+        else:
+            wrong[answer] = wrong.get(answer, 0) + 1
+    return for_right, list(wrong.values()), silent, voted / for_right if for_right else 0.0
+
+
+@lru_cache(maxsize=65536)
+def _right_wins(right: int, wrong: tuple[int, ...], silent: int, k: int) -> float:
+    """The probability that `right` equal votes win among k drawn from them, the wrong classes and the silent."""
+    n = right + sum(wrong) + silent
+    if not wrong:  # it wins as soon as it has one vote
+        return 1 - math.comb(silent, k) / math.comb(n, k)
+    if k == n:  # nothing is left out: the vote itself
+        most = max(wrong)
+        return 0.0 if right < most else 1.0 if right > most else 1 / (1 + wrong.count(most))
+    total = 0.0
+    for votes in range(1, min(right, k) + 1):
+        ways = _others(wrong, silent, votes, k - votes)
+        total += math.comb(right, votes) * sum(float(count) / (ties + 1) for ties, count in enumerate(ways))
+    return min(1.0, total / math.comb(n, k))
+
+
+def _others(wrong: tuple[int, ...], silent: int, votes: int, left: int) -> np.ndarray:
+    """[ties] the ways to draw `left` samples with at most `votes` of each wrong class, by the number of classes with exactly `votes`.
+
+    A product of polynomials, one a class, in drawn samples and ties. All terms are positive, so float64 loses nothing that matters;
+    its range holds for n up to about 1,000.
+    """
+    most_ties = min(len(wrong), left // votes)
+    ways = np.zeros((most_ties + 1, left + 1))
+    ways[0] = [float(math.comb(silent, drawn)) for drawn in range(left + 1)]
+    for size in wrong:
+        grown = ways.copy()  # none drawn of this class
+        for drawn in range(1, min(size, votes, left) + 1):
+            factor = float(math.comb(size, drawn))
+            if drawn < votes:
+                grown[:, drawn:] += factor * ways[:, : left + 1 - drawn]
+            else:
+                grown[1:, drawn:] += factor * ways[:-1, : left + 1 - drawn]
+        ways = grown
+    found: np.ndarray = ways[:, left]
+    return found

@@ -1,0 +1,141 @@
+"""Intervals: how far a figure may be from what infinitely many questions would give. 95 % unless said otherwise.
+
+What is random is which questions were asked: a test set is a sample of the questions that could be in it. So questions are resampled,
+never single answers, because the samples of one question stand or fall together.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from proxima.data import require
+
+Z = 1.959964  # two-sided 95 %
+REPLICATES = 10_000
+AT_ONCE = 4_000_000  # resampled values held in memory at once
+_NORMAL = NormalDist()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A figure with its interval.
+
+    Args:
+        value: the figure.
+        low, high: bounds of the interval.
+        method: `wilson`, or `bootstrap` (BCa over questions).
+        questions: over how many.
+    """
+
+    value: float
+    low: float
+    high: float
+    method: str
+    questions: int
+
+    @property
+    def half(self) -> float:
+        """Half the width."""
+        return (self.high - self.low) / 2
+
+
+def wilson(correct: float, questions: int, z: float = Z) -> tuple[float, float]:
+    """The Wilson score interval of a share: where the true accuracy lies with 95 % confidence (z = 1.959964).
+
+        centre = (p + z²/2n) / (1 + z²/n)      half = z sqrt(p(1-p)/n + z²/4n²) / (1 + z²/n)
+
+    Unlike p ± z sqrt(p(1-p)/n) it stays inside [0, 1] and says something at 0 and n right. No questions: (0, 1).
+    Source: Wilson, JASA 22 (1927) 209.
+    """
+    if questions == 0:
+        return 0.0, 1.0
+    p, n = correct / questions, questions
+    scale = 1 + z * z / n
+    centre = (p + z * z / (2 * n)) / scale
+    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / scale
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def bootstrap_mean(
+    values: Sequence[float], *, seed: int = 0, confidence: float = 0.95, replicates: int = REPLICATES, signed: bool = False
+) -> Interval:
+    """The mean of a value per question, with its BCa bootstrap interval over the questions.
+
+    The questions are drawn again with replacement, `replicates` times; the interval is between two quantiles of the means so found,
+    shifted for bias and skewness (bias-corrected and accelerated):
+
+        z0 = Φ⁻¹(share of replicates below the mean, half of those at it)      a = Σ(m - m_i)³ / 6 (Σ(m - m_i)²)^1.5, m_i without i
+        level → Φ(z0 + (z0 + z) / (1 - a (z0 + z))),  z = Φ⁻¹(level)
+
+    Draws are by counter (Philox keyed by seed and replicate), so a value changes only with the values, the seed and `replicates`.
+
+    Args:
+        values: a share, or a difference of shares, of each question; n >= 1.
+        signed: values lie in [-1, 1] (differences), not in [0, 1].
+    Returns: `Interval` of method `bootstrap`; of method `wilson` where all values are equal: resampling then shows no spread at all, and
+        the truth still need not be there. Then Wilson with the questions as trials, which no values in [0, 1] of that mean exceed in
+        variance; for differences, all 0 in practice, ± the Wilson bound on the share of questions that differ.
+    Raises: ValueError without values.
+    Source: Efron, JASA 82 (1987) 171; the jackknife's acceleration as in Efron and Tibshirani (1993), Eq. 14.15.
+    """
+    require(len(values) >= 1, "values", list(values), "must hold at least one question")
+    x = np.asarray(values, dtype=np.float64)
+    n, mean = len(x), float(x.mean())
+    if float(np.ptp(x)) < 1e-12:
+        return _without_spread(mean, n, signed)
+    means = np.sort(resampled_means(x, seed, replicates))
+    below = float(np.searchsorted(means, mean - 1e-12)) + float(np.searchsorted(means, mean + 1e-12))
+    z0 = _NORMAL.inv_cdf(min(max(below / (2 * replicates), 0.5 / replicates), 1 - 0.5 / replicates))
+    away = x - mean  # (n - 1) (m - m_i)
+    skew = float((away**3).sum()) / (6 * float((away**2).sum()) ** 1.5)
+    low, high = (_quantile(means, _level(p, z0, skew)) for p in ((1 - confidence) / 2, (1 + confidence) / 2))
+    return Interval(value=mean, low=min(low, mean), high=max(high, mean), method="bootstrap", questions=n)
+
+
+def resampled_means(x: np.ndarray, seed: int, replicates: int) -> np.ndarray:
+    """[replicates] the mean of n values drawn with replacement from `x` [n], each replicate from its own counter."""
+    n, out = len(x), np.empty(replicates)
+    for start in range(0, replicates, max(1, AT_ONCE // n)):
+        stop = min(replicates, start + max(1, AT_ONCE // n))
+        out[start:stop] = x[_draws(seed, start, stop, n)].mean(axis=1)
+    return out
+
+
+def random_bits(seed: int, start: int, stop: int, columns: int) -> np.ndarray:
+    """[stop - start, columns] uint32: rows of a table that depends on seed and columns alone, whatever part of it is asked for."""
+    blocks = -(-columns // 8)  # Philox makes 4 × 64 bits for each count of its counter
+    key = np.array([seed & 0xFFFFFFFFFFFFFFFF, 0x9E3779B97F4A7C15], dtype=np.uint64)
+    generator = np.random.Philox(key=key, counter=np.array([start * blocks, 0, 0, 0], dtype=np.uint64))
+    raw = generator.random_raw((stop - start) * blocks * 4).view(np.uint32)
+    found: np.ndarray = raw.reshape(stop - start, blocks * 8)[:, :columns]
+    return found
+
+
+def _draws(seed: int, start: int, stop: int, n: int) -> np.ndarray:
+    """[stop - start, n] indices below n; a share of n / 2³² of them is drawn once too often, which nobody can see."""
+    scaled: np.ndarray = (random_bits(seed, start, stop, n).astype(np.uint64) * np.uint64(n)) >> np.uint64(32)
+    return scaled.astype(np.int64)
+
+
+def _without_spread(mean: float, n: int, signed: bool) -> Interval:
+    if signed:
+        width = wilson(0, n)[1]
+        return Interval(value=mean, low=max(-1.0, mean - width), high=min(1.0, mean + width), method="wilson", questions=n)
+    low, high = wilson(mean * n, n)
+    return Interval(value=mean, low=low, high=high, method="wilson", questions=n)
+
+
+def _level(p: float, z0: float, skew: float) -> float:
+    z = _NORMAL.inv_cdf(p)
+    return _NORMAL.cdf(z0 + (z0 + z) / (1 - skew * (z0 + z)))
+
+
+def _quantile(ordered: np.ndarray, level: float) -> float:
+    """Linear between the order statistics; the same on every machine, unlike a library's choice among nine definitions."""
+    place = min(max(level, 0.0), 1.0) * (len(ordered) - 1)
+    left = math.floor(place)
+    right = min(left + 1, len(ordered) - 1)
+    return float(ordered[left] + (place - left) * (ordered[right] - ordered[left]))

@@ -1,0 +1,95 @@
+"""Two results on the same questions: is the difference more than luck? What is equal on both sides cancels, so pairs see more than totals.
+
+Both tests ask the same: if it were a coin's choice, question by question, which side got which result, how often would the difference be
+at least as far from 0 as it is? Both are exact and need no seed; the Monte Carlo way out is for values that are no fractions.
+"""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+
+from proxima.data import require
+from proxima.evaluate.intervals import Interval, bootstrap_mean, random_bits
+
+MOST_STATES = 1_000_000  # sums that the exact distribution may range over
+FLIPS = 100_000  # of the Monte Carlo way
+_DENOMINATOR = 10**6
+
+
+def mcnemar(won: int, lost: int) -> float:
+    """McNemar's exact test for one answer a question on each side: two-sided p from the questions where just one side is right.
+
+        p = min(1, 2 P(X <= min(won, lost))),  X ~ Binomial(won + lost, 1/2)
+
+    Args:
+        won, lost: questions that only the second, and only the first, has right. Questions both have right, or wrong, say nothing.
+    Returns: the p-value; 1 where the sides differ nowhere.
+    Raises: ValueError for a negative count.
+    Source: McNemar, Psychometrika 12 (1947) 153, in its exact binomial form.
+    Edge cases: the smallest p with d differing questions is 2^(1-d): five all one way are not yet significant at .05.
+    """
+    require(won >= 0, "won", won, "must be >= 0")
+    require(lost >= 0, "lost", lost, "must be >= 0")
+    total = won + lost
+    tail = sum(math.comb(total, i) for i in range(min(won, lost) + 1))
+    return float(min(Fraction(1), Fraction(2 * tail, 2**total)))
+
+
+def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
+    """The paired permutation test for means of several samples: two-sided p of the mean difference under random signs.
+
+        p = P(|Σ s_i d_i| >= |Σ d_i|),  s_i = ±1 with probability 1/2 each
+
+    Args:
+        differences: d_i of each question, second minus first; shares of few samples, so fractions with small denominators.
+        seed: of the flips where the exact way is too large (see Differs).
+    Returns: the p-value; 1 where no question differs. For d_i in {-1, 0, 1} it is McNemar's exact p.
+    Source: Fisher, The Design of Experiments (1935), section 21.
+    Differs: usually by Monte Carlo. Here the d_i are brought to a common denominator and the distribution of the sum is built question by
+        question, exactly up to float64. Where that takes over a million sums, or the values are no such fractions (means of rewards),
+        100,000 seeded flips: p = (1 + those as far) / (1 + flips).
+    """
+    differing = [d for d in differences if abs(d) > 1e-12]
+    if not differing:
+        return 1.0
+    steps = _as_integers(differing)
+    if steps is None or 2 * sum(map(abs, steps)) + 1 > MOST_STATES:
+        return _by_flips(np.asarray(differing), seed)
+    reach = sum(map(abs, steps))
+    chance = np.zeros(2 * reach + 1)
+    chance[reach] = 1.0
+    for step in sorted(map(abs, steps)):
+        chance = 0.5 * (np.roll(chance, step) + np.roll(chance, -step))  # nothing reaches the ends before the last step: no wrap
+    far = abs(sum(steps))
+    away = np.abs(np.arange(-reach, reach + 1))
+    return float(min(1.0, chance[away >= far].sum()))
+
+
+def difference(differences: Sequence[float], *, seed: int = 0) -> Interval:
+    """The mean difference with its 95 % interval: BCa bootstrap over the questions, each with both its results.
+
+    Args:
+        differences: second minus first, a question; in [-1, 1].
+    Raises: ValueError without questions.
+    """
+    return bootstrap_mean(differences, seed=seed, signed=True)
+
+
+def _as_integers(values: Sequence[float]) -> list[int] | None:
+    """The values over their common denominator; None where they are no fractions with one up to a million."""
+    fractions = [Fraction(value).limit_denominator(10_000) for value in values]
+    if any(abs(float(fraction) - value) > 1e-12 for fraction, value in zip(fractions, values, strict=True)):
+        return None
+    common = math.lcm(*(fraction.denominator for fraction in fractions))
+    return [int(fraction * common) for fraction in fractions] if common <= _DENOMINATOR else None
+
+
+def _by_flips(values: np.ndarray, seed: int) -> float:
+    n, far, found = len(values), abs(float(values.sum())) * (1 - 1e-12), 0
+    rows = max(1, 4_000_000 // n)
+    for start in range(0, FLIPS, rows):
+        signs = (random_bits(seed, start, min(FLIPS, start + rows), n) & 1).astype(np.float64) * 2 - 1
+        found += int((np.abs(signs @ values) >= far).sum())
+    return (1 + found) / (1 + FLIPS)

@@ -1,0 +1,217 @@
+r"""Evaluation sets by name: where the data lie, how the question is put, who judges, how long an answer may get.
+
+The prompt of a suite is part of what is measured; it is fixed here, written into every result, and two results with different prompts are
+never compared silently. Data are taken from the first place that has them: the path given for the suite, `--data FOLDER`, `data/<suite>`
+(what `proxima data prepare` writes), the hub or its cache.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from proxima.data import require
+from proxima.reward import REWARDS
+from proxima.task import TASKS
+
+STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{{}}."
+HASHES = "\nThink step by step, then give the final number after ####."
+KEPT = ("id", "level", "source", "source_id", "subject", "unique_id", "year")  # columns that go into the result beside the answer
+TEST_FILES = ("test.parquet", "test.jsonl", "main/test.parquet", "main/test.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """One evaluation set.
+
+    Args:
+        name: key of `SUITES`, and the folder below `data/`.
+        title: for people.
+        hub: hub name; `subset` and `split` in the hub's own names.
+        question, answer: columns of the hub's data. Prepared data have `question` and `answer`.
+        template: what stands after the question in the prompt; braces doubled.
+        rewards: who judges: `{kind, fields}` each, the first that knows says what is right.
+        max_tokens: tokens an answer may have, unless the user says otherwise or the context is shorter.
+        size: questions of the whole set.
+        source: where the set comes from, and its licence where it is known.
+    """
+
+    name: str
+    title: str
+    hub: str
+    split: str = "test"
+    subset: str | None = None
+    question: str = "question"
+    answer: str = "answer"
+    template: str = STEP_BY_STEP
+    rewards: tuple[Mapping[str, Any], ...] = field(default_factory=lambda: ({"kind": "math"},))
+    max_tokens: int = 4096
+    size: int = 0
+    source: str = ""
+
+    def judges(self) -> list[Any]:
+        """The reward specs.
+
+        Raises:
+            ValueError: a package that a reward needs is missing; names the extra.
+        """
+        return [REWARDS[spec["kind"]](**{key: value for key, value in spec.items() if key != "kind"}) for spec in self.rewards]
+
+    def at(self, place: Path) -> Any | None:
+        """The task spec for a file, or for the folder with a `test` file; None where there is none."""
+        if place.is_file():
+            return self._table(place)
+        for name in TEST_FILES:
+            if (place / name).is_file():
+                return self._table(place / name)
+        for folder in (place, place / "main", place / "data"):
+            if parts := sorted(str(part) for part in folder.glob("test-*.parquet")):
+                return TASKS["parquet"](path=tuple(parts), **self._columns(Path(parts[0])))
+        return None
+
+    def on_the_hub(self) -> Any:
+        """The task spec for the hub, or its cache."""
+        columns = {"question": f"{{{self.question}}}{self.template}", "answer": self.answer}
+        return TASKS["dataset"](path=self.hub, subset=self.subset, split=self.split, **columns)
+
+    def _table(self, file: Path) -> Any:
+        require(file.suffix in (".jsonl", ".parquet"), "task", f"{self.name}={file}", "must be a .jsonl or .parquet file, or a folder")
+        return TASKS["parquet" if file.suffix == ".parquet" else "jsonl"](path=str(file), **self._columns(file))
+
+    def _columns(self, file: Path) -> dict[str, Any]:
+        """`question` and `answer` as prepared data have them, or the hub's own names in a raw copy of it."""
+        present = columns_of(file)
+        question = "question" if "question" in present else self.question
+        return {
+            "question": f"{{{question}}}{self.template}",
+            "answer": "answer" if "answer" in present else self.answer,
+            "metadata": tuple(name for name in KEPT if name in present),
+        }
+
+    def find(self, given: Path | None, data: Path | None) -> tuple[Any, str]:
+        """The task and where it comes from.
+
+        Args:
+            given: the path of this suite's own data; nothing else is looked at then.
+            data: a folder of prepared sets, or the prepared set itself.
+
+        Raises:
+            ValueError: there is none at the place given; says what was looked for and the remedy.
+        """
+        if given is not None:
+            if (task := self.at(given)) is None:
+                reason = "holds no test.parquet and no test.jsonl" if given.is_dir() else "does not exist"
+                raise ValueError(f"task {self.name}={given} {reason}; {self.remedy}")
+            return task, str(given)
+        if data is not None:
+            for place in (data / self.name, data):
+                if place.exists() and (task := self.at(place)) is not None:
+                    return task, str(place)
+            raise ValueError(f"--data {data} holds no {self.name}/test.parquet; {self.remedy} --out {data / self.name}")
+        place = Path("data") / self.name
+        if (task := self.at(place)) is not None:
+            return task, str(place)
+        return self.on_the_hub(), self.hub
+
+    @property
+    def remedy(self) -> str:
+        """What to do where there are no data."""
+        return f"bring the data with: proxima data prepare {self.name}"
+
+
+def columns_of(file: Path) -> set[str]:
+    """The columns of a .parquet file, or the keys of the first line of a .jsonl file; none where it can't be read (opening it says why)."""
+    import json
+
+    try:
+        if file.suffix == ".parquet":
+            from pyarrow import parquet
+
+            return set(parquet.read_schema(file).names)
+        with file.open("rb") as stream:
+            return set(json.loads(stream.readline()))
+    except (OSError, ValueError):
+        return {"question", "answer"}
+
+
+SUITES: dict[str, Suite] = {
+    "aime24": Suite(
+        name="aime24",
+        title="AIME 2024",
+        hub="HuggingFaceH4/aime_2024",
+        split="train",
+        question="problem",
+        max_tokens=8192,
+        size=30,
+        source="American Invitational Mathematics Examination I and II of 2024, Mathematical Association of America",
+    ),
+    "aime25": Suite(
+        name="aime25",
+        title="AIME 2025",
+        hub="math-ai/aime25",
+        question="problem",
+        max_tokens=8192,
+        size=30,
+        source="American Invitational Mathematics Examination I and II of 2025, Mathematical Association of America",
+    ),
+    "amc23": Suite(
+        name="amc23",
+        title="AMC 2023",
+        hub="math-ai/amc23",
+        max_tokens=4096,
+        size=40,
+        source="American Mathematics Competitions 12A and 12B of 2023, without the choices",
+    ),
+    "gsm8k": Suite(
+        name="gsm8k",
+        title="GSM8K",
+        hub="openai/gsm8k",
+        subset="main",
+        template=HASHES,
+        rewards=({"kind": "gsm8k"},),
+        max_tokens=512,
+        size=1319,
+        source="Cobbe et al., arXiv 2110.14168; MIT licence",
+    ),
+    "math500": Suite(
+        name="math500",
+        title="MATH-500",
+        hub="HuggingFaceH4/MATH-500",
+        question="problem",
+        max_tokens=2048,
+        size=500,
+        source="500 test questions of MATH (Hendrycks et al., arXiv 2103.03874; MIT licence), chosen by Lightman et al., arXiv 2305.20050",
+    ),
+}
+
+
+def suite(name: str) -> Suite:
+    """The suite of a name.
+
+    Raises:
+        ValueError: there is none; names the nearest, or all.
+    """
+    if name not in SUITES:
+        near = difflib.get_close_matches(name, SUITES, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SUITES)}"
+        raise ValueError(f"task={name!r} is no evaluation set; {hint} Questions of your own: give a recipe with eval.task")
+    return SUITES[name]
+
+
+def parse_tasks(texts: Sequence[str]) -> dict[str, Path | None]:
+    """`gsm8k,aime24` and `math500=PATH` (repeated, or with commas) as suite → its own path.
+
+    Raises:
+        ValueError: an unknown suite, one given twice, an empty name or path.
+    """
+    found: dict[str, Path | None] = {}
+    for word in (part.strip() for text in texts for part in text.split(",")):
+        name, equals, path = word.partition("=")
+        name = suite(name.strip()).name if name.strip() else ""
+        if not name or (equals and not path.strip()):
+            raise ValueError(f"task={','.join(texts)!r} must name evaluation sets: gsm8k,aime24 or gsm8k=PATH")
+        if name in found:
+            raise ValueError(f"task={','.join(texts)!r} names {name} twice; keep one")
+        found[name] = Path(path.strip()).expanduser() if equals else None
+    return found

@@ -1,0 +1,118 @@
+r"""What a text votes for: its answer, written in one way. The majority vote of maj@k counts these.
+
+A reward that knows how it finds an answer says so itself, by a method `extract(text) -> str | None`; for the kinds of this package that
+have none, `VOTES` says it. The reward stays the judge: what it calls right is one answer, however written (`estimators.maj_at_k`).
+"""
+
+import re
+from collections.abc import Callable, Hashable, Sequence
+from fractions import Fraction
+from typing import Any
+
+from proxima.reward.text import as_fraction, as_number, first_number, last_boxed, last_number, last_tagged
+
+LONGEST = 200  # characters of an answer that is compared as mathematics
+
+Extract = Callable[[Any, str], str | None]  # the reward and a text
+
+
+def _number(reward: Any, text: str) -> str | None:
+    found = last_number(text)
+    return None if found is None else str(found)
+
+
+def _gsm8k(reward: Any, text: str) -> str | None:
+    _, marker, tail = text.rpartition("####")
+    if marker:
+        found = first_number(tail)
+        return None if found is None else str(found)
+    return None if getattr(reward, "strict", False) else _number(reward, text)
+
+
+def _boxed(reward: Any, text: str) -> str | None:
+    return _filled(last_boxed(text))
+
+
+def _math(reward: Any, text: str) -> str | None:
+    """As the reward: the last box, else the last tag, else what stands last; there the last formula or number stands for math-verify."""
+    found = last_boxed(text)
+    if found is None:
+        found = last_tagged(text, "answer")
+    if found is not None:
+        return _filled(found)
+    end = text[-2000:]
+    formula = re.findall(r"\$([^$]{1,200})\$", end)
+    return _filled(formula[-1]) if formula else _number(reward, end)
+
+
+def _tagged(reward: Any, text: str) -> str | None:
+    tag = getattr(reward, "tag", "answer")
+    return _filled(text if tag is None else last_tagged(text, tag))
+
+
+def _whole(reward: Any, text: str) -> str | None:
+    found = _filled(text)
+    return found.casefold() if found and getattr(reward, "ignore_case", False) else found
+
+
+def _filled(text: str | None) -> str | None:
+    """The text without outer space; None where nothing is left."""
+    return (text or "").strip() or None
+
+
+VOTES: dict[str, Extract] = {
+    "accuracy_1_5_2": _tagged,
+    "boxed": _boxed,
+    "exact": _whole,
+    "gsm8k": _gsm8k,
+    "math": _math,
+    "number": _number,
+}
+
+
+def voter(rewards: Sequence[Any]) -> Callable[[str], str | None] | None:
+    """How the first reward that can tell finds the answer in a text; None where none can: there is no vote then."""
+    for reward in rewards:
+        own = getattr(reward, "extract", None)
+        if callable(own):
+            return lambda text, own=own: own(text)  # type: ignore[misc]
+        table = VOTES.get(getattr(reward, "kind", ""))
+        if table is not None:
+            return lambda text, table=table, reward=reward: table(reward, text)  # type: ignore[misc]
+    return None
+
+
+def vote(rewards: Sequence[Any], text: str) -> str | None:
+    """The answer in a text as the rewards find it, or None."""
+    find = voter(rewards)
+    return None if find is None else find(text)
+
+
+_FRAC = re.compile(r"(?<![0-9}])\\[dt]?frac\s*(?:\{\s*(-?[0-9]{1,40})\s*\}|([0-9]))\s*(?:\{\s*([0-9]{1,40})\s*\}|([0-9]))")
+_DRESS = re.compile(r"\\(?:left|right|displaystyle|[,;:!%$ ])|\$|\\text\{\s*([^{}]*)\}|\^\{?\\circ\}?|[\s]+")
+_COMMAS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+
+
+def canonical(answer: str | None) -> Hashable | None:
+    r"""One value for answers that are plainly the same: 0.5, 1/2, .50, \frac12 and \dfrac{1}{2} are the fraction 1/2.
+
+    A number is exact (no float); else what is left of the text without dollar signs, spacing commands, `\left`, `\right`, `\text{…}` around
+    a word, degree signs, outer braces, a final period and a leading `x =`. Linear time; longer than 200 characters: the text as it is.
+    """
+    if answer is None or not answer.strip():
+        return None
+    text = answer.strip()
+    if len(text) > LONGEST:
+        return text
+    number = as_number(text)
+    if number is not None:
+        return Fraction(number)
+    bare = _DRESS.sub(lambda match: (match[1] or "").strip(), text).rstrip(".")
+    bare = _COMMAS.sub("", re.sub(r"^[a-zA-Z]=", "", bare))
+    while bare.startswith("{") and bare.endswith("}") and "}" not in bare[:-1]:
+        bare = bare[1:-1]
+    bare = _FRAC.sub(lambda m: f"{m[1] or m[2]}/{m[3] or m[4]}", bare)
+    exact = as_fraction(bare)
+    if exact is None and (number := as_number(bare)) is not None:
+        exact = Fraction(number)
+    return bare if exact is None else exact

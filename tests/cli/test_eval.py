@@ -1,0 +1,280 @@
+"""`proxima eval` as a user types it, on a tiny model: named sets, recipes, runs, comparison, and what is refused early."""
+
+import json
+
+import pyarrow.parquet as parquet
+import pytest
+
+
+def rows(*answers):
+    return [{"question": f"What is {i} + {i}?", "answer": str(answer)} for i, answer in enumerate(answers)]
+
+
+@pytest.fixture
+def gsm8k(here):
+    """Six questions as the hub's GSM8K has them: the answer is a whole solution."""
+    folder = here / "data" / "gsm8k"
+    folder.mkdir(parents=True)
+    lines = [json.dumps({"question": r["question"], "answer": f"It is simple.\n#### {r['answer']}"}) for r in rows(0, 2, 4, 6, 8, 10)]
+    (folder / "test.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
+def amc23(here):
+    """Three questions as `proxima data prepare` writes them."""
+    import pyarrow
+
+    folder = here / "data" / "amc23"
+    folder.mkdir(parents=True)
+    table = [row | {"level": i, "source": "made", "messages": "not read"} for i, row in enumerate(rows("1/2", 2, 4))]
+    parquet.write_table(pyarrow.Table.from_pylist(table), folder / "test.parquet")
+    return folder
+
+
+SMALL = ("engine.slots=8", "engine.dtype=float32", "runtime.threads=1", "--max-tokens", "6")
+
+
+def test_a_set_greedy(proxima, here, tiny_model, gsm8k):
+    code, out, err = proxima("eval", tiny_model("llama"), "--task", "gsm8k", "--out", "found", *SMALL)
+    assert code == 0, err
+    lines = out.splitlines()
+    assert lines[0].startswith("llama-0  ") and "cpu 1 thread float32  seed 1" in lines[0]
+    assert lines[1] == "greedy, up to 6 tokens"
+    assert lines[3].split() == ["n", "greedy", "95", "%", "length", "cut", "no", "answer", "failed", "time"]
+    assert lines[4].split()[:4] == ["gsm8k", "6", "0.000", "0.000–0.390"]
+    assert lines[-1] == "written to found" and "raise --max-tokens" in out
+    result = json.loads((here / "found" / "result.json").read_text())
+    suite = result["suites"]["gsm8k"]
+    assert suite["estimates"] == {
+        "accuracy": {"value": 0.0, "low": 0.0, "high": pytest.approx(0.39033, abs=1e-5), "method": "wilson", "questions": 6}
+    }
+    assert (suite["questions"], suite["answers"], suite["correct"], suite["invalid"]) == (6, 6, 0, 0)
+    assert suite["sampling"]["temperature"] == 0.0 and suite["sampling"]["max_tokens"] == 6
+    assert len(suite["data"]["sha256"]) == len(result["model"]["sha256"]) == 64 and suite["data"]["source"] == "data/gsm8k"
+    assert result["seed"] == 1 and result["versions"]["torch"]
+
+
+def test_the_same_command_twice_gives_the_same_bytes(proxima, here, tiny_model, gsm8k, amc23):
+    command = ("eval", tiny_model("llama"), "--task", "gsm8k,amc23", "--samples", "4", "--limit", "3", *SMALL)
+    for name in ("one", "two"):
+        code, _, err = proxima(*command, "--out", name)
+        assert code == 0, err
+    for file in ("result.json", "gsm8k.parquet", "amc23.parquet"):
+        assert (here / "one" / file).read_bytes() == (here / "two" / file).read_bytes(), file
+    code, _, err = proxima(*command, "--out", "three", "--seed", "9")
+    assert code == 0, err
+    assert (here / "one" / "gsm8k.parquet").read_bytes() != (here / "three" / "gsm8k.parquet").read_bytes()
+
+
+def test_several_samples(proxima, here, tiny_model, gsm8k, amc23):
+    words = ("--task", "gsm8k", "--task", "amc23", "--samples", "4", "--temperature", "0.7", "--top-p", "0.9", "--k", "1,2,4", "--out", "o")
+    code, out, err = proxima("eval", tiny_model("llama"), *words, *SMALL)
+    assert code == 0, err
+    assert "4 samples a question at temperature 0.7, top_p 0.9, up to 6 tokens" in out
+    header = next(line for line in out.splitlines() if "mean@4" in line)
+    assert header.split()[:8] == ["n", "mean@4", "95", "%", "pass@2", "pass@4", "maj@2", "maj@4"]
+    result = json.loads((here / "o" / "result.json").read_text())
+    assert list(result["suites"]) == ["gsm8k", "amc23"] and result["k"] == [1, 2, 4]
+    assert set(result["suites"]["gsm8k"]["estimates"]) == {"mean@4", "pass@2", "pass@4", "maj@2", "maj@4"}
+    table = parquet.read_table(here / "o" / "amc23.parquet").to_pylist()
+    assert [(row["row"], row["sample"]) for row in table] == [(i, s) for i in range(3) for s in range(4)]
+    row = table[4]
+    assert row["question"].startswith("What is 1 + 1?\nPlease reason step by step") and row["answer"] == '"2"'
+    assert json.loads(row["metadata"]) == {"level": 1, "source": "made"} and row["length"] == len(row["tokens"]) == 6
+    assert row["finish_reason"] == "length" and row["valid"] and row["log_prob_sum"] < 0 and json.loads(row["parts"]) == {"math": 0.0}
+    texts = {row["text"] for row in table}
+    assert len(texts) > 3  # samples differ
+
+
+def test_a_recipe_and_a_run(proxima, here, recipe, tiny_model):
+    code, _, err = proxima("train", recipe(), "folder=run")
+    assert code == 0, err
+    code, out, err = proxima("eval", "run", "--show", "2", "--out", "of-run")
+    assert code == 0, err
+    lines = out.splitlines()
+    assert [line[:6] for line in lines[:2]] == ["wrong ", "wrong "] and "→" in lines[0]
+    assert any(line.split()[:3] == ["arithmetic", "6", "0.000"] for line in lines)
+    after = parquet.read_table(here / "run" / "evals" / "000002-after.parquet").to_pylist()
+    again = parquet.read_table(here / "of-run" / "arithmetic.parquet").to_pylist()
+    assert [row["text"] for row in again] == [row["text"] for row in after]
+    code, out, err = proxima("eval", tiny_model("llama"), "tiny.yaml", "eval.limit=3", "--json")
+    assert code == 0, err
+    record = json.loads(out)
+    assert record["suites"]["arithmetic"]["questions"] == len(record["answers"]["arithmetic"]) == 3
+    assert record["answers"]["arithmetic"][0]["question"].startswith("What is ")
+    (folder,) = (here / "evals").iterdir()
+    assert folder.name.startswith("llama-0-") and record["folder"] == f"evals/{folder.name}"
+
+
+def test_a_run_on_a_named_set(proxima, here, recipe, gsm8k):
+    assert proxima("train", recipe("checkpoint: {every: 1}\n"), "folder=run")[0] == 0
+    code, _, err = proxima("eval", "run", "--task", "gsm8k", "--checkpoint", "1", "--out", "o", "--max-tokens", "4")
+    assert code == 0, err
+    assert json.loads((here / "o" / "result.json").read_text())["model"]["path"] == "run/checkpoints/000001/model"
+
+
+def test_samples_of_a_recipe_are_drawn_as_in_training(proxima, here, recipe, tiny_model):
+    code, _, err = proxima("eval", tiny_model("llama"), recipe(), "--samples", "2", "--out", "o", "sampling.temperature=0.8")
+    assert code == 0, err
+    suite = json.loads((here / "o" / "result.json").read_text())["suites"]["arithmetic"]
+    assert suite["sampling"]["temperature"] == 0.8 and suite["sampling"]["max_tokens"] == 4 and "pass@2" in suite["estimates"]
+
+
+def write(folder, name, correct):
+    """A result of one suite with these right and wrong answers, as `proxima eval` writes it."""
+    import pyarrow
+
+    from proxima.evaluate.results import SCHEMA
+
+    base = {"text": "", "tokens": [1], "parts": "{}", "extracted": None, "vote": None, "length": 1, "finish_reason": "stop", "error": None}
+    table = [
+        base
+        | {"row": i, "prompt_uid": 100 + i, "sample": s, "question": f"q{i}", "answer": "1", "correct": one, "reward": float(one or 0)}
+        | {"valid": one is not None, "log_prob_sum": -1.0, "metadata": "{}"}
+        for i, own in enumerate(correct)
+        for s, one in enumerate(own)
+    ]
+    folder.mkdir(exist_ok=True)
+    parquet.write_table(pyarrow.Table.from_pylist(table, schema=SCHEMA), folder / f"{name}.parquet")
+    known = json.loads((folder / "result.json").read_text())["suites"] if (folder / "result.json").exists() else {}
+    (folder / "result.json").write_text(json.dumps({"suites": {**known, name: {"sampling": {"temperature": len(correct[0])}}}}))
+
+
+def test_compare(proxima, here):
+    both, gained, lost, neither = [True], [False], [True], [False]
+    write(here / "a", "gsm8k", [both] * 40 + [gained] * 16 + [lost] * 6 + [neither] * 38)
+    write(here / "b", "gsm8k", [[True]] * 40 + [[True]] * 16 + [[False]] * 6 + [[False]] * 38)
+    code, out, err = proxima("eval", "--compare", "a", "b")
+    assert code == 0, err
+    row = next(line for line in out.splitlines() if line.startswith("gsm8k  100"))
+    assert "0.460 [0.366, 0.557]" in row and "0.560 [0.462, 0.653]" in row and "+0.100" in row
+    assert row.split()[-4:] == ["16", "6", "78", "0.052"]
+    assert "gsm8k: no difference that these 100 questions could tell from chance" in out and "McNemar, exact" in out
+    code, out, _ = proxima("eval", "--compare", "a", "b", "--json")
+    found = json.loads(out)["suites"]["gsm8k"]
+    assert found["p"] == pytest.approx(0.05247879) and (found["won"], found["lost"], found["tied"]) == (16, 6, 78)
+
+
+def test_compare_several_samples_and_suites(proxima, here):
+    write(here / "a", "one", [[False, False], [True, False], [False, None], [None, None]])
+    write(here / "b", "one", [[True, True], [True, False], [True, True], [True, True]])
+    write(here / "a", "two", [[False]] * 7)
+    write(here / "b", "two", [[True]] * 7)
+    code, out, err = proxima("eval", "--compare", "a", "b", "--json")
+    assert code == 0, err
+    found = json.loads(out)["suites"]
+    assert list(found) == ["one", "two", "all"]
+    assert (found["one"]["questions"], found["one"]["left_out"], found["one"]["won"], found["one"]["tied"]) == (3, 1, 2, 1)
+    assert found["one"]["p"] == pytest.approx(0.5) and found["two"]["p"] == pytest.approx(2 / 2**7)
+    assert found["all"]["questions"] == 10 and found["all"]["p"] == pytest.approx(2 / 2**9)
+    code, out, _ = proxima("eval", "--compare", "a", "b")
+    assert "two: B is better by 1.000 (p = 0.016)" in out and "one: 1 questions without a known answer" in out
+
+
+def test_compare_two_evaluations_of_runs(proxima, here, recipe):
+    assert proxima("train", recipe(), "folder=run")[0] == 0
+    code, out, err = proxima("eval", "--compare", "run/evals/000000-before.parquet", "run")
+    assert code == 0, err
+    assert any(line.split()[:2] == ["held-out", "6"] for line in out.splitlines())
+
+
+def test_compare_refuses(proxima, here):
+    write(here / "a", "gsm8k", [[True]] * 4)
+    write(here / "b", "gsm8k", [[True]] * 3)
+    write(here / "c", "aime24", [[True]] * 3)
+    write(here / "c", "aime25", [[True]] * 3)
+    write(here / "d", "gsm8k", [[None]] * 4)
+    code, _, err = proxima("eval", "--compare", "a", "b")
+    assert code == 2 and err.startswith("error: gsm8k: the questions differ: 4 questions (")
+    assert ") against 3 questions (" in err and ", 3 the same; evaluate both on the same data" in err
+    code, _, err = proxima("eval", "--compare", "a", "c")
+    assert (code, err) == (
+        2,
+        "error: no evaluation set in common: a holds gsm8k and c holds aime24, aime25; evaluate both on the same\n",
+    )
+    assert "gsm8k: no question whose answers a reward judged on both sides" in proxima("eval", "--compare", "a", "d")[2]
+    assert "nowhere does not exist" in proxima("eval", "--compare", "a", "nowhere")[2]
+    (here / "b" / "result.json").unlink()
+    assert "its evaluation did not end: run it again with --overwrite" in proxima("eval", "--compare", "a", "b")[2]
+    (here / "a" / "gsm8k.parquet").write_bytes(b"torn")
+    assert "a/gsm8k.parquet can't be read as an evaluation" in proxima("eval", "--compare", "a", "a")[2]
+    assert "--compare takes two results and no model" in proxima("eval", "model", "--compare", "a", "b")[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--task", "gsm8k", "--k", "8", "--samples", "4"],
+            "k=8 must be <= samples=4: pass@8 and maj@8 need 8 answers a question; take --samples 8",
+        ),
+        (["--task", "gsm8k", "--k", "0"], "k=0 must be >= 1"),
+        (["--task", "gsm8k", "--k", "1,x"], "--k 1,x must be whole numbers with commas between them"),
+        (["--task", "gsm8k", "--samples", "4", "--temperature", "0"], "must be 1 at temperature 0: greedy answers are all the same"),
+        (["--task", "gsm8k", "--samples", "0"], "eval.samples=0 (command line): must be >= 1"),
+        (["--task", "gsm8k", "--limit", "-1"], "eval.limit=-1 (command line): must be >= 0"),
+        (["--task", "gsm9k"], "task='gsm9k' is no evaluation set; did you mean 'gsm8k'?"),
+        (["--task", "chess"], "there are aime24, aime25, amc23, gsm8k, math500"),
+        (["--task", "gsm8k,gsm8k"], "names gsm8k twice; keep one"),
+        (["--task", "gsm8k="], "must name evaluation sets"),
+        (["--task", "gsm8k=nowhere"], "task gsm8k=nowhere does not exist; bring the data with: proxima data prepare gsm8k"),
+        (["--task", "gsm8k", "--data", "elsewhere"], "--data elsewhere holds no gsm8k/test.parquet"),
+        (["--task", "aime24"], "bring the data with: proxima data prepare aime24, or name a file: --task aime24=PATH"),
+        (["--task", "gsm8k", "train.steps=3"], "train.steps: --task brings its own questions, prompt and rewards"),
+        (["--task", "gsm8k", "--top-p", "2"], "eval.sampling.top_p=2.0 (command line): must be in (0, 1]"),
+        (["--task", "gsm8k", "model.dype=float32"], "did you mean 'dtype'?"),
+        ([], "is no run folder, so a recipe or --task must say what to ask: proxima eval"),
+        (["one.yaml", "two.yaml"], "one recipe, please"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_refused_before_a_model_is_loaded(proxima, here, tiny_model, gsm8k, monkeypatch, words, said):
+    def never(*_, **__):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("proxima.runtime.exam.load_model", never)
+    code, out, err = proxima("eval", tiny_model("llama"), *words)
+    assert (code, out) == (2, "") and len(err.splitlines()) == 1
+    assert said in err
+    assert not (here / "evals").exists()
+
+
+def test_no_model_and_a_model_that_is_not_there(proxima, here, gsm8k):
+    assert proxima("eval") == (
+        2,
+        "",
+        "error: which model? proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B\n",
+    )
+    code, _, err = proxima("eval", "models/nothing", "--task", "gsm8k")
+    assert code == 2 and "models/nothing" in err and "does not exist" in err
+
+
+def test_a_recipe_without_a_task(proxima, recipe):
+    code, _, err = proxima("eval", "some/model", recipe(), "eval.task=null")
+    assert code == 2 and err.startswith("error: eval.task=null (command line): there is nothing to evaluate; ")
+
+
+def test_a_folder_that_holds_something(proxima, here, tiny_model, gsm8k):
+    command = ("eval", tiny_model("llama"), "--task", "gsm8k", "--limit", "2", *SMALL)
+    assert proxima(*command, "--out", "o")[0] == 0
+    code, _, err = proxima(*command, "--out", "o")
+    assert (code, err) == (2, "error: --out o holds an evaluation already; replace it with --overwrite, or give another folder\n")
+    (here / "o" / "result.json").unlink()  # as a killed evaluation leaves it
+    (here / "o" / "notes.txt").write_text("mine")
+    assert proxima(*command, "--out", "o", "--overwrite")[0] == 0
+    assert (here / "o" / "notes.txt").read_text() == "mine"
+    (here / "other").mkdir()
+    (here / "other" / "thesis.tex").write_text("mine")
+    code, _, err = proxima(*command, "--out", "other", "--overwrite")
+    assert (code, err) == (2, "error: --out other holds files, but no evaluation; give a folder of its own\n")
+    assert "--out other/thesis.tex is a file" in proxima(*command, "--out", "other/thesis.tex")[2]
+
+
+def test_broken_data_is_said_with_the_remedy(proxima, here, tiny_model, gsm8k):
+    (gsm8k / "test.jsonl").write_text('{"question": "a", "answer": "1"}\n{"question": ')
+    code, _, err = proxima("eval", tiny_model("llama"), "--task", "gsm8k")
+    assert code == 2 and "error: gsm8k: data/gsm8k/test.jsonl:2 is not JSON" in err
+    (gsm8k / "test.jsonl").write_text('{"frage": "a", "answer": "1"}\n')
+    code, _, err = proxima("eval", tiny_model("llama"), "--task", "gsm8k")
+    assert code == 2 and "has no column 'question'" in err

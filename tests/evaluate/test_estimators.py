@@ -1,0 +1,127 @@
+"""mean@k, pass@k, maj@k against published and hand-computed values, and against every subset there is."""
+
+from fractions import Fraction
+from itertools import combinations, product
+from math import comb
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxima.evaluate import maj_at_k, mean_at_k, pass_at_k
+
+
+def test_mean_is_the_share_of_right_samples():
+    assert mean_at_k([True, False, False, True]) == 0.5
+    with pytest.raises(ValueError, match="correct=\\[\\] must hold at least one sample"):
+        mean_at_k([])
+
+
+@pytest.mark.parametrize("n", range(1, 9))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n):
+    for c in range(n + 1):
+        samples = [i < c for i in range(n)]
+        for k in range(1, n + 1):
+            subsets = list(combinations(samples, k))
+            assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
+
+
+def test_pass_at_k_of_many_samples_is_stable():
+    """The quotient of binomials, in exact integers; 200 samples are what arXiv 2107.03374 drew."""
+    for c, k in ((1, 1), (1, 100), (10, 10), (13, 100), (199, 1), (200, 200)):
+        exact = 1 - Fraction(comb(200 - c, k), comb(200, k))
+        assert pass_at_k(200, c, k) == pytest.approx(float(exact), rel=1e-12)
+    assert pass_at_k(200, 10, 10) == pytest.approx(0.408547866, abs=1e-9)
+    assert pass_at_k(100_000, 3, 50_000) == pytest.approx(0.875, abs=1e-4)
+
+
+def test_pass_at_k_is_unbiased_and_the_plug_in_is_not():
+    p, n, k = 0.25, 4, 4
+    chance = [comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
+    assert sum(w * pass_at_k(n, c, k) for c, w in enumerate(chance)) == pytest.approx(1 - (1 - p) ** k)
+    plug_in = sum(w * (1 - (1 - c / n) ** k) for c, w in enumerate(chance))
+    assert 1 - (1 - p) ** k - plug_in == pytest.approx(0.14685, abs=1e-5)  # the .15 of the docstring
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "said"),
+    [
+        (4, 1, 5, "k=5 must be in 1 … n=4; draw more samples, or ask for a smaller k"),
+        (4, 1, 0, "k=0 must be in 1 … n=4"),
+        (4, 5, 1, "c=5 must be in 0 … n=4"),
+        (0, 0, 1, "n=0 must be >= 1"),
+    ],
+)
+def test_pass_at_k_refuses(n, c, k, said):
+    with pytest.raises(ValueError, match=said):
+        pass_at_k(n, c, k)
+
+
+def by_enumeration(answers, correct, k):
+    """The definition, word for word: every subset, every way to break a tie."""
+    known = {a for a, right in zip(answers, correct, strict=True) if right and a is not None}
+    classes = ["right" if right or a in known else a for a, right in zip(answers, correct, strict=True)]
+    members = [right for one, right in zip(classes, correct, strict=True) if one == "right"]
+    value = sum(members) / len(members) if members else 0.0
+    total = 0.0
+    subsets = list(combinations(classes, k))
+    for subset in subsets:
+        votes = {one: subset.count(one) for one in subset if one is not None}
+        if votes:
+            best = [one for one, number in votes.items() if number == max(votes.values())]
+            total += sum(value for one in best if one == "right") / len(best)
+    return total / len(subsets)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", "c", "d", None]), st.booleans()), min_size=1, max_size=8))
+def test_majority_equals_the_enumeration(samples):
+    answers, correct = [a for a, _ in samples], [right for _, right in samples]
+    for k in range(1, len(samples) + 1):
+        assert maj_at_k(answers, correct, k) == pytest.approx(by_enumeration(answers, correct, k), abs=1e-12)
+
+
+def test_majority_of_all_small_patterns():
+    """Right, two wrong answers and silence in every order of five samples."""
+    for pattern in product("RabN", repeat=5):
+        answers = [None if one == "N" else one for one in pattern]
+        correct = [one == "R" for one in pattern]
+        for k in (1, 2, 3, 5):
+            assert maj_at_k(answers, correct, k) == pytest.approx(by_enumeration(answers, correct, k), abs=1e-12)
+
+
+def test_majority_by_hand():
+    right = [True, True, False, False, False]
+    assert maj_at_k(["1", "1", "2", "2", "3"], right, 5) == 0.5  # a tie of two
+    assert maj_at_k(["1", "1", "2", "2", "2"], right, 5) == 0.0  # outvoted
+    assert maj_at_k(["1", "1", "2", "3", None], right, 5) == 1.0  # silence does not vote
+    assert maj_at_k(["1", "1", "2", "2", "2"], right, 1) == pytest.approx(0.4)  # one vote: the share of right ones
+    # three of five: 11? and 1?? win 7 of the 10 subsets only where both right ones are drawn: 3 of 10
+    assert maj_at_k(["1", "1", "2", "2", "2"], right, 3) == pytest.approx(0.3)
+    assert maj_at_k([None, None], [False, False], 2) == 0.0
+
+
+def test_right_answers_vote_together_however_they_are_written():
+    assert maj_at_k(["1/2", "0.5", "3", "3"], [True, True, False, False], 4) == 0.5
+    assert maj_at_k([None, "3", "4"], [True, False, False], 3) == pytest.approx(1 / 3)  # right, though nobody found its answer
+
+
+def test_a_judge_of_more_than_the_answer():
+    """Two samples say 7, one of them in a form that the reward refuses: the answer wins, and is right half of the time."""
+    assert maj_at_k(["7", "7", "8"], [True, False, False], 3) == 0.5
+
+
+def test_majority_of_many_samples_is_a_probability_and_grows_with_k():
+    answers = ["1"] * 24 + [str(i) for i in range(2, 18)] * 2 + [None] * 8
+    correct = [answer == "1" for answer in answers]
+    values = [maj_at_k(answers, correct, k) for k in (1, 4, 16, 64)]
+    assert values[0] == pytest.approx(24 / 64) and values[-1] == 1.0
+    assert values == sorted(values) and 0.375 < values[1] < values[2] < 1.0
+
+
+def test_majority_refuses():
+    with pytest.raises(ValueError, match="k=3 must be in 1 … n=2"):
+        maj_at_k(["a", "b"], [True, False], 3)
+    with pytest.raises(ValueError, match="correct=1 must be as many as answers"):
+        maj_at_k(["a", "b"], [True], 1)
+    with pytest.raises(ValueError, match="k=5 must be n=1200, or n at most 1,000"):
+        maj_at_k(["a"] * 1200, [True] * 1200, 5)

@@ -1,0 +1,89 @@
+"""Intervals against published values, exact bootstrap distributions, and their own coverage."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from proxima.evaluate import bootstrap_mean, wilson
+from proxima.evaluate.intervals import _quantile, random_bits, resampled_means
+
+
+@pytest.mark.parametrize(
+    ("correct", "questions", "bounds"),
+    [
+        (81, 263, (0.2553, 0.3662)),  # Newcombe, Statistics in Medicine 17 (1998) 857, Table I, method 3
+        (15, 148, (0.0624, 0.1605)),
+        (0, 20, (0.0, 0.1611)),
+        (1, 29, (0.0061, 0.1718)),
+    ],
+)
+def test_wilson_is_newcombes_third_method(correct, questions, bounds):
+    assert wilson(correct, questions) == pytest.approx(bounds, abs=5e-5)
+
+
+def test_wilson_of_nothing_says_nothing():
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_resampling_is_the_bootstrap():
+    """Four questions have 4^4 resamples: the seeded means have their mean and their distribution."""
+    x = np.array([0.0, 0.25, 0.25, 1.0])
+    every = np.array([np.mean(draw) for draw in product(x, repeat=4)])
+    means = resampled_means(x, seed=7, replicates=40_000)
+    assert means.mean() == pytest.approx(every.mean(), abs=4 * every.std() / 200)
+    for level in (0.125, 0.25, 0.375, 0.5, 0.75):
+        assert (means <= level).mean() == pytest.approx((every <= level).mean(), abs=0.01)
+
+
+def test_draws_are_by_counter():
+    """A replicate depends on the seed and its number alone, not on how many are made at once."""
+    whole = random_bits(3, 0, 10, 13)
+    assert (random_bits(3, 4, 9, 13) == whole[4:9]).all() and not (random_bits(4, 0, 10, 13) == whole).any(axis=1).all()
+    values = [i % 3 / 2 for i in range(40)]
+    assert bootstrap_mean(values, seed=5) == bootstrap_mean(values, seed=5)
+    assert (resampled_means(np.array(values), 5, 50) != resampled_means(np.array(values), 6, 50)).mean() > 0.5
+
+
+def test_symmetric_values_have_a_percentile_interval():
+    """Without skewness and bias, BCa is the plain percentile interval; near the normal one for many questions."""
+    values = [0.0, 1.0] * 200
+    found = bootstrap_mean(values)
+    assert found.value == 0.5 and found.method == "bootstrap" and found.questions == 400
+    half = 1.959964 * 0.5 / 20
+    assert found.low == pytest.approx(0.5 - half, abs=0.004) and found.high == pytest.approx(0.5 + half, abs=0.004)
+
+
+def test_skewed_values_move_the_interval():
+    """Few questions with a large value: the upper arm is the longer one, as it has to be."""
+    found = bootstrap_mean([1.0] * 4 + [0.0] * 36)
+    assert found.value - found.low < found.high - found.value
+    means = np.sort(resampled_means(np.array([1.0] * 4 + [0.0] * 36), 0, 10_000))
+    assert found.high > _quantile(means, 0.975)  # the percentile interval misses it
+
+
+def test_coverage():
+    """Of 400 samples of 30 questions with shares of 8, about 95 % of the intervals hold the truth."""
+    rng = np.random.Generator(np.random.Philox(1))
+    difficulty = rng.beta(0.5, 1.5, size=(400, 30))
+    shares = rng.binomial(8, difficulty) / 8
+    held = 0
+    for row in shares:
+        found = bootstrap_mean(row.tolist(), replicates=1000)
+        held += found.low <= 0.25 <= found.high
+    assert 0.91 <= held / 400 <= 0.98
+
+
+def test_no_spread_is_no_certainty():
+    none, all_, halves = bootstrap_mean([0.0] * 30), bootstrap_mean([1.0] * 30), bootstrap_mean([0.5] * 30)
+    assert (none.method, none.low, none.high) == ("wilson", 0.0, pytest.approx(0.11351, abs=1e-5))
+    assert (all_.low, all_.high) == (pytest.approx(0.88649, abs=1e-5), 1.0)
+    assert halves.low == pytest.approx(0.33154, abs=1e-4) and halves.value == 0.5
+    same = bootstrap_mean([0.0] * 30, signed=True)
+    assert (same.low, same.high) == (-none.high, none.high)
+
+
+def test_one_question_and_none():
+    assert bootstrap_mean([1.0]).low == pytest.approx(0.2065, abs=1e-4)
+    with pytest.raises(ValueError, match="values=\\[\\] must hold at least one question"):
+        bootstrap_mean([])

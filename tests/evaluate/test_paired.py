@@ -1,0 +1,78 @@
+"""Paired tests against published p-values and against every sign there is."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxima.evaluate import difference, mcnemar, sign_flip
+from proxima.evaluate.paired import _by_flips
+
+
+@pytest.mark.parametrize(
+    ("won", "lost", "p"),
+    [
+        (16, 6, 0.052478790283203125),  # R exact2x2: mcnemar.exact(matrix(c(59, 6, 16, 80), 2)), p-value = 0.05248
+        (6, 16, 0.052478790283203125),
+        (19, 2, 0.00022125244140625),  # 2 (C(21,0) + C(21,1) + C(21,2)) / 2^21
+        (5, 0, 0.0625),
+        (6, 0, 0.03125),
+        (3, 3, 1.0),
+        (0, 0, 1.0),
+    ],
+)
+def test_mcnemar(won, lost, p):
+    assert mcnemar(won, lost) == pytest.approx(p, rel=1e-12)
+
+
+def test_mcnemar_of_thousands():
+    assert 0 < mcnemar(3000, 2000) < 1e-40
+    with pytest.raises(ValueError, match="lost=-1 must be >= 0"):
+        mcnemar(1, -1)
+
+
+def by_enumeration(differences):
+    seen = abs(sum(differences))
+    sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in product((1, -1), repeat=len(differences))]
+    return sum(total >= seen - 1e-9 for total in sums) / len(sums)
+
+
+@given(st.lists(st.integers(-4, 4).map(lambda i: i / 4), min_size=1, max_size=10))
+def test_sign_flips_are_all_signs(differences):
+    assert sign_flip(differences) == pytest.approx(by_enumeration(differences), abs=1e-12)
+
+
+@given(st.lists(st.sampled_from([0.0, 1 / 3, -1 / 3, 0.5, 2 / 7, -1.0]), min_size=1, max_size=9))
+def test_shares_of_unequal_numbers_of_samples(differences):
+    assert sign_flip(differences) == pytest.approx(by_enumeration(differences), abs=1e-12)
+
+
+def test_fishers_darwin_data():
+    """Fisher's own example, The Design of Experiments, section 21: Darwin's maize, in eighths of an inch; 1,726 of 32,768 signs."""
+    darwin = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
+    assert sign_flip(darwin) == pytest.approx(1726 / 32768, abs=1e-12)
+
+
+def test_single_answers_are_mcnemar():
+    assert sign_flip([1.0] * 16 + [-1.0] * 6 + [0.0] * 139) == pytest.approx(mcnemar(16, 6), rel=1e-9)
+
+
+def test_monte_carlo_agrees_where_the_exact_way_is_closed():
+    differences = [0.25, -0.5, 0.75, 0.25, 0.5, -0.25, 0.5, 0.75]
+    exact = by_enumeration(differences)
+    assert _by_flips(np.asarray(differences), 0) == pytest.approx(exact, abs=0.006)
+    noise = [d + 1e-7 * 3**i for i, d in enumerate(differences)]  # no fractions any more
+    assert sign_flip(noise, seed=1) == pytest.approx(exact, abs=0.1) and sign_flip(noise, seed=1) == sign_flip(noise, seed=1)
+
+
+def test_nothing_differs():
+    assert sign_flip([0.0] * 5) == 1.0
+    assert difference([0.0] * 200).value == 0.0 and difference([0.0] * 200).high == pytest.approx(0.01885, abs=1e-5)
+
+
+def test_the_interval_of_the_difference_uses_the_pairs():
+    """Two models at .5 on 100 questions, B right on five more and A on none: totals would not tell them apart, the pairs nearly do."""
+    found = difference([1.0] * 5 + [0.0] * 95)
+    assert found.value == pytest.approx(0.05) and 0 < found.low < 0.03 and 0.09 < found.high < 0.13
