@@ -17,8 +17,14 @@ Reading = tuple[str | None, str]  # canonical text, or None with the reason
 
 
 def integer(raw: Any) -> Reading:
-    """`033`, `1,000`, `27.0` → `33`, `1000`, `27`; DAPO-Math-17k, AMC."""
-    number = as_number(raw)
+    r"""`033`, `1,000`, `27.0`, `so \boxed{5}` → `33`, `1000`, `27`, `5`; DAPO-Math-17k, AMC."""
+    text = str(raw)
+    if "\\boxed" in text:
+        found, reason = expression(text)
+        if found is None:
+            return None, reason
+        text = found
+    number = as_number(text.strip().strip("$"))
     if number is None:
         return None, "is no number"
     if number != number.to_integral_value() or number.adjusted() >= _LONGEST:
@@ -35,12 +41,12 @@ def aime(raw: Any) -> Reading:
 
 
 def after_hashes(raw: Any) -> Reading:
-    """The number after the last `####`: GSM8K. `70,000` is `70000`, `$5.` is `5`."""
+    """The number after the last `####`, or a text that is a number: GSM8K. `70,000` is `70000`, `$5.` is `5`."""
     _, marker, tail = str(raw).rpartition("####")
-    if not marker:
-        return None, "has no ####"
     number = as_number(tail)
-    return (None, "has no number after ####") if number is None else (_number_text(number), "")
+    if number is None:
+        return None, "has no number after ####" if marker else "has no ####"
+    return _number_text(number), ""
 
 
 def expression(raw: Any) -> Reading:
@@ -55,7 +61,8 @@ def expression(raw: Any) -> Reading:
         text = found.strip()
     if not text:
         return None, "is empty"
-    return (text, "") if text.count("{") == text.count("}") else (None, "has braces that don't match")
+    plain = text.replace("\\{", "").replace("\\}", "")
+    return (text, "") if plain.count("{") == plain.count("}") else (None, "has braces that don't match")
 
 
 def _number_text(number: Decimal) -> str:

@@ -17,8 +17,7 @@ from proxima.prepare.rows import Placed
 from proxima.prepare.text import bare, key_of, sound
 
 LISTED = 10_000  # rows of a list that are kept with their text; all are counted
-_REMEMBERED = 1 << 16  # raw rows that are recognised without normalising them again
-_UNREADABLE = -1
+_REMEMBERED = 1 << 17  # hashes of rows as written, recognised without normalising them again
 
 Conflicts = Literal["drop", "first", "majority"]
 
@@ -84,7 +83,7 @@ class Distinct:
         self._answers = array("Q")  # 8 bytes of the hash of each question's first answer
         self._others: dict[int, dict[str, tuple[int, Item]]] = {}  # of conflicts: answers other than the first
         self._bad: dict[bytes, int] = {}
-        self._remembered: dict[tuple[str, Any], int] = {}
+        self._remembered: dict[bytes, int] = {}
 
     def add(self, placed: Placed) -> None:
         """Take one row."""
@@ -92,15 +91,15 @@ class Distinct:
         raw = placed.raw
         if raw is None:
             return self._refuse(placed, placed.reason)
-        try:
-            known = self._remembered.get((raw.question, raw.answer))
-        except TypeError:  # an answer that is a list or an object
-            return self._refuse(placed, "holds an answer that is neither text nor number")
-        if known is not None and known != _UNREADABLE:
-            self._repeats[known] += 1
-            return None
         if raw.answer is None:
             return self._refuse(placed, "has no answer")
+        if not isinstance(raw.answer, (str, int, float)) or isinstance(raw.answer, bool):
+            return self._refuse(placed, "has an answer that is neither text nor number")
+        written = blake2b(f"{raw.answer}\0{raw.question}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        known = self._remembered.get(written)
+        if known is not None:
+            self._repeats[known] += 1
+            return None
         answer, reason = self._reading(raw.answer)
         if answer is None:
             return self._refuse(placed, f"has an answer that {reason}")
@@ -114,7 +113,7 @@ class Distinct:
         if index is not None:
             if len(self._remembered) >= _REMEMBERED:
                 self._remembered.clear()
-            self._remembered[raw.question, raw.answer] = index
+            self._remembered[written] = index
         return None
 
     def _place(self, item: Item) -> int | None:

@@ -1,0 +1,116 @@
+"""Each question once, every row accounted for."""
+
+import io
+import tracemalloc
+
+import pytest
+
+from proxima.prepare.distinct import Distinct
+from proxima.prepare.reader import Raw
+from proxima.prepare.rows import Placed
+
+from .published import AFTER, BEFORE
+
+
+def fed(rows, kind="integer"):
+    distinct = Distinct(kind, io.StringIO())
+    for number, row in enumerate(rows):
+        distinct.add(row if isinstance(row, Placed) else Placed(Raw(*row), 0, number))
+    distinct.close()
+    return distinct
+
+
+def written(distinct, rule="drop"):
+    return [(entry.item.question, entry.item.answer, entry.repeats) for entry in distinct.entries(rule) if entry.item]
+
+
+def test_repeats_meet_whatever_their_spaces_and_instructions():
+    distinct = fed([("1 + 1?", "2"), (BEFORE + "1 + 1?" + AFTER, "2"), ("1  +\n1?", " 2.0 "), ("2 + 2?", "4"), ("1 + 1?", 2)])
+    assert written(distinct) == [("1 + 1?", "2", 4), ("2 + 2?", "4", 1)]
+    tally = distinct.tally
+    assert (tally.rows, tally.repeats, tally.questions, tally.conflicts, tally.unreadable) == (5, 3, 2, 0, 0)
+    assert dict(tally.repetition) == {4: 1, 1: 1}
+
+
+def test_the_first_row_is_the_one_that_is_kept():
+    distinct = fed([("b?", "1", "first", "s", 2, "id-0"), ("a?", "1"), ("b?", "1", "second")])
+    first, second = (entry.item for entry in distinct.entries("drop"))
+    assert (first.solution, first.subject, first.level, first.source_id, first.row) == ("first", "s", 2, "id-0", 0)
+    assert (second.question, second.row) == ("a?", 1)
+
+
+CONFLICT = [("x?", "1"), ("x?", "2", "two"), ("y?", "5"), ("x?", "2"), ("x?", "2"), ("z?", "3"), ("z?", "4")]
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept"),
+    [
+        ("drop", [("y?", "5", 1)]),
+        ("first", [("x?", "1", 4), ("y?", "5", 1), ("z?", "3", 2)]),
+        ("majority", [("x?", "2", 4), ("y?", "5", 1)]),  # z: one against one
+    ],
+)
+def test_conflicts(rule, kept):
+    distinct = fed(CONFLICT)
+    assert written(distinct, rule) == kept
+    assert distinct.tally.conflicts == 2
+    answers = {entry.question: entry.answers for entry in distinct.entries(rule)}
+    assert answers == {"x?": {"1": 1, "2": 3}, "y?": {"5": 1}, "z?": {"3": 1, "4": 1}}
+    assert distinct.tally.rows == distinct.tally.repeats + distinct.tally.questions
+
+
+def test_the_majority_brings_its_own_solution():
+    x = next(iter(fed(CONFLICT).entries("majority"))).item
+    assert (x.solution, x.row) == ("two", 1)
+
+
+def test_answers_that_differ_in_spaces_are_one():
+    assert fed([("x?", "(1, 2)"), ("x?", "(1,2)")], "expression").tally.conflicts == 0
+    assert fed([("x?", "a b"), ("x?", "a c")], "expression").tally.conflicts == 1
+
+
+def test_what_is_unreadable_is_listed_once_and_is_no_conflict():
+    distinct = fed(
+        [
+            ("x?", "1"),
+            ("x?", "one"),
+            ("x?", "one"),
+            ("", "1"),
+            (BEFORE + AFTER, "1"),
+            ("y?", None),
+            ("z?", ["1"]),
+            ("z?", True),
+            Placed(None, 0, 8, "has no 'answer'"),
+        ]
+    )
+    assert written(distinct) == [("x?", "1", 1)]
+    assert distinct.tally.conflicts == 0
+    assert (distinct.tally.rows, distinct.tally.unreadable_rows, distinct.tally.unreadable) == (9, 8, 6)
+    assert [(one["reason"], one["row"], one["rows"]) for one in distinct.unreadable] == [
+        ("has an answer that is no number", 1, 2),
+        ("has no question", 3, 2),
+        ("has no answer", 5, 1),
+        ("has an answer that is neither text nor number", 6, 1),
+        ("has an answer that is neither text nor number", 7, 1),
+        ("has no 'answer'", 8, 1),
+    ]
+
+
+def test_hostile_text_passes():
+    distinct = fed([("half \ud83d", "1"), ("half \ud83d", "1"), ("null \x00", "1"), ("line \u2028 end", "1"), ("x" * 100_000, "1")])
+    assert [row[0][:8] for row in written(distinct)] == ["half ?", "null \x00", "line \u2028 e", "xxxxxxxx"]
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path):
+    """5,000 questions of 4 kB, each twice: 40 MB of text go through; what stays are hashes and counts."""
+    with (tmp_path / "spool").open("w+", encoding="utf-8") as spool:
+        distinct = Distinct("integer", spool)
+        tracemalloc.start()
+        for number in range(10_000):
+            distinct.add(Placed(Raw(f"{number % 5000} " + "x" * 4000, "1"), 0, number))
+        distinct.close()
+        count = sum(entry.repeats == 2 for entry in distinct.entries("drop"))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert count == 5000
+    assert peak < 4e6, f"{peak / 1e6:.0f} MB"

@@ -1,0 +1,334 @@
+"""The whole way, from published files to a folder that trains and is asked."""
+
+import hashlib
+import json
+import os
+
+import pytest
+
+from proxima.prepare import SOURCES, EvalSet, Options, beside, check_folder, eval_set, find_origin, prepare, read_card
+from proxima.prepare.folder import whole_folder
+from proxima.prepare.table import COLUMNS
+from proxima.task import Parquet, Prepared
+from proxima.task.prepared import PREPARED
+
+from .published import AFTER, BEFORE, GSM8K_TRAIN, LONG, gsm8k_folder, lines, math500_row, math_row, table, write_dapo, write_jsonl
+
+PARTS = {part.name: part for parts in SOURCES.values() for part in parts}
+FRUIT = ("apples", "pears", "plums", "figs", "limes")
+
+
+def make(name, place, out, *, against=(), overwrite=False, dry_run=False, **options):
+    part = PARTS[name]
+    return prepare(
+        part, find_origin(part, str(place)), out, Options(**options), against=against, command="proxima data prepare", overwrite=overwrite,
+        dry_run=dry_run,
+    )  # fmt: skip
+
+
+def balanced(card):
+    """Every row is somewhere."""
+    for counts in card["counts"].values():
+        assert counts["rows"] == counts["unreadable_rows"] + counts["repeats"] + counts["questions"]
+        assert counts["questions"] == counts["conflicts_dropped"] + counts["contaminated"] + counts["train"] + counts["test"]
+    return card["counts"]
+
+
+def test_gsm8k(tmp_path):
+    done = make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "data" / "gsm8k")
+    counts = balanced(done.card)
+    assert counts["train"] | {"train": 3, "rows": 3} == counts["train"] and counts["test"]["test"] == 2
+    train = table(tmp_path / "data" / "gsm8k" / "train.parquet")
+    assert list(train[0]) == list(COLUMNS)
+    assert [row["answer"] for row in train] == ["24", "7", "70000"]
+    assert train[1]["question"] == GSM8K_TRAIN[1]["question"] and train[1]["solution"] == "3+4=<<3+4=7>>7"
+    assert (train[2]["source"], train[2]["row"], train[2]["repeats"], train[2]["level"]) == ("train.jsonl", 2, 1, None)
+    assert train[1]["messages"] == [
+        {"role": "user", "content": GSM8K_TRAIN[1]["question"] + "\nThink step by step, then give the final number after ####."}
+    ]
+    assert [line for line in done.notes if "published" in line] == [
+        "gsm8k: 3 distinct train questions, 7,473 are published; is the source whole?",
+        "gsm8k: 2 distinct test questions, 1,319 are published; is the source whole?",
+    ]
+    assert {one.verdict for one in check_folder(done.folder)} == {"same"}
+
+
+def dapo_rows(questions=50, times=8):
+    rows = [(LONG.format(n=i) + f" He likes {FRUIT[i % 5]} number {i} of {i + 1}.", str(i), f"id-{i}") for i in range(questions)]
+    return rows * times
+
+
+def test_dapo_is_each_question_once_with_a_held_out_side(tmp_path):
+    path = write_dapo(tmp_path / "dapo-math-17k.parquet", dapo_rows(), row_group_size=37)
+    done = make("dapo-math", path, tmp_path / "data" / "dapo-math", held_out=0.3, words=0)
+    counts = balanced(done.card)["train"]
+    assert (counts["rows"], counts["repeats"], counts["questions"]) == (400, 350, 50)
+    assert done.card["repetition"]["train"] == {"8": 50}
+    sides = {side: table(done.folder / f"{side}.parquet") for side in ("train", "test")}
+    assert counts["train"] == len(sides["train"]) and counts["test"] == len(sides["test"])
+    assert 5 < len(sides["test"]) < 30 and len(sides["train"]) + len(sides["test"]) == 50
+    first = sides["train"][0]
+    assert first["repeats"] == 8 and first["messages"][0]["content"] == BEFORE + first["question"] + AFTER
+    # a question stays on its side whatever else is there, and rows keep the source's order
+    fewer = write_dapo(tmp_path / "fewer.parquet", dapo_rows(25, 1))
+    again = make("dapo-math", fewer, tmp_path / "data" / "fewer", held_out=0.3, words=0)
+    test = [row["id"] for row in sides["test"]]
+    assert [row["id"] for row in table(again.folder / "test.parquet")] == [name for name in test if name in
+            {row["id"] for row in table(again.folder / "test.parquet")}]  # fmt: skip
+    assert {row["id"] for row in table(again.folder / "train.parquet")} <= {row["id"] for row in sides["train"]}
+    assert [row["row"] for row in sides["train"]] == sorted(row["row"] for row in sides["train"])
+
+
+def test_conflicts_unreadable_and_contaminated_are_listed(tmp_path):
+    rows = [
+        ("How many apples are left?", "1"), ("How many apples are left?", "2"), ("How many pears are left?", "3"),
+        ("How many figs are left?", "many"), (LONG.format(n=7), "7"), ("Find the answer of AIME?", "9"),
+    ]  # fmt: skip
+    path = write_dapo(tmp_path / "d.parquet", rows)
+    known = EvalSet("aime24", ["Other?", "Find the  answer of AIME?", LONG.format(n=8)], "0" * 64)
+    done = make("dapo-math", path, tmp_path / "out", held_out=0, max_unreadable=0.5, against=[known])
+    counts = balanced(done.card)["train"]
+    assert {key: counts[key] for key in ("unreadable", "conflicts", "conflicts_dropped", "contaminated", "train", "test")} == {
+        "unreadable": 1, "conflicts": 1, "conflicts_dropped": 1, "contaminated": 2, "train": 1, "test": 0,
+    }  # fmt: skip
+    assert [row["question"] for row in table(done.folder / "train.parquet")] == ["How many pears are left?"]
+    assert not (done.folder / "test.parquet").exists()
+    (conflict,) = lines(done.folder / "conflicts.jsonl")
+    assert conflict == {"side": "train", "question": "How many apples are left?", "answers": {"1": 1, "2": 1}, "kept": None}
+    (unreadable,) = lines(done.folder / "unreadable.jsonl")
+    assert (unreadable["question"], unreadable["answer"], unreadable["row"]) == ("How many figs are left?", "many", 3)
+    long, same = lines(done.folder / "contaminated.jsonl")
+    assert same["meets"] == [{"set": "aime24", "row": 1, "same": True, "run": None}]
+    assert long["meets"][0]["row"] == 2 and long["meets"][0]["run"].startswith("goats on a steep meadow")
+    (against,) = done.card["overlap"]["against"]
+    assert (against["left_out"], against["same_text"], against["sha256"]) == (2, 1, "0" * 64)
+    kept = make("dapo-math", path, tmp_path / "first", held_out=0, max_unreadable=0.5, conflicts="first")
+    assert lines(kept.folder / "conflicts.jsonl")[0]["kept"] == "1" and balanced(kept.card)["train"]["train"] == 4
+
+
+def test_a_training_question_that_meets_the_own_test_side_is_left_out(tmp_path):
+    test = [
+        {"question": LONG.format(n=99), "answer": "#### 198"},
+        {"question": "Ann has 3 pens and buys 4. How many  now?", "answer": "#### 7"},
+    ]
+    done = make("gsm8k", gsm8k_folder(tmp_path / "raw", test=test), tmp_path / "out")
+    assert balanced(done.card)["train"]["contaminated"] == 2 and done.card["counts"]["test"]["test"] == 2
+    exact = make("gsm8k", tmp_path / "raw", tmp_path / "exact", words=0)
+    assert balanced(exact.card)["train"]["contaminated"] == 1
+
+
+def test_held_out_questions_are_held_out_of_training_by_their_words_too(tmp_path):
+    """With every question of one wording, those on the training side meet those held out."""
+    rows = [(LONG.format(n=i), str(i)) for i in range(40)]
+    path = write_dapo(tmp_path / "d.parquet", rows)
+    with pytest.raises(ValueError, match="no train question is left of 40 rows"):
+        make("dapo-math", path, tmp_path / "all", held_out=0.5, common=0)
+    assert not (tmp_path / "all").exists() and os.listdir(tmp_path) == ["d.parquet"]
+    phrase = make("dapo-math", path, tmp_path / "phrase", held_out=0.5)  # more than ten say the same: a phrase
+    assert phrase.card["overlap"]["phrases_ignored"] > 5 and balanced(phrase.card)["train"]["contaminated"] == 0
+
+
+def test_math_and_math500(tmp_path):
+    folder = tmp_path / "raw"
+    for subset in ("algebra", "geometry"):
+        write_jsonl(folder / subset / "train.jsonl", [math_row(f"{subset} {i}?", f"\\frac{{{i}}}{{2}}", f"Level {i}") for i in (1, 2)])
+        write_jsonl(folder / subset / "test.jsonl", [math_row(f"{subset} test?", "9", "Level ?")])
+    write_jsonl(folder / "algebra" / "train.jsonl", [math_row("algebra 1?", "\\frac{1}{2}", "Level 1"), math_row("in 500?", "3")])
+    small = make(
+        "math500",
+        write_jsonl(tmp_path / "math500.jsonl", [math500_row("in  500?", "3", "test/algebra/1.json")]),
+        tmp_path / "data" / "math500",
+    )
+    assert small.test.questions == ["in  500?"] and table(small.folder / "test.parquet")[0]["subject"] == "Algebra"
+    done = make("math", folder, tmp_path / "data" / "math", against=[small.test])
+    train = table(done.folder / "train.parquet")
+    assert [(row["question"], row["answer"], row["level"], row["subject"]) for row in train] == [
+        ("algebra 1?", "\\frac{1}{2}", 1, "Algebra"),
+        ("geometry 1?", "\\frac{1}{2}", 1, "Algebra"),
+        ("geometry 2?", "\\frac{2}{2}", 2, "Algebra"),
+    ]
+    assert train[1]["source"] == "geometry/train.jsonl"
+    assert done.card["overlap"]["against"][0] | {"set": "math500", "left_out": 1} == done.card["overlap"]["against"][0]
+
+
+def test_aime_repeated_32_times(tmp_path):
+    path = write_dapo(tmp_path / "aime-2024.parquet", [(f"Find {i}?", f"{i:03}") for i in range(30)] * 32)
+    done = make("aime24", path, tmp_path / "data" / "aime24")
+    assert len(table(done.folder / "test.parquet")) == 30 and done.card["repetition"] == {"test": {"32": 30}}
+    assert done.notes == () and table(done.folder / "test.parquet")[7]["answer"] == "7"
+    assert not (done.folder / "train.parquet").exists()
+
+
+def test_the_same_bytes_wherever_and_whenever(tmp_path):
+    for place in ("a", "b/c"):
+        write_dapo(tmp_path / place / "in" / "d.parquet", dapo_rows(20, 3))
+        make("dapo-math", tmp_path / place / "in" / "d.parquet", tmp_path / place / "out", held_out=0.2)
+    for name in ("train.parquet", "test.parquet"):
+        assert (tmp_path / "a" / "out" / name).read_bytes() == (tmp_path / "b/c" / "out" / name).read_bytes()
+    before = {path.name: path.read_bytes() for path in (tmp_path / "a" / "out").iterdir()}
+    make("dapo-math", tmp_path / "a" / "in" / "d.parquet", tmp_path / "a" / "out", held_out=0.2, overwrite=True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a" / "out").iterdir()} == before
+
+
+def test_the_card_says_how_to_get_it_again(tmp_path):
+    done = make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "out", template="boxed", system="Be brief.")
+    card = read_card(done.folder)
+    assert card == done.card
+    assert card["prompt"] == {
+        "template": "boxed",
+        "text": "{question}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",
+        "system": "Be brief.",
+    }
+    train = next(iter(card["inputs"]["train"]))
+    assert train == {"file": "train.jsonl", "bytes": (tmp_path / "raw" / "train.jsonl").stat().st_size,
+                     "sha256": hashlib.sha256((tmp_path / "raw" / "train.jsonl").read_bytes()).hexdigest()}  # fmt: skip
+    text = (done.folder / "README.md").read_text()
+    assert "| in train.parquet | 0 | 3 |" in text and "    Be brief." in text and "task: {kind: prepared, path: data/gsm8k}" in text
+    assert str(tmp_path) not in json.dumps({**card, "source": None})
+
+
+def test_a_dry_run_writes_nothing(tmp_path):
+    gsm8k_folder(tmp_path / "raw")
+    done = make("gsm8k", tmp_path / "raw", tmp_path / "data" / "gsm8k", dry_run=True)
+    assert done.card["outputs"]["train.parquet"]["rows"] == 3 and os.listdir(tmp_path) == ["raw"]
+
+
+def test_too_many_unreadable_answers(tmp_path):
+    rows = [*GSM8K_TRAIN, {"question": "Why?", "answer": "because"}]
+    gsm8k_folder(tmp_path / "raw", train=rows)
+    with pytest.raises(
+        ValueError,
+        match=r"gsm8k: 1 of 4 train questions \(25.0%\) can't be used; the first, .*train.jsonl row 3, has an answer .* no ####: 'because'",
+    ):
+        make("gsm8k", tmp_path / "raw", tmp_path / "out")
+    assert os.listdir(tmp_path) == ["raw"]
+    done = make("gsm8k", tmp_path / "raw", tmp_path / "out", max_unreadable=0.25)
+    assert balanced(done.card)["train"]["unreadable"] == 1
+
+
+def test_the_wrong_source_is_refused(tmp_path):
+    path = write_dapo(tmp_path / "d.parquet", [("1?", "\\pi"), ("2?", "x")])
+    with pytest.raises(ValueError, match=r"2 of 2 train questions \(100.0%\) can't be used"):
+        make("dapo-math", path, tmp_path / "out")
+
+
+def test_no_rows(tmp_path):
+    path = write_dapo(tmp_path / "d.parquet", [])
+    with pytest.raises(ValueError, match=r"dapo-math: no train question is left of 0 rows \(no rows\)"):
+        make("dapo-math", path, tmp_path / "out")
+
+
+def test_held_out_where_there_is_a_test_side(tmp_path):
+    gsm8k_folder(tmp_path / "raw")
+    with pytest.raises(ValueError, match="held_out=0.1: gsm8k from .* has a test side of its own; leave it out"):
+        make("gsm8k", tmp_path / "raw", tmp_path / "out", held_out=0.1)
+    only = make("gsm8k", tmp_path / "raw" / "train.jsonl", tmp_path / "out", held_out=0.5)
+    assert any("holds no test side; 50% of the questions are held out" in note for note in only.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"held_out": 1.0}, r"held_out=1.0 must be in \[0, 1\)"),
+        ({"words": -1}, "words=-1 must be >= 0"),
+        ({"common": -1}, "common=-1 must be >= 0"),
+        ({"conflicts": "last"}, "conflicts='last' must be one of drop, first, majority"),
+        ({"max_unreadable": 2}, r"max_unreadable=2 must be in \[0, 1\]"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        Options(**options)
+
+
+# Folders
+
+
+def test_nothing_that_is_there_is_lost(tmp_path):
+    gsm8k_folder(tmp_path / "raw")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("x")
+    with pytest.raises(ValueError, match="mine exists and is no prepared data"):
+        make("gsm8k", tmp_path / "raw", tmp_path / "mine", overwrite=True)
+    make("gsm8k", tmp_path / "raw", tmp_path / "out")
+    with pytest.raises(ValueError, match="out exists; take --overwrite"):
+        make("gsm8k", tmp_path / "raw", tmp_path / "out")
+    before = (tmp_path / "out" / "card.json").read_bytes()
+    with pytest.raises(RuntimeError), whole_folder(tmp_path / "out", overwrite=True) as folder:
+        (folder / "half").write_text("x")
+        raise RuntimeError
+    assert (tmp_path / "out" / "card.json").read_bytes() == before and sorted(os.listdir(tmp_path)) == ["mine", "out", "raw"]
+
+
+def test_a_kill_between_the_renames(tmp_path):
+    gsm8k_folder(tmp_path / "raw")
+    make("gsm8k", tmp_path / "raw", tmp_path / "out")
+    (tmp_path / "out").rename(tmp_path / ".out.before")
+    (tmp_path / ".out.part").mkdir()
+    with pytest.raises(ValueError, match="out exists; take --overwrite"):
+        make("gsm8k", tmp_path / "raw", tmp_path / "out")
+    make("gsm8k", tmp_path / "raw", tmp_path / "out", overwrite=True)
+    assert sorted(os.listdir(tmp_path)) == ["out", "raw"]
+
+
+def test_check(tmp_path):
+    folder = make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "out").folder
+    with (folder / "train.parquet").open("ab") as file:
+        file.write(b"x")
+    (folder / "test.parquet").unlink()
+    (folder / "more.parquet").write_bytes(b"")
+    assert {one.file: one.verdict for one in check_folder(folder)} == {
+        "test.parquet": "missing", "train.parquet": "altered", "README.md": "same", "more.parquet": "extra",
+    }  # fmt: skip
+    (folder / "card.json").write_text("{")
+    with pytest.raises(ValueError, match="can't be read"):
+        check_folder(folder)
+    (folder / "card.json").write_text("[]")
+    with pytest.raises(ValueError, match="no card of format 1"):
+        check_folder(folder)
+    with pytest.raises(ValueError, match="is no prepared data"):
+        check_folder(tmp_path)
+
+
+# Evaluation sets
+
+
+def test_evaluation_sets_of_every_kind(tmp_path):
+    raw = gsm8k_folder(tmp_path / "raw")
+    made = make("gsm8k", raw, tmp_path / "data" / "gsm8k").folder
+    questions = ["Bo has 9 nuts and eats 2. How many are left?", "How many legs have 4 cows?"]
+    for place, name in ((made, "gsm8k"), (made / "test.parquet", "gsm8k"), (raw, "raw"), (raw / "test.jsonl", "raw")):
+        found = eval_set(str(place))
+        assert (found.name, list(found.questions)) == (name, questions), place
+    wrapped = write_dapo(tmp_path / "aime.parquet", [("1?", "1")] * 32)
+    assert list(eval_set(str(wrapped)).questions) == ["1?"]
+    empty = write_dapo(tmp_path / "empty.parquet", [])
+    for place, message in (("nowhere", "against='nowhere': 'nowhere': no such file"), (str(empty), "holds no questions")):
+        with pytest.raises(ValueError, match=message):
+            eval_set(place)
+
+
+def test_what_lies_beside(tmp_path):
+    make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "data" / "gsm8k")
+    make("dapo-math", write_dapo(tmp_path / "d.parquet", dapo_rows()), tmp_path / "data" / "split-off", held_out=0.3, words=0)
+    make("dapo-math", tmp_path / "d.parquet", tmp_path / "data" / "only-train", held_out=0)
+    assert beside(tmp_path / "data" / "new") == [str(tmp_path / "data" / "gsm8k")]
+    assert beside(tmp_path / "data" / "gsm8k") == []
+    with pytest.raises(ValueError, match=r"has no test.parquet: nothing is evaluated on it"):
+        eval_set(str(tmp_path / "data" / "only-train"))
+
+
+# In a recipe
+
+
+def test_tasks_read_it(tmp_path):
+    folder = make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "out", system="Be brief.").folder
+    rows = Prepared(path=str(folder), metadata=("solution",)).rows(1)
+    same = Parquet(path=str(folder / "train.parquet"), messages="messages", metadata=("solution",)).rows(1)
+    assert [rows[i] for i in range(3)] == [same[i] for i in range(3)]
+    assert [message["role"] for message in rows[1].messages] == ["system", "user"] and rows[1].answer == "7"
+    assert rows[1].metadata == {"solution": "3+4=<<3+4=7>>7"}
+
+
+def test_what_a_missing_folder_says_is_what_can_be_made():
+    assert set(PREPARED) == set(PARTS)

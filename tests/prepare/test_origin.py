@@ -1,0 +1,183 @@
+"""Where the files are, which of them are for testing, and what a user reads when there are none."""
+
+import json
+
+import pytest
+
+from proxima.prepare import SOURCES, find_origin
+from proxima.prepare.origin import NotThere
+
+from .published import GSM8K_TEST, GSM8K_TRAIN, gsm8k_folder, math_row, write_dapo, write_jsonl, write_parquet
+
+PARTS = {part.name: part for parts in SOURCES.values() for part in parts}
+COMMIT = "e53f048856ff4f594e959d75785d2c2d37b678ee"
+
+
+def names(origin):
+    return {side: [name for _, name in files] for side, files in origin.sides.items()}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch, tmp_path):
+    """No network, empty caches."""
+    datasets = pytest.importorskip("datasets")
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+
+
+def cached(tmp_path, name, write):
+    """A snapshot as `hf download --repo-type dataset` leaves it."""
+    repo = tmp_path / "hub" / f"datasets--{name.replace('/', '--')}"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text(COMMIT)
+    folder = repo / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    write(folder)
+
+
+def test_a_folder_with_other_files_beside_the_sides(tmp_path):
+    folder = gsm8k_folder(tmp_path / "g")
+    write_jsonl(folder / "model_solutions.jsonl", GSM8K_TEST)
+    (folder / "LICENSE").write_text("MIT")
+    origin = find_origin(PARTS["gsm8k"], str(folder))
+    assert names(origin) == {"train": ["train.jsonl"], "test": ["test.jsonl"]}
+    assert (origin.kind, origin.revision, origin.license) == ("files", None, "MIT")
+
+
+def test_shards_patterns_and_folders_named_by_side(tmp_path):
+    for i in range(2):
+        write_parquet(tmp_path / "s" / "main" / f"train-0000{i}-of-00002.parquet", GSM8K_TRAIN)
+    write_parquet(tmp_path / "s" / "main" / "test-00000-of-00001.parquet", GSM8K_TEST)
+    write_parquet(tmp_path / "s" / "socratic" / "train-00000-of-00001.parquet", GSM8K_TRAIN)
+    assert names(find_origin(PARTS["gsm8k"], str(tmp_path / "s"))) == {
+        "train": ["main/train-00000-of-00002.parquet", "main/train-00001-of-00002.parquet"],
+        "test": ["main/test-00000-of-00001.parquet"],
+    }
+    only = find_origin(PARTS["gsm8k"], str(tmp_path / "s"), subset="socratic")
+    assert names(only) == {"train": ["socratic/train-00000-of-00001.parquet"]}
+    assert (
+        names(find_origin(PARTS["gsm8k"], str(tmp_path / "s" / "main" / "train-*.parquet")))["train"][1] == "train-00001-of-00002.parquet"
+    )
+    for side in ("train", "test"):
+        for i in (1, 10, 2):
+            (tmp_path / "m" / side / "algebra").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "m" / side / "algebra" / f"{i}.json").write_text(json.dumps(math_row(f"{side} {i}?", i)))
+    assert names(find_origin(PARTS["math"], str(tmp_path / "m")))["test"] == [f"test/algebra/{i}.json" for i in (1, 10, 2)]
+
+
+def test_a_side_is_a_word_of_its_own(tmp_path):
+    write_parquet(tmp_path / "trainer.parquet", GSM8K_TRAIN)
+    assert names(find_origin(PARTS["dapo-math"], str(tmp_path))) == {"train": ["trainer.parquet"]}
+    assert names(find_origin(PARTS["aime24"], str(tmp_path))) == {"test": ["trainer.parquet"]}  # every row is a question
+
+
+def test_a_test_set_whose_only_split_is_called_train(tmp_path):
+    write_parquet(tmp_path / "data" / "train-00000-of-00001.parquet", [{"problem": "1?", "answer": "1"}])
+    assert names(find_origin(PARTS["aime24"], str(tmp_path))) == {"test": ["data/train-00000-of-00001.parquet"]}
+
+
+def test_the_cache_of_the_hub(tmp_path):
+    def write(folder):
+        for side, rows in (("train", GSM8K_TRAIN), ("test", GSM8K_TEST)):
+            write_parquet(folder / "main" / f"{side}-00000-of-00001.parquet", rows)
+
+    cached(tmp_path, "openai/gsm8k", write)
+    origin = find_origin(PARTS["gsm8k"])
+    assert (origin.kind, origin.name, origin.revision, origin.license) == ("hub", "openai/gsm8k", COMMIT, "MIT")
+    assert set(names(origin)) == {"train", "test"}
+    assert find_origin(PARTS["gsm8k"], "openai/gsm8k") == origin
+
+
+def test_the_second_data_set_where_the_first_is_not_cached(tmp_path):
+    cached(tmp_path, "math-ai/aime24", lambda folder: write_jsonl(folder / "test.jsonl", [{"problem": "1?", "solution": "\\boxed{204}"}]))
+    assert find_origin(PARTS["aime24"]).name == "math-ai/aime24"
+
+
+def test_configurations_that_are_files(tmp_path):
+    def write(folder):
+        for name in ("aime2025-I", "aime2025-II"):
+            write_jsonl(folder / f"{name}.jsonl", [{"question": f"{name}?", "answer": "1"}])
+
+    cached(tmp_path, "opencompass/AIME2025", write)
+    assert names(find_origin(PARTS["aime25"], "opencompass/AIME2025")) == {"test": ["aime2025-I.jsonl", "aime2025-II.jsonl"]}
+
+
+def test_the_cache_of_datasets(tmp_path, monkeypatch):
+    """What `load_dataset` left: an Arrow file in its own cache, and nothing in the hub's."""
+    import datasets
+
+    from proxima.prepare import origin as module
+    from proxima.prepare.rows import inspect, stream
+
+    folder = tmp_path / "datasets" / "openai___gsm8k" / "main" / "0.0.0" / COMMIT
+    made = {}
+    for side, rows in (("train", GSM8K_TRAIN), ("test", GSM8K_TEST)):
+        path = folder / f"gsm8k-{side}.arrow"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writer = datasets.arrow_writer.ArrowWriter(path=str(path))
+        for row in rows:
+            writer.write(row)
+        writer.finalize()
+        made[side] = datasets.Dataset.from_file(str(path))
+    monkeypatch.setattr("proxima.task.hub.load", lambda name, subset, side, revision: made[side])
+    assert module._from_datasets(PARTS["gsm8k"].hubs[0], PARTS["gsm8k"], None).revision == COMMIT
+    origin = find_origin(PARTS["gsm8k"])
+    assert names(origin) == {"train": ["main/gsm8k-train.arrow"], "test": ["main/gsm8k-test.arrow"]}
+    inputs = tuple(inspect(*pair) for pair in origin.sides["train"])
+    assert [row.raw.answer for row in stream(inputs)] == [row["answer"] for row in GSM8K_TRAIN]
+
+
+def test_a_download_that_was_cut_off(tmp_path):
+    write_parquet(tmp_path / "train-00001-of-00002.parquet", GSM8K_TRAIN)
+    with pytest.raises(NotThere, match=r"holds 1 of the 2 files train-\*-of-00002"):
+        find_origin(PARTS["gsm8k"], str(tmp_path))
+
+
+def test_what_save_to_disk_wrote(tmp_path):
+    import datasets
+
+    from proxima.prepare.rows import inspect, stream
+
+    sides = {side: datasets.Dataset.from_list(rows) for side, rows in (("train", GSM8K_TRAIN), ("test", GSM8K_TEST))}
+    datasets.DatasetDict(sides).save_to_disk(str(tmp_path / "saved"))
+    origin = find_origin(PARTS["gsm8k"], str(tmp_path / "saved"))
+    assert names(origin)["test"] == ["test/data-00000-of-00001.arrow"]
+    assert [row.raw.question for row in stream((inspect(*origin.sides["test"][0]),))] == [row["question"] for row in GSM8K_TEST]
+
+
+@pytest.mark.parametrize(
+    ("part", "given", "message"),
+    [
+        ("gsm8k", None, r"gsm8k: openai/gsm8k is not in the cache, and the hub is off \(HF_HUB_OFFLINE\); give a copy with --from PATH"),
+        (
+            "aime24",
+            None,
+            r"HuggingFaceH4/aime_2024 is not in the cache.*\(nor Maxwell-Jia/AIME_2024, .*hf download --repo-type dataset Hugging",
+        ),
+        ("gsm8k", "someone/else", "someone/else is not in the cache"),
+        ("gsm8k", "./nowhere", "'./nowhere': no such file or folder, and no name on the hub"),
+        ("gsm8k", "nowhere.parquet", "no such file or folder"),
+        ("gsm8k", "empty", r"empty holds no train side \(no data file\)"),
+        ("gsm8k", "done", "is prepared already"),
+    ],
+)
+def test_nothing_there_is_one_line(part, given, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    write_parquet(tmp_path / "done" / "train.parquet", GSM8K_TRAIN)
+    (tmp_path / "done" / "card.json").write_text("{}")
+    with pytest.raises(ValueError, match=message) as caught:
+        find_origin(PARTS[part], given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_revision_of_a_path_and_a_subset_that_is_not_there(tmp_path):
+    path = write_dapo(tmp_path / "d.parquet", [("1?", "1")])
+    with pytest.raises(ValueError, match="revision='main' is for data sets on the hub"):
+        find_origin(PARTS["dapo-math"], str(path), revision="main")
+    with pytest.raises(ValueError, match="holds no subset en"):
+        find_origin(PARTS["dapo-math"], str(tmp_path), subset="en")

@@ -1,0 +1,87 @@
+"""When a training question gives an evaluation question away."""
+
+from proxima.prepare.overlap import EvalSet, Hit, Overlap
+
+from .published import AFTER, BEFORE, LONG
+
+W = [f"w{i}" for i in range(40)]
+
+
+def overlap(*questions, **options):
+    found = Overlap(**options)
+    found.learn(EvalSet("eval", questions))
+    return found
+
+
+def hits(found, question):
+    return found.contaminated(found.look(question))
+
+
+def test_the_same_text_in_other_clothes():
+    found = overlap("What is  $2+2$?")
+    assert hits(found, BEFORE + "What is $2+2$?" + AFTER) == [Hit(("eval", 0), ())]
+    assert hits(found, "What is $2-2$?") == []  # the same words, but a short question is compared as text
+
+
+def test_thirteen_words_in_a_row():
+    question = " ".join(W[:20])
+    found = overlap(question)
+    assert hits(found, " ".join(["a", *W[3:16], "b"])) == [Hit(("eval", 0), (" ".join(W[3:16]),))]
+    assert hits(found, " ".join(["a", *W[3:15], "b"])) == []  # twelve
+    assert hits(overlap(question, n=12), " ".join(["a", *W[3:15], "b"])) != []
+    assert hits(overlap(question, n=0), " ".join(["a", *W[:19]])) == []
+    assert hits(found, " ".join(W[:20]).upper().replace(" ", ", ")) != []  # neither case nor punctuation
+
+
+def test_numbers_are_words():
+    """One template with other numbers is another question, as long as no run of 13 words is free of numbers."""
+    found = overlap(LONG.format(n=12))
+    assert hits(found, LONG.format(n=13)) != []
+    assert hits(overlap("If a = 12 and b = 5, what is the sum of a and b in this ring?"),
+                "If a = 12 and b = 6, what is the sum of a and b in this ring?") == []  # fmt: skip
+
+
+def test_chinese_is_compared_by_characters():
+    found = overlap("设函数满足以下条件求所有可能的值的和")
+    assert hits(found, "已知:设函数满足以下条件求所有可能的值") != []
+    assert hits(found, "设函数满足以下条件") == []
+
+
+def test_a_phrase_of_the_trade_says_nothing():
+    phrase = " ".join(W[:13])
+    found = overlap(f"{phrase} one", common=3)
+    looked = [found.look(f"{phrase} {name}") for name in ("a", "b", "c")]
+    assert all(found.contaminated(one) for one in looked)
+    looked.append(found.look(f"{phrase} d"))
+    assert not any(found.contaminated(one) for one in looked)
+    assert found.phrases == [(phrase, 4)]
+    assert found.contaminated(found.look(f"{phrase} one")) == [Hit(("eval", 0), ())]  # the same text always counts
+
+
+def test_a_phrase_does_not_save_what_shares_more():
+    found = overlap(" ".join(W[:20]), common=2)
+    for name in ("a", "b", "c"):
+        found.look(" ".join(W[:13]) + f" {name}")
+    (hit,) = found.contaminated(found.look(" ".join(W[:14])))
+    assert hit.grams == (" ".join(W[1:14]),)
+
+
+def test_questions_that_are_no_training_questions_do_not_count_towards_a_phrase():
+    found = overlap(" ".join(W[:13]), common=1)
+    found.look(" ".join(W[:14]), count=False)
+    assert found.contaminated(found.look(" ".join(W[:14])))
+
+
+def test_common_0_takes_nothing_for_a_phrase():
+    found = overlap(" ".join(W[:13]), common=0)
+    looked = [found.look(" ".join(W[:14])) for _ in range(50)]
+    assert all(found.contaminated(one) for one in looked) and found.phrases == []
+
+
+def test_several_sets_and_one_left_out():
+    found = Overlap()
+    found.learn(EvalSet("a", ["x?", "y?"]))
+    found.learn(EvalSet("b", ["y?"]))
+    looked = found.look("y?")
+    assert [hit.where for hit in looked] == [("a", 1), ("b", 0)]
+    assert [hit.where for hit in found.contaminated(looked, apart_from="a")] == [("b", 0)]

@@ -1,0 +1,155 @@
+"""Rows of the published forms, right and broken."""
+
+import json
+
+import pytest
+
+from proxima.prepare.answer import ANSWERS
+from proxima.prepare.reader import Raw
+from proxima.prepare.rows import inspect, stream
+
+from .published import AFTER, BEFORE, math_row, write_dapo, write_jsonl, write_parquet
+
+
+def rows_of(*paths):
+    return list(stream(tuple(inspect(path, path.name) for path in paths)))
+
+
+def only(path):
+    (row,) = rows_of(path)
+    assert row.reason == ""
+    return row.raw
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (  # HuggingFaceH4/aime_2024
+            {"id": 60, "problem": "1?", "solution": "It is 33.", "answer": "033", "url": "https://e.org", "year": "2024"},
+            Raw("1?", "033", "It is 33.", None, None, "60"),
+        ),
+        (  # Maxwell-Jia/AIME_2024
+            {"ID": "2024-II-4", "Problem": "1?", "Solution": "It is 33.", "Answer": 33},
+            Raw("1?", 33, "It is 33.", None, None, "2024-II-4"),
+        ),
+        (  # math-ai/aime24: the answer inside the solution
+            {"id": 60, "problem": "1?", "solution": "\\boxed{204}", "url": "https://e.org"},
+            Raw("1?", "\\boxed{204}", "\\boxed{204}", None, None, "60"),
+        ),
+        ({"problem": "1?", "answer": "70", "id": "0"}, Raw("1?", "70", None, None, None, "0")),  # math-ai/aime25
+        (  # MathArena/aime_2025
+            {"problem_idx": 1, "problem": "1?", "answer": 70, "problem_type": ["Number Theory"]},
+            Raw("1?", 70, None, None, None, "1"),
+        ),
+        ({"question": "1?", "answer": "70"}, Raw("1?", "70")),  # opencompass/AIME2025
+        ({"id": 0, "question": "1?", "answer": 27.0, "url": "https://e.org"}, Raw("1?", 27.0, None, None, None, "0")),  # math-ai/amc23
+        ({"question": "1?", "answer": "1+1=2\n#### 2"}, Raw("1?", "1+1=2\n#### 2", "1+1=2")),  # openai/gsm8k
+        (  # hendrycks MATH
+            {"problem": "1?", "level": "Level 5", "type": "Algebra", "solution": "so $\\boxed{2}$"},
+            Raw("1?", "so $\\boxed{2}$", "so $\\boxed{2}$", "Algebra", 5),
+        ),
+        (  # a few rows of MATH have no level
+            {"problem": "1?", "level": "Level ?", "type": "Geometry", "solution": "so $\\boxed{2}$"},
+            Raw("1?", "so $\\boxed{2}$", "so $\\boxed{2}$", "Geometry", None),
+        ),
+        (  # HuggingFaceH4/MATH-500
+            {"problem": "1?", "solution": "so", "answer": "\\pi", "subject": "Precalculus", "level": 2, "unique_id": "test/a/807.json"},
+            Raw("1?", "\\pi", "so", "Precalculus", 2, "test/a/807.json"),
+        ),
+        (  # open-r1/DAPO-Math-17k-Processed
+            {
+                "prompt": "1?", "solution": "34", "data_source": "math_dapo", "source_prompt": [{"content": "x", "role": "user"}],
+                "ability": "MATH", "reward_model": {"ground_truth": "34", "style": "rule"}, "extra_info": {"index": "9a9b"},
+            },
+            Raw("1?", "34", None, None, None, "9a9b"),
+        ),
+        (  # prepared for verl: objects as JSON text
+            {"prompt": json.dumps([{"role": "user", "content": "1?"}]), "reward_model": json.dumps({"ground_truth": "34"})},
+            Raw("1?", "34"),
+        ),
+        ({"prompt": "1?", "answer": "34"}, Raw("1?", "34")),
+    ],
+)  # fmt: skip
+def test_every_form(tmp_path, row, expected):
+    assert only(write_parquet(tmp_path / "a.parquet", [row])) == expected
+    assert only(write_jsonl(tmp_path / "a.jsonl", [row])) == expected
+
+
+def test_dapo(tmp_path):
+    assert only(write_dapo(tmp_path / "d.parquet", [("1?", "34", "9a9b")])) == Raw(BEFORE + "1?" + AFTER, "34", None, None, None, "9a9b")
+
+
+def test_an_aime_answer_in_the_solution_is_read(tmp_path):
+    raw = only(write_jsonl(tmp_path / "a.jsonl", [{"problem": "1?", "solution": "\\boxed{204}"}]))
+    assert ANSWERS["aime"](raw.answer) == ("204", "")
+
+
+def test_json_files(tmp_path):
+    (tmp_path / "1.json").write_text(json.dumps(math_row("1?", 1), indent=2))
+    (tmp_path / "2.json").write_text(json.dumps([math_row("2?", 2), math_row("3?", 3)]))
+    write_jsonl(tmp_path / "3.json", [math_row("4?", 4), math_row("5?", 5)])
+    found = rows_of(*(tmp_path / f"{i}.json" for i in (1, 2, 3)))
+    assert [(row.raw.question, row.file, row.row) for row in found] == [
+        ("1?", 0, 0),
+        ("2?", 1, 0),
+        ("3?", 1, 1),
+        ("4?", 2, 0),
+        ("5?", 2, 1),
+    ]
+
+
+def test_what_is_known_of_a_file_before_it_is_read(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"question": "1?", "answer": "1"}\n{"question": "2?", "answer": "2"}')  # no line end at the end
+    one = inspect(path, "a.jsonl")
+    assert (one.rows, one.size) == (2, path.stat().st_size)
+    assert inspect(write_dapo(tmp_path / "d.parquet", [("1?", "1")] * 7), "d").rows == 7
+
+
+def test_rows_of_another_form_are_not_dropped_in_silence(tmp_path):
+    path = write_jsonl(
+        tmp_path / "a.jsonl",
+        [
+            {"prompt": [{"role": "user", "content": "1?"}], "reward_model": {"ground_truth": "1"}},
+            {"prompt": [{"role": "user", "content": "2?"}], "reward_model": {}},
+            {"prompt": [{"role": "system", "content": "3?"}], "reward_model": {"ground_truth": "1"}},
+            {"prompt": [], "reward_model": None},
+            {"reward_model": {"ground_truth": "1"}},
+        ],
+    )
+    first, *others = rows_of(path)
+    assert first.raw.question == "1?" and all(row.raw is None for row in others)
+    assert [row.reason for row in others[:2]] == ["has no 'ground_truth'", "has another form: nothing is said by the user"]
+    assert others[3].reason == "has no 'prompt'"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"question": "1?", "answer": "1"}\n{"question": "2?', r"a.jsonl:2 is not JSON: .*was the file cut off"),
+        ("a.jsonl", b"[1]\n", r"a.jsonl:1 holds a list, expected an object"),
+        (
+            "a.jsonl",
+            b'{"text": "1?"}\n',
+            r"a.jsonl has the columns text; wanted is one of these forms: prompt, reward_model; problem, answer or sol",
+        ),
+        ("a.jsonl", b"\xff\xfe\n", "is not UTF-8 text"),
+        ("a.json", b"[1]", "entry 0 is a int"),
+        ("a.parquet", b"PAR1 nothing", "can't be read as Parquet"),
+        ("a.arrow", b"nothing", "was the copy cut off"),
+    ],
+)
+def test_damaged_files(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        rows_of(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_parquet_file_damaged_inside(tmp_path):
+    path = write_dapo(tmp_path / "d.parquet", [(f"{i} and then some more text {i * 7919}?", "1", str(i)) for i in range(5000)])
+    content = bytearray(path.read_bytes())
+    content[200 : len(content) // 2] = bytes(len(content) // 2 - 200)
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="d.parquet, after row"):
+        rows_of(path)

@@ -1,0 +1,136 @@
+"""What is the question, when are two the same, what are its words; what is an answer."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxima.prepare.answer import ANSWERS
+from proxima.prepare.template import TEMPLATES, template_of
+from proxima.prepare.text import bare, key_of, normalised, sound, words
+
+from .published import AFTER, BEFORE
+
+BOXED_BEFORE = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: \\boxed{$Answer} where "
+    "$Answer is the answer to the problem.\n\n"
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        BEFORE + "What is $2+2$?" + AFTER,
+        BOXED_BEFORE + "What is $2+2$?" + AFTER,
+        BEFORE.replace("$Answer", "$ANSWER")
+        + "What is $2+2$?"
+        + AFTER.removesuffix(".")
+        + ", and you do not need to use a \\boxed command.",
+        'What is $2+2$? Let\'s think step by step and output the final answer after "####".',
+        "What is $2+2$? Let's think step by step and output the final answer within \\boxed{}.",
+        "What is $2+2$?\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        "  What is $2+2$?\n",
+    ],
+)
+def test_instructions_are_no_part_of_the_question(text):
+    assert bare(text) == "What is $2+2$?"
+
+
+def test_an_instruction_in_the_middle_stays():
+    text = "He says: Please reason step by step, and put your final answer within \\boxed{}. What does he mean?"
+    assert bare(text) == text
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_every_preset_that_adds_to_the_question_is_stripped_again_or_keeps_it(name):
+    asked = TEMPLATES[name].messages("What is $\\frac{1}{2}$?")[-1]["content"]
+    assert "What is $\\frac{1}{2}$?" in asked
+    if name in ("dapo", "boxed", "plain", "think_answer"):
+        assert bare(asked) == "What is $\\frac{1}{2}$?"
+
+
+def test_same_question():
+    assert normalised("a\u00a0 b\n\tc") == "a b c"
+    assert key_of("What is  2\n+ 2?") == key_of(BEFORE + "What is 2 + 2?" + AFTER)
+    assert key_of("ﬁnd x") == key_of("find x")  # NFKC
+    assert key_of("Is A = 2?") != key_of("Is a = 2?")
+
+
+@given(st.text())
+def test_normalising_twice_changes_nothing(text):
+    once = normalised(sound(text))
+    assert normalised(once) == once
+    assert key_of(once) == key_of(sound(text))
+
+
+def test_words():
+    assert words("Let $\\frac{1}{2}x_1 = 3.5$, A!") == ["let", "frac", "1", "2", "x", "1", "3", "5", "a"]
+    assert words("求x的值: 计算2倍") == ["求", "x", "的", "值", "计", "算", "2", "倍"]
+
+
+def test_half_characters():
+    assert sound("a\ud83db") == "a?b" and sound("ü") == "ü"
+
+
+@pytest.mark.parametrize(
+    ("kind", "raw", "answer"),
+    [
+        ("integer", "34", "34"),
+        ("integer", "033", "33"),
+        ("integer", "-1,000", "-1000"),
+        ("integer", 27.0, "27"),
+        ("integer", "27.5", None),
+        ("integer", "\\frac{1}{2}", None),
+        ("integer", "9" * 60, None),
+        ("aime", "025", "25"),
+        ("aime", 204, "204"),
+        ("aime", "1000", None),
+        ("aime", "-3", None),
+        ("after_hashes", "so\n#### 70,000", "70000"),
+        ("after_hashes", "so\n#### -5 ", "-5"),
+        ("after_hashes", "#### 0.50", "0.5"),
+        ("after_hashes", "72", "72"),
+        ("after_hashes", "it is 72", None),
+        ("after_hashes", "so ####", None),
+        ("expression", "\\frac{3}{4}", "\\frac{3}{4}"),
+        ("expression", "thus $\\boxed{\\frac{3}{4}}$.", "\\frac{3}{4}"),
+        ("expression", "first \\boxed{1}, then \\fbox{2}", "2"),
+        ("expression", "it is $\\boxed 2$.", "2"),
+        ("expression", "it is $\\boxed2$.", "2"),
+        ("expression", "it is \\boxed{2", None),
+        ("expression", "\\boxed{}", None),
+        ("expression", "{1", None),
+        ("expression", " ", None),
+    ],
+)
+def test_answers(kind, raw, answer):
+    found, reason = ANSWERS[kind](raw)
+    assert found == answer
+    assert bool(reason) == (answer is None)
+
+
+def test_templates():
+    assert template_of("Q: {question}\\nA:").messages("1+1?") == [{"role": "user", "content": "Q: 1+1?\nA:"}]
+    assert template_of("plain", "Be brief.").messages("1+1?")[0] == {"role": "system", "content": "Be brief."}
+    assert template_of("think_answer").system and template_of("think_answer", "").system is None
+    assert template_of("boxed").messages("x")[0]["content"].endswith("within \\boxed{}.")
+    assert template_of("dapo").messages("x")[0]["content"] == BEFORE + "x" + AFTER
+
+
+def test_a_template_from_a_file(tmp_path):
+    (tmp_path / "t.txt").write_text("Think \\neq.\n{question}\n")
+    assert template_of(f"@{tmp_path / 't.txt'}").text == "Think \\neq.\n{question}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dappo", "is no template; take one of plain, dapo, boxed"),
+        ("{problem}", r"must hold \{question\} and nothing else"),
+        ("{question} \\boxed{}", "must name a column in each pair of braces"),
+        ("{question", "is not a template"),
+        ("@nowhere.txt", "can't be read"),
+    ],
+)
+def test_bad_templates(text, message):
+    with pytest.raises(ValueError, match=message):
+        template_of(text)
