@@ -51,7 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(sweep: "Sweep", runs: "list[PlannedRun]") -> int:
-    print(f"{len(sweep.cells)} cells × {len(sweep.seeds)} seeds = {len(runs)} runs in {sweep.folder}, {sweep.jobs} at a time\n")
+    from proxima.view.sweep import size_of
+
+    print(f"{size_of(sweep)} in {sweep.folder}, {sweep.jobs} at a time\n")
     for run in runs:
         print(f"{run.name}\n    proxima train {' '.join(shlex.quote(word) for word in (str(run.recipe), *run.overrides))} --resume")
     return 0

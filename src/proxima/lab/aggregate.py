@@ -225,11 +225,13 @@ def _names(groups: Sequence[Sequence[Run]], configs: Sequence[Mapping[str, Any]]
         names.append(next(iter(above)).name if of_a_sweep else group[0].folder.resolve().name if len(group) == 1 else "")
     paths = dict.fromkeys(path for config in configs for path in config)
     apart = [path for path in paths if any(config.get(path) != configs[0].get(path) for config in configs)]
-    for i, config in enumerate(configs):
-        if not names[i] or names.count(names[i]) > 1:
-            said = ",".join(f"{path.removesuffix('.kind').rpartition('.')[2]}={config[path]}" for path in apart[:4] if path in config)
-            names[i] = f"{names[i]} {said}".strip() or groups[i][0].folder.resolve().name
-    return [name if names.count(name) == 1 else f"{groups[i][0].folder.resolve().parent.name}/{name}" for i, name in enumerate(names)]
+    said = [",".join(f"{path.removesuffix('.kind').rpartition('.')[2]}={c[path]}" for path in apart[:4] if path in c) for c in configs]
+    folders = [group[0].folder.resolve() for group in groups]
+    names = [
+        name if name and names.count(name) == 1 else f"{name} {values}".strip() or folder.name
+        for name, values, folder in zip(names, said, folders, strict=True)
+    ]
+    return [n if names.count(n) == 1 else f"{folder.parent.name}/{n}" for n, folder in zip(names, folders, strict=True)]
 
 
 def _warnings(cells: Sequence[Cell], values: Mapping[str, Sequence[Any]]) -> list[str]:

@@ -186,7 +186,7 @@ def head_of(comparison: Comparison) -> list[str]:
     """Names of the columns of the final table."""
     known = [axis for axis in COSTS if axis in comparison.axes and comparison.target is not None]
     costs = [f"{COSTS[axis]} to target{' (×)' if axis in RATIOS else ''}" for axis in known]
-    return ["cell", "seeds", "before", "after", "best", "reward", *costs, "clock", "generate + train", "gen, train tok/s"]
+    return ["cell", "seeds", "before", "after", "best", "reward", *costs, "clock, all", "generate + train", "gen, train tok/s"]
 
 
 COSTS = {"step": "steps", "generated": "tokens", "time": "clock", "cpu": "CPU"}

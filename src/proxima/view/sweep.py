@@ -135,11 +135,16 @@ def foremost(standings: Sequence[Standing], room: int) -> list[Standing]:
 
 def opening(sweep: Sweep, standings: Sequence[Standing]) -> str:
     """`sweep trust_regions  4 cells × 3 seeds = 12 runs, 2 side by side  5 done before      runs/trust_regions`."""
-    cells, seeds = len(sweep.cells), len(sweep.seeds)
     before = sum(s.before and s.state is State.DONE for s in standings)
-    size = f"{cells} cell{'s' * (cells != 1)} × {seeds} seed{'s' * (seeds != 1)} = {len(standings)} run{'s' * (len(standings) != 1)}"
     side = f", {sweep.jobs} side by side" if sweep.jobs > 1 else ""
-    return f"sweep {sweep.file.stem}  {size}{side}{f'  {before} done before' if before else ''}  {sweep.folder}"
+    return f"sweep {sweep.file.stem}  {size_of(sweep)}{side}{f'  {before} done before' if before else ''}  {sweep.folder}"
+
+
+def size_of(sweep: Sweep) -> str:
+    """`4 cells × 3 seeds = 12 runs`."""
+    cells, seeds = len(sweep.cells), len(sweep.seeds)
+    runs = cells * seeds
+    return f"{cells} cell{'s' * (cells != 1)} × {seeds} seed{'s' * (seeds != 1)} = {runs} run{'s' * (runs != 1)}"
 
 
 def tally(standings: Sequence[Standing], jobs: int) -> str:

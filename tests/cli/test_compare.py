@@ -1,0 +1,78 @@
+"""proxima compare, as a user types it."""
+
+import json
+
+import pytest
+
+from tests.lab.runs import curve, make_run, make_sweep
+
+
+@pytest.fixture
+def sweep(here):
+    cells = {
+        "grpo": {s: (curve([0.1, 0.5, 0.9], seconds=4.0), {}) for s in (1, 2)},
+        "cppo": {s: (curve([0.1, 0.5, 0.9]), {}) for s in (1, 2)},
+    }
+    return make_sweep(here / "runs" / "s", cells)
+
+
+def test_a_sweep(proxima, sweep):
+    code, out, err = proxima("compare", "runs/s", "--target", "0.8")
+    assert (code, err) == (0, "")
+    head, grpo, cppo, _, page = out.splitlines()
+    assert head.split()[:5] == ["cell", "seeds", "before", "after", "best"]
+    assert grpo.split()[:5] == ["grpo", "2", "0.100", "±", "0.000"]
+    assert "7.0 s (2.00 ×)" in cppo
+    assert page == "runs/s/compare.html" and (sweep / "compare.html").read_text().startswith("<!doctype html>")
+    assert proxima("compare", "runs/s", "--target", "0.8", "--baseline", "cppo")[1].splitlines()[1].count("(0.50 ×)") == 1
+
+
+def test_numbers_for_programs(proxima, sweep, here):
+    code, out, _ = proxima("compare", "runs/s", "--target", "0.8", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["page"] is None and not (sweep / "compare.html").exists()
+    assert [cell["cell"] for cell in found["cells"]] == ["grpo", "cppo"]
+    assert found["cells"][1]["reach"]["time"] == {"values": [7.0, 7.0], "median": 7.0, "ratio": 2.0}
+    assert found["cells"][1]["folders"] == ["runs/s/cppo/seed-1", "runs/s/cppo/seed-2"]
+    code, out, _ = proxima("compare", "runs/s", "--json", "--out", "page.html")
+    assert json.loads(out)["page"] == "page.html" and (here / "page.html").exists()
+
+
+def test_runs_and_patterns(proxima, sweep, here):
+    make_run(here / "single", curve([0.1, 0.3]), kind="dppo", status=None, steps=9)
+    code, out, _ = proxima("compare", "runs/s/cppo/*", "single")
+    assert code == 0
+    assert "note: single seed 1: unfinished at step 2 of 9; shown as far as it is" in out
+    assert out.splitlines()[-1] == "compare.html"
+
+
+def test_what_cannot_be_compared(proxima, sweep, here):
+    assert proxima("compare", "runs/ss")[::2] == (2, "error: runs/ss: no such run; did you mean 's'?\n")
+    empty = make_run(here / "new", [])
+    assert proxima("compare", "new")[2] == "error: new holds a run without metrics; it has not finished a step or an evaluation yet\n"
+    code, _, err = proxima("compare", "new", "runs/s")
+    assert (code, err) == (0, "WARNING new holds a run without metrics; it has not finished a step or an evaluation yet\n")
+    other = make_run(here / "new2", [])
+    assert proxima("compare", str(empty), str(other))[::2] == (
+        2,
+        "error: none of the 2 runs has recorded anything yet; come back when a step is done\n",
+    )
+    assert proxima("compare", "runs/s", "--target", "90")[::2] == (2, "error: target=90.0 must be a held-out accuracy in (0, 1]\n")
+    assert proxima("compare", "runs/s", "--baseline", "grop")[::2] == (
+        2,
+        "error: no cell 'grop' to be the baseline; did you mean 'grpo'?\n",
+    )
+    assert proxima("compare", "runs/s", "--out", "none/x.html")[::2] == (
+        2,
+        "error: --out none/x.html: must be a file in a folder that exists\n",
+    )
+
+
+def test_a_comparison_that_is_not_fair_is_said(proxima, here):
+    make_run(here / "r" / "a", curve([0.1, 0.5]))
+    config = (here / "r" / "a" / "config.yaml").read_text().replace("limit: 100", "limit: 10").replace("cppo", "grpo")
+    make_run(here / "r" / "b", curve([0.1, 0.5]), config=config.replace("{", "").replace("}", ""))
+    code, _, err = proxima("compare", "r")
+    assert code == 0
+    assert err.startswith("WARNING the cells were evaluated on different questions (eval.limit)")
+    assert "evaluated on different questions" in (here / "r" / "compare.html").read_text()

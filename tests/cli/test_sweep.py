@@ -1,0 +1,87 @@
+"""proxima sweep, as a user types it; the runs are real ones of a tiny model."""
+
+import json
+
+import pyarrow.parquet as parquet
+import pytest
+
+SWEEP = """\
+recipe: tiny.yaml
+seeds: [1, 2]
+jobs: 2
+set: {train.steps: 2, algorithm.advantage: {kind: grpo, scale: none}}
+grid: {algorithm: [reinforce, cppo]}
+"""
+
+
+@pytest.fixture
+def sweep(recipe, here):
+    recipe()
+    (here / "mine.yaml").write_text(SWEEP)
+    return here / "runs" / "mine"
+
+
+def test_dry_run_shows_the_commands_and_runs_nothing(proxima, sweep):
+    code, out, err = proxima("sweep", "mine.yaml", "--dry-run", "--only", "*cppo", "--folder", "elsewhere", "--jobs", "1")
+    assert (code, err) == (0, "")
+    head, _, name, command, *rest = out.splitlines()
+    assert head == "1 cell × 2 seeds = 2 runs in elsewhere, 1 at a time"
+    assert name == "algorithm=cppo seed 1" and rest[0] == "algorithm=cppo seed 2"
+    assert command.startswith("    proxima train tiny.yaml ") and command.endswith(" --resume")
+    assert "seed=1 'folder=\"elsewhere/algorithm=cppo/seed-1\"'" in command
+    assert not sweep.exists()
+
+
+def test_faults_are_lines_and_nothing_runs(proxima, sweep, here):
+    (here / "mine.yaml").write_text(SWEEP + "cells: {a: {train.step: 1}, b: {algorithm.advantage.kind: grop}}\n")
+    code, out, err = proxima("sweep", "mine.yaml")
+    assert (code, out) == (2, "")
+    assert "'train' has no field 'step'; did you mean 'steps'?" in err and "did you mean 'grpo'?" in err
+    assert all(line.startswith("error: cells ") for line in err.splitlines())
+    assert not sweep.exists()
+    assert proxima("sweep", "mien.yaml")[2].startswith("error: mien.yaml: no such sweep; ")
+
+
+def first_step(run):
+    rows = parquet.read_table(run / "rollouts" / "000001.parquet").to_pylist()
+    return {(r["prompt_uid"], r["sample"]): (r["question"], r["tokens"], r["behavior_log_prob"]) for r in rows}
+
+
+@pytest.mark.slow
+def test_a_sweep_is_run_paired_compared_and_done_once(proxima, sweep, here):
+    code, out, err = proxima("sweep", "mine.yaml")
+    assert (code, err) == (0, "")
+    assert "4/4 done" in out and out.splitlines()[-1] == "proxima compare runs/mine"
+    runs = {(name, seed): sweep / f"algorithm={name}" / f"seed-{seed}" for name in ("reinforce", "cppo") for seed in (1, 2)}
+    for (_, seed), run in runs.items():
+        summary = json.loads((run / "summary.json").read_text())
+        assert (summary["status"], summary["steps"], summary["seed"]) == ("done", 2, seed)
+    # paired: another algorithm, the same prompts and the same completions to the bit, as long as the policies are the same
+    assert len(first_step(runs["cppo", 1])) == 4
+    for seed in (1, 2):
+        assert first_step(runs["cppo", seed]) == first_step(runs["reinforce", seed])
+    assert first_step(runs["cppo", 1]) != first_step(runs["cppo", 2])
+    before = {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs.values()}
+    code, out, _ = proxima("sweep", "mine.yaml", "--jobs", "1")
+    assert code == 0 and "4 done before" in out
+    assert before == {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs.values()}
+    (here / "mine.yaml").write_text(SWEEP.replace("steps: 2", "steps: 3"))
+    code, _, err = proxima("sweep", "mine.yaml")
+    assert code == 2 and err.count("holds a run of another config: train.steps is 2 there and 3 here") == 4
+    code, out, _ = proxima("compare", "runs/mine")
+    assert code == 0
+    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [["algorithm=reinforce", "2"], ["algorithm=cppo", "2"]]
+    assert "notes" not in out
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_said_and_the_exit_code_is_1(proxima, sweep, here):
+    # a config that passes every check and dies in the run: its folder is a file
+    (here / "mine.yaml").write_text(SWEEP.replace("[1, 2]", "[1]").replace("jobs: 2", "jobs: 1"))
+    (sweep / "algorithm=reinforce" / "seed-1").mkdir(parents=True)
+    (sweep / "algorithm=reinforce" / "seed-1" / "rollouts").write_text("in the way")
+    code, out, _ = proxima("sweep", "mine.yaml")
+    assert code == 1
+    assert "failed   algorithm=reinforce seed 1  exit code 2: " in out
+    assert "done     algorithm=cppo seed 1  step 2/2" in out
+    assert "failed   algorithm=reinforce seed 1" in (sweep / "log.txt").read_text()

@@ -1,0 +1,164 @@
+"""Cells, their means and intervals, the cost of a target, and what is said where a comparison is not fair."""
+
+import json
+import math
+
+import pytest
+
+from proxima.lab import aggregate, find_runs, read_run
+from tests.lab.runs import CONFIG, answered, curve, make_run, make_sweep, step
+
+
+def comparison(root, **more):
+    return aggregate([read_run(folder) for folder in find_runs([root])], **more)
+
+
+@pytest.fixture
+def two(tmp_path):
+    """grpo and cppo, three seeds each; cppo takes half the time a step, and its seed 3 is a tenth better."""
+    cells = {
+        "grpo": {s: (curve([0.1, 0.5, 0.9], seconds=4.0, reward=0.2), {}) for s in (1, 2, 3)},
+        "cppo": {s: (curve([0.1, 0.5, 0.9 + (s == 3) * 0.1], reward=0.1 * s), {}) for s in (1, 2, 3)},
+    }
+    return make_sweep(tmp_path / "s", cells)
+
+
+def test_runs_that_differ_in_the_seed_are_one_cell(two):
+    found = comparison(two)
+    assert [(cell.name, [run.seed for run in cell.runs]) for cell in found.cells] == [("grpo", [1, 2, 3]), ("cppo", [1, 2, 3])]
+    assert found.baseline.name == "grpo"
+    assert found.differing == {"algorithm.surrogate.kind": ("grpo", "cppo")}
+    assert (found.warnings, found.notes) == ((), ())
+    assert found.axes == ("step", "generated", "trained", "time")
+
+
+def test_the_final_table(two):
+    grpo, cppo = comparison(two, target=0.8).rows()
+    assert (grpo.n, grpo.runs, grpo.before.mean, grpo.after.mean, grpo.after.half) == (3, 3, pytest.approx(0.1), pytest.approx(0.9), 0.0)
+    assert cppo.after.mean == pytest.approx(0.9 + 0.1 / 3)
+    assert cppo.after.half == pytest.approx(4.302653 * math.sqrt(0.01 / 3) / math.sqrt(3), rel=1e-6)  # s² of (0, 0, .1) = .00667 / 2
+    assert (grpo.clock.mean, grpo.generate.mean, grpo.train.mean, grpo.cpu) == (16.0, 8.0, 4.0, None)
+    assert (grpo.generate_rate.mean, grpo.train_rate.mean) == (pytest.approx(50.0), pytest.approx(40.0))
+    assert grpo.reach["step"].values == pytest.approx((3.5, 3.5, 3.5))
+    assert cppo.reach["step"].values == pytest.approx((3.5, 3.5, 3.2))
+    assert (cppo.reach["time"].median, cppo.reach["time"].reached) == (pytest.approx(7.0), 3)
+    assert cppo.reach["time"].ratio == pytest.approx(2.0)  # the median of 2, 2, 2.19
+    assert grpo.reach["time"].ratio == 1.0
+    assert (grpo.difference, set(cppo.difference)) == ({}, {"after", "best", "reward", "clock"})
+    assert cppo.difference["after"].mean == pytest.approx(0.1 / 3)
+    assert (cppo.difference["clock"].mean, cppo.difference["clock"].half) == (-8.0, 0.0)
+    assert cppo.difference["reward"].mean == pytest.approx(0.0)
+    assert cppo.difference["reward"].half == pytest.approx(4.302653 * 0.1 / math.sqrt(3), rel=1e-6)
+
+
+def test_a_pairing_needs_common_seeds(tmp_path):
+    cells = {"a": {1: (curve([0.1, 0.5]), {}), 2: (curve([0.1, 0.6]), {})}, "b": {2: (curve([0.1, 0.9]), {}), 5: (curve([0.1, 0.1]), {})}}
+    found = comparison(make_sweep(tmp_path / "s", cells))
+    assert found.rows()[1].difference["after"].n == 1
+    assert found.rows()[1].difference["after"].mean == pytest.approx(0.3)
+    cells = {"a": {1: (curve([0.1, 0.5]), {})}, "b": {2: (curve([0.1, 0.9]), {})}}
+    assert comparison(make_sweep(tmp_path / "t", cells)).rows()[1].difference == {}
+
+
+def test_never_is_infinitely_late(tmp_path):
+    cells = {
+        "a": {1: (curve([0.1, 0.9]), {}), 2: (curve([0.1, 0.2]), {}), 3: (curve([0.1, 0.9]), {})},
+        "b": {1: (curve([0.1, 0.2]), {}), 2: (curve([0.1, 0.9]), {}), 3: (curve([0.1, 0.2]), {})},
+    }
+    a, b = comparison(make_sweep(tmp_path / "s", cells), target=0.9).rows()
+    assert (a.reach["step"].median, a.reach["step"].reached) == (2.0, 2)
+    assert (b.reach["step"].median, b.reach["step"].reached, b.reach["step"].values) == (None, 1, (None, 2.0, None))
+    assert b.reach["step"].ratio == 0.0  # twice never where the baseline got there, once the other way round
+    assert comparison(tmp_path / "s", target=0.9, baseline="b").rows()[0].reach["step"].ratio == math.inf
+    none = comparison(tmp_path / "s", target=1.0).rows()[1]
+    assert (none.reach["step"].median, none.reach["step"].ratio) == (None, None)
+    text = json.dumps(comparison(tmp_path / "s", target=0.9, baseline="b").as_json(), allow_nan=False)
+    assert json.loads(text)["cells"][0]["reach"]["step"] == {"values": [2.0, None, 2.0], "median": 2.0, "ratio": None}
+
+
+def test_a_band_is_mean_and_interval_at_each_step(two):
+    grpo, cppo = comparison(two).cells
+    band = cppo.band("accuracy/held_out", "time")
+    assert band.x == (0.0, 4.0, 8.0)
+    assert band.mean == pytest.approx((0.1, 0.5, 0.9 + 0.1 / 3))
+    assert band.high[2] - band.mean[2] == pytest.approx(0.1434218, rel=1e-6)
+    assert band.low[1] == band.high[1] == pytest.approx(0.5)
+    assert grpo.band("reward/mean").mean == pytest.approx((0.2,) * 4)
+    assert (grpo.band("nothing"), grpo.band("reward/mean", "cpu")) == (None, None)
+
+
+def test_places_are_averaged_with_values(tmp_path):
+    cells = {"a": {1: (curve([0.1, 0.5], seconds=1.0), {}), 2: (curve([0.2, 0.7], seconds=3.0), {})}}
+    band = comparison(make_sweep(tmp_path / "s", cells)).cells[0].band("accuracy/held_out", "time")
+    assert band.x == (0.0, 4.0) and band.mean == pytest.approx((0.15, 0.6))
+
+
+def test_a_single_seed_has_no_interval(tmp_path):
+    make_run(tmp_path / "one", curve([0.1, 0.5]))
+    found = comparison(tmp_path)
+    assert found.cells[0].band("reward/mean").low == ()
+    assert found.rows()[0].after.half is None
+
+
+def test_what_is_not_done_is_left_out_and_said(tmp_path):
+    cells = {
+        "a": {1: (curve([0.1, 0.5, 0.9]), {}), 2: (curve([0.1, 0.3]), {"status": "stopped", "steps": 4})},
+        "b": {1: (curve([0.1, 0.3]), {"status": None, "steps": 4})},
+    }
+    found = comparison(make_sweep(tmp_path / "s", cells))
+    a, b = found.rows()
+    assert (a.n, a.runs, a.after.mean) == (1, 2, 0.9)
+    assert (b.n, b.runs, b.after.mean) == (1, 1, 0.3)
+    assert found.notes == (
+        "a seed 2: stopped at step 2 of 4; left out of the means",
+        "b seed 1: unfinished at step 2 of 4; shown as far as it is",
+    )
+
+
+def test_no_accuracy_is_said_and_is_no_number(tmp_path):
+    make_run(tmp_path / "a", [step(1), answered(1, None)])
+    found = comparison(tmp_path, target=0.5)
+    assert found.notes == ("a: no held-out accuracy was recorded; set eval.task, and a reward that knows what is right",)
+    row = found.rows()[0]
+    assert (row.before, row.after, row.best, row.reach["step"].median) == (None, None, None, None)
+
+
+def test_unfair_comparisons_are_said(tmp_path):
+    make_run(tmp_path / "a", curve([0.1, 0.5]))
+    make_run(tmp_path / "b", curve([0.1, 0.5]), config=CONFIG.replace("kind: arithmetic", "kind: gsm8k").replace("limit: 100", "limit: 50"))
+    (tmp_path / "a" / "environment.json").write_text('{"machine": {"processor": "X"}, "torch": {"threads": 1}}')
+    (tmp_path / "b" / "environment.json").write_text('{"machine": {"processor": "X"}, "torch": {"threads": 2}}')
+    assert comparison(tmp_path).warnings == (
+        "the cells were trained on different tasks (task.kind): their rewards are of different questions",
+        "the cells were evaluated on different questions (eval.limit): their accuracies can't be held against each other",
+        "the runs were made on different machines or thread counts (X, 1 threads; X, 2 threads): compare steps, not times",
+    )
+    make_run(tmp_path / "c", [step(1), answered(1, 0.5, questions=40)], kind="grpo")
+    assert any("(numbers of questions: 100, 40)" in text or "eval.limit" in text for text in comparison(tmp_path).warnings)
+
+
+def test_a_seed_twice_is_said(tmp_path):
+    for name in "ab":
+        make_run(tmp_path / name, curve([0.1, 0.5]), kind="cppo", seed=1)
+    found = comparison(tmp_path)
+    assert [len(cell.runs) for cell in found.cells] == [2]
+    assert found.warnings == ("a has a seed more than once: its interval takes repetitions for independent seeds",)
+
+
+def test_names_set_the_cells_apart(tmp_path):
+    for seed in (1, 2):
+        for kind in ("grpo", "cppo"):
+            make_run(tmp_path / f"{kind}-{seed}", [step(1)], kind=kind, seed=seed)
+    assert sorted(cell.name for cell in comparison(tmp_path).cells) == ["surrogate=cppo", "surrogate=grpo"]
+    make_run(tmp_path / "x" / "run", [step(1)], kind="dppo")
+    make_run(tmp_path / "y" / "run", [step(1)], kind="drpo")
+    assert {cell.name for cell in comparison(tmp_path).cells} >= {"run surrogate=dppo", "run surrogate=drpo"}
+
+
+def test_wrong_questions(two):
+    with pytest.raises(ValueError, match=r"no cell 'cpo' to be the baseline; did you mean 'cppo'\?"):
+        comparison(two, baseline="cpo")
+    with pytest.raises(ValueError, match=r"target=90 must be a held-out accuracy in \(0, 1\]"):
+        comparison(two, target=90)
+    with pytest.raises(ValueError, match="no runs to compare"):
+        aggregate([])

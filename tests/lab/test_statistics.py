@@ -1,0 +1,46 @@
+"""Student's interval, against the tables, and the running mean."""
+
+import math
+
+import pytest
+
+from proxima.lab.statistics import Estimate, estimate, smoothed, t_quantile
+
+
+@pytest.mark.parametrize(
+    ("freedom", "expected"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (5, 2.5706), (9, 2.2622), (30, 2.0423), (120, 1.9799)]
+)
+def test_quantiles_are_those_of_the_tables(freedom, expected):
+    assert t_quantile(0.975, freedom) == pytest.approx(expected, abs=5e-5)
+
+
+def test_one_degree_of_freedom_is_cauchy():
+    assert t_quantile(0.95, 1) == pytest.approx(math.tan(math.pi * 0.45), rel=1e-10)
+
+
+def test_two_degrees_in_closed_form():
+    """F(t) = 1/2 + t / (2 sqrt(2 + t²))."""
+    t = t_quantile(0.9, 2)
+    assert 0.5 + t / (2 * math.sqrt(2 + t * t)) == pytest.approx(0.9, abs=1e-11)
+
+
+def test_interval_of_three_values():
+    found = estimate([0.90, 0.92, 0.97])
+    assert found.mean == pytest.approx(0.93)
+    assert found.half == pytest.approx(4.302653 * math.sqrt(0.0013) / math.sqrt(3), rel=1e-6)  # s² = .0026 / 2
+    assert (found.n, found.low, found.high) == (3, found.mean - found.half, found.mean + found.half)
+
+
+def test_what_is_missing_does_not_count():
+    assert estimate([None, 2.0, float("nan")]) == Estimate(2.0, None, 1)
+    assert estimate([2.0]).low == 2.0
+    assert estimate([None]) is None
+    assert estimate([3.0, 3.0]).half == 0.0
+
+
+def test_running_mean():
+    assert smoothed([1.0, 5.0, 0.0]) == [1.0, 5.0, 0.0]
+    values = [float(i % 2) for i in range(20)]
+    assert smoothed(values)[0] == 0.5
+    assert smoothed(values)[1:3] == pytest.approx([1 / 3, 2 / 3])
+    assert smoothed([7.0] * 30) == [7.0] * 30

@@ -1,0 +1,310 @@
+"""Running a sweep, with small programs in the place of training: what is begun, what is left, and how it ends."""
+
+import io
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from proxima.lab.plan import Cell, PlannedRun, Sweep
+from proxima.lab.sweep import run_sweep, standing_of
+from proxima.lab.tail import Standing, State, Tail
+from proxima.runtime.clock import ManualClock
+from proxima.view.sweep import SweepLines, foremost, outcome_table, tally, time_left
+
+# A run: `behaviour` says how it ends. It appends to `times` when it begins and ends.
+PROGRAM = """
+import json, os, pathlib, signal, sys, time
+folder, times, behaviour, steps = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+def log(word):
+    with times.open("a") as file:
+        file.write(f"{word} {folder}\\n")
+def summary(status, **more):
+    (folder / "summary.json").write_text(json.dumps({"status": status, "steps": steps, **more}))
+def stop(number, frame):
+    summary("stopped")
+    log("end")
+    sys.exit(130)
+signal.signal(signal.SIGINT, signal.SIG_IGN if behaviour == "stubborn" else stop)
+log("begin")
+(folder / "threads").write_text(os.environ.get("OMP_NUM_THREADS", "none"))
+records = [{"kind": "eval", "step": 0, "time": 0, "accuracy": 0.1}]
+records += [{"kind": "train", "step": s, "time": s, "reward/mean": s / 10, "time/step": 2.0} for s in range(1, steps + 1)]
+records += [{"kind": "eval", "step": steps, "time": 9, "accuracy": 0.5 + int(folder.name[-1]) / 100}]
+(folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\\n" for r in records))
+if behaviour == "dies":
+    os.kill(os.getpid(), signal.SIGKILL)
+if behaviour in ("waits", "stubborn"):
+    time.sleep(60)
+time.sleep(0.15)
+if behaviour == "fails":
+    summary("failed", error="ValueError: no luck")
+    print("Traceback\\nValueError: no luck", file=sys.stderr)
+log("end")
+if behaviour == "fails":
+    sys.exit(1)
+summary("done")
+"""
+
+
+class Ear:
+    """Hears everything; `on` maps a word to what is done when it is heard."""
+
+    def __init__(self, **on):
+        self.heard, self.on = [], on
+
+    def started(self, sweep, standings):
+        self.heard.append(f"started {len(standings)}")
+
+    def changed(self, standing, records):
+        if not records or standing.state is not State.RUNNING:
+            self.say(f"{standing.state} {standing.run.cell}")
+
+    def tick(self):
+        self.say("tick")
+
+    def warning(self, text):
+        self.say("warning")
+
+    def finished(self, standings):
+        self.say("finished")
+
+    def say(self, text):
+        if text != "tick":
+            self.heard.append(text)
+        for word, act in self.on.items():
+            if text.startswith(word):
+                act(self)
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """`lab(a="done", b="fails")` makes a sweep of these cells; `.run(ear)` runs it."""
+
+    def make(jobs=1, seeds=(1,), threads=None, **cells):
+        folder = tmp_path / "sweep"
+        names = tuple(Cell(name=name) for name in cells)
+        sweep = Sweep(
+            file=Path("s.yaml"),
+            recipe=Path("r.yaml"),
+            folder=folder,
+            seeds=seeds,
+            jobs=jobs,
+            cells=names,
+            every=names,
+            asked={"jobs": jobs},
+        )
+        runs = [
+            PlannedRun(
+                cell=c,
+                seed=s,
+                recipe=Path("r.yaml"),
+                folder=folder / c / f"seed-{s}",
+                overrides=(),
+                steps=3,
+                threads=threads,
+                resolved=None,
+            )
+            for s in seeds
+            for c in cells
+        ]
+
+        def command(run):
+            return [sys.executable, "-S", "-c", PROGRAM, str(run.folder), str(tmp_path / "times"), cells[run.cell], "3"]
+
+        def run(ear=None, **more):
+            return run_sweep(sweep, runs, ear or Ear(), command=command, poll=0.02, **more)
+
+        return SimpleNamespace(run=run, runs=runs, sweep=sweep, folder=folder, times=tmp_path / "times")
+
+    return make
+
+
+def states(standings):
+    return {s.run.cell: str(s.state) for s in standings}
+
+
+def most_at_once(times):
+    running, most = 0, 0
+    for line in times.read_text().splitlines():
+        running += 1 if line.startswith("begin") else -1
+        most = max(most, running)
+    return most
+
+
+def test_all_are_run_and_the_second_time_none(lab):
+    made = lab(seeds=(1, 2), a="done", b="done")
+    ear = Ear()
+    standings = made.run(ear)
+    assert [(s.run.name, s.state, s.step, s.reward, s.accuracy, s.seconds) for s in standings][:2] == [
+        ("a seed 1", State.DONE, 3, 0.3, 0.51, 6.0),
+        ("b seed 1", State.DONE, 3, 0.3, 0.51, 6.0),
+    ]
+    assert ear.heard == ["started 4", *["running a", "done a", "running b", "done b"] * 2, "finished"]
+    assert most_at_once(made.times) == 1
+    facts = json.loads((made.folder / "sweep.json").read_text())
+    assert [run["folder"] for run in facts["runs"]] == ["a/seed-1", "a/seed-2", "b/seed-1", "b/seed-2"]
+    assert facts["asked"] == {"jobs": 1} and facts["machine"]["cores"] >= 1 and facts["packages"]["torch"]
+    again = Ear()
+    assert all(s.before and s.state is State.DONE and s.accuracy for s in made.run(again))
+    assert again.heard == ["started 4", "finished"]
+    assert len(made.times.read_text().splitlines()) == 8
+
+
+def test_two_side_by_side_with_their_threads(lab, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    made = lab(jobs=2, threads=4, a="done", b="done", c="done")
+    made.run()
+    assert most_at_once(made.times) == 2
+    assert (made.folder / "a" / "seed-1" / "threads").read_text() == "4"
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (made.folder / "a" / "seed-1" / "summary.json").unlink()
+    made.run()
+    assert (made.folder / "a" / "seed-1" / "threads").read_text() == "1"
+
+
+def test_a_failure_costs_one_cell_and_waits_to_be_asked_for(lab):
+    made = lab(a="fails", b="done", c="dies")
+    first = {s.run.cell: s for s in made.run()}
+    assert states(first.values()) == {"a": "failed", "b": "done", "c": "failed"}
+    assert first["a"].error == f"exit code 1: ValueError: no luck; see {made.folder}/a/seed-1/output.txt"
+    assert first["c"].error.startswith("killed by SIGKILL: it said nothing; see ")
+    ear = Ear()
+    second = {s.run.cell: s for s in made.run(ear)}
+    assert "running a" not in ear.heard and "running c" in ear.heard  # the killed one said nothing of having failed
+    assert second["a"].error == "ValueError: no luck; run it again with --retry-failed"
+    ear = Ear()
+    made.run(ear, retry_failed=True)
+    assert "running a" in ear.heard and "running b" not in ear.heard
+
+
+def test_a_run_that_says_nothing_of_being_done_is_not_done(lab):
+    made = lab(a="done")
+    made.runs[0].folder.mkdir(parents=True)
+    for text in ('{"status": "stopped"}', "{", "[]"):
+        (made.runs[0].folder / "summary.json").write_text(text)
+        assert standing_of(made.runs[0]).state is State.WAITING
+
+
+def interrupt(ear):
+    """As soon as the runs have said that they can be interrupted."""
+    if ear.times.exists() and ear.times.read_text().count("begin") == ear.wanted and not ear.done:
+        ear.done = True
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def ear_that_interrupts(made, wanted, **more):
+    ear = Ear(tick=interrupt, **more)
+    ear.times, ear.wanted, ear.done = made.times, wanted, False
+    return ear
+
+
+def test_ctrl_c_reaches_the_runs_once_and_nothing_else_begins(lab):
+    made = lab(jobs=2, a="waits", b="waits", c="done")
+    ear = ear_that_interrupts(made, 2)
+    before = signal.getsignal(signal.SIGINT)
+    assert states(made.run(ear)) == {"a": "stopped", "b": "stopped", "c": "waiting"}
+    assert ear.heard.count("warning") == 1
+    assert signal.getsignal(signal.SIGINT) is before
+    assert json.loads((made.folder / "a" / "seed-1" / "summary.json").read_text())["status"] == "stopped"
+    assert [standing_of(run).state for run in made.runs] == [State.WAITING] * 3  # the same command goes on
+
+
+def test_the_second_ctrl_c_kills(lab):
+    made = lab(a="stubborn", b="done")
+    ear = ear_that_interrupts(made, 1, warning=lambda ear: os.kill(os.getpid(), signal.SIGINT))
+    assert states(made.run(ear)) == {"a": "stopped", "b": "waiting"}
+
+
+def test_one_sweep_at_a_time_in_a_folder(lab):
+    made, seen = lab(a="done"), []
+
+    def another(ear):
+        with pytest.raises(ValueError, match="sweep is in use by another sweep; wait for it, stop it, or take another --folder"):
+            made.run()
+        seen.append(True)
+
+    made.run(Ear(running=another))
+    assert seen == [True]
+    made.run()
+
+
+def test_metrics_are_read_as_they_grow(tmp_path):
+    run = PlannedRun(cell="a", seed=1, recipe=Path(), folder=tmp_path, overrides=(), steps=10, threads=None, resolved=None)
+    tail, file = Tail(Standing(run)), tmp_path / "metrics.jsonl"
+    assert tail.look() == []
+    file.write_text('{"kind": "train", "step": 1, "reward/mean": 0.5, "time/step": 4}\n{"kind": "tr')
+    assert [r["step"] for r in tail.look()] == [1]
+    with file.open("a") as more:
+        more.write('ain", "step": 2, "reward/mean": 0.6, "time/step": 2}\nnot json\n')
+    assert [r["step"] for r in tail.look()] == [2]
+    assert (tail.standing.step, tail.standing.seconds, tail.standing.left) == (2, 6.0, 24.0)
+    other = tmp_path / "other"
+    other.write_text('{"kind": "train", "step": 1, "reward/mean": 0.5, "time/step": 4}\n')
+    other.replace(file)  # a resume rewinds the file
+    assert [r["step"] for r in tail.look()] == [1]
+    assert (tail.standing.step, tail.standing.seconds) == (1, 4.0)
+
+
+def standing(cell, state, step=0, times=(), steps=10, **more):
+    run = PlannedRun(cell=cell, seed=1, recipe=Path(), folder=Path(cell), overrides=(), steps=steps, threads=None, resolved=None)
+    return Standing(run, state=state, step=step, recent=list(times), seconds=sum(times), **more)
+
+
+def test_time_left():
+    done = standing("a", State.DONE, 10, [2.0] * 10)
+    running = standing("b", State.RUNNING, 5, [4.0] * 5)
+    waiting = standing("c", State.WAITING)
+    assert time_left([done, running, waiting], 1) == pytest.approx(20 + (20 + 40) / 2)
+    assert time_left([done, running, waiting], 2) == pytest.approx(25)
+    assert time_left([done, running], 4) == pytest.approx(20)  # no job helps another
+    assert time_left([waiting], 1) is None
+    assert tally([done, running, waiting], 1) == "1/3 done, 1 running, 1 waiting   eta 50 s"
+
+
+def test_a_small_terminal_shows_what_moves():
+    all_of_them = [standing(str(i), State.DONE) for i in range(8)] + [standing("r", State.RUNNING), standing("w", State.WAITING)]
+    assert [s.run.cell for s in foremost(all_of_them, 5)] == ["6", "7", "r", "w"]
+    assert foremost(all_of_them, 10) == all_of_them
+
+
+def test_lines_say_each_event_and_where_things_stand_each_minute(tmp_path, monkeypatch):
+    clock, out = ManualClock("2026-01-01T12:00:00+00:00"), io.StringIO()
+    monkeypatch.setattr("proxima.view.sweep.time_of_day", lambda wall: wall[11:19])
+    lines = SweepLines(out, clock)
+    one = standing("a", State.RUNNING, 5, [4.0] * 5, reward=0.25, evaluated=[(0, 0.1)])
+    failed = standing("b", State.FAILED, error="exit code 1: \x1b[2Jbad")
+    cells = (Cell(name="a"), Cell(name="b"))
+    sweep = Sweep(file=Path("s.yaml"), recipe=Path(), folder=Path("runs/s"), seeds=(1,), jobs=2, cells=cells, every=cells, asked={})
+    lines.started(sweep, [one, failed])
+    lines.changed(one, [{"kind": "train", "step": 5}])
+    lines.changed(one, [{"kind": "eval", "step": 5, "accuracy": 0.75}])
+    lines.tick()
+    clock.advance(61)
+    lines.tick()
+    lines.tick()
+    one.state, one.step, one.evaluated = State.DONE, 10, [(0, 0.1), (10, 0.9)]
+    lines.changed(one, [])
+    assert out.getvalue().splitlines() == [
+        "12:00:00  sweep s  2 cells × 1 seed = 2 runs, 2 side by side  runs/s",
+        "12:00:00  failed before  b seed 1  exit code 1: ␛[2Jbad",
+        "12:00:00  eval     a seed 1  step 5/10  accuracy 0.750",
+        "12:01:01  0/2 done, 1 running, 1 failed   eta 20 s   a seed 1 step 5/10",
+        "12:01:01  done     a seed 1  step 10/10  reward 0.250  accuracy 0.100 → 0.900  20 s",
+    ]
+
+
+def test_the_last_table_has_means_and_intervals(lab):
+    from rich.console import Console
+
+    made = lab(seeds=(1, 3), a="done", b="fails")
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(outcome_table(made.run()))
+    _, first, second = [line.split() for line in console.export_text().splitlines()]
+    # after: .51 and .53: mean .52, half = 12.706 * .01414 / 1.414
+    assert first == ["a", "2/2", "0.100", "±", "0.000", "0.520", "±", "0.127", "0.300", "±", "0.000", "6", "±", "0"]
+    assert second == ["b", "0/2", "–", "–", "–", "–"]

@@ -1,0 +1,123 @@
+"""compare.html: its figures are those of the comparison, it asks nothing of the network, foreign text stays text."""
+
+import re
+
+import pytest
+
+from proxima.lab import aggregate, find_runs, read_run
+from proxima.view.compare import bounds_of, gather, scale_of, shown, title_of, write_comparison
+from tests.lab.runs import CONFIG, curve, make_run, make_sweep
+from tests.view.test_report import Page as ReportPage
+
+
+class Page(ReportPage):
+    def __init__(self, path):
+        try:
+            super().__init__(path)
+        except ValueError:  # the report's first script holds data, this page's none
+            self.words = re.sub(r"\s+", " ", " ".join(self.text))
+
+
+def comparison(root, **more):
+    return aggregate([read_run(folder) for folder in find_runs([root])], **more)
+
+
+@pytest.fixture
+def two(tmp_path):
+    cells = {
+        "grpo": {s: (curve([0.1, 0.5, 0.9], seconds=4.0, reward=0.2, **{"time/cpu": 6.0}), {}) for s in (1, 2, 3)},
+        "cppo": {s: (curve([0.1, 0.5, 0.9 + (s == 3) * 0.1], reward=0.1 * s, **{"time/cpu": 2.0}), {}) for s in (1, 2)},
+    }
+    return comparison(make_sweep(tmp_path / "s", cells), target=0.8)
+
+
+def test_the_page_shows_the_numbers(two, tmp_path):
+    page = Page(write_comparison(two, tmp_path / "c.html", title="mine"))
+    assert page.open == []
+    assert "2 cells 5 runs baseline grpo target accuracy 0.8" in page.words
+    assert "grpo 3 0.100 ± 0.000 0.900 ± 0.000 0.900 ± 0.000 0.200 ± 0.000 3.5 350 14 s 21 s 16 s 8.0 s + 4.0 s 50, 40" in page.words
+    assert "cppo 2 0.100 ± 0.000 0.900 ± 0.000 0.900 ± 0.000 0.150 ± 0.635 3.5 350 7.0 s (2.00 ×) 7.0 s (3.00 ×) 8.0 s" in page.words
+    assert "cppo 2 +0.000 ± 0.000 +0.000 ± 0.000 −0.050 ± 0.635 −8.0 ± 0.0 s −16.0 ± 0.0 s" in page.words
+    assert "algorithm.surrogate.kind grpo cppo" in page.words
+    assert [value for _, name, value in page.attributes if name == "class" and "picture" in value].count("picture on-cpu") >= 2
+
+
+def test_an_axis_is_a_button_that_needs_no_script(two, tmp_path):
+    text = write_comparison(two, tmp_path / "c.html").read_text()
+    keys = re.findall(r'<input type="radio" class="pick" name="axis" id="axis-(\w+)"( checked)?>', text)
+    assert keys == [("step", " checked"), ("time", ""), ("cpu", ""), ("generated", ""), ("trained", "")]
+    for key, _ in keys:
+        assert f'<label for="axis-{key}">' in text
+        assert f"#axis-{key}:checked ~ .charts .on-{key} {{ display: block; }}" in text
+
+
+def test_the_page_asks_nothing_of_the_network_and_runs_its_own_script_only(two, tmp_path):
+    path = write_comparison(two, tmp_path / "c.html")
+    page = Page(path)
+    assert not [a for a in page.attributes if a[1] in ("src", "href", "onclick", "onload")]
+    assert "@import" not in path.read_text() and "url(" not in path.read_text()
+    (policy,) = [value for tag, name, value in page.attributes if name == "content" and "default-src" in value]
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
+
+
+def test_foreign_text_stays_text(tmp_path):
+    hostile = "<script>alert(1)</script>"
+    config = CONFIG.replace("path: models/m", f"path: '{hostile}'")
+    make_run(tmp_path / "r" / "a<b>&", curve([0.1, 0.5]), config=config, status=None)
+    make_run(tmp_path / "r" / "c", curve([0.1, 0.5]))
+    page = Page(write_comparison(comparison(tmp_path / "r"), tmp_path / "c.html", title=hostile))
+    assert page.tags.count("script") == 1
+    assert "a<b>&" in page.words and hostile in page.words
+
+
+def test_curves_have_areas_dots_and_the_target(two):
+    charts = {chart["title"]: {p["axis"]: p["svg"] for p in chart["pictures"]} for chart in gather(two)["charts"]}
+    assert set(charts) == {"Held-out accuracy", "Training reward", "Length", "Seconds a step"}  # nothing else was recorded
+    held = charts["Held-out accuracy"]["time"]
+    assert held.count("<circle") == 6 and held.count('class="band"') == 2 and 'stroke-dasharray="2 4"' in held
+    assert 'data-from="0.0" data-to="16.0"' in held
+    assert 'stroke-dasharray="2 4"' not in charts["Training reward"]["step"]
+
+
+def test_the_ninth_cell_has_the_first_colour_dashed(tmp_path):
+    cells = {f"c{i}": {1: (curve([0.1, 0.5]), {})} for i in range(10)}
+    legend = gather(comparison(make_sweep(tmp_path / "s", cells)))["cells"]
+    assert [(c["color"], c["dash"]) for c in legend[7:]] == [("var(--k7)", ""), ("var(--k0)", "7 3"), ("var(--k1)", "7 3")]
+    assert len({(c["color"], c["dash"]) for c in legend}) == 10
+
+
+def test_an_axis_takes_the_unit_that_reads_well(two, tmp_path):
+    assert scale_of("time", two.cells) == (1, "s")
+    make_run(tmp_path / "long", curve([0.1, 0.5], seconds=400.0, **{"tokens/generated": 20_000}))
+    cells = comparison(tmp_path / "long").cells
+    assert (scale_of("time", cells), scale_of("generated", cells)) == ((60, "min"), (1e3, "k tokens"))
+    assert [title_of("time", "min"), title_of("generated", "k tokens"), title_of("step", "steps")] == [
+        "training clock, min",
+        "k tokens generated",
+        "steps",
+    ]
+
+
+def test_wide_areas_do_not_flatten_the_lines(two):
+    wide = two.cells[1].band("reward/mean")
+    assert wide.high[0] - wide.low[0] > 1.2
+    low, high = bounds_of([two.cells[0].band("reward/mean"), wide], 1.0)
+    assert (low, high) == pytest.approx((0.15 - 0.05 / 3, 0.2 + 0.05 / 3))
+    assert bounds_of([two.cells[0].band("accuracy/held_out")], 1.0) == pytest.approx((0.0, 1.0))
+
+
+def test_runs_that_are_not_finished_are_said(tmp_path):
+    make_run(tmp_path / "r" / "a", curve([0.1, 0.5]), status="stopped", steps=9)
+    page = Page(write_comparison(comparison(tmp_path / "r"), tmp_path / "c.html"))
+    assert "Not finished a seed 1: stopped at step 2 of 9; shown as far as it is" in page.words
+    assert "1 cell 1 run" in page.words
+
+
+def test_a_run_with_nothing_but_an_evaluation(tmp_path):
+    make_run(tmp_path / "r" / "a", curve([0.1]), status=None, steps=9)
+    page = Page(write_comparison(comparison(tmp_path / "r", target=0.5), tmp_path / "c.html"))
+    assert "never" in page.words
+
+
+def test_values_in_a_line():
+    assert [shown(v) for v in (None, 1e-5, 0.15, True, "a: b", [])] == ["–", "1e-5", "0.15", "true", "'a: b'", "[]"]
