@@ -1,5 +1,6 @@
 """Intervals against published values, exact bootstrap distributions, and their own coverage."""
 
+import math
 from itertools import product
 
 import numpy as np
@@ -22,7 +23,19 @@ def test_wilson_is_newcombes_third_method(correct, questions, bounds):
     assert wilson(correct, questions) == pytest.approx(bounds, abs=5e-5)
 
 
-def test_wilson_of_nothing_says_nothing():
+@pytest.mark.parametrize(("correct", "questions"), [(25, 200), (188, 200), (1, 3), (499, 1000)])
+def test_wilson_is_where_the_score_test_turns(correct, questions):
+    """Its definition: the bounds are the shares that the observation is just 1.959964 of *their* standard errors away from."""
+    share = correct / questions
+    low, high = wilson(correct, questions)
+    assert low < share < high
+    for bound in (low, high):
+        assert abs(share - bound) / math.sqrt(bound * (1 - bound) / questions) == pytest.approx(1.959964, abs=1e-9)
+
+
+def test_wilson_at_the_ends():
+    assert wilson(0, 10) == pytest.approx((0.0, 0.2775328), abs=1e-7)  # R: prop.test(0, 10, correct = FALSE)
+    assert wilson(10, 10) == pytest.approx((0.7224672, 1.0), abs=1e-7)
     assert wilson(0, 0) == (0.0, 1.0)
 
 

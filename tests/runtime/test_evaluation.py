@@ -1,9 +1,15 @@
-"""Held-out numbers: what a failed scorer, several samples and unknown correctness do to the accuracy."""
+"""Held-out numbers: what a failed scorer, several samples and unknown correctness do, and how scoring runs beside generation."""
 
+import asyncio
 from dataclasses import replace
 
-from proxima.data import Group, Score
-from proxima.runtime.evaluation import summarise
+import pytest
+
+from proxima.data import Completion, Group, Prompt, Score
+from proxima.engine.protocol import Sampling
+from proxima.evaluate import wilson
+from proxima.runtime.evaluation import Evaluation, summarise
+from proxima.runtime.observer import NullObserver
 from tests.runtime.test_algorithm import group
 
 
@@ -26,4 +32,95 @@ def test_no_reward_knows_or_none_answered():
     assert summarise([scored(0, UNKNOWN)])["accuracy"] is None
     nothing = summarise([scored(0, FAILED)])
     assert nothing["accuracy"] is nothing["reward/mean"] is None and nothing["invalid"] == 1
+    assert "accuracy/low" not in nothing
     assert summarise([])["questions"] == 0
+
+
+def test_one_answer_a_question_has_wilsons_bounds():
+    found = summarise([scored(i, RIGHT if i < 3 else WRONG) for i in range(10)] + [scored(10, FAILED)])
+    assert (found["accuracy"], (found["accuracy/low"], found["accuracy/high"])) == (0.3, wilson(3, 10))
+    assert not [key for key in found if "@" in key]
+
+
+def test_several_answers_give_pass_at_k():
+    found = summarise([scored(0, RIGHT, WRONG, WRONG, WRONG), scored(1, RIGHT, RIGHT, WRONG, WRONG), scored(2, *[WRONG] * 4)])
+    assert found["mean@4"] == found["accuracy"] == 0.25
+    assert found["pass@2"] == pytest.approx((1 / 2 + 5 / 6) / 3) and found["pass@4"] == pytest.approx(2 / 3)
+    assert found["accuracy/low"] < 0.25 < found["accuracy/high"] and "pass@1" not in found
+
+
+class Engine:
+    """Gives the answers one by one, in the order asked for from the last to the first, and lets others have a turn in between."""
+
+    def __init__(self, log, lose=None):
+        self.log, self.lose = log, lose
+
+    async def generate(self, requests):
+        for request in reversed(requests):
+            await asyncio.sleep(0)
+            if request.prompt.uid == self.lose:
+                continue
+            self.log.append(f"answer {request.prompt.uid}.{request.sample}")
+            yield Completion(
+                prompt_uid=request.prompt.uid,
+                sample=request.sample,
+                tokens=(request.sample,),
+                text=str(request.sample),
+                behavior_log_prob=(0.0,),
+                untruncated_log_prob=(0.0,),
+                policy_version=(0,),
+                finish_reason="stop",
+                temperature=1.0,
+            )
+
+
+class Rewards:
+    has_batch = False
+
+    def __init__(self, log):
+        self.log = log
+
+    async def score(self, prompt, completions):
+        self.log.append(f"score {prompt.uid}")
+        await asyncio.sleep(0)
+        return [Score(value=float(c.text), correct=c.text == "1") for c in completions]
+
+
+class BatchRewards(Rewards):
+    has_batch = True
+
+    async def score_batch(self, groups):
+        self.log.append(f"batch of {len(groups)}")
+        return [replace(g, scores=tuple(replace(s, value=s.value + 10) for s in g.scores)) for g in groups]
+
+
+def evaluation(log, engine=None, rewards=None):
+    prompts = [Prompt(uid=uid, messages=({"role": "user", "content": "q"},), tokens=(1,), answer=None) for uid in (7, 8, 9)]
+    return Evaluation(
+        prompts=prompts,
+        engine=engine or Engine(log),
+        rewards=rewards or Rewards(log),
+        sampling=Sampling(),
+        observer=NullObserver(),
+        samples=2,
+    )
+
+
+def test_questions_are_scored_while_others_are_answered():
+    log, times = [], iter([5.0, 7.5])
+    groups, scoring = asyncio.run(evaluation(log).groups(lambda: next(times)))
+    assert log.index("score 9") < log.index("answer 7.0")
+    assert [g.prompt.uid for g in groups] == [7, 8, 9] and [c.sample for c in groups[0].completions] == [0, 1]
+    assert [s.correct for s in groups[0].scores] == [False, True] and scoring == 2.5
+
+
+def test_rewards_of_the_whole_batch_speak_last():
+    log = []
+    groups, _ = asyncio.run(evaluation(log, rewards=BatchRewards(log)).groups())
+    assert log[-1] == "batch of 3" and [s.value for s in groups[2].scores] == [10.0, 11.0]
+
+
+def test_a_lost_answer_is_said():
+    log = []
+    with pytest.raises(RuntimeError, match="the engine ended without all answers to the questions \\[8\\]"):
+        asyncio.run(evaluation(log, engine=Engine(log, lose=8)).groups())

@@ -56,22 +56,6 @@ def test_the_others():
     assert n.count(2048) == "2,048"
 
 
-@pytest.mark.parametrize(("correct", "questions"), [(25, 200), (188, 200), (1, 3), (499, 1000)])
-def test_wilson_is_where_the_score_test_turns(correct, questions):
-    """Its definition: the bounds are the shares that the observation is just 1.959964 of *their* standard errors away from."""
-    share = correct / questions
-    low, high = n.wilson(correct, questions)
-    assert low < share < high
-    for bound in (low, high):
-        assert abs(share - bound) / math.sqrt(bound * (1 - bound) / questions) == pytest.approx(1.959964, abs=1e-9)
-
-
-def test_wilson_at_the_ends():
-    assert n.wilson(0, 10) == pytest.approx((0.0, 0.2775328), abs=1e-7)  # R: prop.test(0, 10, correct = FALSE)
-    assert n.wilson(10, 10) == pytest.approx((0.7224672, 1.0), abs=1e-7)
-    assert n.wilson(0, 0) == (0.0, 1.0)
-
-
 def test_foreign_text_cannot_drive_the_terminal():
     text = n.printable("a\x1b[2J\x1b]0;title\x07\r\nb\tc\u202edcba\u2028\x9b31m\x7f")
     assert text == "a␛[2J␛]0;title␇␍⏎b c<202e>dcba<2028><009b>31m<007f>"

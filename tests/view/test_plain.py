@@ -70,6 +70,15 @@ def test_a_run(plain, lines, clock):
     ]
 
 
+def test_an_evaluation_with_its_interval(plain, lines):
+    plain.evaluated(evaluation(0, "before", 25) | {"accuracy/low": 0.0862, "accuracy/high": 0.1779})
+    plain.evaluated(evaluation(20, "step", 100) | {"accuracy/low": 0.44, "accuracy/high": 0.56, "pass@2": 0.6, "pass@16": 0.75})
+    assert [line[10:90].rstrip() for line in lines] == [
+        "eval  before   accuracy 0.125   25/200  95 % 0.086–0.178",
+        "eval  step 20  accuracy 0.500  100/200  95 % 0.440–0.560  pass@16 0.750  +0.375",
+    ]
+
+
 def test_ends_that_are_not_done(plain, lines):
     plain.started(info(Path("runs/a"), micro_batches=0, resumed_at=12))
     plain.finished({"status": "stopped", "steps": 14, "seconds": 61.0})

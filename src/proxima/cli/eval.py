@@ -19,7 +19,8 @@ from proxima.cli.common import print_json
 if TYPE_CHECKING:
     from proxima.config import Resolved
     from proxima.data import Group
-    from proxima.runtime.exam import Exam, Examined
+    from proxima.runtime.exam import Exam
+    from proxima.runtime.examine import Examined
 
 # Where key=value may say something that an evaluation of named sets does not have of its own.
 SETTABLE = ("data.", "engine", "eval.limit", "eval.samples", "eval.sampling", "model.", "runtime.", "seed")
@@ -63,7 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     resolved = _resolve(model, recipe, overrides, suites=bool(arguments.task))
 
     from proxima.evaluate.suites import parse_tasks
-    from proxima.runtime.exam import check_folder, examine, of_recipe, open_exams
+    from proxima.runtime.exam import of_recipe, open_exams
+    from proxima.runtime.examine import check_folder, examine
     from proxima.view.evaluation import EvaluationView
 
     folder = arguments.out or _folder(arguments.model)

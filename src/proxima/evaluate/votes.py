@@ -89,7 +89,7 @@ def vote(rewards: Sequence[Any], text: str) -> str | None:
 
 
 _FRAC = re.compile(r"(?<![0-9}])\\[dt]?frac\s*(?:\{\s*(-?[0-9]{1,40})\s*\}|([0-9]))\s*(?:\{\s*([0-9]{1,40})\s*\}|([0-9]))")
-_DRESS = re.compile(r"\\(?:left|right|displaystyle|[,;:!%$ ])|\$|\\text\{\s*([^{}]*)\}|\^\{?\\circ\}?|[\s]+")
+_DRESS = re.compile(r"\\(?:left\.?|right\.?|displaystyle|[,;:!%$ ])|\$|\\text\{\s*([^{}]*)\}|\^\{?\\circ\}?|[\s]+")
 _COMMAS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 
 

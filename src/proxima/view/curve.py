@@ -11,8 +11,8 @@ from xml.sax.saxutils import escape
 from proxima.runtime.files import write_whole
 from proxima.runtime.folder import RunFolder
 from proxima.view.chart import Frame, Point, running_mean, ticks
-from proxima.view.numbers import duration, fixed, wilson
-from proxima.view.plain import trials
+from proxima.view.numbers import duration, fixed
+from proxima.view.plain import bounds
 
 STYLE = """
 svg { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; --ink: #1f2328; --muted: #656d76; --grid: #e3e6ea; --a: #2563eb; --b: #c2500c; }
@@ -79,7 +79,7 @@ def _line(frame: Frame, points: list[Point], kind: str) -> str:
 
 
 def _eval(frame: Frame, record: dict[str, Any]) -> str:
-    low, high = wilson(int(record["correct"]), trials(record))
+    low, high = bounds(record)
     x, y, accuracy = frame.x(float(record["step"])), frame.y(float(record["accuracy"])), fixed(record["accuracy"], 3)
     anchor, shift = ("start", 9) if x < frame.width / 2 else ("end", -9)
     return (

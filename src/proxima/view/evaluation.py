@@ -204,7 +204,11 @@ def verdict(one: Comparison) -> str:
         half = one.difference.half
         return f"{one.name}: no difference that these {count(one.questions)} questions could tell from chance (± {fixed(half, 3)})"
     side = "B" if one.difference.value > 0 else "A"
-    return f"{one.name}: {side} is better by {fixed(abs(one.difference.value), 3)} (p = {p_value(one.p)})"
+    return f"{one.name}: {side} is better by {fixed(abs(one.difference.value), 3)} ({_with_p(one.p)})"
+
+
+def _with_p(p: float) -> str:
+    return f"p {p_value(p)}" if p < 0.001 else f"p = {p_value(p)}"
 
 
 def p_value(p: float) -> str:

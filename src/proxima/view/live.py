@@ -18,7 +18,7 @@ from rich.text import Text
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import RunInfo, Sample, Stage
 from proxima.view.numbers import count, duration, fixed, percent, printable, rate, signed, sparkline
-from proxima.view.plain import arithmetic, closing_line, device_line, model_line, remaining, time_of_day, trials
+from proxima.view.plain import arithmetic, closing_line, device_line, model_line, remaining, several, time_of_day, trials
 from proxima.view.remarks import Remarks
 
 Record = Mapping[str, Any]
@@ -151,6 +151,8 @@ class LiveView:
             if first.get("accuracy") is not None and last.get("accuracy") is not None:
                 text.append(f"  {signed(last['accuracy'] - first['accuracy'])}")
         text.append(f"  {last.get('correct', 0)}/{trials(last)} right after step {last['step']}", style="dim")
+        if interval := several(last):
+            text.append(f"  {interval}", style="dim")
         return text
 
     def _table(self) -> RenderableType:

@@ -84,23 +84,6 @@ def significant(value: float | None, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def wilson(correct: int, questions: int, z: float = 1.959964) -> tuple[float, float]:
-    """The Wilson score interval of a share: where the true accuracy lies with 95 % confidence (z = 1.959964).
-
-        centre = (p + z²/2n) / (1 + z²/n)      half = z sqrt(p(1-p)/n + z²/4n²) / (1 + z²/n)
-
-    Unlike p ± z sqrt(p(1-p)/n) it stays inside [0, 1] and says something at 0 and n right. No questions: (0, 1).
-    Source: Wilson, JASA 22 (1927) 209.
-    """
-    if questions == 0:
-        return 0.0, 1.0
-    p, n = correct / questions, questions
-    scale = 1 + z * z / n
-    centre = (p + z * z / (2 * n)) / scale
-    half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / scale
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
 def printable(text: str, limit: int = 0) -> str:
     """Foreign text on one line that a terminal can be given: control characters are shown, not obeyed.
 

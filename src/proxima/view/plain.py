@@ -12,6 +12,7 @@ from datetime import datetime
 from shlex import quote
 from typing import Any, TextIO
 
+from proxima.evaluate.intervals import wilson
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import Observer, RunInfo, Sample, Stage
 from proxima.view.numbers import count, duration, fixed, magnitude, percent, printable, rate, signed
@@ -62,7 +63,7 @@ class PlainLines:
                 text = signed(accuracy - self._accuracy["before"])
             self._accuracy[label] = accuracy
         right = f"{record.get('correct', 0)}/{trials(record)}"
-        left = f"eval  {name:<8} accuracy {fixed(accuracy, 3)}  {right:>7}  {text}"
+        left = "  ".join(part for part in (f"eval  {name:<8} accuracy {fixed(accuracy, 3)}", f"{right:>7}", several(record), text) if part)
         if accuracy is None:  # no reward says what is right: the mean reward is what there is to follow
             left = f"eval  {name:<8} reward {fixed(record.get('reward/mean'), 3)}  accuracy unknown: no reward says what is right"
         self._line(_ends(left, duration(record["time/evaluate"]) if "time/evaluate" in record else ""))
@@ -131,6 +132,22 @@ def time_of_day(wall: str) -> str:
 def trials(record: Record) -> int:
     """Of how many answers `correct` is the right part: those whose score is valid, or the questions where the record says no more."""
     return int(record["answers"]) - int(record.get("invalid", 0)) if "answers" in record else int(record.get("questions", 0))
+
+
+def bounds(record: Record) -> tuple[float, float]:
+    """The 95 % interval of a record's accuracy: its own, or Wilson's where an earlier version left none."""
+    if record.get("accuracy/low") is not None:
+        return float(record["accuracy/low"]), float(record["accuracy/high"])
+    return wilson(int(record["correct"]), trials(record))
+
+
+def several(record: Record) -> str:
+    """`95 % 0.086–0.178  pass@4 0.300`: the interval, and the pass@k of all samples where there are several; nothing without either."""
+    if record.get("accuracy/low") is None:
+        return ""
+    low, high = bounds(record)
+    ks = [int(key.removeprefix("pass@")) for key in record if key.startswith("pass@")]
+    return f"95 % {fixed(low, 3)}–{fixed(high, 3)}" + (f"  pass@{max(ks)} {fixed(record[f'pass@{max(ks)}'], 3)}" if ks else "")
 
 
 def model_line(info: RunInfo) -> str:

@@ -24,8 +24,8 @@ from proxima.runtime.observer import RunInfo
 from proxima.runtime.records import dumps
 from proxima.runtime.rollouts import read_rows
 from proxima.view.chart import Series, bar_chart, line_chart
-from proxima.view.numbers import NONE, count, duration, fixed, magnitude, percent, rate, signed, significant, wilson
-from proxima.view.plain import arithmetic, trials
+from proxima.view.numbers import NONE, count, duration, fixed, magnitude, percent, rate, signed, significant
+from proxima.view.plain import arithmetic, bounds, trials
 
 QUESTIONS = 5  # answered before and after
 SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 60, 2, 4
@@ -122,7 +122,7 @@ def chart(curve: Curve, train: Sequence[Mapping[str, Any]], evals: Sequence[Mapp
         legend.append({"name": name, "color": color, "last": written[-1]})
         values.append(written)
     if curve.title == "Accuracy" and (held := [r for r in evals if r.get("accuracy") is not None]):
-        spread = [wilson(int(r["correct"]), trials(r)) for r in held]
+        spread = [bounds(r) for r in held]
         points = [(float(r["step"]), float(r["accuracy"])) for r in held]
         drawn.append(Series(name="held-out", points=points, color="var(--b)", spread=spread))
         legend.append({"name": "held-out", "color": "var(--b)", "last": fixed(held[-1]["accuracy"], 3)})
@@ -149,13 +149,13 @@ def phase_chart(train: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def headline(evals: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Held-out accuracy at the first and the last evaluation, with Wilson intervals."""
+    """Held-out accuracy at the first and the last evaluation, with its 95 % interval."""
     known = [r for r in evals if r.get("accuracy") is not None]
     if not known:
         return None
 
     def shown(record: Mapping[str, Any]) -> dict[str, Any]:
-        low, high = wilson(int(record["correct"]), trials(record))
+        low, high = bounds(record)
         place = {"left": round(100 * low, 2), "width": round(100 * (high - low), 2), "at": round(100 * record["accuracy"], 2)}
         when = "before the first step" if record["step"] == 0 else f"after step {record['step']}"
         text = {"accuracy": fixed(record["accuracy"], 3), "interval": f"{fixed(low, 3)} to {fixed(high, 3)}", "when": when}

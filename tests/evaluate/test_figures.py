@@ -1,0 +1,93 @@
+"""Scored groups into figures: what several samples, failed scorers, silence and truncation do to each of them."""
+
+import pytest
+
+from proxima.data import Completion, Group, Prompt, Score
+from proxima.evaluate import Question, figures, question_of
+from proxima.evaluate.figures import powers_of_two
+from proxima.evaluate.votes import voter
+from proxima.reward import Gsm8k
+
+FIND = voter([Gsm8k()])
+RIGHT, WRONG, FAILED = Score(value=1.0, correct=True), Score(value=0.0, correct=False), Score.failed("timed out")
+
+
+def group(uid, *samples):
+    """`(text, score)` each, or `(text, score, "length")`."""
+    completions = []
+    for i, (text, _, *end) in enumerate(samples):
+        n = len(text)
+        completions.append(
+            Completion(
+                prompt_uid=uid,
+                sample=i,
+                tokens=(1,) * n,
+                text=text,
+                behavior_log_prob=(-0.5,) * n,
+                untruncated_log_prob=(-0.5,) * n,
+                policy_version=(0,) * n,
+                finish_reason=end[0] if end else "stop",
+                temperature=1.0,
+            )
+        )
+    prompt = Prompt(uid=uid, messages=({"role": "user", "content": f"q{uid}"},), tokens=(1, 2), answer="7")
+    return Group(prompt=prompt, completions=tuple(completions), scores=tuple(score for _, score, *_ in samples))
+
+
+def test_one_answer_a_question():
+    groups = [group(0, ("#### 7", RIGHT)), group(1, ("#### 8", WRONG)), group(2, ("dunno", WRONG, "length")), group(3, ("#### 7", FAILED))]
+    found = figures(groups, samples=1, find=FIND)
+    assert found["estimates"] == {
+        "accuracy": {"value": pytest.approx(1 / 3), "low": pytest.approx(0.0615, abs=1e-4), "high": pytest.approx(0.7923, abs=1e-4),
+                     "method": "wilson", "questions": 3}
+    }  # fmt: skip
+    assert (found["questions"], found["answers"], found["correct"], found["known"], found["invalid"]) == (4, 4, 1, 3, 1)
+    assert found["truncated"] == found["unanswered"] == 0.25 and found["reward"] == pytest.approx(1 / 3)
+    assert found["length"] == {"mean": 5.75, "median": 6, "max": 6} and found["tokens"] == 23
+
+
+def test_several_answers_a_question():
+    """By hand: right shares 1/2, 1/4, 0; pass@2 5/6, 1/2, 0; the vote of all four: the right answer, a tie of three, nothing."""
+    groups = [
+        group(0, ("#### 7", RIGHT), ("#### 7", RIGHT), ("#### 1", WRONG), ("", WRONG)),
+        group(1, ("#### 7", RIGHT), ("#### 1", WRONG), ("#### 2", WRONG), ("", WRONG)),
+        group(2, ("#### 1", WRONG), ("#### 1", WRONG), ("", WRONG), ("", WRONG)),
+    ]
+    estimates = figures(groups, samples=4, find=FIND)["estimates"]
+    assert list(estimates) == ["mean@4", "pass@2", "pass@4", "maj@2", "maj@4"]
+    assert estimates["mean@4"]["value"] == pytest.approx((1 / 2 + 1 / 4) / 3)
+    assert estimates["pass@2"]["value"] == pytest.approx((5 / 6 + 1 / 2) / 3)
+    assert estimates["pass@4"]["value"] == pytest.approx(2 / 3)
+    assert estimates["maj@4"]["value"] == pytest.approx((1 + 1 / 3) / 3)
+    # pairs of question 0: 77 → 1, 7-1 twice → 1/2 each, 7-silence twice → 1, 1-silence → 0; of question 1: 7-1, 7-2 → 1/2, 7-silence → 1
+    assert estimates["maj@2"]["value"] == pytest.approx(((1 + 2 * 0.5 + 2 * 1) / 6 + (0.5 + 0.5 + 1) / 6) / 3)
+    assert all(e["low"] <= e["value"] <= e["high"] and e["method"] == "bootstrap" for e in estimates.values())
+
+
+def test_only_the_ks_asked_for():
+    groups = [group(i, *[("#### 7", RIGHT if i else WRONG)] * 8) for i in range(3)]
+    assert list(figures(groups, samples=8, ks=(1, 5), find=FIND)["estimates"]) == ["mean@8", "pass@5", "maj@5"]
+    assert powers_of_two(1) == (1,) and powers_of_two(8) == (1, 2, 4, 8) and powers_of_two(6) == (1, 2, 4, 6)
+    with pytest.raises(ValueError, match="k=9 must be <= samples=8"):
+        figures(groups, samples=8, ks=(9,))
+
+
+def test_a_failed_scorer_is_not_a_wrong_answer():
+    groups = [group(0, ("#### 7", RIGHT), ("#### 7", FAILED)), group(1, ("#### 7", FAILED), ("#### 7", FAILED))]
+    found = figures(groups, samples=2, find=FIND)
+    assert found["estimates"]["mean@2"]["value"] == 1.0 and found["estimates"]["mean@2"]["questions"] == 1
+    assert "pass@2" not in found["estimates"] and found["invalid"] == 3  # no question has two known samples
+
+
+def test_nobody_knows_what_is_right():
+    found = figures([group(0, ("a", Score(value=0.25)))], samples=1, find=None)
+    assert found["estimates"] == {} and found["reward"] == 0.25 and found["unanswered"] is None
+    assert figures([], samples=1)["length"] is None
+
+
+def test_a_question():
+    one = question_of(group(0, ("#### 7.0", RIGHT), ("#### 7", WRONG), ("", FAILED)), FIND)
+    assert one.correct == (True, False, None) and one.votes[0] == one.votes[1] == 7 and one.votes[2] is None
+    assert (one.mean(), one.passed(2), one.passed(3), one.majority(2)) == (0.5, 1.0, None, 0.5)
+    with pytest.raises(ValueError, match="votes=1 must be as many as correct"):
+        Question(correct=(True, False), votes=(None,))

@@ -1,0 +1,94 @@
+r"""What texts vote for, with the real shapes of answers: \boxed, ####, tags, plain numbers, silence."""
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import pytest
+
+from proxima.evaluate import VOTES, canonical, vote
+from proxima.reward import REWARDS, Boxed, Exact, Format, Gsm8k, Math, Number
+
+
+@pytest.mark.parametrize(
+    ("reward", "text", "found"),
+    [
+        (Gsm8k(), "She has 3 + 4 = 7.\n#### 7", "7"),
+        (Gsm8k(), "#### 5\nno, wait\n#### $1,234.50", "1234.50"),
+        (Gsm8k(), "The answer is 12.", "12"),
+        (Gsm8k(strict=True), "The answer is 12.", None),
+        (Gsm8k(), "#### none", None),
+        (Gsm8k(), "I don't know.", None),
+        (Number(), "first 3, then -5", "-5"),
+        (Boxed(), r"so \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (Boxed(), r"so \boxed{ }", None),
+        (Boxed(), r"so \boxed{1", None),
+        (Math(), r"first \boxed{3}, then \boxed{4}", "4"),
+        (Math(), "<answer> x+1 </answer>", "x+1"),
+        (Math(), "so $x = 5$ and we are done", "x = 5"),
+        (Math(), "it is 42", "42"),
+        (Math(), "who knows", None),
+        (Exact(), "  7 ", "7"),
+        (Exact(ignore_case=True), "Paris", "paris"),
+        (Exact(), "   ", None),
+    ],
+)
+def test_the_answer_in_a_text(reward, text, found):
+    assert vote([reward], text) == found
+
+
+def test_the_first_reward_that_can_tell_tells():
+    assert vote([Format(pattern="x"), Number(), Gsm8k()], "#### 3 of 5") == "5"
+    assert vote([Format(pattern="x")], "#### 3") is None
+    assert vote([], "3") is None
+
+
+def test_a_reward_may_know_itself():
+    @dataclass(frozen=True)
+    class Last:
+        def extract(self, text):
+            return text.split()[-1] if text else None
+
+    assert vote([Last(), Number()], "it is seven") == "seven"
+
+
+def test_the_table_speaks_of_rewards_that_exist():
+    assert set(VOTES) <= set(REWARDS)
+
+
+@pytest.mark.parametrize(
+    "text", ["0.5", ".50", "1/2", r"\frac{1}{2}", r"\frac12", r"\dfrac 1 2", r"$\tfrac{1}{2}$", "{1/2}", "x = 1/2.", r"\left.\frac12\right"]
+)
+def test_a_half_is_a_half(text):
+    assert canonical(text) == Fraction(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("1,000", "1000", True),
+        ("1,000.0", "1e3", True),
+        ("-3", "−3", True),
+        ("(1, 2)", "(1,2)", True),
+        (r"\text{ even }", "even", True),
+        (r"90^\circ", "90", True),
+        (r"12\%", "12", True),
+        (r"2\frac12", "21/2", False),
+        ("1,2", "12", False),
+        ("x+1", "1+x", False),  # no algebra here: the reward judges, the vote compares
+        ("0.333", "1/3", False),
+        ("even", "odd", False),
+        ("1/0", "0", False),
+    ],
+)
+def test_what_votes_together(one, other, same):
+    assert (canonical(one) == canonical(other)) is same
+
+
+@pytest.mark.parametrize("text", [None, "", "  \n"])
+def test_nothing_does_not_vote(text):
+    assert canonical(text) is None
+
+
+@pytest.mark.parametrize("text", ["9" * 100_000, "{" * 5000, r"\frac" * 20_000, "\\text{" * 5000, "1e999", "1e-999", "\0", "\ud83d"])
+def test_hostile_answers_are_compared_as_they_are(text):
+    assert canonical(text) == canonical(text) and hash(canonical(text)) is not None

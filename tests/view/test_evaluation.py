@@ -1,0 +1,143 @@
+"""Progress, table and verdicts of an evaluation, character by character."""
+
+import io
+
+import pytest
+
+from proxima.evaluate.compare import Comparison
+from proxima.evaluate.intervals import Interval
+from proxima.runtime.clock import ManualClock
+from proxima.view.evaluation import EvaluationView, comparison, p_value, report
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def facts(**more):
+    sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 512, "stop": []}
+    estimates = {"accuracy": {"value": 0.125, "low": 0.0862, "high": 0.1779, "method": "wilson", "questions": 200}}
+    base = {"questions": 200, "samples": 1, "answers": 200, "correct": 25, "known": 200, "invalid": 0, "estimates": estimates}
+    shares = {"reward": 0.125, "length": {"mean": 181.44}, "truncated": 0.025, "unanswered": 0.0, "tokens": 36288}
+    return {**base, **shares, "sampling": sampling, "data": {"skipped": 0}, **more}
+
+
+def result(**suites):
+    model = {"name": "SmolLM2-135M-Instruct", "parameters": 134_515_008}
+    return {
+        "model": model,
+        "seed": 1,
+        "k": [],
+        "engine": {"kind": "local", "dtype": "bfloat16"},
+        "device": "cpu",
+        "threads": 2,
+        "suites": suites,
+    }
+
+
+def test_one_set():
+    text = report(result(gsm8k=facts()), {"gsm8k": 62.0}, io.StringIO())
+    assert text.splitlines() == [
+        "SmolLM2-135M-Instruct  134.5 M  cpu 2 threads bfloat16  seed 1",
+        "greedy, up to 512 tokens",
+        "",
+        "         n  greedy         95 %  length    cut  no answer  failed    time",
+        "gsm8k  200   0.125  0.086–0.178   181.4  2.5 %      0.0 %       0  1m 02s",
+    ]
+
+
+def test_several_samples_and_what_to_mind():
+    def figure(value):
+        return {"value": value, "low": value - 0.1, "high": value + 0.1, "method": "bootstrap", "questions": 30}
+
+    estimates = {"mean@4": figure(0.3), "pass@2": figure(0.4), "pass@4": figure(0.5), "maj@2": figure(0.3), "maj@4": figure(0.35)}
+    sampling = facts()["sampling"] | {"temperature": 0.7, "top_p": 0.95, "max_tokens": 8192}
+    more = {"truncated": 0.4, "unanswered": 0.06, "invalid": 3, "data": {"skipped": 2}, "reward": 0.5}
+    text = report(result(aime24=facts(samples=4, estimates=estimates, sampling=sampling, **more)), {}, io.StringIO())
+    lines = text.splitlines()
+    assert lines[1] == "4 samples a question at temperature 0.7, top_p 0.95, up to 8,192 tokens"
+    assert lines[3].split() == "n mean@4 95 % pass@4 maj@4 reward length cut no answer failed time".split()
+    assert lines[4].split() == "aime24 200 0.300 0.200–0.400 0.500 0.350 0.500 181.4 40.0 % 6.0 % 3 –".split()
+    assert lines[6:] == [
+        "aime24: 40.0 % of the answers were cut off at 8,192 tokens; raise --max-tokens",
+        "aime24: in 6.0 % of the texts no answer was found: wrong, and no vote",
+        "aime24: 3 scores failed: in no figure; see `error` in aime24.parquet",
+        "aime24: 2 questions leave no room for an answer in the context and were not asked",
+    ]
+
+
+def test_nobody_knows():
+    text = report(result(mine=facts(estimates={}, known=0, correct=0, reward=0.7)), {"mine": 3.0}, io.StringIO())
+    assert "mine: accuracy unknown: no reward says what is right" in text and " 0.700 " in text
+
+
+def test_a_terminal_gets_colours_and_no_more_than_its_width(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    text = report(result(gsm8k=facts()), {"gsm8k": 62.0}, Terminal())
+    assert "\x1b[1m" in text and "0.086–0.178" in text
+
+
+def test_progress_on_a_terminal():
+    clock, stream = ManualClock(), Terminal()
+    view = EvaluationView(stream, clock)
+    view.progress("load", 0, 1, "models")
+    view.begins("gsm8k", 200, 200)
+    clock.advance(20)
+    view.progress("evaluate", 50, 200, "answers")
+    view.progress("evaluate", 51, 200, "answers")  # sooner than a tenth of a second: not drawn
+    last = stream.getvalue().rpartition("\r")[2]
+    assert last == "gsm8k  50/200 answers   2.5/s   eta 1m 00s  " + "━" * 6 + "╌" * 18
+    view.ends("gsm8k", {}, 80.0)
+    assert stream.getvalue().endswith("\r" + " " * len(last) + "\r")
+
+
+def test_progress_elsewhere_is_a_line_a_minute():
+    clock, stream = ManualClock(), io.StringIO()
+    view = EvaluationView(stream, clock)
+    view.begins("gsm8k", 200, 200)
+    for done in range(1, 14):
+        clock.advance(10)
+        view.progress("evaluate", done, 20, "answers")
+    view.warning("two\x1b[2J")
+    view.ends("gsm8k", {}, 1.0)
+    assert stream.getvalue().splitlines() == [
+        "gsm8k  6/20 answers   0.1/s   eta 2m 20s",
+        "gsm8k  12/20 answers   0.1/s   eta 1m 20s",
+        "WARNING two␛[2J",
+    ]
+
+
+def side(value, low, high):
+    return Interval(value=value, low=low, high=high, method="wilson", questions=200)
+
+
+def test_comparison():
+    chance = Comparison(
+        name="gsm8k", questions=200, left_out=0, samples=(1, 1), first=side(0.05, 0.028, 0.09), second=side(0.075, 0.046, 0.12),
+        difference=side(0.025, -0.01, 0.06), p=0.2266, test="McNemar, exact", won=8, lost=3, tied=189,
+    )  # fmt: skip
+    sure = Comparison(
+        name="math500", questions=500, left_out=2, samples=(4, 4), first=side(0.5, 0.45, 0.55), second=side(0.45, 0.4, 0.5),
+        difference=side(-0.05, -0.08, -0.02), p=0.0004, test="sign flips", won=40, lost=80, tied=380,
+    )  # fmt: skip
+    text = comparison([chance, sure], ("evals/a", "evals/b"), io.StringIO())
+    assert text.splitlines() == [
+        "A  evals/a",
+        "B  evals/b",
+        "",
+        "           n                     A                     B   B − A             95 %  won  lost  tied        p",
+        "gsm8k    200  0.050 [0.028, 0.090]  0.075 [0.046, 0.120]  +0.025  −0.010 … +0.060    8     3   189    0.227",
+        "math500  500  0.500 [0.450, 0.550]  0.450 [0.400, 0.500]  −0.050  −0.080 … −0.020   40    80   380  < 0.001",
+        "",
+        "math500: 2 questions without a known answer on one side are left out",
+        "gsm8k: no difference that these 200 questions could tell from chance (± 0.035)",
+        "math500: A is better by 0.050 (p < 0.001)",
+        "p: McNemar, exact and sign flips, two-sided; the interval of the difference: bootstrap over the questions, each with both results",
+    ]
+
+
+@pytest.mark.parametrize(("p", "text"), [(0.0123, "0.012"), (0.00099, "< 0.001"), (1.0, "1.000")])
+def test_p(p, text):
+    assert p_value(p) == text
