@@ -24,6 +24,7 @@ def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     if before.is_dir() and not target.exists():
         before.rename(target)
     refuse_if_taken(target, overwrite=overwrite)
+    made = [above for above in target.parents if not above.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
@@ -40,6 +41,9 @@ def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
         shutil.rmtree(before, ignore_errors=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+        with suppress(OSError):  # empty folders above that were made for nothing
+            for above in made if not target.exists() else ():
+                above.rmdir()
 
 
 def refuse_if_taken(target: Path, *, overwrite: bool) -> None:

@@ -1,0 +1,71 @@
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from proxima.task import Prepared
+from proxima.task.prepared import how_to_make
+
+ROWS = [
+    {
+        "question": f"{i} {{}}?",
+        "answer": str(i),
+        "level": i,
+        "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"Solve: {i} {{}}?"}],
+    }
+    for i in range(3)
+]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "train.parquet")
+    return tmp_path
+
+
+def test_the_prompt_is_the_cards(folder):
+    rows = Prepared(path=str(folder), metadata=("level",)).rows(1)
+    assert [rows[i].messages for i in range(3)] == [tuple(row["messages"]) for row in ROWS]
+    assert (rows[2].answer, rows[2].metadata) == ("2", {"level": 2})
+
+
+def test_a_template_of_ones_own(folder):
+    row = Prepared(path=str(folder), template="{question}\nAnswer in \\boxed{{}}.").rows(1)[1]
+    assert row.messages == ({"role": "user", "content": "1 {}?\nAnswer in \\boxed{}."},)
+
+
+@pytest.mark.parametrize(
+    ("path", "split", "message"),
+    [
+        ("data/gsm8k", "train", r"path='data/gsm8k' no such folder; make it: proxima data prepare gsm8k"),
+        ("data/aime24", "test", "make it: proxima data prepare aime24"),
+        ("data/mine", "train", "no such folder; make it: proxima data prepare"),
+        ("made", "test", "has no test side, only train; set split: train, or name another folder"),
+        ("empty/math", "train", r"holds no train.parquet; make it: proxima data prepare math"),
+    ],
+)
+def test_what_is_missing(path, split, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "made").mkdir()
+    (tmp_path / "empty" / "math").mkdir(parents=True)
+    parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "made" / "train.parquet")
+    with pytest.raises(ValueError, match=message) as caught:
+        Prepared(path=path, split=split).rows(1)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"path": ""}, "path='' must name a folder"),
+        ({"path": "x", "split": "dev"}, "split='dev' must be 'train' or 'test'"),
+        ({"path": "x", "template": "{problem}"}, r"must hold \{question\} and nothing else"),
+    ],
+)
+def test_bad_fields(fields, message):
+    with pytest.raises(ValueError, match=message):
+        Prepared(**fields)
+
+
+def test_the_command_for_a_path():
+    assert how_to_make("data/dapo-math/train.parquet") == how_to_make("data/dapo-math") == "proxima data prepare dapo-math"
+    assert how_to_make("data/mine/train.parquet") is None
