@@ -115,6 +115,18 @@ def test_what_is_not_done_is_left_out_and_said(tmp_path):
     )
 
 
+def test_half_a_run_is_no_pair_and_may_still_get_there(tmp_path):
+    half = {"status": None, "steps": 9}
+    cells = {
+        "a": {1: (curve([0.1, 0.9]), {}), 2: (curve([0.1, 0.9]), {})},
+        "b": {1: (curve([0.1, 0.3]), half), 2: (curve([0.1, 0.9]), half)},
+        "c": {1: (curve([0.1, 0.3]), half)},
+    }
+    _, b, c = comparison(make_sweep(tmp_path / "s", cells), target=0.9).rows()
+    assert (b.difference, b.reach["step"].values, b.reach["step"].median, b.reach["step"].ratio) == ({}, (2.0,), 2.0, None)
+    assert (c.reach["step"].values, c.reach["step"].median) == ((), None)
+
+
 def test_no_accuracy_is_said_and_is_no_number(tmp_path):
     make_run(tmp_path / "a", [step(1), answered(1, None)])
     found = comparison(tmp_path, target=0.5)
@@ -162,3 +174,10 @@ def test_wrong_questions(two):
         comparison(two, target=90)
     with pytest.raises(ValueError, match="no runs to compare"):
         aggregate([])
+
+
+def test_a_run_before_its_first_step_takes_no_axis_from_the_others(two):
+    make_run(two / "dppo" / "seed-1", [answered(0, 0.1, "before")], kind="dppo", status=None, steps=4)
+    found = comparison(two, target=0.8)
+    assert found.axes == ("step", "generated", "trained", "time")
+    assert found.cells[2].band("accuracy/held_out", "time").x == (0.0,)

@@ -89,8 +89,8 @@ class Reach:
     """Where a cell's runs reach the target on one axis.
 
     Args:
-        values: of each used run, in order; None is never.
-        median: over the runs, never counted as infinitely late: None where that is what it comes to.
+        values: of each used run, in order; None is never. A run that is not done and has not got there yet is left out: it still may.
+        median: over them, never counted as infinitely late: None where that is what it comes to, or there is none.
         ratio: median over the seeds that both cells have of (baseline / this one): 2 is half the cost. None without such seeds.
     """
 
@@ -271,7 +271,7 @@ def _notes(cells: Sequence[Cell]) -> list[str]:
                 error = f" ({run.summary['error']})" if run.summary.get("error") else ""
                 of = run.config.get("train.steps", "?")
                 found.append(f"{cell.name} seed {run.seed}: {run.status}{error} at step {run.steps} of {of}; {effect}")
-        if not any(run.accuracy() for run in cell.used):
+        if any(run.status == "done" for run in cell.used) and not any(run.accuracy() for run in cell.used):
             found.append(f"{cell.name}: no held-out accuracy was recorded; set eval.task, and a reward that knows what is right")
     return found
 
@@ -310,8 +310,9 @@ def paired(cell: Cell, baseline: Cell, measure: Callable[[Run], float | None]) -
 
 
 def _pairs(cell: Cell, baseline: Cell) -> list[tuple[Run, Run]]:
-    others = {run.seed: run for run in baseline.used if run.seed is not None}
-    return [(run, others[run.seed]) for run in cell.used if run.seed in others]
+    """Runs of the same seed, both of them done: half a run against a whole one says nothing."""
+    others = {run.seed: run for run in baseline.used if run.seed is not None and run.status == "done"}
+    return [(run, others[run.seed]) for run in cell.used if run.seed in others and run.status == "done"]
 
 
 def _reach(cell: Cell, baseline: Cell, target: float, axis: str) -> Reach:
@@ -319,16 +320,15 @@ def _reach(cell: Cell, baseline: Cell, target: float, axis: str) -> Reach:
         found = run.first_reach(target, axis)
         return math.inf if found is None else found
 
-    values = [cost(run) for run in cell.used]
-    median = statistics.median(values)
+    values = [value for run in cell.used if (value := cost(run)) < math.inf or run.status == "done"]
+    median = statistics.median(values) if values else math.inf
     ratios = []
     for run, other in _pairs(cell, baseline):
         mine, theirs = cost(run), cost(other)
-        if mine != theirs or (mine not in (0.0, math.inf)):
+        if mine != theirs or 0 < mine < math.inf:
             ratios.append(theirs / mine if mine else math.inf)
-    ratio = statistics.median(ratios) if ratios else None
     known = tuple(None if value == math.inf else value for value in values)
-    return Reach(known, None if median == math.inf else median, ratio)
+    return Reach(known, None if median == math.inf else median, statistics.median(ratios) if ratios else None)
 
 
 def _after(run: Run) -> float | None:

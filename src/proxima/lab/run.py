@@ -54,9 +54,9 @@ class Run:
         return int(self.train[-1]["step"]) if self.train else 0
 
     def has(self, axis: str) -> bool:
-        """True when every step recorded what the axis sums."""
+        """True when every step recorded what the axis sums; so also before the first step."""
         key = AXES[axis]
-        return bool(self.train) and (key is None or all(r.get(key) is not None for r in self.train))
+        return key is None or all(r.get(key) is not None for r in self.train)
 
     def position(self, axis: str) -> dict[int, float]:
         """Step → where the axis stands after it, from 0 at step 0.

@@ -35,7 +35,8 @@
     ruler.setAttribute("visibility", "visible");
     const title = document.createElement("p");
     title.className = "muted";
-    title.textContent = written(+d.from + ((x - +d.left) / (+d.right - +d.left)) * (+d.to - +d.from));
+    const unit = [...tip.parentElement.querySelectorAll(".x")].find((line) => line.offsetParent !== null);
+    title.textContent = `${unit ? unit.textContent : ""} ${written(+d.from + ((x - +d.left) / (+d.right - +d.left)) * (+d.to - +d.from))}`;
     const rows = [title];
     svg.querySelectorAll("g[data-series]").forEach((group) => {
       const found = points(group), index = +group.dataset.series;

@@ -207,7 +207,9 @@ def table_row(row: Row, comparison: Comparison) -> list[str]:
 
 
 def cost(reach: Reach, write: Callable[[float], str]) -> str:
-    """`1m 40s`, `never`, and `(2/3)` where not all seeds got there."""
+    """`1m 40s`, `never`, `not yet`, and `(2/3)` where not all seeds got there."""
+    if not reach.values:
+        return "not yet"
     text = "never" if reach.median is None else write(reach.median)
     return text if reach.reached == len(reach.values) or not reach.reached else f"{text} ({reach.reached}/{len(reach.values)})"
 
