@@ -20,6 +20,14 @@ def test_batch_arithmetic(recipe):
     assert str(found) == "8 prompts × 8 completions = 64 sequences → ≤ 1 micro-batch of ≤ 4,096 tokens → 1 update"
 
 
+def test_pruned_completions_are_generated_and_not_forwarded(recipe):
+    found = batch(recipe, "sampling.max_tokens=12", "algorithm=cppo_prune_75", "train.completions_per_prompt=16")
+    assert str(found) == "32 prompts × 16 completions = 512 sequences, 4 of 16 kept → ≤ 1 micro-batch of ≤ 4,096 tokens → 1 update"
+    assert (found.sequences, found.tokens) == (512, 32 * 40 + 128 * 12)
+    fewer = batch(recipe, "algorithm=cppo_prune_75", "algorithm.selection.0.allocate=false", "algorithm.selection.0.scope=batch")
+    assert (fewer.prompts, fewer.sequences, fewer.kept) == (8, 64, 2)
+
+
 def test_updates_are_counted_over_epochs(recipe):
     found = batch(recipe, "train.updates_per_step=2", "train.epochs_per_step=3", "train.tokens_per_micro_batch=64")
     assert found.updates == 6

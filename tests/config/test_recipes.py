@@ -1,14 +1,38 @@
-"""Every recipe in the folder resolves, says what it is, and stands in the table."""
+"""Every recipe in the folder resolves, says what it is, and stands in a table; the published settings are the published ones."""
 
 import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from proxima.cli.main import COMMANDS
 from proxima.config import check, dump, resolve
+from proxima.config.check import warnings
+from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm, TokenMean
+from proxima.core.surrogate import Cppo, Dppo, Drpo, Gspo, PpoClip
+from proxima.lab import plan_runs, read_sweep
+from proxima.prepare.source import SOURCES
+from proxima.reward import Accuracy152, Format, Math, Overlong
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
-RECIPES = sorted(FOLDER.glob("**/*.yaml"))
+SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
+RECIPES = sorted(set(FOLDER.glob("**/*.yaml")) - set(SWEEPS))
+SMALL = {"quickstart", "gsm8k", "gsm8k_cppo"}
+PUBLISHED = [path for path in RECIPES if path.parent == FOLDER and path.stem not in SMALL]
+
+
+def name_of(path):
+    return str(path.relative_to(FOLDER).with_suffix(""))
+
+
+def published(name):
+    return resolve(FOLDER / f"{name}.yaml").config
+
+
+def leaves(config):
+    return {entry.path: entry.value for entry in config.entries}
 
 
 @pytest.fixture(autouse=True)
@@ -17,22 +41,78 @@ def in_the_repository(monkeypatch):
 
 
 def test_there_are_recipes():
-    assert {"quickstart", "gsm8k", "gsm8k_cppo"} <= {recipe.stem for recipe in RECIPES}
+    small = {"quickstart", *(f"cpu/{m}" for m in ("grpo", "gspo", "dppo", "cppo", "drpo", "dapo", "dapo_no_dynamic", "cppo_prune"))}
+    large = {f"qwen3_{size}_{method}" for size in ("4b", "30b") for method in ("grpo", "dppo", "cppo", "drpo")} | {"qwen3_30b_gspo"}
+    dapo = {"dapo_32b", "dapo_32b_no_dynamic", "dapo_32b_early"}
+    assert small | large | dapo | {"prune_gsm8k", "prune_math", "gsm8k", "gsm8k_cppo"} <= {name_of(path) for path in RECIPES}
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_it_resolves_and_is_complete(recipe, tmp_path):
     resolved = resolve(recipe)
     paths_elsewhere = ("model.path", "task.path", "eval.task.path")  # models and data need not be on this machine
     assert [str(p) for p in check(resolved) if p.path not in paths_elsewhere] == []
+    assert [str(p) for p in warnings(resolved)] == []
     again = tmp_path / "config.yaml"
     again.write_text(dump(resolved), encoding="utf-8")
     assert resolve(again).config == resolved.config
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_it_stands_in_the_table(recipe):
+@pytest.mark.parametrize("recipe", RECIPES + SWEEPS, ids=name_of)
+def test_it_stands_in_a_table(recipe):
     assert f"[`{recipe.name}`]({os.path.relpath(recipe, FOLDER)})" in (FOLDER / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("recipe", PUBLISHED, ids=name_of)
+def test_a_published_setting_says_what_it_is(recipe):
+    head = [line for line in recipe.read_text(encoding="utf-8").splitlines() if line.startswith("#")]
+    text = "\n".join(head)
+    for word in ("Source", "Published", "Ran on", "Here", "Differs"):
+        assert re.search(rf"^#   .*\b{word}\b", text, re.MULTILINE), f"{recipe.name} does not say: {word}"
+    assert re.search(r"arXiv \d{4}\.\d{5}|verl recipe/", text)
+    assert f"proxima train recipes/{recipe.name} folder=runs/{recipe.stem}" in text
+    assert f"proxima eval runs/{recipe.stem}" in text
+
+
+@pytest.mark.parametrize("recipe", RECIPES + SWEEPS, ids=name_of)
+def test_its_commands_can_be_typed(recipe):
+    """The commands in the comments name commands, recipes and data that exist, and overrides that resolve."""
+    lines = recipe.read_text(encoding="utf-8").replace("\\\n#", "").splitlines()
+    commands = [line[1:].partition("  # ")[0].strip() for line in lines if re.match(r"#\s+(proxima|make) ", line)]
+    assert commands or recipe.stem in SMALL
+    for command in (part for line in commands for part in line.split(" && ")):
+        program, verb, *words = shlex.split(command)
+        words = [word for word in words if word != "model.path=FOLDER"]
+        if program == "make" or verb == "compare":
+            continue
+        assert verb in COMMANDS or verb == "data"
+        if verb == "data":
+            assert words[0] == "prepare" and words[1] in SOURCES
+        if verb == "train":
+            resolve(words[0], [word for word in words[1:] if "=" in word])
+        if verb == "sweep":
+            read_sweep(words[0])
+
+
+@pytest.mark.parametrize("file", SWEEPS, ids=name_of)
+def test_every_cell_of_a_sweep_is_a_run(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # with the data that it names, but for their content
+    for name in ("math/train", "math500/test"):
+        (tmp_path / f"data/{name}.parquet").parent.mkdir(parents=True)
+        (tmp_path / f"data/{name}.parquet").touch()
+    sweep = read_sweep(file)
+    runs = {run.cell: run.resolved.config for run in plan_runs(sweep, cores=2)}
+    assert list(runs) == ["none", "p50", "p75", "p875", "p9375", "g2" if "gsm8k" in file.stem else "g4"]
+    asked, updated = set(), set()
+    for config in runs.values():
+        size, prompts = config.train.completions_per_prompt, config.train.prompts_per_step
+        for spec in config.algorithm.selection:
+            prompts, size = prompts * spec.prompts_factor(size), spec.kept(size)
+        updated.add(prompts * size)
+        asked.add(prompts * config.train.steps // 100)
+        assert config.train.warmup_steps == round(0.1 * config.train.steps * config.train.epochs_per_step)
+    assert updated == {128}  # completions: an update keeps its size
+    assert asked == {74} if "gsm8k" in file.stem else asked <= {74, 75}  # hundreds of questions: one epoch each
 
 
 def test_quickstart_asks_held_out_questions_that_it_does_not_train_on():
@@ -52,3 +132,83 @@ def test_gsm8k_cppo_differs_in_the_algorithm_alone():
     apart = {e.path.partition(".")[0] for e, f in zip(grpo.entries, cppo.entries, strict=False) if e.path != f.path or e.value != f.value}
     assert "algorithm" in apart
     assert (cppo.config.task, cppo.config.train, cppo.config.reward) == (grpo.config.task, grpo.config.train, grpo.config.reward)
+
+
+def test_dapo_is_what_verls_script_asks_for():
+    config = published("dapo_32b")
+    train, algorithm = config.train, config.algorithm
+    assert (train.prompts_per_step, train.completions_per_prompt, train.updates_per_step, train.epochs_per_step) == (512, 16, 16, 1)
+    assert (train.optimizer.lr, train.optimizer.weight_decay, train.max_grad_norm, train.warmup_steps) == (1e-6, 0.1, 1.0, 10 * 16)
+    assert algorithm.surrogate == PpoClip(epsilon_low=0.2, epsilon_high=0.28, dual_clip=10.0)
+    assert (algorithm.aggregate, algorithm.reference_kl, algorithm.entropy_bonus) == (TokenMean(), None, 0.0)
+    refill = algorithm.dynamic_sampling
+    assert (refill.max_num_gen_batches, refill.oversample * train.prompts_per_step, refill.max_age) == (10, 1536, 0)
+    assert [spec.metric for spec in algorithm.selection] == ["accuracy"]
+    assert config.reward == (Math(weight=2.0), Overlong(max_tokens=20480, buffer_tokens=4096, factor=1.0))
+    assert (config.sampling.max_tokens, config.sampling.temperature, config.sampling.top_p) == (20480, 1.0, 1.0)
+    assert (config.eval.samples, config.eval.sampling.temperature, config.eval.sampling.top_p) == (32, 1.0, 0.7)
+    assert config.model.max_length == 2048 + 20480
+
+
+def test_the_three_dapo_recipes_differ_in_what_they_say():
+    full, no_dynamic, early = (leaves(resolve(FOLDER / f"dapo_32b{name}.yaml")) for name in ("", "_no_dynamic", "_early"))
+    assert {path.split(".")[1] for path in full.keys() ^ no_dynamic.keys()} == {"selection", "dynamic_sampling"}
+    same = full.keys() & no_dynamic.keys()
+    assert {path for path in same if full[path] != no_dynamic[path]} == {"algorithm.preset"}
+    assert {path for path in no_dynamic if no_dynamic[path] != early[path]} == {"algorithm.aggregate.kind"}
+    assert early["algorithm.aggregate.kind"] == "sequence_mean_token_mean"
+
+
+@pytest.mark.parametrize(("name", "rate", "steps"), [("prune_gsm8k", 0.875, 7473 // 64), ("prune_math", 0.75, 7500 // 32)])
+def test_completion_pruning_is_one_epoch_of_what_its_scripts_ask_for(name, rate, steps):
+    config = published(name)
+    train, algorithm = config.train, config.algorithm
+    (spec,) = algorithm.selection
+    assert (spec.rate, spec.keep, spec.scope, spec.allocate, spec.kept(16)) == (rate, "largest", "group", True, round(16 * (1 - rate)))
+    assert (train.prompts_per_step, train.completions_per_prompt, train.epochs_per_step, train.steps) == (8, 16, 2, steps)
+    assert (train.schedule, train.optimizer.lr, algorithm.reference_kl.coefficient) == ("cosine", 1e-6, 0.04)
+    accuracy = Accuracy152() if name == "prune_gsm8k" else Math(weight=2.0)
+    assert config.reward == (Format(), accuracy)
+    assert (config.eval.sampling.temperature, config.eval.limit) == (0.0, 0)
+
+
+SUMMED = {"4b": SequenceMeanTokenSumNorm(horizon=8192.0), "30b": SequenceMeanTokenSumNorm(horizon=16384.0)}
+
+
+@pytest.mark.parametrize("size", ["4b", "30b"])
+def test_the_trust_regions_differ_in_the_loss_alone(size):
+    delta = {"4b": 0.15, "30b": 0.20}[size]
+    expected = {
+        "grpo": PpoClip(epsilon_low=0.2, epsilon_high=0.28),
+        "dppo": Dppo(delta=delta),
+        "cppo": Cppo(delta=delta, w_min=0.8, delta_b=0.02),
+        "drpo": Drpo(epsilon=12.5),
+    }
+    configs = {method: published(f"qwen3_{size}_{method}") for method in expected}
+    for method, config in configs.items():
+        algorithm = config.algorithm
+        assert algorithm.surrogate == expected[method]
+        assert (algorithm.aggregate, algorithm.advantage.scale, algorithm.proximal) == (SUMMED[size], "none", "behavior")
+        for section in ("model", "task", "reward", "sampling", "train", "eval", "data"):
+            assert getattr(config, section) == getattr(configs["grpo"], section)
+    train, sampling = configs["grpo"].train, configs["grpo"].sampling
+    batch = {"4b": (64, 8, 4, 8192), "30b": (256, 16, 4, 16384)}[size]
+    assert (train.prompts_per_step, train.completions_per_prompt, train.updates_per_step, sampling.max_tokens) == batch
+    assert (train.optimizer.lr, train.optimizer.weight_decay, train.steps, train.schedule) == (1e-6, 0.01, 800, "constant")
+
+
+def test_gspo_has_its_paper_s_range():
+    config = published("qwen3_30b_gspo")
+    assert config.algorithm.surrogate == Gspo(epsilon_low=3e-4, epsilon_high=4e-4)
+    assert (config.algorithm.aggregate, config.train.updates_per_step) == (SequenceMeanTokenMean(), 4)
+
+
+def test_the_small_recipes_differ_from_the_quickstart_in_their_method():
+    base = resolve(FOLDER / "quickstart.yaml").config
+    for path in sorted(FOLDER.glob("cpu/*.yaml")):
+        config = resolve(path).config
+        for section in ("model", "task", "sampling", "eval", "data", "engine"):
+            assert getattr(config, section) == getattr(base, section), path.stem
+        assert (config.algorithm.preset or "").startswith(path.stem)
+        if path.stem != "cppo_prune":
+            assert config.train == base.train

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from proxima.config.schema import RunConfig
+from proxima.core.selection import Prune
 from proxima.data import Trajectory
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -89,12 +90,13 @@ class Batch:
     """The arithmetic of a step.
 
     Args:
-        prompts, completions, sequences: a step's, sequences = prompts × completions.
+        prompts, completions, sequences: what a step generates, sequences = prompts × completions. Dynamic sampling may generate more.
         longest: tokens of the longest sequence, prompt + completion.
         tokens: most tokens forwarded for one pass over the step, shared prompts once where that is on.
         micro_batches: most forwards of one pass over the step.
         budget: tokens of a micro-batch.
         updates: optimizer steps a step, all epochs.
+        kept: completions of each prompt that pruning leaves for the forwards; None: it is not asked for.
     """
 
     prompts: int
@@ -105,12 +107,14 @@ class Batch:
     micro_batches: int
     budget: int
     updates: int
+    kept: int | None = None
 
     def __str__(self) -> str:
         micro = f"{self.micro_batches:,} micro-batch" + ("es" if self.micro_batches > 1 else "")
         updates = f"{self.updates} update" + ("s" if self.updates > 1 else "")
+        pruned = "" if self.kept is None else f", {self.kept} of {self.completions} kept"
         return (
-            f"{self.prompts} prompts × {self.completions} completions = {self.sequences:,} sequences"
+            f"{self.prompts} prompts × {self.completions} completions = {self.sequences:,} sequences{pruned}"
             f" → ≤ {micro} of ≤ {self.budget:,} tokens → {updates}"
         )
 
@@ -118,15 +122,16 @@ class Batch:
 def batch_of(config: RunConfig, prompt: int) -> Batch:
     """The batch arithmetic for prompts of at most `prompt` tokens and completions of `sampling.max_tokens`."""
     train, length = config.train, config.sampling.max_tokens
-    sequences = train.prompts_per_step * train.completions_per_prompt
+    prompts, kept = _pruned(config)
+    sequences, forwarded = prompts * train.completions_per_prompt, prompts * (kept or train.completions_per_prompt)
     shared = config.model.share_prompt
-    tokens = train.prompts_per_step * prompt + sequences * length if shared else sequences * (prompt + length)
-    a_update = train.prompts_per_step // train.updates_per_step
+    tokens = prompts * prompt + forwarded * length if shared else forwarded * (prompt + length)
+    a_update = prompts // train.updates_per_step
     micro = train.updates_per_step * _micro_batches(
-        a_update, train.completions_per_prompt, prompt, length, train.tokens_per_micro_batch, shared
+        a_update, kept or train.completions_per_prompt, prompt, length, train.tokens_per_micro_batch, shared
     )
     return Batch(
-        prompts=train.prompts_per_step,
+        prompts=prompts,
         completions=train.completions_per_prompt,
         sequences=sequences,
         longest=prompt + length,
@@ -134,7 +139,19 @@ def batch_of(config: RunConfig, prompt: int) -> Batch:
         micro_batches=micro,
         budget=train.tokens_per_micro_batch,
         updates=train.updates_per_step * train.epochs_per_step,
+        kept=kept,
     )
+
+
+def _pruned(config: RunConfig) -> tuple[int, int | None]:
+    """Prompts a step, those included that `allocate` adds, and how many completions of each are trained on; None: all."""
+    prompts, size = config.train.prompts_per_step, config.train.completions_per_prompt
+    specs = [spec for spec in config.algorithm.selection if isinstance(spec, Prune)]
+    prompts *= math.prod(spec.prompts_factor(size) for spec in specs)
+    kept = size
+    for spec in specs:
+        kept = spec.kept(kept) if spec.scope == "group" else math.ceil(spec.kept(prompts * kept) / prompts)
+    return prompts, kept if specs else None
 
 
 def _micro_batches(prompts: int, completions: int, prompt: int, length: int, budget: int, shared: bool) -> int:

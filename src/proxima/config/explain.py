@@ -43,6 +43,8 @@ class Estimates:
         self.batch: Batch = batch_of(config, self.prompt if self.prompt is not None else 128)
         if self.prompt is None:
             self.notes.append("prompts are taken to have 128 tokens")
+        if config.algorithm.dynamic_sampling is not None:
+            self.notes.append("dynamic sampling: groups that a selection drops are generated besides, and add to the time")
         self.memory: Memory | None = None
         self.time: Time | None = None
         if self.model is not None:

@@ -1,0 +1,57 @@
+"""Presets against the settings that they are named after."""
+
+import dataclasses
+
+import pytest
+
+from proxima.config import resolve
+from proxima.config.presets import ALGORITHMS
+from proxima.core.advantage import Grpo
+from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
+from proxima.core.penalty import K3
+from proxima.core.selection import DropUniformGroups, Prune
+from proxima.core.surrogate import PpoClip
+
+
+def algorithm(recipe, name):
+    return resolve(recipe(), [f"algorithm={name}"]).config.algorithm
+
+
+def test_dapo_is_the_paper(recipe):
+    found = algorithm(recipe, "dapo")
+    assert found.surrogate == PpoClip(epsilon_low=0.2, epsilon_high=0.28, dual_clip=10.0)
+    assert (found.advantage.scale, found.aggregate, found.reference_kl) == ("group", TokenMean(), None)
+    assert found.selection == (DropUniformGroups(metric="accuracy"),)
+    assert found.dynamic_sampling.max_num_gen_batches == 10
+
+
+def test_dapo_without_dynamic_sampling_is_dapo_without_dynamic_sampling(recipe):
+    full, without = (algorithm(recipe, name) for name in ("dapo", "dapo_no_dynamic"))
+    apart = {f.name for f in dataclasses.fields(full) if getattr(full, f.name) != getattr(without, f.name)}
+    assert apart == {"preset", "selection", "dynamic_sampling"}
+    assert (without.selection, without.dynamic_sampling) == ((), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "rate", "kept"),
+    [
+        ("cppo_prune", 0.875, 2),
+        ("cppo_prune_50", 0.5, 8),
+        ("cppo_prune_75", 0.75, 4),
+        ("cppo_prune_875", 0.875, 2),
+        ("cppo_prune_9375", 0.9375, 1),
+    ],
+)
+def test_completion_pruning_is_its_grpo_and_a_rate(recipe, name, rate, kept):
+    found = algorithm(recipe, name)
+    (prune,) = found.selection
+    assert prune == Prune(rate=rate, keep="largest", scope="group", count="keep", allocate=True)
+    assert (prune.kept(16), prune.prompts_factor(16)) == (kept, 16 // kept)
+    assert (found.advantage, found.surrogate) == (Grpo(scale="group", epsilon=1e-4), PpoClip(epsilon_low=0.2, epsilon_high=0.2))
+    assert (found.aggregate, found.reference_kl, found.proximal) == (SequenceMeanTokenMean(), K3(coefficient=0.04), "recompute")
+    assert found.dynamic_sampling is None
+
+
+def test_presets_share_nothing_that_could_be_changed():
+    prunes = [ALGORITHMS[name]["selection"][0] for name in sorted(ALGORITHMS) if name.startswith("cppo_prune")]
+    assert len({id(prune) for prune in prunes}) == len(prunes) == 5

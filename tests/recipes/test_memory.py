@@ -1,0 +1,76 @@
+"""What a recipe says it needs is what `proxima explain` adds up. The models' shapes are written here: none of them has to be had."""
+
+import re
+from pathlib import Path
+
+import pytest
+from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
+
+from proxima.config import resolve
+from proxima.config.estimate import batch_of, memory_of, model_facts
+
+FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "vocab_size": 152064}
+QWEN3 = {"vocab_size": 151936, "head_dim": 128, "num_attention_heads": 32}
+SHAPES = {  # the config.json of each, and its parameters
+    "Qwen/Qwen2.5-1.5B-Instruct": (
+        Qwen2Config(
+            **QWEN2 | {"vocab_size": 151936}, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
+            num_key_value_heads=2, tie_word_embeddings=True,
+        ),
+        1_543_714_304,
+    ),
+    "Qwen/Qwen2.5-7B-Instruct": (
+        Qwen2Config(
+            **QWEN2, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4,
+        ),
+        7_615_616_512,
+    ),
+    "Qwen/Qwen2.5-32B": (
+        Qwen2Config(
+            **QWEN2, hidden_size=5120, intermediate_size=27648, num_hidden_layers=64, num_attention_heads=40, num_key_value_heads=8,
+        ),
+        32_763_876_352,
+    ),
+    "Qwen/Qwen3-4B-Base": (
+        Qwen3Config(
+            **QWEN3, architectures=["Qwen3ForCausalLM"], hidden_size=2560, intermediate_size=9728, num_hidden_layers=36,
+            num_key_value_heads=8, tie_word_embeddings=True,
+        ),
+        4_022_468_096,
+    ),
+    "Qwen/Qwen3-30B-A3B-Base": (
+        Qwen3MoeConfig(
+            **QWEN3, architectures=["Qwen3MoeForCausalLM"], hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768,
+            num_hidden_layers=48, num_key_value_heads=4, num_experts=128, num_experts_per_tok=8,
+        ),
+        30_532_122_624,
+    ),
+}  # fmt: skip
+PROMPT = 128  # tokens, what `explain` takes where there is no tokenizer
+LARGE = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "quickstart")
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    """Model → its size, each read once."""
+    root, found = tmp_path_factory.mktemp("shapes"), {}
+
+    def of(path):
+        if path not in found:
+            config, parameters = SHAPES[path]
+            config.save_pretrained(root / path)
+            found[path] = model_facts(str(root / path))
+            assert found[path].parameters == parameters
+        return found[path]
+
+    return of
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_the_memory_that_it_names(name, facts):
+    config = resolve(FOLDER / f"{name}.yaml").config
+    total = memory_of(config, facts(config.model.path), batch_of(config, PROMPT)).total / 2**30
+    row = next(line for line in (FOLDER / "README.md").read_text(encoding="utf-8").splitlines() if f"({name}.yaml)" in line)
+    said = [row.rsplit("|", 2)[1], *re.findall(r"about (\d+ GiB)", (FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))[:1]]
+    assert [int(text.split()[0]) for text in said] == [round(total)] * len(said)

@@ -1,0 +1,126 @@
+"""Every recipe, and every cell of a sweep of recipes, makes two steps with a tiny model of the same architecture.
+
+Model, data and sizes are other ones; algorithm, rewards, selection, sampling and optimizer are those of the recipe, and that is asserted.
+"""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from proxima.config import resolve
+from proxima.core.selection import Prune
+from proxima.lab import read_sweep
+from proxima.reward import Math, Overlong
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.rollouts import read_rows
+from proxima.runtime.run import train
+from tests.recipes.talker import questions, talker
+
+FOLDER = Path(__file__).resolve().parents[2] / "recipes"
+SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
+RECIPES = sorted(set(FOLDER.glob("**/*.yaml")) - set(SWEEPS))
+TOKENS = 8
+FAST = {"dapo_32b", "qwen3_30b_cppo", "prune_math"}  # of those that start math-verify in a process, which takes longer than the two steps
+CASES = {str(path.relative_to(FOLDER).with_suffix("")): (path, ()) for path in RECIPES}
+for file in SWEEPS:
+    CASES |= {f"{file.stem}-{cell.name}": (FOLDER / f"{file.stem}.yaml", cell.overrides) for cell in read_sweep(file).cells}
+
+
+def marked(case):
+    path, _ = CASES[case]
+    slow = case not in FAST and any(isinstance(reward, Math) for reward in resolve(path).config.reward)
+    return pytest.param(case, marks=pytest.mark.slow) if slow else case
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("recipes")
+
+
+def smaller(config, root) -> list[str]:
+    """Overrides that change model, data and sizes, and nothing else."""
+    places, train, size = questions(root), config.train, TOKENS
+    updates = min(train.updates_per_step, 2)
+    pruned = any(isinstance(spec, Prune) for spec in config.algorithm.selection)
+    values = {
+        "model.path": talker(config.model.path, root),
+        "model.device": "cpu",
+        "model.max_length": "null",
+        "sampling.max_tokens": size,
+        "train.steps": 2,
+        "train.prompts_per_step": 2 * updates,
+        "train.completions_per_prompt": 16 if pruned else 4,
+        "train.updates_per_step": updates,
+        "train.tokens_per_micro_batch": 256,
+        "train.warmup_steps": min(train.warmup_steps, 1),
+        "eval.limit": 3,
+        "eval.samples": min(config.eval.samples, 2),
+        "eval.every": min(config.eval.every, 1),
+        "eval.sampling.max_tokens": size,
+        "checkpoint.every": 0,
+        "runtime.threads": 1,
+        "runtime.reward_workers": 1,
+        "engine.slots": 16,
+        "seed": 1,
+    }
+    for slot, task in (("task", config.task), ("eval.task", config.eval.task)):
+        kind = {"Prepared": "prepared", "Gsm8k": "gsm8k"}.get(type(task).__name__, "parquet")
+        place = places[kind].parent / "test.parquet" if kind == "parquet" and slot == "eval.task" else places[kind]
+        values |= {f"{slot}.path": place} if kind != "parquet" else {slot: json.dumps({"kind": kind, "path": str(place)})}
+    for i, reward in enumerate(config.reward):
+        if isinstance(reward, Overlong):
+            values |= {f"reward.{i}.max_tokens": size, f"reward.{i}.buffer_tokens": 3}
+    if hasattr(config.algorithm.aggregate, "horizon"):
+        values["algorithm.aggregate.horizon"] = size
+    return [f"{key}={value}" for key, value in values.items()]
+
+
+def essence(config):
+    """What the overrides may not touch."""
+    aggregate = config.algorithm.aggregate
+    algorithm = dataclasses.replace(
+        config.algorithm, aggregate=dataclasses.replace(aggregate, horizon=1.0) if hasattr(aggregate, "horizon") else aggregate
+    )
+    rewards = [dataclasses.replace(one, max_tokens=2, buffer_tokens=1) if isinstance(one, Overlong) else one for one in config.reward]
+    sampling = [dataclasses.replace(one, max_tokens=1) for one in (config.sampling, config.eval.sampling)]
+    kept = ("epochs_per_step", "optimizer", "schedule", "final_lr_ratio", "max_grad_norm")
+    training = [getattr(config.train, name) for name in kept]
+    model = dataclasses.replace(config.model, path="", device="auto", max_length=None)
+    return algorithm, rewards, sampling, training, model, config.data, dataclasses.replace(config.engine, slots=1)
+
+
+@pytest.mark.parametrize("case", map(marked, CASES))
+def test_two_steps(case, root, tmp_path):
+    recipe, overrides = CASES[case]
+    published = resolve(recipe, overrides).config
+    cell = [text for text in overrides if not text.startswith(("train.", "eval.", "checkpoint."))]  # those are sizes too
+    resolved = resolve(recipe, [*cell, *smaller(published, root), f"folder={tmp_path / 'run'}"])
+    config = resolved.config
+    assert essence(config) == essence(published)
+    assert train(config, resolved=resolved).status == "done"
+
+    folder = RunFolder(tmp_path / "run")
+    records = [record for record in folder.read_metrics() if record["kind"] == "train"]
+    assert [record["step"] for record in records] == [1, 2]
+    size, kept, prompts = config.train.completions_per_prompt, config.train.completions_per_prompt, config.train.prompts_per_step
+    for spec in config.algorithm.selection:
+        if isinstance(spec, Prune):
+            kept, prompts = spec.kept(size), prompts * spec.prompts_factor(size)
+    for record in records:
+        assert all(math.isfinite(value) for value in record.values() if isinstance(value, float))
+        assert record["reward/invalid"] == 0
+        assert {f"reward/part/{reward.label}" for reward in config.reward} <= set(record)
+        rows = read_rows(folder.rollout_file(record["step"]))
+        groups = {row["prompt_uid"]: [r for r in rows if r["prompt_uid"] == row["prompt_uid"]] for row in rows}
+        assert all(len(group) == size for group in groups.values())
+        used = [group for group in groups.values() if any(r["outcome"] in ("trained", "skipped_zero_advantage") for r in group)]
+        assert len(used) == prompts
+        for group in used:
+            assert sum(row["outcome"] in ("trained", "skipped_zero_advantage") for row in group) == kept
+            if config.algorithm.dynamic_sampling is not None:
+                assert {row["correct"] for row in group} == {True, False}
+    assert any(record["grad_norm"] > 0 for record in records)
+    assert any(0 < record["accuracy"] < 1 for record in records)
