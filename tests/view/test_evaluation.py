@@ -57,8 +57,23 @@ def test_several_samples_and_what_to_mind():
     text = report(result(aime24=facts(samples=4, estimates=estimates, sampling=sampling, **more)), {}, io.StringIO())
     lines = text.splitlines()
     assert lines[1] == "4 samples a question at temperature 0.7, top_p 0.95, up to 8,192 tokens"
-    assert lines[3].split() == "n mean@4 95 % pass@4 maj@4 reward length cut no answer failed time".split()
-    assert lines[4].split() == "aime24 200 0.300 0.200–0.400 0.500 0.350 0.500 181.4 40.0 % 6.0 % 3 –".split()
+    assert lines[3].split() == ["n", "mean@4", "95", "%", "pass@4", "maj@4", "reward", "length", "cut", "no", "answer", "failed", "time"]
+    assert lines[4].split() == [
+        "aime24",
+        "200",
+        "0.300",
+        "0.200–0.400",
+        "0.500",
+        "0.350",
+        "0.500",
+        "181.4",
+        "40.0",
+        "%",
+        "6.0",
+        "%",
+        "3",
+        "–",
+    ]
     assert lines[6:] == [
         "aime24: 40.0 % of the answers were cut off at 8,192 tokens; raise --max-tokens",
         "aime24: in 6.0 % of the texts no answer was found: wrong, and no vote",
@@ -107,6 +122,14 @@ def test_progress_elsewhere_is_a_line_a_minute():
         "gsm8k  12/20 answers   0.1/s   eta 1m 20s",
         "WARNING two␛[2J",
     ]
+
+
+def test_each_of_several_sets_is_told_when_it_is_done():
+    stream = io.StringIO()
+    view = EvaluationView(stream, ManualClock(), tell=True)
+    view.ends("gsm8k", facts(), 62.0)
+    view.ends("mine", facts(estimates={}), 62.0)
+    assert stream.getvalue() == "gsm8k  0.125  0.086–0.178  1m 02s\nmine  accuracy unknown  1m 02s\n"
 
 
 def side(value, low, high):

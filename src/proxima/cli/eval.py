@@ -76,8 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             exams = [of_recipe(resolved.config)]
         opened = open_exams(resolved.config, exams, ks)
-        view = EvaluationView(sys.stderr)
-        done = examine(resolved.config, opened, ks=ks, folder=folder, overwrite=arguments.overwrite, observer=view)
+        view = EvaluationView(sys.stderr, tell=len(exams) > 1)
+        try:
+            done = examine(resolved.config, opened, ks=ks, folder=folder, overwrite=arguments.overwrite, observer=view)
+        finally:
+            view.close()
     _print(done, arguments)
     return 0
 

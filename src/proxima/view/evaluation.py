@@ -27,10 +27,11 @@ class EvaluationView(NullObserver):
     Args:
         stream: where to; standard error leaves standard output to the table.
         clock: measures the rate.
+        tell: also say what came of each set as soon as it is done; for several, which may take hours.
     """
 
-    def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
-        self._stream, self._clock = stream, clock or SystemClock()
+    def __init__(self, stream: TextIO, clock: Clock | None = None, *, tell: bool = False) -> None:
+        self._stream, self._clock, self._tell = stream, clock or SystemClock(), tell
         self._live = stream.isatty()
         self._name, self._began, self._told, self._width = "", 0.0, self._clock.now(), 0
 
@@ -48,6 +49,14 @@ class EvaluationView(NullObserver):
         self._show(f"{name}  0/{count(answers)} answers", share=0.0, force=True)
 
     def ends(self, name: str, facts: Mapping[str, Any], seconds: float) -> None:
+        self.close()
+        if self._tell:
+            main = main_figure(facts)
+            said = f"{fixed(main['value'], 3)}  {_bounds(main)}" if main else "accuracy unknown"
+            self._write(f"{name}  {said}  {duration(seconds)}\n")
+
+    def close(self) -> None:
+        """Leave the terminal as it was; also after Ctrl-C."""
         self._wipe()
 
     def warning(self, text: str) -> None:
@@ -122,8 +131,7 @@ def _table(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence
     for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     for name, facts in suites.items():
-        estimates = facts["estimates"]
-        main = estimates.get("accuracy") or estimates.get(f"mean@{facts['samples']}")
+        estimates, main = facts["estimates"], main_figure(facts)
         length = (facts["length"] or {}).get("mean")
         table.add_row(
             name,
@@ -139,6 +147,12 @@ def _table(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence
             duration(seconds.get(name)),
         )
     return table
+
+
+def main_figure(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The accuracy of a set: of one answer, or the mean over several; None where no reward knows."""
+    estimates: Mapping[str, Any] = facts["estimates"]
+    return estimates.get("accuracy") or estimates.get(f"mean@{facts['samples']}")
 
 
 def _reward_says_more(facts: Mapping[str, Any]) -> bool:
