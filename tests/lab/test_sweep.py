@@ -298,6 +298,32 @@ def test_lines_say_each_event_and_where_things_stand_each_minute(tmp_path, monke
     ]
 
 
+def test_the_table_of_a_terminal():
+    from rich.console import Console
+
+    from proxima.view.sweep import SweepTable
+
+    console = Console(width=90, height=40, record=True, file=io.StringIO(), force_terminal=True, color_system=None)
+    cells = (Cell(name="a"), Cell(name="b"))
+    sweep = Sweep(file=Path("s.yaml"), recipe=Path(), folder=Path("runs/s"), seeds=(1,), jobs=1, cells=cells, every=cells, asked={})
+    table = SweepTable(console)
+    standings = [
+        standing("a", State.RUNNING, 5, [4.0] * 5, reward=0.25, evaluated=[(0, 0.1)]),
+        standing("b", State.FAILED, error="\x1b[2J bad"),
+    ]
+    table.started(sweep, standings)
+    table.tick()
+    table.changed(standings[1], [])
+    standings[0].state = State.STOPPED
+    table.finished(standings)
+    text = console.export_text()
+    assert "sweep s  2 cells × 1 seed = 2 runs  runs/s" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["a", "1", "running", "5/10", "0.250", "0.100", "20", "s"] in rows
+    assert "WARNING b seed 1: ␛[2J bad" in text
+    assert rows[-1] == ["0/2", "done,", "1", "failed,", "1", "stopped"]  # nothing runs: no eta
+
+
 def test_the_last_table_has_means_and_intervals(lab):
     from rich.console import Console
 

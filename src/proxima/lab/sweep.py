@@ -72,8 +72,8 @@ def run_sweep(
 ) -> list[Standing]:
     """Run what is not done, `sweep.jobs` side by side, and return where every run stands at the end.
 
-    Ctrl-C (or SIGTERM) asks the running ones to end with a checkpoint and begins no other; the second one kills them. Either way the same
-    command goes on later.
+    Ctrl-C (SIGTERM, a closed terminal) asks the running ones to end with a checkpoint and begins no other; the second one kills them.
+    Either way the same command goes on later.
 
     Args:
         runs: of `plan_runs`.
@@ -204,7 +204,10 @@ class _Loop:
         def count(number: int, frame: Any) -> None:
             self.interrupts += 1
 
-        before = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
+        wanted = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # the terminal is gone; nohup ignores that
+            wanted.append(signal.SIGHUP)
+        before = {number: signal.signal(number, count) for number in wanted}
         try:
             yield
         finally:

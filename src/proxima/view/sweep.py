@@ -152,7 +152,7 @@ def tally(standings: Sequence[Standing], jobs: int) -> str:
     counts = Counter(s.state for s in standings)
     done = f"{counts[State.DONE]}/{len(standings)} done"
     others = [f"{counts[state]} {state.value}" for state in (State.RUNNING, State.WAITING, State.FAILED, State.STOPPED) if counts[state]]
-    left = time_left(standings, jobs)
+    left = time_left(standings, jobs) if counts[State.RUNNING] else None
     return ", ".join([done, *others]) + (f"   eta {duration(left)}" if left else "")
 
 
