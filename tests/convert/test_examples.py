@@ -3,6 +3,7 @@
 import yaml
 
 from proxima.config import resolve
+from proxima.config.schema import DynamicSamplingConfig
 from proxima.core.aggregate import SequenceMeanTokenSumNorm, TokenMean
 from proxima.core.correction import CapFloor, Importance, OffPolicySequence, Rejection, TopEntropy
 from proxima.core.penalty import K3
@@ -20,20 +21,25 @@ def test_verl_dapo(example):
     assert config.algorithm.surrogate == PpoClip(0.2, 0.28, 10.0)
     assert config.algorithm.aggregate == TokenMean()
     assert config.algorithm.proximal == "recompute"
-    assert config.algorithm.selection == (DropUniformGroups(),)
+    assert config.algorithm.selection == (DropUniformGroups("accuracy"),)
+    assert config.algorithm.dynamic_sampling == DynamicSamplingConfig(max_num_gen_batches=10, exhausted="stop", oversample=3.0, max_age=0)
     assert config.algorithm.correction == (
         Rejection("sequence", "ratio", "mean", 1.001, 0.999, "drop"),
         Rejection("sequence", "k3", "mean", 0.01, None, "drop"),
         Importance("token", "truncate", 2.0, normalise=True),
     )
     assert (config.train.prompts_per_step, config.train.updates_per_step, config.train.completions_per_prompt) == (512, 16, 16)
-    assert (config.train.steps, config.train.warmup_steps, config.train.tokens_per_micro_batch) == (400, 10, 22528)
+    assert (config.train.steps, config.train.warmup_steps, config.train.tokens_per_micro_batch) == (
+        400,
+        160,
+        22528,
+    )  # 10 steps of 16 updates
     assert (config.train.optimizer.lr, config.train.optimizer.weight_decay, config.train.optimizer.beta2) == (1e-6, 0.1, 0.95)
     assert (config.sampling.max_tokens, config.sampling.top_k, config.model.max_length) == (20480, 0, 22528)
     assert config.model.path == "Qwen/Qwen2.5-32B" and config.task.path == "data/dapo-math-17k.parquet"
     assert names(done.unknown) == {"actor_rollout_ref.actor.clip_ratio_hgih"}
     assert "did you mean 'actor_rollout_ref.actor.clip_ratio_high'?" in done.unknown[0].why
-    assert {"algorithm.filter_groups.max_num_gen_batches", "data.gen_batch_size", "reward_model.reward_manager"} <= names(done.unsupported)
+    assert names(done.unsupported) == {"reward_model.reward_manager", "data.val_files"}
     assert {"actor_rollout_ref.rollout.name", "actor_rollout_ref.actor.kl_loss_coef", "trainer.project_name"} <= names(done.ignored)
     assert names(done.missing) == {"reward.0"}
     assert done.problems == ()
@@ -43,12 +49,12 @@ def test_dapos_overlong_penalty_is_the_same_at_every_length(example):
     """Soft overlong punishment, DAPO Eq. 13: 0 at 16384 tokens, -0.5 at 18432, -1 at 20480."""
     from proxima.data import Completion, Prompt
 
-    length = example("verl_dapo.yaml", "verl")[1].config.reward[1]
+    overlong = example("verl_dapo.yaml", "verl")[1].config.reward[1]
     for tokens, expected in ((1, 0.0), (16384, 0.0), (18432, -0.5), (20480, -1.0)):
         completion = Completion.__new__(Completion)
         object.__setattr__(completion, "tokens", range(tokens))
-        score = length.score_one(Prompt.__new__(Prompt), completion)
-        assert score.value * length.weight == expected
+        score = overlong.score_one(Prompt.__new__(Prompt), completion)
+        assert score.value * overlong.weight == expected
 
 
 def test_trl_from_a_script_that_is_never_run(example):

@@ -134,24 +134,27 @@ def _gamma(o: Options) -> tuple[Any, str]:
 def rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
     """`reward_scaling`, `reward_bias`, and the overlong penalty."""
     scale = o.number("actor.reward_scaling", default=1.0)
-    if normalised == "none" and scale != 1:
-        common.reward(d, (scale, "from actor.reward_scaling"))
-    else:
-        common.reward(d)
-        if o.given("actor.reward_scaling"):
-            d.drops("actor.reward_scaling", "cancels: rewards or advantages are divided by their standard deviation")
+    weight = (scale, "from actor.reward_scaling") if normalised == "none" and scale != 1 else None
+    common.reward(d, weight)
+    if weight is None and o.given("actor.reward_scaling"):
+        d.drops("actor.reward_scaling", "cancels: rewards or advantages are divided by their standard deviation")
     if o.given("actor.reward_bias"):
         d.drops("actor.reward_bias", "cancels: the mean is taken off")
     if o.given("actor.reward_clip"):
         d.lacks("actor.reward_clip", "clipping of rewards; no effect while |reward + bias| * scaling stays below it")
-    names = ("actor.overlong_tokens", "actor.overlong_penalty_factor")
-    if o.flag("actor.overlong_reward_penalty"):
-        buffer, factor = o.whole(names[0]), o.number(names[1], default=1.0)
-        if buffer is None:
-            raise one_problem(names[0], "is missing; AReaL needs it for overlong_reward_penalty", None, o.file)
-        common.overlong(d, longest, buffer, factor, f"from {names[0]}")
-    elif o.given(*names):
-        d.drops("actor.overlong_*", "overlong_reward_penalty is false")
+    tokens, factor = "actor.overlong_tokens", "actor.overlong_penalty_factor"
+    if not o.flag("actor.overlong_reward_penalty"):
+        if o.given(tokens, factor):
+            d.drops("actor.overlong_*", "overlong_reward_penalty is false")
+        return
+    for name in (tokens, factor):
+        if not o.given(name):
+            raise one_problem(name, "is missing; AReaL needs it for overlong_reward_penalty", None, o.file)
+    names = ("actor.max_new_tokens", "gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens")
+    most = (o.whole(*names, default=longest), o.origin(*names))
+    common.overlong(d, o, most, (o.whole(tokens), f"from {tokens}"), (o.number(factor), f"from {factor}"))
+    if weight is not None:
+        d.put("reward.1.weight", *weight)
 
 
 def policies(d: Draft, o: Options) -> None:
@@ -305,9 +308,10 @@ def penalties(d: Draft, o: Options) -> None:
 
 
 def selection(d: Draft, o: Options) -> None:
-    """Dynamic sampling and completions without an end token."""
+    """Uniform groups, which AReaL calls dynamic sampling, and completions without an end token."""
     if o.flag("actor.dynamic_sampling"):
-        d.append("algorithm.selection", "drop_uniform_groups", "from actor.dynamic_sampling")
+        note = "AReaL trains on what is left and generates nothing in its place; algorithm.dynamic_sampling would"
+        d.append("algorithm.selection", "drop_uniform_groups", "from actor.dynamic_sampling", note)
     if o.flag("actor.mask_no_eos_with_zero"):
         d.append("algorithm.selection", "drop_truncated", "from actor.mask_no_eos_with_zero")
 

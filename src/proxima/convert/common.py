@@ -91,29 +91,31 @@ def _one(paths: list[str]) -> Any:
 
 
 def reward(d: Draft, weight: tuple[float, str] | None = None) -> None:
-    """The reward of the task, or a stand-in; `weight` with its origin."""
+    """The reward of the task, or a stand-in, after those that are there; `weight` with its origin."""
     gsm8k = d.entries.get("task.kind")
+    path = f"reward.{rewards_of(d)}"
     if gsm8k is not None and gsm8k.value == "gsm8k" and not gsm8k.origin.startswith("TO FILL IN"):
         d.append("reward", "gsm8k", "of the task; the peer's scorer may read answers otherwise")
     else:
-        d.ask("reward.0", "math", "how a completion is scored; see `proxima list reward`", kind=True)
+        d.ask(path, "math", "how a completion is scored; see `proxima list reward`", kind=True)
     if weight is not None:
-        d.put("reward.0.weight", *weight)
+        d.put(f"{path}.weight", *weight)
 
 
-def overlong(d: Draft, longest: int, buffer: int, factor: float, origin: str) -> None:
-    """DAPO's soft overlong penalty: 0 up to longest − buffer, then linear to −factor at `longest`, as our `length` reward."""
-    free = longest - buffer
-    if not 0 < buffer < longest:
-        raise one_problem(origin.removeprefix("from "), f"must be between 0 and the {longest} tokens of a completion", str(buffer))
-    if buffer > free:
-        d.lacks(origin.removeprefix("from "), f"an overlong buffer of more than half the {longest} tokens has no equivalent in `length`")
-        return
-    slope = factor * free / buffer
-    note = (
-        f"soft overlong penalty: 0 up to {free} tokens, -{factor:g} at {longest}; `length` falls by 1 per {free} tokens, hence the weight"
-    )
-    d.append("reward", "length", origin, note, tokens=(free, f"{longest} - {buffer}"), weight=(slope, f"{factor:g} * {free} / {buffer}"))
+def rewards_of(d: Draft) -> int:
+    """How many rewards the draft has."""
+    return len({path.split(".")[1] for path in d.entries if path.startswith("reward.")})
+
+
+def overlong(d: Draft, o: Options, longest: tuple[int, str], buffer: tuple[int, str], factor: tuple[float, str]) -> None:
+    """DAPO's soft overlong penalty, our `overlong` reward; `longest`, `buffer`, `factor` each with its origin."""
+    most, width = longest[0], buffer[0]
+    if not 1 <= width <= most:
+        raise one_problem(buffer[1].removeprefix("from "), f"must be between 1 and the {most} tokens of a completion", str(width), o.file)
+    if not 0 <= factor[0] < math.inf:
+        raise one_problem(factor[1].removeprefix("from "), "must be >= 0, it is subtracted", str(factor[0]), o.file)
+    note = f"soft overlong penalty: 0 up to {most - width} tokens, -{factor[0]:g} at {most}"
+    d.append("reward", "overlong", buffer[1], note, max_tokens=longest, buffer_tokens=buffer, factor=factor)
 
 
 def entropy(d: Draft, o: Options, *names: str) -> None:

@@ -8,7 +8,10 @@ from typing import Any
 from proxima.config.scalars import for_any_reader
 from proxima.convert.options import Leftover, Options
 
-ALGORITHM = ("proximal", "behavior", "advantage", "surrogate", "correction", "aggregate", "selection", "reference_kl", "entropy_bonus")
+ALGORITHM = (
+    *("proximal", "behavior", "advantage", "surrogate", "correction", "aggregate"),
+    *("selection", "dynamic_sampling", "reference_kl", "entropy_bonus"),
+)
 SECTIONS = ("model", "task", "data", "reward", "algorithm", "engine", "sampling", "train", "eval", "checkpoint", "runtime", "seed")
 WIDTH = 130
 

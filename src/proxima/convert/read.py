@@ -225,8 +225,35 @@ def from_python(text: str, name: str = "file", call: str = "GRPOConfig", trainer
                 if keyword.arg == "model" and found is not UNREADABLE:
                     flat["model_name_or_path"] = found
                 elif keyword.arg == "reward_funcs":
-                    flat["reward_funcs"] = ast.unparse(keyword.value)
+                    flat["reward_funcs"] = _functions(tree, keyword.value, constants)
     return flat
+
+
+def _functions(tree: ast.Module, node: ast.expr, constants: Mapping[str, Any]) -> list[str]:
+    """What a list of functions names, each as text, with its package and with known constants in calls; the list may have a name too."""
+    if isinstance(node, ast.Name):
+        assigned = [item.value for item in ast.walk(tree) if isinstance(item, ast.Assign) and node.id in {t.id for t in _targets(item)}]
+        node = assigned[0] if len(assigned) == 1 else node
+    homes = {item.name: "__main__" for item in ast.walk(tree) if isinstance(item, ast.FunctionDef | ast.ClassDef)}
+    for item in ast.walk(tree):
+        if isinstance(item, ast.ImportFrom):
+            homes |= {alias.asname or alias.name: item.module or "" for alias in item.names if alias.asname in (None, alias.name)}
+    return [_named(item, homes, constants) for item in (node.elts if isinstance(node, ast.List | ast.Tuple) else [node])]
+
+
+def _named(node: ast.expr, homes: Mapping[str, str], constants: Mapping[str, Any]) -> str:
+    def text(value: ast.expr) -> str:
+        known = _value(value, constants)
+        return ast.unparse(value) if known is UNREADABLE else repr(known)
+
+    if isinstance(node, ast.Call):
+        given = [text(value) for value in node.args] + [
+            f"{key.arg}={text(key.value)}" if key.arg else f"**{text(key.value)}" for key in node.keywords
+        ]
+        return f"{_named(node.func, homes, {})}({', '.join(given)})"
+    name = ast.unparse(node)
+    home = homes.get(name.partition(".")[0])
+    return f"{home}.{name}" if home else name
 
 
 def _called(node: ast.Call) -> str | None:

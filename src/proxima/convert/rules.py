@@ -50,11 +50,6 @@ VERL: tuple[Rule, ...] = (
         "your own scorer: port it and name it as {kind: function, path: …}",
         names("custom_reward_function.path reward.custom_reward_function.path"),
     ),
-    Unsupported(
-        "how the peer's reward manager scores: choose `reward`",
-        names("reward_model.reward_manager reward.reward_manager.name"),
-        (None, "naive"),
-    ),
     Unsupported("preference-feedback reweighting", names("algorithm.use_pf_ppo")),
     Unsupported("distillation", names("distillation.enabled")),
     Unsupported("quantisation-aware training", (*names("qat.enable fsdp_config.qat.enable", ACTOR), ROLLOUT + "quantization")),
@@ -118,6 +113,7 @@ TRL_MACHINE = """
 
 TRL: tuple[Rule, ...] = (
     Unsupported("a reference that follows the policy", names("sync_ref_model")),
+    Unsupported("a learned reward model", names("reward_model_name_or_path")),
     Unsupported("an adaptive entropy coefficient", names("use_adaptive_entropy")),
     Unsupported("sampling with a repetition penalty", names("repetition_penalty"), (None, 1, 1.0)),
     Unsupported("further sampling options", names("generation_kwargs generation_kwargs.*"), (None,)),
@@ -161,7 +157,15 @@ AREAL: tuple[Rule, ...] = (
     Unsupported("weights not loaded from the checkpoint", names("actor.init_from_scratch")),
     Unsupported("a critic is not trained yet", names("critic.*"), (None,)),
     Unsupported("a teacher", names("teacher.path")),
-    Unsupported("filling a batch until enough groups say something", names("dynamic_bs")),
+    Unsupported(
+        "the filter is a function of your script; what it drops is algorithm.selection here, and batches of what is left are "
+        "algorithm.dynamic_sampling with max_num_gen_batches 1 and exhausted partial",
+        names("dynamic_bs"),
+    ),
+    Unsupported(
+        "your own filter: write what it drops as algorithm.selection, and algorithm.dynamic_sampling, which generates others",
+        names("should_accept_fn dynamic_filter_fn rollout.should_accept_fn rollout.dynamic_filter_fn"),
+    ),
     Unsupported("process rewards and GAE by turns", names("actor.gae_timestep_unit actor.gae_lambda_kwargs*"), (None, "token")),
     Unsupported(NO_EVALUATION, names("valid_dataset.path")),
     Unsupported("a checkpoint by epochs or time: set checkpoint.every", names("saver.freq_epochs saver.freq_secs")),

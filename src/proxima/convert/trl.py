@@ -7,6 +7,7 @@ from proxima.config.errors import one_problem
 from proxima.convert import common
 from proxima.convert.draft import Draft
 from proxima.convert.options import Options
+from proxima.convert.trl_rewards import rewards
 
 LIST = "algorithm.correction"
 LOSSES = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
@@ -44,17 +45,6 @@ def convert(o: Options) -> Draft:
     steps = batch(d, o)
     training(d, o, steps)
     return d
-
-
-def rewards(d: Draft, o: Options) -> None:
-    """Names of reward functions say little of what they do; their weights are kept in the note."""
-    given = o.get("reward_funcs")
-    common.reward(d)
-    if given is not None:
-        d.lacks("reward_funcs", f"{given}: port them and name them as {{kind: function, path: …}}")
-    weights = o.get("reward_weights")
-    if weights is not None and o.get("multi_objective_aggregation", default="sum_then_normalize") == "sum_then_normalize":
-        d.lacks("reward_weights", f"{weights}: they are the `weight` of each entry of `reward`")
 
 
 def surrogate(d: Draft, o: Options) -> str:

@@ -49,18 +49,34 @@ def convert(o: Options) -> Draft:
 
 
 def overlong(d: Draft, o: Options, longest: int) -> None:
+    """The overlong buffer of the DAPO reward manager; what that manager's scorer gives is said beside it."""
     for prefix in OVERLONG:
         if not o.given(prefix + "enable", prefix + "len", prefix + "penalty_factor"):
             continue
-        o.given(prefix + "log", prefix.rpartition("overlong")[0] + "max_resp_len")
-        if o.flag(prefix + "enable"):
-            factor = o.number(prefix + "penalty_factor", default=1.0)
-            buffer = o.whole(prefix + "len", least=1)
-            if buffer is None:
-                raise one_problem(prefix + "len", "is missing; the penalty needs the length of its buffer", None, o.file)
-            common.overlong(d, longest, buffer, factor, f"from {prefix}len")
-        else:
+        limit = prefix.rpartition("overlong")[0] + "max_resp_len"
+        o.given(prefix + "log", limit)
+        if not o.flag(prefix + "enable"):
             d.drops(prefix + "*", "enable is false")
+            continue
+        buffer, factor = (o.whole(prefix + "len", least=1), f"from {prefix}len"), prefix + "penalty_factor"
+        if buffer[0] is None:
+            raise one_problem(prefix + "len", "is missing; the penalty needs the length of its buffer", None, o.file)
+        if not o.given(factor) and prefix != OVERLONG[0]:
+            raise one_problem(factor, "is missing; the penalty needs its factor", None, o.file)
+        most = (o.whole(limit, default=longest), o.origin(limit, "data.max_response_length", ROLLOUT + "response_length"))
+        common.overlong(d, o, most, buffer, (o.number(factor, default=0.0), o.origin(factor)))  # 0 in verl's dapo_trainer.yaml
+        if most[0] < longest:
+            d.lacks(
+                limit, f"{most[0]}, below the {longest} tokens of a completion: beyond it verl's penalty goes on growing, here it stays"
+            )
+    for name in ("reward_model.reward_manager", "reward.reward_manager.name"):
+        if o.get(name) == "dapo":
+            d.lacks(
+                name,
+                "dapo: choose `reward`; where verl's scorer gives +1 and -1, as for DAPO's data, {kind: math, weight: 2} is as far apart",
+            )
+        elif o.get(name, default="naive") != "naive":
+            d.lacks(name, "how the peer's reward manager scores: choose `reward`")
 
 
 ESTIMATORS = {
@@ -241,21 +257,57 @@ def penalties(d: Draft, o: Options) -> None:
     common.entropy(d, o, ACTOR + "entropy_coeff")
 
 
+METRICS = {"acc": "accuracy", "score": "reward", "seq_reward": "reward", "seq_final_reward": "reward"}
+
+
 def selection(d: Draft, o: Options) -> None:
-    """DAPO's dynamic sampling."""
+    """DAPO's dynamic sampling: uniform groups dropped, others generated in their place, what is too much thrown away."""
     prefix = "algorithm.filter_groups."
-    if o.flag(prefix + "enable"):
-        metric = o.get(prefix + "metric")
-        note = "" if metric in ("seq_reward", "seq_final_reward", "score", None) else f"verl looks at `{metric}`, here it is the reward"
-        d.append("algorithm.selection", "drop_uniform_groups", f"from {prefix}enable", note)
-        for option in ("max_num_gen_batches", "max_inflight_gen_batches"):
-            if o.given(prefix + option):
-                d.lacks(prefix + option, "uniform groups are dropped, but no further prompts are generated to fill the step")
-    else:
-        o.given(*(prefix + option for option in ("metric", "max_num_gen_batches", "max_inflight_gen_batches")))
-    generated, trained = o.whole("data.gen_batch_size"), o.whole("data.train_batch_size")
-    if generated is not None and generated != trained:
-        d.lacks("data.gen_batch_size", "as many prompts are generated as a step consumes")
+    options = tuple(prefix + name for name in ("metric", "max_num_gen_batches", "max_inflight_gen_batches"))
+    prompts, generated = o.whole("data.train_batch_size", default=1024, least=1), o.whole("data.gen_batch_size", least=1)
+    alone = o.whole(ROLLOUT + "n", default=1) == 1
+    if alone or not o.flag(prefix + "enable"):
+        for name in (prefix + "enable", *options):
+            if o.given(name) and (alone or name in options):
+                d.drops(name, "verl keeps groups of one" if alone else "filter_groups.enable is false")
+        if generated not in (None, prompts):
+            d.lacks("data.gen_batch_size", "without filter_groups as many prompts are generated as a step consumes")
+        return
+    _filter(d, o, options[0])
+    limit = o.whole(options[1], default=0)
+    path = "algorithm.dynamic_sampling."
+    d.put(path + "max_num_gen_batches", limit, o.origin(options[1]), "" if limit > 0 else "no limit, as in verl")
+    d.put(path + "exhausted", "stop", "verl raises then")
+    share, origin, note = 1.0, "verl's default of data.gen_batch_size", ""
+    if generated is not None:
+        share, origin, note = generated / prompts, "from data.gen_batch_size", f"{generated} prompts at once, for a step of {prompts}"
+    if share < 1:
+        d.lacks("data.gen_batch_size", f"{generated}, fewer than the {prompts} of a step: a generation batch has at least as many here")
+        share, note = 1.0, ""
+    elif math.ceil(share * prompts) > (generated or prompts):
+        share = math.nextafter(share, 0)  # 29 / 7 * 7 is a little more than 29
+    d.put(path + "oversample", share, origin, note)
+    d.put(path + "max_age", 0, "verl throws surplus groups away", "1 keeps them for the next step")
+    if o.given(options[2]):
+        why = "verl's V1 trainer replaces single prompts as they come, without end; here whole generation batches follow one another"
+        d.lacks(options[2], why)
+
+
+def _filter(d: Draft, o: Options, name: str) -> None:
+    """Which groups are uniform: those of equal `metric`."""
+    metric, origin = o.get(name), o.origin(name)
+    index = len({path.split(".")[2] for path in d.entries if path.startswith("algorithm.selection.")})
+    note = ""
+    ours = METRICS.get(str(metric), "reward")
+    if metric == "score" and any(entry.value == "overlong" for path, entry in d.entries.items() if path.endswith(".kind")):
+        ours, note = str(d.entries["reward.0.kind"].value), "verl's score is the scorer's own, before the overlong penalty"
+    d.append("algorithm.selection", "drop_uniform_groups", "from algorithm.filter_groups.enable", note)
+    if metric is None:
+        d.ask(f"algorithm.selection.{index}.metric", ours, "what verl filters by, filter_groups.metric; accuracy is its acc")
+        return
+    d.put(f"algorithm.selection.{index}.metric", ours, origin)
+    if metric not in METRICS:
+        d.lacks(name, f"{metric}: something that your own scorer tells; taken: reward. The name of a reward would do")
 
 
 def batch(d: Draft, o: Options) -> None:
@@ -291,10 +343,13 @@ def training(d: Draft, o: Options) -> None:
         o.whole(prefix + "lr_warmup_steps", default=-1),
         o.number(prefix + "lr_warmup_steps_ratio", default=0.0, least=0, most=1),
     )
+    made = math.prod(d.entries[f"train.{name}"].value for name in ("updates_per_step", "epochs_per_step"))
+    note = f"verl's scheduler counts steps, ours updates: {made} in each" if made > 1 else ""
     if warmup > 0:
-        d.put("train.warmup_steps", warmup, o.origin(prefix + "lr_warmup_steps"))
+        d.put("train.warmup_steps", warmup * made, o.origin(prefix + "lr_warmup_steps"), note)
     elif ratio > 0:
-        d.put("train.warmup_steps", round(ratio * d.entries["train.steps"].value), f"from {prefix}lr_warmup_steps_ratio, times train.steps")
+        steps = round(ratio * d.entries["train.steps"].value)
+        d.put("train.warmup_steps", steps * made, f"from {prefix}lr_warmup_steps_ratio, times train.steps", note)
     d.copy("train.final_lr_ratio", o, prefix + "min_lr_ratio")
     d.copy("train.max_grad_norm", o, ACTOR + "grad_clip", prefix + "clip_grad", default=1.0)
     save = o.whole("trainer.save_freq", default=-1)
