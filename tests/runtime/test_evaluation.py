@@ -124,3 +124,29 @@ def test_a_lost_answer_is_said():
     log = []
     with pytest.raises(RuntimeError, match="the engine ended without all answers to the questions \\[8\\]"):
         asyncio.run(evaluation(log, engine=Engine(log, lose=8)).groups())
+
+
+def test_several_samples_are_drawn_as_in_training(tiny_model, tmp_path):
+    """A whole run: the records have the figures of several samples, the answers differ, and greedy samples are refused."""
+    from proxima.config import ConfigError, resolve
+    from proxima.runtime.folder import RunFolder
+    from proxima.runtime.rollouts import read_rows
+    from tests.runtime.tiny_run import go, recipe
+
+    tree = recipe(tiny_model("llama"), eval__samples=4, sampling__temperature=0.8, sampling__top_p=0.9, train__steps=1)
+    settings = resolve(tree).config.eval.sampling
+    assert (settings.temperature, settings.top_p, settings.max_tokens) == (0.8, 0.9, 6)
+    assert resolve(tree | {"eval": tree["eval"] | {"samples": 1}}).config.eval.sampling == Sampling(temperature=0.0, max_tokens=6)
+    go(tmp_path / "run", tree)
+    run = RunFolder(tmp_path / "run")
+    records = [r for r in run.read_metrics() if r["kind"] == "eval"]
+    assert [r["label"] for r in records] == ["before", "after"]
+    for record in records:
+        rows = read_rows(run.eval_file(record["step"], record["label"]))
+        right = {uid: sum(row["correct"] for row in rows if row["prompt_uid"] == uid) for uid in {row["prompt_uid"] for row in rows}}
+        assert len(rows) == record["answers"] == 20 and len({row["text"] for row in rows}) > 10
+        assert record["mean@4"] == record["accuracy"] == sum(right.values()) / 20
+        assert record["pass@4"] == sum(c > 0 for c in right.values()) / 5
+        assert record["accuracy/low"] <= record["accuracy"] <= record["accuracy/high"] and record["time/score"] >= 0
+    with pytest.raises(ConfigError, match=r"eval.samples=4 \(mapping\): must be 1 at temperature 0: greedy answers are all the same"):
+        resolve(tree | {"eval": tree["eval"] | {"sampling": {"temperature": 0}}})
