@@ -64,7 +64,11 @@ def test_aime_by_name_and_what_is_trained_on_is_compared_with_it(proxima, here):
     assert [row["question"] for row in table(here / "data/dapo-math/train.parquet")] == ["Something else?", "Something more?"]
     assert lines(here / "data/dapo-math/contaminated.jsonl")[0]["meets"][0]["set"] == "aime24"
     code, out, _ = proxima("data", "prepare", "dapo-math", "--from", "dapo.parquet", "--held-out", "0", "--out", "x/all", "--against")
-    assert code == 0 and "compared with no evaluation set" in out and len(table(here / "x/all/train.parquet")) == 3
+    assert (
+        code == 0
+        and "compared with no evaluation set; prepare some first, or name them with --against" in out
+        and len(table(here / "x/all/train.parquet")) == 3
+    )
     code, out, _ = proxima(
         "data", "prepare", "dapo-math", "--from", "dapo.parquet", "--held-out", "0", "--out", "x/two", "--against", "data/aime25", "b.jsonl"
     )
@@ -90,8 +94,10 @@ def test_math_brings_math500(proxima, here):
     code, out, err = proxima("data", "prepare", "math", "--from", "raw", "--from", "math500=m500.jsonl")
     assert (code, err) == (0, "") and sorted(os.listdir(here / "data")) == ["math", "math500"]
     assert "1 contaminated math500 1; contaminated.jsonl" in out and "  compared with math500, its own test side" in out.splitlines()
+    before = json.loads((here / "data/math/card.json").read_text())["overlap"]
     code, out, err = proxima("data", "prepare", "math", "--from", "raw", "--overwrite")
     assert code == 0 and "compared with math500, its own test side" in out  # what lies beside, as it was
+    assert json.loads((here / "data/math/card.json").read_text())["overlap"] == before
 
 
 def test_the_prompt(proxima, here):

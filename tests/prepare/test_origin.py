@@ -149,6 +149,65 @@ def test_what_save_to_disk_wrote(tmp_path):
     assert [row.raw.question for row in stream((inspect(*origin.sides["test"][0]),))] == [row["question"] for row in GSM8K_TEST]
 
 
+class Network:
+    """A hub that can be reached: `fetch` fills the cache, or raises."""
+
+    def __init__(self, monkeypatch, fetch):
+        import huggingface_hub
+        from huggingface_hub import constants
+
+        from proxima.prepare import origin
+
+        self.asked = []
+        cache_only = huggingface_hub.snapshot_download
+
+        def snapshot_download(name, *, local_files_only, **options):
+            self.asked.append((name, "cache" if local_files_only else "hub"))
+            if not local_files_only:
+                fetch()
+            return cache_only(name, local_files_only=True, **options)
+
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+        monkeypatch.setattr(origin, "_reachable", lambda endpoint: True)
+
+
+def test_what_the_cache_has_is_not_fetched_again(tmp_path, monkeypatch):
+    cached(tmp_path, "math-ai/aime25", lambda folder: write_jsonl(folder / "test.jsonl", [{"problem": "1?", "answer": "1"}]))
+    network = Network(monkeypatch, fetch=lambda: None)
+    assert find_origin(PARTS["aime25"]).revision == COMMIT
+    assert network.asked == [("math-ai/aime25", "cache")]
+
+
+def test_half_of_it_in_the_cache_is_fetched_whole(tmp_path, monkeypatch):
+    def half(folder):
+        write_parquet(folder / "main" / "train-00000-of-00001.parquet", GSM8K_TRAIN)
+
+    def whole():
+        folder = tmp_path / "hub" / "datasets--openai--gsm8k" / "snapshots" / COMMIT
+        write_parquet(folder / "main" / "test-00000-of-00001.parquet", GSM8K_TEST)
+
+    cached(tmp_path, "openai/gsm8k", half)
+    network = Network(monkeypatch, whole)
+    assert set(names(find_origin(PARTS["gsm8k"]))) == {"train", "test"}
+    assert network.asked == [("openai/gsm8k", "cache"), ("openai/gsm8k", "hub")]
+
+
+def test_a_hub_that_refuses(monkeypatch):
+    def refused():
+        raise ConnectionError("503 Service\nUnavailable")
+
+    def nothing(*_):
+        raise ValueError("not cached")
+
+    monkeypatch.setattr("proxima.task.hub.load", nothing)
+    Network(monkeypatch, refused)
+    with pytest.raises(
+        ValueError, match="gsm8k: openai/gsm8k can't be fetched: ConnectionError: 503 Service Unavailable; give a copy with"
+    ):
+        find_origin(PARTS["gsm8k"])
+
+
 @pytest.mark.parametrize(
     ("part", "given", "message"),
     [

@@ -48,25 +48,37 @@ def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
         "--from", dest="given", action="append", default=[], metavar="[PART=]PLACE",
         help="file, folder, pattern ('data/*.parquet') or hub name; once for each part (aime24=…, math500=…); none: the hub or its cache",
     )  # fmt: skip
-    add("--subset", help="folder inside, or configuration on the hub (open-r1/DAPO-Math-17k-Processed has en and cn)")
-    add("--revision", help="commit, tag or branch on the hub; none: what is in the cache, else the newest")
-    add("--out", help="folder to make; data/<name>. math500 goes beside it, the two parts of aime into it")
+    add("--subset", metavar="NAME", help="folder inside, or configuration on the hub (open-r1/DAPO-Math-17k-Processed has en and cn)")
+    add("--revision", metavar="COMMIT", help="commit, tag or branch on the hub; none: what is in the cache, else the newest")
+    add("--out", metavar="FOLDER", help="folder to make; data/<name>. math500 goes beside it, the two parts of aime into it")
     add(
         "--against", nargs="*", metavar="FOLDER",
         help="evaluation sets whose questions must not be trained on; not given: those beside the output; given empty: none",
     )  # fmt: skip
-    add("--template", help="how the question is asked: plain, dapo, boxed, gsm8k, think_answer, a text with {question}, or @FILE")
-    add("--system", help="system prompt; '' for none")
-    add("--held-out", type=float, help="share of the questions for testing where the source has no test side, by a hash; 0.02")
     add(
-        "--words",
-        type=int,
-        default=13,
-        help="words in a row that no training question may share with an evaluation question; 0: compare whole texts only; 13",
+        "--template",
+        metavar="TEXT",
+        help="how the question is asked: plain, dapo, boxed, gsm8k, think_answer, a text with {question}, or @FILE",
     )
-    add("--common", type=int, default=10, help="a run of words in more training questions than this is a phrase and counts nothing; 10")
-    add("--conflicts", default="drop", help="a question with several answers: drop it, keep the first, or the majority; drop")
-    add("--max-unreadable", type=float, default=0.01, help="refuse if a larger share of the questions has no readable answer; 0.01")
+    add("--system", metavar="TEXT", help="system prompt; '' for none")
+    add(
+        "--held-out",
+        type=float,
+        metavar="SHARE",
+        help="share of the questions for testing where the source has no test side, by a hash; 0.02",
+    )
+    add(
+        "--words", type=int, default=13, metavar="N",
+        help="words in a row that no training question may share with an evaluation question; 0: compare whole texts only; 13",
+    )  # fmt: skip
+    add("--common", type=int, default=10, metavar="N", help="a run in more training questions than this is a phrase and counts nothing; 10")
+    add(
+        "--conflicts",
+        default="drop",
+        metavar="RULE",
+        help="a question with several answers: drop it, keep the first, or the majority; drop",
+    )
+    add("--max-unreadable", type=float, default=0.01, metavar="SHARE", help="refuse if more of the questions have no readable answer; 0.01")
     add("--overwrite", action="store_true", help="make a prepared folder anew")
     add("--dry-run", action="store_true", help="count everything, write nothing")
     add("--json", action="store_true", help="print the cards for programs")
@@ -293,7 +305,9 @@ def _account(done: "Prepared", dry_run: bool) -> Iterator[str]:
                 yield f"        {counts[key]:>11,} {words:<13}{more}".rstrip()
     compared = [one["set"] for one in card["overlap"]["against"]]
     if "train" in card["counts"]:
-        yield "  compared with " + (", ".join(compared) if compared else "no evaluation set; name some with --against")
+        alone = not any(one["sha256"] for one in card["overlap"]["against"]) and card["split"]["held_out"] is not None
+        remedy = "; prepare some first, or name them with --against" if alone else ""
+        yield f"  compared with {', '.join(compared) or 'no evaluation set'}{' alone' if alone and compared else ''}{remedy}"
     for name, facts in card["outputs"].items():
         if name.endswith(".parquet"):
             held_out = card["split"]["held_out"]
@@ -319,7 +333,7 @@ def _show(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(card)
         return 0
-    print(for_people(card).rstrip())
+    print(for_people(card, arguments.folder).rstrip())
     for name in card["outputs"]:
         if not name.endswith(".parquet") or arguments.rows < 1:
             continue

@@ -172,12 +172,12 @@ def _hash(path: Path) -> tuple[int, str]:
     return path.stat().st_size, digest.hexdigest()
 
 
-def for_people(card: Mapping[str, Any]) -> str:
-    """`README.md`."""
-    return "\n".join(_lines(card)) + "\n"
+def for_people(card: Mapping[str, Any], folder: str | None = None) -> str:
+    """`README.md`; its recipe names `folder`, or `data/<name>`."""
+    return "\n".join(_lines(card, folder)) + "\n"
 
 
-def _lines(card: Mapping[str, Any]) -> Iterator[str]:
+def _lines(card: Mapping[str, Any], folder: str | None) -> Iterator[str]:
     source, prompt, overlap = card["source"], card["prompt"], card["overlap"]
     yield f"# {card['name']}\n"
     yield f"{card['title']}.\n"
@@ -216,7 +216,7 @@ def _lines(card: Mapping[str, Any]) -> Iterator[str]:
     yield "".join(f"\n`{name}`: {LISTS[name]}.\n" for name in card["outputs"] if name in LISTS)
     yield "| column | meaning |\n|---|---|"
     yield from (f"| `{name}` | {meaning} |" for name, meaning in COLUMNS.items())
-    yield f"\n## In a recipe\n\n```yaml\n{recipe_lines(card)}\n```"
+    yield f"\n## In a recipe\n\n```yaml\n{recipe_lines(card, folder)}\n```"
 
 
 _COUNTED = {

@@ -141,7 +141,8 @@ def prepare(
             against=(*against, *([own] if own else ())), overlap=overlap, left_out=left_out, files=files,
         )  # fmt: skip
         write_card(folder, card)
-        test = EvalSet(out.name, writer.test_questions) if writer.test_questions else None
+        written = card["outputs"].get("test.parquet")
+        test = None if written is None else EvalSet(out.name, writer.test_questions, written["sha256"])
     return Prepared(out, card, test, tuple(_notes(part, origin, card)))
 
 

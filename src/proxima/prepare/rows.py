@@ -97,7 +97,7 @@ def _parquet(path: Path) -> Any:
     from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(path)
+        return parquet.ParquetFile(path, pre_buffer=False)  # else the whole file is held in memory
     except (OSError, pyarrow.ArrowException) as problem:
         raise ValueError(f"{path} can't be read as Parquet: {' '.join(str(problem).split())[:120]}; was the download cut off?") from None
 
