@@ -73,6 +73,7 @@ def kinds(slot: str) -> dict[str, type]:
 
 
 def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
+    from proxima.config.check import beyond_the_loop
     from proxima.config.describe import summary_of
 
     name = OUTSIDE.get(kind) or SLOTS[slot][1].format(kind)
@@ -83,7 +84,12 @@ def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
         parts.append(f"![loss and gradient weight over the ratio, for both signs of the advantage]({kind}.svg)\n")
     if rows := field_rows(cls):
         parts.append(table(["field", "default", "meaning"], rows) + "\n")
+    if slot == "advantage" and (only := beyond_the_loop(cls)):
+        parts.append(f"**In core only.** `proxima train` can't run it: it {only}, which the loop has not. A loop of your own can.\n")
     parts.append(f"**Use it.** {note['use']}\n\n**Not.** {note['avoid']}\n")
+    if "recipe" in note:
+        parts.append(f"**In a recipe.**\n\n```yaml\n{note['recipe']}```\n")
+    parts += [f"**{key.capitalize()}.** {escaped(note[key])}\n" for key in ("metrics", "published") if key in note]
     for title in ("Edge cases", "Source", "Differs"):
         if text := section(cls, title):
             parts.append(f"**{title}.** {text}\n")

@@ -64,6 +64,27 @@ def test_list_of_one_slot_shows_fields(proxima):
     assert ["delta", "0.15", "threshold"] in [line[:3] for line in lines]
 
 
+def test_list_says_which_advantages_this_loop_cannot_run(proxima):
+    lines = {line.split()[0]: line for line in proxima("list", "advantage")[1].splitlines() if line.startswith("  ") and line[2] != " "}
+    assert {kind for kind, line in lines.items() if "In core only" in line} == {"gae", "optimal_token_baseline", "reinforce_pp"}
+    assert "In core only, it needs `value`. Generalised advantage estimation with a critic" in lines["gae"]
+    assert "In core only, it gives a number for each token. " in lines["reinforce_pp"]
+
+
+def test_list_has_no_fragment(proxima):
+    """What a field means is said where it stands, not in the docstring of another class."""
+    import re
+
+    code, out, _ = proxima("list", "--json")
+    texts = [text for slot in json.loads(out).values() for kind in slot["kinds"].values() for text in words_of(kind)]
+    assert code == 0 and len(texts) > 150
+    assert [text for text in texts if re.match(r"(`\w+` )?as (for|above|in)\b", text) or re.search(r"\bas for `", text)] == []
+
+
+def words_of(kind):
+    return [kind["summary"], *(field["help"] for field in kind["fields"].values())]
+
+
 def test_list_json(proxima):
     code, out, _ = proxima("list", "--json")
     found = json.loads(out)

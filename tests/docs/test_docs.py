@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
+
+from proxima.config import resolve
+from proxima.config.schema import DynamicSamplingConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -56,6 +60,30 @@ def test_a_page_has_its_parts():
     assert "| UniRL | `CPPO`: `cppo_delta`" in text
     for part in ("**Use it.**", "**Not.**", "**Edge cases.**", "**Source.**", "**Differs.**"):
         assert text.count(part) == 1
+
+
+def test_what_a_page_shows_of_a_recipe_resolves():
+    """The keys are those of the schema, and the numbers beside them are what they make."""
+    found = {}
+    for kind in ("drop_uniform_groups", "prune"):
+        text = method_pages.pages()[DOCS / "algorithms" / f"{kind}.md"]
+        recipe = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
+        recipe["algorithm"]["surrogate"] = "ppo_clip"
+        found[kind] = resolve({"model": {"path": "a/b"}, "task": "arithmetic", "reward": ["number"], **recipe}).config
+        assert all(f"**{part}.**" in text for part in ("Metrics", "Published"))
+    refill = found["drop_uniform_groups"].algorithm.dynamic_sampling
+    assert refill == DynamicSamplingConfig()  # what the page shows is the default
+    assert found["drop_uniform_groups"].algorithm.selection[0].metric == "accuracy"
+    pruned, train = found["prune"].algorithm.selection[1], found["prune"].train
+    factor = pruned.prompts_factor(train.completions_per_prompt)
+    assert (pruned.kept(16), factor, train.prompts_per_step * factor, train.prompts_per_step * factor * 16) == (2, 8, 64, 1024)
+
+
+def test_an_advantage_beyond_the_loop_says_so():
+    pages = method_pages.pages()
+    for kind in method_pages.kinds("advantage"):
+        said = "**In core only.** `proxima train` can't run it: it" in pages[DOCS / "algorithms" / f"{kind}.md"]
+        assert said is (kind in ("gae", "optimal_token_baseline", "reinforce_pp")), kind
 
 
 def test_a_method_is_one_screen():

@@ -60,6 +60,7 @@ def _slots() -> Iterator[tuple[str, Any]]:
 
 
 def _kinds(info: Any) -> dict[str, Any]:
+    from proxima.config.check import beyond_the_loop
     from proxima.config.describe import fields_of, kinds_of, summary_of, table_of
     from proxima.config.resolve import plain
 
@@ -71,7 +72,8 @@ def _kinds(info: Any) -> dict[str, Any]:
         for field in fields_of(cls):
             default = {"required": True} if field.default is dataclasses.MISSING else {"default": plain(field.default)}
             fields[field.name] = {**default, "help": field.help}
-        kinds[kind] = {"summary": summary_of(cls), "fields": fields}
+        only = beyond_the_loop(cls) if info.name == "advantage" else None
+        kinds[kind] = {"summary": f"In core only, it {only}. {summary_of(cls)}" if only else summary_of(cls), "fields": fields}
     return kinds
 
 

@@ -106,15 +106,15 @@ def advantage_can_be_had(r: Resolved) -> Iterator[Problem]:
     """The loop gives advantages rewards and groups, and takes one number a completion back."""
     spec = r.config.algorithm.advantage
     kinds = table_of("proxima.core.advantage:ADVANTAGES")
-    usable = ", ".join(kind for kind, cls in sorted(kinds.items()) if not _beyond(cls))
-    if found := _beyond(spec):
+    usable = ", ".join(kind for kind, cls in sorted(kinds.items()) if not beyond_the_loop(cls))
+    if found := beyond_the_loop(spec):
         kind = r.entry("algorithm.advantage.kind").value
         yield r.problem("algorithm.advantage.kind", f"{kind!r} {found}, which this loop has not; take one of {usable}")
 
 
-def _beyond(advantage: object) -> str | None:
-    """What an advantage wants that the loop has not."""
-    if needs := sorted(set(getattr(advantage, "needs", ())) - {"baseline"}):
+def beyond_the_loop(advantage: object) -> str | None:
+    """What an advantage, or its class, wants that the loop has not: ``needs `value` ``; None where it can be had."""
+    if needs := sorted(set(getattr(advantage, "needs", ())) - {"baseline", "group"}):
         return f"needs `{needs[0]}`"
     return "gives a number for each token" if getattr(advantage, "per_token", False) else None
 
@@ -137,7 +137,10 @@ def refill_has_a_reason(r: Resolved) -> Iterator[Problem]:
 
     algorithm = r.config.algorithm
     if algorithm.dynamic_sampling is not None and all(isinstance(spec, Balance | Prune) for spec in algorithm.selection):
-        message = "no selection drops whole groups, so nothing has to be filled up; add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null"
+        message = (
+            "no selection drops whole groups, so nothing has to be filled up; add drop_uniform_groups to algorithm.selection, or set "
+            "algorithm.dynamic_sampling=null"
+        )
         yield r.problem("algorithm.dynamic_sampling.max_num_gen_batches", message)
 
 

@@ -80,7 +80,7 @@ class SequenceMeanTokenSum:
 
 @dataclass(frozen=True)
 class SequenceMeanTokenSumNorm:
-    """As `SequenceMeanTokenSum`, divided by a constant length, so that the size of the loss does not depend on the completions' lengths.
+    """The mean over sequences of their summed token losses, over a constant length: a longer completion does not make the rest smaller.
 
         Σ loss / horizon / S
 

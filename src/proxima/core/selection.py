@@ -86,7 +86,7 @@ class Prune:
         rate: share to drop, in [0, 1).
         keep: `largest` |A| (the method; the original's flag says `smallest`, after what it removes), `smallest` |A|, or `random`.
         scope: the G are a `group`, or the whole `batch`.
-        count: `keep` as above, or `drop`: k = max(1, G - floor(G rate)), the original trainer's rule; they differ where G rate is no
+        count: `keep`, the k above, or `drop`: k = max(1, G - floor(G rate)), the original trainer's rule; they differ where G rate is no
             integer (C2).
         allocate: dynamic completion allocation: the loop takes floor(G / k) times as many prompts a step, so that an update keeps its
             size in completions. Nothing changes here.

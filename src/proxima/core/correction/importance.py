@@ -35,8 +35,8 @@ class Importance:
         truncate: min(w, upper)    clamp: min(max(w, lower), upper)    clip: w if lower <= w <= upper else 0    none: w
 
     Args:
-        level: as above; the last two over the loss tokens of the sequence, the same weight for all of them.
-        bound: as above.
+        level: `token`, or `sequence` (the product), `geometric` (the mean) over a sequence's loss tokens, one weight for all of them.
+        bound: `truncate` to at most upper, `clamp` into [lower, upper], `clip` to 0 outside of it, or `none`.
         upper: > 0. Truncated importance sampling usually has 2.
         lower: >= 0, <= upper; none: 1 / upper for `clip`, 0 for `clamp`. For `truncate` it moves no weight, only the metrics' fraction_low.
         veto: ratio of a single token, in (0, 1), below which its whole sequence gets weight 0; none: off. Tested on unclamped rho.

@@ -35,13 +35,13 @@ class Rejection:
 
     Args:
         level: `token`, or `sequence`: a sequence out of bounds is dropped whole.
-        statistic: as above. For `ratio` at sequence level rho is reduced before exp: `sum` is the sequence's ratio, `mean` the geometric
-            mean.
+        statistic: `ratio`, `k1`, `k2` or `k3`. For `ratio` at sequence level rho is reduced before exp: `sum` is the sequence's ratio,
+            `mean` the geometric mean.
         reduce: `sum`, `mean` or `max`; at token level not looked at.
         upper: of the statistic; > 0.
         lower: none: 1 / upper for `ratio`, -upper for `k1`, no bound for `k2` and `k3`, which are >= 0.
         rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs `core.prepare`).
-        towards: the policy compared with behavior, as for `Importance`.
+        towards: the policy compared with behavior: `proximal`, `current`, or `next`, the version right after the sampling one.
         b: `behavior_log_prob` and the other policy's log-prob [N], nats; `loss_mask` [N] bool.
     Returns: Corrected with weights 0 and 1. Metrics: the statistic's mean, max, min, std, fraction_high, fraction_low, and the shares of
         tokens and sequences it masked, under `mismatch/rollout_rs_<name>_`, with <name> as verl's (`token_k1`, `seq_mean_k3` …).
@@ -127,7 +127,7 @@ class SecondMoment:
 
     Args:
         threshold: nats^2, > 0.
-        rejected: as for `Rejection`.
+        rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs `core.prepare`).
         b: `behavior_log_prob`, `proximal_log_prob` [N], nats; `loss_mask` [N] bool. Looks at the whole batch: see `core.prepare`.
     Returns: Corrected with weights 0 and 1. Raises: ValueError at construction. Edge cases: at least one token is kept.
     Source: M2PO, arXiv 2510.01161, as AReaL applies it (`m2_threshold`); the surrogate `m2po` measures the current policy instead.
@@ -184,7 +184,7 @@ class TopEntropy:
 
     Args:
         share: of the loss tokens, in (0, 1].
-        rejected: as for `Rejection`.
+        rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs `core.prepare`).
         b: `entropy` [N], nats; `loss_mask` [N] bool. Looks at the whole batch: see `core.prepare`.
     Returns: Corrected with weights 0 and 1. Raises: ValueError at construction. Edge cases: ties at the quantile are kept.
     Source: arXiv 2506.01939; TRL `top_entropy_quantile` (T9). Differs: TRL's quantile is float32; here it is in the batch's dtype.

@@ -83,8 +83,9 @@ class Gspo:
 
     Args:
         epsilon_low, epsilon_high: clip range of s, in [0, 1] and >= 0. Two orders of magnitude narrower than PPO's: s averages.
-        dual_clip: as for `PpoClip`, on s.
-        form: as above. Under `sequence_mean_token_mean`, and with one advantage a sequence, both have the same gradient.
+        dual_clip: bound on s of sequences with a negative advantage, > 1; none: off.
+        form: gradient through the mean (`sequence`), or of value s at every token (`token`). Under `sequence_mean_token_mean`, and with
+            one advantage a sequence, both have the same gradient.
         b: as for `PpoClip`.
     Returns: TokenLoss whose unit is `form`: `loss` [N], `keep` [N] bool, both alike within a sequence in the sequence form.
     Raises: ValueError naming field, value and bound, at construction.

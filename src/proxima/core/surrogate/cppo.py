@@ -31,7 +31,7 @@ class Cppo:
         w_min: weight of the last token, in (0, 1].
         delta_b: average drift granted to each token of the prefix, >= 0, inf allowed.
         divergence: D; `binary_tv` is the method, the others (see `Dppo`) take its place in every formula.
-        budget: `dynamic` as above; `static` is delta_b itself.
+        budget: `dynamic`, by the 90th percentile of D, or `static`, which is delta_b itself.
         single_token: the weight of the only token of a sequence: `one`, or `w_min` (the printed formula read as its limit).
         centre: the policy that D and the direction are measured from. `behavior` is the method; `proximal` an ablation.
         b: `log_prob` [N] with gradient, `behavior_log_prob`, `proximal_log_prob` [N], nats; `advantage` [N];

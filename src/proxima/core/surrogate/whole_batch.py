@@ -38,7 +38,7 @@ class ClipCov:
         loss_t = 0 if picked else ppo_clip_t
 
     Args:
-        epsilon_low, epsilon_high: as for `PpoClip`.
+        epsilon_low, epsilon_high: how far the ratio may fall below 1, in [0, 1], and rise above it, >= 0.
         share: of the n loss tokens, in [0, 1].
         low, high: the covariances that are eligible, low < high.
         b: as for `PpoClip`; `picked` [N] bool when the whole batch has chosen already.
