@@ -21,6 +21,9 @@ TEN = [
     (r"\boxed{\{2, 1\}}", r"\{1,2\}", True),
     (r"<think>6 * 7</think>\n<answer>42</answer>", "42", True),
     (r"\boxed{12{,}000}", "12000", True),
+    (r"\boxed{42.}", "42", True),
+    (r"\boxed{\sqrt{8}. }", r"2\sqrt{2}", True),
+    ("<answer>1/2.</answer>", "0.5", True),
     (r"\boxed{1}, no: \boxed{2}", "1", False),
     (r"\boxed{\frac{1}{3}}", "0.5", False),
     (r"\boxed{\frac{1}{", "1", False),
@@ -155,3 +158,38 @@ def test_the_short_way_agrees_with_math_verify():
 def test_bad_fields(field, value):
     with pytest.raises(ValueError, match=f"{field}={value} must be >"):
         Math(**{field: value})
+
+
+def test_two_stages_of_parsing_give_the_trees_of_one():
+    import latex2sympy2_extended.latex2sympy2 as module
+    import sympy
+    from math_verify import parse
+    from math_verify.parser import extract_latex, parse_latex_cached
+
+    from proxima.reward.graders import SHAPES, parse_in_two_stages
+
+    texts = (
+        [rf"\boxed{{{shape}}}" for shape in SHAPES] + [text for text, _, _ in TEN] + [*UNREADABLE, r"$1 & 2 \\ & ^^ __$", "$x=1 and y=2$"]
+    )
+
+    def trees():
+        made = []
+        for text in texts:
+            for cache in (parse_latex_cached, extract_latex):
+                cache.cache_clear()
+            made.append([one if isinstance(one, str) else sympy.srepr(one) for one in parse(text.replace("\0", ""), parsing_timeout=None)])
+        return made
+
+    before, original = trees(), module._Latex2Sympy
+    try:
+        parse_in_two_stages()
+        assert module._Latex2Sympy is not original and trees() == before
+    finally:
+        module._Latex2Sympy = original
+
+
+def test_the_parser_of_this_process_is_left_alone():
+    import latex2sympy2_extended.latex2sympy2 as module
+
+    Math().score(prompt("42"), completions(r"\boxed{\sqrt{8}}"))
+    assert module._Latex2Sympy.__name__ == "_Latex2Sympy"

@@ -11,6 +11,7 @@ from proxima.reward.text import as_fraction, last_boxed, last_tagged
 
 _MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 30, 9999
 _DIGITS = re.compile(rf"([0-9]{{{_MAX_DIGITS}}})[0-9]+")
+_PERIOD = re.compile(r"(?<![.\s])\.\s*\Z")
 _BRACKET = re.compile(r"[()\[\]{}]")
 _EXPONENT = re.compile(r"(?:\^|\*\*)[\s({]*[-+]?([0-9]+)(?:[\s)}]*(?:\^|\*\*)[\s({]*([0-9]+))?")
 _BINOMIAL = re.compile(r"binom\s*(?:\{[^{}]*\}\s*)?\{[^{}]*(?:\^|[0-9]{6})")
@@ -22,10 +23,10 @@ class Math(PooledReward):
     r"""1 if math-verify holds the final answer equal to the row's answer, else 0; says whether it is correct.
 
     What is judged is the last `\boxed{…}`, else the last `<answer>…</answer>`, else what math-verify finds in the last `max_chars`
-    characters (formulas between `$`, then plain numbers). An answer that math-verify can't read is wrong. One that it can't finish is
-    invalid, never 0: the worker is ended and replaced, and nobody else pays. Brackets nested over 30 deep,
-    powers with an exponent over 9,999 and factorials or binomials of such size are not evaluated at all (invalid too). Of a run of over
-    400 digits the first 400 count.
+    characters (formulas between `$`, then plain numbers). A final period in the box counts for nothing. An answer that math-verify can't
+    read is wrong. One that it can't finish is invalid, never 0: the worker is ended and replaced, and nobody else pays. Brackets nested
+    over 30 deep, powers with an exponent over 9,999 and factorials or binomials of such size are not evaluated at all (invalid too). Of a
+    run of over 400 digits the first 400 count.
 
     Args:
         cpu_seconds: CPU time for one completion, in seconds, > 0; the runner's time-out on the clock holds beside it.
@@ -55,6 +56,8 @@ class Math(PooledReward):
         found = last_boxed(completion.text)
         if found is None:
             found = last_tagged(completion.text, "answer")
+        if found is not None:
+            found = _PERIOD.sub("", found)  # math-verify takes 42. for another answer than 42
         if found is not None and (right := plainly_equal(found, answer)) is not None:
             return verdict(right)
         judged = shortened(completion.text[-self.max_chars :] if found is None else found)
