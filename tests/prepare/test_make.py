@@ -173,7 +173,7 @@ def test_the_same_bytes_wherever_and_whenever(tmp_path):
 def test_the_card_says_how_to_get_it_again(tmp_path):
     done = make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "out", template="boxed", system="Be brief.")
     card = read_card(done.folder)
-    assert card == done.card
+    assert card == done.card and card["reward"] == "math"  # what reads a box
     assert card["prompt"] == {
         "template": "boxed",
         "text": "{question}\nPlease reason step by step, and put your final answer within \\boxed{{}}.",

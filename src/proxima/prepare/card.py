@@ -22,6 +22,7 @@ FORMAT = 1
 README = "README.md"
 _LISTED_INPUTS = 64  # beyond, files of a side are one line with a hash over theirs
 _SHOWN_PHRASES = 10
+_READ_BY = {"boxed": "math", "think_answer": "regex"}  # templates that ask for another form than the part's own reward reads
 LISTS = {
     "conflicts.jsonl": "questions with more than one answer, and what was kept",
     "contaminated.jsonl": "training questions left out because they meet an evaluation question: the set, the row, the shared run of words",
@@ -59,7 +60,7 @@ def describe(
         "counts": {side: _counts(side, tally, left_out, files) for side, tally in tallies.items()},
         "repetition": {side: {str(times): n for times, n in sorted(t.repetition.items())} for side, t in tallies.items()},
         "answer": part.answer,
-        "reward": part.reward,
+        "reward": _READ_BY.get(template.name, part.reward),
         "prompt": {"template": template.name, "text": template.text, "system": template.system},
         "conflicts": options.conflicts,
         "max_unreadable": options.max_unreadable,
@@ -251,4 +252,4 @@ def repetition_line(repetition: Mapping[str, int], most: int = 5) -> str:
 
 
 def _quoted(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
+    return "\n".join(f"    {line}".rstrip() for line in text.splitlines())
