@@ -85,6 +85,19 @@ def words_of(kind):
     return [kind["summary"], *(field["help"] for field in kind["fields"].values())]
 
 
+def test_list_of_recipes(proxima, here):
+    code, _, err = proxima("list", "recipes")
+    assert (code, "no recipes/*.yaml below this folder" in err) == (2, True)
+    (here / "recipes/cpu").mkdir(parents=True)
+    (here / "recipes/first.yaml").write_text(
+        "# yaml-language-server: $schema=schema.json\n# What\n# it is. More.\nmodel: {path: org/model}\n"
+    )
+    (here / "recipes/cpu/a.yaml").write_text("extends: ../first.yaml\n")
+    code, out, _ = proxima("list", "recipes")
+    assert (code, out.splitlines()) == (0, ["recipes/first.yaml  What it is", "recipes/cpu/a.yaml"])
+    assert json.loads(proxima("list", "recipes", "--json")[1]) == {"recipes/first.yaml": "What it is", "recipes/cpu/a.yaml": ""}
+
+
 def test_list_json(proxima):
     code, out, _ = proxima("list", "--json")
     found = json.loads(out)

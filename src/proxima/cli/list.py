@@ -1,9 +1,10 @@
-"""Show every kind in every slot with its fields and defaults. SLOT: algorithm, surrogate, reward, task …"""
+"""Show every kind in every slot with its fields and defaults. SLOT: algorithm, surrogate, reward …; or recipes, those in ./recipes."""
 
 import argparse
 import dataclasses
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from proxima.cli.common import print_json
@@ -17,11 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from proxima.config.errors import one_problem, suggestion
 
+    if arguments.slot == "recipes":
+        return _show_recipes(as_json=arguments.json)
     slots = catalogue()
     if arguments.slot is not None:
         name = arguments.slot.rpartition(".")[2]
         if name not in slots:
-            raise one_problem("slot", suggestion(name, slots), name, "command line")
+            raise one_problem("slot", suggestion(name, [*slots, "recipes"]), name, "command line")
         slots = {name: slots[name]}
     if arguments.json:
         print_json(slots)
@@ -32,6 +35,30 @@ def run(arguments: argparse.Namespace) -> int:
     text = "\n\n".join(_text(name, slot, fields=arguments.slot is not None) for name, slot in slots.items())
     print("\n".join(line if width is None else cut(line, width) for line in text.splitlines()))
     return 0
+
+
+def _show_recipes(as_json: bool) -> int:
+    """A line a recipe of `./recipes`: its path, and the first sentence of its comments."""
+    from proxima.config.explain import cut, terminal_width
+
+    files = sorted(Path("recipes").rglob("*.yaml"), key=lambda file: (len(file.parts), file))
+    if not files:
+        raise ValueError("no recipes/*.yaml below this folder; go to a checkout of proxima, or see its recipes/README.md")
+    found = {str(file): _first_sentence(file) for file in files}
+    if as_json:
+        print_json(found)
+        return 0
+    longest, width = max(map(len, found)), terminal_width(sys.stdout)
+    for line in (f"{path:<{longest}}  {comment}".rstrip() for path, comment in found.items()):
+        print(line if width is None else cut(line, width))
+    return 0
+
+
+def _first_sentence(file: Path) -> str:
+    from proxima.config.describe import first_sentence
+
+    lines = (line[1:].strip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line.startswith("#"))
+    return first_sentence(" ".join(line for line in lines if line and not line.startswith("yaml-language-server")))
 
 
 def catalogue() -> dict[str, dict[str, Any]]:
