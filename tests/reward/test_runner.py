@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from proxima.data import Score
-from proxima.reward import Exact, Format, Gsm8k, Length, Number, RewardRunner, WeightedReward
+from proxima.reward import Exact, Format, Function, Gsm8k, Length, Number, RewardRunner, WeightedReward
 from tests.reward.make import completion, completions, prompt, runner, scored
 
 THOUGHT = "<think>17 + 25 is 42</think>\n<answer>42</answer>"
@@ -179,6 +179,17 @@ def test_many_groups_at_once_keep_their_order():
         results = asyncio.run(main(made))
     for i, scores in enumerate(results):
         assert [score.parts for score in scores] == [{"number": float(j == 0), "digits": 1.0, "plain": float(i + j)} for j in range(5)]
+
+
+def test_the_same_text_is_judged_once_a_group_and_a_function_each_time(tmp_path):
+    (tmp_path / "mine.py").write_text("CALLS = []\ndef count(p, c):\n    CALLS.append(c)\n    return len(CALLS)\n")
+    with runner(Format(), Function(path=f"{tmp_path}/mine.py:count")) as made:
+        pool, jobs = made._pools["text"], []
+        submit = pool._submit
+        pool._submit = lambda asked: (jobs.extend(asked), submit(asked))[1]
+        scores = asyncio.run(made.score(prompt("42"), completions(THOUGHT, "41", THOUGHT, "41", "40")))
+    assert [job.arguments["text"] for job in jobs] == [THOUGHT, "41", "40"]
+    assert [score.parts for score in scores] == [{"format": float(i in (0, 2)), "count": i + 1.0} for i in range(5)]
 
 
 def test_the_same_scores_again_from_other_workers():

@@ -180,8 +180,13 @@ class RewardRunner:
 
     async def _in_workers(self, reward: PooledReward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         asked = [_attempt(partial(reward.job, prompt, completion)) for completion in completions]
-        answers = iter(await self._pools[reward.where].run([job for job in asked if isinstance(job, Job)]))
-        return [entry if isinstance(entry, Score) else _read(reward, prompt, next(answers)) for entry in asked]
+        once: dict[Any, Job] = {}  # groups hold the same answer several times; what a text is worth does not depend on the time of day
+        keys = [_key(job, i) if reward.where == "text" else i for i, job in enumerate(asked)]
+        for key, job in zip(keys, asked, strict=True):
+            if isinstance(job, Job):
+                once.setdefault(key, job)
+        answers = dict(zip(once, await self._pools[reward.where].run(list(once.values())), strict=True))
+        return [entry if isinstance(entry, Score) else _read(reward, prompt, answers[key]) for key, entry in zip(keys, asked, strict=True)]
 
     async def _batch_column(self, i: int, groups: Sequence[Group]) -> list[list[Score]]:
         """One reward's scores of the whole batch; a failure of the call is one of every completion."""
@@ -218,6 +223,16 @@ def _compares(reward: Reward) -> bool:
 
 def _of_batch(reward: Reward) -> bool:
     return bool(getattr(reward, "whole_batch", False))
+
+
+def _key(job: Job | Score, otherwise: int) -> str | int:
+    """Equal for jobs that a worker can't tell apart."""
+    if isinstance(job, Score):
+        return otherwise
+    try:
+        return json.dumps([job.grader, job.arguments])
+    except (TypeError, ValueError):
+        return otherwise  # the pool says what is wrong with it
 
 
 def _label(reward: Reward) -> str:
