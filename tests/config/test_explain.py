@@ -28,6 +28,49 @@ def test_pruned_completions_are_generated_and_not_forwarded(recipe):
     assert (fewer.prompts, fewer.sequences, fewer.kept) == (8, 64, 2)
 
 
+REFILL = ["algorithm.selection=[drop_uniform_groups]", "sampling.max_tokens=12"]
+
+
+def test_dynamic_sampling_in_the_arithmetic(recipe):
+    adaptive = batch(recipe, *REFILL, "algorithm.dynamic_sampling.max_age=1")
+    assert "= 64 sequences, generated until it is full → ≤ 1 micro-batch" in str(adaptive)
+    assert adaptive.generated == (8, 64)
+    fixed = batch(recipe, *REFILL, "algorithm.dynamic_sampling.oversample=3")
+    assert "= 64 sequences, 24 prompts at a time until it is full → " in str(fixed)
+    assert (fixed.prompts, fixed.sequences, fixed.generated) == (8, 64, (24, 192))
+
+
+def test_over_sampling_is_on_top_of_allocation(recipe):
+    """8 prompts × 16 / 4 = 32 for the update, half as many more generated."""
+    prune = "algorithm.selection=[drop_uniform_groups,{kind: prune, rate: 0.75, allocate: true}]"
+    found = batch(recipe, prune, "train.completions_per_prompt=16", "algorithm.dynamic_sampling.oversample=1.5")
+    assert "32 prompts × 16 completions = 512 sequences, 4 of 16 kept, 48 prompts at a time until it is full" in str(found)
+    assert found.generated == (48, 768)
+
+
+def test_the_greedy_baseline_is_generated_too(recipe):
+    found = batch(recipe, "algorithm.advantage=remax", "train.completions_per_prompt=1")
+    assert (found.sequences, found.generated) == (8, (8, 16))
+
+
+def test_time_and_memory_count_what_is_generated(recipe, tiny_model):
+    """Generation grows with over-sampling, training does not; the cache holds as many rows as there are slots."""
+    facts = model_facts(str(tiny_model("llama")))
+    plain, more = (resolve(recipe(), [*REFILL, *extra]).config for extra in ([], ["algorithm.dynamic_sampling.oversample=3"]))
+    once, thrice = (time_of(config, facts, batch_of(config, 40), 1e9) for config in (plain, more))
+    assert math.isclose(thrice.generate, 3 * once.generate) and thrice.train == once.train
+    small = [resolve(recipe(), [*REFILL, "engine.slots=128", *extra]).config for extra in ([], ["algorithm.dynamic_sampling.oversample=3"])]
+    caches = [memory_of(config, facts, batch_of(config, 40)).parts["KV cache"] for config in small]
+    assert caches[1] == 2 * caches[0]  # 64 rows, and 128 of 192
+
+
+@pytest.mark.parametrize(("most", "said"), [(10, "there may be 10"), (0, "there may be any number")])
+def test_explain_says_what_the_time_leaves_out(recipe, most, said):
+    resolved = resolve(recipe(), [*REFILL, f"algorithm.dynamic_sampling.max_num_gen_batches={most}"])
+    assert any(said in note for note in as_json(resolved, gemm=1e12)["notes"])
+    assert not any("dynamic sampling" in note for note in as_json(resolve(recipe()), gemm=1e12)["notes"])
+
+
 def test_updates_are_counted_over_epochs(recipe):
     found = batch(recipe, "train.updates_per_step=2", "train.epochs_per_step=3", "train.tokens_per_micro_batch=64")
     assert found.updates == 6

@@ -91,6 +91,19 @@ def test_ends_that_are_not_done(plain, lines):
     ]
 
 
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"kept": 2}, "= 64 sequences, 2 of 8 kept → "),
+        ({"at_once": 0}, "= 64 sequences, generated until it is full → "),
+        ({"at_once": 1536, "kept": 2}, "= 64 sequences, 2 of 8 kept, 1,536 prompts at a time until it is full → "),
+    ],
+)
+def test_pruning_and_dynamic_sampling_stand_in_the_arithmetic(plain, lines, more, words):
+    plain.started(info(Path("runs/a"), **more))
+    assert words in lines[1]
+
+
 def test_an_evaluation_without_a_right_or_wrong_shows_its_reward(plain, lines):
     plain.started(info(Path("runs/a")))
     plain.evaluated({"kind": "eval", "label": "before", "step": 0, "accuracy": None, "correct": 0, "questions": 4, "reward/mean": 0.25})

@@ -12,7 +12,7 @@ from proxima.runtime import files
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import write_evals, write_rollouts
 from proxima.view.curve import write_curve
-from proxima.view.report import write_report
+from proxima.view.report import batch_arithmetic, write_report
 from tests.view.synthetic import CONFIG, evaluation, fates, group, make_run, record
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"><!-- \u2028 {{ 7 * 7 }} &lt;b&gt; \x1b[2J'
@@ -182,6 +182,29 @@ def test_a_long_run_stays_small(tmp_path):
     assert max(len(p.split()) for p in polylines) == 400
     assert folder.report.stat().st_size < 1_500_000
     folder.release()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "words"),
+    [
+        (
+            {"selection": [{"kind": "drop_uniform_groups"}, {"kind": "prune", "rate": 0.75, "allocate": True}]},
+            "step = 32 prompts × 8 completions = 256 sequences, 2 of 8 kept → micro-batches",
+        ),
+        (
+            {"selection": [], "dynamic_sampling": {"oversample": 1.5}},
+            "= 64 sequences, 12 prompts at a time until it is full → micro-batches",
+        ),
+        (
+            {"selection": [{"kind": "prune", "rate": 7}], "dynamic_sampling": {"oversample": None}},
+            "= 64 sequences → micro-batches",
+        ),  # damaged
+        (None, "= 64 sequences → micro-batches"),
+    ],
+)
+def test_the_arithmetic_has_pruning_and_dynamic_sampling(tmp_path, algorithm, words):
+    train = {"prompts_per_step": 8, "completions_per_prompt": 8, "updates_per_step": 1, "epochs_per_step": 1, "tokens_per_micro_batch": 64}
+    assert words in batch_arithmetic({"train": train, "algorithm": algorithm}, RunFolder(tmp_path))
 
 
 def test_what_is_no_run_or_is_damaged(tmp_path):

@@ -5,12 +5,13 @@ Every figure is an upper bound or says what it rests on. Measured figures of a r
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from proxima.config.schema import RunConfig
+from proxima.config.schema import DynamicSamplingConfig, RunConfig
 from proxima.core.selection import Prune
 from proxima.data import Trajectory
 
@@ -90,13 +91,15 @@ class Batch:
     """The arithmetic of a step.
 
     Args:
-        prompts, completions, sequences: what a step generates, sequences = prompts × completions. Dynamic sampling may generate more.
+        prompts, completions, sequences: of a step, those that `allocate` adds included; sequences = prompts × completions.
         longest: tokens of the longest sequence, prompt + completion.
         tokens: most tokens forwarded for one pass over the step, shared prompts once where that is on.
         micro_batches: most forwards of one pass over the step.
         budget: tokens of a micro-batch.
         updates: optimizer steps a step, all epochs.
         kept: completions of each prompt that pruning leaves for the forwards; None: it is not asked for.
+        at_once: prompts of a generation batch under dynamic sampling, 0: as many as it takes to fill the batch; None: it is not asked for.
+        greedy: one more completion of each prompt is generated, the baseline that the advantage compares with.
     """
 
     prompts: int
@@ -108,21 +111,26 @@ class Batch:
     budget: int
     updates: int
     kept: int | None = None
+    at_once: int | None = None
+    greedy: bool = False
+
+    @property
+    def generated(self) -> tuple[int, int]:
+        """Prompts and sequences of the first generation batch; without dynamic sampling there is no other."""
+        prompts = max(self.at_once or 0, self.prompts)
+        return prompts, prompts * (self.completions + self.greedy)
 
     def __str__(self) -> str:
         micro = f"{self.micro_batches:,} micro-batch" + ("es" if self.micro_batches > 1 else "")
         updates = f"{self.updates} update" + ("s" if self.updates > 1 else "")
-        pruned = "" if self.kept is None else f", {self.kept} of {self.completions} kept"
-        return (
-            f"{self.prompts} prompts × {self.completions} completions = {self.sequences:,} sequences{pruned}"
-            f" → ≤ {micro} of ≤ {self.budget:,} tokens → {updates}"
-        )
+        sequences = f"{self.prompts} prompts × {self.completions} completions = {self.sequences:,} sequences"
+        return f"{sequences}{besides(self.completions, self.kept, self.at_once)} → ≤ {micro} of ≤ {self.budget:,} tokens → {updates}"
 
 
 def batch_of(config: RunConfig, prompt: int) -> Batch:
     """The batch arithmetic for prompts of at most `prompt` tokens and completions of `sampling.max_tokens`."""
     train, length = config.train, config.sampling.max_tokens
-    prompts, kept = _pruned(config)
+    prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
     sequences, forwarded = prompts * train.completions_per_prompt, prompts * (kept or train.completions_per_prompt)
     shared = config.model.share_prompt
     tokens = prompts * prompt + forwarded * length if shared else forwarded * (prompt + length)
@@ -140,18 +148,37 @@ def batch_of(config: RunConfig, prompt: int) -> Batch:
         budget=train.tokens_per_micro_batch,
         updates=train.updates_per_step * train.epochs_per_step,
         kept=kept,
+        at_once=at_once(prompts, config.algorithm.dynamic_sampling),
+        greedy="baseline" in getattr(config.algorithm.advantage, "needs", ()),
     )
 
 
-def _pruned(config: RunConfig) -> tuple[int, int | None]:
-    """Prompts a step, those included that `allocate` adds, and how many completions of each are trained on; None: all."""
-    prompts, size = config.train.prompts_per_step, config.train.completions_per_prompt
-    specs = [spec for spec in config.algorithm.selection if isinstance(spec, Prune)]
+def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, int | None]:
+    """Prompts a step, those included that `allocate` adds, and how many completions of each are trained on; None: all.
+
+    Args: prompts: `train.prompts_per_step`. size: `train.completions_per_prompt`. selection: specs, of which those that prune count.
+    """
+    specs = [spec for spec in selection if isinstance(spec, Prune)]
     prompts *= math.prod(spec.prompts_factor(size) for spec in specs)
     kept = size
     for spec in specs:
         kept = spec.kept(kept) if spec.scope == "group" else math.ceil(spec.kept(prompts * kept) / prompts)
     return prompts, kept if specs else None
+
+
+def at_once(prompts: int, refill: DynamicSamplingConfig | None) -> int | None:
+    """Prompts of a generation batch, for a step of `prompts`: 0 where the running acceptance says it, None without dynamic sampling."""
+    if refill is None:
+        return None
+    return 0 if refill.oversample is None else math.ceil(refill.oversample * prompts)
+
+
+def besides(completions: int, kept: int | None, together: int | None) -> str:
+    """`, 4 of 16 kept, 96 prompts at a time until it is full`: what pruning and dynamic sampling add to the arithmetic of a step."""
+    left = "" if kept is None else f", {kept} of {completions} kept"
+    if together is None:
+        return left
+    return f"{left}, {f'{together:,} prompts at a time' if together else 'generated'} until it is full"
 
 
 def _micro_batches(prompts: int, completions: int, prompt: int, length: int, budget: int, shared: bool) -> int:
@@ -179,7 +206,8 @@ def memory_of(config: RunConfig, model: ModelFacts, batch: Batch) -> Memory:
     p, compute, master = model.parameters, BYTES[config.model.compute_dtype], BYTES[config.model.dtype]
     engine_dtype = getattr(config.engine, "dtype", None) or config.model.compute_dtype
     engine_bytes = BYTES.get(str(engine_dtype), compute)
-    slots = min(batch.sequences, getattr(config.engine, "slots", None) or getattr(config.engine, "max_rows", None) or batch.sequences)
+    rows = batch.generated[1]
+    slots = min(rows, getattr(config.engine, "slots", None) or getattr(config.engine, "max_rows", None) or rows)
     row = math.ceil(batch.longest / 64) * 64
     forwarded = max(min(batch.budget, batch.tokens), batch.longest)
     per_layer = model.hidden if config.model.gradient_checkpointing else 10 * model.hidden + 4 * model.intermediate
@@ -214,11 +242,13 @@ class Time:
 
 
 def time_of(config: RunConfig, model: ModelFacts, batch: Batch, gemm: float) -> Time:
-    """2 FLOP a parameter and token to generate, 6 to train (2 more for each extra forward), over a share of the GEMM rate."""
+    """2 FLOP a parameter and token to generate, 6 to train (2 more for each extra forward), over a share of the GEMM rate.
+
+    Under dynamic sampling the generation is that of the first generation batch: how many there are, only the questions know.
+    """
     p, length = model.parameters, config.sampling.max_tokens
-    new = batch.sequences * length
-    prompts = batch.prompts * (batch.longest - length)
-    generate = 2 * p * (new + prompts) / (GENERATE_SHARE * gemm)
+    prompts, sequences = batch.generated
+    generate = 2 * p * (sequences * length + prompts * (batch.longest - length)) / (GENERATE_SHARE * gemm)
     extra = 2 * ((config.algorithm.proximal == "recompute") + (config.algorithm.reference_kl is not None))
     train = p * batch.tokens * (6 * config.train.epochs_per_step + extra) / (TRAIN_SHARE * gemm)
     evaluations, questions = _evaluations(config)

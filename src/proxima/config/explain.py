@@ -43,8 +43,9 @@ class Estimates:
         self.batch: Batch = batch_of(config, self.prompt if self.prompt is not None else 128)
         if self.prompt is None:
             self.notes.append("prompts are taken to have 128 tokens")
-        if config.algorithm.dynamic_sampling is not None:
-            self.notes.append("dynamic sampling: groups that a selection drops are generated besides, and add to the time")
+        if (refill := config.algorithm.dynamic_sampling) is not None:
+            most = f"{refill.max_num_gen_batches}" if refill.max_num_gen_batches > 0 else "any number"
+            self.notes.append(f"dynamic sampling: the time is that with one generation batch a step; to fill the batch there may be {most}")
         self.memory: Memory | None = None
         self.time: Time | None = None
         if self.model is not None:

@@ -28,6 +28,8 @@ class RunInfo:
         steps: steps of the whole run.
         resumed_at: the step that was finished when this process took the run up; 0 for a new run.
         prompts, completions: prompts a step, and completions a prompt.
+        kept: completions of a prompt that pruning leaves; None: all.
+        at_once: prompts of a generation batch under dynamic sampling; 0: as many as it takes; None: no dynamic sampling.
         tokens_per_micro_batch: the token budget of one forward.
         micro_batches: how many a step is expected to need; 0 if unknown.
         updates: optimizer updates a step (updates_per_step × epochs_per_step).
@@ -42,6 +44,8 @@ class RunInfo:
     steps: int
     prompts: int
     completions: int
+    kept: int | None = None
+    at_once: int | None = None
     updates: int = 1
     tokens_per_micro_batch: int = 0
     micro_batches: int = 0

@@ -1,7 +1,6 @@
 """A run from its config: check, open, load, build, loop, summarise. What `proxima train` calls."""
 
 import asyncio
-import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ import torch
 
 from proxima import __version__
 from proxima.config.dump import dump
+from proxima.config.estimate import at_once, pruned
 from proxima.data import Group
 from proxima.model import LoadedModel
 from proxima.runtime.build import Opened, load_model, make_controller, open_data
@@ -147,8 +147,7 @@ def _folder_of(config: "RunConfig", resolved: "Resolved | None", clock: Clock) -
 
 def _info(config: "RunConfig", loaded: LoadedModel, folder: RunFolder, step: int, questions: int) -> RunInfo:
     train = config.train
-    factors = (spec.prompts_factor(train.completions_per_prompt) for spec in config.algorithm.selection if hasattr(spec, "prompts_factor"))
-    prompts = train.prompts_per_step * math.prod(factors)
+    prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
     return RunInfo(
         version=__version__,
         algorithm=algorithm_name(config),
@@ -163,6 +162,8 @@ def _info(config: "RunConfig", loaded: LoadedModel, folder: RunFolder, step: int
         resumed_at=step,
         prompts=prompts,
         completions=train.completions_per_prompt,
+        kept=kept,
+        at_once=at_once(prompts, config.algorithm.dynamic_sampling),
         tokens_per_micro_batch=train.tokens_per_micro_batch,
         updates=train.updates_per_step * train.epochs_per_step,
         questions=questions,

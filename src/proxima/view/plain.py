@@ -12,6 +12,7 @@ from datetime import datetime
 from shlex import quote
 from typing import Any, TextIO
 
+from proxima.config.estimate import besides
 from proxima.evaluate.intervals import wilson
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import Observer, RunInfo, Sample, Stage
@@ -167,7 +168,7 @@ def arithmetic(info: RunInfo) -> str:
     updates = f"{count(info.updates)} update{'s' * (info.updates != 1)}"
     return (
         f"step = {count(info.prompts)} prompts × {count(info.completions)} completions = {count(sequences)} sequences"
-        f" → {batches}{budget} → {updates}"
+        f"{besides(info.completions, info.kept, info.at_once)} → {batches}{budget} → {updates}"
     )
 
 

@@ -18,6 +18,9 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
+from proxima.config.estimate import at_once, pruned
+from proxima.config.schema import DynamicSamplingConfig
+from proxima.core.selection import Prune
 from proxima.runtime.files import write_whole
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.observer import RunInfo
@@ -212,8 +215,23 @@ def batch_arithmetic(config: Mapping[str, Any], folder: RunFolder) -> str | None
     if not isinstance(train, dict) or not all(isinstance(train.get(name), int) for name in names):
         return None
     prompts, completions, updates, epochs, tokens = (train[name] for name in names)
+    selection, refill = _of_algorithm(config.get("algorithm"))
+    prompts, kept = pruned(prompts, completions, selection)
     nameless = RunInfo(version="", algorithm="", model="", seed=0, folder=folder.path, steps=0, prompts=prompts, completions=completions)
-    return arithmetic(replace(nameless, updates=updates * epochs, tokens_per_micro_batch=tokens))
+    return arithmetic(
+        replace(nameless, kept=kept, at_once=at_once(prompts, refill), updates=updates * epochs, tokens_per_micro_batch=tokens)
+    )
+
+
+def _of_algorithm(section: Any) -> tuple[list[Prune], DynamicSamplingConfig | None]:
+    """What the algorithm of a config.yaml prunes, and its dynamic sampling; nothing of what can't be read."""
+    found = section if isinstance(section, dict) else {}
+    specs = [one for one in found.get("selection") or [] if isinstance(one, dict) and one.get("kind") == "prune"]
+    try:
+        prunes = [Prune(**{key: value for key, value in one.items() if key != "kind"}) for one in specs]
+        return prunes, DynamicSamplingConfig(**found["dynamic_sampling"]) if found.get("dynamic_sampling") else None
+    except (TypeError, ValueError):
+        return [], None
 
 
 def left_out(train: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
