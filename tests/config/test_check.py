@@ -59,8 +59,8 @@ def test_the_smallest_recipe_passes(recipe):
         ),
         (
             ["algorithm.selection=[{kind: prune, rate: 0.7, allocate: true}]", "train.completions_per_prompt=10"],
-            "algorithm.selection.0.allocate=true (command line): a group of 10 (train.completions_per_prompt) keeps 3, which does not divide "
-            "it, so an update can't keep its size; take a rate and a group size that do, as rate 0.5, 0.75 or 0.875 with 16, "
+            "algorithm.selection.0.allocate=true (command line): a group of 10 (train.completions_per_prompt) keeps 3, which does not "
+            "divide it, so an update can't keep its size; take a rate and a group size that do, as rate 0.5, 0.75 or 0.875 with 16, "
             "or allocate=false",
         ),
         (
@@ -70,8 +70,8 @@ def test_the_smallest_recipe_passes(recipe):
         ),
         (
             ["algorithm.selection=[{kind: drop_uniform_groups, metric: acuracy}]"],
-            "algorithm.selection.0.metric=acuracy (command line): completions have no such metric; there are acc, accuracy, length, number, "
-            "reward, score, truncated",
+            "algorithm.selection.0.metric=acuracy (command line): completions have no such metric; there are acc, accuracy, length, "
+            "number, reward, score, truncated",
         ),
         (
             ["model.dtype=bfloat16", "model.compute_dtype=float32"],
