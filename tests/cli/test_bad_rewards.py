@@ -5,6 +5,9 @@ import socket
 
 import pytest
 
+from proxima.config import resolve
+from proxima.config.check import warnings
+
 
 @pytest.fixture(autouse=True)
 def no_weights(monkeypatch):
@@ -62,6 +65,14 @@ def test_a_scorer_that_is_not_there(proxima, recipe, here):
         code, out, err = proxima("train", recipe(), f"reward={{kind: http, url: '{url}', retries: 0}}", "folder=run")
     assert (code, out) == (2, "") and not (here / "run").exists()
     assert err == f"error: reward 'http': {url} can't be reached: Connection refused; start the scorer before the run\n"
+
+
+def test_a_penalty_that_is_never_due_is_said(recipe):
+    """The tiny recipe's completions have at most 4 tokens."""
+    for limit, told in ((4, []), (7, []), (8, ["reward.0.max_tokens=8 "])):
+        resolved = resolve(recipe(), [f"reward={{kind: overlong, max_tokens: {limit}, buffer_tokens: 4}}"])
+        said = [str(problem) for problem in warnings(resolved) if "never due" in str(problem)]
+        assert [line[: len("reward.0.max_tokens=8 ")] for line in said] == told
 
 
 def test_all_kinds_are_listed_with_a_sentence(proxima):

@@ -292,6 +292,16 @@ def completions_fit(r: Resolved) -> Iterator[Problem]:
         yield r.problem("train.tokens_per_micro_batch", message)
 
 
+def overlong_is_reached(r: Resolved) -> Iterator[Problem]:
+    """A completion can become long enough for the penalty."""
+    longest = r.config.sampling.max_tokens
+    for i, reward in enumerate(r.config.reward):
+        if getattr(reward, "kind", None) == "overlong" and reward.max_tokens - reward.buffer_tokens >= longest:
+            begins = reward.max_tokens - reward.buffer_tokens
+            message = f"the penalty begins after {begins} tokens, and a completion ends at sampling.max_tokens={longest}: it is never due"
+            yield r.problem(f"reward.{i}.max_tokens", message)
+
+
 CHECKS: Sequence[Check] = (
     training_samples,
     behavior_is_what_was_sampled,
@@ -308,4 +318,4 @@ CHECKS: Sequence[Check] = (
     device_is_there,
     best_needs_evaluation,
 )
-WARNINGS: Sequence[Check] = (held_out_is_held_out, warm_up_ends, completions_fit)
+WARNINGS: Sequence[Check] = (held_out_is_held_out, warm_up_ends, completions_fit, overlong_is_reached)
