@@ -282,6 +282,41 @@ def test_weights_that_are_too_few(converted):
         converted("trl", {"reward_funcs": ["accuracy_reward", "think_format_reward"], "reward_weights": [1.0]})
 
 
+@pytest.mark.parametrize("weights", [["1.0"], [True], [None], [[1.0]]])
+def test_weights_that_are_no_numbers(converted, weights):
+    with pytest.raises(ConfigError, match="reward_weights=.* must be a list of numbers"):
+        converted("trl", {"reward_funcs": ["accuracy_reward"], "reward_weights": weights})
+
+
+HOSTILE = [
+    "",
+    "(",
+    "-" * 100_000 + "1",
+    "f(" * 500 + ")" * 500,
+    "__import__('os').system('false')()",
+    "a\nb",
+    "get_soft_overlong_punishment(True, 1)",
+]
+HOSTILE += [
+    "get_soft_overlong_punishment(10**9, -3)",
+    "get_repetition_penalty_reward(3, 0.5)",
+    "get_repetition_penalty_reward(n=3)",
+    None,
+    3,
+    {},
+    [],
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("listed_", [True, False])
+def test_whatever_is_written_is_listed_and_never_run(converted, text, listed_):
+    done = converted("trl", {"beta": 0.0, "reward_funcs": [text, "accuracy_reward"] if listed_ else text})
+    assert any(kind["kind"] == "math" for kind in done.recipe["reward"])
+    if listed_ or text not in ("", None, [], {}):
+        assert "reward_funcs" in listed(done)["unsupported"] | listed(done)["unknown"]
+
+
 def test_functions_of_a_call_are_read_not_run():
     found = from_python("GRPOTrainer(args=GRPOConfig(beta=0), reward_funcs=[f(1 + 1), g.h, lambda c: 0])")
     assert found["reward_funcs"] == ["f(2)", "g.h", "lambda c: 0"]

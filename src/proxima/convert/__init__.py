@@ -1,7 +1,7 @@
 """Conversion: another framework's options become a recipe, with each value's origin, and a list of what has no equivalent.
 
     read.py      file → options by dotted name       options.py   which were looked at, what becomes of the others
-    verl.py, verl_correction.py, trl.py, areal.py, unirl.py   one file a peer: `convert(Options) -> Draft`
+    verl.py, verl_correction.py, trl.py, trl_rewards.py, areal.py, unirl.py   a file or two a peer: `convert(Options) -> Draft`
     rules.py     what has no equivalent, and whether that matters             common.py   what peers share
     draft.py     the recipe while it is made, and its text                    check.py    whether it resolves here
 Where a peer means something else by a number, the number is converted and a note says so; nothing of the peer's is imported or executed.

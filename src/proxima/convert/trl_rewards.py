@@ -12,6 +12,7 @@ from proxima.convert.options import Options
 from proxima.convert.read import literal
 
 Fields = dict[str, tuple[Any, str]]
+UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError)  # what ast.parse makes of text that is no expression, or too deep
 THINK = r"^<think>(?!.*<think>).*?</think>"
 THINK_ANSWER = r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>(\n|$)"
 
@@ -36,7 +37,7 @@ class Named:
     def of(cls, text: str) -> "Named":
         try:
             node = ast.parse(text.strip(), mode="eval").body
-        except (SyntaxError, ValueError):
+        except UNPARSED:
             return cls(text, text.strip(), None, False)
         called = isinstance(node, ast.Call)
         package, _, name = ast.unparse(node.func if isinstance(node, ast.Call) else node).rpartition(".")
@@ -56,6 +57,8 @@ def rewards(d: Draft, o: Options) -> None:
     written, weights = o.get("reward_funcs"), o.get("reward_weights")
     texts = written if isinstance(written, list) else _split(str(written)) if written is not None else []
     functions = [Named.of(str(text)) for text in texts]
+    if isinstance(weights, list) and not all(isinstance(one, int | float) and not isinstance(one, bool) for one in weights):
+        raise o.refused("must be a list of numbers; write it out in the file", "reward_weights")
     if isinstance(weights, list) and functions and len(weights) != len(functions):
         raise one_problem(
             "reward_weights", f"has {len(weights)} weights for {len(functions)} functions in reward_funcs", str(weights), o.file
@@ -90,7 +93,7 @@ def _split(text: str) -> list[str]:
     """What a list in Python, or words between blanks or commas, names."""
     try:
         node = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
+    except UNPARSED:
         return text.replace(",", " ").split()
     return [ast.unparse(item) for item in node.elts] if isinstance(node, ast.List | ast.Tuple) else [text.strip()]
 
