@@ -1,0 +1,73 @@
+"""What docs/rewards.md shows works as it stands there."""
+
+import asyncio
+import json
+import re
+import threading
+from dataclasses import replace
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import yaml
+
+from proxima.data import Group, Score
+from proxima.reward import REWARDS, FunctionBatch, Http, RewardRunner
+from proxima.reward.http import _score
+from tests.reward.make import completion, completions, prompt, runner
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_server_of_the_page_scores():
+    (source,) = [block for block in blocks("python") if "BaseHTTPRequestHandler" in block]
+    names = {"__name__": "page"}
+    exec(source, names)
+    names["Scorer"].log_message = lambda *args: None
+    server = ThreadingHTTPServer(("127.0.0.1", 0), names["Scorer"])
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        with runner(Http(url=f"http://127.0.0.1:{server.server_address[1]}/score")) as made:
+            made.check()
+            scores = asyncio.run(made.score(prompt(), completions("short", "long " * 50)))
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert [score.value for score in scores] == [1.0, 0.0]
+
+
+def test_the_function_of_the_page_ranks(tmp_path):
+    (source,) = [block for block in blocks("python") if block.startswith("def rank")]
+    (tmp_path / "my_rewards.py").write_text(source)
+    groups = [
+        Group(
+            prompt=replace(prompt(), uid=i),
+            completions=tuple(completion("x", tokens=n, sample=j) for j, n in enumerate(tokens)),
+            scores=(Score(value=0.0),) * len(tokens),
+        )
+        for i, tokens in enumerate([(3, 5), (9,)])
+    ]
+    with runner(FunctionBatch(path=f"{tmp_path}/my_rewards.py:rank")) as made:
+        scored = asyncio.run(made.score_batch(groups))
+    assert [[score.value for score in group.scores] for group in scored] == [[1.0, 0.5], [0.0]]
+
+
+def test_the_answer_of_the_page_is_read_and_its_recipes_name_rewards(tmp_path):
+    request, answer = map(json.loads, blocks("json"))
+    assert request.keys() == {"prompt", "completions"} and len(answer["scores"]) == 3
+    first, second, third = map(_score, answer["scores"])
+    assert (first.value, second.value, second.correct, second.parts) == (1.0, 0.5, False, {"style": 0.25})
+    assert third.error == "the judge refused" and not third.valid
+    (tmp_path / "my_rewards.py").write_text("def rank(groups): ...\n")
+    for block in blocks("yaml"):
+        given = yaml.safe_load(block)["reward"]
+        for one in given if isinstance(given, list) else [given]:
+            fields = {"kind": one} if isinstance(one, str) else dict(one)
+            if "path" in fields:
+                fields["path"] = fields["path"].replace("./", f"{tmp_path}/")
+            RewardRunner([REWARDS[fields.pop("kind")](**fields)])
