@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import yaml
 
 from proxima.config import ConfigError, resolve
 from proxima.config.schema import DynamicSamplingConfig
@@ -138,6 +139,43 @@ def test_verls_warm_up_counts_steps(converted):
     assert (train["updates_per_step"], train["warmup_steps"]) == (4, 24)
     ratio = {prefix + "lr_warmup_steps_ratio": 0.1, "trainer.total_training_steps": 50}
     assert converted("verl", VERL | base | ratio).recipe["train"]["warmup_steps"] == 40
+
+
+FIRST = """
+RAY_DATA_HOME=${RAY_DATA_HOME:-"${HOME}/verl"}
+MODEL_PATH=${MODEL_PATH:-"${RAY_DATA_HOME}/models/Qwen2.5-32B"}
+SIZE=${SIZE:-"24"}
+python3 -m recipe.dapo.src.main_dapo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=16 data.train_batch_size=$SIZE \\
+    actor_rollout_ref.model.path="${MODEL_PATH}" actor_rollout_ref.actor.use_token_level_loss=LEVEL data.max_response_length=100 \\
+    custom_reward_function.overlong_buffer.enable=True custom_reward_function.overlong_buffer.len=20 \\
+    custom_reward_function.overlong_buffer.penalty_factor=1.0 actor_rollout_ref.actor.ppo_mini_batch_size=8
+"""
+
+
+@pytest.mark.parametrize(("level", "kind"), [("True", "token_mean"), ("False", "sequence_mean_token_mean")])
+def test_the_first_dapo_scripts(tmp_path, level, kind):
+    """Names of the first months, and paths that only the machine knows: asked for, not refused."""
+    from proxima.convert import convert
+
+    (tmp_path / "run.sh").write_text(FIRST.replace("LEVEL", level))
+    done = convert(tmp_path / "run.sh", "verl")
+    assert done.recipe["algorithm"]["aggregate"] == {"kind": kind}
+    assert done.recipe["reward"][1] == {"kind": "overlong", "max_tokens": 100, "buffer_tokens": 20, "factor": 1.0}
+    assert (done.recipe["train"]["prompts_per_step"], done.recipe["train"]["updates_per_step"]) == (24, 3)
+    assert {"model.path", "task"} <= listed(done)["missing"] and done.recipe["model"]["path"] == "path/to/model"
+    assert "models/Qwen2.5-32B" in next(one.why for one in done.missing if one.name == "model.path")
+    assert listed(done)["unknown"] == set()
+
+
+def test_a_place_that_only_a_run_knows_is_asked_for(converted):
+    done = converted("areal", AREAL | {"actor.path": "${oc.env:M}", "train_dataset.path": "${oc.env:D}\n\x00# end: {"})
+    assert {"model.path", "task"} <= listed(done)["missing"]
+    assert yaml.safe_load(done.text) == done.recipe
+
+
+def test_verl_without_filling(converted):
+    done = converted("verl", VERL | {F + "fill_to_train_bsz": False, "data.gen_batch_size": 2048})
+    assert "dynamic_sampling" not in done.recipe["algorithm"] and F + "fill_to_train_bsz" in listed(done)["unsupported"]
 
 
 # --- AReaL --------------------------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ def convert(o: Options) -> Draft:
             d.lacks("actor.dtype", f"{written}; use bfloat16 or float32")
     if o.given("actor.gradient_checkpointing"):
         d.put("model.gradient_checkpointing", o.flag("actor.gradient_checkpointing"), "from actor.gradient_checkpointing")
-    common.task(d, o.get("train_dataset.path"), "from train_dataset.path")
+    common.task(d, o, "train_dataset.path")
     if o.given("train_dataset.shuffle"):
         d.put("data.shuffle", o.flag("train_dataset.shuffle"), "from train_dataset.shuffle")
     longest = o.whole("gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens", "actor.max_new_tokens", default=16384)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from proxima.config.errors import one_problem
+from proxima.config.errors import ConfigError, one_problem
 from proxima.convert.draft import Draft
 from proxima.convert.options import Options
 
@@ -63,18 +63,34 @@ def schedule(d: Draft, o: Options, *names: str, default: str) -> None:
 
 def model(d: Draft, o: Options, *names: str) -> None:
     """`model.path`, or a stand-in."""
-    path = o.get(*names)
+    path = place(o, *names)
     if path is None:
-        d.ask("model.path", "path/to/model", "which model: a Hugging Face name, folder or .gguf file")
+        d.ask("model.path", "path/to/model", "which model: a Hugging Face name, folder or .gguf file" + _unread(o, *names))
     else:
         d.put("model.path", str(path), o.origin(*names))
 
 
-def task(d: Draft, data: Any, origin: str) -> None:
-    """A task for a path or hub name of the peer's data: GSM8K by its name, files by their ending, else a hub data set."""
+def place(o: Options, *names: str) -> Any:
+    """A path or name; None where the file does not say it or only a run would know it: it is another on every machine."""
+    try:
+        return o.get(*names)
+    except ConfigError:
+        return None
+
+
+def _unread(o: Options, *names: str) -> str:
+    """`; the file has ${HOME}/models/x`, where that is why a place is asked for."""
+    written = next((o.flat[name] for name in names if o.flat.get(name) is not None), None)
+    text = "".join(letter if letter.isprintable() else " " for letter in str(written))  # it becomes a comment of the recipe
+    return "" if written is None else f"; the file has {text[:120]}"
+
+
+def task(d: Draft, o: Options, name: str) -> None:
+    """A task for the path or hub name of the peer's data: GSM8K by its name, files by their ending, else a hub data set."""
+    data, origin = place(o, name), o.origin(name)
     paths = [str(one) for one in data] if isinstance(data, list) else [str(data)] if data is not None else []
     if not paths:
-        d.ask("task", "gsm8k", "where the questions come from; see `proxima list task`", kind=True)
+        d.ask("task", "gsm8k", f"where the questions come from; see `proxima list task`{_unread(o, name)}", kind=True)
     elif any("gsm8k" in path.lower() for path in paths):
         note = f"{', '.join(paths)}: read as the public data set; for a prepared file write its kind (parquet, jsonl) and path"
         d.spec("task", "gsm8k", origin, note)

@@ -120,7 +120,7 @@ def _absolute(target: str, name: str) -> str:
 # --- launch scripts ---------------------------------------------------------------------------------------------------------------------
 
 _ASSIGNMENT = re.compile(
-    r"""\s*(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)=(\$\(\(.*\)\)|"[^"]*"|'[^']*'|[^\s("']*)\s*;?\s*(?:\#.*)?"""
+    r"""\s*(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)=(\$\(\(.*\)\)|\$\{\w+:?-"[^"]*"\}|"[^"]*"|'[^']*'|[^\s("']*)\s*;?\s*(?:\#.*)?"""
 )  # a name and one value: an arithmetic, a quoted or a bare one
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w@/]*(?:\.[\w@/]+)+)=(.*)", re.DOTALL)
 

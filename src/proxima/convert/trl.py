@@ -25,7 +25,7 @@ def convert(o: Options) -> Draft:
     prompt = o.whole("max_prompt_length")
     if prompt is not None:
         d.put("model.max_length", prompt + longest, "from max_prompt_length + max_completion_length")
-    common.task(d, o.get("dataset_name"), "from dataset_name")
+    common.task(d, o, "dataset_name")
     if o.given("shuffle_dataset"):
         d.put("data.shuffle", o.flag("shuffle_dataset"), "from shuffle_dataset")
     rewards(d, o)

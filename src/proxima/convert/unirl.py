@@ -26,7 +26,7 @@ def convert(o: Options) -> Draft:
     common.model(d, o, path, "rollout.config.pretrained_model_ckpt_path")
     if o.given("bundle.config.attn_implementation"):
         d.drops("bundle.config.attn_implementation", "chosen by model.attention")
-    common.task(d, o.get("data_source.args.run.data_path"), "from data_source.args.run.data_path")
+    common.task(d, o, "data_source.args.run.data_path")
     rewards(d, o)
     kind = algorithm(d, o)
     proximal(d, o, kind)

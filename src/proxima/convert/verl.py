@@ -11,6 +11,7 @@ from proxima.convert.verl_correction import correction
 
 ACTOR, ROLLOUT, LOSS = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.policy_loss."
 OVERLONG = (
+    "custom_reward_function.overlong_buffer.",  # the first DAPO scripts
     "reward_model.overlong_buffer.",
     "reward_model.overlong_buffer_cfg.",
     "reward_model.reward_kwargs.overlong_buffer_cfg.",
@@ -28,7 +29,7 @@ def convert(o: Options) -> Draft:
     if o.given("actor_rollout_ref.model.enable_gradient_checkpointing"):
         name = "actor_rollout_ref.model.enable_gradient_checkpointing"
         d.put("model.gradient_checkpointing", o.flag(name), o.origin(name))
-    common.task(d, o.get("data.train_files"), o.origin("data.train_files"))
+    common.task(d, o, "data.train_files")
     if o.given("data.shuffle"):
         d.put("data.shuffle", o.flag("data.shuffle"), o.origin("data.shuffle"))
     common.reward(d)
@@ -61,7 +62,7 @@ def overlong(d: Draft, o: Options, longest: int) -> None:
         buffer, factor = (o.whole(prefix + "len", least=1), f"from {prefix}len"), prefix + "penalty_factor"
         if buffer[0] is None:
             raise one_problem(prefix + "len", "is missing; the penalty needs the length of its buffer", None, o.file)
-        if not o.given(factor) and prefix != OVERLONG[0]:
+        if not o.given(factor) and prefix not in OVERLONG[:2]:
             raise one_problem(factor, "is missing; the penalty needs its factor", None, o.file)
         most = (o.whole(limit, default=longest), o.origin(limit, "data.max_response_length", ROLLOUT + "response_length"))
         common.overlong(d, o, most, buffer, (o.number(factor, default=0.0), o.origin(factor)))  # 0 in verl's dapo_trainer.yaml
@@ -201,8 +202,10 @@ AGGREGATES = {
 
 def aggregate(d: Draft, o: Options, mode: str, longest: int) -> None:
     """`loss_agg_mode`, which two of verl's losses don't read."""
-    name, factor = ACTOR + "loss_agg_mode", ACTOR + "loss_scale_factor"
-    written = str(o.get(name, default="token-mean"))
+    name, factor, first = ACTOR + "loss_agg_mode", ACTOR + "loss_scale_factor", ACTOR + "use_token_level_loss"
+    written = str(o.get(name, default="token-mean" if o.flag(first, default=True) else "seq-mean-token-mean"))
+    if o.given(first) and not o.given(name):  # what the first DAPO scripts call it
+        name = first
     scale = o.number(factor)
     kind = d.entries["algorithm.surrogate.kind"].value
     if mode in ("sapo", "geo_mean") and kind == mode:
@@ -274,6 +277,12 @@ def selection(d: Draft, o: Options) -> None:
             d.lacks("data.gen_batch_size", "without filter_groups as many prompts are generated as a step consumes")
         return
     _filter(d, o, options[0])
+    if not o.flag(prefix + "fill_to_train_bsz", default=True):  # of the first DAPO scripts
+        d.lacks(
+            prefix + "fill_to_train_bsz",
+            "false: what is left of gen_batch_size prompts is a step; here it is prompts_per_step less what is dropped",
+        )
+        return
     limit = o.whole(options[1], default=0)
     path = "algorithm.dynamic_sampling."
     d.put(path + "max_num_gen_batches", limit, o.origin(options[1]), "" if limit > 0 else "no limit, as in verl")
