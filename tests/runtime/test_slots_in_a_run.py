@@ -1,10 +1,13 @@
 """Slots of the algorithm through whole runs: what only shows from the second step on, or once the results are written."""
 
 import pytest
+import yaml
 
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import read_rows
-from tests.runtime.tiny_run import go, recipe
+from proxima.view.plain import arithmetic
+from proxima.view.report import batch_arithmetic
+from tests.runtime.tiny_run import Watcher, go, recipe
 
 
 @pytest.mark.parametrize("updates", [1, 2])
@@ -31,3 +34,20 @@ def test_a_function_that_says_correct_by_a_number(tiny_model, tmp_path):
     assert go(tmp_path / "run", tree).status == "done"
     rows = read_rows(RunFolder(tmp_path / "run").rollout_file(1))
     assert [row["correct"] for row in rows] == [sum(row["tokens"]) % 2 == 1 for row in rows]
+
+
+def test_pruning_and_dynamic_sampling_are_told_at_the_start_and_done(tiny_model, tmp_path):
+    """4 prompts × 4 / 2 = 8 groups a step, drawn from 12 at a time, 2 completions of each trained on."""
+    selection = [{"kind": "drop_uniform_groups"}, {"kind": "prune", "rate": 0.5, "allocate": True}]
+    told = []
+    watcher = Watcher(on=lambda event, *facts: told.extend(facts) if event == "started" else None)
+    refill = {"oversample": 1.5, "exhausted": "partial"}
+    changes = {"algorithm__selection": selection, "algorithm__dynamic_sampling": refill, "train__steps": 1, "task__size": 40}
+    go(tmp_path / "run", recipe(tiny_model("llama"), **changes), observer=watcher)
+    (info,) = told
+    assert (info.prompts, info.kept, info.at_once) == (8, 2, 12)
+    (step,) = [record for record in watcher.records if record["kind"] == "train"]
+    assert (step["prompts_generated"], step["prompts_used"]) == (12 * step["gen_batches"], 8)
+    assert step["dropped/pruned"] == 8 * 2
+    assert batch_arithmetic(yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()), RunFolder(tmp_path / "run")) == arithmetic(info)
+    assert "= 32 sequences, 2 of 4 kept, 12 prompts at a time until it is full → " in arithmetic(info)
