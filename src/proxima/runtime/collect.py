@@ -174,7 +174,7 @@ class Collector:
         if self.refill is None:
             return missing
         if self.refill.oversample is not None:
-            return math.ceil(self.refill.oversample * self.prompts)
+            return math.ceil(self.refill.oversample * self.prompts - 1e-9)  # 29 / 7 of 7 prompts is 29
         fresh = {group.prompt.uid for group in generated}
         rate = self.acceptance(len(fresh), sum(group.prompt.uid in fresh for group in usable))
         return min(math.ceil(missing / rate), GREATEST_OVERSAMPLE * self.prompts)
