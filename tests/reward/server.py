@@ -30,7 +30,11 @@ class Scorer:
             self.open += 1
             self.most = max(self.most, self.open)
         try:
-            made = self.answer(request, n)
+            try:
+                made = self.answer(request, n)
+            finally:  # before the client hears of it, and asks again
+                with self.lock:
+                    self.open -= 1
             status, body, headers = made if isinstance(made, tuple) else (200, made, {})
             body = body if isinstance(body, bytes) else json.dumps(body).encode()
             handler.send_response(status)
@@ -40,9 +44,6 @@ class Scorer:
             handler.wfile.write(body)
         except Exception:
             handler.close_connection = True
-        finally:
-            with self.lock:
-                self.open -= 1
 
 
 @contextmanager

@@ -208,9 +208,9 @@ def test_your_function_gets_groups_and_may_return_what_function_may(file):
 
 
 def test_what_your_function_does_wrong_costs_the_step_and_the_next_goes_on(file):
-    errors = {"raise": "KeyError: 'gone'", "die": "its worker ended", "hang": "timed out after 1 s"}
+    errors = {"raise": "KeyError: 'gone'", "die": "its worker ended", "hang": "timed out after 4 s"}
     errors["few"] = "ValueError: returned 1 lists with 1 scores, expected 2 lists with one score for each completion"
-    with runner(Length(), FunctionBatch(path=f"{file}:rank"), timeout=0.5) as made:
+    with runner(Length(), FunctionBatch(path=f"{file}:rank"), timeout=2.0) as made:
         for text, error in errors.items():
             scored = asyncio.run(made.score_batch(groups_of(made, [text, "a"], ["b"])))
             assert values(scored) == [[None, None], [None]], text
