@@ -87,6 +87,14 @@ def test_nobody_knows():
     assert "mine: accuracy unknown: no reward says what is right" in text and " 0.700 " in text
 
 
+def test_failed_scores_are_no_opinion():
+    facts_of = {"estimates": {}, "known": 0, "correct": 0, "reward": None}
+    text = report(result(mine=facts(**facts_of, answers=4, invalid=4)), {}, io.StringIO())
+    assert "mine: accuracy unknown: 4 of 4 answers have no score" in text and "no reward says what is right" not in text
+    text = report(result(mine=facts(**facts_of, answers=4, invalid=1)), {}, io.StringIO())
+    assert "1 of 4 answers have no score; of the others no reward says whether they are right" in text
+
+
 def test_a_terminal_gets_colours_and_no_more_than_its_width(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm-256color")

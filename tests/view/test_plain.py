@@ -10,7 +10,7 @@ import pytest
 from proxima.runtime.clock import ManualClock
 from proxima.view import LogFile, observer_for, screen
 from proxima.view.live import LiveView
-from proxima.view.plain import PlainLines, lines_to, prompts_used
+from proxima.view.plain import PlainLines, lines_to, no_accuracy, prompts_used
 from proxima.view.remarks import Remarks
 from tests.view.synthetic import evaluation, info, make_run, record, sample
 
@@ -297,14 +297,38 @@ def test_no_terminal_width_is_needed(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("used", "generated", "carried", "text"),
+    ("used", "generated", "carried", "dropped", "text"),
     [
-        (16, 16, 0, ""),
-        (16, 45, 0, "used 16 of 45 prompts"),
-        (16, 20, 3, "used 16 of 20 prompts, 3 carried on"),
-        (3, 3, 1, "used 3 of 3 prompts, 1 carried on"),
+        (16, 16, 0, {}, ""),
+        (16, 45, 0, {"uniform": 29}, "prompts 45 new = 16 used + 29 uniform"),
+        (16, 63, 10, {"uniform": 38}, "prompts 63 new + 1 carried in = 16 used + 38 uniform + 10 carried on"),
+        (16, 20, 3, {"uniform": 0, "stale": 2}, "prompts 20 new + 1 carried in = 16 used + 2 stale + 3 carried on"),
+        (3, 3, 1, {}, "prompts 3 new + 1 carried in = 3 used + 1 carried on"),
     ],
 )
-def test_a_step_says_when_it_used_others_than_it_generated(used, generated, carried, text):
-    assert prompts_used({"prompts_used": used, "prompts_generated": generated, "prompts_carried": carried}) == text
+def test_a_step_says_when_it_used_others_than_it_generated(used, generated, carried, dropped, text):
+    """The two sides are the same number."""
+    facts = {"prompts_used": used, "prompts_generated": generated, "prompts_carried": carried}
+    assert prompts_used(facts | {f"prompts_dropped_{reason}": n for reason, n in dropped.items()}) == text
     assert prompts_used({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("failed", "said"),
+    [
+        (0, "accuracy unknown: no reward says what is right"),
+        (4, "accuracy unknown: 4 of 4 answers have no score"),
+        (1, "accuracy unknown: 1 of 4 answers have no score; of the others no reward says whether they are right"),
+    ],
+)
+def test_an_evaluation_without_accuracy_says_why(failed, said):
+    record = evaluation(0, "before", 0, questions=4) | {"accuracy": None, "invalid": failed}
+    assert no_accuracy(record).startswith(said)
+    lines, screen = [], io.StringIO()
+    PlainLines(lines.append).evaluated(record)
+    assert said in lines[0] and ("; why: `error` in rollouts/*.parquet" in lines[0]) == bool(failed)
+    view, screen = live_on(width=120)
+    view.started(info(Path("runs/a")))
+    view.evaluated(record)
+    view.finished({"status": "done", "steps": 1, "seconds": 1.0})
+    assert (f"{failed} of 4 answers have no score" in screen.getvalue()) == bool(failed)

@@ -13,6 +13,7 @@ from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import write_evals, write_rollouts
 from proxima.view.curve import write_curve
 from proxima.view.report import batch_arithmetic, write_report
+from proxima.view.report_samples import spread_of
 from tests.view.synthetic import CONFIG, evaluation, fates, group, make_run, record
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"><!-- \u2028 {{ 7 * 7 }} &lt;b&gt; \x1b[2J'
@@ -108,6 +109,81 @@ def test_questions_samples_counts_config_environment(whole):
     assert "invalid 3 0.1 %" in page.words
     assert "delta: 0.2 command line, over 0.15 of the preset" in page.words
     assert "machine.cores" in page.words and "packages.torch" in page.words
+
+
+def refilled(step, new, used, uniform, carried, **more):
+    counts = {"prompts": new, "completions": 8 * new, "prompts_generated": new, "prompts_used": used, "prompts_carried": carried}
+    counts |= {"prompts_dropped_uniform": uniform, "dropped/uniform_group": 8 * uniform, "gen_batches": 2, "age/mean": 0.5, "age/max": 1}
+    return record(step, **(counts | {"dropped/uniform_groups": 0, "reward/part/overlong": -0.25} | more))
+
+
+def test_dynamic_sampling_pruning_and_reward_parts_are_drawn(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin()
+    folder.write_config("seed: 1\n")
+    folder.append_metrics(refilled(1, 100, 16, 83, 1))
+    folder.append_metrics(refilled(2, 63, 16, 38, 10) | {"dropped/pruned": 96})
+    folder.release()
+    page = Page(write_report(folder.path))
+    for title in ("Reward parts", "Completions", "Prompts", "Acceptance", "Generation batches", "Age"):
+        assert f" {title} " in page.words
+    # 63 + 1 that came in = 16 + 38 + 10
+    assert [["16", "16"], ["83", "38"], ["1", "10"], ["100", "63"], ["0", "1"]] in page.data["charts"]
+    assert [["17.0 %", f"{100 * (17 + 25) / 163:.1f} %"]] in page.data["charts"]  # what no selection dropped: 100 - 83, 63 - 38
+    assert [["800", "504"], ["128", "32"]] in page.data["charts"]  # 16 groups of 8, then without the 96 that were pruned
+    parts = [[f"{record(step)['reward/mean']:.3f}" for step in (1, 2)], ["-0.250", "-0.250"]]
+    assert parts in page.data["charts"]
+
+
+def test_a_run_whose_steps_use_what_they_generate_has_none_of_that(whole):
+    _, page = whole
+    for title in ("Reward parts", "Prompts", "Acceptance", "Generation batches", "Age", "Completions"):
+        assert f" {title} " not in page.words
+
+
+def test_failed_scores_are_said_at_the_top_and_before_is_no_result(tmp_path):
+    folder = make_run(tmp_path / "run", steps=2, finished=False)
+    folder.append_metrics(evaluation(2, "after", 0) | {"accuracy": None, "invalid": 200})
+    failed = [group(uid, ["a", "b"], [True, False], failed=(0, 1)) for uid in range(3)]
+    write_rollouts(folder.rollout_file(2), 2, failed, fates(failed))
+    page = Page(write_report(folder.path))
+    assert "200 of 400 held-out answers (50.0 %) have no score." in page.words
+    assert "The reasons met last: timed out after 5 s (6 ×) ." in page.words
+    assert page.words.index("have no score") < page.words.index("Held-out accuracy")
+    assert "0.125 → – " in page.words and "after step 2: unknown: 200 of 200 answers have no score" in page.words
+
+
+def test_an_evaluation_before_the_training_is_not_the_result(tmp_path):
+    page = Page(write_report(make_run(tmp_path / "run", steps=2, finished=False).path))
+    assert "Held-out accuracy before training, the only evaluation so far 0.125" in page.words
+
+
+def test_no_accuracy_at_all(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin()
+    folder.append_metrics(evaluation(0, "before", 0) | {"accuracy": None})
+    folder.append_metrics(record(1))
+    folder.release()
+    page = Page(write_report(folder.path))
+    assert "The held-out evaluations have no accuracy: no reward says what is right." in page.words
+
+
+def row(sample, reward, text="x"):
+    return {"sample": sample, "reward": reward, "text": text}
+
+
+@pytest.mark.parametrize(
+    ("group", "shown"),
+    [
+        ([row(i, 0.0, "same") for i in range(7)] + [row(7, 1.0)], [7, 0, 1, 2]),  # two texts only: ties come too
+        ([row(i, -float(i), str(i)) for i in range(8)], [0, 2, 5, 7]),
+        ([row(0, 0.0, "a"), row(1, None, "b"), row(2, 1.0, "c")], [1, 2, 0]),
+        ([row(i, None) for i in range(6)], [0, 1, 2, 3]),
+        ([row(0, 0.0, "a"), row(1, 0.0, "a"), row(2, 0.0, "b"), row(3, 0.5, "c"), row(4, 1.0, "d")], [4, 3, 0, 2]),
+    ],
+)
+def test_the_completions_shown_span_the_group(group, shown):
+    assert [row["sample"] for row in spread_of(group)] == shown
 
 
 def test_it_asks_the_network_for_nothing(whole):

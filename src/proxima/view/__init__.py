@@ -6,7 +6,7 @@ data set wrote is escaped: control characters for a terminal (`printable`), mark
 Figures of surrogates (`surrogate_plot`) need no run: they read `core`.
 Imports: rich, jinja2, `core`, `runtime` (observer, folder, rollouts, clock). Imported by `cli` alone; `runtime` never imports this room.
 To add a live view: a class with the six methods of `Observer`, chosen in `screen` or `observer_for`. To add a curve to the report:
-a line in `CURVES` of `view.report`. To add a warning: a function in `view.remarks`, in `RULES`.
+a line in `CURVES` of `view.report_curves`. To add a warning: a function in `view.remarks`, in `RULES`.
 """
 
 import os

@@ -170,7 +170,7 @@ def remarks_on(suites: Mapping[str, Any]) -> list[str]:
     found = []
     for name, facts in suites.items():
         if not facts["known"] and facts["answers"]:
-            found.append(f"{name}: accuracy unknown: no reward says what is right")
+            found.append(f"{name}: accuracy unknown: {_why_unknown(facts)}")
         if (facts["truncated"] or 0) >= MUCH:
             limit = count(facts["sampling"]["max_tokens"])
             found.append(f"{name}: {percent(facts['truncated'])} of the answers were cut off at {limit} tokens; raise --max-tokens")
@@ -181,6 +181,14 @@ def remarks_on(suites: Mapping[str, Any]) -> list[str]:
         if facts["data"]["skipped"]:
             found.append(f"{name}: {facts['data']['skipped']} questions leave no room for an answer in the context and were not asked")
     return found
+
+
+def _why_unknown(facts: Mapping[str, Any]) -> str:
+    """No score is no opinion: only where some scores are valid, it is the reward that does not say."""
+    if not facts["invalid"]:
+        return "no reward says what is right"
+    rest = "" if facts["invalid"] == facts["answers"] else "; of the others no reward says whether they are right"
+    return f"{count(facts['invalid'])} of {count(facts['answers'])} answers have no score{rest}"
 
 
 def comparison(found: Sequence[Comparison], names: tuple[str, str], stream: TextIO) -> str:

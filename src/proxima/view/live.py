@@ -18,7 +18,7 @@ from rich.text import Text
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import RunInfo, Sample, Stage
 from proxima.view.numbers import count, duration, fixed, percent, printable, rate, signed, sparkline
-from proxima.view.plain import arithmetic, closing_line, device_line, model_line, remaining, several, time_of_day, trials
+from proxima.view.plain import arithmetic, closing_line, device_line, model_line, no_accuracy, remaining, several, time_of_day, trials
 from proxima.view.remarks import Remarks
 
 Record = Mapping[str, Any]
@@ -140,6 +140,8 @@ class LiveView:
 
     def _held_out(self) -> RenderableType:
         first, last = self._evals[0], self._evals[-1]
+        if last.get("accuracy") is None and last.get("invalid"):
+            return Text(f"held-out {no_accuracy(last)}, after step {last['step']}", style="yellow", no_wrap=True, overflow="ellipsis")
         if last.get("accuracy") is None:  # no reward says what is right
             means = " → ".join(fixed(r.get("reward/mean"), 3) for r in ([first] if last is first else [first, last]))
             return Text(f"held-out reward  {means}  after step {last['step']}", no_wrap=True, overflow="ellipsis")

@@ -21,6 +21,7 @@ from proxima.view.remarks import Remarks
 
 Record = Mapping[str, Any]
 WIDTH = 112  # the column at which a line's right end stands
+SEE_WHY = "; why: `error` in rollouts/*.parquet"
 PATIENCE = 60.0  # seconds without a line before progress gets one
 
 
@@ -65,8 +66,8 @@ class PlainLines:
             self._accuracy[label] = accuracy
         right = f"{record.get('correct', 0)}/{trials(record)}"
         left = "  ".join(part for part in (f"eval  {name:<8} accuracy {fixed(accuracy, 3)}", f"{right:>7}", several(record), text) if part)
-        if accuracy is None:  # no reward says what is right: the mean reward is what there is to follow
-            left = f"eval  {name:<8} reward {fixed(record.get('reward/mean'), 3)}  accuracy unknown: no reward says what is right"
+        if accuracy is None:  # the mean reward is what there is to follow
+            left = f"eval  {name:<8} reward {fixed(record.get('reward/mean'), 3)}  {no_accuracy(record)}{SEE_WHY if record.get('invalid') else ''}"
         self._line(_ends(left, duration(record["time/evaluate"]) if "time/evaluate" in record else ""))
 
     def step(self, record: Record, sample: Sample | None) -> None:
@@ -191,11 +192,35 @@ def step_line(record: Record, steps: int, left: float | None) -> str:
 
 
 def prompts_used(record: Record) -> str:
-    """`used 16 of 45 prompts, 3 carried on` where a step used others than it generated; nothing where they are the same."""
+    """`prompts 63 new + 1 carried in = 16 used + 38 uniform + 10 carried on` where a step used others than it generated; else nothing."""
     used, generated, carried = (record.get(f"prompts_{name}") or 0 for name in ("used", "generated", "carried"))
     if used == generated and not carried:
         return ""
-    return f"used {count(used)} of {count(generated)} prompts" + (f", {count(carried)} carried on" if carried else "")
+    before = carried_in(record)
+    came = f"{count(generated)} new" + (f" + {count(before)} carried in" if before else "")
+    dropped = [f"{count(n)} {reason.replace('_', ' ')}" for reason, n in dropped_prompts(record).items() if n]
+    return f"prompts {came} = " + " + ".join([f"{count(used)} used", *dropped, *([f"{count(carried)} carried on"] if carried else [])])
+
+
+def dropped_prompts(record: Record) -> dict[str, int]:
+    """reason → groups of the step that were dropped whole."""
+    mark = "prompts_dropped_"
+    return {key.removeprefix(mark): int(value or 0) for key, value in record.items() if key.startswith(mark)}
+
+
+def carried_in(record: Record) -> int:
+    """Groups that the step had from the one before: carried in + generated = used + dropped + carried on."""
+    used, generated, carried = (int(record.get(f"prompts_{name}") or 0) for name in ("used", "generated", "carried"))
+    return max(0, used + sum(dropped_prompts(record).values()) + carried - generated)
+
+
+def no_accuracy(record: Record) -> str:
+    """Why an evaluation has no accuracy: its scores failed, or no reward says what is right."""
+    answers, failed = int(record.get("answers") or 0), int(record.get("invalid") or 0)
+    if not failed:
+        return "accuracy unknown: no reward says what is right"
+    rest = "" if failed == answers else "; of the others no reward says whether they are right"
+    return f"accuracy unknown: {count(failed)} of {count(answers)} answers have no score{rest}"
 
 
 def remaining(steps: list[float], record: Record, info: RunInfo | None) -> float | None:
@@ -209,7 +234,8 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     """How the run ended, what it gained, and what to do next."""
     status, steps, spent = summary.get("status", "done"), summary.get("steps", 0), duration(summary.get("seconds"))
     of = f" of {info.steps}" if info is not None and steps != info.steps else ""
-    parts = [f"{status}: {steps}{of} steps in {spent}"]
+    whole = info.steps if info is not None else steps
+    parts = [f"{status}: {steps}{of} step{'s' * (whole != 1)} in {spent}"]
     evals = summary.get("eval") or {}
     before, after = ((evals.get(label) or {}).get("accuracy") for label in ("before", "after"))
     if before is not None and after is not None:

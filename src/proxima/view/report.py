@@ -10,7 +10,7 @@ import hashlib
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,47 +25,13 @@ from proxima.runtime.files import write_whole
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.observer import RunInfo
 from proxima.runtime.records import dumps
-from proxima.runtime.rollouts import read_rows
-from proxima.view.chart import Series, bar_chart, line_chart
-from proxima.view.numbers import NONE, count, duration, fixed, magnitude, percent, rate, signed, significant
-from proxima.view.plain import arithmetic, bounds, trials
+from proxima.view.numbers import NONE, count, duration, fixed, magnitude, percent, rate, signed
+from proxima.view.plain import arithmetic, bounds, no_accuracy, trials
+from proxima.view.report_curves import all_charts
+from proxima.view.report_samples import first_errors, pick_samples, questions
 
-QUESTIONS = 5  # answered before and after
-SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 60, 2, 4
-CUT = 1500  # characters of a completion shown
-COLORS = ("var(--a)", "var(--b)")
+MANY = 0.1  # share of failed scores from which the page begins with it
 HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A chart of the report: its title, the keys of metrics.jsonl with their names, how a value is written, what it tells."""
-
-    title: str
-    keys: Mapping[str, str]
-    write: Callable[[float | None], str]
-    tells: str
-    zero: bool = True
-    smooth: bool = True
-    scale: float = 1.0
-
-
-CURVES = (
-    Curve("Reward", {"reward/mean": "mean"}, lambda v: fixed(v, 3), "mean over the valid completions of a step", zero=False),
-    Curve("Accuracy", {"accuracy": "training"}, lambda v: fixed(v, 3), "share of right answers; dots: held-out, with 95 % interval"),
-    Curve("Length", {"length/mean": "mean", "length/max": "longest"}, lambda v: fixed(v, 1), "tokens of a completion"),
-    Curve("Entropy", {"entropy/mean": "mean"}, lambda v: fixed(v, 3), "nats a token; at 0 the policy has stopped exploring"),
-    Curve("KL", {"approx_kl": "behavior to current"}, significant, "nats a token, how far an update moved the policy"),
-    Curve("Masked", {"masked_fraction": "masked"}, lambda v: f"{fixed(v, 2)} %", "% of tokens, outside the trust region", scale=100.0),
-    Curve("Gradient norm", {"grad_norm": "before clipping"}, lambda v: fixed(v, 3), "of the whole update"),
-    Curve("Speed", {"tokens_per_second/generate": "generate", "tokens_per_second/train": "train"}, rate, "tokens a second"),
-    Curve("Loss", {"loss": "surrogate"}, significant, "its level says little in policy gradients; jumps do", zero=False),
-    Curve("Cut off", {"truncated_fraction": "cut off"}, lambda v: f"{fixed(v, 1)} %", "% of completions, at the length limit", scale=100.0),
-    Curve("Engine against trainer", {"rollout_replay_logp_absdiff_mean": "mean |Δ log-prob|"}, significant, "nats a token"),
-    Curve("Learning rate", {"lr": "lr"}, significant, "at the last update of the step", smooth=False),
-)  # fmt: skip
-PHASES = {"time/generate": "generate", "time/score": "score", "time/train": "train", "time/publish": "publish"}
-PHASE_COLORS = {"generate": "var(--a)", "train": "var(--b)", "score": "var(--c)", "publish": "var(--d)", "other": "var(--e)"}
 
 
 def write_report(path: Path | str) -> Path:
@@ -94,13 +60,16 @@ def gather(folder: RunFolder) -> dict[str, Any]:
     train = [r for r in records if r["kind"] == "train"]
     evals = [r for r in records if r["kind"] == "eval"]
     summary, config = _json_file(folder.summary), _yaml_file(folder.config)
-    charts = [c for curve in CURVES if (c := chart(curve, train, evals)) is not None] + phase_chart(train)
+    charts = all_charts(train, evals)
     steps, samples, torn = pick_samples(folder)
     return {
         "title": title(summary, config, folder),
         "status": status(summary, train, config),
+        "invalid": invalid(train, evals, folder),
         "headline": headline(evals),
-        "reward": None if evals or not train else (fixed(train[0].get("reward/mean")), fixed(train[-1].get("reward/mean"))),
+        "reward": (fixed(train[0].get("reward/mean")), fixed(train[-1].get("reward/mean"))) if train else None,
+        "evaluated": bool(evals),
+        "no_accuracy": no_accuracy(evals[-1]).removeprefix("accuracy unknown: ") if evals else "",
         "tiles": tiles(summary, train),
         "arithmetic": batch_arithmetic(config, folder),
         "charts": charts,
@@ -114,58 +83,40 @@ def gather(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def chart(curve: Curve, train: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """A card: the drawing, and each series' value at each step for the ruler. None when no record has any of the keys."""
-    known = {key: name for key, name in curve.keys.items() if any(r.get(key) is not None for r in train)}
-    drawn, legend, values = [], [], []
-    for color, (key, name) in zip(COLORS, known.items(), strict=False):
-        points = [(float(r["step"]), None if r.get(key) is None else curve.scale * float(r[key])) for r in train]
-        drawn.append(Series(name=name, points=points, color=color, smooth=curve.smooth and not key.endswith("max")))
-        written = [curve.write(v) for _, v in points]
-        legend.append({"name": name, "color": color, "last": written[-1]})
-        values.append(written)
-    if curve.title == "Accuracy" and (held := [r for r in evals if r.get("accuracy") is not None]):
-        spread = [bounds(r) for r in held]
-        points = [(float(r["step"]), float(r["accuracy"])) for r in held]
-        drawn.append(Series(name="held-out", points=points, color="var(--b)", spread=spread))
-        legend.append({"name": "held-out", "color": "var(--b)", "last": fixed(held[-1]["accuracy"], 3)})
-    if not drawn:
-        return None
-    picture = line_chart(drawn, label=f"{curve.title} by step", zero=curve.zero, unit_interval=curve.title == "Accuracy")
-    return {"title": curve.title, "tells": curve.tells, "svg": picture, "legend": legend, "values": values} if picture else None
-
-
-def phase_chart(train: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Where the seconds of a step went, stacked; what no phase names is `other`."""
-    known = {key: name for key, name in PHASES.items() if any(r.get(key) for r in train)}
-    if not known:
-        return []
-    columns = {name: [float(r.get(key) or 0.0) for r in train] for key, name in known.items()}
-    whole = [float(r.get("time/step") or 0.0) for r in train]
-    columns["other"] = [max(0.0, total - sum(parts)) for total, *parts in zip(whole, *columns.values(), strict=True)]
-    steps = [float(r["step"]) for r in train]
-    series = [Series(name=n, points=list(zip(steps, c, strict=True)), color=PHASE_COLORS[n]) for n, c in columns.items()]
-    legend = [{"name": s.name, "color": s.color, "last": duration(s.points[-1][1])} for s in series]
-    picture = bar_chart(series, label="Seconds of a step by phase")
-    values = [[duration(v) for _, v in s.points] for s in series]
-    return [{"title": "Time per phase", "tells": "seconds of a step", "svg": picture, "legend": legend, "values": values}]
-
-
 def headline(evals: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Held-out accuracy at the first and the last evaluation, with its 95 % interval."""
-    known = [r for r in evals if r.get("accuracy") is not None]
-    if not known:
+    """Held-out accuracy at the first and the last evaluation, with its 95 % interval; an evaluation whose scores failed says that."""
+    if not any(r.get("accuracy") is not None for r in evals):
         return None
 
     def shown(record: Mapping[str, Any]) -> dict[str, Any]:
+        when = "before the first step" if record["step"] == 0 else f"after step {record['step']}"
+        if record.get("accuracy") is None:
+            return {"accuracy": NONE, "unknown": no_accuracy(record).removeprefix("accuracy "), "when": when}
         low, high = bounds(record)
         place = {"left": round(100 * low, 2), "width": round(100 * (high - low), 2), "at": round(100 * record["accuracy"], 2)}
-        when = "before the first step" if record["step"] == 0 else f"after step {record['step']}"
         text = {"accuracy": fixed(record["accuracy"], 3), "interval": f"{fixed(low, 3)} to {fixed(high, 3)}", "when": when}
-        return {**text, "right": f"{record['correct']}/{trials(record)}", **place}
+        return {**text, "unknown": "", "right": f"{record['correct']}/{trials(record)}", **place}
 
-    gain = signed(known[-1]["accuracy"] - known[0]["accuracy"]) if len(known) > 1 else None
-    return {"before": shown(known[0]), "after": shown(known[-1]) if len(known) > 1 else None, "gain": gain}
+    first, last = evals[0], evals[-1]
+    known = first.get("accuracy") is not None and last.get("accuracy") is not None
+    gain = signed(last["accuracy"] - first["accuracy"]) if known and len(evals) > 1 else None
+    only_before = len(evals) == 1 and first["step"] == 0
+    return {"before": shown(first), "after": shown(last) if len(evals) > 1 else None, "gain": gain, "only_before": only_before}
+
+
+def invalid(train: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], folder: RunFolder) -> dict[str, Any] | None:
+    """What a banner says of failed scores: their share of a kind of answers, and the commonest reasons; None where they are few."""
+    shares = []
+    for records, whole, failed, name in (
+        (train, "completions", "reward/invalid", "completions"),
+        (evals, "answers", "invalid", "held-out answers"),
+    ):
+        total, lost = (sum(r.get(key) or 0 for r in records) for key in (whole, failed))
+        if total and lost / total >= MANY:
+            shares.append(f"{count(lost)} of {count(total)} {name} ({percent(lost / total)})")
+    if not shares:
+        return None
+    return {"share": " and ".join(shares), "reasons": [f"{text} ({count(n)} ×)" for text, n in first_errors(folder)]}
 
 
 def title(summary: Mapping[str, Any], config: Mapping[str, Any], folder: RunFolder) -> dict[str, str]:
@@ -248,71 +199,6 @@ def left_out(train: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     return rows
 
 
-def questions(folder: RunFolder) -> dict[str, Any] | None:
-    """The first held-out questions with the first answer of the first and of the last evaluation."""
-    files = sorted(folder.evals.glob("[0-9]*.parquet"))
-    if not files:
-        return None
-    columns = ("prompt_uid", "sample", "question", "answer", "text", "correct", "reward", "valid")
-    sets = [{r["prompt_uid"]: r for r in reversed(read_rows(file, columns))} for file in {files[0]: 0, files[-1]: 0}]
-    rows = []
-    for uid in sorted(sets[0])[:QUESTIONS]:
-        answers = [
-            {"text": _cut(row["text"]), "mark": {True: "right", False: "wrong", None: "unscored"}[row["correct"]]}
-            for row in (each.get(uid) for each in sets)
-            if row is not None
-        ]
-        rows.append({"question": _cut(sets[0][uid]["question"]), "answer": plain_answer(sets[0][uid]["answer"]), "answers": answers})
-    return {"rows": rows, "of": len(sets[0]), "labels": ["before", "after"] if len(sets) == 2 else ["answer"]}
-
-
-def pick_samples(folder: RunFolder) -> tuple[list[int], list[list[dict[str, Any]]], list[str]]:
-    """Steps spread evenly over the run, and for each some completions of its first groups, failed ones first; and unreadable files."""
-    files = sorted(folder.rollouts.glob("[0-9]*.parquet"))
-    many = min(SAMPLED_STEPS, len(files))
-    wanted = sorted({files[round(i * (len(files) - 1) / max(many - 1, 1))] for i in range(many)})
-    columns = ("prompt_uid", "sample", "question", "answer", "text", "reward", "parts", "correct", "error", "advantage", "outcome")
-    steps, samples, torn = [], [], []
-    for file in wanted:
-        try:
-            rows = read_rows(file, columns)
-        except ValueError:
-            torn.append(file.name)
-            continue
-        groups: dict[int, list[dict[str, Any]]] = {}
-        for row in rows:
-            groups.setdefault(row["prompt_uid"], []).append(row)
-        steps.append(int(file.stem))
-        failed_first = sorted(groups.values(), key=lambda group: all(row["error"] is None for row in group))
-        samples.append([_sample(group) for group in failed_first[:SAMPLED_GROUPS]])
-    return steps, samples, torn
-
-
-def _sample(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    completions = [
-        {
-            "text": _cut(row["text"]),
-            "reward": "invalid" if row["reward"] is None else fixed(row["reward"], 2),
-            "mark": {True: "right", False: "wrong", None: ""}[row["correct"]],
-            "parts": "  ".join(f"{name} {fixed(value, 2)}" for name, value in row["parts"].items()),
-            "note": row["error"]
-            or (row["outcome"].replace("_", " ") + (f", advantage {signed(row['advantage'], 2)}" if row["advantage"] else "")),
-        }
-        for row in group[:SAMPLED_COMPLETIONS]
-    ]
-    return {
-        "question": _cut(group[0]["question"]),
-        "answer": plain_answer(group[0]["answer"]),
-        "completions": completions,
-        "of": len(group),
-    }
-
-
-def plain_answer(answer: Any) -> str:
-    """An expected answer as a person writes it: text bare, anything else as JSON."""
-    return "" if answer is None else _cut(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False))
-
-
 def config_lines(folder: RunFolder) -> list[tuple[str, str]]:
     """config.yaml as (setting, where it comes from): the comment at a line's end is the provenance."""
     if not folder.config.exists():
@@ -341,10 +227,6 @@ def script_json(value: Any) -> Markup:
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return Markup(text)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= CUT else text[:CUT] + " …"
 
 
 def _under(config: Mapping[str, Any], *path: str) -> Any:
