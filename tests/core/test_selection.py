@@ -75,3 +75,36 @@ def test_reasons_are_distinct() -> None:
 def test_a_rate_of_one_would_keep_nothing() -> None:
     with pytest.raises(ValueError, match=r"rate=1.0 must be in \[0, 1\)"):
         Prune(1.0)
+
+
+def test_a_random_choice_knows_nothing_of_rewards_or_places():
+    """Over 400 batches of fresh prompts: right and wrong answers, and each place in a group, are kept equally often."""
+    kept_right, kept_wrong, places = [], [], torch.zeros(8)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(400):
+        reward = (torch.rand(32, generator=generator) < 0.5).double()
+        identity = ((torch.arange(32) // 8 + 4 * step) << 20) + torch.arange(32) % 8  # prompt uid and sample
+        outcomes = replace(Outcomes.of(reward, torch.arange(32) // 8), identity=identity)
+        keep = Prune(0.5, keep="random")(outcomes, torch.zeros(32))
+        assert keep.view(4, 8).sum(1).tolist() == [4] * 4
+        kept_right.append(keep[reward == 1].double())
+        kept_wrong.append(keep[reward == 0].double())
+        places += keep.view(4, 8).sum(0)
+    right, wrong = torch.cat(kept_right).mean().item(), torch.cat(kept_wrong).mean().item()
+    assert abs(right - 0.5) < 0.02 and abs(wrong - 0.5) < 0.02  # 4 standard errors are 0.025
+    assert ((places / 1600 - 0.5).abs() < 0.06).all()
+
+
+@pytest.mark.parametrize(
+    ("size", "rate", "prompts", "factor"), [(8, 0.9375, 4, 16), (16, 0.95, 2, 20), (8, 0.875, 4, 8), (4, 0.8, 4, 5), (6, 0.75, 2, 4)]
+)
+@pytest.mark.parametrize("count", ["keep", "drop"])
+def test_allocation_over_the_batch_keeps_the_size_of_an_update(size, rate, prompts, factor, count):
+    spec = Prune(rate, scope="batch", count=count, allocate=True)
+    assert spec.prompts_factor(size) == factor and spec.keeps_size(size)
+    assert spec.kept(prompts * factor * size) == prompts * size
+
+
+def test_allocation_that_can_not_keep_the_size_is_known():
+    assert not Prune(0.7, scope="batch", allocate=True).keeps_size(8)
+    assert [Prune(0.5, allocate=True).keeps_size(size) for size in (16, 7)] == [True, False]

@@ -1,15 +1,16 @@
 """Dynamic sampling and allocation in the loop: exact counts, surplus with its age, the clear end, and resumes equal to an unbroken run."""
 
 import pytest
+import torch
 
 from proxima.cli.main import main
 from proxima.config.schema import DynamicSamplingConfig
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.selection import DropTruncated, DropUniformGroups, Prune
-from proxima.data import Score
+from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.runtime.algorithm import Algorithm
-from proxima.runtime.collect import BatchNotFilled
+from proxima.runtime.collect import BatchNotFilled, NothingScored
 from proxima.runtime.pending import PENDING, read_groups, write_groups
 from proxima.runtime.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
@@ -100,10 +101,11 @@ def test_nothing_but_uniform_groups_comes_to_a_clear_end(tmp_path):
     with pytest.raises(BatchNotFilled) as end:
         world.run()
     assert str(end.value) == (
-        "step 1: 4 generation batches (max_num_gen_batches) gave 0 of 3 usable groups out of 39 generated (39 uniform_group; mean reward 0)"
-        "; take questions of another difficulty or more completions a prompt, raise algorithm.dynamic_sampling.max_num_gen_batches, or set "
-        "algorithm.dynamic_sampling.exhausted=partial"
+        "step 1: 4 generation batches (max_num_gen_batches) gave 0 of 3 usable groups out of 39 generated (39 uniform_group; mean reward 0); "
+        "they are in rollouts/000001.parquet. Take questions of another difficulty or more completions a prompt in another run, or go on "
+        "with --resume and a higher algorithm.dynamic_sampling.max_num_gen_batches or algorithm.dynamic_sampling.exhausted=partial"
     )
+    assert len(read_rows(world.folder.rollout_file(1))) == 39 * 4
     assert world.journal.step == 0 and not world.records()
 
 
@@ -153,10 +155,34 @@ def test_the_filter_may_look_at_another_metric(tmp_path):
     assert {e.uid for e in world.journal.consumed(1) if e.reason is None} == {0, 2, 4}
 
 
-def test_a_metric_that_nobody_knows_is_refused(tmp_path):
-    world = refilled(tmp_path / "run", every=1, selection=(DropUniformGroups(metric="style"),))
-    with pytest.raises(ValueError, match="metric='style' is not known of these completions; there are accuracy, length, reward, truncated"):
+@pytest.mark.parametrize("metric", ["accuracy", "style"])
+def test_a_scorer_that_is_down_costs_its_groups_and_not_the_run(metric, tmp_path):
+    """The part that the filter looks at is missing where its scorer failed; those groups are replaced by others."""
+    world = refilled(tmp_path / "run", every=1, selection=(DropUniformGroups(metric=metric),))
+
+    async def score(prompt, completions):
+        if prompt.uid < 3:
+            return [Score.failed("style: down") for _ in completions]
+        return [Score(value=0.0, correct=c.sample > 1, parts={"style": float(c.sample)}) for c in completions]
+
+    world.rewards.score = score
+    world.run()
+    first = world.records()[0]
+    assert counts(world) == [(6, 3, 0, 0, 2), (3, 3, 0, 0, 1), (3, 3, 0, 0, 1)]
+    assert first["prompts_unscored"] == first["prompts_dropped_invalid"] == 3
+    assert world.controller.collector.acceptance() == 1.0  # who was not scored was not judged
+
+
+def test_an_unknown_metric_comes_to_the_clear_end(tmp_path):
+    world = refilled(tmp_path / "run", every=1, selection=(DropUniformGroups(metric="accuracy"),), max_num_gen_batches=1)
+
+    async def score(prompt, completions):
+        return [Score(value=float(c.sample)) for c in completions]
+
+    world.rewards.score = score
+    with pytest.raises(BatchNotFilled, match=r"\(3 uniform_group; mean reward 1.5; no reward says which answers are right\)"):
         world.run()
+    assert {r["outcome"] for r in read_rows(world.folder.rollout_file(1))} == {"dropped_uniform_group"}
 
 
 def test_a_group_that_another_local_selection_empties_is_refilled_too(tmp_path):
@@ -223,13 +249,74 @@ def test_surplus_survives_its_file_exactly(tiny_model, tmp_path):
     changes = {"train__steps": 1, "engine__top_k_log_probs": 2, "algorithm__dynamic_sampling__oversample": 2}
     go(tmp_path / "run", recipe(tiny_model("llama"), **(SETTINGS | changes)))
     (checkpoint,) = checkpoints(tmp_path / "run" / "checkpoints")
-    groups = read_groups(checkpoint.path / PENDING)
-    assert groups and groups[0].completions[0].top_k is not None
+    uids = checkpoint.facts["pending"]
+    groups = read_groups(checkpoint.path / PENDING, uids)
+    assert groups and [g.prompt.uid for g in groups] == uids and groups[0].completions[0].top_k is not None
     write_groups(tmp_path / "again.parquet", groups)
-    assert read_groups(tmp_path / "again.parquet") == groups and read_groups(tmp_path / "none.parquet") == []
+    assert read_groups(tmp_path / "again.parquet", uids) == groups and read_groups(tmp_path / "none.parquet", []) == []
     (tmp_path / "torn.parquet").write_bytes((tmp_path / "again.parquet").read_bytes()[:200])
-    with pytest.raises(ValueError, match="torn.parquet is no whole Parquet file"):
-        read_groups(tmp_path / "torn.parquet")
+    for name in ("torn.parquet", "none.parquet"):
+        with pytest.raises(ValueError, match=f"{name} is no whole Parquet file"):
+            read_groups(tmp_path / name, uids)
+    with pytest.raises(ValueError, match="holds other groups than state.json says"):
+        read_groups(tmp_path / "again.parquet", [*uids, 99])
+
+
+def test_what_no_file_can_hold_does_not_cost_the_checkpoint(tmp_path):
+    completion = Completion(
+        prompt_uid=1, sample=0, tokens=(5,), text="a\ud800", behavior_log_prob=(-1.0,), untruncated_log_prob=(-1.0,), policy_version=(0,),
+        finish_reason="stop", temperature=1.0,
+    )  # fmt: skip
+    prompt = Prompt(
+        uid=1, messages=({"role": "user", "content": "\udfff?"},), tokens=(3,), answer=torch.tensor(2.5), metadata={"x": float("nan")}
+    )
+    write_groups(tmp_path / "p.parquet", [Group(prompt=prompt, completions=(completion,), scores=(Score.failed("\ud801"),), baseline=0.5)])
+    (group,) = read_groups(tmp_path / "p.parquet", [1])
+    assert (group.completions[0].text, group.scores[0].error, group.prompt.question) == ("a?", "?", "??")
+    assert (group.prompt.answer, group.prompt.metadata, group.baseline) == (2.5, {"x": None}, 0.5)
+
+
+def test_the_limits_that_ended_a_run_may_be_changed_to_go_on(tiny_model, tmp_path):
+    tree = recipe(
+        tiny_model("llama"), **(SETTINGS | {"algorithm__dynamic_sampling": {"oversample": 1, "max_num_gen_batches": 1}, "train__steps": 2})
+    )
+    with pytest.raises(BatchNotFilled, match="step [12]: 1 generation batches"):
+        go(tmp_path / "run", tree)
+    tree["algorithm"]["dynamic_sampling"] |= {"exhausted": "partial"}
+    assert go(tmp_path / "run", tree, resume=True).steps == 2
+    tree["algorithm"]["dynamic_sampling"] |= {"max_age": 5}
+    with pytest.raises(ValueError, match=r"algorithm.dynamic_sampling.max_age=5: the run in .* was begun with 1"):
+        go(tmp_path / "run", tree, resume=True)
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_a_run_whose_scores_all_fail_ends(limit, tmp_path):
+    world = World(tmp_path / "run", steps=4, max_unscored_steps=limit)
+
+    async def score(prompt, completions):
+        if prompt.uid < 6 or prompt.uid >= 9:  # the third step is scored
+            return [Score.failed("http: connection refused") for _ in completions]
+        return [Score(value=1.0) for _ in completions]
+
+    world.rewards.score = score
+    if limit:
+        with pytest.raises(
+            NothingScored, match=r"no completion of the last 2 steps has a score \(http: connection refused\); see to the reward"
+        ):
+            world.run()
+        assert world.journal.step == 2 and [c.step for c in checkpoints(world.folder.checkpoints)] == [2]
+    else:
+        assert world.run() is True and world.journal.step == 4
+
+
+def test_a_batch_that_is_not_full_moves_the_learning_rate_on_as_a_full_one(tmp_path):
+    full, partial = (
+        refilled(tmp_path / "full", every=1),
+        refilled(tmp_path / "partial", every=0, max_num_gen_batches=1, exhausted="partial"),
+    )
+    for world in (full, partial):
+        world.run()
+    assert full.trainer.updates == partial.trainer.updates == 3
 
 
 def test_the_command_line_says_the_end_in_one_line(tiny_model, tmp_path, capsys):

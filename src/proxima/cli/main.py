@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import errno
 import importlib
 import io
 import os
@@ -59,6 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         return _refuse(f"{error.filename}: {error.strerror}; give another path")
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"error: {place}no space left on the disk; free some, then the same command with --resume goes on", file=sys.stderr)
+        return 1
     except ValueError as error:
         if not _is_the_users(error):
             raise

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ValueError("--resume: which run? Its folder was printed when it began: proxima train runs/NAME --resume")
 
     from proxima.cli.reminder import Reminder
-    from proxima.runtime.collect import BatchNotFilled
+    from proxima.runtime.collect import CannotGoOn
     from proxima.runtime.observer import Tee
     from proxima.runtime.run import train
     from proxima.view import observer_for
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with resolved.blame():
             summary = train(resolved.config, resolved=resolved, observer=Tee(watcher, reminder), **how)
-    except BatchNotFilled as end:  # an outcome of the run, not a fault in it
+    except CannotGoOn as end:  # an outcome of the run, not a fault in it
         print(f"error: {end}", file=sys.stderr)
         return exit_code("failed")
     except ValueError as error:

@@ -14,6 +14,7 @@ from proxima.config.describe import table_of
 from proxima.config.errors import ConfigError, Problem
 from proxima.config.read import shown_path
 from proxima.config.resolve import Resolved, resolve
+from proxima.core.selection import Balance, Prune
 
 if TYPE_CHECKING:
     from proxima.task import Arithmetic
@@ -123,18 +124,18 @@ def freed_places_are_filled(r: Resolved) -> Iterator[Problem]:
     """Pruning with `allocate` keeps the size of an update only where whole groups fill the freed places."""
     size = r.config.train.completions_per_prompt
     for i, spec in enumerate(r.config.algorithm.selection):
-        if getattr(spec, "allocate", False) and size % spec.kept(size):
+        if isinstance(spec, Prune) and spec.allocate and not spec.keeps_size(size):
+            found = f"a group of {size} (train.completions_per_prompt) keeps {spec.kept(size)}, which does not divide it"
+            if spec.scope == "batch":
+                found = f"rate {spec.rate:g} of the batch leaves a share that is not 1/2, 1/3, 1/4 …"
             message = (
-                f"a group of {size} (train.completions_per_prompt) keeps {spec.kept(size)}, which does not divide it, so an update "
-                "can't keep its size; take a rate and a group size that do, as rate 0.5, 0.75 or 0.875 with 16, or allocate=false"
+                f"{found}, so an update can't keep its size; take a rate and a group size that do, as rate 0.5, 0.75 or 0.875 with 16, "
             )
-            yield r.problem(f"algorithm.selection.{i}.allocate", message)
+            yield r.problem(f"algorithm.selection.{i}.allocate", message + "or allocate=false")
 
 
 def refill_has_a_reason(r: Resolved) -> Iterator[Problem]:
     """Dynamic sampling fills the places of groups that a selection drops; pruning and balancing leave something of every group."""
-    from proxima.core.selection import Balance, Prune
-
     algorithm = r.config.algorithm
     if algorithm.dynamic_sampling is not None and all(isinstance(spec, Balance | Prune) for spec in algorithm.selection):
         message = (
@@ -142,6 +143,15 @@ def refill_has_a_reason(r: Resolved) -> Iterator[Problem]:
             "algorithm.dynamic_sampling=null"
         )
         yield r.problem("algorithm.dynamic_sampling.max_num_gen_batches", message)
+
+
+def baseline_has_all_rewards(r: Resolved) -> Iterator[Problem]:
+    """A reward of the whole batch speaks after the greedy baseline was taken."""
+    if "baseline" in getattr(r.config.algorithm.advantage, "needs", ()):
+        for i, reward in enumerate(r.config.reward):
+            if getattr(reward, "whole_batch", False):
+                message = "a reward of the whole batch is no part of the greedy baseline; leave it out, or take another algorithm.advantage"
+                yield r.problem(f"reward.{i}.kind", message)
 
 
 def metrics_are_known(r: Resolved) -> Iterator[Problem]:
@@ -276,6 +286,15 @@ def _apart(trained: "Arithmetic", asked: "Arithmetic") -> bool:
     return asked.split == "train" and asked.held_out >= trained.held_out
 
 
+def pruned_as_said(r: Resolved) -> Iterator[Problem]:
+    """Groups are whole completions: a rate that does not fit their size becomes another one."""
+    size = r.config.train.completions_per_prompt
+    for i, spec in enumerate(r.config.algorithm.selection):
+        if isinstance(spec, Prune) and spec.scope == "group" and abs(1 - spec.kept(size) / size - spec.rate) > 1e-9:
+            message = f"keeps {spec.kept(size)} of {size} completions, which is a rate of {1 - spec.kept(size) / size:.3g}"
+            yield r.problem(f"algorithm.selection.{i}.rate", message)
+
+
 def warm_up_ends(r: Resolved) -> Iterator[Problem]:
     """The learning rate reaches its value within the run."""
     train = r.config.train
@@ -310,6 +329,7 @@ CHECKS: Sequence[Check] = (
     advantage_can_be_had,
     freed_places_are_filled,
     refill_has_a_reason,
+    baseline_has_all_rewards,
     metrics_are_known,
     model_is_there,
     room_for_completions,
@@ -318,4 +338,4 @@ CHECKS: Sequence[Check] = (
     device_is_there,
     best_needs_evaluation,
 )
-WARNINGS: Sequence[Check] = (held_out_is_held_out, warm_up_ends, completions_fit, overlong_is_reached)
+WARNINGS: Sequence[Check] = (held_out_is_held_out, warm_up_ends, completions_fit, overlong_is_reached, pruned_as_said)

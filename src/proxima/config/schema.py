@@ -170,11 +170,13 @@ class RuntimeConfig:
     max_lag: Annotated[Literal[0], "policy versions a rollout may be behind; 0 is synchronous"] = 0
     reward_timeout: Annotated[float, "seconds a reward may take for one completion"] = 10.0
     reward_workers: Annotated[int, "worker processes for rewards that parse untrusted text"] = 1
+    max_unscored_steps: Annotated[int, "steps in a row without one valid score after which the run ends; 0: never"] = 3
     threads: Annotated[int, "torch threads; 0: all cores"] = 0
 
     def __post_init__(self) -> None:
         require(self.reward_timeout > 0, "reward_timeout", self.reward_timeout, "must be > 0 seconds")
         require(self.reward_workers >= 1, "reward_workers", self.reward_workers, "must be >= 1")
+        require(self.max_unscored_steps >= 0, "max_unscored_steps", self.max_unscored_steps, "must be >= 0; 0 never ends the run")
         require(self.threads >= 0, "threads", self.threads, "must be >= 0; 0 takes all cores")
 
 

@@ -33,14 +33,13 @@ class DropUniformGroups:
     """Drop the groups whose valid rewards are all equal: their group-relative advantages are 0 and teach nothing.
 
     Args:
-        metric: what has to differ: `reward`, `accuracy`, `length`, `truncated`, or a reward by its name. With a shaped reward (a length
-            penalty beside the accuracy) `reward` differs in nearly every group, and `accuracy` is what DAPO means.
+        metric: what has to differ: `reward` (or `score`), `accuracy` (or `acc`), `length`, `truncated`, or a reward by its name. With a
+            shaped reward (a length penalty beside the accuracy) `reward` differs in nearly every group; `accuracy` is what DAPO means.
         outcomes: rewards, validity, groups.
         advantage: [S], not looked at.
     Returns: [S] bool, False for every completion of such a group.
-    Raises: ValueError where no completion has the metric: its message says which there are.
     Edge cases: uniform is max == min over the valid completions whose metric is known, never a small standard deviation; a group with
-        fewer than two is uniform.
+        fewer than two is uniform; so is one of which the metric is not known.
     Source: dynamic sampling of DAPO, arXiv 2503.14476, Eq. 11.
     """
 
@@ -54,10 +53,6 @@ class DropUniformGroups:
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
         value = outcomes.metric(self.metric)
         valid = outcomes.valid & value.isfinite()
-        if bool(outcomes.valid.any()) and not bool(valid.any()):
-            raise ValueError(
-                f"drop_uniform_groups: metric={self.metric!r} is known of no completion; take metric=reward, or a reward that tells"
-            )
         return ~GroupStatistics.of(replace(outcomes, reward=value, valid=valid)).uniform
 
 
@@ -88,11 +83,12 @@ class Prune:
         scope: the G are a `group`, or the whole `batch`.
         count: `keep`, the k above, or `drop`: k = max(1, G - floor(G rate)), the original trainer's rule; they differ where G rate is no
             integer (C2).
-        allocate: dynamic completion allocation: the loop takes floor(G / k) times as many prompts a step, so that an update keeps its
-            size in completions. Nothing changes here.
+        allocate: dynamic completion allocation: the loop takes floor(G / k) times as many prompts a step (in the scope of the batch
+            floor(1 / (1 - rate)) times), so that an update keeps its size in completions. Nothing changes here.
         outcomes: groups. advantage: [S], of the full group.
     Returns: [S] bool. Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: a group of one is kept. `random` is a function of the rewards, groups and indices, not of a random state.
+    Edge cases: a group of one is kept. G counts valid completions. `random` depends on `outcomes.identity` alone (prompt uid and
+        sample; the position where there is none): not on the rewards, and not on a random state.
     Source: CPPO (completion pruning), arXiv 2503.22342. Differs: the original ranks the local batch, which is one group or several (C2),
         and after pruning its normaliser counts kept completions only (C3), as here, since dropped ones are never packed.
     """
@@ -117,18 +113,30 @@ class Prune:
     def kept(self, size: int) -> int:
         """k, how many of `size` completions are kept."""
         if self.count == "drop":
-            return max(1, size - math.floor(size * self.rate))
+            return max(1, size - math.floor(size * self.rate + 1e-9))
         return max(1, math.floor(size * (1 - self.rate) + 1e-9))
 
     def prompts_factor(self, size: int) -> int:
-        """How many times as many prompts an update may take, with groups of `size`: floor(G / k) under `allocate`, else 1."""
-        return size // self.kept(size) if self.allocate else 1
+        """How many times as many prompts an update may take, with groups of `size`: floor(G / k) under `allocate`, else 1.
+
+        In the scope of the batch a group has no k of its own: floor(1 / (1 - rate)).
+        """
+        if not self.allocate:
+            return 1
+        return size // self.kept(size) if self.scope == "group" else math.floor(1 / (1 - self.rate) + 1e-9)
+
+    def keeps_size(self, size: int) -> bool:
+        """True where `prompts_factor` times as many groups of `size` leave exactly as many completions as there were without pruning."""
+        if self.scope == "group":
+            return self.prompts_factor(size) * self.kept(size) == size
+        return abs(self.prompts_factor(size) * (1 - self.rate) - 1) < 1e-9
 
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
         index = GroupStatistics.of(outcomes).index if self.scope == "group" else torch.zeros_like(outcomes.group, dtype=torch.long)
         position = torch.arange(len(index), device=index.device)
         size = advantage.abs().double()
-        key = {"largest": -size, "smallest": size, "random": value_hash(position, index, outcomes.reward)}[self.keep]
+        identity = position if outcomes.identity is None else outcomes.identity
+        key = {"largest": -size, "smallest": size, "random": value_hash(identity)}[self.keep]
         order = key.argsort(stable=True)
         order = order[index[order].argsort(stable=True)]
         total = torch.bincount(index)

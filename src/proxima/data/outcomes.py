@@ -25,6 +25,7 @@ class Outcomes:
         part_names: names of the columns of `parts`.
         correct: [S] float, 1 or 0, NaN where no reward says whether the answer is right.
         baseline: [S] float, the reward of the prompt's greedy completion; for `remax`.
+        identity: [S] int, another number for each completion of a run: what a random choice depends on, and on nothing that it chooses by.
     """
 
     reward: Annotated[Tensor, "float S"]
@@ -36,6 +37,7 @@ class Outcomes:
     part_names: tuple[str, ...] = ()
     correct: Annotated[Tensor | None, "float S"] = None
     baseline: Annotated[Tensor | None, "float S"] = None
+    identity: Annotated[Tensor | None, "int S"] = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -51,18 +53,15 @@ class Outcomes:
     def metric(self, name: str) -> Tensor:
         """[S] float64: `reward` (or `score`), `accuracy` (or `acc`), `length`, `truncated`, or a part by its name; NaN where unknown.
 
-        Raises:
-            ValueError: there is no such metric; names those there are.
+        A name that no completion has gives NaN throughout: a scorer that failed leaves its part out. That a recipe names a reward it has is
+        checked before the run.
         """
         found: dict[str, Tensor | None] = (
             {name: self.parts[:, i] for i, name in enumerate(self.part_names)} if self.parts is not None else {}
         )
         found |= {"reward": self.reward, "accuracy": self.correct, "length": self.length, "truncated": self.truncated}
         value = found.get({"score": "reward", "acc": "accuracy"}.get(name, name))
-        if value is None:
-            known = ", ".join(sorted(key for key, value in found.items() if value is not None))
-            raise ValueError(f"metric={name!r} is not known of these completions; there are {known}")
-        return value.double()
+        return torch.full_like(self.reward, float("nan"), dtype=torch.float64) if value is None else value.double()
 
     @classmethod
     def of(cls, reward: Tensor, group: Tensor, valid: Tensor | None = None) -> "Outcomes":
@@ -95,6 +94,7 @@ class Outcomes:
             parts=parts if names else None,
             part_names=tuple(names),
             baseline=_baseline(groups),
+            identity=torch.tensor([(g.prompt.uid << 20) + c.sample for g in groups for c in g.completions], dtype=torch.long),
             correct=torch.tensor([_number(s.correct if s.valid else None) for _, _, s in rows], dtype=torch.float64),
         )
 

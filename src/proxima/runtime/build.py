@@ -146,6 +146,7 @@ def make_plan(config: "RunConfig") -> Plan:
         keep_best=checkpoint.keep_best,
         recompute_proximal=config.algorithm.proximal == "recompute",
         refill=config.algorithm.dynamic_sampling,
+        max_unscored_steps=config.runtime.max_unscored_steps,
     )
 
 

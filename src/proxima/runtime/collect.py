@@ -26,8 +26,24 @@ GREATEST_OVERSAMPLE = 4  # batches: what the running acceptance may make of one 
 STALE, SURPLUS = "stale", "surplus"
 
 
-class BatchNotFilled(Exception):
-    """The last generation batch is made and the batch is not full; the text says what was found and what to do."""
+class CannotGoOn(Exception):
+    """The run ends, and nothing in it is broken; the text says what was found and what to do.
+
+    Args:
+        dropped: groups of the unfinished step, to be looked at.
+    """
+
+    def __init__(self, text: str, dropped: Sequence[tuple[Group, str]] = ()) -> None:
+        super().__init__(text)
+        self.dropped = tuple(dropped)
+
+
+class BatchNotFilled(CannotGoOn):
+    """The last generation batch is made and the batch is not full."""
+
+
+class NothingScored(CannotGoOn):
+    """The scorers have failed on every completion of several steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +58,7 @@ class Collected:
         gen_batches: generation batches made.
         version: of the weights that the step begins with.
         scoring: seconds spent waiting for scores after the last completion was there.
+        accepted, unscored: of the groups generated, those that could be used when they were judged, and those without a valid score.
     """
 
     groups: tuple[Group, ...]
@@ -51,6 +68,8 @@ class Collected:
     gen_batches: int = 1
     version: int = 0
     scoring: float = 0.0
+    accepted: int = 0
+    unscored: int = 0
 
     def metrics(self) -> dict[str, float]:
         """What was made for the step, and the age of what it uses, in policy versions."""
@@ -58,6 +77,8 @@ class Collected:
         return {
             "prompts_generated": len(self.generated),
             "prompts_carried": len(self.carried),
+            "prompts_accepted": self.accepted,
+            "prompts_unscored": self.unscored,
             "gen_batches": self.gen_batches,
             "age/mean": sum(ages) / len(ages) if ages else 0.0,
             "age/max": max(ages, default=0),
@@ -116,7 +137,7 @@ class Collector:
             usable += [group for group in fresh if group.prompt.uid not in reasons]
             dropped += [(group, reasons[group.prompt.uid]) for group in fresh if group.prompt.uid in reasons]
         if len(usable) < self.prompts and self.refill and self.refill.exhausted == "stop":
-            raise BatchNotFilled(self._not_filled(usable, generated, dropped, batches))
+            raise BatchNotFilled(self._not_filled(usable, generated, dropped, batches), dropped)
         groups, surplus = usable[: self.prompts], usable[self.prompts :]
         if self.refill and self.refill.max_age == 0:
             dropped, surplus = dropped + [(group, SURPLUS) for group in surplus], []
@@ -129,6 +150,8 @@ class Collector:
             gen_batches=batches,
             version=version,
             scoring=self._scoring,
+            accepted=len(_among(usable, generated)),
+            unscored=_unscored(generated),
         )
 
     async def generate(self, count: int) -> list[Group]:
@@ -175,33 +198,32 @@ class Collector:
             return missing
         if self.refill.oversample is not None:
             return math.ceil(self.refill.oversample * self.prompts - 1e-9)  # 29 / 7 of 7 prompts is 29
-        fresh = {group.prompt.uid for group in generated}
-        rate = self.acceptance(len(fresh), sum(group.prompt.uid in fresh for group in usable))
+        rate = self.acceptance(len(generated) - _unscored(generated), len(_among(usable, generated)))
         return min(math.ceil(missing / rate), GREATEST_OVERSAMPLE * self.prompts)
 
-    def acceptance(self, generated: int = 0, accepted: int = 0) -> float:
+    def acceptance(self, judged: int = 0, accepted: int = 0) -> float:
         """Running share of generated groups that could be used: of the last steps in the journal and of this one so far.
 
-        (accepted + 1) / (generated + 1), so 1 before anything is known, and never 0. It is a function of the journal alone: a resumed run
-        draws as an unbroken one.
+        (accepted + 1) / (judged + 1), so 1 before anything is known, and never 0. Groups without a score were not judged. It is a function
+        of the journal alone: a resumed run draws as an unbroken one.
         """
         step = self.journal.step
         for record in (self.journal.metrics(s) for s in range(max(1, step - REMEMBERED + 1), step + 1)):
-            if record is not None and "prompts_generated" in record:
-                drops = {key: int(n) for key, n in record.items() if key.startswith("prompts_dropped_")}
-                later = drops.get(f"prompts_dropped_{STALE}", 0) + drops.get(f"prompts_dropped_{SURPLUS}", 0)
-                generated += int(record["prompts_generated"])
-                accepted += int(record["prompts_generated"]) - (sum(drops.values()) - later)
-        return (accepted + 1) / (generated + 1)
+            if record is not None and "prompts_accepted" in record:
+                judged += int(record["prompts_generated"]) - int(record["prompts_unscored"])
+                accepted += int(record["prompts_accepted"])
+        return (accepted + 1) / (judged + 1)
 
     def _not_filled(self, usable: Sequence[Group], generated: Sequence[Group], dropped: Sequence[tuple[Group, str]], batches: int) -> str:
         why = ", ".join(f"{count} {reason}" for reason, count in Counter(reason for _, reason in dropped).most_common())
-        values = [score.value for group in generated for score in group.scores if score.valid]
-        mean = f"mean reward {sum(values) / len(values):.3g}" if values else "no valid reward"
+        scores = [score for group in generated for score in group.scores if score.valid]
+        mean = f"mean reward {sum(score.value for score in scores) / len(scores):.3g}" if scores else errors_of(generated) or "no score"
+        blind = "" if any(score.correct is not None for score in scores) else "; no reward says which answers are right"
         return (
             f"step {self.journal.step + 1}: {batches} generation batches (max_num_gen_batches) gave {len(usable)} of {self.prompts} usable "
-            f"groups out of {len(generated)} generated ({why}; {mean}); take questions of another difficulty or more completions a prompt, "
-            "raise algorithm.dynamic_sampling.max_num_gen_batches, or set algorithm.dynamic_sampling.exhausted=partial"
+            f"groups out of {len(generated)} generated ({why}; {mean}{blind}); they are in rollouts/{self.journal.step + 1:06d}.parquet. "
+            "Take questions of another difficulty or more completions a prompt in another run, or go on with --resume and a higher "
+            "algorithm.dynamic_sampling.max_num_gen_batches or algorithm.dynamic_sampling.exhausted=partial"
         )
 
     # ---- generating ------------------------------------------------------------------------------------------------------------------
@@ -243,6 +265,22 @@ class Collector:
         baseline = scores[-1].value if self.algorithm.needs_baseline else None
         n = self.completions
         self._arrivals.put_nowait(Group(prompt=prompt, completions=completions[:n], scores=tuple(scores[:n]), baseline=baseline))
+
+
+def _among(usable: Sequence[Group], generated: Sequence[Group]) -> list[Group]:
+    """The usable groups that are not carried over from before."""
+    fresh = {group.prompt.uid for group in generated}
+    return [group for group in usable if group.prompt.uid in fresh]
+
+
+def _unscored(groups: Sequence[Group]) -> int:
+    return sum(not any(score.valid for score in group.scores) for group in groups)
+
+
+def errors_of(groups: Sequence[Group]) -> str:
+    """The different errors of the scores that failed, three at most."""
+    errors = list(dict.fromkeys(str(s.error) for group in groups for s in group.scores if not s.valid))
+    return "; ".join(errors[:3]) + (f"; and {len(errors) - 3} others" if len(errors) > 3 else "")
 
 
 def group_age(group: Group, version: int) -> int:

@@ -20,7 +20,7 @@ from proxima.model import Policy
 from proxima.reward.runner import RewardRunner
 from proxima.runtime.algorithm import Algorithm, Chosen
 from proxima.runtime.clock import Clock
-from proxima.runtime.collect import BatchNotFilled, Collected, Collector
+from proxima.runtime.collect import CannotGoOn, Collected, Collector, NothingScored, errors_of
 from proxima.runtime.evaluation import Evaluation
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
@@ -50,6 +50,7 @@ class Plan:
         recompute_proximal: run the proximal log-probs before the updates (`proximal: recompute`); when a step has one update
             only, its first forward is that forward.
         refill: dynamic sampling; None takes every group as it comes.
+        max_unscored_steps: steps in a row without a score after which the run ends; 0: never.
     """
 
     steps: int
@@ -65,6 +66,7 @@ class Plan:
     keep_best: bool = False
     recompute_proximal: bool = False
     refill: DynamicSamplingConfig | None = None
+    max_unscored_steps: int = 0
 
 
 @dataclass
@@ -104,6 +106,7 @@ class Controller:
         self._began = self.clock.now() - self.elapsed
         self._stop = asyncio.Event()
         self._times: dict[str, float] = {}
+        self._why_unscored = ""
         self._surplus: Sequence[Group] = self.carried  # of the last finished step
         self._cursor = self.source.state()  # behind the last finished step: prompts of one that is given up are drawn again
         self.collector = Collector(
@@ -148,13 +151,17 @@ class Controller:
                 self.finish_step(step, collected, chosen, result, record)  # selected | dropped → consumed: the step is done
                 await self.evaluate_if_due(step)
                 self.checkpoint_if_due(step)
+                self.end_if_nothing_is_scored(step)
             if self.plan.evaluate_after:
                 await self.evaluate("after")
             done = True
         except Stopped:
             pass
-        except BatchNotFilled:
-            self.checkpoint(self.journal.step)  # the run ends here, but what it learned is kept
+        except CannotGoOn as end:  # the run ends here; what it learned is kept, and what there is to see of the step
+            if end.dropped:
+                nothing = self.algorithm.choose((), self.journal.step + 1, end.dropped)
+                write_rollouts(self.folder.rollout_file(self.journal.step + 1), self.journal.step + 1, nothing.groups, nothing.fates({}))
+            self.checkpoint(self.journal.step)
             raise
         finally:
             self.collector.cancel()
@@ -184,6 +191,7 @@ class Controller:
                 trajectories,
                 lambda done, total: self.observer.progress("train", done, total, "tokens"),
                 version=self.journal.version,
+                planned=self.algorithm.updates * self.algorithm.epochs,
             )
 
     def with_log_probs(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
@@ -212,7 +220,7 @@ class Controller:
         self._cursor, self._surplus = self.source.state(), collected.carried
         self.journal.consume(step, uids, self._cursor, record, version=step)
         self.observer.step(record, _sample(chosen, step))
-        self.warn(record, chosen)
+        self.warn(record, collected, chosen)
 
     async def evaluate_if_due(self, step: int) -> None:
         if step and self.plan.evaluate_every and step % self.plan.evaluate_every == 0:
@@ -226,6 +234,16 @@ class Controller:
             self.folder.append_metrics(record)
             self.observer.evaluated(record)
 
+    def end_if_nothing_is_scored(self, step: int) -> None:
+        """A scorer that is down for good would have the run go through all its questions and learn nothing."""
+        most = self.plan.max_unscored_steps
+        last = [self.journal.metrics(s) or {} for s in range(step - most + 1, step + 1)] if 0 < most <= step else []
+        if last and all(record.get("completions") and record["reward/invalid"] == record["completions"] for record in last):
+            raise NothingScored(
+                f"no completion of the last {most} steps has a score ({self._why_unscored}); see to the reward, then go on with --resume, "
+                "or set runtime.max_unscored_steps=0 to go on without"
+            )
+
     def checkpoint_if_due(self, step: int) -> None:
         if self._stop.is_set():
             raise Stopped
@@ -238,6 +256,7 @@ class Controller:
             return
         self.observer.progress("checkpoint", 0, 1, "checkpoints")
         facts = {"version": self.journal.version, "cursor": self._cursor, "seed": self.plan.seed}
+        facts["pending"] = [group.prompt.uid for group in self._surplus]
         pending = {PENDING: lambda path: write_groups(path, self._surplus)} if self._surplus else {}
         write_checkpoint(self.folder.checkpoints, step, self.policy.loaded, self.trainer, facts, pending)
         best = self.best_step() if self.plan.keep_best else None
@@ -289,12 +308,11 @@ class Controller:
             "policy_version": step,
         }
 
-    def warn(self, record: Mapping[str, Any], chosen: Chosen) -> None:
+    def warn(self, record: Mapping[str, Any], collected: Collected, chosen: Chosen) -> None:
         """Say what a person should know about the step, and what to do."""
         invalid = int(record["reward/invalid"])
         if invalid:
-            errors = list(dict.fromkeys(str(s.error) for g in chosen.groups for s in g.scores if not s.valid))
-            error = "; ".join(errors[:3]) + (f"; and {len(errors) - 3} others" if len(errors) > 3 else "")
+            error = self._why_unscored = errors_of(collected.generated)
             file = self.folder.rollout_file(int(record["step"])).name
             total = int(record["completions"])
             self.observer.warning(
@@ -304,7 +322,10 @@ class Controller:
             if verdict.level == "act":
                 self.observer.warning(f"step {record['step']}: {verdict.sentence}")
         if not chosen.updates:
-            self.observer.warning(f"step {record['step']}: nothing was left to train on ({chosen.drop_counts}); the weights did not change")
+            dropped = ", ".join(f"{count} {reason}" for reason, count in chosen.drop_counts.items())
+            self.observer.warning(
+                f"step {record['step']}: nothing was left to train on ({dropped or 'no groups'}); the weights did not change"
+            )
 
     def evaluated(self, step: int) -> bool:
         """True when the weights of `step` were evaluated, in this process or before a resume."""

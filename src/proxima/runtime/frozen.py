@@ -21,6 +21,8 @@ FREE = (
     "model.log_prob_chunk",
     "model.gradient_checkpointing",
     "engine.prefill_tokens",
+    "algorithm.dynamic_sampling.max_num_gen_batches",  # a finished step did not depend on them: they say what ends a run
+    "algorithm.dynamic_sampling.exhausted",
 )
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proxima.data import Completion, Group, Prompt, Score
+from proxima.runtime.records import dumps
 
 PENDING = "pending.parquet"
 
@@ -53,22 +54,24 @@ SCHEMA = pa.schema(
 
 
 def write_groups(path: Path, groups: Sequence[Group]) -> None:
-    """Write the groups; `read_groups` gives them back equal."""
+    """Write the groups; `read_groups` gives them back equal. What no file can hold becomes what the rollouts hold of it."""
     pq.write_table(pa.Table.from_pylist([_row(group) for group in groups], schema=SCHEMA), path, compression="zstd")
 
 
-def read_groups(path: Path) -> list[Group]:
-    """The groups of a file; none where there is no file.
+def read_groups(path: Path, uids: Sequence[int]) -> list[Group]:
+    """The groups of a file; `uids` are those that it must hold, and where there are none there need be no file.
 
     Raises:
-        ValueError: the file is torn; names it and the remedy.
+        ValueError: the file is missing, torn, or holds other groups; names it and the remedy.
     """
-    if not path.is_file():
+    if not uids and not path.is_file():
         return []
     try:
         rows = pq.read_table(path, partitioning=None).to_pylist()
-    except pa.ArrowInvalid as error:
+    except (OSError, pa.ArrowInvalid) as error:
         raise ValueError(f"{path} is no whole Parquet file ({error}); delete this checkpoint to use the one before") from error
+    if [row["uid"] for row in rows] != list(uids):
+        raise ValueError(f"{path} holds other groups than state.json says; delete this checkpoint to use the one before")
     return [_group(row) for row in rows]
 
 
@@ -76,12 +79,17 @@ def _row(group: Group) -> dict[str, Any]:
     prompt = group.prompt
     return {
         "uid": prompt.uid,
-        "messages": json.dumps(prompt.messages),
+        "messages": dumps(prompt.messages),
         "prompt_tokens": prompt.tokens,
-        "answer": json.dumps(prompt.answer),
-        "metadata": json.dumps(dict(prompt.metadata)),
-        "completions": [{name: value for name, value in vars(c).items() if name != "prompt_uid"} for c in group.completions],
-        "scores": [asdict(score) | {"parts": json.dumps(dict(score.parts))} for score in group.scores],
+        "answer": dumps(prompt.answer),
+        "metadata": dumps(prompt.metadata),
+        "completions": [
+            {name: value for name, value in vars(c).items() if name != "prompt_uid"} | {"text": _utf8(c.text)} for c in group.completions
+        ],
+        "scores": [
+            asdict(score) | {"parts": dumps(score.parts), "error": None if score.error is None else _utf8(score.error)}
+            for score in group.scores
+        ],
         "baseline": group.baseline,
     }
 
@@ -97,6 +105,10 @@ def _group(row: Mapping[str, Any]) -> Group:
     completions = tuple(Completion(prompt_uid=prompt.uid, **{k: _tuples(v) for k, v in c.items()}) for c in row["completions"])
     scores = tuple(Score(**{**s, "parts": json.loads(s["parts"])}) for s in row["scores"])
     return Group(prompt=prompt, completions=completions, scores=scores, baseline=row["baseline"])
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _tuples(value: Any) -> Any:

@@ -131,7 +131,7 @@ def _rewind(folder: RunFolder, journal: Journal, opened: Opened) -> tuple[Checkp
     if checkpoint is None:
         return None, []
     opened.source.load(checkpoint.facts["cursor"])
-    carried = read_groups(checkpoint.path / PENDING)
+    carried = read_groups(checkpoint.path / PENDING, checkpoint.facts.get("pending", []))
     journal.generating(group.prompt.uid for group in carried)  # the rewind queued them: they were admitted before and not consumed
     journal.scored(carried)
     return checkpoint, carried

@@ -4,6 +4,7 @@ checkpoints/000040/   model/ (Hugging Face folder)   optimizer.safetensors   pen
                       state.json (written last: its presence says that all is there)
 """
 
+import errno
 import json
 import os
 import shutil
@@ -80,8 +81,10 @@ def write_checkpoint(
             shutil.rmtree(final)
         aside.rename(final)
         _sync(folder)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, SafetensorError) and "space" in str(error):  # safetensors has an error of its own for a full disk
+            raise OSError(errno.ENOSPC, "no space left; free some and go on with --resume", str(final)) from error
         raise
     return Checkpoint(path=final, step=step, facts=state)
 

@@ -117,6 +117,7 @@ class Trainer:
         trajectories: Sequence[Trajectory],
         progress: Callable[[int, int], None] | None = None,
         version: int = 0,
+        planned: int = 0,
     ) -> UpdateResult:
         """Make one optimizer step for each entry of `updates`, in order.
 
@@ -125,6 +126,8 @@ class Trainer:
             trajectories: with advantage and behavior log-probs; `proximal_log_prob` and `reference_log_prob` where the loss needs them.
             progress: told (tokens done, tokens in all) after each micro-batch.
             version: of the present weights; only `proximal: loglinear` looks at it.
+            planned: updates that the schedule of the learning rate counts for this call, where `updates` has fewer: a batch that was not
+                full moves the schedule on as a full one.
 
         Each micro-batch's numerator is divided by the denominator of its whole update before the backward pass, so no split into
         micro-batches changes a gradient.
@@ -157,6 +160,7 @@ class Trainer:
                 if progress:
                     progress(result.tokens, total)
             norms.append(self._step())
+        self.updates += max(0, planned - len(plan))
         result.updates = len(plan)
         result.metrics = {key: value.value for key, value in merge(metrics).items()}
         result.metrics |= {
