@@ -69,6 +69,25 @@ def test_answers_that_differ_in_spaces_are_one():
     assert fed([("x?", "a b"), ("x?", "a c")], "expression").tally.conflicts == 1
 
 
+@pytest.mark.parametrize(
+    "same",
+    [
+        (r"\frac{1}{2}", r"\frac12", r"\dfrac{1}{2}", r"\tfrac12", r"\frac1{2}", r"\frac 1 2", "$\\frac{1}{2}$", r"\frac{1}{2}."),
+        (r"(1, 2)", r"\left(1,2\right)", r"\left( 1,\, 2 \right)", "(1,2)."),
+        ("5", r"\$5", "5.", "$5$"),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    ],
+)
+def test_one_answer_in_other_clothes_is_no_conflict(same):
+    distinct = fed([("x?", answer) for answer in same], "expression")
+    assert (distinct.tally.conflicts, written(distinct)) == (0, [("x?", same[0], len(same))])
+
+
+def test_other_answers_stay_others():
+    for pair in ((r"\frac12", r"\frac21"), (r"\leftarrow", "arrow"), (".5", "5"), (r"\frac{12}{3}", r"\frac1{23}"), ("1.0", "10")):
+        assert fed([("x?", answer) for answer in pair], "expression").tally.conflicts == 1, pair
+
+
 def test_what_is_unreadable_is_listed_once_and_is_no_conflict():
     distinct = fed(
         [

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -271,6 +273,27 @@ def test_a_kill_between_the_renames(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["out", "raw"]
 
 
+def test_one_at_a_time_makes_a_folder(tmp_path):
+    """The second one says so in a line and leaves the first one's files alone, in the same process or in another."""
+    (tmp_path / ".out.part-1").mkdir()  # of processes that were killed
+    (tmp_path / ".out.part").mkdir()
+    (tmp_path / ".out.partial").mkdir()  # is not ours
+    with whole_folder(tmp_path / "out") as folder:
+        assert folder.name == f".out.part-{os.getpid()}"
+        assert sorted(os.listdir(tmp_path)) == [".out.lock", folder.name, ".out.partial"]
+        (folder / "card.json").write_text("mine")
+        with pytest.raises(ValueError, match="out is being made by another process; wait for it, or give another folder with --out"):
+            make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "out")
+        code = "import sys, pathlib; from proxima.prepare.folder import whole_folder; whole_folder(pathlib.Path(sys.argv[1])).__enter__()"
+        other = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True)
+        assert "out is being made by another process" in other.stderr
+        assert (folder / "card.json").read_text() == "mine" and not (tmp_path / "out").exists()
+    assert sorted(os.listdir(tmp_path)) == [".out.partial", "out", "raw"]
+    with whole_folder(tmp_path / "out", overwrite=True) as folder:  # the lock is free again
+        (folder / "card.json").write_text("second")
+    assert (tmp_path / "out" / "card.json").read_text() == "second"
+
+
 def test_check(tmp_path):
     folder = make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "out").folder
     with (folder / "train.parquet").open("ab") as file:
@@ -302,6 +325,9 @@ def test_evaluation_sets_of_every_kind(tmp_path):
         assert (found.name, list(found.questions)) == (name, questions), place
     wrapped = write_dapo(tmp_path / "aime.parquet", [("1?", "1")] * 32)
     assert list(eval_set(str(wrapped)).questions) == ["1?"]
+    half = tmp_path / "half.jsonl"
+    half.write_text('{"question": "a \\ud800 b", "answer": "1"}\n{"question": "c", "answer": "1"}\n')
+    assert list(eval_set(str(half)).questions) == ["a ? b", "c"]
     empty = write_dapo(tmp_path / "empty.parquet", [])
     for place, message in (("nowhere", "against='nowhere': 'nowhere': no such file"), (str(empty), "holds no questions")):
         with pytest.raises(ValueError, match=message):

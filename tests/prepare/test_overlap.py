@@ -20,7 +20,35 @@ def hits(found, question):
 def test_the_same_text_in_other_clothes():
     found = overlap("What is  $2+2$?")
     assert hits(found, BEFORE + "What is $2+2$?" + AFTER) == [Hit(("eval", 0), ())]
-    assert hits(found, "What is $2-2$?") == []  # the same words, but a short question is compared as text
+    assert hits(found, "What is $2-2$?") == []  # the same words with another sign are another question
+    found = overlap("Compute $2^{10}$.", "Is $n!$ for $n = 5!$ well-known?", "?")
+    for text in ("compute $2^{10}$.", "Compute 2^{10}", "COMPUTE $2^{10}$ !", "Compute\u200b $2^{10}$ .", "\ufeffCompute $2^{10}$."):
+        assert hits(found, text) == [Hit(("eval", 0), ())], text
+    assert hits(found, "is n! for n=5! well known") == [Hit(("eval", 1), ())]
+    assert hits(found, "Is n! for n=5 well known") == []
+    assert hits(found, "!") == []  # no word and no sign: the text itself
+    assert hits(overlap("Compute $2^{10}$.", n=0), "compute 2^{10}") != []
+
+
+def test_an_evaluation_question_with_something_added_is_found_however_often():
+    question = " ".join(W[:20])
+    found = overlap(question, " ".join([*W[30:], *W[:10]]))
+    looked = [found.look(f"{question} Variant number {i}") for i in range(12)]
+    assert [[hit.where for hit in found.contaminated(one)] for one in looked] == [[("eval", 0)]] * 12
+    assert len(found.phrases) == 8  # all of its runs are in more than ten questions
+    assert [bool(found.contaminated(found.look(" ".join(W[i:20])))) for i in (3, 4, 5)] == [True, True, False]  # 5, 4 and 3 runs of 8
+
+
+def test_other_numbers_in_a_common_wording_are_another_question():
+    found = overlap(LONG.format(n=50), common=3)
+    looked = [found.look(LONG.format(n=n) + more) for n, more in [*((i, "") for i in range(10)), (50, " Hurry!"), (5, " 50 eggs.")]]
+    assert [bool(found.contaminated(one)) for one in looked] == [False] * 10 + [True, True]
+
+
+def test_characters_that_nobody_sees_hide_no_run():
+    question = " ".join(W[:20])
+    for sign in ("\u200b", "\u00ad", "\ufeff"):
+        assert hits(overlap(question), "And: " + question.replace("w", "w" + sign)) != []
 
 
 def test_thirteen_words_in_a_row():
@@ -49,13 +77,13 @@ def test_chinese_is_compared_by_characters():
 
 def test_a_phrase_of_the_trade_says_nothing():
     phrase = " ".join(W[:13])
-    found = overlap(f"{phrase} one", common=3)
+    found = overlap(f"{phrase} one two three", common=3)  # four runs: the phrase is a quarter of them
     looked = [found.look(f"{phrase} {name}") for name in ("a", "b", "c")]
     assert all(found.contaminated(one) for one in looked)
     looked.append(found.look(f"{phrase} d"))
     assert not any(found.contaminated(one) for one in looked)
     assert found.phrases == [(phrase, 4)]
-    assert found.contaminated(found.look(f"{phrase} one")) == [Hit(("eval", 0), ())]  # the same text always counts
+    assert found.contaminated(found.look(f"{phrase} one two three")) == [Hit(("eval", 0), ())]  # the same text always counts
 
 
 def test_a_phrase_does_not_save_what_shares_more():

@@ -52,6 +52,10 @@ def test_same_question():
     assert normalised("a\u00a0 b\n\tc") == "a b c"
     assert key_of("What is  2\n+ 2?") == key_of(BEFORE + "What is 2 + 2?" + AFTER)
     assert key_of("ﬁnd x") == key_of("find x")  # NFKC
+    for seen_alike in ("What is\u200b 2+2?", "\ufeffWhat is 2+2?", "What is 2+2 ?", "W\u00adhat is\u00a02+2 \u200b?"):
+        assert key_of(seen_alike) == key_of("What is 2+2?")
+    assert normalised("Is .5 > 1 : 3 , or 3 .5 ?") == "Is .5 > 1: 3, or 3 .5?"
+    assert key_of("half \ud83d") == key_of(sound("half \ud83d"))
     assert key_of("Is A = 2?") != key_of("Is a = 2?")
 
 

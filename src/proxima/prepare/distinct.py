@@ -5,6 +5,7 @@ question waits in a spool file until all are read, because a conflict may show i
 """
 
 import json
+import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -18,6 +19,10 @@ from proxima.prepare.text import bare, key_of, sound
 
 LISTED = 10_000  # rows of a list that are kept with their text; all are counted
 _REMEMBERED = 1 << 17  # hashes of rows as written, recognised without normalising them again
+
+_SPACE = re.compile(r"(?<!\\)\\(?:[,;:! ]|(?:left|right|quad|qquad)(?![A-Za-z]))")  # that changes how an answer looks, not what it is
+_ANY_FRAC = re.compile(r"\\[dtc]frac(?![A-Za-z])")
+_FRACTION = re.compile(r"\\frac(?:\{([^{}]*)\}|([^\\{}]))(?:\{([^{}]*)\}|([^\\{}]))")
 
 Conflicts = Literal["drop", "first", "majority"]
 
@@ -185,8 +190,12 @@ def _majority(first: Item, given: dict[str, int], others: dict[str, tuple[int, I
 
 
 def _plain(answer: str) -> str:
-    """Two answers that differ in spaces are one."""
-    return "".join(answer.split())
+    r"""Two answers are one if they differ only in spaces (`\,` too), `\dfrac12` for `\frac{1}{2}`, `\left(`, `$`, a last period."""
+    plain = "".join(answer.split())
+    if "\\" in answer:
+        plain = _ANY_FRAC.sub(r"\\frac", "".join(_SPACE.sub("", answer).split()))
+        plain = _FRACTION.sub(lambda m: f"\\frac{{{m[1] or m[2]}}}{{{m[3] or m[4]}}}", plain).replace("\\$", "")
+    return plain.replace("$", "").removesuffix(".") or plain
 
 
 def _hashed(answer: str) -> int:

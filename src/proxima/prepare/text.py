@@ -22,6 +22,16 @@ _AFTER_MARKS = ("Remember to put", "Let's think step", "Please reason step")  # 
 # A word is a run of letters and digits; a Chinese, Japanese or Korean character is one by itself, as they are written without spaces.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]+")
 
+# Characters that nobody sees (Unicode's default ignorables): zero-width spaces and joiners, byte order marks, soft hyphens, selectors.
+_UNSEEN = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+_BEFORE_MARK = re.compile(r" +(?=[?!.,;:](?: |\Z))")  # the space of `2 + 2 ?`
+# What `telling` keeps beside words: signs that make another question of the same words, and a factorial's `!`; no hyphen between words.
+_SIGN = r"(?<![^\W\d_]{2})-|-(?![^\W\d_]{2})|[+*/^=<>|%\u00b0\u00b1\u00d7\u00f7\u2200-\u22ff]|(?<=[\d)])!"
+_TELLING = re.compile(f"{_WORD.pattern}|{_SIGN}")
+
 
 def bare(text: str) -> str:
     """The question alone: known instructions before and after it stripped, and outer whitespace."""
@@ -35,11 +45,12 @@ def bare(text: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """The bare question in Unicode's NFKC with every run of whitespace as one space: equal texts are the same question.
+    """The bare question as it is seen: equal texts are the same question.
 
+    Unseen characters are gone, the rest is in Unicode's NFKC, every run of whitespace is one space, none before a mark (`2+2 ?`).
     Case stays: `A` and `a` may be two quantities. NFKC also writes x² as x2; a clash of two questions by it shows as a conflict of answers.
     """
-    return " ".join(unicodedata.normalize("NFKC", bare(text)).split())
+    return _BEFORE_MARK.sub("", " ".join(unicodedata.normalize("NFKC", bare(_UNSEEN.sub("", sound(text)))).split()))
 
 
 def key_of(text: str) -> bytes:
@@ -49,7 +60,19 @@ def key_of(text: str) -> bytes:
 
 def words(text: str) -> list[str]:
     """The words of the bare question in small letters, without punctuation: what overlap is measured in."""
-    return _WORD.findall(unicodedata.normalize("NFKC", bare(text)).casefold())
+    return _WORD.findall(_small(text))
+
+
+def telling(text: str) -> str:
+    """The words of the bare question and its signs of arithmetic: equal for questions that differ in case, punctuation and `$` alone.
+
+    `Compute $2^{10}$.` and `compute 2^{10}` are one, `2+2?` and `2-2?` two. A question without any is its normalised text.
+    """
+    return " ".join(_TELLING.findall(_small(text).replace("\u2212", "-"))) or normalised(text)
+
+
+def _small(text: str) -> str:
+    return unicodedata.normalize("NFKC", bare(_UNSEEN.sub("", text))).casefold()
 
 
 def sound(text: str) -> str:
