@@ -73,7 +73,32 @@ def test_never_is_infinitely_late(tmp_path):
     none = comparison(tmp_path / "s", target=1.0).rows()[1]
     assert (none.reach["step"].median, none.reach["step"].ratio) == (None, None)
     text = json.dumps(comparison(tmp_path / "s", target=0.9, baseline="b").as_json(), allow_nan=False)
-    assert json.loads(text)["cells"][0]["reach"]["step"] == {"values": [2.0, None, 2.0], "median": 2.0, "ratio": None}
+    assert json.loads(text)["cells"][0]["reach"]["step"] == {
+        "values": [2.0, None, 2.0], "median": 2.0, "ratio": None, "pairs": 3, "never": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "ratio", "never"),
+    [
+        ("r--", "s--", None, 2),  # one seed of three tells nothing of the median
+        ("rsr-", "sss-", None, 1),  # it depends on the fourth
+        ("rr-", "ss-", 2.0, 1),
+        ("rr--r", "ss--s", 2.0, 2),
+        ("r-", "-r", None, 0),  # once infinitely better, once infinitely worse
+        ("rr", "s-", None, 0),
+        ("---", "---", None, 3),
+        ("rrs", "srs", 1.0, 0),
+    ],
+)
+def test_a_ratio_is_over_all_common_seeds(tmp_path, mine, theirs, ratio, never):
+    """r: there at step 2; s: at step 4; -: never."""
+    curves = {"r": [0.1, 0.9, 0.9], "s": [0.1, 0.1, 0.9], "-": [0.1, 0.2, 0.2]}
+    cells = {
+        name: {seed: (curve(curves[how]), {}) for seed, how in enumerate(hows, 1)} for name, hows in (("a", theirs), ("b", mine))
+    }
+    reach = comparison(make_sweep(tmp_path / "s", cells), target=0.9).rows()[1].reach["step"]
+    assert (reach.ratio, reach.pairs, reach.never) == (ratio, len(mine), never)
 
 
 def test_a_band_is_mean_and_interval_at_each_step(two):

@@ -91,12 +91,17 @@ class Reach:
     Args:
         values: of each used run, in order; None is never. A run that is not done and has not got there yet is left out: it still may.
         median: over them, never counted as infinitely late: None where that is what it comes to, or there is none.
-        ratio: median over the seeds that both cells have of (baseline / this one): 2 is half the cost. None without such seeds.
+        ratio: median over the seeds that both cells have of (baseline / this one): 2 is half the cost, inf is never for the baseline. A
+            seed in which neither gets there has no ratio and may be on either side of the median: None where that depends on it, where the
+            middle pair is half infinite, or without common seeds.
+        pairs: common seeds. never: those of them in which neither cell gets there.
     """
 
     values: tuple[float | None, ...]
     median: float | None
     ratio: float | None
+    pairs: int = 0
+    never: int = 0
 
     @property
     def reached(self) -> int:
@@ -322,13 +327,23 @@ def _reach(cell: Cell, baseline: Cell, target: float, axis: str) -> Reach:
 
     values = [value for run in cell.used if (value := cost(run)) < math.inf or run.status == "done"]
     median = statistics.median(values) if values else math.inf
-    ratios = []
-    for run, other in _pairs(cell, baseline):
-        mine, theirs = cost(run), cost(other)
-        if mine != theirs or 0 < mine < math.inf:
-            ratios.append(theirs / mine if mine else math.inf)
+    pairs = [(cost(run), cost(other)) for run, other in _pairs(cell, baseline)]
+    ratios = [1.0 if mine == theirs else theirs / mine if mine else math.inf for mine, theirs in pairs if min(mine, theirs) < math.inf]
     known = tuple(None if value == math.inf else value for value in values)
-    return Reach(known, None if median == math.inf else median, statistics.median(ratios) if ratios else None)
+    return Reach(known, None if median == math.inf else median, _sure_median(ratios, len(pairs)), len(pairs), len(pairs) - len(ratios))
+
+
+def _sure_median(values: Sequence[float], n: int) -> float | None:
+    """The median of `n` values of which these are known, whatever the others are, from 0 to infinity; None where it depends on them."""
+    if not values:
+        return None
+    ends = []
+    for other in (0.0, math.inf):
+        ordered = sorted([*values, *[other] * (n - len(values))])
+        ends += ordered[(n - 1) // 2 : n // 2 + 1]
+    if len(set(ends)) == 1:
+        return ends[0]
+    return statistics.median(values) if len(values) == n and max(ends) < math.inf else None
 
 
 def _after(run: Run) -> float | None:

@@ -215,10 +215,11 @@ def cost(reach: Reach, write: Callable[[float], str]) -> str:
 
 
 def ratio_of(reach: Reach) -> str:
-    """` (1.67 ×)`: the baseline's cost over this one's; nothing where no seed tells."""
+    """` (1.67 ×)`: the baseline's cost over this one's, ` (1.67 × of 2)` where fewer seeds are common; nothing where no median tells."""
     if reach.ratio is None:
         return ""
-    return f" ({'∞' if reach.ratio == float('inf') else fixed(reach.ratio, 2)} ×)"
+    of = f" of {reach.pairs}" if reach.pairs < len(reach.values) else ""
+    return f" ({'∞' if reach.ratio == float('inf') else fixed(reach.ratio, 2)} ×{of})"
 
 
 def paired_rows(rows: Sequence[Row]) -> list[list[str]]:
