@@ -19,7 +19,8 @@ def sweep(here):
 def test_a_sweep(proxima, sweep):
     code, out, err = proxima("compare", "runs/s", "--target", "0.8")
     assert (code, err) == (0, "")
-    head, grpo, cppo, _, page = out.splitlines()
+    head, grpo, cppo, note, _, page = out.splitlines()
+    assert note.startswith("note: 2 seeds (grpo, cppo): the 95 % intervals say next to nothing")
     assert head.split()[:5] == ["cell", "seeds", "before", "after", "best"]
     assert grpo.split()[:5] == ["grpo", "2", "0.100", "±", "0.000"]
     assert "7.0 s (2.00 ×)" in cppo
@@ -32,7 +33,7 @@ def test_numbers_for_programs(proxima, sweep, here):
     found = json.loads(out)
     assert code == 0 and found["page"] is None and not (sweep / "compare.html").exists()
     assert [cell["cell"] for cell in found["cells"]] == ["grpo", "cppo"]
-    assert found["cells"][1]["reach"]["time"] == {"values": [7.0, 7.0], "median": 7.0, "ratio": 2.0}
+    assert found["cells"][1]["reach"]["time"] == {"values": [7.0, 7.0], "median": 7.0, "ratio": 2.0, "pairs": 2, "never": 0}
     assert found["cells"][1]["folders"] == ["runs/s/cppo/seed-1", "runs/s/cppo/seed-2"]
     code, out, _ = proxima("compare", "runs/s", "--json", "--out", "page.html")
     assert json.loads(out)["page"] == "page.html" and (here / "page.html").exists()

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from proxima.view.chart import Frame, Series, bar_chart, line_chart, running_mean, ticks
+from proxima.view.chart import Frame, Series, _inside, bar_chart, line_chart, running_mean, ticks
 
 
 def points_of(svg):
@@ -69,3 +69,10 @@ def test_bars_stack_and_are_averaged():
 def test_whiskers():
     svg = line_chart([Series(name="h", points=[(0, 0.5)], spread=[(0.25, 0.75)])], label="H", unit_interval=True)
     assert re.search(r'class="whisker" stroke="var\(--a\)" x1="46.00" x2="46.00" y1="113.00" y2="43.00"', svg)
+
+
+def test_a_band_is_cut_where_its_line_leaves_the_axis():
+    """From 0.5 to 2.5 the upper line passes 1 a quarter of the way; it comes back the same way."""
+    assert _inside([0.0, 4.0, 8.0], [0.5, 2.5, 0.5], 0.0, 1.0) == [(0.0, 0.5), (1.0, 1.0), (4.0, 1.0), (7.0, 1.0), (8.0, 0.5)]
+    assert _inside([0.0, 4.0], [2.0, -2.0], 0.0, 1.0) == [(0.0, 1.0), (1.0, 1.0), (2.0, 0.0), (4.0, 0.0)]
+    assert _inside([0.0, 4.0], [0.25, 0.75], 0.0, 1.0) == [(0.0, 0.25), (4.0, 0.75)]

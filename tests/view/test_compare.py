@@ -106,10 +106,33 @@ def test_wide_areas_do_not_flatten_the_lines(two):
     assert bounds_of([two.cells[0].band("accuracy/held_out")], 1.0) == pytest.approx((0.0, 1.0))
 
 
+def test_an_area_wider_than_the_plot_runs_off_its_edge(two):
+    """The reward of two seeds, 0.15 ± 0.635, on an axis of about 0.1 … 0.25: its area fills the plot from edge to edge."""
+    svg = next(c for c in gather(two)["charts"] if c["title"] == "Training reward")["pictures"][0]["svg"]
+    low, high = (float(re.search(rf'data-{name}="([-.\d]+)"', svg)[1]) for name in ("low", "high"))
+    assert low < 0.15 < 0.2 < high < 0.5
+    band = re.findall(r'class="band"[^>]* points="([^"]+)"', svg)[1]
+    top, bottom = re.search(r'data-top="(\d+)" data-bottom="(\d+)"', svg).groups()
+    assert {point.split(",")[1] for point in band.split()} == {f"{float(top):.2f}", f"{float(bottom):.2f}"}
+
+
+def test_two_seeds_are_said(two, tmp_path):
+    (note,) = two.notes
+    assert note.startswith("2 seeds (cppo): the 95 % intervals say next to nothing: ± 9.0 standard deviations")
+    assert "with 4 seeds ± 1.6" in note
+    assert f"Notes {note}" in Page(write_comparison(two, tmp_path / "c.html")).words
+
+
+def test_a_bar_whose_interval_leaves_the_axis_is_open_there(tmp_path):
+    cells = {"a": {s: (curve([0.1, 0.2 + 0.3 * s]), {}) for s in (1, 2)}, "b": {s: (curve([0.1, 0.5 + 0.01 * s]), {}) for s in (1, 2)}}
+    bars = gather(comparison(make_sweep(tmp_path / "s", cells)))["intervals"]["bars"]
+    assert [bar["cut"] for bar in bars] == ["open-left open-right", ""]
+
+
 def test_runs_that_are_not_finished_are_said(tmp_path):
     make_run(tmp_path / "r" / "a", curve([0.1, 0.5]), status="stopped", steps=9)
     page = Page(write_comparison(comparison(tmp_path / "r"), tmp_path / "c.html"))
-    assert "Not finished a seed 1: stopped at step 2 of 9; shown as far as it is" in page.words
+    assert "Notes a seed 1: stopped at step 2 of 9; shown as far as it is" in page.words
     assert "1 cell 1 run" in page.words
 
 

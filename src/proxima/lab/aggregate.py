@@ -15,7 +15,7 @@ from typing import Any
 
 from proxima.config.errors import suggestion
 from proxima.lab.run import AXES, Run
-from proxima.lab.statistics import Estimate, estimate, smoothed
+from proxima.lab.statistics import Estimate, estimate, smoothed, t_quantile
 
 # What two runs of a cell may differ in: the seed, where they lie, how the machine is used, and the name of a preset (its fields count).
 NOT_COMPARED = ("seed", "folder", "runtime", "algorithm.preset", "checkpoint")
@@ -146,7 +146,7 @@ class Comparison:
         target: held-out accuracy whose cost is asked for.
         axes: those that all cells recorded.
         differing: dotted path → value in each cell, of what is not the same everywhere; None where a cell has no such field.
-        warnings: why the comparison may not be fair. notes: what is not finished, or was left out.
+        warnings: why the comparison may not be fair. notes: what is not finished, was left out, or rests on two seeds.
     """
 
     cells: tuple[Cell, ...]
@@ -268,6 +268,12 @@ def _machine(run: Run) -> str:
 def _notes(cells: Sequence[Cell]) -> list[str]:
     """What is missing, a line a run or cell."""
     found = []
+    if pairs := [cell.name for cell in cells if len(cell.used) == 2]:
+        two, four = (t_quantile(0.975, n - 1) / math.sqrt(n) for n in (2, 4))
+        text = (
+            f"the 95 % intervals say next to nothing: ± {two:.1f} standard deviations, guessed from two values; with 4 seeds ± {four:.1f}"
+        )
+        found.append(f"2 seeds ({', '.join(pairs)}): {text}")
     for cell in cells:
         left_out = len(cell.used) < len(cell.runs)
         for run in cell.runs:

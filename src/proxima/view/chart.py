@@ -75,7 +75,15 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def line_chart(series: Sequence[Series], *, label: str, zero: bool = False, unit_interval: bool = False, **size: int) -> Markup:
+def line_chart(
+    series: Sequence[Series],
+    *,
+    label: str,
+    zero: bool = False,
+    unit_interval: bool = False,
+    within: tuple[float, float] | None = None,
+    **size: int,
+) -> Markup:
     """Lines over the steps.
 
     Args:
@@ -83,10 +91,13 @@ def line_chart(series: Sequence[Series], *, label: str, zero: bool = False, unit
         label: what a screen reader says.
         zero: the axis begins at 0.
         unit_interval: the axis is 0 … 1.
+        within: what the axis shows of the areas; the rest of them runs off the plot. None shows all.
         size: width, height, left, bottom … of the `Frame`.
     """
     drawn = [_thinned(s) for s in series]
-    values = [v for s in drawn for _, v in s.points if v is not None] + [v for s in drawn for pair in (*s.spread, *s.band) for v in pair]
+    values = [v for s in drawn for _, v in s.points if v is not None] + [v for s in drawn for pair in s.spread for v in pair]
+    least, most = within or (-math.inf, math.inf)
+    values += [min(max(v, least), most) for s in drawn for pair in s.band for v in pair]
     steps = [x for s in drawn for x, _ in s.points]
     if not values:
         return Markup("")
@@ -163,13 +174,25 @@ def _axes(frame: Frame, levels: Sequence[float]) -> str:
 
 
 def _band(frame: Frame, series: Series) -> str:
-    """The area between low and high."""
+    """The area between low and high; what lies beyond the axis is cut along the plot's edge, at the place where the true line leaves it."""
     if not series.band:
         return ""
-    edges = [(x, *pair) for (x, _), pair in zip(series.points, series.band, strict=True)]
-    there = [f"{frame.x(x):.2f},{frame.y(high):.2f}" for x, _, high in edges]
-    back = [f"{frame.x(x):.2f},{frame.y(low):.2f}" for x, low, _ in reversed(edges)]
-    return f'<polygon class="band" fill="{escape(series.color)}" points="{" ".join(there + back)}"/>'
+    steps = [x for x, _ in series.points]
+    edges = [_inside(steps, [pair[side] for pair in series.band], frame.y_low, frame.y_high) for side in (1, 0)]
+    points = [f"{frame.x(x):.2f},{frame.y(y):.2f}" for x, y in (*edges[0], *reversed(edges[1]))]
+    return f'<polygon class="band" fill="{escape(series.color)}" points="{" ".join(points)}"/>'
+
+
+def _inside(steps: Sequence[float], values: Sequence[float], low: float, high: float) -> list[tuple[float, float]]:
+    """A line's points, with one more wherever it crosses `low` or `high`, all brought between the two."""
+    found: list[tuple[float, float]] = []
+    for i, (x, y) in enumerate(zip(steps, values, strict=True)):
+        if i:
+            before, last = steps[i - 1], values[i - 1]
+            crossed = [limit for limit in (low, high) if min(last, y) < limit < max(last, y)]
+            found += [(before + (x - before) * (limit - last) / (y - last), limit) for limit in sorted(crossed, reverse=y < last)]
+        found.append((x, min(max(y, low), high)))
+    return found
 
 
 def _dots(frame: Frame, series: Series) -> str:

@@ -128,22 +128,23 @@ def chart_of(
         bands = [cell.band(key, axis) for cell in comparison.cells]
         if not any(band and any(band.mean) for band in bands):
             return None
-        bounds = bounds_of(bands, 1.0 if key in SHARES else float("inf"))
+        low, high = bounds_of(bands, 1.0 if key in SHARES else float("inf"))
+        within = (factor * low, factor * high)
         few = key == "accuracy/held_out" and all(len(band.x) <= DOTS for band in bands if band)
-        series = [replace(series_of(i, band, size, factor, bounds), dots=few) for i, band in enumerate(bands)]
+        series = [replace(series_of(i, band, size, factor), dots=few) for i, band in enumerate(bands)]
         if key == "accuracy/held_out" and comparison.target is not None:
             places = [x for s in series for x, _ in s.points]
             line = [(min(places), comparison.target), (max(places), comparison.target)]
             series.append(Series(name="target", points=line, color="var(--muted)", dash="2 4"))
-        picture = line_chart(series, label=f"{title} against {AXES[axis].tells}", width=440, height=230, left=50)
+        picture = line_chart(series, label=f"{title} against {AXES[axis].tells}", within=within, width=440, height=230, left=50)
         pictures.append({"axis": axis, "svg": picture})
     return {"title": title, "tells": tells, "pictures": pictures}
 
 
 def bounds_of(bands: Sequence[Band | None], highest: float) -> tuple[float, float]:
-    """Up to where areas are drawn: a third of the means' range beyond them, and not beyond what the quantity can be.
+    """What the axis has to show: a third of the means' range beyond them, and not beyond what the quantity can be.
 
-    The interval of two seeds would else flatten every line.
+    The interval of two seeds would else flatten every line; where it is wider, its area runs off the plot.
     """
     means = [value for band in bands if band for value in band.mean]
     low, high = min(means), max(means)
@@ -151,18 +152,20 @@ def bounds_of(bands: Sequence[Band | None], highest: float) -> tuple[float, floa
     return (low - room if low < 0 else max(0.0, low - room)), min(high + room, highest)
 
 
-def series_of(index: int, band: Band | None, size: float, factor: float, bounds: tuple[float, float]) -> Series:
-    """A cell's curve, in the units of the axis, its area cut off at the bounds."""
+def series_of(index: int, band: Band | None, size: float, factor: float) -> Series:
+    """A cell's curve with its area, in the units of the axis."""
     if band is None:
         return Series(name="", points=())
-    low, high = bounds
     points = [(x / size, factor * y) for x, y in zip(band.x, band.mean, strict=True)]
-    area = [(factor * max(a, low), factor * min(b, high)) for a, b in zip(band.low, band.high, strict=True)]
+    area = [(factor * a, factor * b) for a, b in zip(band.low, band.high, strict=True)]
     return Series(name="", points=points, color=color_of(index), band=area, dash=dash_of(index))
 
 
 def intervals(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Accuracy after training, a bar a cell, on an axis that spans them all. Where no run was evaluated at its end: the best of each."""
+    """Accuracy after training, a bar a cell, on an axis that spans them all. Where no run was evaluated at its end: the best of each.
+
+    The axis ends at 0 and 1: a bar whose interval goes beyond has an open end there (`cut`).
+    """
     key = "after" if any(row.after for row in rows) else "best"
     known: list[tuple[int, str, Estimate]] = [(i, row.cell, e) for i, row in enumerate(rows) if (e := getattr(row, key)) is not None]
     if not known:
@@ -174,9 +177,12 @@ def intervals(rows: Sequence[Row]) -> dict[str, Any] | None:
     def place(value: float) -> float:
         return round(min(max(100 * (value - low) / span, 0.0), 100.0), 2)
 
+    def cut(e: Estimate) -> str:
+        return " ".join(name for name, beyond in (("open-left", e.low < low), ("open-right", e.high > high)) if beyond)
+
     bars = [
         {"name": name, "color": color_of(i), "text": plus_minus(e), "at": place(e.mean), "left": place(e.low),
-         "width": round(place(e.high) - place(e.low), 2)}
+         "width": round(place(e.high) - place(e.low), 2), "cut": cut(e)}
         for i, name, e in known
     ]  # fmt: skip
     return {"what": "after training" if key == "after" else "at its best", "bars": bars, "low": fixed(low, 3), "high": fixed(high, 3)}

@@ -67,7 +67,8 @@ class PlainLines:
         right = f"{record.get('correct', 0)}/{trials(record)}"
         left = "  ".join(part for part in (f"eval  {name:<8} accuracy {fixed(accuracy, 3)}", f"{right:>7}", several(record), text) if part)
         if accuracy is None:  # the mean reward is what there is to follow
-            left = f"eval  {name:<8} reward {fixed(record.get('reward/mean'), 3)}  {no_accuracy(record)}{SEE_WHY if record.get('invalid') else ''}"
+            why = no_accuracy(record) + (SEE_WHY if record.get("invalid") else "")
+            left = f"eval  {name:<8} reward {fixed(record.get('reward/mean'), 3)}  {why}"
         self._line(_ends(left, duration(record["time/evaluate"]) if "time/evaluate" in record else ""))
 
     def step(self, record: Record, sample: Sample | None) -> None:
