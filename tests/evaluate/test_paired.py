@@ -1,5 +1,6 @@
 """Paired tests against published p-values and against every sign there is."""
 
+import math
 from itertools import product
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.evaluate import difference, mcnemar, sign_flip
+from proxima.evaluate import difference, mcnemar, paired_score, sign_flip
 from proxima.evaluate.paired import _by_flips
 
 
@@ -65,6 +66,57 @@ def test_monte_carlo_agrees_where_the_exact_way_is_closed():
     assert _by_flips(np.asarray(differences), 0) == pytest.approx(exact, abs=0.006)
     noise = [d + 1e-7 * 3**i for i, d in enumerate(differences)]  # no fractions any more
     assert sign_flip(noise, seed=1) == pytest.approx(exact, abs=0.1) and sign_flip(noise, seed=1) == sign_flip(noise, seed=1)
+
+
+OUTCOMES = [(0, 0, 200), (3, 1, 200), (12, 2, 14), (5, 0, 100), (0, 9, 54), (1, 0, 1), (7, 7, 30), (40, 25, 1000)]
+
+
+@pytest.mark.parametrize(("won", "lost", "n"), OUTCOMES)
+def test_a_bound_is_where_the_score_test_turns(won, lost, n):
+    """At a bound D the statistic is ±z, with the variance under D from a likelihood that is maximised by searching."""
+
+    def statistic(d):
+        def likelihood(q):  # of (share won, lost, the same) = (q + d, q, 1 - d - 2 q)
+            return sum(k * math.log(max(p, 1e-300)) for k, p in ((won, q + d), (lost, q), (n - won - lost, 1 - d - 2 * q)))
+
+        low, high = max(0.0, -d), (1 - d) / 2
+        for _ in range(200):
+            a, b = low + (high - low) / 3, high - (high - low) / 3
+            low, high = (low, b) if likelihood(a) >= likelihood(b) else (a, high)
+        return (won - lost - n * d) / math.sqrt(n * (2 * low + d - d * d))
+
+    low, high = paired_score(won, lost, n)
+    assert -1 <= low < (won - lost) / n <= high <= 1
+    if low > -1:
+        assert statistic(low) == pytest.approx(1.959964, abs=1e-4)
+    if high < 1:
+        assert statistic(high) == pytest.approx(-1.959964, abs=1e-4)
+    assert paired_score(lost, won, n) == (-high, -low)
+
+
+@pytest.mark.parametrize(("n", "share", "covers"), [(200, 0.02, 0.9585), (200, 0.05, 0.9567), (30, 0.1, 0.9692), (1000, 0.01, 0.9566)])
+def test_the_score_interval_covers_what_it_promises(n, share, covers):
+    """Over every outcome of n questions of which a share differs, either way alike; BCa holds 0 in .903 of the first."""
+    total = 0.0
+    for won, lost in ((a, b) for a in range(61) for b in range(61) if a + b <= n):
+        ways = math.lgamma(n + 1) - math.lgamma(won + 1) - math.lgamma(lost + 1) - math.lgamma(n - won - lost + 1)
+        chance = math.exp(ways + (won + lost) * math.log(share / 2) + (n - won - lost) * math.log1p(-share))
+        if chance > 1e-9:
+            low, high = paired_score(won, lost, n)
+            total += chance * (low <= 0 <= high)
+    assert total == pytest.approx(covers, abs=1e-4)
+
+
+def test_single_answers_take_the_score_interval():
+    few = [1.0] * 3 + [-1.0] + [0.0] * 196
+    found = difference(few, single=True)
+    assert (found.method, found.value, (found.low, found.high)) == ("score", 0.01, paired_score(3, 1, 200))
+    assert difference(few).method == "bootstrap" and difference(few).high < found.high
+    with pytest.raises(ValueError, match="must be -1, 0 or 1 for single answers"):
+        difference([0.5], single=True)
+    for bad in ((-1, 0, 3), (0, -1, 3), (2, 2, 3), (0, 0, 0)):
+        with pytest.raises(ValueError, match="must be >= "):
+            paired_score(*bad)
 
 
 def test_nothing_differs():

@@ -1,7 +1,7 @@
 """Evaluation as mathematics and files: what a number of right answers says about a model, and how two models compare.
 
     estimators.py   mean@k, pass@k, maj@k of one question, exactly        votes.py     the answer that a text votes for
-    intervals.py    Wilson, and BCa bootstrap over questions              figures.py   scored groups → every figure of an evaluation
+    intervals.py    Wilson, paired score, BCa bootstrap over questions    figures.py   scored groups → every figure of an evaluation
     paired.py       McNemar, sign flips, difference with its interval     results.py   the folder of an evaluation, read back
     suites.py       GSM8K, MATH-500, AIME, AMC: data, prompt, rewards     compare.py   two of them, question by question
 No model runs here: `runtime` generates and scores, and writes; this room turns scores into numbers. A failed scorer is never a wrong
@@ -14,7 +14,7 @@ To add a suite: a line in `SUITES` with its source, and its name in `docs/evalua
 from proxima.evaluate.compare import Comparison, compare
 from proxima.evaluate.estimators import maj_at_k, mean_at_k, pass_at_k
 from proxima.evaluate.figures import Question, figures, question_of
-from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson
+from proxima.evaluate.intervals import Interval, bootstrap_mean, paired_score, wilson
 from proxima.evaluate.paired import difference, mcnemar, sign_flip
 from proxima.evaluate.results import Result, read_result
 from proxima.evaluate.suites import SUITES, Suite
@@ -36,6 +36,7 @@ __all__ = [
     "maj_at_k",
     "mcnemar",
     "mean_at_k",
+    "paired_score",
     "pass_at_k",
     "question_of",
     "read_result",

@@ -40,7 +40,8 @@ def compare(first: Result, second: Result, *, seed: int = 0) -> list[Comparison]
     """One `Comparison` a suite that both have, and `all` where there are several.
 
     One sample a question on both sides: McNemar's exact test; otherwise sign flips of the questions' mean differences. The intervals of the
-    sides are Wilson's for one sample, bootstrap for several; that of the difference is the paired bootstrap's.
+    sides are Wilson's for one sample, bootstrap for several; that of the difference is
+    Tango's score interval for one sample on both sides, the paired bootstrap's otherwise.
 
     Raises:
         ValueError: no suite in common, other questions under one name (with counts and hashes), or no reward that knows what is right.
@@ -99,7 +100,7 @@ def _compared(name: str, asked: Sequence[tuple[Asked, Asked]], seed: int) -> Com
         samples=samples,
         first=_accuracy([a for a, _ in known], samples[0], seed),
         second=_accuracy([b for _, b in known], samples[1], seed),
-        difference=difference(differences, seed=seed),
+        difference=difference(differences, single=single, seed=seed),
         p=mcnemar(won, lost) if single else sign_flip(differences, seed=seed),
         test="McNemar, exact" if single else "sign flips",
         won=won,

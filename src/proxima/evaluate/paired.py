@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 
 from proxima.data import require
-from proxima.evaluate.intervals import Interval, bootstrap_mean, random_bits
+from proxima.evaluate.intervals import Interval, bootstrap_mean, paired_score, random_bits
 
 MOST_STATES = 1_000_000  # sums that the exact distribution may range over
 FLIPS = 100_000  # of the Monte Carlo way
@@ -67,13 +67,20 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
     return float(min(1.0, chance[away >= far].sum()))
 
 
-def difference(differences: Sequence[float], *, seed: int = 0) -> Interval:
+def difference(differences: Sequence[float], *, single: bool = False, seed: int = 0) -> Interval:
     """The mean difference with its 95 % interval: BCa bootstrap over the questions, each with both its results.
 
     Args:
         differences: second minus first, a question; in [-1, 1].
-    Raises: ValueError without questions.
+        single: one answer a question on both sides, so that each is -1, 0 or 1: Tango's score interval, which holds its 95 % where few
+            questions differ, too (`paired_score`).
+    Raises: ValueError without questions, or for single answers that differ by something else.
     """
+    if single:
+        require(all(d in (-1, 0, 1) for d in differences), "differences", list(differences), "must be -1, 0 or 1 for single answers")
+        won, lost, n = differences.count(1), differences.count(-1), len(differences)
+        low, high = paired_score(won, lost, n)
+        return Interval(value=(won - lost) / n, low=low, high=high, method="score", questions=n)
     return bootstrap_mean(differences, seed=seed, signed=True)
 
 

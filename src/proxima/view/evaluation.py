@@ -216,7 +216,9 @@ def comparison(found: Sequence[Comparison], names: tuple[str, str], stream: Text
         if one.left_out:
             lines.append(f"{one.name}: {one.left_out} questions without a known answer on one side are left out")
     tests = dict.fromkeys(one.test for one in found)
-    how = f"p: {' and '.join(tests)}, two-sided; the interval of the difference: bootstrap over the questions, each with both results"
+    score, resampled = "Tango's paired score interval", "bootstrap over the questions, each with both results"
+    intervals = dict.fromkeys(score if one.difference.method == "score" else resampled for one in found)
+    how = f"p: {' and '.join(tests)}, two-sided; the interval of the difference: {' and '.join(intervals)}"
     return "\n".join([*lines, *(verdict(one) for one in found), how])
 
 
