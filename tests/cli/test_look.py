@@ -28,6 +28,21 @@ def test_explain(proxima, recipe):
     assert "\ntime     up to " in out
 
 
+def test_explain_needs_no_data(proxima, recipe):
+    """What is still to be made is a warning of explain, and a refusal of train."""
+    said = "task.path=data/gsm8k (command line): no such folder; make it: proxima data prepare gsm8k"
+    words = (recipe(), "task={kind: prepared, path: data/gsm8k}")
+    code, out, err = proxima("explain", *words)
+    assert (code, err) == (0, "") and f"\nwarning  {said}" in out
+    code, out, _ = proxima("explain", *words, "--json")
+    assert code == 0 and json.loads(out)["warnings"] == [said]
+    assert proxima("explain", *words, "--yaml")[::2] == (0, f"WARNING {said}\n")
+    code, _, err = proxima("train", *words)
+    assert code == 2 and said in err
+    code, out, err = proxima("explain", *words, "sampling.temperature=0")
+    assert code == 2 and "sampling.temperature=0" in err and "data prepare" not in err and said in out
+
+
 def test_explain_json(proxima, recipe):
     code, out, _ = proxima("explain", recipe(), "--json")
     found = json.loads(out)

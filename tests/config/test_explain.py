@@ -6,7 +6,7 @@ import pytest
 
 from proxima.config import resolve
 from proxima.config.estimate import Batch, batch_of, memory_of, model_facts, prompt_tokens, time_of
-from proxima.config.explain import as_json, duration, explain, values_table
+from proxima.config.explain import as_json, duration, explain, header_of, values_table
 from tests.config.conftest import BASE
 
 
@@ -162,13 +162,44 @@ def test_what_cannot_be_read_is_said(recipe):
     assert found["batch"]["sequences"] == 64
 
 
+def test_a_known_model_has_a_size_without_its_config(recipe):
+    found = as_json(resolve(recipe(BASE.replace("org/model", "models/Qwen2.5-32B"))), gemm=1e12)
+    assert (found["parameters"], found["known_size"]) == (32_763_876_352, True)
+    assert found["memory_bytes"]["weights"] == 4 * 32_763_876_352 and found["seconds"]["step"] > 0
+    assert found["notes"][0] == "known size: that of Qwen2.5-32B as published; its config.json can't be read here"
+    text = explain(resolve(recipe(BASE.replace("org/model", "models/Qwen2.5-32B"))), gemm=1e12)
+    assert "for 32.76 B parameters (known size), all at once" in text
+
+
+def test_the_recipes_comment_comes_first(recipe):
+    comment = "# yaml-language-server: $schema=x.json\n# A recipe of mine.\n#   Source  a paper\n#\n#   proxima train it\n"
+    resolved = resolve(recipe(comment + BASE + "# not this\n"))
+    assert header_of(resolved) == "A recipe of mine.\n  Source  a paper\n\n  proxima train it"
+    text = explain(resolved, gemm=1e12)
+    assert text.startswith("A recipe of mine.\n") and text.index("Source") < text.index("algorithm.surrogate.kind") < text.index("batch  ")
+    assert header_of(resolve(recipe(BASE))) == ""
+    tree = {"model": {"path": "a/b"}, "task": "arithmetic", "reward": "number", "algorithm": "grpo"}
+    assert header_of(resolve(tree)) == ""
+
+
+def test_evaluations_that_cannot_be_counted_are_not_in_the_time(recipe, tiny_model):
+    path = f"model.path={tiny_model('llama')}"
+    without = explain(resolve(recipe(), [path]), gemm=1e12)
+    missing = explain(resolve(recipe(), [path, "eval.task={kind: prepared, path: data/none}"]), gemm=1e12)
+    with_eval = explain(resolve(recipe(), [path, "eval.task=tests.config.fakes:Sums"]), gemm=1e12)
+    assert ["evaluations are not in the time" in text for text in (without, missing, with_eval)] == [False, True, False]
+    assert ["and their evaluations (" in text for text in (without, missing, with_eval)] == [False, False, True]
+
+
 def test_lines_are_cut_at_the_width(recipe):
     lines = values_table(resolve(recipe()).entries, width=80).splitlines()
     assert max(map(len, lines)) == 80
     assert any(line.endswith("…") for line in lines)
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(3.14, "3.1 s"), (59.94, "59.9 s"), (160, "2m 40s"), (3599.6, "1h 00m"), (7500, "2h 05m")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3.14, "3.1 s"), (59.94, "59.9 s"), (160, "2m 40s"), (3599.6, "1h 00m"), (7500, "2h 05m"), (777_600, "9 days")]
+)
 def test_duration(seconds, text):
     assert duration(seconds) == text
 

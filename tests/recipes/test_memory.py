@@ -1,13 +1,15 @@
 """What a recipe says it needs is what `proxima explain` adds up. The models' shapes are written here: none of them has to be had."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from proxima.config import resolve
 from proxima.config.estimate import batch_of, memory_of, model_facts
+from proxima.config.known_models import KNOWN, known_facts
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "vocab_size": 152064}
@@ -46,6 +48,13 @@ SHAPES = {  # the config.json of each, and its parameters
         ),
         30_532_122_624,
     ),
+    "HuggingFaceTB/SmolLM2-135M": (
+        LlamaConfig(
+            architectures=["LlamaForCausalLM"], vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
+            num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
+        ),
+        134_515_008,
+    ),
 }  # fmt: skip
 PROMPT = 128  # tokens, what `explain` takes where there is no tokenizer
 LARGE = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "quickstart")
@@ -74,3 +83,21 @@ def test_the_memory_that_it_names(name, facts):
     row = next(line for line in (FOLDER / "README.md").read_text(encoding="utf-8").splitlines() if f"({name}.yaml)" in line)
     said = [row.rsplit("|", 2)[1], *re.findall(r"about (\d+ GiB)", (FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))[:1]]
     assert [int(text.split()[0]) for text in said] == [round(total)] * len(said)
+
+
+@pytest.mark.parametrize("path", sorted(SHAPES))
+def test_a_known_size_is_that_of_the_model(path, facts):
+    assert known_facts(path) == replace(facts(path), context=0)
+
+
+def test_models_of_one_shape_have_one_size():
+    """Instruct, base and plain ones of a name."""
+    family = {"qwen2.5-7b": "qwen2.5-7b-instruct", "qwen3-4b": "qwen3-4b-base", "qwen3-30b-a3b": "qwen3-30b-a3b-base"}
+    assert all(KNOWN[one] == KNOWN[other] for one, other in (family | {"smollm2-135m-instruct": "smollm2-135m"}).items())
+    built = {path.rpartition("/")[2].lower() for path in SHAPES}
+    assert set(KNOWN) - built == {"qwen2.5-7b", "qwen3-4b", "qwen3-30b-a3b", "smollm2-135m-instruct"}
+    assert known_facts("models/SmolLM2-135M-Instruct/") == KNOWN["smollm2-135m"] and known_facts("org/other") is None
+
+
+def test_every_large_recipe_has_a_known_size():
+    assert all(known_facts(resolve(FOLDER / f"{name}.yaml").config.model.path) for name in LARGE)

@@ -1,4 +1,6 @@
-"""Show every value of a recipe with where it came from and what it means; then the batch arithmetic, memory and time. Reads no weights."""
+"""Show a recipe: its comment, every value with where it came from and what it means, the batch arithmetic, memory and time.
+
+Reads no weights, and needs no data: what is still to be made is a warning."""
 
 import argparse
 import sys
@@ -15,12 +17,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.config import check, dump, resolve
+    from proxima.config.check import data_is_there
     from proxima.config.errors import ConfigError
 
     resolved = resolve(arguments.recipe, arguments.override)
-    problems = check(resolved)
+    to_make = list(data_is_there(resolved))  # a recipe can be read before its data are made: a warning here, a refusal of `train`
+    problems = [problem for problem in check(resolved) if problem not in to_make]
     if arguments.yaml:
         print(dump(resolved), end="")
+        for problem in to_make:
+            print(f"WARNING {problem}", file=sys.stderr)
     elif arguments.json:
         from proxima.config.explain import as_json
 
