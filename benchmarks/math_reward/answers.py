@@ -55,7 +55,8 @@ def fraction(r: random.Random) -> Question:
         rf"\left(\frac{{{a}}}{{{b}}}\right)",
         rf"x = \frac{{{a}}}{{{b}}}",
     ]
-    return Question("fraction", frac(a, b), tuple(right), (frac(b, a), frac(a + 1, b), frac(-a, b), f"{a}.{b}"))
+    restated = (rf"{a} \cdot \frac{{1}}{{{b}}}", rf"\frac{{{a - 1}}}{{{b}}}+\frac{{1}}{{{b}}}", rf"{a} \div {b}")
+    return Question("fraction", frac(a, b), tuple(right), (frac(b, a), frac(a + 1, b), frac(-a, b), f"{a}.{b}", *restated))
 
 
 def decimal(r: random.Random) -> Question:
@@ -208,24 +209,26 @@ def matrix(r: random.Random) -> Question:
 def power(r: random.Random) -> Question:
     base, exponent = r.randint(2, 9), r.randint(3, 9)
     value = base**exponent
-    right = (rf"{base}^{{{exponent}}}", f"{value:,}".replace(",", "{,}"), rf"{base}^{{{exponent - 1}}}\cdot {base}", f"{value:,}")
+    restated = (rf"{base}^{{{exponent}}}", rf"{base}^{{{exponent - 1}}}\cdot {base}", f"{base}**{exponent}")
+    right = (f"{value:,}".replace(",", "{,}"), f"{value:,}", rf"{base}^{{{exponent}}} = {value}", f"{value}.00", f"({value})")
     return Question(
         "power",
         str(value),
         right,
-        (rf"{base}^{{{exponent + 1}}}", rf"{exponent + 10}^{base}", str(value + base), rf"{base}\cdot {exponent}"),
+        (*restated, rf"{base}^{{{exponent + 1}}}", rf"{exponent + 10}^{base}", str(value + base), rf"{base}\cdot {exponent}"),
     )
 
 
 def chosen(r: random.Random) -> Question:
     n, k = r.randint(6, 24), r.randint(2, 5)
     value = comb(n, k)
-    right = (rf"\binom{{{n}}}{{{k}}}", rf"\frac{{{n}!}}{{{k}!\,{n - k}!}}", rf"\dbinom{{{n}}}{{{k}}}")
+    restated = (rf"\binom{{{n}}}{{{k}}}", rf"\frac{{{n}!}}{{{k}!\,{n - k}!}}", rf"\dbinom{{{n}}}{{{k}}}")
+    right = (str(value), rf"\binom{{{n}}}{{{k}}} = {value}", rf"{value}\text{{ ways}}", rf"N = {value}")
     return Question(
         "binomial",
         str(value),
         right,
-        (rf"\binom{{{n}}}{{{k + 1}}}" if n != 2 * k + 1 else "1", rf"{n}\cdot {k}" if value != n * k else "2", str(value + 1)),
+        (*restated, rf"\binom{{{n}}}{{{k + 1}}}" if n != 2 * k + 1 else "1", rf"{n}\cdot {k}" if value != n * k else "2", str(value + 1)),
     )
 
 
@@ -259,8 +262,20 @@ def logarithm(r: random.Random) -> Question:
 def integer(r: random.Random) -> Question:
     a = r.randint(-500, 5000)
     root = isqrt(abs(a)) + 1
-    right = (f"{a}", rf"{a}.", f"{a}.0", rf"{a - root}+{root}", rf"x={a}", rf"\frac{{{2 * a}}}{{2}}")
-    return Question("integer", str(a), right, (str(a + 1), str(-a) if a else "7", str(a * 10 + 3), rf"\frac{{{a}}}{{7919}}" if a else "8"))
+    right = (f"{a}", rf"{a}.", f"{a}.0", rf"x={a}", f"{a} dollars", rf"{a - root}+{root}={a}", rf"\left({a}\right)")
+    restated = (
+        *(f"{a - root} + {root}", rf"{a - root}+{root}", rf"\frac{{{2 * a}}}{{2}}", rf"{2 * a} / 2", rf"({a + root}) - {root}", rf"{a}*1"),
+        *(
+            f"{a + 1}={a}",
+            f"x={a - 1}={a}",
+            rf"\int_0^{{{a}}} 1 dx",
+            rf"\sum_{{k=1}}^{{{abs(a)}}} 1",
+            rf"\sqrt{{{a * a}}}",
+            rf"{a}!/{a - 1}!",
+        ),
+    )
+    others = (str(a + 1), str(-a) if a else "7", str(a * 10 + 3), rf"\frac{{{a}}}{{7919}}" if a else "8")
+    return Question("integer", str(a), right, others + restated)
 
 
 KINDS: tuple[Callable[[random.Random], Question], ...] = (

@@ -98,7 +98,7 @@ def main() -> None:
         for answer in own
         if answer.right is not None
     ]
-    to_workers = [(job.arguments["answer"], job.arguments["text"]) for job in jobs if isinstance(job, Job)]
+    to_workers = [(job.arguments["answer"], tuple(job.arguments["texts"])) for job in jobs if isinstance(job, Job)]
     serve(once, channel, ordinary=len(jobs), to_workers=len(to_workers), different=len(set(to_workers)))
 
 

@@ -31,16 +31,19 @@ def grade_regex(*, pattern: str, text: str) -> dict[str, Any]:
     return {"found": matches[-1].group("answer" if "answer" in compiled.groupindex else min(compiled.groups, 1))}
 
 
-def grade_math(*, answer: str, text: str) -> dict[str, Any]:
-    """math-verify's verdict. Its own time-outs are off: they use signals, and the worker's CPU limit stands in for them."""
+def grade_math(*, answer: str, texts: list[str]) -> dict[str, Any]:
+    """math-verify's verdict, right where all texts are. Its time-outs are off: they use signals; the worker's CPU limit holds."""
     from math_verify import parse, verify
 
-    right = _verdicts.get((answer, text))
-    if right is None:
-        right = bool(verify(_gold(answer), parse(text.replace("\0", ""), parsing_timeout=None), timeout_seconds=None))
-        _verdicts[answer, text] = right
-        if len(_verdicts) > 20_000:
-            _verdicts.clear()
+    right = True
+    for text in texts:
+        known = _verdicts.get((answer, text))
+        if known is None:
+            known = bool(verify(_gold(answer), parse(text.replace("\0", ""), parsing_timeout=None), timeout_seconds=None))
+            _verdicts[answer, text] = known
+            if len(_verdicts) > 20_000:
+                _verdicts.clear()
+        right = right and known
     return {"value": float(right), "correct": right}
 
 
@@ -287,9 +290,9 @@ def warm_math() -> None:
     """Load math-verify and fill its parser's tables, once, before workers are forked."""
     parse_in_two_stages()
     for shape in SHAPES:
-        grade_math(answer=shape, text=f"\\boxed{{{shape}}}")
-        grade_math(answer="1", text=f"so $z={shape}$, that is $${shape}.$$")
-    grade_math(answer="1", text="The answer is 12.5.")
+        grade_math(answer=shape, texts=[f"\\boxed{{{shape}}}"])
+        grade_math(answer="1", texts=[f"so $z={shape}$, that is $${shape}.$$"])
+    grade_math(answer="1", texts=["The answer is 12.5."])
     _verdicts.clear()
 
 

@@ -1,16 +1,20 @@
-"""Mathematical equality, by math-verify in worker processes."""
+"""Mathematical equality: of plain numbers here, of formulas by math-verify in worker processes."""
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from proxima.data import Completion, Prompt, Score, require
 from proxima.reward.base import Job, PooledReward, answer_of, missing, needs_package, verdict
-from proxima.reward.text import as_fraction, last_boxed, last_tagged
+from proxima.reward.plain import Plain, plain, same_number
+from proxima.reward.stated import as_words, last_stated, letters, prose, sides, stated_words, unfinished
+from proxima.reward.text import last_boxed, last_tagged
 
 _MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 30, 9999
-_DIGITS = re.compile(rf"([0-9]{{{_MAX_DIGITS}}})[0-9]+")
+_DIGITS = re.compile(rf"[0-9]{{{_MAX_DIGITS + 1}}}")
 _PERIOD = re.compile(r"(?<![.\s])\.\s*\Z")
 _BRACKET = re.compile(r"[()\[\]{}]")
 _EXPONENT = re.compile(r"(?:\^|\*\*)[\s({]*[-+]?([0-9]+)(?:[\s)}]*(?:\^|\*\*)[\s({]*([0-9]+))?")
@@ -20,13 +24,23 @@ _FACTORIAL = re.compile(r"[0-9]{5}[\s})]*!|\^[\s({]*[0-9]+[\s})]*!|![\s})]*![\s}
 
 @dataclass(frozen=True, kw_only=True)
 class Math(PooledReward):
-    r"""1 if math-verify holds the final answer equal to the row's answer, else 0; says whether it is correct.
+    r"""1 if the final answer equals the row's answer, else 0; says whether it is correct.
 
-    What is judged is the last `\boxed{…}`, else the last `<answer>…</answer>`, else what math-verify finds in the last `max_chars`
-    characters (formulas between `$`, then plain numbers). A final period in the box counts for nothing. An answer that math-verify can't
-    read is wrong. One that it can't finish is invalid, never 0: the worker is ended and replaced, and nobody else pays. Brackets nested
-    over 30 deep, powers with an exponent over 9,999 and factorials or binomials of such size are not evaluated at all (invalid too). Of a
-    run of over 400 digits the first 400 count.
+    What is judged is the last `\boxed{…}`, else the last `<answer>…</answer>`, else of the last `max_chars` characters the formula between
+    `$` or the plain number after the last `answer is` or `Answer:`, else the last of either. A box that never closes is wrong.
+
+    - The row's answer is a plain number: the answer has to state one, in final form: an integer, decimal, fraction, mixed number, percent,
+      `3\times 10^5`, with unit, currency, sign, or a name before it (`x = 61`). An operation that is still to be done (`54+7`, `2^{10}`,
+      `\frac{122}{2}`, an integral, a root, a factorial) is wrong, however it would come out, and so are `60=61` and two numbers. A fraction
+      need not be in lowest terms. Of `54+7=61` the last side counts, if the sides that plain arithmetic can evaluate agree.
+      50 % is 50 and 0.5; decimals of six places or more are compared rounded.
+    - It is words (`\text{even}`, `Monday`): the same words, no matter the case and the font. Several words must stand in `\text{…}`.
+    - Else (`2\sqrt{3}`, `x^2+1`, `[0,5]`): equal for math-verify, as is every side of an equality. An integral, sum or product over an
+      index, limit or derivative is wrong unless the row's answer holds one; so is a run of over 400 digits.
+
+    A final period counts for nothing. What math-verify can't read is wrong; what it can't finish is invalid, never 0: the worker is ended
+    and replaced, and nobody else pays. Brackets nested over 30 deep, powers with an exponent over 9,999 and factorials or binomials of such
+    size are not evaluated at all (invalid too).
 
     Args:
         cpu_seconds: CPU time for one completion, in seconds, > 0; the runner's time-out on the clock holds beside it.
@@ -34,9 +48,11 @@ class Math(PooledReward):
         weight: factor of the value in the sum of the rewards.
         name: key among the parts; none: `math`.
     Returns: Score of value 0 or 1, `correct` set.
-    Raises: ValueError where the row's answer is missing or can't be read as mathematics.
+    Raises: ValueError where the row's answer is missing, is prose, or can't be read as mathematics.
     Source: the math-verify package, 0.9.
-    Differs: verl and TRL call it in their own process, where its alarm-based time-out raises in threads, and turn a failure into 0.
+    Differs: math-verify, and verl and TRL that call it, evaluate what they find anywhere in a text, so that the question said again
+        (`54+7`) is an answer, and read words as products of letters. They call it in their own process, where its alarm-based time-out
+        raises in threads, and turn a failure into 0.
     """
 
     cpu_seconds: float = 1.0
@@ -52,46 +68,78 @@ class Math(PooledReward):
         require(self.max_chars >= 16, "max_chars", self.max_chars, "must be >= 16")
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
-        answer = shortened(str(answer_of(prompt, self.kind)))
-        found = last_boxed(completion.text)
-        if found is None:
-            found = last_tagged(completion.text, "answer")
-        if found is not None:
-            found = _PERIOD.sub("", found)  # math-verify takes 42. for another answer than 42
-        if found is not None and (right := plainly_equal(found, answer)) is not None:
-            return verdict(right)
-        judged = shortened(completion.text[-self.max_chars :] if found is None else found)
-        for what, formula in (("row's answer", answer), ("answer", judged)):
-            if problem := self._unevaluable(formula):
-                raise ValueError(f"{what} not evaluated: {problem}")
-        text = judged if found is None else f"\\boxed{{{judged}}}"
-        return Job(grader="math", arguments={"answer": answer, "text": text}, cpu_seconds=self.cpu_seconds)
+        answer = str(answer_of(prompt, self.kind))
+        gold = _gold(answer)
+        if isinstance(gold, str):
+            return verdict(gold in map(letters, self._found(completion.text, words=True)))
+        found = self._found(completion.text, number=gold is not None)
+        if any(_PERIOD.sub("", one).strip() == answer.strip() != "" for one in found[:1]):
+            return verdict(True)
+        if gold is not None:
+            return verdict(_same_plain(gold, found))
+        return self._by_algebra(answer, found[0] if found else "")
+
+    def _by_algebra(self, answer: str, found: str) -> Job:
+        found = _PERIOD.sub("", found)  # math-verify takes 42. for another answer than 42
+        if problem := self._unevaluable(answer):
+            raise ValueError(f"row's answer not evaluated: {problem}")
+        if _DIGITS.search(found) or unfinished(found, answer):
+            found = ""  # wrong, if the row's answer can be read
+        if problem := self._unevaluable(found):
+            raise ValueError(f"answer not evaluated: {problem}")
+        texts = [f"\\boxed{{{side}}}" for side in sides(found, answer)]
+        return Job(grader="math", arguments={"answer": answer, "texts": texts}, cpu_seconds=self.cpu_seconds)
+
+    def _found(self, text: str, number: bool = False, words: bool = False) -> list[str]:
+        """What the text gives as its answer, the readings that are to be tried one after the other; empty: nothing."""
+        if (boxed := last_boxed(text)) is not None:
+            return [boxed]
+        if "\\boxed{" in text or "\\fbox{" in text:
+            return []
+        tagged, end = last_tagged(text, "answer"), text[-self.max_chars :]
+        if words:
+            return [stated_words(end) if tagged is None else tagged]
+        stated = last_stated(end if tagged is None else tagged[-self.max_chars :], number)
+        return [one for one in (tagged, stated) if one is not None]
 
     def reading(self, answer: Any) -> Job | str | None:
         if answer is None:
             return missing(answer)
-        formula = shortened(str(answer))
-        if as_fraction(formula) is not None:  # integers and fractions, most rows of most data: no worker needed
-            return None
+        formula = str(answer)
+        try:
+            if _gold(formula) is not None:  # most rows of most data: no worker needed
+                return None
+        except ValueError as refusal:
+            return str(refusal)
         if problem := self._unevaluable(formula):
             return f"not evaluated: {problem}"
         return Job(grader="math_answer", arguments={"answer": formula}, cpu_seconds=self.cpu_seconds)
 
     def _unevaluable(self, formula: str) -> str | None:
+        if _DIGITS.search(formula):
+            return f"a run of more than {_MAX_DIGITS} digits"
         return f"more than {self.max_chars} characters" if len(formula) > self.max_chars else unevaluable(formula)
 
 
-def shortened(formula: str) -> str:
-    """Runs of digits cut to 400: no sensible answer has more, and a model that repeats a digit without end is plainly wrong."""
-    return _DIGITS.sub(r"\1", formula)
+@lru_cache(maxsize=4096)
+def _gold(answer: str) -> Plain | str | None:
+    """The row's answer as a plain number or as words; None: it takes algebra.
+
+    Raises:
+        ValueError: it is prose.
+    """
+    number = None if re.match(r"\s*(?:\\left)?\(.*,", answer, re.DOTALL) else plain(answer)  # (1,000) is a point
+    if number is not None:
+        return number
+    words = as_words(answer)
+    if words is None and prose(answer):
+        raise ValueError("is prose, not mathematics; write words as \\text{…}, or use 'exact'")
+    return words
 
 
-def plainly_equal(found: str, answer: str) -> bool | None:
-    """The verdict where it needs no algebra: the same text, or two integers or fractions of integers. None: it does."""
-    if found.strip() == answer.strip() != "":
-        return True
-    left, right = as_fraction(found), as_fraction(answer)
-    return None if left is None or right is None else left == right
+def _same_plain(gold: Plain, found: Sequence[str]) -> bool:
+    number = next((number for one in found if (number := plain(one)) is not None), None)
+    return number is not None and number.finished and same_number(gold, number)
 
 
 def unevaluable(formula: str) -> str | None:
