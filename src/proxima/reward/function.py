@@ -1,5 +1,6 @@
 """Your own Python function."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,10 +24,20 @@ class UserFunction(PooledReward):
     path: str
 
     where: ClassVar[Where] = "function"
+    takes: ClassVar[tuple[str, ...]] = ()  # what the function is called with
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        load_function(self.absolute)
+        function = load_function(self.absolute)
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # some functions of C have none: the first call shows
+            return
+        try:
+            signature.bind(*self.takes)
+        except TypeError as problem:
+            called = f"'{self.kind}' calls it with ({', '.join(self.takes)})"
+            raise ValueError(f"path={self.path!r}: {called}, and it is defined with {signature}: {problem}") from None
 
     @property
     def label(self) -> str:
@@ -52,10 +63,12 @@ class Function(UserFunction):
         weight: factor of the value in the sum of the rewards.
         name: key among the parts; none: the function's own name.
     Returns: Score as returned; NaN and infinities are failures.
-    Raises: ValueError at construction when the module, the file or the function isn't there (the nearest name is given).
+    Raises: ValueError at construction when the module, the file or the function isn't there (the nearest name is given), or when it can't
+        be called with these arguments.
     """
 
     kind: ClassVar[str] = "function"
+    takes: ClassVar[tuple[str, ...]] = ("prompt", "completion")
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         arguments = {"path": self.absolute, "prompt": asdict(prompt), "completion": asdict(completion)}
@@ -75,10 +88,12 @@ class FunctionBatch(UserFunction):
         weight: factor of the value in the sum of the rewards.
         name: key among the parts; none: the function's own name.
     Returns: Score as returned; NaN and infinities are failures of the one completion.
-    Raises: ValueError at construction when the module, the file or the function isn't there (the nearest name is given).
+    Raises: ValueError at construction when the module, the file or the function isn't there (the nearest name is given), or when it can't
+        be called with these arguments.
     """
 
     kind: ClassVar[str] = "function_batch"
+    takes: ClassVar[tuple[str, ...]] = ("groups",)
     whole_batch: ClassVar[bool] = True
 
     def batch_job(self, groups: Sequence[Group]) -> Job:

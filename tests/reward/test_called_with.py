@@ -1,0 +1,56 @@
+"""A function that can't be called with what it is called with is refused before any weights are loaded."""
+
+from pathlib import Path
+
+import pytest
+
+from proxima.cli.main import main
+from proxima.reward import Function, FunctionBatch
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "quickstart.yaml"
+SOURCE = """
+def noargs(): return 1.0
+def one(groups): return 1.0
+def two(prompt, completion): return 1.0
+def three(prompt, completion, judge): return 1.0
+def keyword(prompt, *, completion): return 1.0
+def spare(prompt, completion, weight=1.0): return 1.0
+def several(*args, **kwargs): return 1.0
+class Judge:
+    def __call__(self, prompt, completion): return 1.0
+judge = Judge()
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "mine.py").write_text(SOURCE)
+    return f"{tmp_path}/mine.py"
+
+
+@pytest.mark.parametrize("name", ["two", "spare", "several", "judge"])
+def test_a_function_that_takes_them(file, name):
+    assert Function(path=f"{file}:{name}").label == name
+
+
+@pytest.mark.parametrize("name", ["noargs", "one", "three", "keyword"])
+def test_a_function_that_does_not(file, name):
+    with pytest.raises(
+        ValueError, match=rf"mine.py:{name}': 'function' calls it with \(prompt, completion\), and it is defined with \("
+    ) as caught:
+        Function(path=f"{file}:{name}")
+    assert "\n" not in str(caught.value)
+
+
+def test_of_the_whole_batch(file):
+    assert FunctionBatch(path=f"{file}:one").label == "one" and FunctionBatch(path=f"{file}:several").label == "several"
+    for name, told in (("noargs", r"\(\): too many positional arguments"), ("two", "missing a required argument: 'completion'")):
+        with pytest.raises(ValueError, match=rf"'function_batch' calls it with \(groups\), .*{told}"):
+            FunctionBatch(path=f"{file}:{name}")
+
+
+@pytest.mark.parametrize("kind", ["function", "function_batch"])
+def test_the_command_line_says_it_in_one_line(file, kind, capsys):
+    assert main(["train", f"{RECIPE}", f"reward={{kind: {kind}, path: {file}:noargs}}"]) == 2
+    told = capsys.readouterr().err.strip()
+    assert told.startswith("error: ") and "\n" not in told and "defined with (): too many positional arguments" in told
