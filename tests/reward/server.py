@@ -17,7 +17,7 @@ class Scorer:
 
     def __init__(self, answer: Callable[[Any, int], Any]) -> None:
         self.answer, self.requests, self.headers = answer, [], []
-        self.open = self.most = 0
+        self.open = self.most = self.gets = 0
         self.lock = threading.Lock()
         self.url = ""
 
@@ -53,6 +53,10 @@ def scorer(answer: Callable[[Any, int], Any]) -> Iterator[Scorer]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             made.respond(self)
+
+        def do_GET(self) -> None:
+            made.gets += 1
+            self.send_error(405)
 
         def log_message(self, *args: Any) -> None: ...
 

@@ -160,6 +160,7 @@ def test_diversity_of_tokens_and_of_one():
 
 SOURCE = """
 import asyncio, os, time
+from decimal import Decimal
 from proxima.data import Group, Score
 
 def rank(groups: tuple[Group, ...]):
@@ -170,6 +171,10 @@ def rank(groups: tuple[Group, ...]):
     if "few" in texts: return [[1.0]]
     best = max(map(len, texts))
     return [[float(len(c.text) == best) for c in group.completions] for group in groups]
+
+def odd(groups):
+    made = {"big": 10**400, "endless": 10**5000, "decimal": Decimal("0.5"), "nan": {"value": 1, "n": float("nan")}, "object": object()}
+    return [[made.get(c.text, 1.0) for c in group.completions] for group in groups]
 
 async def facts(groups):
     await asyncio.sleep(0)
@@ -205,6 +210,13 @@ def test_your_function_gets_groups_and_may_return_what_function_may(file):
     ]
     assert scored[1].scores[0].parts == {"number": 1.0, "facts": 0.5, "facts/a": 2.0} and scored[1].scores[0].correct is True
     assert scored[1].scores[1].parts["facts/n"] == 1.0
+
+
+def test_one_odd_score_costs_itself_only(file):
+    scored = batch([FunctionBatch(path=f"{file}:odd")], ["a", "big", "endless"], ["decimal", "nan"], ["object", "b"], timeout=20)
+    assert values(scored) == [[1.0, None, None], [0.5, None], [None, 1.0]]
+    assert scored[0].scores[1].error == "odd: ValueError: returned value=1" + "0" * 79 + ", expected a number"
+    assert scored[1].scores[1].error.startswith("odd: ValueError: returned n=nan, expected a finite number")
 
 
 def test_what_your_function_does_wrong_costs_the_step_and_the_next_goes_on(file):

@@ -12,6 +12,7 @@ from tests.reward.make import completion, completions, prompt, runner
 SOURCE = """
 import asyncio, os, sys, time
 from dataclasses import replace
+from decimal import Decimal
 from proxima.data import Completion, Prompt, Score
 from neighbour import BONUS
 
@@ -53,7 +54,30 @@ def wild(prompt, completion):
     if text == "dict": return {"reward": 1}
     if text == "invalid": return Score.failed("no opinion")
     if text == "correct": return {"value": 1, "correct": "yes"}
+    if text == "huge": return 10**400
+    if text == "endless": return 10**5000
+    if text == "decimal": return Decimal("0.5")
+    if text == "part": return {"value": 1, "style": float("nan")}
+    if text == "object": return {"value": 1, "style": object()}
     return True
+
+def forks(prompt, completion):
+    if completion.text == "fork":
+        pid = os.fork()
+        if pid == 0: return 777.0  # the child should have ended by os._exit
+        os.waitpid(pid, 0)
+    return len(completion.text)
+
+def writes(prompt, completion):
+    forged = {"forged": b'{"result": {"value": 99}}\\n', "half": b"{", "deep": b"[" * 100_000 + b"\\n", "bytes": b"\\xff\\n"}
+    for fd in range(3, 50):
+        if completion.text in forged and os.path.realpath(f"/proc/self/fd/{fd}").rpartition("/")[2].startswith("socket:"):
+            os.write(fd, forged[completion.text])
+    return len(completion.text)
+
+def deep(prompt, completion):
+    if completion.text == "deep": deep(prompt, completion)
+    return len(completion.text)
 """
 
 
@@ -107,6 +131,38 @@ def test_what_a_function_may_do_wrong_costs_one_completion_each(folder):
         "invalid": "wild: RuntimeError: no opinion",
         "correct": "wild: ValueError: returned correct='yes', expected true, false or nothing",
     }
+
+
+def test_a_number_that_no_float_holds_is_wrong_and_one_of_another_library_right(folder):
+    scores = run(folder, ["wild"], "huge", "endless", "decimal", "part", "object", "fine")
+    assert [score.value if score.valid else None for score in scores] == [None, None, 0.5, None, None, 1.0]
+    assert scores[0].error == "wild: ValueError: returned value=1" + "0" * 79 + ", expected a number"
+    assert scores[1].error == "wild: ValueError: returned value=a number of thousands of digits, expected a number"
+    assert scores[3].error == "wild: ValueError: returned style=nan, expected a finite number; a part without a value is left out"
+    assert scores[4].error.startswith("wild: ValueError: returned style=<object object at")
+
+
+def test_a_child_that_returns_shifts_no_score(folder):
+    with runner(Function(path=f"{folder}/my_reward.py:forks"), timeout=20) as made:
+        texts = (["a", "bb", "fork", "ccc", "fork", "eeeee"], ["a" * 10, "b" * 20], ["c" * 30])
+        told = [asyncio.run(made.score(prompt(), completions(*row))) for row in texts]
+    assert [[score.value for score in row] for row in told] == [[1, 2, 4, 3, 4, 5], [10, 20], [30]]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the worker's socket as Linux names it")
+@pytest.mark.parametrize("how", ["forged", "half", "deep", "bytes"])
+def test_what_is_written_into_the_workers_socket_is_no_score(folder, how):
+    with runner(Function(path=f"{folder}/my_reward.py:writes"), timeout=20) as made:
+        told = [asyncio.run(made.score(prompt(), completions("a", how, "ccc", "dddd")))]
+        told += [asyncio.run(made.score(prompt(), completions("a" * 10, "b" * 20)))]
+    assert [[score.value if score.valid else None for score in row] for row in told] == [[1, None, 3, 4], [10, 20]]
+    assert told[0][1].error.startswith("writes: something wrote into its worker's socket")
+
+
+def test_a_recursion_without_end_costs_itself_only(folder):
+    scores = run(folder, ["deep"], "a", "deep", "ccc", "deep", "eeeee")
+    assert [score.value if score.valid else None for score in scores] == [1, None, 3, None, 5]
+    assert scores[1].error.startswith("deep: RecursionError: maximum recursion depth exceeded")
 
 
 @pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="Linux only")

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -181,6 +182,66 @@ def test_a_server_that_hangs_or_drips_is_given_up():
         ended.set()
         thread.join()
     assert score.error == f"http: PostFailed: {url} has not answered after 0.3 s"
+
+
+def dripping(first, drop, seconds):
+    """A server that says `first`, then `drop` again and again; what a reward that waits `seconds` says, and how often it asked."""
+    ended, asked = threading.Event(), []
+
+    def drip(connection):
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(first)
+            while not ended.wait(0.05):
+                connection.sendall(drop)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def accept():
+            with suppress(OSError):
+                while True:
+                    asked.append(listening.accept()[0])
+                    threading.Thread(target=drip, args=(asked[-1],), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        (score,) = run(quick(url, seconds=seconds, retries=1), "abc")
+        ended.set()
+        listening.shutdown(socket.SHUT_RDWR)
+    return score.error.replace(url, "it"), len(asked)
+
+
+@pytest.mark.parametrize("first", [b"", b"HTTP/1.1 200 OK\r\nX-A: ", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"])
+def test_the_time_of_an_attempt_ends_while_status_headers_or_body_drip(first):
+    assert dripping(first, b"1", 0.3) == ("http: PostFailed: it has not answered after 0.3 s, 2 times", 2)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed_and_its_server_gets_neither_token_nor_completions(monkeypatch, status):
+    monkeypatch.setenv("SCORER_TOKEN", "secret")
+    with scorer(lengths) as other, scorer(lambda request, n: (status, b"", {"Location": other.url})) as server:
+        reward = quick(server.url, token_env="SCORER_TOKEN")
+        (score,) = run(reward, "abc")
+        with runner(reward) as made, pytest.raises(ValueError) as caught:
+            made.check()
+    assert not score.valid and other.gets == 0 and other.requests == [] and len(server.requests) == 2
+    told = f"{server.url} answers {status} "
+    assert score.error.startswith(f"http: PostFailed: {told}") and score.error.endswith(", a redirect, which is not followed")
+    assert str(caught.value).startswith(f"reward 'http': {told}") and str(caught.value).endswith("; give the address that it leads to")
+
+
+def test_a_number_that_is_none_costs_its_completion_alone():
+    odd = [b"9" * 400, b"9" * 5000, b"-1e999", b'{"value":1,"parts":{"x":NaN}}', b'{"value":1,"parts":{"x":1e999}}', b"[" * 50 + b"]" * 50]
+    odd.append(b'{"value":1,"parts":{"x":' + b"9" * 5000 + b"}}")
+    with scorer(lambda request, n: b'{"scores": [1, ' + b", ".join(odd) + b", 3]}") as server:
+        scores = run(quick(server.url), *"abcdefghi")
+    assert [score.value if score.valid else None for score in scores] == [1.0] + [None] * 7 + [3.0]
+    part = "http: ValueError: returned x={}, expected a finite number; a part without a value is left out"
+    assert [scores[at].error for at in (1, 4, 5)] == [
+        "http: ValueError: returned inf, expected a finite number",
+        part.format("nan"),
+        part.format("inf"),
+    ]
 
 
 def test_requests_at_once_are_bounded_however_many_groups_wait():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxima.reward.base import Job
-from proxima.reward.pool import WorkerPool
+from proxima.reward.pool import WorkerPool, _Worker
 
 
 def regex(text, pattern=r"\d+", cpu_seconds=None):
@@ -84,6 +84,33 @@ def test_an_argument_that_is_no_json_is_its_own_error(pool):
     answers = asyncio.run(pool.run([regex("1"), Job(grader="regex", arguments={"text": object()}), regex("3")]))
     assert found(answers) == ["1", None, "3"]
     assert "can't be sent to a worker" in answers[1].error
+
+
+@pytest.mark.parametrize("error", ["RecursionError", "MemoryError"])
+def test_a_worker_that_gives_up_after_a_job_costs_none_of_the_others(pool, tmp_path, error):
+    broken = Job(grader="prepare", arguments={"path": f"{tmp_path}/broken.py:fn"})
+    (tmp_path / "broken.py").write_text(f"def __getattr__(name):\n    raise {error}('told')\n")
+    answers = asyncio.run(pool.run([regex("1"), broken, regex("3"), broken, regex("5")]))
+    assert [answer.error for answer in answers] == [None, f"{error}: told", None, f"{error}: told", None]
+    assert found(answers) == ["1", None, "3", None, "5"] and pool.started == 3
+
+
+def test_a_worker_that_ends_before_a_job_begins_costs_nothing_and_two_cost_the_job(pool, monkeypatch):
+    assert found(asyncio.run(pool.run([regex("1")]))) == ["1"]
+    receive, lost = _Worker.receive, []
+
+    def gone(self, *arguments):
+        if len(lost) < self.losses:
+            lost.append(self.end())
+            return None, False
+        return receive(self, *arguments)
+
+    monkeypatch.setattr(_Worker, "receive", gone)
+    monkeypatch.setattr(_Worker, "losses", 1, raising=False)
+    assert found(asyncio.run(pool.run([regex("2"), regex("3")]))) == ["2", "3"] and len(lost) == 1
+    monkeypatch.setattr(_Worker, "losses", 3)
+    answers = asyncio.run(pool.run([regex("4"), regex("5")]))
+    assert answers[0].error == "two workers in a row ended before they began with it" and found(answers) == [None, "5"]
 
 
 @pytest.mark.parametrize("pool", [{"memory_mb": 128}], indirect=True)

@@ -16,7 +16,8 @@ class Accuracy152(WeightedReward):
     """2 if the tagged answer is the row's answer to the letter, 1.5 if both are the same number, else 0; says whether it is correct.
 
     Judged is what stands in the last `<tag>…</tag>`, outer space removed. Read as numbers are `18.0`, `$18`, `1,000`, `1/2`, `x = 18` and
-    a number with plain words behind it, `18 dollars`. The row's answer may be a whole GSM8K solution: then what follows its `####` counts.
+    a number with plain words behind it, `18 dollars`, but none that makes it another: `2 dozens`, `5 squared`, `3 fifths`, `2 x`. The row's
+    answer may be a whole GSM8K solution: then what follows its `####` counts.
 
     Args:
         tag: name of the tag that holds the answer; none: the whole text is the answer.
@@ -50,8 +51,18 @@ class Accuracy152(WeightedReward):
 
 
 # `x = 18`, `18 dollars`: what may stand around a number without changing it.
-_DRESSED = re.compile(r"(?:[A-Za-z]{1,20}\s{0,3}=\s{0,3})?(?P<number>[^\s=]{1,400})(?:\s(?P<words>[A-Za-z][A-Za-z .]{0,80}))?")
-_CHANGING = re.compile(r"\b(?:pi|hundred|thousand|million|billion|trillion|dozen|half|halves|thirds?|quarters?)\b", re.IGNORECASE)
+_DRESSED = re.compile(
+    r"(?:[A-Za-z]{1,20}\s{0,3}=\s{0,3})?(?P<number>(?!\$?[-+\u2212]\$?[-+\u2212])[^\s=]{1,400})(?:\s(?P<words>[A-Za-z][A-Za-z .]{0,80}))?"
+)
+# Scales, fractions, further numbers; operators and doubts; a single letter but `a`, which is an unknown, or a scale as in `1 k`.
+_CHANGING = re.compile(
+    r"\b(?:(?:dozen|gross|score|lakh|crore|mil|mn|mio|bn|pi|half|halve|third|quarter|fifth|eighth|ninth|twelfth"
+    r"|zero|one|two|three|five|eight|nine|twelve|(?:twen|thir|for|fif|six|seven|eigh|nine)t(?:y|ie|ieth)"
+    r"|(?:four|six|seven|ten|eleven|(?:thir|four|fif|six|seven|eigh|nine)teen|hundred|thousand|(?:m|b|tr|quadr)illion)(?:th)?)s?"
+    r"|plus|minus|percent|percentage|divided|multiplied|squared|cubed|factorial|power|root|mod|modulo|choose|doubled|tripled|halved"
+    r"|negative|negated|inverse|below|than|or|not|never|[b-z])\b",
+    re.IGNORECASE,
+)
 
 
 def _same_number(found: str, expected: str) -> bool:

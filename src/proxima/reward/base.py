@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from proxima.data import Completion, Group, Prompt, Score, require
+from proxima.reward.graders import number_of
 
 Where = Literal["inline", "thread", "text", "function"]
 
@@ -34,7 +35,7 @@ class WeightedReward:
     whole_group: ClassVar[bool] = False
     # True: it compares with the row's answer, and `unreadable` is asked of the answers before the run.
     compares: ClassVar[bool] = False
-    # True: the reward is asked once a step, by `score_batch`, when all groups of the step are there; `score` is never called.
+    # True: it is asked once a batch of generation, by `score_batch`, when all its groups are there; `score` is never called.
     whole_batch: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -159,15 +160,15 @@ class PooledReward(WeightedReward):
         return job if isinstance(job, Score) else self.read(prompt, GRADERS[job.grader](**job.arguments))
 
 
-def number_of(value: object, key: str) -> float:
-    """A returned number as a float; anything else is a ValueError that names it."""
-    if not hasattr(value, "__float__"):  # numbers of numpy and torch have one, texts have not
-        raise ValueError(f"returned {key}={value!r:.80}, expected a number")
-    return float(value)
-
-
 def checked(score: object) -> Score:
-    """The score in Python's own numbers, after a look at what a careless scorer may have put into it (`correct=1`, a numpy float)."""
+    """The score in Python's own numbers, after a look at what a careless scorer may have put into it (`correct=1`, a numpy float).
+
+    A part that is not finite is as wrong as such a value: it would make the mean of the step's parts unknown. Where a part has no value,
+    leave it out.
+
+    Raises:
+        ValueError: what is wrong with it.
+    """
     if not isinstance(score, Score):
         raise ValueError(f"returned {score!r:.80}, expected a Score")
     if not score.valid:
@@ -178,6 +179,9 @@ def checked(score: object) -> Score:
     if score.correct not in (None, True, False):
         raise ValueError(f"returned correct={score.correct!r:.80}, expected true, false or nothing")
     parts = {str(key): number_of(part, str(key)) for key, part in score.parts.items()}
+    for key, part in parts.items():
+        if not math.isfinite(part):
+            raise ValueError(f"returned {key}={part}, expected a finite number; a part without a value is left out")
     return replace(score, value=value, correct=None if score.correct is None else bool(score.correct), parts=parts)
 
 

@@ -62,7 +62,9 @@ class Function(UserFunction):
         path: `package.module:function`, or a file as `./my_reward.py:function`.
         weight: factor of the value in the sum of the rewards.
         name: key among the parts; none: the function's own name.
-    Returns: Score as returned; NaN and infinities are failures.
+    Returns: Score as returned; NaN and infinities are failures, as value and as part: leave a part out where it has no value.
+    Edge cases: a process that the function forks must end by `os._exit`; one that returns instead is ended. Whatever is written into the
+        worker's socket costs the completion.
     Raises: ValueError at construction when the module, the file or the function isn't there (the nearest name is given), or when it can't
         be called with these arguments.
     """
@@ -77,17 +79,18 @@ class Function(UserFunction):
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionBatch(UserFunction):
-    """What your function `fn(groups)` returns, called once a step with all groups of the step, in a worker process of its own.
+    """What your function `fn(groups)` returns, called once a batch of generation with all its groups, in a worker process of its own.
 
     It gets a tuple of `proxima.data.Group`, each a prompt with its completions and what the other rewards say of them, and returns a list
     for each group, in the same order, of what `function` may return for each completion. So it can rank, normalise or compare over all
-    prompts. It may be `async def`. If it raises, hangs or crashes, all completions of the step are invalid.
+    prompts. It may be `async def`. If it raises, hangs or crashes, all completions of the batch are invalid. A batch of generation is the
+    step's; with dynamic sampling a step may generate several, and the function is called for each.
 
     Args:
         path: `package.module:function`, or a file as `./my_reward.py:function`.
         weight: factor of the value in the sum of the rewards.
         name: key among the parts; none: the function's own name.
-    Returns: Score as returned; NaN and infinities are failures of the one completion.
+    Returns: Score as returned; NaN, infinities and numbers beyond any float are failures of the one completion, as value and as part.
     Raises: ValueError at construction when the module, the file or the function isn't there (the nearest name is given), or when it can't
         be called with these arguments.
     """

@@ -167,7 +167,7 @@ def _completion(fields: Mapping[str, Any]) -> Any:
 
 
 def _returned(result: Any) -> dict[str, Any]:
-    """A number, a `Score` or a dict as a dict with `value`."""
+    """A number, a `Score` or a dict as a dict with `value`, all numbers floats: what JSON can't carry costs this score alone."""
     from proxima.data import Score
 
     if isinstance(result, Score):
@@ -177,13 +177,33 @@ def _returned(result: Any) -> dict[str, Any]:
     if isinstance(result, Mapping):
         if "value" not in result:
             raise ValueError(f"returned a dict without 'value' (keys: {', '.join(map(str, result)) or 'none'})")
-        return {str(key): _plain(value) for key, value in result.items()}
-    return {"value": _plain(result)}
+        whole = {str(key): number_of(value, str(key)) for key, value in result.items() if key != "correct"}
+        return {**whole, "correct": _verdict(result.get("correct"))}
+    return {"value": number_of(result, "value")}
 
 
-def _plain(value: Any) -> Any:
-    """Numbers of other libraries (numpy, torch) as Python's own."""
-    return value.item() if hasattr(value, "item") and callable(value.item) else value
+def number_of(value: object, key: str) -> float:
+    """A returned number as a float; anything else is a ValueError that names it."""
+    try:
+        if hasattr(value, "__float__"):  # numbers of numpy and torch have one, texts have not
+            return float(value)
+    except (ArithmeticError, RuntimeError, TypeError, ValueError):  # too large, or an array of several
+        pass
+    raise ValueError(f"returned {key}={_shown(value)}, expected a number")
+
+
+def _verdict(value: Any) -> bool | None:
+    plain = value.item() if hasattr(value, "item") and callable(value.item) else value  # numpy's and torch's own
+    if plain not in (None, True, False):
+        raise ValueError(f"returned correct={_shown(value)}, expected true, false or nothing")
+    return None if plain is None else bool(plain)
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # thousands of digits, which Python doesn't write
+        return "a number of thousands of digits"
 
 
 @lru_cache(maxsize=64)

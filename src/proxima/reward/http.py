@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from proxima.data import Completion, Prompt, Score, require
-from proxima.reward.base import WeightedReward, checked, number_of
+from proxima.reward.base import WeightedReward, checked
+from proxima.reward.graders import number_of
 from proxima.reward.post import MAX_WAIT, PostFailed, post
 
 _REFUSING = frozenset({401, 403, 404, 405, 407})  # wrong address, wrong method, no right: another attempt changes nothing
@@ -24,10 +25,10 @@ class Http(WeightedReward):
     `{"value": number, "correct": true | false | null, "parts": {name: number}}`, or, where the server could not score this one,
     `{"error": "why"}` or null. Parts are logged as `<name>/<key>`.
 
-    Before the run a request with `"prompt": null` and no completions asks whether somebody is there: no connection, or an answer of 401,
-    403, 404, 405 or 407, refuses the run; whatever else the server says to it is fine. During the run a request that fails by connection,
-    time-out or status 408, 425, 429, 500, 502, 503 or 504 is tried again; after the last attempt its completions are invalid, and the run
-    goes on.
+    Before the run a request with `"prompt": null` and no completions asks whether somebody is there: no connection, a redirect, or an
+    answer of 401, 403, 404, 405 or 407, refuses the run; whatever else the server says to it is fine. During the run a request that fails
+    by connection, time-out or status 408, 425, 429, 500, 502, 503 or 504 is tried again; after the last attempt its completions are
+    invalid, and the run goes on. No redirect is followed: completions and token go to `url` and nowhere else.
 
     Args:
         url: `http://` or `https://` address; the proxies of the environment are used.
@@ -42,7 +43,8 @@ class Http(WeightedReward):
     Returns: Score as answered; `correct` where the server says so.
     Raises: ValueError at construction for an address that is none, or a variable that isn't set; in `score`, what the request came to.
     Edge cases: an answer that is no JSON, has no `scores` or a wrong number of them costs the whole request and is not asked for again;
-        NaN, an infinity or a text costs its completion alone. Answers over 64 MiB are not read.
+        NaN, an infinity, a number beyond any float or a text costs its completion alone, as value and as part. Answers over 64 MiB are
+        not read.
     """
 
     url: str
@@ -85,14 +87,16 @@ class Http(WeightedReward):
         except PostFailed as problem:
             if problem.code is None:
                 raise ValueError(f"{problem}; start the scorer before the run") from None
+            if 300 <= problem.code < 400:
+                raise ValueError(f"{problem}; give the address that it leads to") from None
             if problem.code in _REFUSING:
                 raise ValueError(f"{problem}; is it the right address, and may you use it?") from None
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         data = self._post(prompt, completions)
         try:
-            answer = json.loads(data)
-        except ValueError as problem:
+            answer = json.loads(data, parse_int=_whole)
+        except (ValueError, RecursionError) as problem:
             raise ValueError(f"the answer is not JSON: {problem}") from None
         scores = answer.get("scores") if isinstance(answer, dict) else None
         if not isinstance(scores, list):
@@ -126,6 +130,11 @@ def _check_url(url: str) -> None:
         f"{parts.scheme}://…@{parts.hostname}",
         "must hold no password: it would be written down; use token_env",
     )
+
+
+def _whole(digits: str) -> int | float:
+    """An integer of JSON; what no float can hold is infinite here, and so no score."""
+    return int(digits) if len(digits) <= 300 else float(digits)
 
 
 def _score(item: Any) -> Score:

@@ -1,8 +1,10 @@
 """A pool of worker processes that can be killed: text goes in as jobs, results or one-line errors come out, in the same order.
 
-Each slot of the pool is a daemon thread with a worker of its own. A slot sends a chunk of jobs in one write and gets a line back for
-each, so that every job has its own deadline without a round trip of its own. A worker that dies or passes the deadline costs the job it
-was at; the rest of the chunk goes to its successor. Nothing here outlives the run: when this process ends, so do the workers.
+Each slot of the pool is a daemon thread with a worker of its own. A slot sends a chunk of jobs in one write and hears of each when it
+begins and when it ends, so that every job has its own deadline without a round trip of its own. A worker that dies or passes the deadline
+costs the job it was at; the rest of the chunk goes to its successor. Each job has a random id that its answer must hold: a worker from
+whose socket comes anything else is ended, and the job it was at has no answer. Nothing here outlives the run: when this process ends, so do
+the workers.
 """
 
 import asyncio
@@ -10,6 +12,7 @@ import json
 import math
 import os
 import queue
+import secrets
 import select
 import signal
 import socket
@@ -127,10 +130,14 @@ class WorkerPool:
             if not future.set_running_or_notify_cancel():
                 continue
             answers: list[Answer] = []
-            while len(answers) < len(jobs):
+            again = False
+            while (done := len(answers)) < len(jobs):
                 try:
                     worker = worker or self._hire()
-                    worker = self._work(worker, jobs[len(answers) :], answers)
+                    worker = self._work(worker, jobs[done:], answers)
+                    if again and len(answers) == done:
+                        answers.append(Answer(error="two workers in a row ended before they began with it"))
+                    again = len(answers) == done
                 except Exception as problem:  # no worker to be had: the job pays, the pool tries again with the next
                     worker = None
                     answers.append(Answer(error=f"no worker: {type(problem).__name__}: {problem}"))
@@ -140,19 +147,21 @@ class WorkerPool:
 
     def _work(self, worker: "_Worker", jobs: Sequence[Job], answers: list[Answer]) -> "_Worker | None":
         """Add an answer for each job done; the worker, or None when it is gone and the rest of the jobs needs another."""
-        lines = [_line_of(job) for job in jobs]
+        ids = [secrets.token_hex(8) for _ in jobs]
+        lines = [_line_of(job, one) for job, one in zip(jobs, ids, strict=True)]
         sent = [line for line in lines if isinstance(line, str)]
         try:
             worker.send("[" + ",".join(sent) + "]\n", self.timeout)
         except OSError:
             worker.end()
             return None  # it died while idle; nobody's fault, and a new one starts from the same job
-        for line, job in zip(lines, jobs, strict=True):
+        for line, job, one in zip(lines, jobs, ids, strict=True):
             if isinstance(line, Answer):
                 answers.append(line)
                 continue
-            answer, alive = worker.receive(job.seconds or self.timeout, job.cpu_seconds)
-            answers.append(answer)
+            answer, alive = worker.receive(one, job.seconds or self.timeout, job.cpu_seconds)
+            if answer is not None:
+                answers.append(answer)
             if not alive:
                 return None
         worker.done += len(sent)
@@ -170,19 +179,19 @@ class WorkerPool:
             worker = self._nursery.fork()
             self.started += 1
         for job in self.setup:
-            line = _line_of(job)
-            worker.send(f"[{line}]\n", START_SECONDS)
-            answer, alive = worker.receive(START_SECONDS, None)
-            if answer.error:
+            one = secrets.token_hex(8)
+            worker.send(f"[{_line_of(job, one)}]\n", START_SECONDS)
+            answer, alive = worker.receive(one, START_SECONDS, None)
+            if answer is None or answer.error:
                 if alive:
                     worker.end()
-                raise RuntimeError(answer.error)
+                raise RuntimeError("it ended at once" if answer is None else answer.error)
         return worker
 
 
-def _line_of(job: Job) -> str | Answer:
+def _line_of(job: Job, one: str) -> str | Answer:
     try:
-        return json.dumps({"grader": job.grader, "arguments": job.arguments, "cpu_seconds": job.cpu_seconds})
+        return json.dumps({"id": one, "grader": job.grader, "arguments": job.arguments, "cpu_seconds": job.cpu_seconds})
     except (TypeError, ValueError) as problem:
         return Answer(error=f"can't be sent to a worker: {problem}")
 
@@ -269,28 +278,61 @@ class _Worker:
         self._channel.settimeout(timeout)
         self._channel.sendall(line.encode())
 
-    def receive(self, timeout: float, cpu_seconds: float | None) -> tuple[Answer, bool]:
-        """The next answer, and whether the worker still lives. It has `timeout` seconds, counted from the answer before."""
-        deadline = time.monotonic() + timeout
+    def receive(self, one: str, timeout: float, cpu_seconds: float | None) -> tuple[Answer | None, bool]:
+        """The answer to the job of the id `one`, and whether the worker still lives. `timeout` counts from the answer before.
+
+        No answer, and a worker that is gone: it ended before it began with the job, which may be done by another.
+        """
+        deadline, begun = time.monotonic() + timeout, False
+        while True:
+            line = self._line(deadline)
+            if line is None:
+                self.end()
+                return Answer(error=f"timed out after {timeout:g} s"), False
+            if not line:
+                status = self.end()
+                return Answer(error=_cause(status, cpu_seconds)) if begun else None, False
+            said = _said(line, one)
+            if said is None:
+                self.end()
+                return Answer(
+                    error="something wrote into its worker's socket; a reward must leave open files and forked processes alone"
+                ), False
+            if "begun" not in said:
+                break
+            begun = True
+        if said.get("last"):
+            self.end()
+        return Answer(result=said.get("result"), error=said.get("error")), not said.get("last")
+
+    def _line(self, deadline: float) -> bytes | None:
+        """The next line; empty where the worker is gone, None where none came in time."""
         while b"\n" not in self._buffer:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or not select.select([self._channel], [], [], remaining)[0]:
-                self.end()
-                return Answer(error=f"timed out after {timeout:g} s"), False
+                return None
             try:
                 part = self._channel.recv(1 << 16)
             except OSError:
                 part = b""
             if not part:
-                return Answer(error=_cause(self.end(), cpu_seconds)), False
+                return b""
             self._buffer += part
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        answer = json.loads(line)
-        return Answer(result=answer.get("result"), error=answer.get("error")), True
+        line, newline, self._buffer = self._buffer.partition(b"\n")
+        return line + newline
 
     def end(self) -> int:
         self._channel.close()
         return self._nursery.end(self._pid)
+
+
+def _said(line: bytes, one: str) -> dict[str, Any] | None:
+    """What a line says of the job of the id `one`; None where it is not the worker's word on it."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) and said.get("id") == one else None
 
 
 def _cause(status: int, cpu_seconds: float | None) -> str:

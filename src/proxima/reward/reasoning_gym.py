@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from proxima.data import Completion, Prompt, Score, require
-from proxima.reward.base import Job, PooledReward, checked, needs_package, number_of
+from proxima.reward.base import Job, PooledReward, checked, needs_package
+from proxima.reward.graders import number_of
 from proxima.reward.text import last_tagged
 
 

@@ -23,8 +23,8 @@ class RewardRunner:
 
         value = sum over rewards of weight * part      correct: from the first reward, in the order given, that knows
 
-    `score` takes a group as soon as it is complete. Rewards that look at the whole batch are left out there; once a step, `score_batch`
-    adds what they say to the groups that the others have scored.
+    `score` takes a group as soon as it is complete. Rewards that look at the whole batch are left out there; once a batch of generation,
+    `score_batch` adds what they say to the groups that the others have scored.
 
     Args:
         rewards: the specs, at least one; `weight` and `name` are read where there are any (else 1 and the class name).

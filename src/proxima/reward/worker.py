@@ -1,7 +1,8 @@
 """The process side of the pool, run as a script. Standard library only.
 
 One parent process (the nursery) loads what the graders need and forks workers on request, so that a new worker costs milliseconds. A worker
-reads a line of JSON, a list of jobs, and answers each job with a line, until its socket closes. The nursery ends all workers when its own
+reads a line of JSON, a list of jobs, and answers each job with two lines, that it begins and what came of it, until its socket closes. Both
+hold the job's id, a secret: what anybody else writes into the socket can't pass for an answer. The nursery ends all workers when its own
 socket closes, that is, when the run dies, however it dies.
 
 The limits of a restricted worker hold a text that runs away, and one that gets itself evaluated by a careless parser, from doing harm. They
@@ -117,25 +118,30 @@ def refuse(event: str, arguments: tuple[Any, ...]) -> None:
 def serve(channel: socket.socket, graders: Any) -> None:
     """Do jobs until the socket closes. Out of memory or recursion ends the worker: what is left of its state is not to be trusted."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    me = os.getpid()
     for line in channel.makefile("rb"):
         for job in json.loads(line):
-            result, broken = run(job, graders)
+            reply(channel, {"id": job["id"], "begun": True})
+            result, last = run(job, graders)
+            if os.getpid() != me:  # the job forked, and its child came back here
+                os._exit(0)
             channel.sendall(result)
-            if broken:
+            if last:
                 return
 
 
 def run(job: dict[str, Any], graders: Any) -> tuple[bytes, bool]:
-    """One job's line, and whether the worker should end after it. The kernel ends it when the CPU time is over, whatever it is doing."""
+    """One job's line, and whether the worker ends after it. The kernel ends it when the CPU time is over, whatever it is doing."""
     try:
         signal.setitimer(signal.ITIMER_PROF, job["cpu_seconds"] or 0.0)
-        line = json.dumps({"result": graders.GRADERS[job["grader"]](**job["arguments"])})
+        line = json.dumps({"id": job["id"], "result": graders.GRADERS[job["grader"]](**job["arguments"])})
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         return line.encode() + b"\n", False
     except BaseException as problem:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
+        last = isinstance(problem, (MemoryError, RecursionError))
         message = " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
-        return json.dumps({"error": message}).encode() + b"\n", isinstance(problem, (MemoryError, RecursionError))
+        return json.dumps({"id": job["id"], "error": message, "last": last}).encode() + b"\n", last
 
 
 def reply(control: socket.socket, message: dict[str, Any]) -> None:
