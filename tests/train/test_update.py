@@ -123,6 +123,13 @@ def test_metrics_are_over_the_whole_update():
             assert metrics[key] == pytest.approx(value, rel=1e-4, abs=1e-6), key
 
 
+def test_engine_against_trainer_is_measured_before_the_policy_moves():
+    items = trajectories(advantages=(1.0, -1.0, 0.5))
+    once, thrice = trainer().update(ALL, items).metrics, trainer().update([*ALL, *ALL, *ALL], items).metrics
+    assert thrice["rollout_replay_logp_absdiff_mean"] == once["rollout_replay_logp_absdiff_mean"]
+    assert abs(thrice["approx_kl"] / once["approx_kl"] - 1) > 0.01  # this one is of all updates
+
+
 def test_the_loss_is_the_number_that_was_differentiated():
     items = trajectories()
     t = trainer(surrogate=Reinforce(), tokens_per_micro_batch=12)

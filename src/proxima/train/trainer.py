@@ -143,7 +143,8 @@ class Trainer:
         norms: list[Tensor] = []
         skipped = 0
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.policy.device)
-        for rows, active, _ in plan:
+        for number, (rows, active, _) in enumerate(plan):
+            before = len(metrics)
             skipped += sum(bool(trajectories[i].tokens) for i in rows) - len(active)
             prepared = self._prepare([trajectories[i] for i in active], version) if self.prepares and active else None
             if prepared is None:
@@ -159,6 +160,8 @@ class Trainer:
                 result.tokens += len(batch.tokens)
                 if progress:
                     progress(result.tokens, total)
+            for found in metrics[before:] if number else ():  # the policy has moved: what differs is no longer engine and trainer alone
+                found.pop("rollout_replay_logp_absdiff_mean", None)
             norms.append(self._step())
         self.updates += max(0, planned - len(plan))
         result.updates = len(plan)
