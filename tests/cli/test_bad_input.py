@@ -22,7 +22,8 @@ CASES = [
     ("algorithm.surrogate.delta=-1", "algorithm.surrogate.delta=-1 (command line): must be > 0"),
     (
         "model.path=models/none",
-        "model.path=models/none (command line): does not exist; give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B",
+        "model.path=models/none (command line): does not exist: a path is looked for below the current folder; "
+        "give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B",
     ),
     (
         "train.updates_per_step=3",
@@ -115,7 +116,10 @@ def test_a_run_that_is_none(proxima, here):
 def test_generate_with_a_model_that_is_none(proxima, here):
     code, _, err = proxima("generate", "nowhere", "hi")
     assert code == 2
-    assert err == "error: model=nowhere (command line): does not exist; give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B\n"
+    assert (
+        err == "error: model=nowhere (command line): does not exist: a path is looked for below the current folder; "
+        "give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B\n"
+    )
     code, _, err = proxima("generate", "some/model", "hi", "--top-p", "2")
     assert (code, err) == (2, "error: top_p=2.0 must be in (0, 1]; 1 keeps all tokens\n")
     code, _, err = proxima("generate", "some/model", "hi", "--samples", "0")

@@ -72,6 +72,11 @@ def test_list_shows_every_kind_of_every_slot(proxima):
     assert "delta=0.15, w_min=0.8, delta_b=0.02" in out
 
 
+def test_presets_are_listed_under_algorithm(proxima):
+    said = "error: slot=preset (command line): presets are under `algorithm`: proxima list algorithm\n"
+    assert proxima("list", "preset") == (2, "", said)
+
+
 def test_list_of_one_slot_shows_fields(proxima):
     code, out, _ = proxima("list", "algorithm.surrogate")
     assert code == 0

@@ -32,6 +32,21 @@ def test_dry_run_shows_the_commands_and_runs_nothing(proxima, sweep):
     assert not sweep.exists()
 
 
+def test_a_sweep_of_another_folder_is_told_with_plain_paths(proxima, sweep, here):
+    """No `mine/../tiny.yaml`, and no `sweep sweep`."""
+    (here / "study").mkdir()
+    (here / "study" / "sweep.yaml").write_text("recipe: ../tiny.yaml\n")
+    code, out, _ = proxima("sweep", "study/sweep.yaml", "--dry-run")
+    assert code == 0 and "proxima train tiny.yaml " in out and ".." not in out
+
+    from proxima.lab import read_sweep
+    from proxima.view.sweep import opening
+
+    assert opening(read_sweep("study/sweep.yaml"), []).startswith("sweep study  1 cell × 1 seed")
+    assert opening(read_sweep("study/sweep.yaml", folder="runs/other"), []).startswith("sweep other  ")
+    assert opening(read_sweep("mine.yaml"), []).startswith("sweep mine  ")
+
+
 def test_faults_are_lines_and_nothing_runs(proxima, sweep, here):
     (here / "mine.yaml").write_text(SWEEP + "cells: {a: {train.step: 1}, b: {algorithm.advantage.kind: grop}}\n")
     code, out, err = proxima("sweep", "mine.yaml")

@@ -130,14 +130,18 @@ def test_a_missing_data_file_names_the_nearest(recipe):
 def test_a_model_that_is_not_there(recipe, path):
     recipe("{}", "here/file.txt")
     (line,) = problems(recipe, f"model.path={path}")
-    assert line == f"model.path={path} (command line): does not exist; give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B"
+    where = "" if path[0] in "/~" else ": a path is looked for below the current folder"
+    assert (
+        line == f"model.path={path} (command line): does not exist{where}; give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B"
+    )
 
 
 def test_a_mistyped_model_folder_names_the_nearest(recipe):
     recipe("{}", "models/smollm2-135m-instruct/config.json")
     (line,) = problems(recipe, "model.path=models/smolm2-135m-instruct")
     assert line.startswith(
-        "model.path=models/smolm2-135m-instruct (command line): does not exist; did you mean models/smollm2-135m-instruct? Else give"
+        "model.path=models/smolm2-135m-instruct (command line): does not exist: a path is looked for below the current folder; "
+        "did you mean models/smollm2-135m-instruct? Else give"
     )
 
 

@@ -92,6 +92,17 @@ def test_runs_are_found_in_folders_sweeps_and_patterns(tmp_path, monkeypatch):
         find_runs(["none*"])
 
 
+def test_only_runs_and_sweeps_are_suggested(tmp_path, monkeypatch):
+    """Not `known: bin, boot, dev` of the root folder."""
+    for name in ("bin", "boot"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match="nope: no such run; give run folders, a sweep's folder, or a pattern$"):
+        find_runs([tmp_path / "nope"])
+    make_run(tmp_path / "mine", [step(1)])
+    with pytest.raises(ValueError, match="nope: no such run; known: mine$"):
+        find_runs([tmp_path / "nope"])
+
+
 def test_a_listed_run_that_is_not_there_yet(tmp_path):
     make_sweep(tmp_path / "s", {"a": {1: ([step(1)], {})}})
     facts = json.loads((tmp_path / "s" / "sweep.json").read_text())

@@ -82,6 +82,20 @@ def test_several_samples_and_what_to_mind():
     ]
 
 
+def test_each_k_that_was_asked_for_has_a_column():
+    """pass@1 and maj@1 are the mean."""
+
+    def figure(value):
+        return {"value": value, "low": 0.2, "high": 0.4, "method": "bootstrap", "questions": 200}
+
+    estimates = {"mean@4": figure(0.3), "pass@2": figure(0.4), "pass@4": figure(0.5), "maj@2": figure(0.32), "maj@4": figure(0.35)}
+    sampling = facts()["sampling"] | {"temperature": 0.7}
+    shown = result(aime24=facts(samples=4, estimates=estimates, sampling=sampling, reward=None)) | {"k": [1, 2, 4]}
+    head, row = (line.split() for line in report(shown, {}, io.StringIO()).splitlines()[3:5])
+    assert head[4:10] == ["pass@1", "pass@2", "pass@4", "maj@1", "maj@2", "maj@4"]
+    assert row[4:10] == ["0.300", "0.400", "0.500", "0.300", "0.320", "0.350"]
+
+
 def test_nobody_knows():
     text = report(result(mine=facts(estimates={}, known=0, correct=0, reward=0.7)), {"mine": 3.0}, io.StringIO())
     assert "mine: accuracy unknown: no reward says what is right" in text and " 0.700 " in text

@@ -9,6 +9,7 @@ proxima eval --compare evals/a evals/b                is the difference more tha
 Figures with intervals, every answer and the settings are written to a folder; docs/evaluation.md says what each number means."""
 
 import argparse
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -125,7 +126,7 @@ def _resolve(model: str, recipe: str | None, overrides: Sequence[str], *, suites
         return load(recipe, [f"model.path={model}", *overrides])
     # A config needs a task, a reward and an algorithm; an evaluation of suites reads none of the three.
     nothing = {"task": "arithmetic", "reward": "number", "algorithm": "grpo"}
-    resolved = resolve({"model": {"path": model}, **nothing}, overrides)
+    resolved = resolve(nothing, [f"model.path={json.dumps(model, ensure_ascii=False)}", *overrides])
     if problems := [problem for check in (model_is_there, device_is_there, products_can_be_had) for problem in check(resolved)]:
         raise ConfigError(problems)
     return resolved

@@ -23,6 +23,8 @@ def run(arguments: argparse.Namespace) -> int:
     slots = catalogue()
     if arguments.slot is not None:
         name = arguments.slot.rpartition(".")[2]
+        if name in ("preset", "presets"):
+            raise one_problem("slot", "presets are under `algorithm`: proxima list algorithm", name, "command line")
         if name not in slots:
             raise one_problem("slot", suggestion(name, [*slots, "recipes"]), name, "command line")
         slots = {name: slots[name]}

@@ -180,7 +180,8 @@ def model_problem(path: str) -> str | None:
         return None if place.suffix == ".gguf" else "is a file but not .gguf; give the folder that holds config.json, or a .gguf file"
     if _looks_like_hub_name(path):
         return None
-    return f"does not exist; {_near(place)}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B"
+    where = "" if place.is_absolute() or path.startswith("~") else ": a path is looked for below the current folder"
+    return f"does not exist{where}; {_near(place)}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B"
 
 
 def _looks_like_hub_name(path: str) -> bool:

@@ -1,5 +1,6 @@
 """A run read back from its folder: its config, its curves against any axis, how it ended. Also one that is going on, or was killed."""
 
+import difflib
 import glob
 import itertools
 import json
@@ -175,9 +176,19 @@ def _nothing_at(place: Path, exists: bool) -> str:
     if exists:
         return f"{place}: no run here nor in the folders below; give run folders, a sweep's folder, or a pattern in quotes"
     folder = place.parent
-    names = [child.name for child in folder.iterdir() if child.is_dir()] if folder.is_dir() else []
-    hint = f"{suggestion(place.name, names)}" if names and "*" not in place.name else "give run folders, a sweep's folder, or a pattern"
+    folders = [child for child in folder.iterdir() if child.is_dir()] if folder.is_dir() and "*" not in place.name else []
+    near = difflib.get_close_matches(place.name, [child.name for child in folders], n=1, cutoff=0.6)
+    names = near or [child.name for child in folders if _holds_runs(child)]
+    hint = suggestion(place.name, names) if names else "give run folders, a sweep's folder, or a pattern"
     return f"{place}: no such run; {hint}"
+
+
+def _holds_runs(place: Path) -> bool:
+    """A folder is a run or a sweep: what else lies there is no suggestion, unless its name is near."""
+    try:
+        return (place / "sweep.json").is_file() or RunFolder(place).has_run
+    except OSError:
+        return False
 
 
 def _config(path: Path) -> dict[str, Any]:

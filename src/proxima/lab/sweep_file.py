@@ -7,6 +7,7 @@ Layers merge as those of a recipe do (`config.tree`).
 import fnmatch
 import itertools
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -83,7 +84,7 @@ class _Reader:
             return None
         for place in (self.file.parent / node.value, Path(node.value)):
             if place.exists():
-                return place
+                return _plain(place)
         self.fail("recipe", f"no such file beside {shown_path(self.file)}, nor in the current folder", node)
         return None
 
@@ -186,6 +187,12 @@ class _Reader:
             if UNSAFE.search(name) or name.startswith((".", "-")) or len(name) > LONGEST_NAME:
                 self.fail(f"cells.{name}", "is no name for a folder; use letters, digits and . _ - = + , and begin with none of . -", child)
         return [(name, self.layer(f"cells.{name}", child)) for name, child in node.mapping.items()]
+
+
+def _plain(place: Path) -> Path:
+    """`recipes/a.yaml` for `mine/../recipes/a.yaml`, unless a link makes them two files."""
+    plain = Path(os.path.normpath(place))
+    return plain if plain.exists() and plain.samefile(place) else place
 
 
 def _source(file: Path) -> Source:

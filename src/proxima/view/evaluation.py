@@ -116,12 +116,12 @@ def _sampling(facts: Mapping[str, Any]) -> str:
 
 
 def _table(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence[int]) -> Table:
-    """One line a set. Of several k, the largest has a column, unless the user asked for all of them."""
+    """One line a set. Of several k, the largest has a column, unless the user asked: then each has; pass@1 and maj@1 are the mean."""
     samples = max(facts["samples"] for facts in suites.values())
     first = "greedy" if samples == 1 else f"mean@{samples}"
     if samples == 1 and any(facts["sampling"]["temperature"] > 0 for facts in suites.values()):
         first = "accuracy"
-    shown = [k for k in (sorted(set(ks)) or [samples]) if k > 1]
+    shown = sorted(set(ks)) or [samples] * (samples > 1)
     voting = any(name.startswith("maj@") for facts in suites.values() for name in facts["estimates"])
     more = [f"pass@{k}" for k in shown] + ([f"maj@{k}" for k in shown] if voting else [])
     rewarded = any(_reward_says_more(facts) for facts in suites.values())
@@ -138,7 +138,7 @@ def _table(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence
             count(facts["questions"]),
             Text(fixed(main["value"], 3) if main else NONE, style="bold"),
             _bounds(main),
-            *(fixed((estimates.get(key) or {}).get("value"), 3) for key in more),
+            *(fixed((estimates.get(key) or (main if key.endswith("@1") else None) or {}).get("value"), 3) for key in more),
             *([fixed(facts["reward"], 3)] if rewarded else []),
             fixed(length, 1),
             percent(facts["truncated"]),

@@ -137,7 +137,9 @@ def opening(sweep: Sweep, standings: Sequence[Standing]) -> str:
     """`sweep trust_regions  4 cells × 3 seeds = 12 runs, 2 side by side  5 done before      runs/trust_regions`."""
     before = sum(s.before and s.state is State.DONE for s in standings)
     side = f", {sweep.jobs} side by side" if sweep.jobs > 1 else ""
-    return f"sweep {sweep.file.stem}  {size_of(sweep)}{side}{f'  {before} done before' if before else ''}  {sweep.folder}"
+    names = (sweep.file.stem, sweep.folder.resolve().name, sweep.file.resolve().parent.name)
+    name = next((name for name in names if name != "sweep"), "")  # `sweep sweep` says nothing
+    return f"sweep {name}  {size_of(sweep)}{side}{f'  {before} done before' if before else ''}  {sweep.folder}"
 
 
 def size_of(sweep: Sweep) -> str:
