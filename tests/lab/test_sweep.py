@@ -1,17 +1,22 @@
 """Running a sweep, with small programs in the place of training: what is begun, what is left, and how it ends."""
 
+import errno
 import io
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from proxima.lab.plan import Cell, PlannedRun, Sweep
-from proxima.lab.sweep import run_sweep, standing_of
+from proxima.config import load
+from proxima.config.resolve import resolve
+from proxima.lab.plan import Cell, PlannedRun, Sweep, plan_runs
+from proxima.lab.sweep import run_sweep, standing_of, train_command
+from proxima.lab.sweep_file import read_sweep
 from proxima.lab.tail import Standing, State, Tail
 from proxima.runtime.clock import ManualClock
 from proxima.view.sweep import SweepLines, foremost, outcome_table, tally, time_left
@@ -48,6 +53,24 @@ log("end")
 if behaviour == "fails":
     sys.exit(1)
 summary("done")
+"""
+
+
+RESOLVED = resolve({"model": {"path": "models/m"}, "task": "arithmetic", "reward": "number", "algorithm": "cppo", "train": {"steps": 3}})
+
+# Another process with the run's folder: takes the lock, then does as the runs do when told to by a file.
+ELSEWHERE = """
+import fcntl, json, pathlib, sys, time
+folder, outcome = pathlib.Path(sys.argv[1]), sys.argv[2]
+folder.mkdir(parents=True, exist_ok=True)
+lock = (folder / ".lock").open("wb")
+fcntl.flock(lock, fcntl.LOCK_EX)
+(folder / "metrics.jsonl").write_text(json.dumps({"kind": "train", "step": 2, "time": 1, "reward/mean": 0.7, "time/step": 2.0}) + "\\n")
+print("held", flush=True)
+while not (folder / "let go").exists():
+    time.sleep(0.01)
+if outcome == "done":
+    (folder / "summary.json").write_text(json.dumps({"status": "done", "steps": 3}))
 """
 
 
@@ -107,7 +130,7 @@ def lab(tmp_path):
                 overrides=(),
                 steps=3,
                 threads=threads,
-                resolved=None,
+                resolved=RESOLVED,
             )
             for s in seeds
             for c in cells
@@ -231,6 +254,134 @@ def test_one_sweep_at_a_time_in_a_folder(lab):
     made.run(Ear(running=another))
     assert seen == [True]
     made.run()
+
+
+@pytest.fixture
+def elsewhere():
+    """`elsewhere(folder, "done")` runs a run outside the sweep; it ends when `folder / "let go"` is there."""
+    started = []
+
+    def begin(folder, outcome):
+        started.append(subprocess.Popen([sys.executable, "-S", "-c", ELSEWHERE, str(folder), outcome], stdout=subprocess.PIPE))
+        assert started[-1].stdout.readline() == b"held\n"
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize(("outcome", "heard"), [("done", ["done a"]), ("killed", ["waiting a", "running a", "done a"])])
+def test_a_run_that_goes_on_elsewhere_is_followed_and_not_begun_again(lab, elsewhere, outcome, heard):
+    made = lab(a="done")
+    folder = made.runs[0].folder
+    elsewhere(folder, outcome)
+    (folder / "output.txt").write_text("what it said\n")
+    let_go = lambda ear: (folder / "let go").touch() if "running a" in ear.heard else None  # noqa: E731
+    ear = Ear(tick=let_go)
+    (standing,) = made.run(ear)
+    assert ear.heard == ["started 1", "warning", "running a", *heard, "finished"]
+    assert (standing.state, standing.step) == (State.DONE, 2 if outcome == "done" else 3)
+    assert made.times.exists() == (outcome == "killed")
+    assert (folder / "output.txt").read_text().startswith("what it said\n")
+
+
+def test_ctrl_c_leaves_what_runs_elsewhere(lab, elsewhere):
+    made = lab(jobs=2, a="done", b="waits")
+    elsewhere(made.runs[0].folder, "done")
+    ear = ear_that_interrupts(made, 1)
+    assert states(made.run(ear)) == {"a": "waiting", "b": "stopped"}
+    assert not (made.runs[0].folder / "summary.json").exists()
+
+
+def test_the_folder_is_taken_between_our_look_and_our_run(lab, elsewhere):
+    """As `train` says it: exit code 2, and another process has the folder."""
+    made = lab(a="done")
+    folder, begun = made.runs[0].folder, []
+
+    def command(run):
+        if not begun:
+            elsewhere(folder, "done")
+        begun.append(run)
+        return [sys.executable, "-S", "-c", "import sys; sys.exit('error: in use' and 2)"]
+
+    ear = Ear(warning=lambda ear: (folder / "let go").touch())
+    (standing,) = run_sweep(made.sweep, made.runs, ear, command=command, poll=0.02)
+    assert (standing.state, len(begun)) == (State.DONE, 1)
+
+
+def test_what_a_run_said_is_kept_and_the_last_word_is_of_this_time(lab):
+    made = lab(a="fails")
+    made.run()
+    said = made.runs[0].folder / "output.txt"
+    assert said.read_text() == "Traceback\nValueError: no luck\n"
+    made.run(retry_failed=True)
+    assert said.read_text() == "Traceback\nValueError: no luck\n" * 2
+    silent = lab(a="dies")
+    assert "it said nothing" in silent.run(retry_failed=True)[0].error
+
+
+def test_a_run_that_can_not_begin_costs_no_other(lab, monkeypatch):
+    """The disk fills up while `a` runs: `b` fails, in a line, and `a` and `c` are done."""
+    made = lab(jobs=2, a="done", b="done", c="done")
+    made.runs[1].folder.parent.mkdir(parents=True)
+    made.runs[1].folder.write_text("a file")
+    standings = {s.run.cell: s for s in made.run()}
+    assert states(standings.values()) == {"a": "done", "b": "failed", "c": "done"}
+    assert standings["b"].error.startswith("could not begin: [Errno 17] File exists")
+
+    made.runs[1].folder.unlink()
+    (made.runs[2].folder / "summary.json").unlink()
+    real = subprocess.Popen
+
+    def popen(command, **more):
+        if "/b/" in command[4]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(command, **more)
+
+    monkeypatch.setattr("proxima.lab.sweep.subprocess.Popen", popen)
+    standings = {s.run.cell: s for s in made.run()}
+    assert states(standings.values()) == {"a": "done", "b": "failed", "c": "done"}
+    assert standings["b"].error == "could not begin: [Errno 28] No space left on device"
+
+
+def full(ear):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_for_the_sweeps_own_lines_costs_no_run(lab):
+    made = lab(a="done", b="done")
+    assert states(made.run(Ear(running=full, tick=full, done=full))) == {"a": "done", "b": "done"}
+
+
+def test_an_error_of_our_own_lets_the_runs_write_a_checkpoint(lab):
+    made = lab(a="waits")
+
+    def broken(ear):
+        if made.times.exists():
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        made.run(Ear(tick=broken))
+    assert json.loads((made.runs[0].folder / "summary.json").read_text())["status"] == "stopped"
+
+
+def test_a_run_begins_with_the_config_that_was_planned(sweep_file, tmp_path):
+    """An edit of the recipe after the planning reaches no run; the same values as by the recipe and the command line that is printed."""
+    sweep = read_sweep(sweep_file("seeds: [1, 2]\ngrid: {train.optimizer.lr: [1e-4, 2e-4]}\n"))
+    runs = plan_runs(sweep)
+    as_printed = [load(str(run.recipe), run.overrides).config for run in runs]
+    given = []
+
+    def command(run):
+        (tmp_path / "tiny.yaml").write_text("nonsense: 1\n")
+        given.append(train_command(run))
+        return [sys.executable, "-S", "-c", "pass"]
+
+    run_sweep(sweep, runs, Ear(), command=command, poll=0.01)
+    assert [words[3:] for words in given] == [["train", f"{run.folder}/planned.yaml", "--resume", "--quiet"] for run in runs]
+    assert [load(words[4]).config for words in given] == as_printed == [run.resolved.config for run in runs]
 
 
 def test_metrics_are_read_as_they_grow(tmp_path):

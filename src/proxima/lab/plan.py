@@ -74,6 +74,11 @@ class PlannedRun:
     resolved: Resolved = field(repr=False)
 
     @property
+    def file(self) -> Path:
+        """Where its resolved config is written before it begins: what it runs, whatever has become of the recipe by then."""
+        return self.folder / "planned.yaml"
+
+    @property
     def name(self) -> str:
         """`algorithm=cppo,lr=1e-5 seed 2`."""
         return f"{self.cell} seed {self.seed}"

@@ -1,9 +1,12 @@
 """Runs a sweep: each run in a process of its own, so that one that dies takes no other with it; the same command again goes on.
 
 What is done stays done, what was begun goes on from its last checkpoint (`proxima train … --resume`), what failed waits for `retry_failed`.
-The sweep's folder gets sweep.json (what was asked, versions, machine); each run's folder output.txt (what its process printed).
+What still runs after its sweep was killed is followed to its end and not begun a second time.
+The sweep's folder gets sweep.json (what was asked, versions, machine). Each run's folder gets planned.yaml (the config it was
+planned with: an edit of the recipe meanwhile changes no later run) and output.txt (what its processes printed).
 """
 
+import errno
 import itertools
 import json
 import os
@@ -18,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
+from proxima.config.dump import dump
 from proxima.lab.plan import PlannedRun, Sweep
 from proxima.lab.tail import Standing, State, Tail
 from proxima.runtime.environment import describe_environment
@@ -31,7 +35,10 @@ except ImportError:  # Windows has none: two sweeps in one folder are not caught
     fcntl = None  # type: ignore[assignment]
 
 POLL = 0.5  # seconds between two looks at the runs
+LAST_WORD = 60.0  # seconds for a checkpoint when the sweep itself fails
+FULL = (errno.ENOSPC, errno.EDQUOT)
 OUTPUT = "output.txt"
+WRONG_INPUT = 2
 STOPPED_BY_HAND = (130, -signal.SIGINT, -signal.SIGTERM)
 
 Command = Callable[[PlannedRun], Sequence[str]]
@@ -57,8 +64,8 @@ class Watcher(Protocol):
 
 
 def train_command(run: PlannedRun) -> list[str]:
-    """The command line of a run: what a person would type."""
-    return [sys.executable, "-m", "proxima.cli.main", "train", str(run.recipe), *run.overrides, "--resume", "--quiet"]
+    """The command line of a run: its config as planned. A person would type the recipe and `overrides` to the same effect."""
+    return [sys.executable, "-m", "proxima.cli.main", "train", str(run.file), "--resume", "--quiet"]
 
 
 def run_sweep(
@@ -114,10 +121,13 @@ def standing_of(run: PlannedRun, retry_failed: bool = False) -> Standing:
 
 @dataclass
 class _Job:
+    """A run that goes on. `process` and `output` are None for one that another process runs; `begun`: where in output.txt ours begins."""
+
     standing: Standing
     tail: Tail
-    process: "subprocess.Popen[bytes]"
-    output: IO[bytes]
+    process: "subprocess.Popen[bytes] | None" = None
+    output: IO[bytes] | None = None
+    begun: int = 0
 
 
 @dataclass
@@ -137,63 +147,119 @@ class _Loop:
             while waiting or self.jobs:
                 self.obey(waiting)
                 while waiting and len(self.jobs) < self.sweep.jobs and not self.interrupts:
-                    self.begin(waiting.pop(0))
+                    standing = waiting.pop(0)
+                    try:
+                        self.begin(standing)
+                    except OSError as error:  # a full disk, no more processes: this one's loss, not its neighbours'
+                        standing.state, standing.error = State.FAILED, f"could not begin: {error}"
+                        self.changed(standing)
                 time.sleep(self.poll)
                 for job in list(self.jobs):
-                    self.look(job)
-                self.watcher.tick()
+                    self.look(job, waiting)
+                with _unless_full():
+                    self.watcher.tick()
         finally:
-            for job in self.jobs:  # an error of our own must not leave processes behind that nobody watches
-                _signal_group(job.process, signal.SIGKILL)
+            self.end()
 
     def begin(self, standing: Standing) -> None:
+        """Start a run; follow it instead where another process has its folder."""
         run = standing.run
+        if _in_use(run.folder):
+            self.follow(standing)
+            return
         run.folder.mkdir(parents=True, exist_ok=True)
-        output = (run.folder / OUTPUT).open("wb")
+        write_whole(run.file, dump(run.resolved))
         environment = dict(os.environ)
         if run.threads:
             environment.setdefault("OMP_NUM_THREADS", str(run.threads))
-        # a session of its own: the terminal's Ctrl-C reaches us alone, and we pass it on once
-        process = subprocess.Popen(
-            list(self.command(run)), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
-        )
+        output = (run.folder / OUTPUT).open("ab")
+        try:
+            begun = output.seek(0, os.SEEK_END)
+            # a session of its own: the terminal's Ctrl-C reaches us alone, and we pass it on once
+            process = subprocess.Popen(
+                list(self.command(run)), stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
+        except OSError:
+            output.close()
+            raise
         standing.state = State.RUNNING
-        self.jobs.append(_Job(standing, Tail(standing), process, output))
-        self.watcher.changed(standing, [])
+        self.jobs.append(_Job(standing, Tail(standing), process, output, begun))
+        self.changed(standing)
 
-    def look(self, job: _Job) -> None:
-        code, standing = job.process.poll(), job.standing  # asked first: what is written before the end is then seen below
+    def follow(self, standing: Standing) -> None:
+        standing.state = State.RUNNING
+        self.jobs.append(_Job(standing, Tail(standing)))
+        self.warn(f"{standing.run.name}: running elsewhere, perhaps left by a sweep that was killed; waiting for it to end")
+        self.changed(standing)
+
+    def look(self, job: _Job, waiting: list[Standing]) -> None:
+        standing = job.standing
+        code = job.process.poll() if job.process else None  # asked first: what is written before the end is then seen below
+        going = code is None if job.process else _in_use(standing.run.folder)
         records = job.tail.look()
-        if code is None:
+        if going and (job.process or not self.interrupts):
             if records:
-                self.watcher.changed(standing, records)
+                self.changed(standing, records)
             return
         self.jobs.remove(job)
-        job.output.close()
-        if code == 0 and _status(standing.run) == "done":
+        if job.output:
+            job.output.close()
+        if code is None:
+            self.left(standing, going, waiting)
+        elif code == 0 and _status(standing.run) == "done":
             standing.state = State.DONE
         elif self.interrupts or code in STOPPED_BY_HAND:
             standing.state = State.STOPPED
+        elif code == WRONG_INPUT and _in_use(standing.run.folder):  # another one took the folder after we had looked
+            return self.follow(standing)
         else:
-            standing.state, standing.error = State.FAILED, _reason(standing.run, code)
-        self.watcher.changed(standing, records)
+            standing.state, standing.error = State.FAILED, _reason(standing.run, code, job.begun)
+        self.changed(standing, records)
+
+    def left(self, standing: Standing, going: bool, waiting: list[Standing]) -> None:
+        """A run elsewhere has ended, or we end and it does not: it is as its folder says; what is not over goes on here."""
+        after = standing_of(standing.run)
+        standing.state, standing.error = (State.WAITING, None) if going else (after.state, after.error)
+        if standing.state is State.WAITING and not self.interrupts:
+            waiting.insert(0, standing)
+
+    def end(self) -> None:
+        """An error of our own must not leave processes behind that nobody watches: each may write a checkpoint, then it is killed."""
+        ours = [job.process for job in self.jobs if job.process]
+        for process in ours:
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+        until = time.monotonic() + LAST_WORD
+        for process in ours:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+            _signal_group(process, signal.SIGKILL)
+
+    def changed(self, standing: Standing, records: Sequence[dict[str, Any]] = ()) -> None:
+        with _unless_full():
+            self.watcher.changed(standing, records)
+
+    def warn(self, text: str) -> None:
+        with _unless_full():
+            self.watcher.warning(text)
 
     def obey(self, waiting: list[Standing]) -> None:
         """Pass on the Ctrl-Cs that have come since."""
         while self.obeyed < self.interrupts:
             self.obeyed += 1
             waiting.clear()
+            ours = [job.process for job in self.jobs if job.process]
             if self.obeyed == 1:
-                if self.jobs:
-                    self.watcher.warning(
-                        f"stopping: {len(self.jobs)} running, each writes a checkpoint first; press Ctrl-C again to kill them"
-                    )
-                for job in self.jobs:
+                if ours:
+                    self.warn(f"stopping: {len(ours)} running, each writes a checkpoint first; press Ctrl-C again to kill them")
+                if others := [job.standing.run.name for job in self.jobs if not job.process]:
+                    self.warn(f"{' and '.join(others)}: running elsewhere, and not stopped")
+                for process in ours:
                     with suppress(ProcessLookupError):
-                        job.process.send_signal(signal.SIGINT)
+                        process.send_signal(signal.SIGINT)
             else:
-                for job in self.jobs:
-                    _signal_group(job.process, signal.SIGKILL)
+                for process in ours:
+                    _signal_group(process, signal.SIGKILL)
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -229,13 +295,40 @@ def _status(run: PlannedRun) -> str | None:
         return None
 
 
-def _reason(run: PlannedRun, code: int) -> str:
+def _in_use(folder: Path) -> bool:
+    """True while a process runs the run of this folder: it holds the lock until it ends, however it ends."""
+    try:
+        with (folder / ".lock").open("rb") as lock:
+            if fcntl is not None:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no folder, no lock
+        pass
+    return False
+
+
+@contextmanager
+def _unless_full() -> Iterator[None]:
+    """The sweep's own lines may be lost on a full disk; the runs may not be."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+
+
+def _reason(run: PlannedRun, code: int, begun: int) -> str:
     """The last line the process left, or how it ended."""
     path = run.folder / OUTPUT
-    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    try:
+        said = path.read_bytes()[begun:].decode("utf-8", "replace")
+    except OSError:
+        said = ""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
     ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    said = lines[-1].removeprefix("error: ") if lines else "it said nothing"
-    return f"{ended}: {said}; see {path}"
+    last = lines[-1].removeprefix("error: ") if lines else "it said nothing"
+    return f"{ended}: {last}; see {path}"
 
 
 def _facts(sweep: Sweep) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class Tail:
             with self.file.open("rb") as file:
                 file.seek(self._read)
                 content = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         whole = content[: content.rfind(b"\n") + 1]
         self._read += len(whole)
