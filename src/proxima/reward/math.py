@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from proxima.data import Completion, Prompt, Score, require
 from proxima.reward.base import Job, PooledReward, answer_of, missing, needs_package, verdict
 from proxima.reward.plain import Plain, plain, same_number
-from proxima.reward.stated import as_words, last_stated, letters, prose, sides, stated_words, unfinished
+from proxima.reward.stated import as_interval, as_words, last_stated, letters, prose, sides, stated_words, unfinished
 from proxima.reward.text import last_boxed, last_tagged
 
 _MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 30, 9999
@@ -36,7 +36,7 @@ class Math(PooledReward):
       50 % is 50 and 0.5; decimals of six places or more are compared rounded.
     - It is words (`\text{even}`, `Monday`): the same words, no matter the case and the font. Several words must stand in `\text{…}`.
     - Else (`2\sqrt{3}`, `x^2+1`, `[0,5]`): equal for math-verify, as is every side of an equality. An integral, sum or product over an
-      index, limit or derivative is wrong unless the row's answer holds one; so is a run of over 400 digits.
+      index, limit or derivative is wrong unless the row's answer holds one; so is a run of over 400 digits. `0 \le x < 5` is `[0,5)`.
 
     A final period counts for nothing. What math-verify can't read is wrong; what it can't finish is invalid, never 0: the worker is ended
     and replaced, and nobody else pays. Brackets nested over 30 deep, powers with an exponent over 9,999 and factorials or binomials of such
@@ -80,7 +80,7 @@ class Math(PooledReward):
         return self._by_algebra(answer, found[0] if found else "")
 
     def _by_algebra(self, answer: str, found: str) -> Job:
-        found = _PERIOD.sub("", found)  # math-verify takes 42. for another answer than 42
+        found = as_interval(_PERIOD.sub("", found), answer)  # math-verify takes 42. for another answer than 42
         if problem := self._unevaluable(answer):
             raise ValueError(f"row's answer not evaluated: {problem}")
         if _DIGITS.search(found) or unfinished(found, answer):

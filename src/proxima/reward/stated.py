@@ -20,6 +20,9 @@ _COMES_AFTER = re.compile(r"(?:[*/^×÷·+]|[0-9)}][ ]?[-\u2212]|\\(?:times|cdot
 
 _LETTERS = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]+")
 _KNOWN = re.compile(r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|sqrt|max|min|gcd|lcm|deg|infty|frac|pi|or|and")
+_RELATION = re.compile(r"([<>]=?|[≤≥]|\\(?:l|g)(?:t|e|eq|eqslant)(?![a-z]))")
+_CLOSED = re.compile(r"[<>]=|[≤≥]|\\.e")
+_VARIABLE = re.compile(r"[A-Za-z]|\\(?:theta|alpha|lambda)")
 _UNFINISHED = {
     "an integral": re.compile(r"\\i*int(?![a-z])|∫"),
     "a sum over an index": re.compile(r"\\sum(?![a-z])|∑"),
@@ -103,6 +106,23 @@ def prose(formula: str) -> bool:
 def unfinished(answer: str, gold: str) -> str | None:
     """An operation that the answer leaves to be done and the gold answer doesn't."""
     return next((what for what, sign in _UNFINISHED.items() if sign.search(answer) and not sign.search(gold)), None)
+
+
+def as_interval(answer: str, gold: str) -> str:
+    r"""`0 \le x < 5` as `[0,5)` and `x \ge 5` as `[5,\infty)` where the gold answer is written as an interval; else the answer as it is."""
+    if not re.match(r"\s*(?:\\left\s*)?[\[(]", gold) or _RELATION.search(gold):
+        return answer
+    parts = [part.strip() for part in _RELATION.split(answer)]
+    if len(parts) == 5 and _VARIABLE.fullmatch(parts[2]):
+        low, less, _, lesser, high = parts
+        if low and high and less[0] != ">" != lesser[0] and "\\g" not in less + lesser:
+            return f"{'[' if _CLOSED.match(less) else '('}{low},{high}{']' if _CLOSED.match(lesser) else ')'}"
+    if len(parts) == 3 and _VARIABLE.fullmatch(parts[0]) and parts[2]:
+        _, sign, end = parts
+        if sign.startswith((">", "\\g", "≥")):
+            return f"{'[' if _CLOSED.match(sign) else '('}{end},\\infty)"
+        return f"(-\\infty,{end}{']' if _CLOSED.match(sign) else ')'}"
+    return answer
 
 
 def sides(answer: str, gold: str) -> list[str]:
