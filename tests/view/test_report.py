@@ -135,6 +135,19 @@ def test_dynamic_sampling_pruning_and_reward_parts_are_drawn(tmp_path):
     assert parts in page.data["charts"]
 
 
+def test_acceptance_is_of_the_prompts_that_were_judged(tmp_path):
+    """The collector's own counts; a prompt without a score was not judged."""
+    folder = RunFolder(tmp_path / "run")
+    folder.begin()
+    folder.write_config("seed: 1\n")
+    folder.append_metrics(refilled(1, 20, 0, 0, 0) | {"prompts_accepted": 0, "prompts_unscored": 20, "prompts_dropped_invalid": 20})
+    folder.append_metrics(refilled(2, 50, 16, 30, 0) | {"prompts_accepted": 12, "prompts_unscored": 2, "prompts_dropped_invalid": 4})
+    folder.release()
+    page = Page(write_report(folder.path))
+    assert [["– %", "25.0 %"]] in page.data["charts"]
+    assert [["0", "16"], ["0", "30"], ["20", "4"], ["20", "50"]] in page.data["charts"]
+
+
 def test_a_run_whose_steps_use_what_they_generate_has_none_of_that(whole):
     _, page = whole
     for title in ("Reward parts", "Prompts", "Acceptance", "Generation batches", "Age", "Completions"):

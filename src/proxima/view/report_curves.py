@@ -46,7 +46,7 @@ CURVES = (
 # Where a step used other prompts than it generated.
 REFILL = (
     Curve("Acceptance", {"acceptance": "accepted"}, lambda v: f"{fixed(v, 1)} %",
-          f"% of the generated prompts that no selection dropped, over {RECENT} steps", smooth=False, scale=100.0),
+          f"% of the generated and scored prompts that no selection dropped, over {RECENT} steps", smooth=False, scale=100.0),
     Curve("Generation batches", {"gen_batches": "made"}, count, "until the batch of the step was full", smooth=False),
     Curve("Age", {"age/mean": "mean", "age/max": "oldest"}, lambda v: fixed(v, 2),
           "of the groups used, in policy versions: 0 was generated in the step itself", smooth=False),
@@ -85,8 +85,10 @@ def with_derived(train: Sequence[Record]) -> list[Record]:
         more: dict[str, float] = {}
         drops = dropped_prompts(r)
         if generated := int(r.get("prompts_generated") or 0):
-            recent.append((generated - sum(n for reason, n in drops.items() if reason not in LATE), generated))
-            more["acceptance"] = sum(accepted for accepted, _ in recent) / sum(made for _, made in recent)
+            accepted = generated - sum(n for reason, n in drops.items() if reason not in LATE)  # where an earlier version left no count
+            recent.append((int(r.get("prompts_accepted", accepted)), generated - int(r.get("prompts_unscored") or 0)))
+            if judged := sum(n for _, n in recent):
+                more["acceptance"] = sum(n for n, _ in recent) / judged
         if r.get("prompts") and r.get("completions") and r.get("prompts_used") is not None:
             size = r["completions"] / r["prompts"]
             left = sum(n or 0 for key, n in r.items() if key.startswith("dropped/"))
