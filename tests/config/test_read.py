@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxima.config.errors import ConfigError
-from proxima.config.read import read_overrides, read_recipe, read_yaml
+from proxima.config.read import read_overrides, read_recipe, read_yaml, shown_path
 from proxima.config.tree import PLAIN, Layout, merge
 
 
@@ -171,3 +171,9 @@ def test_overrides_that_say_nothing(texts, line):
     with pytest.raises(ConfigError) as error:
         read_overrides(texts, PLAIN)
     assert lines_of(error) == [line]
+
+
+def test_a_shown_path_has_no_detours(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert shown_path(tmp_path / "cpu" / ".." / "a.yaml") == "a.yaml"
+    assert shown_path(Path("/elsewhere/cpu/../a.yaml")) == "/elsewhere/a.yaml"

@@ -158,7 +158,7 @@ def _split(text: str) -> tuple[str, Node]:
 def shown_path(path: Path) -> str:
     """The path as a user would type it: relative where it lies below the current folder."""
     relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") and path.is_absolute() else relative
+    return os.path.normpath(path) if relative.startswith("..") and path.is_absolute() else relative
 
 
 def _near_files(path: Path) -> str | None:
