@@ -128,6 +128,17 @@ FINAL = [
     ("15 miles", [r"\boxed{15}", "15"]),
     ("4/2", [r"\boxed{2}", r"\boxed{4/2}"]),
 ]
+FINAL += [
+    (
+        "694",
+        ["Therefore it was $204 + $160 + $330 = $694.", "It is **694**.", "$520-$480 = $40, and so **$694** a week", "It earns $694/year."],
+    ),
+    ("300", ["She can drive 300 miles, because 12 x 25 = 300.", "12 × 25 = 300", "4200 / 14 = 300 times."]),
+]
+RESTATED += [
+    ("61", ["So it is $54 + $7", "**54 + 7**", "6.1 x 10", "54 plus 7", "She has 60 = 61."]),
+    ("7", ["54 plus 7", "54 + 7", "$54 + $7", "54 x 7"]),
+]
 WORDS = [
     (
         r"\text{even}",

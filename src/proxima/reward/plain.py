@@ -102,7 +102,15 @@ def same_number(gold: Plain, answer: Plain) -> bool:
 
 def tidied(text: str) -> str:
     """The text without what only sets it: dollars around it, fonts, spacing, a final period, outer brackets."""
-    text = unwrapped(text).replace("\\!", "").replace("{,}", ",").replace("\\$", "$").replace("\\%", "%").replace("\u2212", "-")
+    text = (
+        unwrapped(text)
+        .replace("\\!", "")
+        .replace("{,}", ",")
+        .replace("\\$", "$")
+        .replace("\\%", "%")
+        .replace("\u2212", "-")
+        .replace(" \u2013 ", " - ")
+    )
     text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", _DEGREES.sub(" degrees ", text))
     text = _SHORT_FRACTION.sub(_with_braces, _GAP.sub(" ", text)).strip(" *")
     for _ in range(3):
@@ -184,7 +192,7 @@ def evaluated(side: str) -> Fraction | None:
     text = re.sub(r"\\frac ?\{([^{}]*)\} ?\{([^{}]*)\}", r"((\1)/(\2))", side)
     for written, meant in (("\\times", "*"), ("\\cdot", "*"), ("×", "*"), ("\\div", "/"), ("÷", "/"), ("^", "**"), ("{", "("), ("}", ")")):
         text = text.replace(written, meant)
-    text = re.sub(r"(?<![0-9])0+(?=[0-9])", "", text.replace(",", ""))
+    text = re.sub(r"(?<![0-9.])0+(?=[0-9])", "", text.replace(",", "").replace("$", "").replace(" x ", "*"))
     if len(text) > 200 or not re.fullmatch(r"[-+*/(). 0-9]+", text):
         return None
     try:

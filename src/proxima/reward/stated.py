@@ -5,18 +5,23 @@ import re
 from proxima.reward.plain import tidied, unwrapped
 
 _NUMBER = r"(?:[0-9]++ [0-9]++/[0-9]++|[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?|\.[0-9]++)%?"
-_OPERATION = r"[ (){}$]*+[-+*/^=×÷·\u2212][-+*/^=×÷·\u2212 (){}$]*+"
+_OPERATION = r"[ (){}$]*+(?:[-+*/^=×÷·\u2212\u2013]|x(?=[ $]*[0-9]))[-+*/^=×÷·\u2212\u2013 (){}$]*+"
 _RUN = rf"(?<![0-9.])[-+\u2212]?\$?[-\u2212]?{_NUMBER}(?:{_OPERATION}{_NUMBER})*+"
 _CANDIDATE = re.compile(
-    rf"\$\$(?P<display>[^$]+)\$\$|(?<!\\)\$(?P<dollars>(?:\\[$]|[^$\n])+)(?<!\\)\$|\\\((?P<parentheses>(?:(?!\\\)).)+)\\\)"
+    rf"\$\$(?P<display>[^$]+)\$\$|(?<!\\)\$(?P<dollars>(?:\\[$]|[^$\n])+)(?<!\\)\$(?![0-9])|\\\((?P<parentheses>(?:(?!\\\)).)+)\\\)"
     rf"|\\\[(?P<brackets>(?:(?!\\\]).)+)\\\]|(?P<fraction>-?\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})|(?P<run>{_RUN})",
     re.DOTALL,
 )
 _ANCHOR = re.compile(r"(?i:answer)(?: to [^.\n]{1,80}?)?\s*(?:is|:|=)\s*:?\s*(?:\*\*)?\s*")
 _SENTENCE = re.compile(r"[.;!?](?=\s|\Z)|\n")
-_WORDS = r"plus|minus|times|divided|multiplied|mod|squared|cubed|choose|factorial|hundred|thousand|million|billion|trillion|dozen"
-_GOES_ON = re.compile(rf"[ )]*(?:[-+*/^×÷·]|\\(?:times|cdot|div)|(?:{_WORDS})(?![A-Za-z]))|[A-Za-z_](?![A-Za-z])(?<![mgsLKCFVWJN])")
-_COMES_AFTER = re.compile(r"(?:[*/^×÷·+]|[0-9)}][ ]?[-\u2212]|\\(?:times|cdot|div)|(?:plus|minus|times|divided by|multiplied by))[ ($]*\Z")
+_GOES_ON = re.compile(
+    r"[ )]*(?:(?:[-+*/^×÷·]|plus|minus|times|mod|choose|(?:divided|multiplied) by)[ ({$]*[0-9]|\\(?:times|cdot|div)"
+    r"|(?:squared|cubed|factorial|hundred|thousand|million|billion|trillion|dozen)(?![A-Za-z]))|[A-Za-z_](?![A-Za-z])(?<![mgsLKCFVWJN])"
+)
+_COMES_AFTER = re.compile(
+    r"(?:[A-Za-z0-9)}][ ]?[+/^×÷·]|(?:[0-9)}][ ]?|[A-Za-z])(?:\*\*?|[-\u2212])|\\(?:times|cdot|div)"
+    r"|[0-9)}] (?:plus|minus|times|(?:divided|multiplied) by))[ ($]*\Z"
+)
 
 _LETTERS = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]+")
 _KNOWN = re.compile(r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|sqrt|max|min|gcd|lcm|deg|infty|frac|pi|or|and")
