@@ -7,7 +7,7 @@ def main() -> None:
     p = parser(__doc__, repeats=3)
     p.add_argument("--rates", type=float, nargs="+", default=[0.0, 0.5, 0.75, 0.875], help="shares to prune (default: %(default)s)")
     p.add_argument("--shape", default="96x192", metavar="PROMPTxRESPONSE", help="tokens (default: %(default)s)")
-    p.add_argument("--prompts", type=int, default=4, help="groups in the batch (default: %(default)s)")
+    p.add_argument("--prompts", type=int, default=1, help="groups in the batch (default: %(default)s)")
     p.add_argument("--completions", type=int, default=16, help="completions a group (default: %(default)s)")
     o = p.parse_args()
     prompt_tokens, tokens = map(int, o.shape.split("x"))
