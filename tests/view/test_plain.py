@@ -326,7 +326,7 @@ def test_an_evaluation_without_accuracy_says_why(failed, said):
     assert no_accuracy(record).startswith(said)
     lines, screen = [], io.StringIO()
     PlainLines(lines.append).evaluated(record)
-    assert said in lines[0] and ("; why: `error` in rollouts/*.parquet" in lines[0]) == bool(failed)
+    assert said in lines[0] and ("; why: `error` in evals/*.parquet" in lines[0]) == bool(failed)
     view, screen = live_on(width=120)
     view.started(info(Path("runs/a")))
     view.evaluated(record)

@@ -28,6 +28,7 @@ _COMMON = [
     pa.field("correct", pa.bool_(), metadata={"doc": "null where no reward knows, or the score is invalid"}),
     pa.field("reward", pa.float64(), metadata={"doc": "weighted sum; null where the score is invalid"}),
     pa.field("valid", pa.bool_(), nullable=False, metadata={"doc": "false: a scorer failed, the completion enters no mean"}),
+    pa.field("error", pa.string(), metadata={"doc": "why the score is invalid"}),
     pa.field("finish_reason", pa.string(), nullable=False),
 ]
 _TRAINING = [
@@ -39,7 +40,6 @@ _TRAINING = [
     pa.field("keep", pa.list_(pa.bool_()), metadata={"doc": "the token stayed in the trust region at the first update"}),
     pa.field("entropy", pa.list_(pa.float32()), metadata={"doc": "nats, of the policy at the position, first forward"}),
     pa.field("parts", pa.string(), nullable=False, metadata={"doc": "JSON: each reward by name, before its weight"}),
-    pa.field("error", pa.string(), metadata={"doc": "why the score is invalid"}),
     pa.field("advantage", pa.float64()),
     pa.field("temperature", pa.float32(), nullable=False),
     pa.field("outcome", pa.string(), nullable=False, metadata={"doc": "trained, skipped_zero_advantage, dropped_<reason>, invalid"}),
@@ -130,6 +130,7 @@ def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> 
         "correct": score.correct if score.valid else None,
         "reward": float(score.value) if score.valid else None,
         "valid": score.valid,
+        "error": None if score.error is None else _utf8(score.error),
         "finish_reason": completion.finish_reason,
     }
 
@@ -149,7 +150,6 @@ def _training(prompt: Prompt, completion: Completion, score: Score, fate: Fate) 
         "keep": fate.keep,
         "entropy": fate.entropy,
         "parts": _utf8(dumps(score.parts)),
-        "error": None if score.error is None else _utf8(score.error),
         "advantage": fate.advantage,
         "temperature": completion.temperature,
         "outcome": fate.outcome,

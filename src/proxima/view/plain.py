@@ -21,7 +21,7 @@ from proxima.view.remarks import Remarks
 
 Record = Mapping[str, Any]
 WIDTH = 112  # the column at which a line's right end stands
-SEE_WHY = "; why: `error` in rollouts/*.parquet"
+SEE_WHY = "; why: `error` in evals/*.parquet"
 PATIENCE = 60.0  # seconds without a line before progress gets one
 
 
