@@ -94,9 +94,7 @@ def test_never_is_infinitely_late(tmp_path):
 def test_a_ratio_is_over_all_common_seeds(tmp_path, mine, theirs, ratio, never):
     """r: there at step 2; s: at step 4; -: never."""
     curves = {"r": [0.1, 0.9, 0.9], "s": [0.1, 0.1, 0.9], "-": [0.1, 0.2, 0.2]}
-    cells = {
-        name: {seed: (curve(curves[how]), {}) for seed, how in enumerate(hows, 1)} for name, hows in (("a", theirs), ("b", mine))
-    }
+    cells = {name: {seed: (curve(curves[how]), {}) for seed, how in enumerate(hows, 1)} for name, hows in (("a", theirs), ("b", mine))}
     reach = comparison(make_sweep(tmp_path / "s", cells), target=0.9).rows()[1].reach["step"]
     assert (reach.ratio, reach.pairs, reach.never) == (ratio, len(mine), never)
 
