@@ -101,8 +101,8 @@ def test_nothing_but_uniform_groups_comes_to_a_clear_end(tmp_path):
     with pytest.raises(BatchNotFilled) as end:
         world.run()
     assert str(end.value) == (
-        "step 1: 4 generation batches (max_num_gen_batches) gave 0 of 3 usable groups out of 39 generated (39 uniform_group; mean reward 0); "
-        "they are in rollouts/000001.parquet. Take questions of another difficulty or more completions a prompt in another run, or go on "
+        "step 1: 4 generation batches (max_num_gen_batches) gave 0 of 3 usable groups out of 39 generated (39 uniform_group; mean reward 0)"
+        "; they are in rollouts/000001.parquet. Take questions of another difficulty or more completions a prompt in another run, or go on "
         "with --resume and a higher algorithm.dynamic_sampling.max_num_gen_batches or algorithm.dynamic_sampling.exhausted=partial"
     )
     assert len(read_rows(world.folder.rollout_file(1))) == 39 * 4
