@@ -21,7 +21,7 @@ from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer
 from proxima.task.prompts import PromptSource
 
-REMEMBERED = 10  # finished steps whose counts make the running acceptance
+REMEMBERED = 3  # finished steps that generated, whose counts make the running acceptance: early in a run it changes from step to step
 GREATEST_OVERSAMPLE = 4  # batches: what the running acceptance may make of one generation batch
 STALE, SURPLUS = "stale", "surplus"
 
@@ -207,11 +207,14 @@ class Collector:
         (accepted + 1) / (judged + 1), so 1 before anything is known, and never 0. Groups without a score were not judged. It is a function
         of the journal alone: a resumed run draws as an unbroken one.
         """
-        step = self.journal.step
-        for record in (self.journal.metrics(s) for s in range(max(1, step - REMEMBERED + 1), step + 1)):
-            if record is not None and "prompts_accepted" in record:
-                judged += int(record["prompts_generated"]) - int(record["prompts_unscored"])
-                accepted += int(record["prompts_accepted"])
+        seen = 0
+        for step in range(self.journal.step, 0, -1):
+            record = self.journal.metrics(step)
+            if record is None or "prompts_accepted" not in record or seen == REMEMBERED:
+                break
+            seen += record["prompts_generated"] > 0
+            judged += int(record["prompts_generated"]) - int(record["prompts_unscored"])
+            accepted += int(record["prompts_accepted"])
         return (accepted + 1) / (judged + 1)
 
     def _not_filled(self, usable: Sequence[Group], generated: Sequence[Group], dropped: Sequence[tuple[Group, str]], batches: int) -> str:
