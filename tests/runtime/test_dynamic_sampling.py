@@ -376,3 +376,16 @@ def test_forwards_of_frozen_policies_are_run_on_what_pruning_left(tiny_model, tm
     assert seen == [8, 8]  # 4 groups of 4, half of each: proximal, then reference
     rows = read_rows(tmp_path / "run" / "rollouts" / "000001.parquet")
     assert sum(r["log_prob"] is not None for r in rows) <= 8 and len(rows) == 16
+
+
+def test_allocation_is_more_prompts_and_nothing_else(tiny_model, tmp_path):
+    """2 prompts a step with half of each group pruned and its places filled: to the bit the run of 4 prompts a step, half pruned."""
+    for name, prompts, allocate in (("filled", 2, True), ("asked", 4, False)):
+        selection = [{"kind": "prune", "rate": 0.5, "allocate": allocate}]
+        changes = {
+            "train__prompts_per_step": prompts,
+            "train__updates_per_step": 2,
+            "algorithm": {"preset": "grpo", "selection": selection},
+        }
+        go(tmp_path / name, recipe(tiny_model("llama"), **changes))
+    assert_same(traces(tmp_path / "filled"), traces(tmp_path / "asked"))
