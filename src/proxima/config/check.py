@@ -14,7 +14,9 @@ from proxima.config.describe import table_of
 from proxima.config.errors import ConfigError, Problem
 from proxima.config.read import shown_path
 from proxima.config.resolve import Resolved, resolve
+from proxima.core.advantage import needs_baseline
 from proxima.core.selection import Balance, Prune
+from proxima.data.outcomes import METRIC_ALIASES, METRICS
 
 if TYPE_CHECKING:
     from proxima.task import Arithmetic
@@ -71,7 +73,7 @@ _OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 def groups_say_something(r: Resolved) -> Iterator[Problem]:
     """An advantage relative to the group is 0 in a group of one."""
-    if r.config.train.completions_per_prompt == 1 and "baseline" not in getattr(r.config.algorithm.advantage, "needs", ()):
+    if r.config.train.completions_per_prompt == 1 and not needs_baseline(r.config.algorithm.advantage):
         kind = r.entry("algorithm.advantage.kind").value
         message = f"a group of one has advantage 0 under {kind!r}, so nothing would be learned; take at least 2, 8 is usual"
         yield r.problem("train.completions_per_prompt", message)
@@ -147,7 +149,7 @@ def refill_has_a_reason(r: Resolved) -> Iterator[Problem]:
 
 def baseline_has_all_rewards(r: Resolved) -> Iterator[Problem]:
     """A reward of the whole batch speaks after the greedy baseline was taken."""
-    if "baseline" in getattr(r.config.algorithm.advantage, "needs", ()):
+    if needs_baseline(r.config.algorithm.advantage):
         for i, reward in enumerate(r.config.reward):
             if getattr(reward, "whole_batch", False):
                 message = "a reward of the whole batch is no part of the greedy baseline; leave it out, or take another algorithm.advantage"
@@ -156,8 +158,9 @@ def baseline_has_all_rewards(r: Resolved) -> Iterator[Problem]:
 
 def metrics_are_known(r: Resolved) -> Iterator[Problem]:
     """A selection that looks at a metric names one that completions have."""
-    labels = {str(getattr(reward, "label", None) or type(reward).__name__.lower()) for reward in r.config.reward}
-    known = {"reward", "score", "accuracy", "acc", "length", "truncated"} | labels
+    from proxima.reward.base import label_of
+
+    known = {*METRICS, *METRIC_ALIASES, *map(label_of, r.config.reward)}
     for i, spec in enumerate(r.config.algorithm.selection):
         metric = getattr(spec, "metric", None)
         if isinstance(metric, str) and metric not in known:

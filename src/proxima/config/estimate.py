@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from proxima.config.schema import DynamicSamplingConfig, RunConfig
-from proxima.core.selection import Prune
+from proxima.core.advantage import needs_baseline
+from proxima.core.selection import Prune, prompts_factor
 from proxima.data import Trajectory
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -149,7 +150,7 @@ def batch_of(config: RunConfig, prompt: int) -> Batch:
         updates=train.updates_per_step * train.epochs_per_step,
         kept=kept,
         at_once=at_once(prompts, config.algorithm.dynamic_sampling),
-        greedy="baseline" in getattr(config.algorithm.advantage, "needs", ()),
+        greedy=needs_baseline(config.algorithm.advantage),
     )
 
 
@@ -159,7 +160,7 @@ def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, i
     Args: prompts: `train.prompts_per_step`. size: `train.completions_per_prompt`. selection: specs, of which those that prune count.
     """
     specs = [spec for spec in selection if isinstance(spec, Prune)]
-    prompts *= math.prod(spec.prompts_factor(size) for spec in specs)
+    prompts *= prompts_factor(specs, size)
     kept = size
     for spec in specs:
         kept = spec.kept(kept) if spec.scope == "group" else math.ceil(spec.kept(prompts * kept) / prompts)
@@ -168,9 +169,7 @@ def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, i
 
 def at_once(prompts: int, refill: DynamicSamplingConfig | None) -> int | None:
     """Prompts of a generation batch, for a step of `prompts`: 0 where the running acceptance says it, None without dynamic sampling."""
-    if refill is None:
-        return None
-    return 0 if refill.oversample is None else math.ceil(refill.oversample * prompts)
+    return None if refill is None else refill.at_once(prompts) or 0
 
 
 def besides(completions: int, kept: int | None, together: int | None) -> str:

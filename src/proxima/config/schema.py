@@ -4,6 +4,7 @@ A field marked with `Slot` holds `{kind: NAME, ...fields}` in a recipe, or NAME 
 `package.module:Class`; here it holds the spec made from it. A text in `Annotated` is the field's meaning and unit.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -84,6 +85,10 @@ class DynamicSamplingConfig:
     def __post_init__(self) -> None:
         require(self.oversample is None or 1 <= self.oversample < float("inf"), "oversample", self.oversample, "must be >= 1, or null")
         require(self.max_age >= 0, "max_age", self.max_age, "must be >= 0; 0 throws surplus groups away")
+
+    def at_once(self, prompts: int) -> int | None:
+        """Prompts of a generation batch, for a step of `prompts`; None where the running acceptance says it."""
+        return None if self.oversample is None else math.ceil(self.oversample * prompts - 1e-9)  # 29 / 7 of 7 prompts is 29
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -206,6 +206,11 @@ def select(specs: Sequence[Selection], outcomes: Outcomes, advantage: Tensor) ->
     return keep, reasons
 
 
+def prompts_factor(specs: Sequence[Selection], size: int) -> int:
+    """How many times as many prompts a step takes, with groups of `size`: pruning with `allocate` fills the places that it frees."""
+    return math.prod(spec.prompts_factor(size) for spec in specs if hasattr(spec, "prompts_factor"))
+
+
 SELECTIONS: dict[str, type] = {
     "balance": Balance,
     "drop_truncated": DropTruncated,

@@ -10,6 +10,9 @@ from torch import Tensor
 from proxima.data.check import check_fields
 from proxima.data.flow import Group
 
+METRICS = ("reward", "accuracy", "length", "truncated")  # what is known of every completion, beside the parts
+METRIC_ALIASES = {"score": "reward", "acc": "accuracy"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
@@ -59,8 +62,8 @@ class Outcomes:
         found: dict[str, Tensor | None] = (
             {name: self.parts[:, i] for i, name in enumerate(self.part_names)} if self.parts is not None else {}
         )
-        found |= {"reward": self.reward, "accuracy": self.correct, "length": self.length, "truncated": self.truncated}
-        value = found.get({"score": "reward", "acc": "accuracy"}.get(name, name))
+        found |= dict(zip(METRICS, (self.reward, self.correct, self.length, self.truncated), strict=True))
+        value = found.get(METRIC_ALIASES.get(name, name))
         return torch.full_like(self.reward, float("nan"), dtype=torch.float64) if value is None else value.double()
 
     @classmethod

@@ -160,6 +160,12 @@ class PooledReward(WeightedReward):
         return job if isinstance(job, Score) else self.read(prompt, GRADERS[job.grader](**job.arguments))
 
 
+def label_of(reward: object) -> str:
+    """The name under which a reward's value stands among the parts of a score; of one out of tree its `name`, or its class."""
+    label = getattr(reward, "label", None) or getattr(reward, "name", None)
+    return str(label or type(reward).__name__.lower())
+
+
 def checked(score: object) -> Score:
     """The score in Python's own numbers, after a look at what a careless scorer may have put into it (`correct=1`, a numpy float).
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from proxima.data import Completion, Group, Prompt, Score, require
-from proxima.reward.base import Job, PooledReward, checked
+from proxima.reward.base import Job, PooledReward, checked, label_of
 from proxima.reward.function import UserFunction
 from proxima.reward.pool import Answer, WorkerPool
 from proxima.reward.protocol import Reward
@@ -47,7 +47,7 @@ class RewardRunner:
         require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
         require(workers >= 1, "workers", workers, "must be >= 1")
         self.rewards, self.timeout = tuple(rewards), timeout
-        self.labels = tuple(_label(reward) for reward in rewards)
+        self.labels = tuple(label_of(reward) for reward in rewards)
         for label in self.labels:
             require(self.labels.count(label) == 1, "reward", label, "is the name of two rewards; give one of them another `name`")
         pooled = [reward for reward in self.rewards if isinstance(reward, PooledReward)]
@@ -233,11 +233,6 @@ def _key(job: Job | Score, otherwise: int) -> str | int:
         return json.dumps([job.grader, job.arguments])
     except (TypeError, ValueError):
         return otherwise  # the pool says what is wrong with it
-
-
-def _label(reward: Reward) -> str:
-    label = getattr(reward, "label", None) or getattr(reward, "name", None)
-    return str(label or type(reward).__name__.lower())
 
 
 def _weight(reward: Reward) -> float:

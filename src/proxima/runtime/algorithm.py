@@ -1,6 +1,5 @@
 """From scored groups to what is trained: advantage, selection, and the order of the updates. Pure; runs in prompt order."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +8,8 @@ from typing import Any
 
 import torch
 
-from proxima.core.selection import select
+from proxima.core.advantage import needs_baseline
+from proxima.core.selection import prompts_factor, select
 from proxima.data import Group, Outcomes, Trajectory
 from proxima.runtime.rollouts import Fate
 from proxima.train import TrajectoryFacts
@@ -94,11 +94,11 @@ class Algorithm:
     @property
     def needs_baseline(self) -> bool:
         """The advantage compares with the reward of each prompt's greedy completion, so that has to be made."""
-        return "baseline" in getattr(self.advantage, "needs", ())
+        return needs_baseline(self.advantage)
 
     def prompts_factor(self, size: int) -> int:
-        """How many times as many prompts a step takes, with groups of `size`: pruning with `allocate` fills the places that it frees."""
-        return math.prod(spec.prompts_factor(size) for spec in self.selection if hasattr(spec, "prompts_factor"))
+        """How many times as many prompts a step takes, with groups of `size`; see `core.selection.prompts_factor`."""
+        return prompts_factor(self.selection, size)
 
     def unusable(self, groups: Sequence[Group]) -> dict[int, str]:
         """uid → reason, for the groups of which the selections that look at one group at a time leave nothing."""

@@ -196,8 +196,8 @@ class Collector:
         """Prompts of the next generation batch."""
         if self.refill is None:
             return missing
-        if self.refill.oversample is not None:
-            return math.ceil(self.refill.oversample * self.prompts - 1e-9)  # 29 / 7 of 7 prompts is 29
+        if (fixed := self.refill.at_once(self.prompts)) is not None:
+            return fixed
         rate = self.acceptance(len(generated) - _unscored(generated), len(_among(usable, generated)))
         return min(math.ceil(missing / rate), GREATEST_OVERSAMPLE * self.prompts)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.runtime.records import dumps
+from proxima.runtime.records import dumps, utf8
 
 PENDING = "pending.parquet"
 
@@ -84,10 +84,10 @@ def _row(group: Group) -> dict[str, Any]:
         "answer": dumps(prompt.answer),
         "metadata": dumps(prompt.metadata),
         "completions": [
-            {name: value for name, value in vars(c).items() if name != "prompt_uid"} | {"text": _utf8(c.text)} for c in group.completions
+            {name: value for name, value in vars(c).items() if name != "prompt_uid"} | {"text": utf8(c.text)} for c in group.completions
         ],
         "scores": [
-            asdict(score) | {"parts": dumps(score.parts), "error": None if score.error is None else _utf8(score.error)}
+            asdict(score) | {"parts": dumps(score.parts), "error": None if score.error is None else utf8(score.error)}
             for score in group.scores
         ],
         "baseline": group.baseline,
@@ -105,10 +105,6 @@ def _group(row: Mapping[str, Any]) -> Group:
     completions = tuple(Completion(prompt_uid=prompt.uid, **{k: _tuples(v) for k, v in c.items()}) for c in row["completions"])
     scores = tuple(Score(**{**s, "parts": json.loads(s["parts"])}) for s in row["scores"])
     return Group(prompt=prompt, completions=completions, scores=scores, baseline=row["baseline"])
-
-
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _tuples(value: Any) -> Any:

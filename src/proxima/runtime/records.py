@@ -15,7 +15,11 @@ def dumps(value: Any, indent: int | None = None) -> str:
     Raises:
         TypeError: a value that JSON has no form for.
     """
-    text = json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
+    return utf8(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=indent))
+
+
+def utf8(text: str) -> str:
+    """The text with lone surrogates, which a tokenizer or a file name can bring and UTF-8 can't hold, as `?`."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 

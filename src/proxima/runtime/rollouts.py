@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.runtime.files import replacing
-from proxima.runtime.records import dumps
+from proxima.runtime.records import dumps, utf8
 
 _COMMON = [
     pa.field("step", pa.int32(), nullable=False),
@@ -123,14 +123,14 @@ def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> 
         "step": step,
         "prompt_uid": prompt.uid,
         "sample": completion.sample,
-        "question": _utf8(prompt.question),
-        "answer": _utf8(dumps(prompt.answer)),
-        "text": _utf8(completion.text),
+        "question": utf8(prompt.question),
+        "answer": dumps(prompt.answer),
+        "text": utf8(completion.text),
         "tokens": completion.tokens,
         "correct": score.correct if score.valid else None,
         "reward": float(score.value) if score.valid else None,
         "valid": score.valid,
-        "error": None if score.error is None else _utf8(score.error),
+        "error": None if score.error is None else utf8(score.error),
         "finish_reason": completion.finish_reason,
     }
 
@@ -149,16 +149,11 @@ def _training(prompt: Prompt, completion: Completion, score: Score, fate: Fate) 
         "log_prob": fate.log_prob,
         "keep": fate.keep,
         "entropy": fate.entropy,
-        "parts": _utf8(dumps(score.parts)),
+        "parts": dumps(score.parts),
         "advantage": fate.advantage,
         "temperature": completion.temperature,
         "outcome": fate.outcome,
     }
-
-
-def _utf8(text: str) -> str:
-    """Replace lone surrogates, which a tokenizer or a file name can bring and UTF-8 can't hold."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _write(path: Path, schema: pa.Schema, rows: list[Mapping[str, Any]]) -> None:

@@ -38,6 +38,12 @@ ADVANTAGES: dict[str, type] = {
     "rloo": Rloo,
 }
 
+
+def needs_baseline(advantage: object) -> bool:
+    """Whether an advantage compares with the reward of each prompt's greedy completion, so that one has to be made and scored."""
+    return "baseline" in getattr(advantage, "needs", ())
+
+
 __all__ = [
     "ADVANTAGES",
     "Advantage",
@@ -55,5 +61,6 @@ __all__ = [
     "Rloo",
     "TokenAdvantage",
     "TokenRewards",
+    "needs_baseline",
     "whiten",
 ]
