@@ -8,7 +8,16 @@ from datetime import date
 from benchmarks.harness import HERE, machine
 
 #: quick ones first; `seeds` trains six models
-CLAIMS = ("cppo_mask", "shared_prompt", "pruned_update", "correction_cost", "math_reward", "decode_vs_hf", "step_vs_trl", "seeds")
+CLAIMS = (
+    "cppo_mask",
+    "shared_prompt",
+    "pruned_update",
+    "correction_cost",
+    "math_reward",
+    "decode_vs_hf",
+    "step_vs_trl",
+    "seeds",
+)
 
 
 def main() -> int:

@@ -21,10 +21,17 @@ def parser(doc: str | None, *, repeats: int) -> argparse.ArgumentParser:
     """The options that every claim has."""
     p = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     p.add_argument(
-        "--model", default=str(HERE.parent / "models" / "smollm2-135m-instruct"), help="Hugging Face folder (default: the demo's)"
+        "--model",
+        default=str(HERE.parent / "models" / "smollm2-135m-instruct"),
+        help="Hugging Face folder (default: the demo's)",
     )
     p.add_argument("--repeats", type=int, default=repeats, help="measurements of each side (default: %(default)s)")
-    p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="torch threads of each side (default: %(default)s)")
+    p.add_argument(
+        "--threads",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="torch threads of each side (default: %(default)s)",
+    )
     p.add_argument("--json-out", type=Path, help="also write the result as a file")
     return p
 
@@ -37,7 +44,8 @@ def need_model(path: str) -> str:
 
 
 def peer_python(folder: Path) -> str:
-    """An interpreter with the versions of `folder`/peer.lock: this one if it has them all, else one made for them, once, below .cache/."""
+    """An interpreter with the versions of `folder`/peer.lock: this one if it has them all, else one made for them,
+    once, below .cache/."""
     lock = folder / "peer.lock"
     pins = dict(line.split("==") for line in lock.read_text().split() if "==" in line)
     if all(_version(name) == version for name, version in pins.items()):
@@ -62,7 +70,9 @@ def _version(name: str) -> str | None:
 class Side:
     """A process that measures when it is asked, and sleeps otherwise."""
 
-    def __init__(self, name: str, module: str, settings: Mapping[str, Any], *, threads: int, python: str = sys.executable) -> None:
+    def __init__(
+        self, name: str, module: str, settings: Mapping[str, Any], *, threads: int, python: str = sys.executable
+    ) -> None:
         self.name = name
         CACHE.mkdir(parents=True, exist_ok=True)
         self.log = CACHE / f"{module}.log"
@@ -115,7 +125,11 @@ def alternate(sides: Sequence[Side], repeats: int, *, discard: int = 1) -> dict[
         for i in range(discard + repeats):
             for side in sides:
                 measured = side.once()
-                print(f"  {'discarded ' if i < discard else ''}{side.name}: {json.dumps(measured)}", file=sys.stderr, flush=True)
+                print(
+                    f"  {'discarded ' if i < discard else ''}{side.name}: {json.dumps(measured)}",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 if i >= discard:
                     found[side.name].append(measured)
     finally:
@@ -141,7 +155,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table, aligned for a terminal."""
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
     lines = [header, ["-" * width for width in widths], *rows]
-    return "\n".join("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    )
 
 
 def machine() -> dict[str, Any]:
@@ -155,13 +171,17 @@ def versions() -> dict[str, str]:
     """This side's versions; a peer reports its own in `about`."""
     from proxima import __version__
 
-    return {"proxima": __version__} | {name: version for name in ("torch", "transformers") if (version := _version(name))}
+    return {"proxima": __version__} | {
+        name: version for name in ("torch", "transformers") if (version := _version(name))
+    }
 
 
 def commit() -> str:
     """The commit measured, with `+` when the tree has changes."""
     try:
-        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
+        head = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True
+        ).stdout.strip()
         changed = subprocess.run(
             ["git", "status", "--porcelain", "-uno"], cwd=HERE, capture_output=True, text=True, check=True
         ).stdout.strip()
@@ -180,7 +200,8 @@ def finish(result: dict[str, Any], out: Path | None) -> None:
 
 
 def gemm_rate(threads: int, dtype: str, size: int = 2048, repeats: int = 5) -> float:
-    """FLOP/s of the best of some square matrix products: what this machine can do at most, now. Runs in this process."""
+    """FLOP/s of the best of some square matrix products: what this machine can do at most, now. Runs in this
+    process."""
     import time
 
     import torch

@@ -1,10 +1,12 @@
-"""Our CPPO in somebody else's loop: plain PyTorch, a network of their own, padded [B, T] tensors. No transformers, no recipe, no trainer.
+"""Our CPPO in somebody else's loop: plain PyTorch, a network of their own, padded [B, T] tensors. No transformers, no
+recipe, no trainer.
 
 python examples/core_in_plain_pytorch.py [--steps 50] [--surrogate cppo]
 
-The policy is a small recurrent network over ten digits. It is given a digit and shall count on from it, 3 → 4 5 6 7 …, until it chooses to
-stop; a completion's reward is the share of six places with the right digit. Each batch is used for four updates, so that the ratio leaves 1
-and the surrogate has something to bound. What belongs to proxima is marked with (1), (2), (3).
+The policy is a small recurrent network over ten digits. It is given a digit and shall count on from it, 3 → 4 5 6 7 …,
+until it chooses to stop; a completion's reward is the share of six places with the right digit. Each batch is used for
+four updates, so that the ratio leaves 1 and the surrogate has something to bound. What belongs to proxima is marked
+with (1), (2), (3).
 """
 
 import argparse
@@ -33,7 +35,8 @@ class Counter(nn.Module):
 
 @torch.no_grad()
 def generate(policy: Counter, prompt: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """[B] prompts → tokens [B, T], their log-probs [B, T] and the mask [B, T] of those that were sampled; the stop token is one of them."""
+    """[B] prompts → tokens [B, T], their log-probs [B, T] and the mask [B, T] of those that were sampled; the stop
+    token is one of them."""
     tokens, log_probs, masks = [], [], []
     last, state, going = prompt, None, torch.ones(len(prompt), dtype=torch.bool)
     for _ in range(LONGEST):
@@ -73,18 +76,24 @@ def train(steps: int = 50, surrogate: object = None, seed: int = 1, verbose: boo
         reward = reward_of(prompt, tokens, mask)
         advantage = reward - reward.view(PROMPTS, GROUP).mean(1).repeat_interleave(GROUP)
         for _ in range(UPDATES):
-            batch = PolicyBatch.from_padded(  # (2) padded rows become a packed batch; [B] advantages are spread over their tokens
+            # (2) padded rows become a packed batch; [B] advantages are spread over their tokens
+            batch = PolicyBatch.from_padded(
                 mask, log_prob=log_prob_of(policy, prompt, tokens), behavior_log_prob=behavior, advantage=advantage
             )
             loss = policy_loss(batch, surrogate=surrogate, aggregate=TokenMean())  # (3) numerator, denominator, metrics
             optimizer.zero_grad()
             loss.value.backward()
             optimizer.step()
-        metrics = {name: m.value for name, m in loss.metrics.items()}  # of the last update, where the policy is farthest
+        metrics = {
+            name: m.value for name, m in loss.metrics.items()
+        }  # of the last update, where the policy is farthest
         history.append({"reward": float(reward.mean()), "length": float(mask.sum(1).float().mean()), **metrics})
         if verbose and step % 10 == 0:
             m = history[-1]
-            print(f"step {step:3d}   reward {m['reward']:.3f}   ratio max {m['ratio_max']:.2f}   masked {100 * m['masked_fraction']:.1f} %")
+            print(
+                f"step {step:3d}   reward {m['reward']:.3f}   ratio max {m['ratio_max']:.2f}   masked "
+                f"{100 * m['masked_fraction']:.1f} %"
+            )
     return history
 
 

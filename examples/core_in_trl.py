@@ -1,4 +1,5 @@
-"""Our CPPO inside TRL: a GRPOTrainer whose loss is ours. Everything else stays TRL's: generation, rewards, advantages, accumulation, logs.
+"""Our CPPO inside TRL: a GRPOTrainer whose loss is ours. Everything else stays TRL's: generation, rewards, advantages,
+accumulation, logs.
 
 pip install trl==1.16 proxima-rl
 python examples/core_in_trl.py --model HuggingFaceTB/SmolLM2-135M-Instruct
@@ -19,7 +20,8 @@ from proxima.core import Cppo, PolicyBatch, TokenMean, policy_loss
 
 
 class CppoTrainer(GRPOTrainer):
-    """GRPOTrainer with a surrogate of `proxima.core` in place of `loss_type`; set `surrogate` on the class or the instance."""
+    """GRPOTrainer with a surrogate of `proxima.core` in place of `loss_type`; set `surrogate` on the class or the
+    instance."""
 
     surrogate: Any = Cppo(delta=0.15)
 
@@ -32,9 +34,13 @@ class CppoTrainer(GRPOTrainer):
         tokens = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         log_prob, _, _ = self._get_per_token_logps_and_entropies(model, tokens, attention, sampled.shape[1])
-        behavior = inputs.get("sampling_per_token_logps", inputs.get("old_per_token_logps"))  # vLLM's own where there are any
+        behavior = inputs.get(
+            "sampling_per_token_logps", inputs.get("old_per_token_logps")
+        )  # vLLM's own where there are any
         behavior = log_prob.detach() if behavior is None else torch.where(behavior.isnan(), log_prob.detach(), behavior)
-        batch = PolicyBatch.from_padded(sampled, log_prob=log_prob, behavior_log_prob=behavior, advantage=inputs["advantages"])
+        batch = PolicyBatch.from_padded(
+            sampled, log_prob=log_prob, behavior_log_prob=behavior, advantage=inputs["advantages"]
+        )
         loss = policy_loss(batch, surrogate=self.surrogate, aggregate=TokenMean())
         self._note(loss.metrics)
         return (loss.numerator / self._tokens_per_update(inputs)).to(log_prob.dtype)

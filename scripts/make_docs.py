@@ -22,11 +22,14 @@ DEMO = REPOSITORY / "runs" / "quickstart"
 HEAD = """\
 # Reference
 
-Every field of a recipe and every kind in every slot. Made from the code by `make docs`; do not edit it here. `proxima list SLOT` prints
-the same in a terminal, `proxima explain RECIPE` shows the values of one recipe and where each came from, and `recipes/schema.json`
+Every field of a recipe and every kind in every slot. Made from the code by `make docs`; do not edit it here.
+`proxima list SLOT` prints
+the same in a terminal, `proxima explain RECIPE` shows the values of one recipe and where each came from, and
+`recipes/schema.json`
 completes them in an editor.
 
-A slot takes `{kind: NAME, field: value}` or, where the defaults do, `NAME`; `package.module:Class` takes a class of yours.
+A slot takes `{kind: NAME, field: value}` or, where the defaults do, `NAME`; `package.module:Class` takes a class of
+yours.
 """
 
 
@@ -40,7 +43,9 @@ def reference() -> str:
     parts.append("## Kinds\n")
     for name, slot in sorted(catalogue().items()):
         parts.append(f"### {name}\n\n`{'`, `'.join(slot['paths'])}`: {slot['meaning']}\n")
-        rows = [[f"`{kind}`", facts["summary"], fields_in_words(facts["fields"])] for kind, facts in slot["kinds"].items()]
+        rows = [
+            [f"`{kind}`", facts["summary"], fields_in_words(facts["fields"])] for kind, facts in slot["kinds"].items()
+        ]
         parts.append(table(["kind", "what it is", "fields"], rows) + "\n")
     return "\n".join(parts)
 
@@ -92,7 +97,9 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 def escaped(cell: str) -> str:
     """A cell may hold anything: a bar would end it, and outside `code` a <word> would be taken for HTML."""
     parts = cell.replace("|", "\\|").split("`")
-    return "`".join(part if i % 2 else part.replace("<", "&lt;").replace("&lt;br>", "<br>") for i, part in enumerate(parts))
+    return "`".join(
+        part if i % 2 else part.replace("<", "&lt;").replace("&lt;br>", "<br>") for i, part in enumerate(parts)
+    )
 
 
 def pages() -> dict[Path, str]:
@@ -107,7 +114,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a page is out of date")
     options = parser.parse_args()
     if options.check:
-        stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+        stale = [
+            path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text
+        ]
         for path in stale:
             print(f"error: {path.relative_to(REPOSITORY)} is not what the code says; run make docs", file=sys.stderr)
         return int(bool(stale))

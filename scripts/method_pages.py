@@ -1,7 +1,8 @@
-"""docs/algorithms: a page and, for a surrogate, a figure a method; and docs/peers.md, the table of all of them. Called by make_docs.py.
+"""docs/algorithms: a page and, for a surrogate, a figure a method; and docs/peers.md, the table of all of them. Called
+by make_docs.py.
 
-Formula, defaults, edge cases, source and differences come from the specs' docstrings and fields, the curve from the surrogate itself; when
-to use it and what peers call it, from docs/algorithms/notes.yaml.
+Formula, defaults, edge cases, source and differences come from the specs' docstrings and fields, the curve from the
+surrogate itself; when to use it and what peers call it, from docs/algorithms/notes.yaml.
 """
 
 import inspect
@@ -17,15 +18,31 @@ PEERS = REPOSITORY / "docs" / "peers.md"
 NAMES = {"verl": "verl 0.9.1", "trl": "TRL 1.16", "areal": "AReaL", "unirl": "UniRL"}
 SLOTS = {  # slot → where its table is, how a recipe (or `policy_loss`) names it, what it is
     "surrogate": ("proxima.core.surrogate:SURROGATES", "surrogate: {{kind: {}}}", "Surrogates: the loss of a token"),
-    "correction": ("proxima.core.correction:CORRECTIONS", "correction: [{{kind: {}}}]", "Corrections: from behavior to proximal policy"),
+    "correction": (
+        "proxima.core.correction:CORRECTIONS",
+        "correction: [{{kind: {}}}]",
+        "Corrections: from behavior to proximal policy",
+    ),
     "advantage": (
         "proxima.core.advantage:ADVANTAGES",
         "advantage: {{kind: {}}}",
         "Advantages: from rewards to better or worse than expected",
     ),
-    "aggregate": ("proxima.core.aggregate:AGGREGATES", "aggregate: {{kind: {}}}", "Aggregations: from losses of tokens to one number"),
-    "selection": ("proxima.core.selection:SELECTIONS", "selection: [{{kind: {}}}]", "Selections: what is dropped before the update"),
-    "penalty": ("proxima.core.penalty:PENALTIES", "reference_kl: {{kind: {}}}", "Penalties: terms added to the loss of a token"),
+    "aggregate": (
+        "proxima.core.aggregate:AGGREGATES",
+        "aggregate: {{kind: {}}}",
+        "Aggregations: from losses of tokens to one number",
+    ),
+    "selection": (
+        "proxima.core.selection:SELECTIONS",
+        "selection: [{{kind: {}}}]",
+        "Selections: what is dropped before the update",
+    ),
+    "penalty": (
+        "proxima.core.penalty:PENALTIES",
+        "reference_kl: {{kind: {}}}",
+        "Penalties: terms added to the loss of a token",
+    ),
 }
 OUTSIDE = {"entropy": "entropy_bonus: 0.01"}  # kinds that a recipe names otherwise
 MADE = "<!-- Made by `make docs` from the code and notes.yaml; don't edit it here. -->\n"
@@ -62,7 +79,10 @@ def read_notes() -> dict[str, Any]:
     for slot in SLOTS:
         missing = sorted(set(kinds(slot)) ^ set(notes[slot]))
         if missing:
-            raise ValueError(f"docs/algorithms/notes.yaml: {slot}: {', '.join(missing)}: a kind without a note, or a note without a kind.")
+            raise ValueError(
+                f"docs/algorithms/notes.yaml: {slot}: {', '.join(missing)}: a kind without a note, or a note "
+                "without a kind."
+            )
     return notes
 
 
@@ -73,8 +93,8 @@ def kinds(slot: str) -> dict[str, type]:
 
 
 def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
-    from proxima.config.check import beyond_the_loop
     from proxima.config.describe import summary_of
+    from proxima.config.validate import beyond_the_loop
 
     name = OUTSIDE.get(kind) or SLOTS[slot][1].format(kind)
     parts = [f"# {note['title']}: `{name}`\n\n{MADE}", f"{escaped(summary_of(cls))}.\n"]
@@ -85,7 +105,10 @@ def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
     if rows := field_rows(cls):
         parts.append(table(["field", "default", "meaning"], rows) + "\n")
     if slot == "advantage" and (only := beyond_the_loop(cls)):
-        parts.append(f"**In core only.** `proxima train` can't run it: it {only}, which the loop has not. A loop of your own can.\n")
+        parts.append(
+            f"**In core only.** `proxima train` can't run it: it {only}, which the loop has not. A loop of your own "
+            "can.\n"
+        )
     parts.append(f"**Use it.** {note['use']}\n\n**Not.** {note['avoid']}\n")
     if "recipe" in note:
         parts.append(f"**In a recipe.**\n\n```yaml\n{note['recipe']}```\n")
@@ -96,7 +119,9 @@ def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
     if slot == "surrogate" and (presets := presets_with(kind)):
         parts.append(f"**Presets.** {', '.join(f'`algorithm: {name}`' for name in presets)}.\n")
     named = [[NAMES[peer], escaped(note[peer])] for peer in NAMES if peer in note]
-    parts.append((table(["peer", "what it is there"], named) if named else "None of verl, TRL, AReaL and UniRL has it.") + "\n")
+    parts.append(
+        (table(["peer", "what it is there"], named) if named else "None of verl, TRL, AReaL and UniRL has it.") + "\n"
+    )
     return "\n".join(parts)
 
 
@@ -107,13 +132,16 @@ def presets_with(kind: str) -> list[str]:
 
 
 def formula(cls: type) -> str:
-    """What stands between the first line of the docstring and `Args`, formula blocks and prose; of a class that says "as", its base's."""
+    """What stands between the first line of the docstring and `Args`, formula blocks and prose; of a class that says
+    "as", its base's."""
     for base in cls.__mro__[:-1]:
         lines = inspect.cleandoc(base.__doc__ or "").splitlines()
         end = next((i for i, line in enumerate(lines) if re.match(HEADER + r"[\w, ]*:", line)), len(lines))
         text = "\n".join(lines[1:end]).strip("\n")
         if text.strip():
-            return "\n\n".join(block if block.startswith("    ") else escaped(block) for block in re.split(r"\n\s*\n", text))
+            return "\n\n".join(
+                block if block.startswith("    ") else escaped(block) for block in re.split(r"\n\s*\n", text)
+            )
     return ""
 
 
@@ -145,24 +173,36 @@ def field_rows(cls: type) -> list[list[str]]:
 def index_page(notes: dict[str, Any]) -> str:
     from proxima.config.describe import summary_of
 
-    parts = [f"# Methods\n\n{MADE}", "One page a method: formula, curve, defaults, when to use it, what the peers call it.\n"]
+    parts = [
+        f"# Methods\n\n{MADE}",
+        "One page a method: formula, curve, defaults, when to use it, what the peers call it.\n",
+    ]
     for slot, (_, _, title) in SLOTS.items():
-        rows = [[f"[`{kind}`]({kind}.md)", notes[slot][kind]["title"], escaped(summary_of(cls))] for kind, cls in kinds(slot).items()]
+        rows = [
+            [f"[`{kind}`]({kind}.md)", notes[slot][kind]["title"], escaped(summary_of(cls))]
+            for kind, cls in kinds(slot).items()
+        ]
         parts.append(f"## {title}\n\n{table(['kind', 'name', 'what it does'], rows)}\n")
     return "\n".join(parts)
 
 
 PEERS_HEAD = """\
-What we have, by what the peers call it. `actor.` is `actor_rollout_ref.actor` and `correction.` is `algorithm.rollout_correction` in verl;
-names without a prefix are fields of `GRPOConfig` in TRL, of `PPOActorConfig` in AReaL, of a class of `unirl/algorithms` in UniRL. An empty
-cell: not there. Same name doesn't mean same number: [peculiarities](peculiarities.md) says where they differ (P, T, A, U, C and a number).
+What we have, by what the peers call it. `actor.` is `actor_rollout_ref.actor` and `correction.` is
+`algorithm.rollout_correction` in verl;
+names without a prefix are fields of `GRPOConfig` in TRL, of `PPOActorConfig` in AReaL, of a class of
+`unirl/algorithms` in UniRL. An empty
+cell: not there. Same name doesn't mean same number: [peculiarities](peculiarities.md) says where they differ (P, T,
+A, U, C and a number).
 """
 
 
 def peers_page(notes: dict[str, Any]) -> str:
     parts = [f"# Peers\n\n{MADE}", PEERS_HEAD]
     for slot, (_, _, title) in SLOTS.items():
-        rows = [[f"[`{kind}`](algorithms/{kind}.md)", *(escaped(notes[slot][kind].get(p, "")) for p in NAMES)] for kind in kinds(slot)]
+        rows = [
+            [f"[`{kind}`](algorithms/{kind}.md)", *(escaped(notes[slot][kind].get(p, "")) for p in NAMES)]
+            for kind in kinds(slot)
+        ]
         parts.append(f"## {title}\n\n{table(['ours', *NAMES.values()], rows)}\n")
     rows = [[row["feature"], row["ours"], *(escaped(row.get(p, "")) for p in NAMES)] for row in notes["other"]]
     parts.append(f"## What is no method\n\n{table(['feature', 'ours', *NAMES.values()], rows)}\n")

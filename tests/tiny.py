@@ -1,11 +1,13 @@
-"""Random models of a few thousand weights with a real tokenizer and chat template, made offline: what most tests run on.
+"""Random models of a few thousand weights with a real tokenizer and chat template, made offline: what most tests run
+on.
 
     folder = make_tiny("llama", tmp_path)           # a Hugging Face folder
     def test_x(tiny_model): folder = tiny_model("qwen2")        # the same, made once a session
 
-The kinds differ where decoders differ: `llama` ties its embeddings and groups its heads 4/2, `qwen2` has biases on q, k and v and an output
-layer of its own, `qwen3` normalises q and k and has a head_dim that is not hidden/heads, `gpt2` has learned positions, LayerNorm and fused
-QKV, and no fast path anywhere. Weights are drawn wide, and norms and biases too, so that a forgotten one shows in the logits.
+The kinds differ where decoders differ: `llama` ties its embeddings and groups its heads 4/2, `qwen2` has biases on q, k
+and v and an output layer of its own, `qwen3` normalises q and k and has a head_dim that is not hidden/heads, `gpt2` has
+learned positions, LayerNorm and fused QKV, and no fast path anywhere. Weights are drawn wide, and norms and biases too,
+so that a forgotten one shows in the logits.
 """
 
 from collections.abc import Callable
@@ -30,7 +32,8 @@ from transformers.utils import logging
 
 START, END = "<|im_start|>", "<|im_end|>"
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' "
+    "}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 SPECIAL = (END, START, "<|endoftext|>")  # the last because Qwen2 and GPT-2 tokenizers insist on having it
@@ -46,7 +49,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False
+    )
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
@@ -75,7 +80,9 @@ def _config(kind: str) -> tuple[type[PreTrainedModel], Any]:
         case "qwen3":
             return Qwen3ForCausalLM, Qwen3Config(**decoder, head_dim=16, tie_word_embeddings=True)
         case "gpt2":
-            config = GPT2Config(**common, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+            config = GPT2Config(
+                **common, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+            )
             return GPT2LMHeadModel, config
     raise ValueError(f"kind={kind!r} must be one of {', '.join(KINDS)}")
 
@@ -94,7 +101,9 @@ def tiny(kind: str, seed: int = 0) -> PreTrainedModel:
                 if parameter.dim() == 1:
                     parameter += 0.2 * torch.randn_like(parameter)
             embedding = model.get_input_embeddings().weight
-            embedding[0] = 0.25 * torch.randn_like(embedding[0])  # the padding row starts as zeros, and padding is end-of-text here
+            embedding[0] = 0.25 * torch.randn_like(
+                embedding[0]
+            )  # the padding row starts as zeros, and padding is end-of-text here
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = 0
     return model.eval()
 

@@ -25,4 +25,7 @@ def main() -> None:
     worst = max(t.median for t in levels.values()) / step.median
     settings.pop("model")
     seconds = {"step": step.json()} | {name: t.json() for name, t in levels.items()}
-    finish({"claim": "correction_cost", "share": round(worst, 5), "seconds": seconds, "settings": settings, "model": name}, o.json_out)
+    finish(
+        {"claim": "correction_cost", "share": round(worst, 5), "seconds": seconds, "settings": settings, "model": name},
+        o.json_out,
+    )

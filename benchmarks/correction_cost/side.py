@@ -19,12 +19,20 @@ def main() -> None:
 
     torch.set_num_threads(settings["threads"])
     policy = Policy(load(settings["model"], device="cpu"), compute_dtype=torch.bfloat16)
-    trainer = Trainer(policy, surrogate=PpoClip(), aggregate=TokenMean(), optimizer=AdamW(lr=1e-7), skip_zero_advantage=False)
+    trainer = Trainer(
+        policy, surrogate=PpoClip(), aggregate=TokenMean(), optimizer=AdamW(lr=1e-7), skip_zero_advantage=False
+    )
     generator = torch.Generator().manual_seed(1)
     count, length = settings["sequences"], settings["tokens"]
     ids = torch.randint(1000, 40_000, (count, length), generator=generator).tolist()
     items = [
-        Trajectory(prompt_tokens=(1, 2, 3), tokens=tuple(row), group=i // 8, advantage=(-1.0) ** i, behavior_log_prob=(-10.0,) * length)
+        Trajectory(
+            prompt_tokens=(1, 2, 3),
+            tokens=tuple(row),
+            group=i // 8,
+            advantage=(-1.0) ** i,
+            behavior_log_prob=(-10.0,) * length,
+        )
         for i, row in enumerate(ids)
     ]
     proximal = -10 + torch.randn(count * length, generator=generator)
@@ -55,7 +63,9 @@ def main() -> None:
             for _ in range(5):
                 start = time.perf_counter()
                 done = apply_corrections(batch, specs)
-                values = {key: value.value for key, value in done.metrics.items()}  # with the division and the sync that logging needs
+                values = {
+                    key: value.value for key, value in done.metrics.items()
+                }  # with the division and the sync that logging needs
                 times.append(time.perf_counter() - start)
             assert len(values) > 10
             measured[name] = sorted(times)[2]

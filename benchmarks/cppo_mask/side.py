@@ -8,7 +8,8 @@ from benchmarks.side import Channel, argument, serve
 
 
 def plain_loop(b: Any, delta: float, w_min: float, delta_b: float) -> tuple[Any, Any]:
-    """keep [N], and how far each token is from its threshold [N]: one sequence after the other, each formula as it is printed."""
+    """keep [N], and how far each token is from its threshold [N]: one sequence after the other, each formula as it is
+    printed."""
     import torch
 
     keep, margin = [], []

@@ -16,7 +16,9 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=getattr(torch, settings["dtype"])).eval()
     tokenizer = AutoTokenizer.from_pretrained(settings["model"], padding_side="left")
     pad = tokenizer.pad_token_id
-    rows = [ids for ids in prompts(tokenizer, settings["prompts"]) for _ in range(settings["rows"] // settings["prompts"])]
+    rows = [
+        ids for ids in prompts(tokenizer, settings["prompts"]) for _ in range(settings["rows"] // settings["prompts"])
+    ]
     width = max(map(len, rows))
     ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows])
     mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
@@ -27,7 +29,9 @@ def main() -> None:
     def once() -> dict[str, float]:
         start = time.perf_counter()
         with torch.inference_mode():
-            out = model.generate(ids, attention_mask=mask, max_new_tokens=settings["tokens"], pad_token_id=pad, **sampling)
+            out = model.generate(
+                ids, attention_mask=mask, max_new_tokens=settings["tokens"], pad_token_id=pad, **sampling
+            )
         seconds = time.perf_counter() - start
         tokens = (out.shape[1] - width) * len(rows)
         return {"seconds": seconds, "tokens": tokens, "rate": tokens / seconds}

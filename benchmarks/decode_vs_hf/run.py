@@ -1,4 +1,5 @@
-"""Tokens per second of the local engine against `generate` of transformers, and both against what the machine can do at most."""
+"""Tokens per second of the local engine against `generate` of transformers, and both against what the machine can do at
+most."""
 
 from pathlib import Path
 
@@ -8,7 +9,12 @@ from benchmarks.harness import Side, Spread, alternate, finish, need_model, pars
 def main() -> None:
     p = parser(__doc__, repeats=5)
     p.add_argument("--rows", type=int, default=64, help="completions at once (default: %(default)s)")
-    p.add_argument("--prompts", type=int, default=8, help="different prompts among them; must divide the rows (default: %(default)s)")
+    p.add_argument(
+        "--prompts",
+        type=int,
+        default=8,
+        help="different prompts among them; must divide the rows (default: %(default)s)",
+    )
     p.add_argument("--tokens", type=int, default=64, help="new tokens a row (default: %(default)s)")
     p.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     o = p.parse_args()
@@ -22,7 +28,9 @@ def main() -> None:
         "tokens": o.tokens,
         "dtype": o.dtype,
     }
-    peer = Side("HF generate", "decode_vs_hf.hf_side", settings, threads=o.threads, python=peer_python(Path(__file__).parent))
+    peer = Side(
+        "HF generate", "decode_vs_hf.hf_side", settings, threads=o.threads, python=peer_python(Path(__file__).parent)
+    )
     ours = Side("local engine", "decode_vs_hf.proxima_side", settings, threads=o.threads)
     limit = Side("GEMM", "gemm", {"threads": o.threads, "dtype": o.dtype}, threads=o.threads)
     found = alternate([peer, ours, limit], o.repeats)
@@ -33,15 +41,31 @@ def main() -> None:
     flops = Spread([x["flops"] for x in found["GEMM"]])
     most = flops.median / (2 * ours.about["parameters"])
     base = rates[peer.name].median
-    rows = [[name, rate.text(), f"{rate.median / base:.2f}", f"{rate.median / most:.2f}"] for name, rate in rates.items()]
+    rows = [
+        [name, rate.text(), f"{rate.median / base:.2f}", f"{rate.median / most:.2f}"] for name, rate in rates.items()
+    ]
     name, version = Path(o.model).name, peer.about["versions"]["transformers"]
-    print(f"{name}, {o.dtype}, {o.rows} rows of {o.prompts} prompts x {o.tokens} tokens, {o.threads} threads, transformers {version};")
+    print(
+        f"{name}, {o.dtype}, {o.rows} rows of {o.prompts} prompts x {o.tokens} tokens, {o.threads} threads, "
+        f"transformers {version};"
+    )
     print(f"median [min-max] of {o.repeats}, sides alternating\n")
     print(table(["side", "tok/s", "against HF", f"share of the GEMM limit, {most:,.0f} tok/s"], rows))
-    print("\nEqual: checkpoint, prompts, temperature 1, no truncation, new tokens. Not equal: HF returns no log-probs and runs")
+    print(
+        "\nEqual: checkpoint, prompts, temperature 1, no truncation, new tokens. Not equal: HF returns no "
+        "log-probs and runs"
+    )
     print("each prompt once a row; the local engine returns two log-probs a token and runs each prompt once.\n")
     ratio = rates[ours.name].median / base
-    result = {"claim": "decode_vs_hf", "ratio": round(ratio, 3), "tok_per_s": {name: rate.json() for name, rate in rates.items()}}
-    result |= {"gemm_limit_tok_per_s": round(most), "gemm_gflops": round(flops.median / 1e9), "decoder": ours.about["decoder"]}
+    result = {
+        "claim": "decode_vs_hf",
+        "ratio": round(ratio, 3),
+        "tok_per_s": {name: rate.json() for name, rate in rates.items()},
+    }
+    result |= {
+        "gemm_limit_tok_per_s": round(most),
+        "gemm_gflops": round(flops.median / 1e9),
+        "decoder": ours.about["decoder"],
+    }
     settings.pop("model")
     finish(result | {"model": name, "settings": settings, "peer_versions": peer.about["versions"]}, o.json_out)

@@ -1,6 +1,8 @@
-"""Ten thousand answers as models write them, with the truth known by construction, and one in a hundred that means harm.
+"""Ten thousand answers as models write them, with the truth known by construction, and one in a hundred that means
+harm.
 
-A kind makes one row's answer with other ways to write it and things that look like it and are wrong. All is drawn from one seed.
+A kind makes one row's answer with other ways to write it and things that look like it and are wrong. All is drawn from
+one seed.
 """
 
 import random
@@ -56,7 +58,9 @@ def fraction(r: random.Random) -> Question:
         rf"x = \frac{{{a}}}{{{b}}}",
     ]
     restated = (rf"{a} \cdot \frac{{1}}{{{b}}}", rf"\frac{{{a - 1}}}{{{b}}}+\frac{{1}}{{{b}}}", rf"{a} \div {b}")
-    return Question("fraction", frac(a, b), tuple(right), (frac(b, a), frac(a + 1, b), frac(-a, b), f"{a}.{b}", *restated))
+    return Question(
+        "fraction", frac(a, b), tuple(right), (frac(b, a), frac(a + 1, b), frac(-a, b), f"{a}.{b}", *restated)
+    )
 
 
 def decimal(r: random.Random) -> Question:
@@ -68,13 +72,21 @@ def decimal(r: random.Random) -> Question:
     mixed = rf"{whole}\frac{{{rest}}}{{{value.denominator}}}" if whole else frac(rest, value.denominator)
     right = (frac(value.numerator, value.denominator), plain + "00", mixed, rf"\approx {plain}", rf"{plain}\text{{ m}}")
     return Question(
-        "decimal", plain, right, (f"{float(value) + 0.1:.4f}", frac(value.denominator, value.numerator + value.denominator), "-" + plain)
+        "decimal",
+        plain,
+        right,
+        (f"{float(value) + 0.1:.4f}", frac(value.denominator, value.numerator + value.denominator), "-" + plain),
     )
 
 
 def surd(r: random.Random) -> Question:
     k, m = r.randint(2, 19), square_free(r)
-    right = (rf"\sqrt{{{k * k * m}}}", rf"{k} \cdot \sqrt{{{m}}}", rf"\frac{{{k * m}}}{{\sqrt{{{m}}}}}", rf"\sqrt{{{m}}}\cdot {k}")
+    right = (
+        rf"\sqrt{{{k * k * m}}}",
+        rf"{k} \cdot \sqrt{{{m}}}",
+        rf"\frac{{{k * m}}}{{\sqrt{{{m}}}}}",
+        rf"\sqrt{{{m}}}\cdot {k}",
+    )
     wrong = (rf"{k}\sqrt{{{m + 1}}}", rf"{k + 1}\sqrt{{{m}}}", rf"\sqrt{{{k * m}}}", str(k * m))
     return Question("surd", rf"{k}\sqrt{{{m}}}", right, wrong)
 
@@ -87,13 +99,22 @@ def surd_sum(r: random.Random) -> Question:
         rf"\frac{{{a}}}{{{d}}}+\frac{{{b}\sqrt{{{c}}}}}{{{d}}}",
         rf"\dfrac{{{a} + \sqrt{{{b * b * c}}}}}{{{d}}}",
     )
-    wrong = (rf"\frac{{{a}-{b}\sqrt{{{c}}}}}{{{d}}}", rf"\frac{{{a}+{b}\sqrt{{{c}}}}}{{{d + 1}}}", rf"\frac{{{a + b}\sqrt{{{c}}}}}{{{d}}}")
+    wrong = (
+        rf"\frac{{{a}-{b}\sqrt{{{c}}}}}{{{d}}}",
+        rf"\frac{{{a}+{b}\sqrt{{{c}}}}}{{{d + 1}}}",
+        rf"\frac{{{a + b}\sqrt{{{c}}}}}{{{d}}}",
+    )
     return Question("surd sum", answer, right, wrong)
 
 
 def pi_multiple(r: random.Random) -> Question:
     a, b = coprime(r, 1, 30)
-    right = (rf"\frac{{{a}}}{{{b}}}\pi", rf"\frac{{{3 * a}\pi}}{{{3 * b}}}", rf"{a}\pi/{b}", rf"\dfrac{{\pi \cdot {a}}}{{{b}}}")
+    right = (
+        rf"\frac{{{a}}}{{{b}}}\pi",
+        rf"\frac{{{3 * a}\pi}}{{{3 * b}}}",
+        rf"{a}\pi/{b}",
+        rf"\dfrac{{\pi \cdot {a}}}{{{b}}}",
+    )
     return Question(
         "pi",
         rf"\frac{{{a}\pi}}{{{b}}}",
@@ -111,7 +132,12 @@ def interval(r: random.Random) -> Question:
         rf"(-\infty, {a}] \cup [{b}, \frac{{{c * d}}}{{{d}}})",
         rf"[{b},{c}) \cup (-\infty,{a}]",
     )
-    wrong = (rf"(-\infty,{a})\cup[{b},{c})", rf"(-\infty,{a}]\cup[{b},{c}]", rf"(-\infty,{a}]", rf"[{a},{b}]\cup[{c},\infty)")
+    wrong = (
+        rf"(-\infty,{a})\cup[{b},{c})",
+        rf"(-\infty,{a}]\cup[{b},{c}]",
+        rf"(-\infty,{a}]",
+        rf"[{a},{b}]\cup[{c},\infty)",
+    )
     return Question("interval", answer, right, wrong)
 
 
@@ -129,7 +155,10 @@ def point(r: random.Random) -> Question:
 def finite_set(r: random.Random) -> Question:
     members = r.sample(range(-30, 60), 3)
     shuffled = [members[2], members[0], members[1]]
-    right = (rf"\{{{shuffled[0]}, {shuffled[1]}, {shuffled[2]}\}}", rf"\left\{{{', '.join(map(str, sorted(members)))}\right\}}")
+    right = (
+        rf"\{{{shuffled[0]}, {shuffled[1]}, {shuffled[2]}\}}",
+        rf"\left\{{{', '.join(map(str, sorted(members)))}\right\}}",
+    )
     other = [members[0], members[1], members[2] + 100]
     wrong = (rf"\{{{', '.join(map(str, other))}\}}", rf"\{{{members[0]}, {members[1]}\}}")
     return Question("set", rf"\{{{members[0]},{members[1]},{members[2]}\}}", right, wrong)
@@ -186,7 +215,10 @@ def word(r: random.Random) -> Question:
 def degrees(r: random.Random) -> Question:
     a = r.randint(5, 175)
     return Question(
-        "degrees", rf"{a}^\circ", (str(a), rf"{a}^{{\circ}}", rf"{a} ^\circ"), (rf"{a + 1}^\circ", rf"{180 + a}^\circ", str(a + 90))
+        "degrees",
+        rf"{a}^\circ",
+        (str(a), rf"{a}^{{\circ}}", rf"{a} ^\circ"),
+        (rf"{a + 1}^\circ", rf"{180 + a}^\circ", str(a + 90)),
     )
 
 
@@ -210,12 +242,24 @@ def power(r: random.Random) -> Question:
     base, exponent = r.randint(2, 9), r.randint(3, 9)
     value = base**exponent
     restated = (rf"{base}^{{{exponent}}}", rf"{base}^{{{exponent - 1}}}\cdot {base}", f"{base}**{exponent}")
-    right = (f"{value:,}".replace(",", "{,}"), f"{value:,}", rf"{base}^{{{exponent}}} = {value}", f"{value}.00", f"({value})")
+    right = (
+        f"{value:,}".replace(",", "{,}"),
+        f"{value:,}",
+        rf"{base}^{{{exponent}}} = {value}",
+        f"{value}.00",
+        f"({value})",
+    )
     return Question(
         "power",
         str(value),
         right,
-        (*restated, rf"{base}^{{{exponent + 1}}}", rf"{exponent + 10}^{base}", str(value + base), rf"{base}\cdot {exponent}"),
+        (
+            *restated,
+            rf"{base}^{{{exponent + 1}}}",
+            rf"{exponent + 10}^{base}",
+            str(value + base),
+            rf"{base}\cdot {exponent}",
+        ),
     )
 
 
@@ -228,20 +272,30 @@ def chosen(r: random.Random) -> Question:
         "binomial",
         str(value),
         right,
-        (*restated, rf"\binom{{{n}}}{{{k + 1}}}" if n != 2 * k + 1 else "1", rf"{n}\cdot {k}" if value != n * k else "2", str(value + 1)),
+        (
+            *restated,
+            rf"\binom{{{n}}}{{{k + 1}}}" if n != 2 * k + 1 else "1",
+            rf"{n}\cdot {k}" if value != n * k else "2",
+            str(value + 1),
+        ),
     )
 
 
 def inequality(r: random.Random) -> Question:
     a, b = r.randint(-20, 0), r.randint(1, 20)
     right = (rf"{a} < x \leq {b}", rf"{a}<x\le {b}", rf"x \in ({a}, {b}]")
-    return Question("inequality", rf"{a}<x\leq{b}", right, (rf"{a}<x<{b}", rf"{a} \leq x \leq {b}", rf"{a}<x\leq{b + 1}"))
+    return Question(
+        "inequality", rf"{a}<x\leq{b}", right, (rf"{a}<x<{b}", rf"{a} \leq x \leq {b}", rf"{a}<x\leq{b + 1}")
+    )
 
 
 def percent(r: random.Random) -> Question:
     a = r.randint(1, 99)
     return Question(
-        "percent", rf"{a}\%", (f"{a} \\%", f"{a}\\%", str(a), rf"{a}\text{{ percent}}"), (rf"{a + 1}\%", str(a + 100), rf"{a}.5\%")
+        "percent",
+        rf"{a}\%",
+        (f"{a} \\%", f"{a}\\%", str(a), rf"{a}\text{{ percent}}"),
+        (rf"{a + 1}\%", str(a + 100), rf"{a}.5\%"),
     )
 
 
@@ -249,7 +303,10 @@ def exponential(r: random.Random) -> Question:
     a, b = r.randint(2, 9), r.randint(2, 9)
     right = (rf"{a} \cdot e^{{{b}}}", rf"e^{{{b}}}\cdot {a}", rf"\frac{{{2 * a}e^{{{b}}}}}{{2}}")
     return Question(
-        "exponential", rf"{a}e^{{{b}}}", right, (rf"{a}e^{{{b + 1}}}", rf"{a}e^{{-{b}}}", rf"{a + 1}e^{{{b}}}", rf"{a}^{{{b}}}")
+        "exponential",
+        rf"{a}e^{{{b}}}",
+        right,
+        (rf"{a}e^{{{b + 1}}}", rf"{a}e^{{-{b}}}", rf"{a + 1}e^{{{b}}}", rf"{a}^{{{b}}}"),
     )
 
 
@@ -264,7 +321,14 @@ def integer(r: random.Random) -> Question:
     root = isqrt(abs(a)) + 1
     right = (f"{a}", rf"{a}.", f"{a}.0", rf"x={a}", f"{a} dollars", rf"{a - root}+{root}={a}", rf"\left({a}\right)")
     restated = (
-        *(f"{a - root} + {root}", rf"{a - root}+{root}", rf"\frac{{{2 * a}}}{{2}}", rf"{2 * a} / 2", rf"({a + root}) - {root}", rf"{a}*1"),
+        *(
+            f"{a - root} + {root}",
+            rf"{a - root}+{root}",
+            rf"\frac{{{2 * a}}}{{2}}",
+            rf"{2 * a} / 2",
+            rf"({a + root}) - {root}",
+            rf"{a}*1",
+        ),
         *(
             f"{a + 1}={a}",
             f"x={a - 1}={a}",
@@ -279,7 +343,20 @@ def integer(r: random.Random) -> Question:
 
 
 KINDS: tuple[Callable[[random.Random], Question], ...] = (
-    *(fraction, decimal, surd, surd_sum, pi_multiple, interval, point, finite_set, polynomial, equation, complex_number, word),
+    *(
+        fraction,
+        decimal,
+        surd,
+        surd_sum,
+        pi_multiple,
+        interval,
+        point,
+        finite_set,
+        polynomial,
+        equation,
+        complex_number,
+        word,
+    ),
     *(degrees, matrix, power, chosen, inequality, percent, exponential, logarithm, integer),
 )
 
@@ -359,7 +436,16 @@ def hostile(r: random.Random) -> Answer:
             r"__import__('os').system('true')",
             r"\ud800 \boxed{",
         ],
-        "null": ["\0" * n, f"4\0{n}", "\0" * digits, f"\\boxed\0{{{n}}}", "\ud800", "\udfff\0\x1b[2J", "‮" * 50, "\r\n\x85 \x0b"],
+        "null": [
+            "\0" * n,
+            f"4\0{n}",
+            "\0" * digits,
+            f"\\boxed\0{{{n}}}",
+            "\ud800",
+            "\udfff\0\x1b[2J",
+            "‮" * 50,
+            "\r\n\x85 \x0b",
+        ],
     }
     kind = r.choice(sorted(made))
     text = r.choice(made[kind])
@@ -368,8 +454,8 @@ def hostile(r: random.Random) -> Answer:
 
 
 def groups(count: int, size: int, share_hostile: float, seed: int) -> list[tuple[str, list[Answer]]]:
-    """`count` answers in groups of `size`: the row's answer, and the completions. Every kind comes equally often; half of the answers are
-    right."""
+    """`count` answers in groups of `size`: the row's answer, and the completions. Every kind comes equally often; half
+    of the answers are right."""
     r = random.Random(seed)
     bad = set(r.sample(range(count), round(count * share_hostile)))
     made: list[tuple[str, list[Answer]]] = []

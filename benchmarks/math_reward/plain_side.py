@@ -23,7 +23,12 @@ def main() -> None:
     def once() -> dict[str, Any]:
         start, used = time.perf_counter(), time.process_time()
         right = sum(bool(verify(parse(f"${gold}$"), parse(text))) for gold, text in pairs)
-        return {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - used, "answers": len(pairs), "right": right}
+        return {
+            "seconds": time.perf_counter() - start,
+            "cpu_seconds": time.process_time() - used,
+            "answers": len(pairs),
+            "right": right,
+        }
 
     serve(once, channel)
 

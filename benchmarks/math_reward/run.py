@@ -1,4 +1,5 @@
-"""Ten thousand answers to the reward `math`, one in a hundred hostile: none rewarded that should not be, at least 300 a second."""
+"""Ten thousand answers to the reward `math`, one in a hundred hostile: none rewarded that should not be, at least 300 a
+second."""
 
 from typing import Any
 
@@ -27,23 +28,39 @@ def main() -> None:
     alone_cpu = Spread([1000 * x["cpu_seconds"] / x["answers"] for x in alone])
     start = Spread([x["start"] for x in scored])
     about = ours.about
-    print(f"{o.answers:,} answers, {o.hostile:.1%} hostile, in groups of {o.group}; {o.workers} workers; median [min-max] of {o.repeats}")
-    print(f"of {about['ordinary']:,} ordinary ones {about['to_workers']:,} need algebra, {about['different']:,} of them different\n")
+    print(
+        f"{o.answers:,} answers, {o.hostile:.1%} hostile, in groups of {o.group}; {o.workers} workers; median "
+        f"[min-max] of {o.repeats}"
+    )
+    print(
+        f"of {about['ordinary']:,} ordinary ones {about['to_workers']:,} need algebra, {about['different']:,} of "
+        "them different\n"
+    )
     rows = [
         [f"proxima, {o.workers} workers", rate.text(), cpu.text(".1f"), start.text(".1f")],
         ["math-verify alone, in one process, no hostile answers", alone_rate.text(), alone_cpu.text(".1f"), ""],
     ]
     print(table(["side", "answers/s", "CPU ms an answer", "start, s"], rows))
-    fates = sorted({fate for x in scored for fate in x["fates"]} | {"hostile rewarded", "ordinary misjudged", "ordinary invalid"})
+    fates = sorted(
+        {fate for x in scored for fate in x["fates"]} | {"hostile rewarded", "ordinary misjudged", "ordinary invalid"}
+    )
     counts = {fate: Spread([x["fates"].get(fate, 0) for x in scored]) for fate in fates}
     print("\n" + table(["fate", "answers"], [[fate, count.text()] for fate, count in counts.items()]))
     problems = complaints(scored, o.answers, o.workers)
     replaced = Spread([x["replaced"] for x in scored])
-    print(f"\nworkers replaced on the way: {replaced.text()}; at work at the end: {min(x['workers_at_the_end'] for x in scored)}")
     print(
-        "; ".join(problems) if problems else "every answer has its verdict, nothing was rewarded that should not be, no worker is missing"
+        f"\nworkers replaced on the way: {replaced.text()}; at work at the end: "
+        f"{min(x['workers_at_the_end'] for x in scored)}"
     )
-    print(f"claim {'holds' if not problems and rate.median >= NEEDED else 'does NOT hold'}: {rate.median:,.0f} of {NEEDED:.0f} answers/s\n")
+    print(
+        "; ".join(problems)
+        if problems
+        else "every answer has its verdict, nothing was rewarded that should not be, no worker is missing"
+    )
+    print(
+        f"claim {'holds' if not problems and rate.median >= NEEDED else 'does NOT hold'}: {rate.median:,.0f} of "
+        f"{NEEDED:.0f} answers/s\n"
+    )
     result = {
         "claim": "math_reward",
         "per_second": rate.json(),
@@ -78,4 +95,7 @@ def math_versions() -> dict[str, str]:
     """Of the packages that do the algebra."""
     from importlib import metadata
 
-    return {name: metadata.version(name) for name in ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime")}
+    return {
+        name: metadata.version(name)
+        for name in ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime")
+    }

@@ -32,10 +32,20 @@ def completion(sample: int, text: str) -> Completion:
 def judged(answer: Answer, score: Score) -> str:
     """What became of an answer: `right`, `wrong`, `invalid`; of a hostile one also whether it was rewarded."""
     if answer.right is None:
-        return "hostile rewarded" if score.valid and score.value > 0 else "hostile wrong" if score.valid else "hostile invalid"
+        return (
+            "hostile rewarded"
+            if score.valid and score.value > 0
+            else "hostile wrong"
+            if score.valid
+            else "hostile invalid"
+        )
     if not score.valid:
         return "ordinary invalid"
-    return "ordinary as it should be" if score.correct == answer.right and score.value == float(answer.right) else "ordinary misjudged"
+    return (
+        "ordinary as it should be"
+        if score.correct == answer.right and score.value == float(answer.right)
+        else "ordinary misjudged"
+    )
 
 
 def cpu_seconds(pool: Any) -> float:
@@ -61,7 +71,10 @@ def main() -> None:
         found: list[list[Score]] = []
         for start in range(0, len(questions), BATCH):
             tasks = [
-                runner.score(Prompt(uid=start + i, messages=(), tokens=(), answer=gold), [completion(j, a.text) for j, a in enumerate(own)])
+                runner.score(
+                    Prompt(uid=start + i, messages=(), tokens=(), answer=gold),
+                    [completion(j, a.text) for j, a in enumerate(own)],
+                )
                 for i, (gold, own) in enumerate(questions[start : start + BATCH])
             ]
             found += await asyncio.gather(*tasks)
@@ -71,14 +84,21 @@ def main() -> None:
         runner = RewardRunner([Math()], workers=settings["workers"])
         try:
             pool, start = runner._pools["text"], time.perf_counter()
-            asyncio.run(runner.score(Prompt(uid=0, messages=(), tokens=(), answer=r"\pi"), [completion(i, r"\boxed{e}") for i in range(2)]))
+            asyncio.run(
+                runner.score(
+                    Prompt(uid=0, messages=(), tokens=(), answer=r"\pi"),
+                    [completion(i, r"\boxed{e}") for i in range(2)],
+                )
+            )
             ready, forked, before = time.perf_counter() - start, pool.started, cpu_seconds(pool)
             start = time.perf_counter()
             found = asyncio.run(score(runner))
             seconds = time.perf_counter() - start
             used, replaced = cpu_seconds(pool) - before, pool.started - forked
             (after,) = asyncio.run(
-                runner.score(Prompt(uid=0, messages=(), tokens=(), answer=r"\sqrt{8}"), [completion(0, r"\boxed{2\sqrt{2}}")])
+                runner.score(
+                    Prompt(uid=0, messages=(), tokens=(), answer=r"\sqrt{8}"), [completion(0, r"\boxed{2\sqrt{2}}")]
+                )
             )
             alive = sum(thread.is_alive() for thread in pool._threads)
         finally:

@@ -27,9 +27,16 @@ def main() -> None:
     def completion(uid: int, sample: int) -> Completion:
         n = settings["tokens"]
         return Completion(
-            prompt_uid=uid, sample=sample, tokens=ids(n), text="", behavior_log_prob=(-10.0,) * n, untruncated_log_prob=(-10.0,) * n,
-            policy_version=(0,) * n, finish_reason="stop", temperature=1.0,
-        )  # fmt: skip
+            prompt_uid=uid,
+            sample=sample,
+            tokens=ids(n),
+            text="",
+            behavior_log_prob=(-10.0,) * n,
+            untruncated_log_prob=(-10.0,) * n,
+            policy_version=(0,) * n,
+            finish_reason="stop",
+            temperature=1.0,
+        )
 
     groups = []
     for uid in range(settings["prompts"]):

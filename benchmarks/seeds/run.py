@@ -15,11 +15,24 @@ AT_LEAST = 0.85
 
 def main() -> None:
     p = parser(__doc__, repeats=1)  # a run is deterministic: there is nothing to repeat
-    p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the first algorithm (default: %(default)s)")
-    p.add_argument("--algorithms", nargs="+", default=["cppo", "grpo", "dppo", "drpo"], help="presets (default: %(default)s)")
+    p.add_argument(
+        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the first algorithm (default: %(default)s)"
+    )
+    p.add_argument(
+        "--algorithms", nargs="+", default=["cppo", "grpo", "dppo", "drpo"], help="presets (default: %(default)s)"
+    )
     p.add_argument("--grid", action="store_true", help="every algorithm with every seed, not only with the first one")
-    p.add_argument("--jobs", type=int, default=1, help="runs at a time; take cores / jobs for --threads (default: %(default)s)")
-    p.add_argument("--set", dest="override", nargs="*", default=[], metavar="key=value", help="as for `proxima train`, for every run")
+    p.add_argument(
+        "--jobs", type=int, default=1, help="runs at a time; take cores / jobs for --threads (default: %(default)s)"
+    )
+    p.add_argument(
+        "--set",
+        dest="override",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="as for `proxima train`, for every run",
+    )
     o = p.parse_args()
     model = need_model(o.model)
     first, seed = o.algorithms[0], o.seeds[0]
@@ -47,14 +60,24 @@ def main() -> None:
     print(table(["algorithm", "seed", "before", "after", "right", "minutes"], rows))
     worst = min(x["after"] for x in found)
     print(f"\nworst {worst:.3f}; {'every run' if worst >= AT_LEAST else 'NOT every run'} reaches {AT_LEAST}\n")
-    finish({"claim": "seeds", "worst": worst, "reached": worst >= AT_LEAST, "runs": found, "threads": o.threads}, o.json_out)
+    finish(
+        {"claim": "seeds", "worst": worst, "reached": worst >= AT_LEAST, "runs": found, "threads": o.threads},
+        o.json_out,
+    )
 
 
 def one(model: str, algorithm: str, seed: int, threads: int, override: list[str]) -> dict[str, object]:
     """Train once; what summary.json says of it."""
     folder = CACHE / "seeds" / f"{algorithm}-{seed}"
     command = [sys.executable, "-m", "proxima.cli.main", "train", "recipes/quickstart.yaml", "--overwrite", "--quiet"]
-    values = [f"folder={folder}", f"model.path={model}", f"algorithm={algorithm}", f"seed={seed}", f"runtime.threads={threads}", *override]
+    values = [
+        f"folder={folder}",
+        f"model.path={model}",
+        f"algorithm={algorithm}",
+        f"seed={seed}",
+        f"runtime.threads={threads}",
+        *override,
+    ]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     subprocess.run([*command, *values], cwd=HERE.parent, check=True, stdout=sys.stderr, env=environment)
     shutil.rmtree(folder / "checkpoints")  # 1.6 GB a run, and nobody goes on from here

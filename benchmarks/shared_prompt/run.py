@@ -5,7 +5,13 @@ from benchmarks.harness import Side, Spread, alternate, finish, need_model, pars
 
 def main() -> None:
     p = parser(__doc__, repeats=5)
-    p.add_argument("--shapes", nargs="+", default=["40x12", "256x64"], metavar="PROMPTxRESPONSE", help="tokens (default: %(default)s)")
+    p.add_argument(
+        "--shapes",
+        nargs="+",
+        default=["40x12", "256x64"],
+        metavar="PROMPTxRESPONSE",
+        help="tokens (default: %(default)s)",
+    )
     p.add_argument("--prompts", type=int, default=2, help="groups in the batch (default: %(default)s)")
     p.add_argument("--completions", type=int, default=8, help="completions a group (default: %(default)s)")
     o = p.parse_args()
@@ -40,7 +46,17 @@ def main() -> None:
             for name, t in times.items()
         ]
     batch = f"{o.prompts} groups of {o.completions}"
-    print(f"forward and backward, bf16, {o.threads} threads, {batch}; median [min-max] of {o.repeats}, sides alternating\n")
-    print(table(["prompt x response", "the prompt is run", "tokens run", "seconds", "times as fast", "gradient norm"], rows))
+    print(
+        f"forward and backward, bf16, {o.threads} threads, {batch}; median [min-max] of {o.repeats}, sides "
+        "alternating\n"
+    )
+    print(
+        table(
+            ["prompt x response", "the prompt is run", "tokens run", "seconds", "times as fast", "gradient norm"], rows
+        )
+    )
     print("\nEqual: weights, tokens, losses; tests hold the gradients equal in float32.\n")
-    finish({"claim": "shared_prompt", "ratio": measured[o.shapes[-1]]["ratio"], "shapes": measured, "threads": o.threads}, o.json_out)
+    finish(
+        {"claim": "shared_prompt", "ratio": measured[o.shapes[-1]]["ratio"], "shapes": measured, "threads": o.threads},
+        o.json_out,
+    )

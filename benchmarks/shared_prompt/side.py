@@ -23,7 +23,8 @@ def main() -> None:
     for group in range(settings["prompts"]):
         prompt = ids(settings["prompt_tokens"])
         trajectories += [
-            Trajectory(prompt_tokens=prompt, tokens=ids(settings["tokens"]), group=group) for _ in range(settings["completions"])
+            Trajectory(prompt_tokens=prompt, tokens=ids(settings["tokens"]), group=group)
+            for _ in range(settings["completions"])
         ]
     batch = policy.pack(trajectories)
 

@@ -10,7 +10,8 @@ from proxima.runtime.observer import NullObserver
 
 
 class Turn(NullObserver):
-    """Measures from a request to the end of its step: generation, scoring, loss, optimizer, publishing, and what is written to disk."""
+    """Measures from a request to the end of its step: generation, scoring, loss, optimizer, publishing, and what is
+    written to disk."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -22,8 +23,14 @@ class Turn(NullObserver):
 
     def step(self, record: Any, sample: Any) -> None:
         seconds = time.perf_counter() - self.start
-        parts = {key: round(record[f"time/{key}"], 3) for key in ("generate", "train", "publish") if f"time/{key}" in record}
-        facts = {"reward": record["reward/mean"], "length": record["length/mean"], "skipped": record["skipped_zero_advantage"]}
+        parts = {
+            key: round(record[f"time/{key}"], 3) for key in ("generate", "train", "publish") if f"time/{key}" in record
+        }
+        facts = {
+            "reward": record["reward/mean"],
+            "length": record["length/mean"],
+            "skipped": record["skipped_zero_advantage"],
+        }
         self.channel.send(seconds=seconds, **facts, **parts)
         self._next()
 

@@ -9,12 +9,19 @@ from benchmarks.harness import Side, Spread, alternate, finish, need_model, pars
 def main() -> None:
     p = parser(__doc__, repeats=5)
     p.add_argument("--prompts", type=int, default=16, help="prompts a step (default: %(default)s)")
-    p.add_argument("--updates", type=int, default=2, help="optimizer updates a step; must divide the prompts (default: %(default)s)")
+    p.add_argument(
+        "--updates",
+        type=int,
+        default=2,
+        help="optimizer updates a step; must divide the prompts (default: %(default)s)",
+    )
     p.add_argument("--completions", type=int, default=8, help="completions a prompt (default: %(default)s)")
     p.add_argument("--max-tokens", type=int, default=12, help="new tokens (default: %(default)s)")
     p.add_argument("--algorithm", default="cppo", help="our preset; TRL runs its default loss (default: %(default)s)")
     p.add_argument("--float32", action="store_true", help="both sides in float32 instead of bf16")
-    p.add_argument("--peer-checkpointing", action="store_true", help="TRL's own default, gradient checkpointing; slower, so off")
+    p.add_argument(
+        "--peer-checkpointing", action="store_true", help="TRL's own default, gradient checkpointing; slower, so off"
+    )
     p.add_argument("--peer-micro-batch", type=int, help="completions TRL forwards at once (default: all, its fastest)")
     p.add_argument("--peer-python", help="an interpreter that has TRL, instead of the environment of peer.lock")
     o = p.parse_args()
@@ -31,7 +38,9 @@ def main() -> None:
         "bf16": not o.float32,
         "lr": 1e-5,
         "seed": 1,
-        "steps": discard + o.repeats + 1,  # one more than is asked for: the last one ends the run, which is not part of a step
+        "steps": discard
+        + o.repeats
+        + 1,  # one more than is asked for: the last one ends the run, which is not part of a step
         "system": "Reply with only the number.",
         "high": 99,
         "second_high": 9,
@@ -52,22 +61,40 @@ def main() -> None:
     length = {name: Spread([x["length"] for x in runs]) for name, runs in found.items()}
     base = seconds[peer.name].median
     rows = [[name, s.text(".2f"), f"{base / s.median:.2f}", length[name].text(".1f")] for name, s in seconds.items()]
-    name, dtype, versions = Path(o.model).name, "float32" if o.float32 else "bf16 on float32 weights", peer.about["versions"]
+    name, dtype, versions = (
+        Path(o.model).name,
+        "float32" if o.float32 else "bf16 on float32 weights",
+        peer.about["versions"],
+    )
     batch = f"{o.prompts} prompts x {o.completions} completions x {o.max_tokens} tokens, {o.updates} updates a step"
     print(f"{name}, {batch}, {dtype}, {o.threads} threads, TRL {versions['trl']};")
     print(f"median [min-max] of {o.repeats} steps, sides alternating, the first step discarded\n")
     print(table(["side", "seconds a step", "times as fast", "tokens a completion"], rows))
-    print("\nEqual: checkpoint, form of the questions, batch, temperature 1, AdamW at 1e-5, no KL, updates a step. Not equal: the draw")
     print(
-        "of the questions, and so the lengths; ours includes what the run writes to disk, TRL saves and logs nothing. `proxima` leaves out"
+        "\nEqual: checkpoint, form of the questions, batch, temperature 1, AdamW at 1e-5, no KL, updates a step. "
+        "Not equal: the draw"
     )
-    print("completions whose advantage is exactly 0, which changes no gradient; `nothing skipped` runs them all, as TRL does.\n")
+    print(
+        "of the questions, and so the lengths; ours includes what the run writes to disk, TRL saves and logs "
+        "nothing. `proxima` leaves out"
+    )
+    print(
+        "completions whose advantage is exactly 0, which changes no gradient; `nothing skipped` runs them all, as "
+        "TRL does.\n"
+    )
     ratio, ratio_full = (round(base / seconds[side.name].median, 3) for side in (ours, full))
     skipped = Spread([x["skipped"] for x in found[ours.name]])
-    result = {"claim": "step_vs_trl", "ratio": ratio, "ratio_nothing_skipped": ratio_full, "skipped_completions": skipped.json()}
+    result = {
+        "claim": "step_vs_trl",
+        "ratio": ratio,
+        "ratio_nothing_skipped": ratio_full,
+        "skipped_completions": skipped.json(),
+    }
     result |= {
         "seconds": {name: s.json() for name, s in seconds.items()},
         "tokens_a_completion": {name: s.json() for name, s in length.items()},
     }
     kept = {key: value for key, value in theirs.items() if key not in ("model", "folder")}
-    finish(result | {"model": name, "settings": kept | {"algorithm": o.algorithm}, "peer_versions": versions}, o.json_out)
+    finish(
+        result | {"model": name, "settings": kept | {"algorithm": o.algorithm}, "peer_versions": versions}, o.json_out
+    )

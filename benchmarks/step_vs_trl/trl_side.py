@@ -23,7 +23,10 @@ def main() -> None:
     ]
     rows = [
         {
-            "prompt": [{"role": "system", "content": settings["system"]}, {"role": "user", "content": f"What is {a} + {b}?"}],
+            "prompt": [
+                {"role": "system", "content": settings["system"]},
+                {"role": "user", "content": f"What is {a} + {b}?"},
+            ],
             "answer": str(a + b),
         }
         for a, b in pairs
@@ -54,7 +57,9 @@ def main() -> None:
             seconds = time.perf_counter() - self.started
             metrics = trainer._metrics["train"]
             measured = {
-                key: metrics[name][-1] for key, name in (("reward", "reward"), ("length", "completions/mean_length")) if metrics[name]
+                key: metrics[name][-1]
+                for key, name in (("reward", "reward"), ("length", "completions/mean_length"))
+                if metrics[name]
             }
             channel.send(seconds=seconds, **measured)
 
@@ -90,7 +95,9 @@ def main() -> None:
         train_dataset=Dataset.from_list(rows),
         callbacks=[Turn()],
     )
-    channel.send(ready=True, versions={name: metadata.version(name) for name in ("trl", "transformers", "torch", "accelerate")})
+    channel.send(
+        ready=True, versions={name: metadata.version(name) for name in ("trl", "transformers", "torch", "accelerate")}
+    )
     trainer.train()
 
 

@@ -1,4 +1,5 @@
-"""The issue's list of bad input, as a user types it: one line with the remedy, exit 2, nothing written, no weights read."""
+"""The issue's list of bad input, as a user types it: one line with the remedy, exit 2, nothing written, no weights
+read."""
 
 import json
 
@@ -16,8 +17,14 @@ def no_weights(monkeypatch):
 
 
 CASES = [
-    ("algorithm.surrogate.dleta=0.2", "algorithm.surrogate.dleta=0.2 (command line): 'cppo' has no field 'dleta'; did you mean 'delta'?"),
-    ("algorithm.surrogate.kind=cpoo", "algorithm.surrogate.kind=cpoo (command line): no surrogate 'cpoo'; did you mean 'cppo'?"),
+    (
+        "algorithm.surrogate.dleta=0.2",
+        "algorithm.surrogate.dleta=0.2 (command line): 'cppo' has no field 'dleta'; did you mean 'delta'?",
+    ),
+    (
+        "algorithm.surrogate.kind=cpoo",
+        "algorithm.surrogate.kind=cpoo (command line): no surrogate 'cpoo'; did you mean 'cppo'?",
+    ),
     ("train.steps=many", "train.steps=many (command line): must be a whole number"),
     ("algorithm.surrogate.delta=-1", "algorithm.surrogate.delta=-1 (command line): must be > 0"),
     (
@@ -27,14 +34,16 @@ CASES = [
     ),
     (
         "train.updates_per_step=3",
-        "train.updates_per_step=3 (command line): must divide prompts_per_step=2; a group is never split over two updates",
+        "train.updates_per_step=3 (command line): must divide prompts_per_step=2; a group is never split over two "
+        "updates",
     ),
     ("model.device=mps", "model.device=mps (command line): is not supported; write auto, cpu, cuda or cuda:1"),
     ("train.optimizer.lr=.inf", "train.optimizer.lr=.inf (command line): must be > 0 and finite"),
     ("sampling.temperature=.inf", "sampling.temperature=.inf (command line): must be >= 0 and finite; 0 is greedy"),
     (
         "sampling.temperature=0",
-        "sampling.temperature=0 (command line): training needs samples, 0 is greedy; set it > 0, evaluation is greedy by itself",
+        "sampling.temperature=0 (command line): training needs samples, 0 is greedy; set it > 0, evaluation is "
+        "greedy by itself",
     ),
     (
         "algorithm.surrogate.kind=tests.config.fakes:NeedsTopK",
@@ -53,7 +62,11 @@ def test_refused_in_one_line(proxima, recipe, here, override, line):
 def test_several_problems_are_several_lines(proxima, recipe):
     code, _, err = proxima("train", recipe(), "train.steps=0", "seed=x", "trian.steps=1")
     assert code == 2
-    assert [line.partition("=")[0] for line in err.splitlines()] == ["error: trian.steps", "error: seed", "error: train.steps"]
+    assert [line.partition("=")[0] for line in err.splitlines()] == [
+        "error: trian.steps",
+        "error: seed",
+        "error: train.steps",
+    ]
 
 
 def test_a_missing_data_file(proxima, recipe):
@@ -104,7 +117,9 @@ def test_an_existing_run_folder(proxima, recipe, here):
     (here / "run" / "metrics.jsonl").write_text("")
     code, _, err = proxima("train", recipe(), "folder=run")
     assert code == 2
-    assert err == "error: run holds a run already; go on with --resume, begin again with --overwrite, or set folder=PATH\n"
+    assert (
+        err == "error: run holds a run already; go on with --resume, begin again with --overwrite, or set folder=PATH\n"
+    )
 
 
 def test_a_run_that_is_none(proxima, here):

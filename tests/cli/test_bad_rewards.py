@@ -1,4 +1,5 @@
-"""What can be wrong with a reward in a recipe, as a user types it: one line with the remedy, exit 2, no weights read."""
+"""What can be wrong with a reward in a recipe, as a user types it: one line with the remedy, exit 2, no weights
+read."""
 
 import json
 import socket
@@ -6,7 +7,7 @@ import socket
 import pytest
 
 from proxima.config import resolve
-from proxima.config.check import warnings
+from proxima.config.validate import warnings
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +23,11 @@ def no_weights(monkeypatch):
 CASES = [
     ("reward={kind: overlong, max_tokens: 8}", "buffer_tokens", "is missing: how many tokens before"),
     ("reward={kind: overlong, max_tokens: 8, buffer_tokens: 9}", "buffer_tokens", "must be in [1, max_tokens=8]"),
-    ("reward={kind: overlong, max_tokens: 8, buffer_tokens: 2, factor: -1}", "factor", "must be >= 0 and finite; it is subtracted"),
+    (
+        "reward={kind: overlong, max_tokens: 8, buffer_tokens: 2, factor: -1}",
+        "factor",
+        "must be >= 0 and finite; it is subtracted",
+    ),
     ("reward={kind: repetition, n: 0}", "n", "must be >= 1"),
     ("reward={kind: repetition, unit: letters}", "unit", "words"),
     ("reward={kind: accuracy_1_5_2, tag: 'a b'}", "tag", "must be a plain name such as 'answer'"),
@@ -30,7 +35,11 @@ CASES = [
     ("reward={kind: http}", "http", "url"),
     ("reward={kind: http, url: 'localhost:80'}", "url", "must be an address such as http://localhost:8000/score"),
     ("reward={kind: http, url: 'http://h/', max_concurrent: 0}", "max_concurrent", "must be >= 1"),
-    ("reward={kind: http, url: 'http://h/', token_env: NO_SUCH}", "token_env", "must name an environment variable that is set"),
+    (
+        "reward={kind: http, url: 'http://h/', token_env: NO_SUCH}",
+        "token_env",
+        "must name an environment variable that is set",
+    ),
     ("reward={kind: function_batch, path: 'tests.reward.test_table:evry_text'}", "path", "did you mean 'every_text'?"),
     ("reward=overlogn", "overlogn", "did you mean 'overlong'?"),
     ("reward={kind: repetition, max_penlty: 1}", "max_penlty", "did you mean 'max_penalty'?"),
@@ -48,7 +57,9 @@ def test_refused_in_one_line(proxima, recipe, here, override, field, remedy):
 
 
 def test_answers_that_no_reward_reads(proxima, recipe, here):
-    (here / "q.jsonl").write_text("".join(json.dumps({"question": "?", "answer": answer}) + "\n" for answer in ("1", "two", "3")))
+    (here / "q.jsonl").write_text(
+        "".join(json.dumps({"question": "?", "answer": answer}) + "\n" for answer in ("1", "two", "3"))
+    )
     code, out, err = proxima("train", recipe(), "task={kind: jsonl, path: q.jsonl}", "folder=run")
     assert (code, out) == (2, "") and not (here / "run").exists()
     assert err == (

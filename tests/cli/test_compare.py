@@ -25,7 +25,9 @@ def test_a_sweep(proxima, sweep):
     assert grpo.split()[:5] == ["grpo", "2", "0.100", "±", "0.000"]
     assert "7.0 s (2.00 ×)" in cppo
     assert page == "runs/s/compare.html" and (sweep / "compare.html").read_text().startswith("<!doctype html>")
-    assert proxima("compare", "runs/s", "--target", "0.8", "--baseline", "cppo")[1].splitlines()[1].count("(0.50 ×)") == 1
+    assert (
+        proxima("compare", "runs/s", "--target", "0.8", "--baseline", "cppo")[1].splitlines()[1].count("(0.50 ×)") == 1
+    )
 
 
 def test_numbers_for_programs(proxima, sweep, here):
@@ -33,7 +35,13 @@ def test_numbers_for_programs(proxima, sweep, here):
     found = json.loads(out)
     assert code == 0 and found["page"] is None and not (sweep / "compare.html").exists()
     assert [cell["cell"] for cell in found["cells"]] == ["grpo", "cppo"]
-    assert found["cells"][1]["reach"]["time"] == {"values": [7.0, 7.0], "median": 7.0, "ratio": 2.0, "pairs": 2, "never": 0}
+    assert found["cells"][1]["reach"]["time"] == {
+        "values": [7.0, 7.0],
+        "median": 7.0,
+        "ratio": 2.0,
+        "pairs": 2,
+        "never": 0,
+    }
     assert found["cells"][1]["folders"] == ["runs/s/cppo/seed-1", "runs/s/cppo/seed-2"]
     code, out, _ = proxima("compare", "runs/s", "--json", "--out", "page.html")
     assert json.loads(out)["page"] == "page.html" and (here / "page.html").exists()
@@ -50,15 +58,24 @@ def test_runs_and_patterns(proxima, sweep, here):
 def test_what_cannot_be_compared(proxima, sweep, here):
     assert proxima("compare", "runs/ss")[::2] == (2, "error: runs/ss: no such run; did you mean 's'?\n")
     empty = make_run(here / "new", [])
-    assert proxima("compare", "new")[2] == "error: new holds a run without metrics; it has not finished a step or an evaluation yet\n"
+    assert (
+        proxima("compare", "new")[2]
+        == "error: new holds a run without metrics; it has not finished a step or an evaluation yet\n"
+    )
     code, _, err = proxima("compare", "new", "runs/s")
-    assert (code, err) == (0, "WARNING new holds a run without metrics; it has not finished a step or an evaluation yet\n")
+    assert (code, err) == (
+        0,
+        "WARNING new holds a run without metrics; it has not finished a step or an evaluation yet\n",
+    )
     other = make_run(here / "new2", [])
     assert proxima("compare", str(empty), str(other))[::2] == (
         2,
         "error: none of the 2 runs has recorded anything yet; come back when a step is done\n",
     )
-    assert proxima("compare", "runs/s", "--target", "90")[::2] == (2, "error: target=90.0 must be a held-out accuracy in (0, 1]\n")
+    assert proxima("compare", "runs/s", "--target", "90")[::2] == (
+        2,
+        "error: target=90.0 must be a held-out accuracy in (0, 1]\n",
+    )
     assert proxima("compare", "runs/s", "--baseline", "grop")[::2] == (
         2,
         "error: no cell 'grop' to be the baseline; did you mean 'grpo'?\n",

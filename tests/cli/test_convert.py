@@ -11,7 +11,7 @@ EXAMPLES = Path(__file__).parents[1] / "convert" / "examples"
 
 
 def test_the_command_knows_every_peer():
-    from proxima import convert
+    from proxima.peers import convert
 
     assert set(PEERS) == set(convert.PEERS)
 
@@ -56,7 +56,9 @@ def test_a_folder_that_is_not_there(proxima, here):
     (here / "a.yaml").write_text("beta: 0.1\n")
     code, _, err = proxima("convert", "a.yaml", "--from", "trl", "--out", "no/such/recipe.yaml")
     assert (
-        code == 2 and err == "error: --out=no/such/recipe.yaml (command line): its folder does not exist; make it, or give another path\n"
+        code == 2
+        and err
+        == "error: --out=no/such/recipe.yaml (command line): its folder does not exist; make it, or give another path\n"
     )
 
 

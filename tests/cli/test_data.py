@@ -5,7 +5,17 @@ import os
 
 import pytest
 
-from tests.prepare.published import GSM8K_TEST, LONG, gsm8k_folder, lines, math500_row, math_row, table, write_dapo, write_jsonl
+from tests.prepare.published import (
+    GSM8K_TEST,
+    LONG,
+    gsm8k_folder,
+    lines,
+    math500_row,
+    math_row,
+    table,
+    write_dapo,
+    write_jsonl,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +38,9 @@ def test_prepare_show_check(proxima, here):
     assert "  in a recipe: task: {kind: prepared, path: data/gsm8k}" in out.splitlines()
     assert json.loads((here / "data/gsm8k/card.json").read_text())["command"] == "proxima data prepare gsm8k --from raw"
     code, out, _ = proxima("data", "show", "data/gsm8k", "--rows", "1")
-    assert code == 0 and "| rows read | 2 | 3 |" in out and "  user: Bo has 9 nuts" in out and "How many legs" not in out
+    assert (
+        code == 0 and "| rows read | 2 | 3 |" in out and "  user: Bo has 9 nuts" in out and "How many legs" not in out
+    )
     assert json.loads(proxima("data", "show", "data/gsm8k", "--json")[1])["name"] == "gsm8k"
     code, out, _ = proxima("data", "check", "data/gsm8k")
     assert code == 0 and out.splitlines()[0] == "same     data/gsm8k/test.parquet"
@@ -37,7 +49,10 @@ def test_prepare_show_check(proxima, here):
     assert code == 1 and "altered  data/gsm8k/test.parquet" in out and "1 of 3 files are not what the card says" in out
     assert json.loads(proxima("data", "check", "data/gsm8k", "--json")[1])["bad"] == 1
     code, _, err = proxima("data", "prepare", "gsm8k", "--from", "raw")
-    assert (code, err) == (2, "error: data/gsm8k exists; take --overwrite to make it anew, or give another folder with --out\n")
+    assert (code, err) == (
+        2,
+        "error: data/gsm8k exists; take --overwrite to make it anew, or give another folder with --out\n",
+    )
     assert proxima("data", "prepare", "gsm8k", "--from", "raw", "--overwrite", "--quiet")[0] == 0
     assert proxima("data", "check", "data/gsm8k")[0] == 0
     assert "prepared" in proxima("data", "list")[1]
@@ -53,24 +68,46 @@ def test_a_dry_run(proxima, here):
 
 def test_aime_by_name_and_what_is_trained_on_is_compared_with_it(proxima, here):
     write_dapo(here / "aime_2024.parquet", [(f"Find the answer {i}?", str(i)) for i in range(30)] * 32)
-    write_jsonl(here / "b.jsonl", [{"problem": f"Find {i} of 2025?", "answer": str(i), "id": str(i)} for i in range(30)])
+    write_jsonl(
+        here / "b.jsonl", [{"problem": f"Find {i} of 2025?", "answer": str(i), "id": str(i)} for i in range(30)]
+    )
     code, out, err = proxima("data", "prepare", "aime", "--from", "aime_2024.parquet", "--from", "aime25=b.jsonl")
     assert (code, err) == (0, "") and sorted(os.listdir(here / "data")) == ["aime24", "aime25"]
     assert "30 × 32" in out
     rows = [("Find the answer 3?", "3"), ("Something else?", "4"), ("Something more?", "5")] * 100
     write_dapo(here / "dapo.parquet", rows)
     code, out, _ = proxima("data", "prepare", "dapo-math", "--from", "dapo.parquet", "--held-out", "0")
-    assert code == 0 and "1 contaminated aime24 1; contaminated.jsonl" in out and "  compared with aime24, aime25" in out.splitlines()
-    assert [row["question"] for row in table(here / "data/dapo-math/train.parquet")] == ["Something else?", "Something more?"]
+    assert (
+        code == 0
+        and "1 contaminated aime24 1; contaminated.jsonl" in out
+        and "  compared with aime24, aime25" in out.splitlines()
+    )
+    assert [row["question"] for row in table(here / "data/dapo-math/train.parquet")] == [
+        "Something else?",
+        "Something more?",
+    ]
     assert lines(here / "data/dapo-math/contaminated.jsonl")[0]["meets"][0]["set"] == "aime24"
-    code, out, _ = proxima("data", "prepare", "dapo-math", "--from", "dapo.parquet", "--held-out", "0", "--out", "x/all", "--against")
+    code, out, _ = proxima(
+        "data", "prepare", "dapo-math", "--from", "dapo.parquet", "--held-out", "0", "--out", "x/all", "--against"
+    )
     assert (
         code == 0
         and "compared with no evaluation set; prepare some first, or name them with --against" in out
         and len(table(here / "x/all/train.parquet")) == 3
     )
     code, out, _ = proxima(
-        "data", "prepare", "dapo-math", "--from", "dapo.parquet", "--held-out", "0", "--out", "x/two", "--against", "data/aime25", "b.jsonl"
+        "data",
+        "prepare",
+        "dapo-math",
+        "--from",
+        "dapo.parquet",
+        "--held-out",
+        "0",
+        "--out",
+        "x/two",
+        "--against",
+        "data/aime25",
+        "b.jsonl",
     )
     assert code == 0 and "  compared with aime25, b.jsonl" in out.splitlines()
 
@@ -89,11 +126,18 @@ def test_math_brings_math500(proxima, here):
         write_jsonl(here / "raw" / subset / "train.jsonl", [math_row(f"{subset} {i}?", i) for i in range(4)])
         write_jsonl(here / "raw" / subset / "test.jsonl", [math_row(f"{subset} test?", 9)])
     code, out, err = proxima("data", "prepare", "math", "--from", "raw", "--out", "sets/math")
-    assert code == 0 and err.startswith("not made: math500: HuggingFaceH4/MATH-500 is not in the cache") and "8 rows" in out
+    assert (
+        code == 0
+        and err.startswith("not made: math500: HuggingFaceH4/MATH-500 is not in the cache")
+        and "8 rows" in out
+    )
     write_jsonl(here / "m500.jsonl", [math500_row("geometry  2?", "2", "test/1.json")])
     code, out, err = proxima("data", "prepare", "math", "--from", "raw", "--from", "math500=m500.jsonl")
     assert (code, err) == (0, "") and sorted(os.listdir(here / "data")) == ["math", "math500"]
-    assert "1 contaminated math500 1; contaminated.jsonl" in out and "  compared with math500, its own test side" in out.splitlines()
+    assert (
+        "1 contaminated math500 1; contaminated.jsonl" in out
+        and "  compared with math500, its own test side" in out.splitlines()
+    )
     before = json.loads((here / "data/math/card.json").read_text())["overlap"]
     code, out, err = proxima("data", "prepare", "math", "--from", "raw", "--overwrite")
     assert code == 0 and "compared with math500, its own test side" in out  # what lies beside, as it was
@@ -105,7 +149,10 @@ def test_the_prompt(proxima, here):
     (here / "t.txt").write_text("Q: {question}\nA:")
     assert proxima("data", "prepare", "gsm8k", "--from", "raw", "--template", "@t.txt", "--system", "Be brief.")[0] == 0
     messages = table(here / "data/gsm8k/train.parquet")[1]["messages"]
-    assert [message["content"] for message in messages] == ["Be brief.", "Q: Ann has 3 pens and buys 4. How many now?\nA:"]
+    assert [message["content"] for message in messages] == [
+        "Be brief.",
+        "Q: Ann has 3 pens and buys 4. How many now?\nA:",
+    ]
     card = json.loads((here / "data/gsm8k/card.json").read_text())
     assert card["command"] == "proxima data prepare gsm8k --from raw --template @t.txt --system 'Be brief.'"
 
@@ -114,13 +161,26 @@ def test_the_prompt(proxima, here):
     ("words", "line"),
     [
         (("gsm8",), "error: source=gsm8 (command line): did you mean 'gsm8k'?"),
-        (("gsm8k",), "error: gsm8k: openai/gsm8k is not in the cache, and the hub is off (HF_HUB_OFFLINE); give a copy with --from PATH"),
+        (
+            ("gsm8k",),
+            "error: gsm8k: openai/gsm8k is not in the cache, and the hub is off (HF_HUB_OFFLINE); give a copy with "
+            "--from PATH",
+        ),
         (("gsm8k", "--from", "nowhere"), "error: 'nowhere': no such file or folder"),
         (("gsm8k", "--from", "test=raw"), "error: --from test=raw: no part 'test'; it has gsm8k"),
-        (("aime", "--from", "raw"), "error: --from raw: which part is it? write --from aime24=raw or --from aime25=raw"),
-        (("gsm8k", "--from", "raw", "--template", "boxd"), "error: template='boxd' is no template; take one of plain, dapo, boxed"),
+        (
+            ("aime", "--from", "raw"),
+            "error: --from raw: which part is it? write --from aime24=raw or --from aime25=raw",
+        ),
+        (
+            ("gsm8k", "--from", "raw", "--template", "boxd"),
+            "error: template='boxd' is no template; take one of plain, dapo, boxed",
+        ),
         (("gsm8k", "--from", "raw", "--held-out", "2"), "error: held_out=2.0 must be in [0, 1)"),
-        (("gsm8k", "--from", "raw", "--conflicts", "last"), "error: conflicts='last' must be one of drop, first, majority"),
+        (
+            ("gsm8k", "--from", "raw", "--conflicts", "last"),
+            "error: conflicts='last' must be one of drop, first, majority",
+        ),
         (("gsm8k", "--from", "raw", "--against", "nowhere"), "error: against='nowhere': 'nowhere': no such file"),
         (("gsm8k", "--from", "raw", "--out", "raw"), "error: raw exists and is no prepared data (no card.json in it)"),
         (("math500", "--from", "raw"), "error: math500: no test question is left of 2 rows"),
@@ -134,7 +194,9 @@ def test_the_prompt(proxima, here):
 def test_what_a_user_reads(proxima, here, words, line):
     gsm8k_folder(
         here / "raw",
-        test=[{"question": "", "answer": "#### 1"}, {"question": "", "answer": "#### 2"}] if "math500" in words else GSM8K_TEST,
+        test=[{"question": "", "answer": "#### 1"}, {"question": "", "answer": "#### 2"}]
+        if "math500" in words
+        else GSM8K_TEST,
     )
     (here / "torn.jsonl").write_text('{"problem": "1')
     more = ("--max-unreadable", "1") if "math500" in words else ()
@@ -146,7 +208,10 @@ def test_what_a_user_reads(proxima, here, words, line):
 def test_folders_that_are_none(proxima, here):
     for action in ("show", "check"):
         code, _, err = proxima("data", action, "nowhere")
-        assert code == 2 and err == "error: nowhere is no prepared data (no card.json in it); make it with proxima data prepare\n"
+        assert (
+            code == 2
+            and err == "error: nowhere is no prepared data (no card.json in it); make it with proxima data prepare\n"
+        )
     assert proxima("data")[0] == 2
 
 
@@ -156,9 +221,12 @@ def test_a_full_disk_leaves_nothing(proxima, here, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("proxima.prepare.table.TableWriter.close", full)
+    monkeypatch.setattr("proxima.prepare.write_files.TableWriter.close", full)
     code, _, err = proxima("data", "prepare", "gsm8k", "--from", "raw")
-    assert code == 2 and err == "error: data/gsm8k: No space left on device; nothing was written, make room or give another --out\n"
+    assert (
+        code == 2
+        and err == "error: data/gsm8k: No space left on device; nothing was written, make room or give another --out\n"
+    )
     assert os.listdir(here) == ["raw"]
 
 
@@ -206,7 +274,9 @@ def test_progress_where_there_is_no_terminal(capsys):
 
 def test_long_questions_of_one_wording(proxima, here):
     """GSM8K's way of asking the same with other numbers, on both sides: listed with the words they share."""
-    train = [{"question": LONG.format(n=i), "answer": f"#### {i}"} for i in range(3)] + [{"question": "Other?", "answer": "#### 1"}]
+    train = [{"question": LONG.format(n=i), "answer": f"#### {i}"} for i in range(3)] + [
+        {"question": "Other?", "answer": "#### 1"}
+    ]
     gsm8k_folder(here / "raw", train=train, test=[{"question": LONG.format(n=50), "answer": "#### 50"}])
     code, out, _ = proxima("data", "prepare", "gsm8k", "--from", "raw")
     assert code == 0 and "3 contaminated its own test side 3; contaminated.jsonl" in out

@@ -1,4 +1,5 @@
-"""`proxima eval` as a user types it, on a tiny model: named sets, recipes, runs, comparison, and what is refused early."""
+"""`proxima eval` as a user types it, on a tiny model: named sets, recipes, runs, comparison, and what is refused
+early."""
 
 import json
 
@@ -15,7 +16,10 @@ def gsm8k(here):
     """Six questions as the hub's GSM8K has them: the answer is a whole solution."""
     folder = here / "data" / "gsm8k"
     folder.mkdir(parents=True)
-    lines = [json.dumps({"question": r["question"], "answer": f"It is simple.\n#### {r['answer']}"}) for r in rows(0, 2, 4, 6, 8, 10)]
+    lines = [
+        json.dumps({"question": r["question"], "answer": f"It is simple.\n#### {r['answer']}"})
+        for r in rows(0, 2, 4, 6, 8, 10)
+    ]
     (folder / "test.jsonl").write_text("\n".join(lines) + "\n")
     return folder
 
@@ -47,11 +51,19 @@ def test_a_set_greedy(proxima, here, tiny_model, gsm8k):
     result = json.loads((here / "found" / "result.json").read_text())
     suite = result["suites"]["gsm8k"]
     assert suite["estimates"] == {
-        "accuracy": {"value": 0.0, "low": 0.0, "high": pytest.approx(0.39033, abs=1e-5), "method": "wilson", "questions": 6}
+        "accuracy": {
+            "value": 0.0,
+            "low": 0.0,
+            "high": pytest.approx(0.39033, abs=1e-5),
+            "method": "wilson",
+            "questions": 6,
+        }
     }
     assert (suite["questions"], suite["answers"], suite["correct"], suite["invalid"]) == (6, 6, 0, 0)
     assert suite["sampling"]["temperature"] == 0.0 and suite["sampling"]["max_tokens"] == 6
-    assert len(suite["data"]["sha256"]) == len(result["model"]["sha256"]) == 64 and suite["data"]["source"] == "data/gsm8k"
+    assert (
+        len(suite["data"]["sha256"]) == len(result["model"]["sha256"]) == 64 and suite["data"]["source"] == "data/gsm8k"
+    )
     assert result["seed"] == 1 and result["versions"]["torch"]
 
 
@@ -68,7 +80,22 @@ def test_the_same_command_twice_gives_the_same_bytes(proxima, here, tiny_model, 
 
 
 def test_several_samples(proxima, here, tiny_model, gsm8k, amc23):
-    words = ("--task", "gsm8k", "--task", "amc23", "--samples", "4", "--temperature", "0.7", "--top-p", "0.9", "--k", "1,2,4", "--out", "o")
+    words = (
+        "--task",
+        "gsm8k",
+        "--task",
+        "amc23",
+        "--samples",
+        "4",
+        "--temperature",
+        "0.7",
+        "--top-p",
+        "0.9",
+        "--k",
+        "1,2,4",
+        "--out",
+        "o",
+    )
     code, out, err = proxima("eval", tiny_model("llama"), *words, *SMALL)
     assert code == 0, err
     assert "4 samples a question at temperature 0.7, top_p 0.9, up to 6 tokens" in out
@@ -82,7 +109,12 @@ def test_several_samples(proxima, here, tiny_model, gsm8k, amc23):
     row = table[4]
     assert row["question"].startswith("What is 1 + 1?\nPlease reason step by step") and row["answer"] == '"2"'
     assert json.loads(row["metadata"]) == {"level": 1, "source": "made"} and row["length"] == len(row["tokens"]) == 6
-    assert row["finish_reason"] == "length" and row["valid"] and row["log_prob_sum"] < 0 and json.loads(row["parts"]) == {"math": 0.0}
+    assert (
+        row["finish_reason"] == "length"
+        and row["valid"]
+        and row["log_prob_sum"] < 0
+        and json.loads(row["parts"]) == {"math": 0.0}
+    )
     texts = {row["text"] for row in table}
     assert len(texts) > 3  # samples differ
 
@@ -115,10 +147,16 @@ def test_a_run_on_a_named_set(proxima, here, recipe, gsm8k):
 
 
 def test_samples_of_a_recipe_are_drawn_as_in_training(proxima, here, recipe, tiny_model):
-    code, _, err = proxima("eval", tiny_model("llama"), recipe(), "--samples", "2", "--out", "o", "sampling.temperature=0.8")
+    code, _, err = proxima(
+        "eval", tiny_model("llama"), recipe(), "--samples", "2", "--out", "o", "sampling.temperature=0.8"
+    )
     assert code == 0, err
     suite = json.loads((here / "o" / "result.json").read_text())["suites"]["arithmetic"]
-    assert suite["sampling"]["temperature"] == 0.8 and suite["sampling"]["max_tokens"] == 4 and "pass@2" in suite["estimates"]
+    assert (
+        suite["sampling"]["temperature"] == 0.8
+        and suite["sampling"]["max_tokens"] == 4
+        and "pass@2" in suite["estimates"]
+    )
 
 
 def write(folder, name, correct):
@@ -127,10 +165,27 @@ def write(folder, name, correct):
 
     from proxima.evaluate.results import SCHEMA
 
-    base = {"text": "", "tokens": [1], "parts": "{}", "extracted": None, "vote": None, "length": 1, "finish_reason": "stop", "error": None}
+    base = {
+        "text": "",
+        "tokens": [1],
+        "parts": "{}",
+        "extracted": None,
+        "vote": None,
+        "length": 1,
+        "finish_reason": "stop",
+        "error": None,
+    }
     table = [
         base
-        | {"row": i, "prompt_uid": 100 + i, "sample": s, "question": f"q{i}", "answer": "1", "correct": one, "reward": float(one or 0)}
+        | {
+            "row": i,
+            "prompt_uid": 100 + i,
+            "sample": s,
+            "question": f"q{i}",
+            "answer": "1",
+            "correct": one,
+            "reward": float(one or 0),
+        }
         | {"valid": one is not None, "log_prob_sum": -1.0, "metadata": "{}"}
         for i, own in enumerate(correct)
         for s, one in enumerate(own)
@@ -138,7 +193,9 @@ def write(folder, name, correct):
     folder.mkdir(exist_ok=True)
     parquet.write_table(pyarrow.Table.from_pylist(table, schema=SCHEMA), folder / f"{name}.parquet")
     known = json.loads((folder / "result.json").read_text())["suites"] if (folder / "result.json").exists() else {}
-    (folder / "result.json").write_text(json.dumps({"suites": {**known, name: {"sampling": {"temperature": len(correct[0])}}}}))
+    (folder / "result.json").write_text(
+        json.dumps({"suites": {**known, name: {"sampling": {"temperature": len(correct[0])}}}})
+    )
 
 
 def test_compare(proxima, here):
@@ -165,7 +222,12 @@ def test_compare_several_samples_and_suites(proxima, here):
     assert code == 0, err
     found = json.loads(out)["suites"]
     assert list(found) == ["one", "two", "all"]
-    assert (found["one"]["questions"], found["one"]["left_out"], found["one"]["won"], found["one"]["tied"]) == (3, 1, 2, 1)
+    assert (found["one"]["questions"], found["one"]["left_out"], found["one"]["won"], found["one"]["tied"]) == (
+        3,
+        1,
+        2,
+        1,
+    )
     assert found["one"]["p"] == pytest.approx(0.5) and found["two"]["p"] == pytest.approx(2 / 2**7)
     assert found["all"]["questions"] == 10 and found["all"]["p"] == pytest.approx(2 / 2**9)
     code, out, _ = proxima("eval", "--compare", "a", "b")
@@ -211,14 +273,20 @@ def test_compare_refuses(proxima, here):
         ),
         (["--task", "gsm8k", "--k", "0"], "k=0 must be >= 1"),
         (["--task", "gsm8k", "--k", "1,x"], "--k 1,x must be whole numbers with commas between them"),
-        (["--task", "gsm8k", "--samples", "4", "--temperature", "0"], "must be 1 at temperature 0: greedy answers are all the same"),
+        (
+            ["--task", "gsm8k", "--samples", "4", "--temperature", "0"],
+            "must be 1 at temperature 0: greedy answers are all the same",
+        ),
         (["--task", "gsm8k", "--samples", "0"], "eval.samples=0 (command line): must be >= 1"),
         (["--task", "gsm8k", "--limit", "-1"], "eval.limit=-1 (command line): must be >= 0"),
         (["--task", "gsm9k"], "task='gsm9k' is no evaluation set; did you mean 'gsm8k'?"),
         (["--task", "chess"], "there are aime24, aime25, amc23, gsm8k, math500"),
         (["--task", "gsm8k,gsm8k"], "names gsm8k twice; keep one"),
         (["--task", "gsm8k="], "must name evaluation sets"),
-        (["--task", "gsm8k=nowhere"], "task gsm8k=nowhere does not exist; bring the data with: proxima data prepare gsm8k"),
+        (
+            ["--task", "gsm8k=nowhere"],
+            "task gsm8k=nowhere does not exist; bring the data with: proxima data prepare gsm8k",
+        ),
         (["--task", "gsm8k", "--data", "elsewhere"], "--data elsewhere holds no gsm8k/test.parquet"),
         (["--task", "aime24"], "bring the data with: proxima data prepare aime24, or name a file: --task aime24=PATH"),
         (["--task", "gsm8k", "train.steps=3"], "train.steps: --task brings its own questions, prompt and rewards"),
@@ -233,7 +301,7 @@ def test_refused_before_a_model_is_loaded(proxima, here, tiny_model, gsm8k, monk
     def never(*_, **__):
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("proxima.runtime.examine.load_model", never)
+    monkeypatch.setattr("proxima.runtime.eval_run.load_model", never)
     code, out, err = proxima("eval", tiny_model("llama"), *words)
     assert (code, out) == (2, "") and len(err.splitlines()) == 1
     assert said in err
@@ -247,7 +315,9 @@ def test_no_model_and_a_model_that_is_not_there(proxima, here, gsm8k):
         "error: which model? proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B\n",
     )
     code, _, err = proxima("eval", "models/nothing", "--task", "gsm8k")
-    assert code == 2 and err.startswith("error: model.path=models/nothing (command line): does not exist: a path is looked for below ")
+    assert code == 2 and err.startswith(
+        "error: model.path=models/nothing (command line): does not exist: a path is looked for below "
+    )
 
 
 def test_a_recipe_without_a_task(proxima, recipe):
@@ -259,7 +329,10 @@ def test_a_folder_that_holds_something(proxima, here, tiny_model, gsm8k):
     command = ("eval", tiny_model("llama"), "--task", "gsm8k", "--limit", "2", *SMALL)
     assert proxima(*command, "--out", "o")[0] == 0
     code, _, err = proxima(*command, "--out", "o")
-    assert (code, err) == (2, "error: --out o holds an evaluation already; replace it with --overwrite, or give another folder\n")
+    assert (code, err) == (
+        2,
+        "error: --out o holds an evaluation already; replace it with --overwrite, or give another folder\n",
+    )
     (here / "o" / "result.json").unlink()  # as a killed evaluation leaves it
     (here / "o" / "notes.txt").write_text("mine")
     assert proxima(*command, "--out", "o", "--overwrite")[0] == 0

@@ -67,7 +67,12 @@ def test_explain_yaml_is_a_recipe(proxima, recipe, here):
 def test_list_shows_every_kind_of_every_slot(proxima):
     code, out, _ = proxima("list")
     assert code == 0
-    for kind in [*SURROGATES, *ALGORITHMS, *kinds_of(Slot("proxima.reward:REWARDS")), *kinds_of(Slot("proxima.task:TASKS"))]:
+    for kind in [
+        *SURROGATES,
+        *ALGORITHMS,
+        *kinds_of(Slot("proxima.reward:REWARDS")),
+        *kinds_of(Slot("proxima.task:TASKS")),
+    ]:
         assert f"\n  {kind} " in out
     assert "delta=0.15, w_min=0.8, delta_b=0.02" in out
 
@@ -85,8 +90,16 @@ def test_list_of_one_slot_shows_fields(proxima):
 
 
 def test_list_says_which_advantages_this_loop_cannot_run(proxima):
-    lines = {line.split()[0]: line for line in proxima("list", "advantage")[1].splitlines() if line.startswith("  ") and line[2] != " "}
-    assert {kind for kind, line in lines.items() if "In core only" in line} == {"gae", "optimal_token_baseline", "reinforce_pp"}
+    lines = {
+        line.split()[0]: line
+        for line in proxima("list", "advantage")[1].splitlines()
+        if line.startswith("  ") and line[2] != " "
+    }
+    assert {kind for kind, line in lines.items() if "In core only" in line} == {
+        "gae",
+        "optimal_token_baseline",
+        "reinforce_pp",
+    }
     assert "In core only, it needs `value`. Generalised advantage estimation with a critic" in lines["gae"]
     assert "In core only, it gives a number for each token. " in lines["reinforce_pp"]
 
@@ -98,7 +111,9 @@ def test_list_has_no_fragment(proxima):
     code, out, _ = proxima("list", "--json")
     texts = [text for slot in json.loads(out).values() for kind in slot["kinds"].values() for text in words_of(kind)]
     assert code == 0 and len(texts) > 150
-    assert [text for text in texts if re.match(r"(`\w+` )?as (for|above|in)\b", text) or re.search(r"\bas for `", text)] == []
+    assert [
+        text for text in texts if re.match(r"(`\w+` )?as (for|above|in)\b", text) or re.search(r"\bas for `", text)
+    ] == []
 
 
 def words_of(kind):
@@ -115,7 +130,10 @@ def test_list_of_recipes(proxima, here):
     (here / "recipes/cpu/a.yaml").write_text("extends: ../first.yaml\n")
     code, out, _ = proxima("list", "recipes")
     assert (code, out.splitlines()) == (0, ["recipes/first.yaml  What it is", "recipes/cpu/a.yaml"])
-    assert json.loads(proxima("list", "recipes", "--json")[1]) == {"recipes/first.yaml": "What it is", "recipes/cpu/a.yaml": ""}
+    assert json.loads(proxima("list", "recipes", "--json")[1]) == {
+        "recipes/first.yaml": "What it is",
+        "recipes/cpu/a.yaml": "",
+    }
 
 
 def test_list_json(proxima):
@@ -137,7 +155,9 @@ def test_list_json(proxima):
     }
     assert found["task"]["paths"] == ["task", "eval.task"]
     assert found["surrogate"]["kinds"]["cppo"]["fields"]["delta"]["default"] == 0.15
-    summaries = [(slot, kind) for slot, facts in found.items() for kind, known in facts["kinds"].items() if not known["summary"]]
+    summaries = [
+        (slot, kind) for slot, facts in found.items() for kind, known in facts["kinds"].items() if not known["summary"]
+    ]
     assert summaries == []
 
 
@@ -164,8 +184,7 @@ def test_doctor(proxima):
 
 
 @pytest.mark.parametrize(
-    ("gemm", "advice"),
-    [({"float32": 100.0, "bfloat16": 10.0}, True), ({"float32": 10.0, "bfloat16": 100.0}, False)],
+    ("gemm", "advice"), [({"float32": 100.0, "bfloat16": 10.0}, True), ({"float32": 10.0, "bfloat16": 100.0}, False)]
 )
 def test_doctor_advises_against_slow_bfloat16(gemm, advice):
     from proxima.cli.doctor import examine, lines

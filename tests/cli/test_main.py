@@ -63,7 +63,10 @@ def test_no_command_shows_the_help(proxima):
         (["train"], "error: the following arguments are required: recipe; see proxima train --help"),
         (["train", "r.yaml", "--rseume"], "error: no argument '--rseume'; see proxima train --help"),
         (["doctor", "now"], "error: no argument 'now'; see proxima doctor --help"),
-        (["train", "r.yaml", "--resume", "--overwrite"], "error: --resume and --overwrite exclude each other: one goes on with the run, "),
+        (
+            ["train", "r.yaml", "--resume", "--overwrite"],
+            "error: --resume and --overwrite exclude each other: one goes on with the run, ",
+        ),
         (
             ["generate", "m", "hi", "--temperature", "hot"],
             "error: argument --temperature: invalid float value: 'hot'; see proxima generate --help",
@@ -81,7 +84,8 @@ def test_a_user_sees_one_line_and_exit_2(here):
     done = as_a_user("train", "recipes/quickstart.yaml", cwd=here)
     assert done.returncode == 2
     assert done.stderr == (
-        "error: recipes/quickstart.yaml: no such recipe; give the path of a YAML file, for example recipes/quickstart.yaml\n"
+        "error: recipes/quickstart.yaml: no such recipe; give the path of a YAML file, for example "
+        "recipes/quickstart.yaml\n"
     )
 
 
@@ -122,9 +126,13 @@ def test_interrupt_ends_with_130(proxima, monkeypatch, here):
 
 
 def test_a_closed_pipe_is_no_error(here):
-    command = f"{sys.executable} -m proxima.cli.main list --json | head -c 10; ends=${{PIPESTATUS[0]}}; echo; echo $ends"
+    command = (
+        f"{sys.executable} -m proxima.cli.main list --json | head -c 10; ends=${{PIPESTATUS[0]}}; echo; echo $ends"
+    )
     environment = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(["bash", "-c", command], cwd=here, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=here, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.stdout.splitlines()[-1] == "0"
     assert done.stderr == ""
 
@@ -141,7 +149,9 @@ def test_ctrl_c_leaves_a_checkpoint_and_130(here, recipe):
     path = recipe()
     command = [sys.executable, "-m", "proxima.cli.main", "train", path, "train.steps=100000", "folder=run"]
     environment = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=here, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     metrics = here / "run" / "metrics.jsonl"
     while process.poll() is None and not (metrics.is_file() and '"train"' in metrics.read_text()):
         time.sleep(0.05)

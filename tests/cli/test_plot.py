@@ -40,16 +40,21 @@ def test_fields(proxima):
         (["ppo_clp"], "error: surrogate.kind=ppo_clp (command line): no surrogate 'ppo_clp'; did you mean 'ppo_clip'?"),
         (
             ["ppo_clip,epsilon_hihg=3"],
-            "error: surrogate.epsilon_hihg=3 (command line): 'ppo_clip' has no field 'epsilon_hihg'; did you mean 'epsilon_high'?",
+            "error: surrogate.epsilon_hihg=3 (command line): 'ppo_clip' has no field 'epsilon_hihg'; did you mean "
+            "'epsilon_high'?",
         ),
         (["ppo_clip,epsilon_high=x"], "error: surrogate.epsilon_high=x (command line): must be a number"),
-        (["ppo_clip,dual_clip"], "error: surrogate.dual_clip (command line): 'ppo_clip' has no field 'dual_clip'; write field=value"),
+        (
+            ["ppo_clip,dual_clip"],
+            "error: surrogate.dual_clip (command line): 'ppo_clip' has no field 'dual_clip'; write field=value",
+        ),
         (["ppo_clip,epsilon_low=3"], "error: epsilon_low=3.0 must be in [0, 1]"),
         (["ppo_clip", "--behavior-probability", "2"], "error: behavior_probability=2.0 must be in (0, 1)"),
         (["ppo_clip", "--out", "x.gif"], "error: x.gif: ends in .gif; write an .svg or a .png."),
         (
             ["dppo,divergence=topk_tv"],
-            "error: dppo,divergence=topk_tv can't be drawn: Dppo needs `behavior_top_k_log_prob`, which the batch lacks: "
+            "error: dppo,divergence=topk_tv can't be drawn: Dppo needs `behavior_top_k_log_prob`, which the batch "
+            "lacks: "
             "the engine does, with top-k log-probs switched on.",
         ),
     ],

@@ -33,7 +33,11 @@ def test_config_yaml_loads_back_to_the_config(run, proxima, here):
 def test_resume_of_a_finished_run_goes_on_only_with_more_steps(run, proxima, here):
     code, _, err = proxima("train", "run", "--resume", "train.steps=3")
     assert code == 0, err
-    assert [json.loads(line)["step"] for line in (here / "run" / "metrics.jsonl").open() if '"train"' in line] == [1, 2, 3]
+    assert [json.loads(line)["step"] for line in (here / "run" / "metrics.jsonl").open() if '"train"' in line] == [
+        1,
+        2,
+        3,
+    ]
 
 
 def test_resume_of_a_run_whose_folder_was_not_named(proxima, recipe, here):
@@ -79,7 +83,9 @@ def test_what_is_odd_stands_in_the_log(proxima, recipe, here):
 
 
 def test_generate_from_a_run(run, proxima):
-    code, out, err = proxima("generate", "run", "What is 1 + 1?", "--max-tokens", "5", "--json", "--samples", "2", "--temperature", "1")
+    code, out, err = proxima(
+        "generate", "run", "What is 1 + 1?", "--max-tokens", "5", "--json", "--samples", "2", "--temperature", "1"
+    )
     assert code == 0, err
     found = json.loads(out)
     assert [c["sample"] for c in found["completions"]] == [0, 1]
@@ -108,7 +114,7 @@ def test_a_run_lends_its_system_prompt(run, proxima, here, monkeypatch):
         seen.update(options, path=path)
         return [], 1.0
 
-    monkeypatch.setattr("proxima.runtime.answer.generate", generate)
+    monkeypatch.setattr("proxima.runtime.inference.generate", generate)
     config = here / "run" / "config.yaml"
     config.write_text(config.read_text().replace("system: null", "system: Be brief."))
     assert proxima("generate", "run", "hi")[0] == 0
@@ -140,7 +146,9 @@ def test_a_full_disk_is_one_line(tiny_model, tmp_path, monkeypatch, capsys):
     from tests.runtime.tiny_run import recipe
 
     file = tmp_path / "recipe.yaml"
-    file.write_text(yaml.safe_dump(recipe(tiny_model("llama"), folder=str(tmp_path / "run"), train__steps=1, eval__every=0)))
+    file.write_text(
+        yaml.safe_dump(recipe(tiny_model("llama"), folder=str(tmp_path / "run"), train__steps=1, eval__every=0))
+    )
 
     def full(*_, **__):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")

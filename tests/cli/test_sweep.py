@@ -22,7 +22,9 @@ def sweep(recipe, here):
 
 
 def test_dry_run_shows_the_commands_and_runs_nothing(proxima, sweep):
-    code, out, err = proxima("sweep", "mine.yaml", "--dry-run", "--only", "*cppo", "--folder", "elsewhere", "--jobs", "1")
+    code, out, err = proxima(
+        "sweep", "mine.yaml", "--dry-run", "--only", "*cppo", "--folder", "elsewhere", "--jobs", "1"
+    )
     assert (code, err) == (0, "")
     head, _, name, command, *rest = out.splitlines()
     assert head == "1 cell × 2 seeds = 2 runs in elsewhere, 1 at a time"
@@ -40,7 +42,7 @@ def test_a_sweep_of_another_folder_is_told_with_plain_paths(proxima, sweep, here
     assert code == 0 and "proxima train tiny.yaml " in out and ".." not in out
 
     from proxima.lab import read_sweep
-    from proxima.view.sweep import opening
+    from proxima.view.sweep_progress import opening
 
     assert opening(read_sweep("study/sweep.yaml"), []).startswith("sweep study  1 cell × 1 seed")
     assert opening(read_sweep("study/sweep.yaml", folder="runs/other"), []).startswith("sweep other  ")
@@ -67,11 +69,14 @@ def test_a_sweep_is_run_paired_compared_and_done_once(proxima, sweep, here):
     code, out, err = proxima("sweep", "mine.yaml")
     assert (code, err) == (0, "")
     assert "4/4 done" in out and out.splitlines()[-1] == "proxima compare runs/mine"
-    runs = {(name, seed): sweep / f"algorithm={name}" / f"seed-{seed}" for name in ("reinforce", "cppo") for seed in (1, 2)}
+    runs = {
+        (name, seed): sweep / f"algorithm={name}" / f"seed-{seed}" for name in ("reinforce", "cppo") for seed in (1, 2)
+    }
     for (_, seed), run in runs.items():
         summary = json.loads((run / "summary.json").read_text())
         assert (summary["status"], summary["steps"], summary["seed"]) == ("done", 2, seed)
-    # paired: another algorithm, the same prompts and the same completions to the bit, as long as the policies are the same
+    # paired: another algorithm, the same prompts and the same completions to the bit, as long as the policies are the
+    # same
     assert len(first_step(runs["cppo", 1])) == 4
     for seed in (1, 2):
         assert first_step(runs["cppo", seed]) == first_step(runs["reinforce", seed])
@@ -85,7 +90,10 @@ def test_a_sweep_is_run_paired_compared_and_done_once(proxima, sweep, here):
     assert code == 2 and err.count("holds a run of another config: train.steps is 2 there and 3 here") == 4
     code, out, _ = proxima("compare", "runs/mine")
     assert code == 0
-    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [["algorithm=reinforce", "2"], ["algorithm=cppo", "2"]]
+    assert [line.split()[:2] for line in out.splitlines()[1:3]] == [
+        ["algorithm=reinforce", "2"],
+        ["algorithm=cppo", "2"],
+    ]
     assert "notes" not in out
 
 

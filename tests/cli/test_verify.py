@@ -90,7 +90,11 @@ def test_verdicts_do_not_come_from_names(proxima, records):
         return found
 
     code, out, _ = proxima("verify", records("renamed.json", change), "--json")
-    assert code == 1 and [one["status"] for one in json.loads(out)["files"][0]["verdicts"]] == ["failed", "matched", "matched"]
+    assert code == 1 and [one["status"] for one in json.loads(out)["files"][0]["verdicts"]] == [
+        "failed",
+        "matched",
+        "matched",
+    ]
 
 
 def test_what_nobody_here_computes_is_unsupported(proxima, records):

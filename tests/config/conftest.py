@@ -13,7 +13,8 @@ algorithm: cppo
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """`recipe(text, name)` writes a recipe into an empty current folder and returns its name; no text: the smallest one there is."""
+    """`recipe(text, name)` writes a recipe into an empty current folder and returns its name; no text: the smallest one
+    there is."""
     monkeypatch.chdir(tmp_path)
 
     def write(text: str = BASE, name: str = "run.yaml") -> str:

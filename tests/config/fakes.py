@@ -23,7 +23,10 @@ class Sums:
     split: Annotated[Literal["train", "test"], "which half of the questions"] = "train"
 
     def rows(self, seed: int) -> list[Row]:
-        return [Row(messages=({"role": "user", "content": f"What is {i} + 1?"},), answer=i + 1) for i in range(self.low, self.high)]
+        return [
+            Row(messages=({"role": "user", "content": f"What is {i} + 1?"},), answer=i + 1)
+            for i in range(self.low, self.high)
+        ]
 
 
 @dataclass(frozen=True)

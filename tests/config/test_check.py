@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from proxima.config import ConfigError, check, load, resolve
-from proxima.config.check import warnings
+from proxima.config.validate import warnings
 
 ELSEWHERE = "tests.config.fakes"
 
@@ -25,7 +25,8 @@ def test_the_smallest_recipe_passes(recipe):
     [
         (
             ["sampling.temperature=0"],
-            "sampling.temperature=0 (command line): training needs samples, 0 is greedy; set it > 0, evaluation is greedy by itself",
+            "sampling.temperature=0 (command line): training needs samples, 0 is greedy; set it > 0, evaluation is "
+            "greedy by itself",
         ),
         (
             ["algorithm.behavior=sampled", "sampling.top_p=0.9"],
@@ -34,12 +35,14 @@ def test_the_smallest_recipe_passes(recipe):
         ),
         (
             ["train.completions_per_prompt=1"],
-            "train.completions_per_prompt=1 (command line): a group of one has advantage 0 under 'grpo', so nothing would be learned; "
+            "train.completions_per_prompt=1 (command line): a group of one has advantage 0 under 'grpo', so "
+            "nothing would be learned; "
             "take at least 2, 8 is usual",
         ),
         (
             [f"algorithm.surrogate.kind={ELSEWHERE}:NeedsTopK"],
-            f"algorithm.surrogate.kind={ELSEWHERE}:NeedsTopK (command line): '{ELSEWHERE}:NeedsTopK' with these values needs "
+            f"algorithm.surrogate.kind={ELSEWHERE}:NeedsTopK (command line): '{ELSEWHERE}:NeedsTopK' with these "
+            "values needs "
             "the engine's top-k log-probs; set engine.top_k_log_probs=20",
         ),
         (
@@ -49,7 +52,8 @@ def test_the_smallest_recipe_passes(recipe):
         ),
         (
             [f"algorithm.surrogate.kind={ELSEWHERE}:NeedsReference"],
-            f"algorithm.surrogate.kind={ELSEWHERE}:NeedsReference (command line): '{ELSEWHERE}:NeedsReference' needs `reference_log_prob`: "
+            f"algorithm.surrogate.kind={ELSEWHERE}:NeedsReference (command line): '{ELSEWHERE}:NeedsReference' "
+            "needs `reference_log_prob`: "
             "set algorithm.reference_kl, it brings the frozen reference model",
         ),
         (
@@ -59,28 +63,34 @@ def test_the_smallest_recipe_passes(recipe):
         ),
         (
             ["algorithm.selection=[{kind: prune, rate: 0.7, allocate: true}]", "train.completions_per_prompt=10"],
-            "algorithm.selection.0.allocate=true (command line): a group of 10 (train.completions_per_prompt) keeps 3, which does not "
-            "divide it, so an update can't keep its size; take a rate and a group size that do, as rate 0.5, 0.75 or 0.875 with 16, "
+            "algorithm.selection.0.allocate=true (command line): a group of 10 (train.completions_per_prompt) "
+            "keeps 3, which does not "
+            "divide it, so an update can't keep its size; take a rate and a group size that do, as rate 0.5, 0.75 "
+            "or 0.875 with 16, "
             "or allocate=false",
         ),
         (
             ["algorithm.dynamic_sampling={max_age: 2}"],
-            "algorithm.dynamic_sampling.max_num_gen_batches=10 (default): no selection drops whole groups, so nothing has to be filled up; "
+            "algorithm.dynamic_sampling.max_num_gen_batches=10 (default): no selection drops whole groups, so "
+            "nothing has to be filled up; "
             "add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null",
         ),
         (
             ["algorithm.selection=[{kind: drop_uniform_groups, metric: acuracy}]"],
-            "algorithm.selection.0.metric=acuracy (command line): completions have no such metric; there are acc, accuracy, length, "
+            "algorithm.selection.0.metric=acuracy (command line): completions have no such metric; there are acc, "
+            "accuracy, length, "
             "number, reward, score, truncated",
         ),
         (
             ["model.dtype=bfloat16", "model.compute_dtype=float32"],
-            "model.compute_dtype=float32 (command line): the weights are bfloat16 (model.dtype), so are their products; set both alike",
+            "model.compute_dtype=float32 (command line): the weights are bfloat16 (model.dtype), so are their "
+            "products; set both alike",
         ),
         (["eval.every=5"], "eval.every=5 (command line): there is nothing to evaluate; set eval.task, or eval.every=0"),
         (
             ["checkpoint.keep_best=true"],
-            "checkpoint.keep_best=true (command line): best by held-out accuracy needs eval.task and eval.every; set them, or false",
+            "checkpoint.keep_best=true (command line): best by held-out accuracy needs eval.task and eval.every; "
+            "set them, or false",
         ),
         (
             ["checkpoint.keep_best=true", f"eval.task={ELSEWHERE}:Sums"],
@@ -94,7 +104,8 @@ def test_the_smallest_recipe_passes(recipe):
         ),
         (
             ["model.max_length=100", "sampling.max_tokens=100"],
-            "sampling.max_tokens=100 (command line): leaves no room for a prompt: the context is 100 tokens (model.max_length); lower it",
+            "sampling.max_tokens=100 (command line): leaves no room for a prompt: the context is 100 tokens "
+            "(model.max_length); lower it",
         ),
     ],
 )
@@ -102,11 +113,15 @@ def test_parts_that_do_not_fit(recipe, overrides, line):
     assert problems(recipe, *overrides) == [line]
 
 
-@pytest.mark.parametrize(("name", "what"), [("PerToken", "gives a number for each token"), ("NeedsValue", "needs `value`")])
+@pytest.mark.parametrize(
+    ("name", "what"), [("PerToken", "gives a number for each token"), ("NeedsValue", "needs `value`")]
+)
 def test_an_advantage_that_the_loop_cannot_feed(recipe, name, what):
     (line,) = problems(recipe, f"algorithm.advantage={ELSEWHERE}:{name}")
     kind = f"{ELSEWHERE}:{name}"
-    assert line.startswith(f"algorithm.advantage.kind={kind} (command line): {kind!r} {what}, which this loop has not; take one of ")
+    assert line.startswith(
+        f"algorithm.advantage.kind={kind} (command line): {kind!r} {what}, which this loop has not; take one of "
+    )
     assert "grpo" in line
     assert "rloo" in line
 
@@ -125,14 +140,16 @@ def test_a_missing_data_file_names_the_nearest(recipe):
 
 
 @pytest.mark.parametrize(
-    "path", ["models/none", "./none", "/nowhere/none", "~/none", "a/b/c", "none", "model.gguf", "owner/with space", "here/x"]
+    "path",
+    ["models/none", "./none", "/nowhere/none", "~/none", "a/b/c", "none", "model.gguf", "owner/with space", "here/x"],
 )
 def test_a_model_that_is_not_there(recipe, path):
     recipe("{}", "here/file.txt")
     (line,) = problems(recipe, f"model.path={path}")
     where = "" if path[0] in "/~" else ": a path is looked for below the current folder"
     assert (
-        line == f"model.path={path} (command line): does not exist{where}; give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B"
+        line == f"model.path={path} (command line): does not exist{where}; give a folder, a .gguf file, or a hub name "
+        "like Qwen/Qwen3-0.6B"
     )
 
 
@@ -140,7 +157,8 @@ def test_a_mistyped_model_folder_names_the_nearest(recipe):
     recipe("{}", "models/smollm2-135m-instruct/config.json")
     (line,) = problems(recipe, "model.path=models/smolm2-135m-instruct")
     assert line.startswith(
-        "model.path=models/smolm2-135m-instruct (command line): does not exist: a path is looked for below the current folder; "
+        "model.path=models/smolm2-135m-instruct (command line): does not exist: a path is looked for below the "
+        "current folder; "
         "did you mean models/smollm2-135m-instruct? Else give"
     )
 
@@ -148,10 +166,12 @@ def test_a_mistyped_model_folder_names_the_nearest(recipe):
 def test_folders_and_files_that_are_no_model(recipe):
     recipe("{}", "folder/file.txt")
     assert problems(recipe, "model.path=folder") == [
-        "model.path=folder (command line): is a folder without config.json; give a Hugging Face model folder or a .gguf file"
+        "model.path=folder (command line): is a folder without config.json; give a Hugging Face model folder or a "
+        ".gguf file"
     ]
     assert problems(recipe, "model.path=folder/file.txt") == [
-        "model.path=folder/file.txt (command line): is a file but not .gguf; give the folder that holds config.json, or a .gguf file"
+        "model.path=folder/file.txt (command line): is a file but not .gguf; give the folder that holds "
+        "config.json, or a .gguf file"
     ]
 
 
@@ -178,9 +198,15 @@ def test_load_raises_what_check_finds(recipe):
 @pytest.mark.parametrize(
     ("overrides", "start"),
     [
-        ([f"eval.task={ELSEWHERE}:Sums"], f"eval.task.kind={ELSEWHERE}:Sums (command line): the same questions as `task`"),
+        (
+            [f"eval.task={ELSEWHERE}:Sums"],
+            f"eval.task.kind={ELSEWHERE}:Sums (command line): the same questions as `task`",
+        ),
         (["train.warmup_steps=100"], "train.warmup_steps=100 (command line): the run has 100 updates"),
-        (["train.tokens_per_micro_batch=8"], "train.tokens_per_micro_batch=8 (command line): a completion may have 256 tokens"),
+        (
+            ["train.tokens_per_micro_batch=8"],
+            "train.tokens_per_micro_batch=8 (command line): a completion may have 256 tokens",
+        ),
     ],
 )
 def test_what_is_only_odd_is_a_warning(recipe, overrides, start):
@@ -215,5 +241,7 @@ def test_sides_of_a_split_that_meet(trained, asked, apart, recipe):
     resolved = resolve(recipe(), overrides)
     lines = [str(problem) for problem in warnings(resolved)]
     assert len(lines) == (0 if apart else 1) and all("some of its questions are trained on" in line for line in lines)
-    sides = [set(task._questions("+", 1)) for task in (resolved.config.task, resolved.config.eval.task)]  # all there are
+    sides = [
+        set(task._questions("+", 1)) for task in (resolved.config.task, resolved.config.eval.task)
+    ]  # all there are
     assert sides[0].isdisjoint(sides[1]) == apart

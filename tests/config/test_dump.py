@@ -6,7 +6,26 @@ from hypothesis import strategies as st
 
 from proxima.config import dump, resolve
 
-TRICKY = ["1e-5", "true", "null", "a: b", "# no comment", "- x", "'", '"', "a\nb", " ", "{x}", "über", "yes", "*x", "%", "@", "\t", "0x1"]
+TRICKY = [
+    "1e-5",
+    "true",
+    "null",
+    "a: b",
+    "# no comment",
+    "- x",
+    "'",
+    '"',
+    "a\nb",
+    " ",
+    "{x}",
+    "über",
+    "yes",
+    "*x",
+    "%",
+    "@",
+    "\t",
+    "0x1",
+]
 
 
 def again(text, path="again.yaml"):
@@ -17,7 +36,12 @@ def again(text, path="again.yaml"):
 
 
 def test_it_reads_back_equal_and_says_where_values_came_from(recipe):
-    overrides = ["algorithm.surrogate.delta=.inf", "reward.1.kind=exact", "train.optimizer.lr=1e-7", "eval.task=tests.config.fakes:Sums"]
+    overrides = [
+        "algorithm.surrogate.delta=.inf",
+        "reward.1.kind=exact",
+        "train.optimizer.lr=1e-7",
+        "eval.task=tests.config.fakes:Sums",
+    ]
     resolved = resolve(recipe(), overrides)
     text = dump(resolved)
     assert again(text).config == resolved.config

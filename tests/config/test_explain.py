@@ -16,15 +16,26 @@ def batch(recipe, *overrides, prompt=40):
 
 def test_batch_arithmetic(recipe):
     found = batch(recipe, "sampling.max_tokens=12")
-    assert (found.sequences, found.longest, found.tokens, found.micro_batches, found.updates) == (64, 52, 8 * 40 + 64 * 12, 1, 1)
+    assert (found.sequences, found.longest, found.tokens, found.micro_batches, found.updates) == (
+        64,
+        52,
+        8 * 40 + 64 * 12,
+        1,
+        1,
+    )
     assert str(found) == "8 prompts × 8 completions = 64 sequences → ≤ 1 micro-batch of ≤ 4,096 tokens → 1 update"
 
 
 def test_pruned_completions_are_generated_and_not_forwarded(recipe):
     found = batch(recipe, "sampling.max_tokens=12", "algorithm=cppo_prune_75", "train.completions_per_prompt=16")
-    assert str(found) == "32 prompts × 16 completions = 512 sequences, 4 of 16 kept → ≤ 1 micro-batch of ≤ 4,096 tokens → 1 update"
+    assert (
+        str(found)
+        == "32 prompts × 16 completions = 512 sequences, 4 of 16 kept → ≤ 1 micro-batch of ≤ 4,096 tokens → 1 update"
+    )
     assert (found.sequences, found.tokens) == (512, 32 * 40 + 128 * 12)
-    fewer = batch(recipe, "algorithm=cppo_prune_75", "algorithm.selection.0.allocate=false", "algorithm.selection.0.scope=batch")
+    fewer = batch(
+        recipe, "algorithm=cppo_prune_75", "algorithm.selection.0.allocate=false", "algorithm.selection.0.scope=batch"
+    )
     assert (fewer.prompts, fewer.sequences, fewer.kept) == (8, 64, 2)
 
 
@@ -44,7 +55,9 @@ def test_over_sampling_is_on_top_of_allocation(recipe):
     """8 prompts × 16 / 4 = 32 for the update, half as many more generated."""
     prune = "algorithm.selection=[drop_uniform_groups,{kind: prune, rate: 0.75, allocate: true}]"
     found = batch(recipe, prune, "train.completions_per_prompt=16", "algorithm.dynamic_sampling.oversample=1.5")
-    assert "32 prompts × 16 completions = 512 sequences, 4 of 16 kept, 48 prompts at a time until it is full" in str(found)
+    assert "32 prompts × 16 completions = 512 sequences, 4 of 16 kept, 48 prompts at a time until it is full" in str(
+        found
+    )
     assert found.generated == (48, 768)
 
 
@@ -56,10 +69,15 @@ def test_the_greedy_baseline_is_generated_too(recipe):
 def test_time_and_memory_count_what_is_generated(recipe, tiny_model):
     """Generation grows with over-sampling, training does not; the cache holds as many rows as there are slots."""
     facts = model_facts(str(tiny_model("llama")))
-    plain, more = (resolve(recipe(), [*REFILL, *extra]).config for extra in ([], ["algorithm.dynamic_sampling.oversample=3"]))
+    plain, more = (
+        resolve(recipe(), [*REFILL, *extra]).config for extra in ([], ["algorithm.dynamic_sampling.oversample=3"])
+    )
     once, thrice = (time_of(config, facts, batch_of(config, 40), 1e9) for config in (plain, more))
     assert math.isclose(thrice.generate, 3 * once.generate) and thrice.train == once.train
-    small = [resolve(recipe(), [*REFILL, "engine.slots=128", *extra]).config for extra in ([], ["algorithm.dynamic_sampling.oversample=3"])]
+    small = [
+        resolve(recipe(), [*REFILL, "engine.slots=128", *extra]).config
+        for extra in ([], ["algorithm.dynamic_sampling.oversample=3"])
+    ]
     caches = [memory_of(config, facts, batch_of(config, 40)).parts["KV cache"] for config in small]
     assert caches[1] == 2 * caches[0]  # 64 rows, and 128 of 192
 
@@ -89,7 +107,12 @@ def test_updates_are_counted_over_epochs(recipe):
     ],
 )
 def test_micro_batches_are_counted_by_the_trainers_packing(recipe, budget, share, micro_batches):
-    found = batch(recipe, "sampling.max_tokens=12", f"train.tokens_per_micro_batch={budget}", f"model.share_prompt={str(share).lower()}")
+    found = batch(
+        recipe,
+        "sampling.max_tokens=12",
+        f"train.tokens_per_micro_batch={budget}",
+        f"model.share_prompt={str(share).lower()}",
+    )
     assert found.micro_batches == micro_batches
 
 
@@ -115,7 +138,12 @@ def test_prompt_tokens_counts_template_and_system(recipe, tiny_model):
 
 def test_memory_adds_up(recipe, tiny_model):
     folder = tiny_model("llama")
-    overrides = [f"model.path={folder}", "sampling.max_tokens=12", "model.compute_dtype=float32", "engine.dtype=float32"]
+    overrides = [
+        f"model.path={folder}",
+        "sampling.max_tokens=12",
+        "model.compute_dtype=float32",
+        "engine.dtype=float32",
+    ]
     config = resolve(recipe(), overrides).config
     facts = model_facts(str(folder))
     found = memory_of(config, facts, batch_of(config, 40))
@@ -172,11 +200,15 @@ def test_a_known_model_has_a_size_without_its_config(recipe):
 
 
 def test_the_recipes_comment_comes_first(recipe):
-    comment = "# yaml-language-server: $schema=x.json\n# A recipe of mine.\n#   Source  a paper\n#\n#   proxima train it\n"
+    comment = (
+        "# yaml-language-server: $schema=x.json\n# A recipe of mine.\n#   Source  a paper\n#\n#   proxima train it\n"
+    )
     resolved = resolve(recipe(comment + BASE + "# not this\n"))
     assert header_of(resolved) == "A recipe of mine.\n  Source  a paper\n\n  proxima train it"
     text = explain(resolved, gemm=1e12)
-    assert text.startswith("A recipe of mine.\n") and text.index("Source") < text.index("algorithm.surrogate.kind") < text.index("batch  ")
+    assert text.startswith("A recipe of mine.\n") and text.index("Source") < text.index(
+        "algorithm.surrogate.kind"
+    ) < text.index("batch  ")
     assert header_of(resolve(recipe(BASE))) == ""
     tree = {"model": {"path": "a/b"}, "task": "arithmetic", "reward": "number", "algorithm": "grpo"}
     assert header_of(resolve(tree)) == ""
@@ -185,7 +217,9 @@ def test_the_recipes_comment_comes_first(recipe):
 def test_evaluations_that_cannot_be_counted_are_not_in_the_time(recipe, tiny_model):
     path = f"model.path={tiny_model('llama')}"
     without = explain(resolve(recipe(), [path]), gemm=1e12)
-    missing = explain(resolve(recipe(), [path, "eval.task={kind: prepared, path: data/none}", "eval.limit=0"]), gemm=1e12)
+    missing = explain(
+        resolve(recipe(), [path, "eval.task={kind: prepared, path: data/none}", "eval.limit=0"]), gemm=1e12
+    )
     with_eval = explain(resolve(recipe(), [path, "eval.task=tests.config.fakes:Sums"]), gemm=1e12)
     assert ["evaluations are not in the time" in text for text in (without, missing, with_eval)] == [False, True, False]
     assert ["and their evaluations (" in text for text in (without, missing, with_eval)] == [False, False, True]
@@ -198,7 +232,8 @@ def test_lines_are_cut_at_the_width(recipe):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(3.14, "3.1 s"), (59.94, "59.9 s"), (160, "2m 40s"), (3599.6, "1h 00m"), (7500, "2h 05m"), (777_600, "9 days")]
+    ("seconds", "text"),
+    [(3.14, "3.1 s"), (59.94, "59.9 s"), (160, "2m 40s"), (3599.6, "1h 00m"), (7500, "2h 05m"), (777_600, "9 days")],
 )
 def test_duration(seconds, text):
     assert duration(seconds) == text

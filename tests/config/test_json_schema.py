@@ -1,4 +1,5 @@
-"""The JSON schema: valid itself, accepts every recipe, refuses what the resolver refuses for its shape, and the file is up to date."""
+"""The JSON schema: valid itself, accepts every recipe, refuses what the resolver refuses for its shape, and the file is
+up to date."""
 
 import json
 from pathlib import Path
@@ -25,7 +26,9 @@ def validator(schema):
     return jsonschema.Draft7Validator(schema)
 
 
-@pytest.mark.parametrize("recipe", sorted(set(FOLDER.glob("**/*.yaml")) - set(FOLDER.glob("sweeps/*.yaml"))), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "recipe", sorted(set(FOLDER.glob("**/*.yaml")) - set(FOLDER.glob("sweeps/*.yaml"))), ids=lambda path: path.stem
+)
 def test_every_recipe_is_valid(validator, recipe):
     validator.validate(read_yaml(recipe).plain())
 
@@ -82,4 +85,6 @@ def test_every_kind_is_there_with_defaults_and_meanings(schema):
     assert cppo["properties"]["delta"]["type"] == "number"
     assert cppo["properties"]["delta"]["description"].startswith("threshold of one token")
     assert cppo["description"]
-    assert {"tasks.arithmetic", "rewards.number", "engines.local", "optimizers.adamw", "penalties.k3"} <= set(schema["definitions"])
+    assert {"tasks.arithmetic", "rewards.number", "engines.local", "optimizers.adamw", "penalties.k3"} <= set(
+        schema["definitions"]
+    )

@@ -47,8 +47,15 @@ def test_completion_pruning_is_its_grpo_and_a_rate(recipe, name, rate, kept):
     (prune,) = found.selection
     assert prune == Prune(rate=rate, keep="largest", scope="group", count="keep", allocate=True)
     assert (prune.kept(16), prune.prompts_factor(16)) == (kept, 16 // kept)
-    assert (found.advantage, found.surrogate) == (Grpo(scale="group", epsilon=1e-4), PpoClip(epsilon_low=0.2, epsilon_high=0.2))
-    assert (found.aggregate, found.reference_kl, found.proximal) == (SequenceMeanTokenMean(), K3(coefficient=0.04), "recompute")
+    assert (found.advantage, found.surrogate) == (
+        Grpo(scale="group", epsilon=1e-4),
+        PpoClip(epsilon_low=0.2, epsilon_high=0.2),
+    )
+    assert (found.aggregate, found.reference_kl, found.proximal) == (
+        SequenceMeanTokenMean(),
+        K3(coefficient=0.04),
+        "recompute",
+    )
     assert found.dynamic_sampling is None
 
 

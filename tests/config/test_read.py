@@ -81,7 +81,9 @@ def test_a_broken_file_is_named_with_its_line(recipe, text, line):
 
 
 def test_no_python_object_is_made(recipe):
-    with pytest.raises(ConfigError, match="run.yaml:1: the tag 'tag:yaml.org,2002:python/object/apply:os.system' has no meaning here"):
+    with pytest.raises(
+        ConfigError, match="run.yaml:1: the tag 'tag:yaml.org,2002:python/object/apply:os.system' has no meaning here"
+    ):
         read_yaml(Path(recipe("a: !!python/object/apply:os.system ['true']\n")))
     with pytest.raises(ConfigError, match="run.yaml:1: not YAML: could not determine a constructor"):
         read_yaml(Path(recipe("a: !!python/name:os.system ''\n")))
@@ -161,7 +163,8 @@ def test_overrides_are_yaml_and_their_order_does_not_matter():
         (["steps"], "steps (command line): is not an override; write key=value, for example train.steps=10"),
         (
             ["train..steps=1"],
-            "train..steps=1 (command line): has an empty part before the `=`; write key=value, for example train.steps=10",
+            "train..steps=1 (command line): has an empty part before the `=`; write key=value, for example "
+            "train.steps=10",
         ),
         (["=1"], "=1 (command line): has an empty part before the `=`; write key=value, for example train.steps=10"),
         (["a=1", "b=2", "a=3"], "a (command line): given more than once (1, 3); keep one"),

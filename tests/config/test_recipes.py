@@ -1,4 +1,5 @@
-"""Every recipe in the folder resolves, says what it is, and stands in a table; the published settings are the published ones."""
+"""Every recipe in the folder resolves, says what it is, and stands in a table; the published settings are the published
+ones."""
 
 import os
 import re
@@ -9,11 +10,11 @@ import pytest
 
 from proxima.cli.main import COMMANDS
 from proxima.config import check, dump, resolve
-from proxima.config.check import warnings
+from proxima.config.validate import warnings
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm, TokenMean
 from proxima.core.surrogate import Cppo, Dppo, Drpo, Gspo, PpoClip
 from proxima.lab import plan_runs, read_sweep
-from proxima.prepare.source import SOURCES
+from proxima.prepare.catalog import SOURCES
 from proxima.reward import Accuracy152, Format, Math, Overlong
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
@@ -41,10 +42,17 @@ def in_the_repository(monkeypatch):
 
 
 def test_there_are_recipes():
-    small = {"quickstart", *(f"cpu/{m}" for m in ("grpo", "gspo", "dppo", "cppo", "drpo", "dapo", "dapo_no_dynamic", "cppo_prune"))}
-    large = {f"qwen3_{size}_{method}" for size in ("4b", "30b") for method in ("grpo", "dppo", "cppo", "drpo")} | {"qwen3_30b_gspo"}
+    small = {
+        "quickstart",
+        *(f"cpu/{m}" for m in ("grpo", "gspo", "dppo", "cppo", "drpo", "dapo", "dapo_no_dynamic", "cppo_prune")),
+    }
+    large = {f"qwen3_{size}_{method}" for size in ("4b", "30b") for method in ("grpo", "dppo", "cppo", "drpo")} | {
+        "qwen3_30b_gspo"
+    }
     dapo = {"dapo_32b", "dapo_32b_no_dynamic", "dapo_32b_early"}
-    assert small | large | dapo | {"prune_gsm8k", "prune_math", "gsm8k", "gsm8k_cppo"} <= {name_of(path) for path in RECIPES}
+    assert small | large | dapo | {"prune_gsm8k", "prune_math", "gsm8k", "gsm8k_cppo"} <= {
+        name_of(path) for path in RECIPES
+    }
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
@@ -129,16 +137,34 @@ def test_quickstart_asks_held_out_questions_that_it_does_not_train_on():
 
 def test_gsm8k_cppo_differs_in_the_algorithm_alone():
     grpo, cppo = (resolve(FOLDER / f"{name}.yaml") for name in ("gsm8k", "gsm8k_cppo"))
-    apart = {e.path.partition(".")[0] for e, f in zip(grpo.entries, cppo.entries, strict=False) if e.path != f.path or e.value != f.value}
+    apart = {
+        e.path.partition(".")[0]
+        for e, f in zip(grpo.entries, cppo.entries, strict=False)
+        if e.path != f.path or e.value != f.value
+    }
     assert "algorithm" in apart
-    assert (cppo.config.task, cppo.config.train, cppo.config.reward) == (grpo.config.task, grpo.config.train, grpo.config.reward)
+    assert (cppo.config.task, cppo.config.train, cppo.config.reward) == (
+        grpo.config.task,
+        grpo.config.train,
+        grpo.config.reward,
+    )
 
 
 def test_dapo_is_what_verls_script_asks_for():
     config = published("dapo_32b")
     train, algorithm = config.train, config.algorithm
-    assert (train.prompts_per_step, train.completions_per_prompt, train.updates_per_step, train.epochs_per_step) == (512, 16, 16, 1)
-    assert (train.optimizer.lr, train.optimizer.weight_decay, train.max_grad_norm, train.warmup_steps) == (1e-6, 0.1, 1.0, 10 * 16)
+    assert (train.prompts_per_step, train.completions_per_prompt, train.updates_per_step, train.epochs_per_step) == (
+        512,
+        16,
+        16,
+        1,
+    )
+    assert (train.optimizer.lr, train.optimizer.weight_decay, train.max_grad_norm, train.warmup_steps) == (
+        1e-6,
+        0.1,
+        1.0,
+        10 * 16,
+    )
     assert algorithm.surrogate == PpoClip(epsilon_low=0.2, epsilon_high=0.28, dual_clip=10.0)
     assert (algorithm.aggregate, algorithm.reference_kl, algorithm.entropy_bonus) == (TokenMean(), None, 0.0)
     refill = algorithm.dynamic_sampling
@@ -151,7 +177,9 @@ def test_dapo_is_what_verls_script_asks_for():
 
 
 def test_the_three_dapo_recipes_differ_in_what_they_say():
-    full, no_dynamic, early = (leaves(resolve(FOLDER / f"dapo_32b{name}.yaml")) for name in ("", "_no_dynamic", "_early"))
+    full, no_dynamic, early = (
+        leaves(resolve(FOLDER / f"dapo_32b{name}.yaml")) for name in ("", "_no_dynamic", "_early")
+    )
     assert {path.split(".")[1] for path in full.keys() ^ no_dynamic.keys()} == {"selection", "dynamic_sampling"}
     same = full.keys() & no_dynamic.keys()
     assert {path for path in same if full[path] != no_dynamic[path]} == {"algorithm.preset"}
@@ -159,13 +187,26 @@ def test_the_three_dapo_recipes_differ_in_what_they_say():
     assert early["algorithm.aggregate.kind"] == "sequence_mean_token_mean"
 
 
-@pytest.mark.parametrize(("name", "rate", "steps"), [("prune_gsm8k", 0.875, 7473 // 64), ("prune_math", 0.75, 7500 // 32)])
+@pytest.mark.parametrize(
+    ("name", "rate", "steps"), [("prune_gsm8k", 0.875, 7473 // 64), ("prune_math", 0.75, 7500 // 32)]
+)
 def test_completion_pruning_is_one_epoch_of_what_its_scripts_ask_for(name, rate, steps):
     config = published(name)
     train, algorithm = config.train, config.algorithm
     (spec,) = algorithm.selection
-    assert (spec.rate, spec.keep, spec.scope, spec.allocate, spec.kept(16)) == (rate, "largest", "group", True, round(16 * (1 - rate)))
-    assert (train.prompts_per_step, train.completions_per_prompt, train.epochs_per_step, train.steps) == (8, 16, 2, steps)
+    assert (spec.rate, spec.keep, spec.scope, spec.allocate, spec.kept(16)) == (
+        rate,
+        "largest",
+        "group",
+        True,
+        round(16 * (1 - rate)),
+    )
+    assert (train.prompts_per_step, train.completions_per_prompt, train.epochs_per_step, train.steps) == (
+        8,
+        16,
+        2,
+        steps,
+    )
     assert (train.schedule, train.optimizer.lr, algorithm.reference_kl.coefficient) == ("cosine", 1e-6, 0.04)
     accuracy = Accuracy152() if name == "prune_gsm8k" else Math(weight=2.0)
     assert config.reward == (Format(), accuracy)
@@ -188,13 +229,22 @@ def test_the_trust_regions_differ_in_the_loss_alone(size):
     for method, config in configs.items():
         algorithm = config.algorithm
         assert algorithm.surrogate == expected[method]
-        assert (algorithm.aggregate, algorithm.advantage.scale, algorithm.proximal) == (SUMMED[size], "none", "behavior")
+        assert (algorithm.aggregate, algorithm.advantage.scale, algorithm.proximal) == (
+            SUMMED[size],
+            "none",
+            "behavior",
+        )
         for section in ("model", "task", "reward", "sampling", "train", "eval", "data"):
             assert getattr(config, section) == getattr(configs["grpo"], section)
     train, sampling = configs["grpo"].train, configs["grpo"].sampling
     batch = {"4b": (64, 8, 4, 8192), "30b": (256, 16, 4, 16384)}[size]
     assert (train.prompts_per_step, train.completions_per_prompt, train.updates_per_step, sampling.max_tokens) == batch
-    assert (train.optimizer.lr, train.optimizer.weight_decay, train.steps, train.schedule) == (1e-6, 0.01, 800, "constant")
+    assert (train.optimizer.lr, train.optimizer.weight_decay, train.steps, train.schedule) == (
+        1e-6,
+        0.01,
+        800,
+        "constant",
+    )
 
 
 def test_gspo_has_its_paper_s_range():

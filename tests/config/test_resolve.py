@@ -38,7 +38,12 @@ def test_the_smallest_recipe(recipe):
 
 def test_a_mapping_is_a_recipe_too(recipe):
     recipe()
-    mapping = {"model": {"path": "m/n"}, "task": {"kind": "tests.config.fakes:Sums", "high": 5}, "reward": ["number"], "algorithm": "grpo"}
+    mapping = {
+        "model": {"path": "m/n"},
+        "task": {"kind": "tests.config.fakes:Sums", "high": 5},
+        "reward": ["number"],
+        "algorithm": "grpo",
+    }
     assert resolve(mapping).config.task == Sums(high=5)
 
 
@@ -69,9 +74,13 @@ def test_a_preset_chosen_on_the_command_line(recipe):
 def test_presets_take_fields_and_another_kind_drops_them(recipe):
     text = BASE.replace("algorithm: cppo", "algorithm: {preset: cppo, surrogate: {delta: .2}}")
     assert resolve(recipe(text)).config.algorithm.surrogate == Cppo(delta=0.2)
-    assert resolve(recipe(text), ["algorithm.surrogate.w_min=0.9"]).config.algorithm.surrogate == Cppo(delta=0.2, w_min=0.9)
+    assert resolve(recipe(text), ["algorithm.surrogate.w_min=0.9"]).config.algorithm.surrogate == Cppo(
+        delta=0.2, w_min=0.9
+    )
     assert resolve(recipe(text), ["algorithm.surrogate.kind=drpo"]).config.algorithm.surrogate == Drpo()
-    assert resolve(recipe(text), ["algorithm.surrogate.epsilon=1", "algorithm.surrogate=drpo"]).config.algorithm.surrogate == Drpo(1.0)
+    assert resolve(
+        recipe(text), ["algorithm.surrogate.epsilon=1", "algorithm.surrogate=drpo"]
+    ).config.algorithm.surrogate == Drpo(1.0)
     assert resolve(recipe(text), ["algorithm=dppo"]).config.algorithm.surrogate.delta == 0.15
 
 
@@ -89,7 +98,9 @@ def test_slots_take_none_where_they_may_be_off(recipe):
     for off in ("none", "null"):
         assert resolve(recipe(text), [f"algorithm.reference_kl={off}"]).config.algorithm.reference_kl is None
     (line,) = lines(recipe, "algorithm.surrogate=null")
-    assert line == f"algorithm.surrogate=null (command line): can't be null; name a kind: {', '.join(sorted(SURROGATES))}"
+    assert (
+        line == f"algorithm.surrogate=null (command line): can't be null; name a kind: {', '.join(sorted(SURROGATES))}"
+    )
 
 
 def test_what_peers_call_an_aggregation(recipe):
@@ -102,7 +113,9 @@ def test_lists_by_index(recipe):
     resolved = resolve(recipe(), ["reward.0.weight=2", "reward.1.kind=exact", "reward.1.weight=-1"])
     assert [(type(r).__name__, r.weight) for r in resolved.config.reward] == [("Number", 2.0), ("Exact", -1.0)]
     assert sources(resolved)["reward.1.kind"] == "command line"
-    assert lines(recipe, "reward.2.weight=2") == ["reward.2.weight=2 (command line): 'reward' has 1 entries: 0 to 0, and 1 adds one"]
+    assert lines(recipe, "reward.2.weight=2") == [
+        "reward.2.weight=2 (command line): 'reward' has 1 entries: 0 to 0, and 1 adds one"
+    ]
 
 
 def test_evaluation_is_greedy_and_takes_the_rest_from_training(recipe):
@@ -111,7 +124,9 @@ def test_evaluation_is_greedy_and_takes_the_rest_from_training(recipe):
     sampling = resolved.config.eval.sampling
     assert (sampling.temperature, sampling.max_tokens, sampling.stop) == (0.0, 12, ("\n",))
     assert sources(resolved)["eval.sampling.max_tokens"] == "as sampling.max_tokens"
-    sampling = resolve(recipe(text), ["eval.sampling.max_tokens=99", "eval.sampling.temperature=1"]).config.eval.sampling
+    sampling = resolve(
+        recipe(text), ["eval.sampling.max_tokens=99", "eval.sampling.temperature=1"]
+    ).config.eval.sampling
     assert (sampling.temperature, sampling.max_tokens, sampling.stop) == (1.0, 99, ("\n",))
 
 
@@ -128,7 +143,11 @@ BAD_INPUT = [  # what is typed, where it is not the path of the line, and the re
     ("trian.steps=4", None, "'recipe' has no field 'trian'; did you mean 'train'?"),
     ("sampling.top_p=0", None, "must be in (0, 1]; 1 keeps all tokens"),
     ("sampling=hot", None, "must be a mapping of its fields: {temperature: …}"),
-    ("task.kind=no_such.x:X", None, "can't be imported: ModuleNotFoundError: No module named 'no_such'; write package.module:Class"),
+    (
+        "task.kind=no_such.x:X",
+        None,
+        "can't be imported: ModuleNotFoundError: No module named 'no_such'; write package.module:Class",
+    ),
     ("runtime.max_lag=1", None, "must be 0"),
     ("train.updates_per_step=3", None, "must divide prompts_per_step=8; a group is never split over two updates"),
     ("train.prompts_per_step=0", None, "must be >= 1"),
@@ -165,10 +184,12 @@ def test_an_unknown_kind_with_no_near_name_lists_them_all(recipe):
 def test_a_missing_part_is_named_with_its_meaning(recipe):
     assert lines(recipe, text="model: {path: a/b}\ntask: tests.config.fakes:Sums\n") == [
         "reward: is missing: named scores, each with a weight; set it in the recipe, or reward=… on the command line",
-        "algorithm: is missing: a preset's name, or its slots; set it in the recipe, or algorithm=… on the command line",
+        "algorithm: is missing: a preset's name, or its slots; set it in the recipe, or algorithm=… on the command "
+        "line",
     ]
     assert lines(recipe, text=BASE.replace("algorithm: cppo", "algorithm: {advantage: grpo}")) == [
-        "algorithm.surrogate: is missing: per-token loss; set it in the recipe, or algorithm.surrogate=… on the command line"
+        "algorithm.surrogate: is missing: per-token loss; set it in the recipe, or algorithm.surrogate=… on the "
+        "command line"
     ]
 
 
@@ -184,7 +205,8 @@ def test_all_problems_come_at_once_with_file_and_line(recipe):
 
 def test_a_bound_broken_by_a_default_says_so(recipe):
     assert lines(recipe, "train.updates_per_step=5") == [
-        "train.updates_per_step=5 (command line): must divide prompts_per_step=8; a group is never split over two updates"
+        "train.updates_per_step=5 (command line): must divide prompts_per_step=8; a group is never split over two "
+        "updates"
     ]
     assert lines(recipe, text=BASE + "train: {prompts_per_step: 4, updates_per_step: 8}\n") == [
         "train.updates_per_step=8 (run.yaml:5): must divide prompts_per_step=4; a group is never split over two updates"
@@ -227,7 +249,11 @@ def test_every_preset_resolves(recipe, preset):
 
 def test_cppo_is_the_published_setting(recipe):
     algorithm = resolve(recipe()).config.algorithm
-    assert (algorithm.proximal, algorithm.advantage, algorithm.aggregate) == ("behavior", Grpo(scale="none"), TokenMean())
+    assert (algorithm.proximal, algorithm.advantage, algorithm.aggregate) == (
+        "behavior",
+        Grpo(scale="none"),
+        TokenMean(),
+    )
     assert (algorithm.surrogate.delta, algorithm.surrogate.w_min, algorithm.surrogate.delta_b) == (0.15, 0.8, 0.02)
 
 

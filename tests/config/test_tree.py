@@ -41,7 +41,11 @@ def merged(low, high, layout=SLOTS):
         ({"s": {"kind": "one"}}, {"s": "none"}, {"s": None}),
         ({"p": "grpo"}, {"p": {"s": {"x": 1}}}, {"p": {"preset": "grpo", "s": {"x": 1}}}),
         ({"p": {"preset": "grpo", "s": {"x": 1}}}, {"p": "cppo"}, {"p": {"preset": "cppo"}}),
-        ({"x": {"kind": "one", "y": 1}}, {"x": {"kind": "two"}}, {"x": {"kind": "two", "y": 1}}),  # no slot: kind is a field like any
+        (
+            {"x": {"kind": "one", "y": 1}},
+            {"x": {"kind": "two"}},
+            {"x": {"kind": "two", "y": 1}},
+        ),  # no slot: kind is a field like any
     ],
 )
 def test_merge(low, high, result):
@@ -55,7 +59,10 @@ def test_an_index_beyond_the_list_says_what_there_is():
 
 
 def test_provenance_says_what_was_overridden():
-    node = merge(node_of({"x": 0.15}, Source("preset cppo", "preset")), node_of({"x": 0.2}, Source("command line", "command line")))
+    node = merge(
+        node_of({"x": 0.15}, Source("preset cppo", "preset")),
+        node_of({"x": 0.2}, Source("command line", "command line")),
+    )
     assert node.mapping["x"].provenance() == "command line, over 0.15 of the preset"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from proxima.config import Resolved, resolve
-from proxima.convert import Conversion, convert
+from proxima.peers.convert import Conversion, convert
 
 EXAMPLES = Path(__file__).parent / "examples"
 

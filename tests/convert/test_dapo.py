@@ -7,9 +7,9 @@ import yaml
 
 from proxima.config import ConfigError, resolve
 from proxima.config.schema import DynamicSamplingConfig
-from proxima.convert.read import from_python
 from proxima.core.selection import DropUniformGroups
 from proxima.data import Completion, Prompt
+from proxima.peers.convert.read import from_python
 from proxima.reward import Format, Math, Overlong, Repetition
 
 F = "algorithm.filter_groups."
@@ -19,7 +19,9 @@ PENALTY = {"actor.overlong_reward_penalty": True, "actor.overlong_tokens": 40, "
 
 
 def listed(done):
-    return {kind: {one.name for one in getattr(done, kind)} for kind in ("missing", "unsupported", "unknown", "ignored")}
+    return {
+        kind: {one.name for one in getattr(done, kind)} for kind in ("missing", "unsupported", "unknown", "ignored")
+    }
 
 
 def value(reward, text="", tokens=0):
@@ -30,11 +32,12 @@ def value(reward, text="", tokens=0):
     return reward.score_one(Prompt.__new__(Prompt), completion).value * reward.weight
 
 
-# --- verl ---------------------------------------------------------------------------------------------------------------------------------
+# --- verl -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("metric", "ours"), [("acc", "accuracy"), ("score", "reward"), ("seq_reward", "reward"), ("seq_final_reward", "reward")]
+    ("metric", "ours"),
+    [("acc", "accuracy"), ("score", "reward"), ("seq_reward", "reward"), ("seq_final_reward", "reward")],
 )
 def test_verls_metrics(specs, metric, ours):
     assert specs("verl", VERL | {F + "metric": metric}).selection == (DropUniformGroups(ours),)
@@ -78,15 +81,22 @@ def test_as_many_prompts_are_generated_as_in_verl(specs, generated, trained):
 
 def test_verl_generates_fewer_than_a_step_takes(converted):
     done = converted("verl", VERL | {"data.gen_batch_size": 32, "data.train_batch_size": 64})
-    assert "data.gen_batch_size" in listed(done)["unsupported"] and done.recipe["algorithm"]["dynamic_sampling"]["oversample"] == 1.0
+    assert (
+        "data.gen_batch_size" in listed(done)["unsupported"]
+        and done.recipe["algorithm"]["dynamic_sampling"]["oversample"] == 1.0
+    )
 
 
 def test_verl_without_filter_or_with_groups_of_one(converted):
     off = converted("verl", VERL | {F + "enable": False, F + "max_num_gen_batches": 3, "data.gen_batch_size": 8})
     assert "dynamic_sampling" not in off.recipe["algorithm"] and "selection" not in off.recipe["algorithm"]
-    assert {F + "metric", F + "max_num_gen_batches"} <= listed(off)["ignored"] and "data.gen_batch_size" in listed(off)["unsupported"]
+    assert {F + "metric", F + "max_num_gen_batches"} <= listed(off)["ignored"] and "data.gen_batch_size" in listed(off)[
+        "unsupported"
+    ]
     alone = converted("verl", VERL | {"actor_rollout_ref.rollout.n": 1})
-    assert "selection" not in alone.recipe["algorithm"] and F + "enable" in listed(alone)["ignored"]  # verl keeps groups of one
+    assert (
+        "selection" not in alone.recipe["algorithm"] and F + "enable" in listed(alone)["ignored"]
+    )  # verl keeps groups of one
 
 
 def test_verls_own_pace_is_listed(converted):
@@ -98,20 +108,35 @@ def test_verls_own_pace_is_listed(converted):
 @pytest.mark.parametrize(("buffer", "factor"), [(40, 1.0), (90, 0.5), (100, 2.0)])
 def test_verls_overlong_penalty_at_every_length(converted, prefix, buffer, factor):
     """verl: min(-(n - (L - buffer)) / buffer * factor, 0), whatever the share of the buffer."""
-    options = {prefix + "enable": True, prefix + "len": buffer, prefix + "penalty_factor": factor, "data.max_response_length": 100}
+    options = {
+        prefix + "enable": True,
+        prefix + "len": buffer,
+        prefix + "penalty_factor": factor,
+        "data.max_response_length": 100,
+    }
     reward = resolve(converted("verl", VERL | options).recipe).config.reward[1]
     assert reward == Overlong(max_tokens=100, buffer_tokens=buffer, factor=factor)
     for tokens in range(1, 101):
-        assert value(reward, tokens=tokens) == pytest.approx(min(-(tokens - (100 - buffer)) / buffer * factor, 0), abs=1e-15)
+        assert value(reward, tokens=tokens) == pytest.approx(
+            min(-(tokens - (100 - buffer)) / buffer * factor, 0), abs=1e-15
+        )
 
 
 def test_verls_penalty_has_its_own_limit(converted):
     prefix = "reward_model.reward_kwargs."
-    options = {"overlong_buffer_cfg.enable": True, "overlong_buffer_cfg.len": 10, "overlong_buffer_cfg.penalty_factor": 1.0}
-    options = {prefix + name: value for name, value in (options | {"max_resp_len": 60}).items()} | {"data.max_response_length": 80}
+    options = {
+        "overlong_buffer_cfg.enable": True,
+        "overlong_buffer_cfg.len": 10,
+        "overlong_buffer_cfg.penalty_factor": 1.0,
+    }
+    options = {prefix + name: value for name, value in (options | {"max_resp_len": 60}).items()} | {
+        "data.max_response_length": 80
+    }
     done = converted("verl", VERL | options)
     assert done.recipe["reward"][1] == {"kind": "overlong", "max_tokens": 60, "buffer_tokens": 10, "factor": 1.0}
-    assert prefix + "max_resp_len" in listed(done)["unsupported"]  # verl's line has no floor, and completions may be longer
+    assert (
+        prefix + "max_resp_len" in listed(done)["unsupported"]
+    )  # verl's line has no floor, and completions may be longer
 
 
 @pytest.mark.parametrize(
@@ -133,7 +158,11 @@ def test_a_penalty_that_cannot_be_is_one_line(converted, options, line, tmp_path
 
 def test_verls_warm_up_counts_steps(converted):
     """Its scheduler moves once a step; ours once an update."""
-    base = {"data.train_batch_size": 64, "actor_rollout_ref.actor.ppo_mini_batch_size": 16, "actor_rollout_ref.actor.ppo_epochs": 2}
+    base = {
+        "data.train_batch_size": 64,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": 16,
+        "actor_rollout_ref.actor.ppo_epochs": 2,
+    }
     prefix = "actor_rollout_ref.actor.optim."
     train = converted("verl", VERL | base | {prefix + "lr_warmup_steps": 3}).recipe["train"]
     assert (train["updates_per_step"], train["warmup_steps"]) == (4, 24)
@@ -155,7 +184,7 @@ python3 -m recipe.dapo.src.main_dapo algorithm.adv_estimator=grpo actor_rollout_
 @pytest.mark.parametrize(("level", "kind"), [("True", "token_mean"), ("False", "sequence_mean_token_mean")])
 def test_the_first_dapo_scripts(tmp_path, level, kind):
     """Names of the first months, and paths that only the machine knows: asked for, not refused."""
-    from proxima.convert import convert
+    from proxima.peers.convert import convert
 
     (tmp_path / "run.sh").write_text(FIRST.replace("LEVEL", level))
     done = convert(tmp_path / "run.sh", "verl")
@@ -178,7 +207,7 @@ def test_verl_without_filling(converted):
     assert "dynamic_sampling" not in done.recipe["algorithm"] and F + "fill_to_train_bsz" in listed(done)["unsupported"]
 
 
-# --- AReaL --------------------------------------------------------------------------------------------------------------------------------
+# --- AReaL ------------------------------------------------------------------------------------------------------------
 
 
 def test_areals_overlong_penalty(converted):
@@ -190,7 +219,11 @@ def test_areals_overlong_penalty(converted):
 
 def test_areals_penalty_is_scaled_with_the_reward(converted):
     """(r + penalty + bias) * scaling, where nothing divides it away."""
-    options = AREAL | PENALTY | {"actor.reward_norm.std_level": None, "actor.reward_scaling": 10.0, "gconfig.max_new_tokens": 100}
+    options = (
+        AREAL
+        | PENALTY
+        | {"actor.reward_norm.std_level": None, "actor.reward_scaling": 10.0, "gconfig.max_new_tokens": 100}
+    )
     reward = resolve(converted("areal", options).recipe).config.reward
     assert [one.weight for one in reward] == [10.0, 10.0]
 
@@ -212,7 +245,7 @@ def test_areals_filter_functions_are_listed(converted):
     assert {"dynamic_bs", "rollout.should_accept_fn"} <= listed(done)["unsupported"]
 
 
-# --- TRL ----------------------------------------------------------------------------------------------------------------------------------
+# --- TRL --------------------------------------------------------------------------------------------------------------
 
 
 def rewards(done):
@@ -223,8 +256,16 @@ def test_trls_reward_functions(converted):
     names = ["accuracy_reward", "think_format_reward", "get_soft_overlong_punishment"]
     done = converted("trl", {"reward_funcs": names, "reward_weights": [1.0, 0.25, 0.5]})
     found = rewards(done)
-    assert [type(one) for one in found] == [Math, Format, Overlong] and [one.weight for one in found] == [1.0, 0.25, 0.5]
-    assert (found[2].max_tokens, found[2].buffer_tokens, found[2].factor) == (1280, 256, 1.0)  # what `trl grpo` calls by that name
+    assert [type(one) for one in found] == [Math, Format, Overlong] and [one.weight for one in found] == [
+        1.0,
+        0.25,
+        0.5,
+    ]
+    assert (found[2].max_tokens, found[2].buffer_tokens, found[2].factor) == (
+        1280,
+        256,
+        1.0,
+    )  # what `trl grpo` calls by that name
     assert [value(found[2], tokens=n) for n in (1024, 1152, 1280, 2000)] == [0.0, -0.25, -0.5, -0.5]
     assert listed(done)["missing"] == {"model.path", "task", "train.steps"}
     assert not {"reward_funcs", "reward_weights"} & listed(done)["unsupported"]
@@ -232,7 +273,12 @@ def test_trls_reward_functions(converted):
 
 def test_open_r1s_reward_functions(converted):
     names = ["accuracy", "format", "repetition_penalty", "soft_overlong_punishment", "cosine"]
-    options = {"repetition_n_grams": 2, "repetition_max_penalty": -0.5, "max_completion_len": 100, "soft_punish_cache": 20}
+    options = {
+        "repetition_n_grams": 2,
+        "repetition_max_penalty": -0.5,
+        "max_completion_len": 100,
+        "soft_punish_cache": 20,
+    }
     done = converted("trl", {"reward_funcs": names} | options)
     math_, form, repetition, overlong = rewards(done)
     assert isinstance(math_, Math) and repetition == Repetition(n=2, unit="words", max_penalty=0.5)
@@ -256,9 +302,13 @@ def test_open_r1s_reward_functions(converted):
     ],
 )
 def test_shapes_are_theirs(converted, pattern_of, text, fits):
-    from proxima.reward.graders import grade_format
+    from proxima.reward.workers.graders import grade_format
 
-    (form,) = (one for one in rewards(converted("trl", {"reward_funcs": [pattern_of, "accuracy_reward"]})) if isinstance(one, Format))
+    (form,) = (
+        one
+        for one in rewards(converted("trl", {"reward_funcs": [pattern_of, "accuracy_reward"]}))
+        if isinstance(one, Format)
+    )
     assert grade_format(pattern=form.pattern, text=text)["value"] == fits
 
 
@@ -282,7 +332,7 @@ trainer = GRPOTrainer(model="m", args=GRPOConfig(reward_weights=[1.0, 0.5, 0.1, 
 
 
 def test_reward_functions_of_a_script(tmp_path):
-    from proxima.convert import convert
+    from proxima.peers.convert import convert
 
     (tmp_path / "train.py").write_text(SCRIPT)
     done = convert(tmp_path / "train.py", "trl")
@@ -298,11 +348,15 @@ def test_reward_functions_of_a_script(tmp_path):
         "__main__.brevity",
     ]
     assert "reward_weights" in listed(done)["unsupported"]
-    assert value(rewards(done)[2], tokens=[5, 5, 5, 5, 5]) == pytest.approx(-0.5 * 0.75 * 0.1)  # TRL's own example, -0.75 of the penalty
+    assert value(rewards(done)[2], tokens=[5, 5, 5, 5, 5]) == pytest.approx(
+        -0.5 * 0.75 * 0.1
+    )  # TRL's own example, -0.75 of the penalty
 
 
 def test_a_function_nobody_knows_has_a_stand_in_with_its_weight(converted):
-    done = converted("trl", {"reward_funcs": ["get_soft_overlong_punishment", "my_lab.check"], "reward_weights": [0.5, 2.0]})
+    done = converted(
+        "trl", {"reward_funcs": ["get_soft_overlong_punishment", "my_lab.check"], "reward_weights": [0.5, 2.0]}
+    )
     assert done.recipe["reward"] == [
         {"kind": "overlong", "max_tokens": 1280, "buffer_tokens": 256, "weight": 0.5},
         {"kind": "math", "weight": 2.0},
@@ -311,7 +365,9 @@ def test_a_function_nobody_knows_has_a_stand_in_with_its_weight(converted):
 
 
 def test_options_of_a_function_that_is_not_named(converted):
-    done = converted("trl", {"reward_funcs": ["accuracy"], "soft_punish_cache": 20, "reward_model_name_or_path": "org/rm"})
+    done = converted(
+        "trl", {"reward_funcs": ["accuracy"], "soft_punish_cache": 20, "reward_model_name_or_path": "org/rm"}
+    )
     assert "soft_punish_cache" in listed(done)["ignored"] and "reward_model_name_or_path" in listed(done)["unsupported"]
 
 

@@ -22,25 +22,37 @@ def test_verl_dapo(example):
     assert config.algorithm.aggregate == TokenMean()
     assert config.algorithm.proximal == "recompute"
     assert config.algorithm.selection == (DropUniformGroups("accuracy"),)
-    assert config.algorithm.dynamic_sampling == DynamicSamplingConfig(max_num_gen_batches=10, exhausted="stop", oversample=3.0, max_age=0)
+    assert config.algorithm.dynamic_sampling == DynamicSamplingConfig(
+        max_num_gen_batches=10, exhausted="stop", oversample=3.0, max_age=0
+    )
     assert config.algorithm.correction == (
         Rejection("sequence", "ratio", "mean", 1.001, 0.999, "drop"),
         Rejection("sequence", "k3", "mean", 0.01, None, "drop"),
         Importance("token", "truncate", 2.0, normalise=True),
     )
-    assert (config.train.prompts_per_step, config.train.updates_per_step, config.train.completions_per_prompt) == (512, 16, 16)
+    assert (config.train.prompts_per_step, config.train.updates_per_step, config.train.completions_per_prompt) == (
+        512,
+        16,
+        16,
+    )
     assert (config.train.steps, config.train.warmup_steps, config.train.tokens_per_micro_batch) == (
         400,
         160,
         22528,
     )  # 10 steps of 16 updates
-    assert (config.train.optimizer.lr, config.train.optimizer.weight_decay, config.train.optimizer.beta2) == (1e-6, 0.1, 0.95)
+    assert (config.train.optimizer.lr, config.train.optimizer.weight_decay, config.train.optimizer.beta2) == (
+        1e-6,
+        0.1,
+        0.95,
+    )
     assert (config.sampling.max_tokens, config.sampling.top_k, config.model.max_length) == (20480, 0, 22528)
     assert config.model.path == "Qwen/Qwen2.5-32B" and config.task.path == "data/dapo-math-17k.parquet"
     assert names(done.unknown) == {"actor_rollout_ref.actor.clip_ratio_hgih"}
     assert "did you mean 'actor_rollout_ref.actor.clip_ratio_high'?" in done.unknown[0].why
     assert names(done.unsupported) == {"reward_model.reward_manager", "data.val_files"}
-    assert {"actor_rollout_ref.rollout.name", "actor_rollout_ref.actor.kl_loss_coef", "trainer.project_name"} <= names(done.ignored)
+    assert {"actor_rollout_ref.rollout.name", "actor_rollout_ref.actor.kl_loss_coef", "trainer.project_name"} <= names(
+        done.ignored
+    )
     assert names(done.missing) == {"reward.0"}
     assert done.problems == ()
 
@@ -61,14 +73,27 @@ def test_trl_from_a_script_that_is_never_run(example):
     done, resolved = example("trl_grpo.py", "trl")
     config = resolved.config
     assert config.algorithm.surrogate == Cispo(1.0, 4.0, "token")  # TRL's 5.0 is the cap itself
-    assert config.algorithm.correction == (Importance("token", "clip", 2.0, 0.0), OffPolicySequence(0.5), TopEntropy(0.2))
+    assert config.algorithm.correction == (
+        Importance("token", "clip", 2.0, 0.0),
+        OffPolicySequence(0.5),
+        TopEntropy(0.2),
+    )
     assert config.algorithm.reference_kl == K3(0.001, unbiased=True)
     assert config.algorithm.selection == (DropTruncated(),)
     assert (config.algorithm.advantage.scale, config.algorithm.advantage.epsilon) == ("batch", 1e-4)
     assert config.sampling.max_tokens == 4096
     train = config.train
-    assert (train.prompts_per_step, train.updates_per_step, train.epochs_per_step, train.completions_per_prompt) == (16, 2, 2, 16)
-    assert (train.steps, train.warmup_steps, train.schedule) == (100, 40, "cosine")  # 400 optimizer steps, 4 in a step; a tenth of 400
+    assert (train.prompts_per_step, train.updates_per_step, train.epochs_per_step, train.completions_per_prompt) == (
+        16,
+        2,
+        2,
+        16,
+    )
+    assert (train.steps, train.warmup_steps, train.schedule) == (
+        100,
+        40,
+        "cosine",
+    )  # 400 optimizer steps, 4 in a step; a tenth of 400
     assert config.model.path == "Qwen/Qwen2.5-3B-Instruct"
     assert names(done.unknown) == {"epsilon_hihg"}
     assert {"repetition_penalty", "reward_funcs"} <= names(done.unsupported)
@@ -83,10 +108,16 @@ def test_areal_decoupled(example):
     assert config.algorithm.correction == (CapFloor(upper=5.0, lower=0.2),)
     assert config.algorithm.surrogate == PpoClip(0.4, 0.4)
     assert (config.algorithm.advantage.scale, config.algorithm.advantage.finish) == ("group", "tokens")
-    assert (config.train.prompts_per_step, config.train.completions_per_prompt, config.train.updates_per_step) == (256, 4, 4)
+    assert (config.train.prompts_per_step, config.train.completions_per_prompt, config.train.updates_per_step) == (
+        256,
+        4,
+        4,
+    )
     assert (config.train.optimizer.lr, config.train.warmup_steps) == (1.7e-5, 29)
     assert (config.sampling.temperature, config.sampling.top_k) == (0.9, 0)
-    assert [type(one).__name__ for one in config.reward] == ["Gsm8k"] and config.reward[0].weight == 1  # the scaling cancels
+    assert [type(one).__name__ for one in config.reward] == ["Gsm8k"] and config.reward[
+        0
+    ].weight == 1  # the scaling cancels
     assert {"rollout.max_head_offpolicyness", "actor.kl_ctl"} <= names(done.unsupported)
     assert names(done.unknown) == {"rollout.pauze"}
     assert "actor.reward_scaling" in names(done.ignored)
@@ -100,7 +131,12 @@ def test_unirl_cppo(example):
     assert config.algorithm.surrogate == Cppo(0.15, 0.8, 0.02)
     assert config.algorithm.aggregate == SequenceMeanTokenSumNorm(16384)
     assert config.algorithm.advantage.scale == "none"
-    assert (config.train.steps, config.train.updates_per_step, config.train.tokens_per_micro_batch, config.seed) == (800, 4, 10240, 42)
+    assert (config.train.steps, config.train.updates_per_step, config.train.tokens_per_micro_batch, config.seed) == (
+        800,
+        4,
+        10240,
+        42,
+    )
     assert config.model.path == "Qwen/Qwen3-4B-Base"  # the default inside ${oc.env:…}; the environment is not looked at
     assert config.task.path == "data/dapo_math/train.jsonl"
     assert names(done.unknown) == {"algorithm.cppo_gamma"}
@@ -119,14 +155,19 @@ def test_the_text_is_the_recipe_with_its_origins(example, tmp_path):
 
 def test_every_leaf_of_an_example_is_converted_or_listed(example):
     """No option is lost: each is named in the text, as an origin or in a list, or was read to compute another."""
-    from proxima.convert import PEERS
-    from proxima.convert.options import Options, sort_out
-    from proxima.convert.read import read
-    from proxima.convert.rules import RULES
+    from proxima.peers.convert import PEERS
+    from proxima.peers.convert.options import Options, sort_out
+    from proxima.peers.convert.read import read
+    from proxima.peers.convert.rules import RULES
 
     from .conftest import EXAMPLES
 
-    for name, peer in (("verl_dapo.yaml", "verl"), ("trl_grpo.py", "trl"), ("areal_async.yaml", "areal"), ("unirl_cppo.yaml", "unirl")):
+    for name, peer in (
+        ("verl_dapo.yaml", "verl"),
+        ("trl_grpo.py", "trl"),
+        ("areal_async.yaml", "areal"),
+        ("unirl_cppo.yaml", "unirl"),
+    ):
         o = Options(PEERS[peer][0], read(EXAMPLES / name), name)
         PEERS[peer][1](o)
         listed = {one.name for found in sort_out(o, RULES[peer]) for one in found}

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from proxima.convert import PEERS
-from proxima.convert.options import Options, sort_out
-from proxima.convert.rules import RULES
+from proxima.peers.convert import PEERS
+from proxima.peers.convert.options import Options, sort_out
+from proxima.peers.convert.rules import RULES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text(encoding="utf-8")
 SHORT = {
@@ -21,7 +21,11 @@ SHORT = {
 CONTEXTS = {
     "verl": [{"algorithm.adv_estimator": "grpo"}, {"algorithm.rollout_is_threshold": 2.0}],
     "trl": [{"beta": 0.0}, {"loss_type": "sapo"}, {"loss_type": "vespo"}, {"use_vllm": True}],
-    "areal": [{"actor.reward_norm.mean_level": "group"}, {"actor.use_decoupled_loss": True}, {"actor.rejection_sampling.upper": 5.0}],
+    "areal": [
+        {"actor.reward_norm.mean_level": "group"},
+        {"actor.use_decoupled_loss": True},
+        {"actor.rejection_sampling.upper": 5.0},
+    ],
     "unirl": [{"algorithm._target_": f"x.{kind}"} for kind in ("CPPO", "DPPO", "DRPO", "GRPO")],
 }
 
@@ -56,5 +60,11 @@ def test_every_option_of_the_tables_is_known(peer, title):
 
 
 def test_the_four_policies_and_the_three_names_are_explained():
-    for word in ("old_logp_source: rollout | replay", "use_decoupled_loss", "calculate_log_probs", "behavior μ", "reference π_ref"):
+    for word in (
+        "old_logp_source: rollout | replay",
+        "use_decoupled_loss",
+        "calculate_log_probs",
+        "behavior μ",
+        "reference π_ref",
+    ):
         assert word in PAGE

@@ -14,7 +14,9 @@ NORM = {"actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": 
 
 
 def listed(done):
-    return {kind: {one.name for one in getattr(done, kind)} for kind in ("missing", "unsupported", "unknown", "ignored")}
+    return {
+        kind: {one.name for one in getattr(done, kind)} for kind in ("missing", "unsupported", "unknown", "ignored")
+    }
 
 
 def test_verl_defaults_that_a_file_does_not_say(specs):
@@ -24,7 +26,9 @@ def test_verl_defaults_that_a_file_does_not_say(specs):
     assert found.advantage == Grpo("group", 1e-6)
 
 
-@pytest.mark.parametrize(("written", "penalty"), [("kl", K1(0.02)), ("mse", K2(0.02)), ("low_var_kl", K3(0.02, limit=10.0))])
+@pytest.mark.parametrize(
+    ("written", "penalty"), [("kl", K1(0.02)), ("mse", K2(0.02)), ("low_var_kl", K3(0.02, limit=10.0))]
+)
 def test_verl_kl_loss(specs, written, penalty):
     options = {A + "use_kl_loss": True, A + "kl_loss_coef": 0.02, A + "kl_loss_type": written}
     assert specs("verl", GRPO | options).reference_kl == penalty
@@ -38,9 +42,15 @@ def test_verl_kl_that_is_off_is_ignored_and_kl_in_the_reward_is_not_supported(co
 
 
 def test_verl_dr_grpo(specs):
-    options = {A + "loss_agg_mode": "seq-mean-token-sum-norm", "algorithm.norm_adv_by_std_in_grpo": False, "data.max_response_length": 3000}
+    options = {
+        A + "loss_agg_mode": "seq-mean-token-sum-norm",
+        "algorithm.norm_adv_by_std_in_grpo": False,
+        "data.max_response_length": 3000,
+    }
     found = specs("verl", GRPO | options)
-    assert found.advantage.scale == "none" and found.aggregate.horizon == 3000  # verl divides by the padded response length
+    assert (
+        found.advantage.scale == "none" and found.aggregate.horizon == 3000
+    )  # verl divides by the padded response length
     assert specs("verl", GRPO | options | {A + "loss_scale_factor": 1000}).aggregate.horizon == 1000
 
 
@@ -64,7 +74,12 @@ def test_verl_old_cap(specs):
 
 
 def test_verl_version_0_7(specs):
-    options = {"rollout_rs": "geometric", "rollout_rs_threshold": 1.01, "rollout_token_veto_threshold": 1e-4, "rollout_is": "token"}
+    options = {
+        "rollout_rs": "geometric",
+        "rollout_rs_threshold": 1.01,
+        "rollout_token_veto_threshold": 1e-4,
+        "rollout_is": "token",
+    }
     veto, rule, weight = specs("verl", GRPO | {R + key: value for key, value in options.items()}).correction
     assert veto == Importance(bound="none", veto=1e-4, rejected="drop")
     assert (rule.level, rule.reduce, rule.upper, rule.lower) == ("sequence", "mean", 1.01, 1 / 1.01)
@@ -99,7 +114,9 @@ def test_trl_defaults_of_1_16(specs, converted):
 
 def test_trl_cispo_cap_is_absolute(specs):
     assert specs("trl", {"loss_type": "cispo", "epsilon_high": 5.0}).surrogate == Cispo(1.0, 4.0, "token")
-    assert specs("trl", {"loss_type": "cispo"}).surrogate == Cispo(1.0, -0.8, "token")  # the default caps every weight at 0.2 (T2)
+    assert specs("trl", {"loss_type": "cispo"}).surrogate == Cispo(
+        1.0, -0.8, "token"
+    )  # the default caps every weight at 0.2 (T2)
 
 
 def test_trl_sequence_level(specs):
@@ -148,7 +165,9 @@ def test_trl_scale_rewards(specs, written, scale):
 
 
 def test_trl_batches(converted):
-    train = converted("trl", {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "num_generations": 8}).recipe["train"]
+    train = converted(
+        "trl", {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "num_generations": 8}
+    ).recipe["train"]
     assert (train["prompts_per_step"], train["updates_per_step"], train["epochs_per_step"]) == (4, 1, 1)
     with pytest.raises(ConfigError, match="num_generations=3 .*does not divide the 8 completions"):
         converted("trl", {"num_generations": 3})
@@ -177,7 +196,9 @@ DECOUPLED = {**NORM, "actor.use_decoupled_loss": True}
     ],
 )
 def test_areal_behavior_weights(specs, options, correction):
-    assert specs("areal", DECOUPLED | {f"actor.{key}": value for key, value in options.items()}).correction == correction
+    assert (
+        specs("areal", DECOUPLED | {f"actor.{key}": value for key, value in options.items()}).correction == correction
+    )
 
 
 def test_areal_loglinear(specs):
@@ -186,9 +207,18 @@ def test_areal_loglinear(specs):
 
 def test_areal_losses(specs):
     assert specs("areal", {**NORM, "actor.use_sapo_loss": True}).surrogate == Sapo(1.0, 1.05)
-    assert specs("areal", {**NORM, "actor.use_cispo_loss": True, "actor.eps_clip": 1.0, "actor.eps_clip_higher": 4.0}).surrogate == Cispo()
-    assert specs("areal", {**NORM, "actor.eps_clip_higher": 0.3, "actor.c_clip": 3.0}).surrogate == PpoClip(0.2, 0.3, 3.0)
-    assert specs("areal", {**NORM, "actor.importance_sampling_level": "sequence"}).surrogate == Gspo(0.2, 0.2, "sequence")
+    assert (
+        specs(
+            "areal", {**NORM, "actor.use_cispo_loss": True, "actor.eps_clip": 1.0, "actor.eps_clip_higher": 4.0}
+        ).surrogate
+        == Cispo()
+    )
+    assert specs("areal", {**NORM, "actor.eps_clip_higher": 0.3, "actor.c_clip": 3.0}).surrogate == PpoClip(
+        0.2, 0.3, 3.0
+    )
+    assert specs("areal", {**NORM, "actor.importance_sampling_level": "sequence"}).surrogate == Gspo(
+        0.2, 0.2, "sequence"
+    )
 
 
 def test_areal_advantages(specs):
@@ -198,8 +228,11 @@ def test_areal_advantages(specs):
     assert specs("areal", NORM | whiten).advantage == Gdpo(None, "group", 1e-5, "tokens")
     assert specs("areal", centred | whiten).advantage == ReinforcePpBaseline()
     assert specs("areal", centred | {"actor.reward_norm.mean_leave1out": True}).advantage == Rloo()
-    # what is the same for all rewards cancels under whitening: n / (n - 1) of RLOO, the batch's standard deviation of LitePPO
-    assert specs("areal", centred | whiten | {"actor.reward_norm.mean_leave1out": True}).advantage == ReinforcePpBaseline()
+    # what is the same for all rewards cancels under whitening: n / (n - 1) of RLOO, the batch's standard deviation of
+    # LitePPO
+    assert (
+        specs("areal", centred | whiten | {"actor.reward_norm.mean_leave1out": True}).advantage == ReinforcePpBaseline()
+    )
     assert specs("areal", NORM | whiten | {"actor.reward_norm.std_level": "batch"}).advantage == ReinforcePpBaseline()
     by_advantage = {"actor.adv_norm.mean_level": "group", "actor.adv_norm.std_level": "group"}
     assert specs("areal", by_advantage).advantage == Grpo("group", 1e-5)
@@ -207,9 +240,17 @@ def test_areal_advantages(specs):
 
 
 def test_areal_scaling_counts_where_nothing_divides(converted):
-    """(r + b) s, centred and not divided, is s times the advantage; divided by the group's standard deviation s cancels."""
-    options = {"actor.reward_scaling": 10.0, "actor.reward_bias": -0.5, "actor.kl_ctl": 0.0, "train_dataset.path": "openai/gsm8k"}
-    centred = converted("areal", {**options, "actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": None})
+    """(r + b) s, centred and not divided, is s times the advantage; divided by the group's standard deviation s
+    cancels."""
+    options = {
+        "actor.reward_scaling": 10.0,
+        "actor.reward_bias": -0.5,
+        "actor.kl_ctl": 0.0,
+        "train_dataset.path": "openai/gsm8k",
+    }
+    centred = converted(
+        "areal", {**options, "actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": None}
+    )
     assert centred.recipe["reward"] == [{"kind": "gsm8k", "weight": 10.0}]
     divided = converted("areal", {**options, **NORM})
     assert divided.recipe["reward"] == [{"kind": "gsm8k"}] and "actor.reward_scaling" in listed(divided)["ignored"]
@@ -257,13 +298,25 @@ def test_unirl_sampling_defaults_are_its_own(converted):
             GRPO | {A + "policy_loss.loss_mode": "up"},
             "actor_rollout_ref.actor.policy_loss.loss_mode=up (options.json): no surrogate",
         ),
-        ("verl", GRPO | {"data.train_batch_size": "${oc.env:BS}"}, "data.train_batch_size=${oc.env:BS} (options.json): can't be known"),
+        (
+            "verl",
+            GRPO | {"data.train_batch_size": "${oc.env:BS}"},
+            "data.train_batch_size=${oc.env:BS} (options.json): can't be known",
+        ),
         ("verl", GRPO | {"data.train_batch_size": [1]}, "data.train_batch_size=[1] (options.json): must be a number"),
         ("trl", {"loss_type": "gpro"}, "loss_type=gpro (options.json): no loss of this name; known: grpo, dr_grpo"),
         ("trl", {"num_iterations": 0}, "num_iterations=0 (options.json): must be >= 1"),
         ("unirl", {"x": 1}, "algorithm._target_ (options.json): is missing; one of CPPO"),
-        ("unirl", {"algorithm._target_": "unirl.algorithms.flowgrpo.FlowGRPO"}, "algorithm._target_=FlowGRPO (options.json): only CPPO"),
-        ("areal", DECOUPLED | {"actor.behave_imp_weight_mode": "mask"}, "actor.behave_imp_weight_mode=mask (options.json): must be one of"),
+        (
+            "unirl",
+            {"algorithm._target_": "unirl.algorithms.flowgrpo.FlowGRPO"},
+            "algorithm._target_=FlowGRPO (options.json): only CPPO",
+        ),
+        (
+            "areal",
+            DECOUPLED | {"actor.behave_imp_weight_mode": "mask"},
+            "actor.behave_imp_weight_mode=mask (options.json): must be one of",
+        ),
     ],
 )
 def test_what_the_peer_would_refuse_is_one_line(converted, peer, options, line, monkeypatch, tmp_path):
@@ -275,6 +328,11 @@ def test_what_the_peer_would_refuse_is_one_line(converted, peer, options, line, 
 
 
 def test_every_peer_makes_a_recipe_of_its_defaults(converted):
-    for peer, options in (("verl", GRPO), ("trl", {"beta": 0.0}), ("areal", NORM), ("unirl", {"algorithm._target_": "x.DPPO"})):
+    for peer, options in (
+        ("verl", GRPO),
+        ("trl", {"beta": 0.0}),
+        ("areal", NORM),
+        ("unirl", {"algorithm._target_": "x.DPPO"}),
+    ):
         done = converted(peer, options | {"made_up": 3})
         assert resolve(done.recipe) and listed(done)["unknown"] == {"made_up"}

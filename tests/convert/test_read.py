@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.config import ConfigError
-from proxima.convert.read import UNREADABLE, from_python, from_script, interpolated, read
+from proxima.peers.convert.read import UNREADABLE, from_python, from_script, interpolated, read
 
 
 def test_references():
@@ -23,8 +23,15 @@ def test_references():
     }
     found = interpolated(flat)
     assert {key: found[key] for key in ("a.c", "a.d", "a.e.f", "x", "y", "z", "name", "env")} == {
-        "a.c": 3, "a.d": 3, "a.e.f": 3, "x": 3, "y": 512, "z": None, "name": "run-3", "env": "/somewhere",
-    }  # fmt: skip
+        "a.c": 3,
+        "a.d": 3,
+        "a.e.f": 3,
+        "x": 3,
+        "y": 512,
+        "z": None,
+        "name": "run-3",
+        "env": "/somewhere",
+    }
     assert (found["open"], found["to"]) == ("${oc.env:HOME}", "${nowhere}")
 
 
@@ -62,17 +69,24 @@ def test_a_launch_script():
 
 
 def test_a_script_is_converted_as_its_config_would_be(tmp_path):
-    from proxima.convert import convert
+    from proxima.peers.convert import convert
 
     (tmp_path / "run.sh").write_text(SCRIPT)
     recipe = convert(tmp_path / "run.sh", "verl").recipe
-    assert recipe["algorithm"]["surrogate"] == {"kind": "ppo_clip", "epsilon_low": 0.2, "epsilon_high": 0.28, "dual_clip": 3.0}
+    assert recipe["algorithm"]["surrogate"] == {
+        "kind": "ppo_clip",
+        "epsilon_low": 0.2,
+        "epsilon_high": 0.28,
+        "dual_clip": 3.0,
+    }
     assert recipe["sampling"]["max_tokens"] == 20480 and recipe["task"]["path"] == ["a.parquet", "b.parquet"]
 
 
 def test_python_is_read_not_run():
     head = "import trl\nLR = 1e-6\nN = 4\nN += 1\nx = f()\n"
-    found = from_python(head + "c = trl.GRPOConfig(learning_rate=LR * 2, beta=-(-0.5), epsilon=x, num_generations=N, **more)")
+    found = from_python(
+        head + "c = trl.GRPOConfig(learning_rate=LR * 2, beta=-(-0.5), epsilon=x, num_generations=N, **more)"
+    )
     assert (found["learning_rate"], found["beta"]) == (2e-6, 0.5)
     assert found["epsilon"] is found["num_generations"] is UNREADABLE  # N is assigned twice
     assert "**more" in found

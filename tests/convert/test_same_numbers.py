@@ -1,4 +1,5 @@
-"""Converted specs are those that golden records prove: `proxima.core.verify` reads the same options and is held to the numbers."""
+"""Converted specs are those that golden records prove: `proxima.peers.verify` reads the same options and is held to the
+numbers."""
 
 import json
 from pathlib import Path
@@ -7,9 +8,9 @@ import pytest
 import torch
 
 from proxima.core.correction import CORRECTION_PRESETS, Importance, Rejection
-from proxima.core.verify import areal, trl, unirl, verl
-from proxima.core.verify.record import Record
 from proxima.data import PolicyBatch
+from proxima.peers.verify import areal, trl, unirl, verl
+from proxima.peers.verify.record import Record
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ACTOR, CORRECTION = "actor_rollout_ref.actor.", "algorithm.rollout_correction."
@@ -27,7 +28,12 @@ def ids(record):
 @pytest.mark.parametrize("record", records("trl_grpo_loss.json", "GRPOTrainer._compute_loss"), ids=ids)
 def test_trl_surrogates(specs, record):
     p = record.params
-    options = {"loss_type": p["loss_type"], "epsilon": p["epsilon_low"], "epsilon_high": p["epsilon_high"], **p.get("args", {})}
+    options = {
+        "loss_type": p["loss_type"],
+        "epsilon": p["epsilon_low"],
+        "epsilon_high": p["epsilon_high"],
+        **p.get("args", {}),
+    }
     options["importance_sampling_level"] = p["importance_sampling_level"]
     options = {key: value for key, value in options.items() if key in KNOWN_TO_TRL}
     ours, theirs = specs("trl", options).surrogate, trl.surrogate_of(p)
@@ -42,11 +48,22 @@ KNOWN_TO_TRL = {"loss_type", "epsilon", "epsilon_high", "delta", "importance_sam
 KNOWN_TO_TRL |= {f"vespo_{kind}_{sign}" for kind in ("k", "lambda") for sign in ("pos", "neg")}
 
 
-@pytest.mark.parametrize("mode", ["vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "dro", "cispo"])
+@pytest.mark.parametrize(
+    "mode", ["vanilla", "dppo_tv", "dppo_kl", "gspo", "sapo", "gpg", "clip_cov", "kl_cov", "geo_mean", "dro", "cispo"]
+)
 def test_verl_surrogates(specs, mode):
-    own = {"clip_cov_ratio": 3e-4, "clip_cov_lb": 0.5, "clip_cov_ub": 4.0, "kl_cov_ratio": 1e-3, "ppo_kl_coef": 0.7, "dro_beta": 0.3}
+    own = {
+        "clip_cov_ratio": 3e-4,
+        "clip_cov_lb": 0.5,
+        "clip_cov_ub": 4.0,
+        "kl_cov_ratio": 1e-3,
+        "ppo_kl_coef": 0.7,
+        "dro_beta": 0.3,
+    }
     p = {"clip_ratio_low": 0.1, "clip_ratio_high": 0.3, "clip_ratio_c": 5.0, "tau_pos": 1.2, "tau_neg": 1.4}
-    options = {ACTOR + key: value for key, value in p.items()} | {f"{ACTOR}policy_loss.{key}": value for key, value in own.items()}
+    options = {ACTOR + key: value for key, value in p.items()} | {
+        f"{ACTOR}policy_loss.{key}": value for key, value in own.items()
+    }
     options |= {ACTOR + "policy_loss.loss_mode": mode, "algorithm.adv_estimator": "grpo"}
     record = Record(mode, "verl", "float64", {}, {**p, "clip_ratio": 0.2, "policy_loss": own, "loss_mode": mode}, {})
     assert specs("verl", options).surrogate == verl.surrogate_of(record)
@@ -54,20 +71,38 @@ def test_verl_surrogates(specs, mode):
 
 @pytest.mark.parametrize("mode", ["sapo", "geo_mean"])
 def test_verl_ignores_the_aggregation_of_two_losses(specs, converted, mode):
-    options = {ACTOR + "policy_loss.loss_mode": mode, ACTOR + "loss_agg_mode": "token-mean", "algorithm.adv_estimator": "grpo"}
+    options = {
+        ACTOR + "policy_loss.loss_mode": mode,
+        ACTOR + "loss_agg_mode": "token-mean",
+        "algorithm.adv_estimator": "grpo",
+    }
     assert type(specs("verl", options).aggregate).__name__ == "SequenceMeanTokenMean"
     assert ACTOR + "loss_agg_mode" in {one.name for one in converted("verl", options).ignored}
 
 
 PRESETS = {
-    "bypass_pg_geo_rs": {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001", "bypass_mode": True, "loss_type": "reinforce"},
+    "bypass_pg_geo_rs": {
+        "rollout_rs": "seq_mean_k1",
+        "rollout_rs_threshold": "0.999_1.001",
+        "bypass_mode": True,
+        "loss_type": "reinforce",
+    },
     "bypass_pg_is": {"rollout_is": "sequence", "bypass_mode": True, "loss_type": "reinforce"},
-    "bypass_pg_token_icepop": {"rollout_is": "token", "rollout_is_threshold": "0.5_5.0", "bypass_mode": True, "loss_type": "reinforce"},
+    "bypass_pg_token_icepop": {
+        "rollout_is": "token",
+        "rollout_is_threshold": "0.5_5.0",
+        "bypass_mode": True,
+        "loss_type": "reinforce",
+    },
     "bypass_ppo_clip": {"bypass_mode": True},
     "bypass_ppo_clip_geo_rs": {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001", "bypass_mode": True},
     "bypass_ppo_clip_k3_rs": {"rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.01, "bypass_mode": True},
     "decoupled_geo_rs": {"rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001"},
-    "decoupled_geo_rs_token_tis": {"rollout_is": "token", "rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "0.999_1.001"},
+    "decoupled_geo_rs_token_tis": {
+        "rollout_is": "token",
+        "rollout_rs": "seq_mean_k1",
+        "rollout_rs_threshold": "0.999_1.001",
+    },
     "decoupled_k3_rs_seq_tis": {"rollout_is": "sequence", "rollout_rs": "seq_mean_k3", "rollout_rs_threshold": 0.01},
     "decoupled_seq_is": {"rollout_is": "sequence"},
     "decoupled_seq_is_rs": {"rollout_is": "sequence", "rollout_rs": "seq_sum_k1", "rollout_rs_threshold": "0.5_2.0"},
@@ -83,16 +118,22 @@ def plain(correction):
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_verl_correction_presets(specs, name):
-    found = specs("verl", {"algorithm.adv_estimator": "grpo"} | {CORRECTION + key: value for key, value in PRESETS[name].items()})
+    found = specs(
+        "verl", {"algorithm.adv_estimator": "grpo"} | {CORRECTION + key: value for key, value in PRESETS[name].items()}
+    )
     ours, theirs = [plain(one) for one in found.correction], [plain(one) for one in CORRECTION_PRESETS[name]]
-    for one in ours:  # `reduce` is not looked at by token rejections, and 1 / upper is what stands where no lower bound is written
+    for one in (
+        ours
+    ):  # `reduce` is not looked at by token rejections, and 1 / upper is what stands where no lower bound is written
         one.update({key: value for key, value in theirs[ours.index(one)].items() if key == "reduce"})
     assert ours == theirs
     assert found.proximal == ("behavior" if name.startswith("bypass") else "recompute")
     assert (type(found.surrogate).__name__ == "Reinforce") is name.startswith("bypass_pg")
 
 
-@pytest.mark.parametrize("record", [r for r in records("verl_rollout_correction.json") if r.params.get("rollout_rs")], ids=ids)
+@pytest.mark.parametrize(
+    "record", [r for r in records("verl_rollout_correction.json") if r.params.get("rollout_rs")], ids=ids
+)
 def test_verl_rejections_are_those_it_computes(specs, record):
     """P25: bounds of ratios act on the reciprocal; the converted ones reject the same rows."""
     p = {key: value for key, value in record.params.items() if key.startswith("rollout_") and value is not None}
@@ -142,7 +183,9 @@ def test_unirl_surrogates(specs, record):
         assert found == expected
 
 
-@pytest.mark.parametrize("record", [r for r in records("areal.json", "ppo_actor_loss_fn") if r.params.get("rejection_sampling")], ids=ids)
+@pytest.mark.parametrize(
+    "record", [r for r in records("areal.json", "ppo_actor_loss_fn") if r.params.get("rejection_sampling")], ids=ids
+)
 def test_areal_corrections_give_the_same_weights(specs, record):
     p = record.params
     options = {f"actor.rejection_sampling.{key}": value for key, value in p["rejection_sampling"].items()}
@@ -161,7 +204,9 @@ def batch():
     behavior = (proximal + 1.5 * torch.randn(8, 20, generator=generator, dtype=torch.float64)).clamp(max=-1e-3)
     mask = torch.rand(8, 20, generator=generator) < 0.9
     mask[:, 0] = True
-    return PolicyBatch.from_padded(mask, log_prob=proximal, proximal_log_prob=proximal, behavior_log_prob=behavior, advantage=proximal)
+    return PolicyBatch.from_padded(
+        mask, log_prob=proximal, proximal_log_prob=proximal, behavior_log_prob=behavior, advantage=proximal
+    )
 
 
 def product(corrections, b):

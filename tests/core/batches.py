@@ -1,4 +1,5 @@
-"""Random packed batches for the conformance tests: odd lengths, holes, tool tokens, and garbage wherever the contract allows it."""
+"""Random packed batches for the conformance tests: odd lengths, holes, tool tokens, and garbage wherever the contract
+allows it."""
 
 from dataclasses import replace
 
@@ -22,7 +23,8 @@ def make_batch(
     garbage: bool = True,
     dtype: torch.dtype = torch.float64,
 ) -> PolicyBatch:
-    """A batch with every optional field. `proximal`: behavior (bypass), recompute (another policy near both), or loglinear (half-way)."""
+    """A batch with every optional field. `proximal`: behavior (bypass), recompute (another policy near both), or
+    loglinear (half-way)."""
     draw = torch.Generator().manual_seed(seed)
     tokens = sum(lengths)
 
@@ -34,7 +36,11 @@ def make_batch(
 
     behavior = -0.02 - 2.5 * torch.rand(tokens, generator=draw, dtype=torch.float64)
     log_prob = near(behavior, spread)
-    centre = {"behavior": behavior, "recompute": near(behavior, spread / 3), "loglinear": 0.5 * behavior + 0.5 * log_prob}[proximal]
+    centre = {
+        "behavior": behavior,
+        "recompute": near(behavior, spread / 3),
+        "loglinear": 0.5 * behavior + 0.5 * log_prob,
+    }[proximal]
     sampled = torch.rand(tokens, generator=draw) >= not_sampled
     loss_mask = sampled & (torch.rand(tokens, generator=draw) >= out_of_loss)
     advantage = normal().round(decimals=1)
@@ -44,9 +50,13 @@ def make_batch(
         junk = torch.tensor(GARBAGE, dtype=torch.float64)[torch.randint(len(GARBAGE), (tokens,), generator=draw)]
         fields = {name: torch.where(sampled, value, junk) for name, value in fields.items()}
         advantage = torch.where(loss_mask, advantage, junk)
-    share = torch.tensor([0.5, 0.3, 0.1], dtype=torch.float64)  # top-K tokens take most of what the sampled token leaves
+    share = torch.tensor(
+        [0.5, 0.3, 0.1], dtype=torch.float64
+    )  # top-K tokens take most of what the sampled token leaves
     for name, source in (("behavior_top_k_log_prob", behavior), ("top_k_log_prob", log_prob)):
-        top = ((1 - source.exp())[:, None] * (share + 0.03 * torch.rand(tokens, 3, generator=draw, dtype=torch.float64))).log()
+        top = (
+            (1 - source.exp())[:, None] * (share + 0.03 * torch.rand(tokens, 3, generator=draw, dtype=torch.float64))
+        ).log()
         fields[name] = torch.where(sampled[:, None], top, float("nan")) if garbage else top
     cut = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]) if lengths else torch.zeros(1, dtype=torch.long)
     versions = torch.randint(0, 3, (tokens,), generator=draw)
@@ -77,4 +87,6 @@ def policy_batches(draw: st.DrawFn, min_sequences: int = 1) -> PolicyBatch:
 
 def fresh(b: PolicyBatch, **changes: Tensor) -> PolicyBatch:
     """The same batch with a log_prob leaf of its own, to be differentiated alone."""
-    return replace(replace(b, **changes), log_prob=changes.get("log_prob", b.log_prob).detach().clone().requires_grad_())
+    return replace(
+        replace(b, **changes), log_prob=changes.get("log_prob", b.log_prob).detach().clone().requires_grad_()
+    )

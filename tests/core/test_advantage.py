@@ -41,7 +41,9 @@ def test_grpo_by_hand() -> None:
     o = outcomes([1, 0, 0, 0, 2, 4], [7, 7, 7, 7, 3, 3])
     assert Grpo()(o).tolist() == pytest.approx([0.75, -0.25, -0.25, -0.25, -1, 1])
     std = (3 * 0.0625 + 0.5625) ** 0.5 / 3**0.5
-    assert Grpo(scale="group", epsilon=1e-4)(o).tolist()[:2] == pytest.approx([0.75 / (std + 1e-4), -0.25 / (std + 1e-4)])
+    assert Grpo(scale="group", epsilon=1e-4)(o).tolist()[:2] == pytest.approx(
+        [0.75 / (std + 1e-4), -0.25 / (std + 1e-4)]
+    )
     spread = torch.tensor([1.0, 0, 0, 0, 2, 4]).double().std().item()
     assert Grpo(scale="batch")(o).tolist()[4:] == pytest.approx([-1 / (spread + 1e-6), 1 / (spread + 1e-6)])
 
@@ -116,14 +118,18 @@ def test_the_other_group_advantages_by_hand() -> None:
 def test_whitening_weighs_completions_by_their_tokens() -> None:
     o = replace(outcomes([1, 0], [0, 0]), length=torch.tensor([3, 1]))
     tokens = torch.tensor([0.5, 0.5, 0.5, -0.5]).double()
-    assert ReinforcePpBaseline()(o).tolist() == pytest.approx([float((x - tokens.mean()) / tokens.std()) for x in (0.5, -0.5)], rel=1e-6)
+    assert ReinforcePpBaseline()(o).tolist() == pytest.approx(
+        [float((x - tokens.mean()) / tokens.std()) for x in (0.5, -0.5)], rel=1e-6
+    )
 
 
 def test_gdpo_gives_a_small_reward_its_say() -> None:
     parts = torch.tensor([[1.0, 0.0], [0.0, 0.001]]).double()
     o = replace(outcomes([1.0, 0.001], [0, 0]), parts=parts)
     assert Gdpo(finish="none")(o).tolist() == pytest.approx([0, 0], abs=2e-3)
-    assert Gdpo(weights=(1.0, 2.0), finish="none", epsilon=1e-9)(o).tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-5)
+    assert Gdpo(weights=(1.0, 2.0), finish="none", epsilon=1e-9)(o).tolist() == pytest.approx(
+        [-(0.5**0.5), 0.5**0.5], rel=1e-5
+    )
     with pytest.raises(ValueError, match=r"weights=\(1.0,\) must have one number for each of the 2 rewards"):
         Gdpo(weights=(1.0,))(o)
 
@@ -154,7 +160,10 @@ def test_gae_carries_through_tokens_outside_the_loss_and_stops_at_sequences() ->
     assert Gae(1.0, 1.0, whiten=False)(rewards).tolist() == pytest.approx([0.8, 0, 0.5, 0.2, 1.7])
     whitened = Gae(1.0, 1.0)(rewards)
     raw = torch.tensor([0.8, 0.5, 0.2, 1.7])
-    assert whitened[[0, 2, 3, 4]].tolist() == pytest.approx(((raw - raw.mean()) / raw.std()).tolist(), rel=1e-5) and whitened[1] == 0
+    assert (
+        whitened[[0, 2, 3, 4]].tolist() == pytest.approx(((raw - raw.mean()) / raw.std()).tolist(), rel=1e-5)
+        and whitened[1] == 0
+    )
 
 
 def test_reinforce_pp_is_the_whitened_reward_to_go() -> None:
@@ -167,8 +176,12 @@ def test_the_optimal_token_baseline_weighs_returns_by_piled_up_variance() -> Non
     more = {"cu_seqlens": torch.tensor([0, 2, 3]), "group": torch.tensor([5, 5])}
     rewards = token_rewards([0, 1, 3], score_variance=torch.tensor([1.0, 1.0, 2.0]).double(), **more)
     baseline = (1 * 1 + 3 * 2) / (1 + 2)
-    assert OptimalTokenBaseline()(rewards).tolist() == pytest.approx([1 - baseline, 1, 3 - baseline])  # the tail stands alone: no baseline
-    assert OptimalTokenBaseline(zero_tail=False)(rewards).tolist() == pytest.approx([1 - baseline, 0, 3 - baseline], abs=1e-7)
+    assert OptimalTokenBaseline()(rewards).tolist() == pytest.approx(
+        [1 - baseline, 1, 3 - baseline]
+    )  # the tail stands alone: no baseline
+    assert OptimalTokenBaseline(zero_tail=False)(rewards).tolist() == pytest.approx(
+        [1 - baseline, 0, 3 - baseline], abs=1e-7
+    )
 
 
 def test_scores_sit_on_the_last_loss_token_and_kl_is_taken_from_all() -> None:
@@ -176,4 +189,6 @@ def test_scores_sit_on_the_last_loss_token_and_kl_is_taken_from_all() -> None:
     placed = place_scores(torch.tensor([5.0, 7.0, 9.0]), mask, torch.tensor([0, 3, 4, 5]))
     assert placed.tolist() == [0, 5, 0, 0, 9]
     kl = torch.tensor([0.1, NAN, NAN, NAN, 0.2])
-    assert with_kl(placed, torch.where(mask, kl.nan_to_num(0.4), kl), mask, 0.5).tolist() == pytest.approx([-0.05, 4.8, 0, 0, 8.9])
+    assert with_kl(placed, torch.where(mask, kl.nan_to_num(0.4), kl), mask, 0.5).tolist() == pytest.approx(
+        [-0.05, 4.8, 0, 0, 8.9]
+    )

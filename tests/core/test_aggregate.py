@@ -25,7 +25,10 @@ def test_by_hand(kind: str, numerator: float, denominator: float) -> None:
     b = PolicyBatch(log_prob=torch.zeros(5, dtype=torch.float64), loss_mask=MASK, cu_seqlens=torch.tensor([0, 3, 4, 5]))
     spec = AGGREGATES[kind]()
     assert float(spec(LOSS, b)) == pytest.approx(numerator)
-    assert float(spec.denominator(MASK, b.cu_seqlens)) == denominator and spec.denominator(MASK, b.cu_seqlens).dtype == torch.float64
+    assert (
+        float(spec.denominator(MASK, b.cu_seqlens)) == denominator
+        and spec.denominator(MASK, b.cu_seqlens).dtype == torch.float64
+    )
 
 
 def test_every_alias_leads_to_an_aggregation() -> None:
@@ -40,7 +43,9 @@ def test_horizon_must_be_positive() -> None:
 def test_statistics_merge() -> None:
     values, mask = torch.tensor([1.0, 2.0, float("nan")]), torch.tensor([True, True, False])
     assert (SumCount.over(values, mask) + SumCount.over(values[:1], mask[:1])).value == pytest.approx(4 / 3)
-    assert SumCount.over(values[:0], mask[:0]).value != SumCount.over(values[:0], mask[:0]).value  # NaN: nothing was measured
+    assert (
+        SumCount.over(values[:0], mask[:0]).value != SumCount.over(values[:0], mask[:0]).value
+    )  # NaN: nothing was measured
     assert (Peak.over(values, mask) + Peak.over(values[:1], mask[:1])).value == 2
     assert (Peak.over(values, mask, largest=False) + Peak.over(values[:0], mask[:0], largest=False)).value == 1
     assert Peak.over(values[:0], mask[:0]).value != 0

@@ -51,12 +51,18 @@ VARIANTS: dict[str, dict[str, Any]] = {
 CORRECTED: dict[str, Callable[[], Any]] = {
     **CORRECTIONS,
     "importance/sequence": lambda: CORRECTIONS["importance"](level="sequence", bound="clip", upper=1.5, veto=0.3),
-    "importance/geometric": lambda: CORRECTIONS["importance"](level="geometric", bound="clamp", upper=1.2, lower=0.9, normalise=True),
+    "importance/geometric": lambda: CORRECTIONS["importance"](
+        level="geometric", bound="clamp", upper=1.2, lower=0.9, normalise=True
+    ),
     "importance/normalised": lambda: CORRECTIONS["importance"](normalise=True),
     "importance/drop": lambda: CORRECTIONS["importance"](bound="clip", upper=1.1, rejected="drop"),
-    "importance/current": lambda: CORRECTIONS["importance"](level="geometric", bound="clamp", upper=1.1, lower=0.5, towards="current"),
+    "importance/current": lambda: CORRECTIONS["importance"](
+        level="geometric", bound="clamp", upper=1.1, lower=0.5, towards="current"
+    ),
     "importance/next": lambda: CORRECTIONS["importance"](towards="next"),
-    "rejection/sequence": lambda: CORRECTIONS["rejection"](level="sequence", statistic="k3", reduce="max", upper=0.1, rejected="drop"),
+    "rejection/sequence": lambda: CORRECTIONS["rejection"](
+        level="sequence", statistic="k3", reduce="max", upper=0.1, rejected="drop"
+    ),
     "rejection/k2": lambda: CORRECTIONS["rejection"](statistic="k2", upper=0.05),
     "rejection/k1": lambda: CORRECTIONS["rejection"](level="sequence", statistic="k1", reduce="sum", upper=0.3),
     "second_moment/drop": lambda: CORRECTIONS["second_moment"](threshold=0.01, rejected="drop"),
@@ -65,7 +71,8 @@ SPECS: dict[str, Callable[[], Any]] = {
     **SURROGATES,
     **{name: (lambda name=name, kw=kw: SURROGATES[name.split("/")[0]](**kw)) for name, kw in VARIANTS.items()},
 }
-# The gradient of these is not the derivative of their value: a factor is detached on purpose. Their own tests give the formula.
+# The gradient of these is not the derivative of their value: a factor is detached on purpose. Their own tests give the
+# formula.
 DETACHED = {"dppo/capped", "cispo", "cispo/both", "cispo/sequence", "gspo", "gspo/wide", "vespo"}
 FOLLOWS_THE_POLICY = {"importance/current", "off_policy_sequence"}  # a detached factor that moves with log π
 FAST = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
@@ -94,7 +101,9 @@ def test_shape_finiteness_and_silence_outside_the_loss(kind: str, aggregate: str
     assert loss.numerator.dtype == loss.denominator.dtype == torch.float64
     assert bool(loss.value.isfinite()) and bool(grad.isfinite().all())
     assert bool((grad[~b.loss_mask] == 0).all())
-    assert all(not m.sum.requires_grad if hasattr(m, "sum") else not m.extreme.requires_grad for m in loss.metrics.values())
+    assert all(
+        not m.sum.requires_grad if hasattr(m, "sum") else not m.extreme.requires_grad for m in loss.metrics.values()
+    )
     if not bool(b.loss_mask.any()):
         assert float(loss.value.detach()) == 0 and bool((grad == 0).all()) and float(loss.denominator) == 0
 
@@ -118,10 +127,14 @@ def assert_split_is_exact(b: PolicyBatch, owner: list[int], spec: Any, aggregate
     ready = prepare(b, surrogate=spec, correction=correction)
     how = {"surrogate": spec, "aggregate": aggregate, "correction": correction}
     whole = policy_loss(b, **how)
-    pieces = [policy_loss(ready.batch.take([i for i, rank in enumerate(owner) if rank == part]), **how) for part in range(3)]
+    pieces = [
+        policy_loss(ready.batch.take([i for i, rank in enumerate(owner) if rank == part]), **how) for part in range(3)
+    ]
     assert_same(sum(p.numerator for p in pieces), whole.numerator)
     assert_same(sum(p.denominator for p in pieces), whole.denominator)
-    assert_same(aggregate.denominator(ready.batch.loss_mask, ready.batch.cu_seqlens), whole.denominator)  # known before any forward
+    assert_same(
+        aggregate.denominator(ready.batch.loss_mask, ready.batch.cu_seqlens), whole.denominator
+    )  # known before any forward
     assert_same(
         torch.autograd.grad(sum(p.numerator for p in pieces), b.log_prob, retain_graph=True)[0],
         torch.autograd.grad(whole.numerator, b.log_prob, retain_graph=True)[0],
@@ -164,7 +177,9 @@ def test_corrections_compose_with_every_surrogate(correction: str, b: PolicyBatc
 @FAST
 @given(b=policy_batches())
 def test_padding_and_packing_are_the_same(kind: str, b: PolicyBatch) -> None:
-    fields = {name: b.to_padded(value.detach(), fill=0.0) for name, value in b._token_fields().items() if name != "loss_mask"}
+    fields = {
+        name: b.to_padded(value.detach(), fill=0.0) for name, value in b._token_fields().items() if name != "loss_mask"
+    }
     padded = PolicyBatch.from_padded(b.to_padded(b.loss_mask), **fields)
     loss, _ = run(b, kind, TokenMean())
     again, _ = run(fresh(padded), kind, TokenMean())
@@ -182,8 +197,18 @@ def test_gradient_is_the_derivative(kind: str, b: PolicyBatch) -> None:
         shift = torch.zeros_like(grad)
         shift[at] = step
         with torch.no_grad():
-            up = policy_loss(fresh(b, log_prob=b.log_prob.detach() + shift), surrogate=SPECS[kind](), aggregate=TokenSum(), check=False)
-            down = policy_loss(fresh(b, log_prob=b.log_prob.detach() - shift), surrogate=SPECS[kind](), aggregate=TokenSum(), check=False)
+            up = policy_loss(
+                fresh(b, log_prob=b.log_prob.detach() + shift),
+                surrogate=SPECS[kind](),
+                aggregate=TokenSum(),
+                check=False,
+            )
+            down = policy_loss(
+                fresh(b, log_prob=b.log_prob.detach() - shift),
+                surrogate=SPECS[kind](),
+                aggregate=TokenSum(),
+                check=False,
+            )
         if torch.equal(up.keep, loss.keep) and torch.equal(down.keep, loss.keep):
             slope = float(up.numerator - down.numerator) / (2 * step)
             assert slope == pytest.approx(float(grad[at]), rel=1e-4, abs=1e-5), at
@@ -200,7 +225,9 @@ def test_an_advantage_of_zero_is_inert_where_the_spec_says_so(kind: str) -> None
     assert bool((torch.autograd.grad(a.numerator, full.log_prob)[0][b.sequence_index == 1] == 0).all())
 
 
-@pytest.mark.parametrize("kind", sorted(set(SPECS) - {"clip_cov", "clip_cov/many"}))  # these pick by the bits of the values
+@pytest.mark.parametrize(
+    "kind", sorted(set(SPECS) - {"clip_cov", "clip_cov/many"})
+)  # these pick by the bits of the values
 def test_float32_agrees_with_float64(kind: str) -> None:
     for number in range(5):
         # Values without ties, garbage or edges: the two precisions may then differ only by rounding.
@@ -220,8 +247,12 @@ def test_no_sequences_and_no_tokens(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", sorted(SPECS))
 def test_a_missing_tensor_is_named_with_its_source(kind: str) -> None:
-    bare = PolicyBatch(log_prob=torch.zeros(2), loss_mask=torch.ones(2, dtype=torch.bool), cu_seqlens=torch.tensor([0, 2]))
-    with pytest.raises(ValueError, match=r"needs `(advantage|behavior_log_prob|proximal_log_prob)`, which the batch lacks: "):
+    bare = PolicyBatch(
+        log_prob=torch.zeros(2), loss_mask=torch.ones(2, dtype=torch.bool), cu_seqlens=torch.tensor([0, 2])
+    )
+    with pytest.raises(
+        ValueError, match=r"needs `(advantage|behavior_log_prob|proximal_log_prob)`, which the batch lacks: "
+    ):
         policy_loss(bare, surrogate=SPECS[kind](), aggregate=TokenMean())
 
 
@@ -288,5 +319,6 @@ def test_int32_edges_are_as_good_as_int64(kind: str) -> None:
     narrow = fresh(replace(b, cu_seqlens=b.cu_seqlens.int()))
     for correction in (None, CORRECTED["importance/sequence"](), CORRECTED["rejection/sequence"]()):
         assert_same(
-            run(narrow, kind, TokenMean(), correction=correction)[0].value, run(b, kind, TokenMean(), correction=correction)[0].value
+            run(narrow, kind, TokenMean(), correction=correction)[0].value,
+            run(b, kind, TokenMean(), correction=correction)[0].value,
         )

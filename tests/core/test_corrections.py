@@ -21,13 +21,14 @@ from proxima.core import (
     prepare,
 )
 from proxima.core.correction import CapFloor, Icepop, OffPolicySequence, SecondMoment, TopEntropy
-from proxima.core.prepare import needs_prepare
+from proxima.core.precompute import needs_prepare
 from proxima.data import PolicyBatch
 from tests.core.batches import make_batch
 
 
 def of_ratios(*sequences: list[float], current: list[float] | None = None, **more: Any) -> PolicyBatch:
-    """Tokens whose proximal policy is `ratio` times as likely as the behavior policy; the current policy is the proximal one."""
+    """Tokens whose proximal policy is `ratio` times as likely as the behavior policy; the current policy is the
+    proximal one."""
     ratio = torch.tensor([r for s in sequences for r in s], dtype=torch.float64)
     behavior = torch.full_like(ratio, -8.0)
     proximal = behavior + ratio.log()
@@ -54,9 +55,15 @@ def test_worked_example() -> None:
     assert Importance("geometric", upper=10)(b).weight.tolist() == pytest.approx([1.24289] * 3, rel=1e-5)
     assert metric(Importance("token"), b, "rollout_is_mean_applied") == pytest.approx(1.06667, rel=1e-5)
     assert metric(Importance("token"), b, "rollout_is_eff_sample_size_applied") == pytest.approx(0.71111, rel=1e-4)
-    assert metric(Importance("token"), b, "rollout_is_eff_sample_size") == pytest.approx(2.4**2 / ((0.16 + 0.64 + 36) / 3))
+    assert metric(Importance("token"), b, "rollout_is_eff_sample_size") == pytest.approx(
+        2.4**2 / ((0.16 + 0.64 + 36) / 3)
+    )
     assert metric(Importance("token"), b, "k3_kl") == pytest.approx(1.18256, rel=1e-5)
-    assert Icepop()(b).weight.tolist() == pytest.approx([0, 0.8, 0]) and Icepop()(b).keep.tolist() == [False, True, False]
+    assert Icepop()(b).weight.tolist() == pytest.approx([0, 0.8, 0]) and Icepop()(b).keep.tolist() == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_bounds_are_inclusive_and_keep_their_side() -> None:
@@ -95,14 +102,23 @@ def test_normalised_weights_have_mean_one_over_the_whole_batch_only() -> None:
     per_sequence = Importance("geometric", bound="none", normalise=True)(b).weight
     assert (per_sequence[0] + per_sequence[2] + per_sequence[3]).item() == pytest.approx(3)
     ready = prepare(b, surrogate=PpoClip(), correction=Importance(normalise=True))
-    alone = policy_loss(ready.batch.take([1]), surrogate=PpoClip(), aggregate=TokenSum(), correction=Importance(normalise=True))
+    alone = policy_loss(
+        ready.batch.take([1]), surrogate=PpoClip(), aggregate=TokenSum(), correction=Importance(normalise=True)
+    )
     assert float(alone.numerator) == pytest.approx(-2.0 * 6 / 7)  # 3 is truncated to 2, the mean of the six is 7/6
 
 
 def test_a_sequence_loss_takes_the_geometric_mean_of_its_kept_weights() -> None:
     b = of_ratios([0.5, 2.0, 7.0])
-    loss = policy_loss(b, surrogate=Gspo(1, 9, "sequence"), aggregate=TokenMean(), correction=Importance(bound="clip", upper=5, lower=0.5))
-    assert float(loss.value) == pytest.approx(-(1.0 + 1.0 + 0) / 3)  # √(.5 · 2) = 1 on the two kept, the third rejected but counted
+    loss = policy_loss(
+        b,
+        surrogate=Gspo(1, 9, "sequence"),
+        aggregate=TokenMean(),
+        correction=Importance(bound="clip", upper=5, lower=0.5),
+    )
+    assert float(loss.value) == pytest.approx(
+        -(1.0 + 1.0 + 0) / 3
+    )  # √(.5 · 2) = 1 on the two kept, the third rejected but counted
     plain = policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean(), correction=Importance(upper=2))
     assert float(plain.value) == pytest.approx(-(0.5 + 2 + 2) / 3)
 
@@ -157,8 +173,15 @@ def test_towards_chooses_the_numerator() -> None:
     b = of_ratios([2.0], current=[3.0], next_log_prob=torch.tensor([-8.0 + math.log(1.5)], dtype=torch.float64))
     weights = [float(Importance(bound="none", towards=x)(b).weight) for x in ("proximal", "current", "next")]  # type: ignore[arg-type]
     assert weights == pytest.approx([2.0, 3.0, 1.5])
-    with pytest.raises(ValueError, match="Importance needs `next_log_prob`, which the batch lacks: the next-policy cache"):
-        policy_loss(replace(b, next_log_prob=None), surrogate=PpoClip(), aggregate=TokenMean(), correction=Importance(towards="next"))
+    with pytest.raises(
+        ValueError, match="Importance needs `next_log_prob`, which the batch lacks: the next-policy cache"
+    ):
+        policy_loss(
+            replace(b, next_log_prob=None),
+            surrogate=PpoClip(),
+            aggregate=TokenMean(),
+            correction=Importance(towards="next"),
+        )
 
 
 def test_bypass_has_weight_one() -> None:
@@ -174,18 +197,25 @@ def test_perplexities_and_chi_square() -> None:
     assert m["rollout_ppl"] == pytest.approx(e8)
     assert m["training_ppl"] == pytest.approx((e8 / math.sqrt(2) + 2 * e8) / 2)
     assert m["ppl_ratio"] == pytest.approx((1 / math.sqrt(2) + 2) / 2)
-    assert m["chi2_token"] == pytest.approx((1 + 4 + 0.25) / 3 - 1) and m["chi2_seq"] == pytest.approx((4 + 0.25) / 2 - 1)
+    assert m["chi2_token"] == pytest.approx((1 + 4 + 0.25) / 3 - 1) and m["chi2_seq"] == pytest.approx(
+        (4 + 0.25) / 2 - 1
+    )
     assert m["kl"] == pytest.approx(0.0) and m["log_ppl_diff_abs"] == pytest.approx((math.log(2) / 2 + math.log(2)) / 2)
 
 
 def test_percentiles_are_exact_over_micro_batches() -> None:
     b = of_ratios(*[[float(i)] for i in range(1, 11)])
-    parts = [Importance(upper=100)(b.take(rows)).metrics["mismatch/rollout_is_p25"] for rows in ([9, 0, 4], [1, 2, 3, 5, 6, 7, 8])]
+    parts = [
+        Importance(upper=100)(b.take(rows)).metrics["mismatch/rollout_is_p25"]
+        for rows in ([9, 0, 4], [1, 2, 3, 5, 6, 7, 8])
+    ]
     assert (parts[0] + parts[1]).value == pytest.approx(3.25)  # type: ignore[operator]
 
 
 def test_presets_are_corrections_and_their_names_verls() -> None:
-    assert {"decoupled_token_is", "decoupled_seq_is_rs", "bypass_pg_is", "bypass_ppo_clip", "disabled"} <= set(CORRECTION_PRESETS)
+    assert {"decoupled_token_is", "decoupled_seq_is_rs", "bypass_pg_is", "bypass_ppo_clip", "disabled"} <= set(
+        CORRECTION_PRESETS
+    )
     b = make_batch([4, 3], seed=2, garbage=False)
     for specs in CORRECTION_PRESETS.values():
         assert all(type(spec) in CORRECTIONS.values() for spec in specs)
@@ -194,12 +224,18 @@ def test_presets_are_corrections_and_their_names_verls() -> None:
 
 def test_who_needs_preparing() -> None:
     assert not needs_prepare(PpoClip(), [Importance(), Rejection()])
-    assert needs_prepare(PpoClip(), [Importance(normalise=True)]) and needs_prepare(PpoClip(), [Rejection(rejected="drop")])
+    assert needs_prepare(PpoClip(), [Importance(normalise=True)]) and needs_prepare(
+        PpoClip(), [Rejection(rejected="drop")]
+    )
     assert needs_prepare(PpoClip(), [TopEntropy()])
 
 
 def test_health_says_what_to_do() -> None:
-    values = {"mismatch/rollout_is_eff_sample_size": 0.5, "mismatch/rollout_is_veto_fraction": 0.01, "mismatch/rollout_is_mean": 1.8}
+    values = {
+        "mismatch/rollout_is_eff_sample_size": 0.5,
+        "mismatch/rollout_is_veto_fraction": 0.01,
+        "mismatch/rollout_is_mean": 1.8,
+    }
     verdicts = {v.metric: v for v in health(values)}
     assert [v.level for v in verdicts.values()] == ["watch", "ok", "act"]
     assert "50.0% of the batch is left" in verdicts["mismatch/rollout_is_eff_sample_size"].sentence

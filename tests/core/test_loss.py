@@ -23,14 +23,20 @@ def two_tokens(**changes: torch.Tensor) -> PolicyBatch:
         "behavior_log_prob": torch.tensor([-0.5, -1.5]),
         "advantage": torch.tensor([1.0, -1.0]),
     }
-    return PolicyBatch(loss_mask=torch.tensor([True, True]), cu_seqlens=torch.tensor([0, 1, 2]), **{**fields, **changes})
+    return PolicyBatch(
+        loss_mask=torch.tensor([True, True]), cu_seqlens=torch.tensor([0, 1, 2]), **{**fields, **changes}
+    )
 
 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
         ("log_prob", float("nan"), r"PolicyBatch\.log_prob: nan at token 1 \(sequence 1, position 0\), 1 such"),
-        ("behavior_log_prob", 0.3, r"behavior_log_prob: 0\.3.* at token 1 \(sequence 1, position 0\).*finite and at most 0"),
+        (
+            "behavior_log_prob",
+            0.3,
+            r"behavior_log_prob: 0\.3.* at token 1 \(sequence 1, position 0\).*finite and at most 0",
+        ),
         ("behavior_log_prob", -float("inf"), r"behavior_log_prob: -inf at token 1"),
         ("reference_log_prob", float("nan"), r"reference_log_prob: nan at token 1"),
         ("advantage", float("inf"), r"advantage: inf at token 1 .*mask the token out of the loss"),
@@ -58,13 +64,20 @@ def test_common_metrics_are_those_of_the_formulas() -> None:
 
 
 def test_without_a_proximal_policy_the_ratio_is_not_made_up() -> None:
-    b = PolicyBatch(log_prob=torch.tensor([-1.0]), loss_mask=torch.tensor([True]), cu_seqlens=torch.tensor([0, 1]), advantage=torch.ones(1))
+    b = PolicyBatch(
+        log_prob=torch.tensor([-1.0]),
+        loss_mask=torch.tensor([True]),
+        cu_seqlens=torch.tensor([0, 1]),
+        advantage=torch.ones(1),
+    )
     loss = policy_loss(b, surrogate=Reinforce(), aggregate=TokenMean())
     assert float(loss.value) == 1.0 and set(loss.metrics) == {"masked_fraction"}
 
 
 def test_an_extreme_ratio_stays_finite() -> None:
-    b = replace(make_batch([3], garbage=False, not_sampled=0, out_of_loss=0, dtype=torch.float32), behavior_log_prob=None)
+    b = replace(
+        make_batch([3], garbage=False, not_sampled=0, out_of_loss=0, dtype=torch.float32), behavior_log_prob=None
+    )
     b = replace(b, proximal_log_prob=torch.full((3,), -500.0))
     loss = policy_loss(b, surrogate=PpoClip(), aggregate=TokenSum())
     assert loss.metrics["ratio_max"].value == pytest.approx(4.851652e8, rel=1e-6)
@@ -74,13 +87,20 @@ def test_an_extreme_ratio_stays_finite() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "value", "slope"),
-    [(K1(1.0), 0.5, 1.0), (Abs(1.0), 0.5, 1.0), (K2(1.0), 0.125, 0.5), (K3(1.0), 0.10653065971263342, 0.3934693402873666)],
+    [
+        (K1(1.0), 0.5, 1.0),
+        (Abs(1.0), 0.5, 1.0),
+        (K2(1.0), 0.125, 0.5),
+        (K3(1.0), 0.10653065971263342, 0.3934693402873666),
+    ],
 )
 def test_penalty_values_and_gradients(spec: K1, value: float, slope: float) -> None:
     """d = log π − log π_ref = .5"""
     log_prob = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([-1.5], dtype=torch.float64)
-    b = PolicyBatch(log_prob=log_prob, loss_mask=torch.tensor([True]), cu_seqlens=torch.tensor([0, 1]), reference_log_prob=reference)
+    b = PolicyBatch(
+        log_prob=log_prob, loss_mask=torch.tensor([True]), cu_seqlens=torch.tensor([0, 1]), reference_log_prob=reference
+    )
     spec(b).sum().backward()
     assert float(spec(b).detach()) == pytest.approx(value) and float(log_prob.grad) == pytest.approx(slope)
 
@@ -94,5 +114,7 @@ def test_core_imports_torch_and_nothing_else() -> None:
         print(sorted(new - {"torch"}))
     """
     source = {**os.environ, "PYTHONPATH": str(Path(proxima.__file__).parents[1])}
-    out = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True, env=source)
+    out = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True, env=source
+    )
     assert out.stdout.strip() == "['proxima']"

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxima.core.rows import Block, blocks, clamped_quantile, map_rows
+from proxima.core.padded_blocks import Block, blocks, clamped_quantile, map_rows
 from proxima.core.segment import segment_count, segment_mean, segment_sum
 
 
@@ -58,7 +58,9 @@ def test_quantiles_equal_torch_quantile_on_each_sequence(
 @given(lengths=st.lists(st.integers(0, 9), max_size=9), size=st.sampled_from([1, 8, 100]))
 def test_blocks_visit_every_token_once(lengths: list[int], size: int) -> None:
     values = torch.arange(sum(lengths), dtype=torch.float64)
-    assert torch.equal(map_rows(lambda block, v: 2 * v, cut(lengths), values, dtype=torch.float64, tokens_in_block=size), 2 * values)
+    assert torch.equal(
+        map_rows(lambda block, v: 2 * v, cut(lengths), values, dtype=torch.float64, tokens_in_block=size), 2 * values
+    )
     assert sum(int(block.count.sum()) for block in blocks(cut(lengths), size)) == sum(lengths)
 
 

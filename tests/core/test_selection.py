@@ -51,7 +51,9 @@ def test_balance_drops_the_least_of_the_commoner_sign() -> None:
     assert Balance()(outcomes([0] * 5), a).int().tolist() == [1, 0, 0, 1, 1]
     assert Balance(most=2.0)(outcomes([0] * 5), a).int().tolist() == [1, 0, 1, 1, 1]
     assert Balance()(outcomes([0] * 3), torch.ones(3)).all()  # nothing to balance against
-    assert Balance(scope="group")(outcomes([0, 0, 0, 1, 1]), torch.tensor([1.0, 2.0, -1.0, 3.0, 4.0])).int().tolist() == [0, 1, 1, 1, 1]
+    assert Balance(scope="group")(
+        outcomes([0, 0, 0, 1, 1]), torch.tensor([1.0, 2.0, -1.0, 3.0, 4.0])
+    ).int().tolist() == [0, 1, 1, 1, 1]
 
 
 def test_selections_compose_in_order_and_say_why() -> None:
@@ -62,7 +64,9 @@ def test_selections_compose_in_order_and_say_why() -> None:
         length=torch.ones(6, dtype=torch.long),
         truncated=torch.tensor([0, 0, 1, 0, 0, 0]).bool(),
     )
-    keep, reasons = select([DropUniformGroups(), DropTruncated(), Prune(0.5)], o, torch.tensor([0.5, -0.5, 0.0, 0.0, 0.0, 0.0]))
+    keep, reasons = select(
+        [DropUniformGroups(), DropTruncated(), Prune(0.5)], o, torch.tensor([0.5, -0.5, 0.0, 0.0, 0.0, 0.0])
+    )
     assert keep.int().tolist() == [1, 0, 0, 0, 0, 0]
     assert reasons == [None, "pruned", "truncated", "uniform_group", "uniform_group", "invalid"]
     assert Counter(reasons)["uniform_group"] == 2
@@ -96,7 +100,8 @@ def test_a_random_choice_knows_nothing_of_rewards_or_places():
 
 
 @pytest.mark.parametrize(
-    ("size", "rate", "prompts", "factor"), [(8, 0.9375, 4, 16), (16, 0.95, 2, 20), (8, 0.875, 4, 8), (4, 0.8, 4, 5), (6, 0.75, 2, 4)]
+    ("size", "rate", "prompts", "factor"),
+    [(8, 0.9375, 4, 16), (16, 0.95, 2, 20), (8, 0.875, 4, 8), (4, 0.8, 4, 5), (6, 0.75, 2, 4)],
 )
 @pytest.mark.parametrize("count", ["keep", "drop"])
 def test_allocation_over_the_batch_keeps_the_size_of_an_update(size, rate, prompts, factor, count):

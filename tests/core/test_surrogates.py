@@ -16,10 +16,15 @@ PI, MU = [0.88, 0.80, 0.70, 0.65, 0.50], [0.70, 0.62, 0.55, 0.60, 0.505]
 
 
 def batch_of(pi: list[float], mu: list[float], advantage: float, **more: Any) -> PolicyBatch:
-    x = {"log_prob": torch.tensor(pi, dtype=torch.float64).log(), "behavior_log_prob": torch.tensor(mu, dtype=torch.float64).log()}
+    x = {
+        "log_prob": torch.tensor(pi, dtype=torch.float64).log(),
+        "behavior_log_prob": torch.tensor(mu, dtype=torch.float64).log(),
+    }
     mask = more.pop("loss_mask", torch.ones(len(pi), dtype=torch.bool))
     edges = more.pop("cu_seqlens", torch.tensor([0, len(pi)]))
-    return PolicyBatch(loss_mask=mask, cu_seqlens=edges, advantage=torch.full((len(pi),), advantage, dtype=torch.float64), **x, **more)
+    return PolicyBatch(
+        loss_mask=mask, cu_seqlens=edges, advantage=torch.full((len(pi),), advantage, dtype=torch.float64), **x, **more
+    )
 
 
 @pytest.mark.parametrize(("advantage", "keep"), [(1.0, [1, 0, 0, 0, 1]), (-1.0, [1, 1, 1, 1, 0])])
@@ -54,7 +59,10 @@ def test_cppo_counts_tokens_outside_the_loss_but_no_tool_tokens() -> None:
 
 def test_cppo_weight_of_a_single_token() -> None:
     b = batch_of([0.58], [0.4], 1.0)  # D = .18
-    assert [bool(Cppo(delta=0.15, w_min=0.8, single_token=kind)(b).keep) for kind in ("one", "w_min")] == [False, True]  # .18 and .144
+    assert [bool(Cppo(delta=0.15, w_min=0.8, single_token=kind)(b).keep) for kind in ("one", "w_min")] == [
+        False,
+        True,
+    ]  # .18 and .144
 
 
 def test_cppo_static_budget_does_not_follow_the_quantile() -> None:
@@ -68,7 +76,12 @@ def test_cppo_static_budget_does_not_follow_the_quantile() -> None:
 def test_limits(seed: int) -> None:
     b = make_batch([6, 1, 0, 9, 3], seed=seed, spread=1.0)
     plain = PpoClip(epsilon_low=1.0, epsilon_high=math.inf)(b).loss
-    for spec in (Cppo(delta=math.inf, delta_b=math.inf), Dppo(delta=math.inf), Drpo(epsilon=math.inf), Spo(epsilon=math.inf)):
+    for spec in (
+        Cppo(delta=math.inf, delta_b=math.inf),
+        Dppo(delta=math.inf),
+        Drpo(epsilon=math.inf),
+        Spo(epsilon=math.inf),
+    ):
         assert torch.equal(spec(b).loss, plain) and torch.equal(spec(b).keep, b.loss_mask)
     for kind in ("binary_tv", "binary_kl"):
         limit = Cppo(delta=0.1, w_min=1.0, delta_b=math.inf, divergence=kind)(b)
@@ -153,7 +166,9 @@ def test_top_k_divergences_lie_between_binary_and_exact_and_reach_it_with_the_wh
 
 def test_top_k_needs_are_named() -> None:
     b = batch_of(PI, MU, 1.0)
-    with pytest.raises(ValueError, match="Cppo needs `behavior_top_k_log_prob`, which the batch lacks: the engine does, with top-k"):
+    with pytest.raises(
+        ValueError, match="Cppo needs `behavior_top_k_log_prob`, which the batch lacks: the engine does, with top-k"
+    ):
         policy_loss(b, surrogate=Cppo(divergence="topk_tv"), aggregate=TokenSum())
     with pytest.raises(ValueError, match="centre='proximal' must be behavior for topk_tv"):
         Cppo(divergence="topk_tv", centre="proximal")

@@ -34,7 +34,9 @@ def pairs(chosen: Any, rejected: Any, **more: Any) -> PreferencePairs:
 def test_preference_gradients_are_derivatives_and_raise_the_chosen(kind: str) -> None:
     draw = torch.Generator().manual_seed(7)
     values = [(-3 * torch.rand(5, generator=draw, dtype=torch.float64)).requires_grad_() for _ in range(2)]
-    references = {f"reference_{side}": -3 * torch.rand(5, generator=draw, dtype=torch.float64) for side in ("chosen", "rejected")}
+    references = {
+        f"reference_{side}": -3 * torch.rand(5, generator=draw, dtype=torch.float64) for side in ("chosen", "rejected")
+    }
     lengths = {f"{side}_length": torch.randint(1, 9, (5,), generator=draw) for side in ("chosen", "rejected")}
     spec = PREFERENCES[kind]()
 
@@ -49,10 +51,28 @@ def test_preference_gradients_are_derivatives_and_raise_the_chosen(kind: str) ->
 
 
 def test_preferences_at_equal_policies() -> None:
-    even = pairs([-1.0], [-1.0], reference_chosen=torch.tensor([-1.0]).double(), reference_rejected=torch.tensor([-1.0]).double())
+    even = pairs(
+        [-1.0], [-1.0], reference_chosen=torch.tensor([-1.0]).double(), reference_rejected=torch.tensor([-1.0]).double()
+    )
     log2 = math.log(2)
-    want = {"sigmoid": log2, "sigmoid_norm": log2, "hinge": 1, "ipo": 25, "nca_pair": 2 * log2, "robust": log2, "bco_pair": 2 * log2}
-    want |= {"sppo_hard": 50, "aot": log2, "aot_unpaired": log2, "apo_zero": 1, "apo_down": 1, "sft": 1, "discopop": 0.5 * log2 + 0.5}
+    want = {
+        "sigmoid": log2,
+        "sigmoid_norm": log2,
+        "hinge": 1,
+        "ipo": 25,
+        "nca_pair": 2 * log2,
+        "robust": log2,
+        "bco_pair": 2 * log2,
+    }
+    want |= {
+        "sppo_hard": 50,
+        "aot": log2,
+        "aot_unpaired": log2,
+        "apo_zero": 1,
+        "apo_down": 1,
+        "sft": 1,
+        "discopop": 0.5 * log2 + 0.5,
+    }
     assert {kind: float(PREFERENCES[kind]()(even)) for kind in want} == pytest.approx(want)
     e = 1e-3
     exo = 0.5 * (math.log(0.5) - math.log(1 - e)) + 0.5 * (math.log(0.5) - math.log(e))
@@ -79,7 +99,9 @@ def test_label_smoothing_and_divergences() -> None:
 def test_preference_metrics_are_implicit_rewards() -> None:
     m = PREFERENCES["hinge"](beta=0.5).metrics(pairs([-1.0, -2.0], [-3.0, -2.0]))
     values = {name: metric.value for name, metric in m.items()}
-    assert values == pytest.approx({"rewards/chosen": -0.75, "rewards/rejected": -1.25, "rewards/margins": 0.5, "rewards/accuracies": 0.5})
+    assert values == pytest.approx(
+        {"rewards/chosen": -0.75, "rewards/rejected": -1.25, "rewards/margins": 0.5, "rewards/accuracies": 0.5}
+    )
 
 
 def test_completion_log_prob_desensitised_to_length() -> None:
@@ -99,8 +121,12 @@ def test_kto_by_hand() -> None:
     spec = Kto(beta=0.5, good_weight=2.0)
     sigmoid = lambda v: 1 / (1 + math.exp(-v))  # noqa: E731
     assert spec(x, zero, good, kl=0.4).tolist() == pytest.approx([2 * (1 - sigmoid(0.3)), 1 - sigmoid(-0.3)])
-    assert spec(x, zero, good, kl=-3.0).tolist() == pytest.approx([2 * (1 - sigmoid(0.5)), 1 - sigmoid(-0.5)])  # z is clamped at 0
-    assert Kto(beta=0.5, anchor="zero")(x, zero, good, kl=9.0).tolist() == pytest.approx([1 - sigmoid(0.5), sigmoid(0.5)])
+    assert spec(x, zero, good, kl=-3.0).tolist() == pytest.approx(
+        [2 * (1 - sigmoid(0.5)), 1 - sigmoid(-0.5)]
+    )  # z is clamped at 0
+    assert Kto(beta=0.5, anchor="zero")(x, zero, good, kl=9.0).tolist() == pytest.approx(
+        [1 - sigmoid(0.5), sigmoid(0.5)]
+    )
 
 
 def test_value_loss_is_clipped_around_the_rollouts_estimate() -> None:
@@ -110,9 +136,9 @@ def test_value_loss_is_clipped_around_the_rollouts_estimate() -> None:
     assert loss.tolist() == pytest.approx([0.5 * 1.8**2, 0.005, 0])  # clipped to .2: farther from 2, so it counts
     assert metrics["value_clip_fraction"].value == 0.5
     assert torch.autograd.grad(loss.sum(), value)[0].tolist() == pytest.approx([0, 0.1, 0])
-    assert ValueLoss(math.inf, "huber", delta=1.0)(torch.tensor([3.0]), torch.zeros(1), torch.zeros(1), torch.tensor([True]))[
-        0
-    ].tolist() == [2.5]
+    assert ValueLoss(math.inf, "huber", delta=1.0)(
+        torch.tensor([3.0]), torch.zeros(1), torch.zeros(1), torch.tensor([True])
+    )[0].tolist() == [2.5]
 
 
 def test_reward_loss_with_margin_and_centring() -> None:
@@ -134,7 +160,11 @@ def one_token(**more: torch.Tensor) -> PolicyBatch:
 
 def test_straight_through_and_unbiased_kl() -> None:
     log_prob = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
-    b = one_token(log_prob=log_prob, reference_log_prob=torch.tensor([-1.5]).double(), proximal_log_prob=torch.tensor([-1.2]).double())
+    b = one_token(
+        log_prob=log_prob,
+        reference_log_prob=torch.tensor([-1.5]).double(),
+        proximal_log_prob=torch.tensor([-1.2]).double(),
+    )
     for spec in (K1(1.0, straight_through=True), K3(1.0, straight_through=True)):
         value = spec(b)
         assert float(value.detach()) == pytest.approx(float(type(spec)(1.0)(b).detach()))
@@ -142,7 +172,9 @@ def test_straight_through_and_unbiased_kl() -> None:
     k3 = math.exp(-0.5) - 1 + 0.5
     value = K3(1.0, unbiased=True)(b)
     assert float(value.detach()) == pytest.approx(k3 * math.exp(0.2))
-    assert float(torch.autograd.grad(value.sum(), log_prob)[0]) == pytest.approx(math.exp(0.2) * (k3 + 1 - math.exp(-0.5)))
+    assert float(torch.autograd.grad(value.sum(), log_prob)[0]) == pytest.approx(
+        math.exp(0.2) * (k3 + 1 - math.exp(-0.5))
+    )
     assert K3(1.0, limit=0.05)(b).tolist() == pytest.approx([0.05])
     with pytest.raises(ValueError, match="unbiased=True must be false with straight_through"):
         K1(straight_through=True, unbiased=True)
@@ -150,9 +182,9 @@ def test_straight_through_and_unbiased_kl() -> None:
 
 def test_an_entropy_bonus_needs_a_gradient() -> None:
     entropy = torch.tensor([0.7], requires_grad=True)
-    assert EntropyBonus(0.1)(one_token(log_prob=torch.tensor([-1.0], requires_grad=True), entropy=entropy)).tolist() == pytest.approx(
-        [-0.07]
-    )
+    assert EntropyBonus(0.1)(
+        one_token(log_prob=torch.tensor([-1.0], requires_grad=True), entropy=entropy)
+    ).tolist() == pytest.approx([-0.07])
     with pytest.raises(ValueError, match="carries no gradient"):
         EntropyBonus(0.1)(one_token(log_prob=torch.tensor([-1.0], requires_grad=True), entropy=entropy.detach()))
 
@@ -162,19 +194,34 @@ def test_gradient_weights() -> None:
     ratio = torch.tensor([0.5, 1.0, 1.1, 1.5], dtype=torch.float64)
     up, down = torch.ones(4).double(), -torch.ones(4).double()
     assert gradient_weight(PpoClip(), behavior + ratio.log(), behavior, up).tolist() == pytest.approx([0.5, 1, 1.1, 0])
-    assert gradient_weight(PpoClip(), behavior + ratio.log(), behavior, down).tolist() == pytest.approx([0, 1, 1.1, 1.5])
-    assert gradient_weight(Cispo(0.2, 0.2), behavior + ratio.log(), behavior, up).tolist() == pytest.approx([0.8, 1, 1.1, 1.2])
-    assert gradient_weight(Cppo(delta=0.1), behavior + ratio.log(), behavior, up).tolist() == pytest.approx([0.5, 1, 1.1, 0])
+    assert gradient_weight(PpoClip(), behavior + ratio.log(), behavior, down).tolist() == pytest.approx(
+        [0, 1, 1.1, 1.5]
+    )
+    assert gradient_weight(Cispo(0.2, 0.2), behavior + ratio.log(), behavior, up).tolist() == pytest.approx(
+        [0.8, 1, 1.1, 1.2]
+    )
+    assert gradient_weight(Cppo(delta=0.1), behavior + ratio.log(), behavior, up).tolist() == pytest.approx(
+        [0.5, 1, 1.1, 0]
+    )
     for kind in set(SURROGATES) - {"kl_cov", "clip_cov"}:  # at r = 1 each is the plain policy gradient
-        assert gradient_weight(SURROGATES[kind](), behavior, behavior, 2 * up).tolist() == pytest.approx([1.0] * 4), kind
+        assert gradient_weight(SURROGATES[kind](), behavior, behavior, 2 * up).tolist() == pytest.approx([1.0] * 4), (
+            kind
+        )
     with pytest.raises(ValueError, match="an advantage is 0"):
         gradient_weight(PpoClip(), behavior, behavior, 0 * up)
 
 
 def test_proximal_interpolation() -> None:
-    behavior, current = torch.log(torch.tensor([0.2, 0.2, 0.2, 0.2]).double()), torch.log(torch.tensor([0.4, 0.4, 0.4, 0.4]).double())
+    behavior, current = (
+        torch.log(torch.tensor([0.2, 0.2, 0.2, 0.2]).double()),
+        torch.log(torch.tensor([0.4, 0.4, 0.4, 0.4]).double()),
+    )
     versions = torch.tensor([5, 4, 3, -1])
-    assert interpolated_proximal(behavior, current, versions, 5).exp().tolist() == pytest.approx([0.2, 0.2, math.sqrt(0.08), 0.2])
-    assert interpolated_proximal(behavior, current, versions, 5, "linear").exp().tolist() == pytest.approx([0.2, 0.2, 0.3, 0.2])
+    assert interpolated_proximal(behavior, current, versions, 5).exp().tolist() == pytest.approx(
+        [0.2, 0.2, math.sqrt(0.08), 0.2]
+    )
+    assert interpolated_proximal(behavior, current, versions, 5, "linear").exp().tolist() == pytest.approx(
+        [0.2, 0.2, 0.3, 0.2]
+    )
     with pytest.raises(ValueError, match="policy_version 5 is later than current_version 4"):
         interpolated_proximal(behavior, current, versions, 4)

@@ -24,7 +24,9 @@ def completion(tokens=(5, 6), **changes):
     return Completion(**(facts | changes))
 
 
-PROMPT = Prompt(uid=3, messages=({"role": "user", "content": "a"}, {"role": "user", "content": "b"}), tokens=(1, 2), answer="4")
+PROMPT = Prompt(
+    uid=3, messages=({"role": "user", "content": "a"}, {"role": "user", "content": "b"}), tokens=(1, 2), answer="4"
+)
 
 
 def test_a_completion_needs_a_value_for_each_token():
@@ -48,7 +50,10 @@ def test_a_trajectory_takes_the_behavior_asked_for_and_the_temperature_of_the_da
     row = Trajectory.of(PROMPT, completion(), group=9, advantage=-2.0)
     assert row.behavior_log_prob == (-1.0, -1.0) and row.temperature == 0.7 and row.policy_version == (4, 4)
     assert (row.prompt_tokens, row.tokens, row.group, row.advantage, len(row)) == ((1, 2), (5, 6), 9, -2.0, 4)
-    assert Trajectory.of(PROMPT, completion(), group=9, advantage=0.0, behavior="sampled").behavior_log_prob == (-0.5, -0.5)
+    assert Trajectory.of(PROMPT, completion(), group=9, advantage=0.0, behavior="sampled").behavior_log_prob == (
+        -0.5,
+        -0.5,
+    )
 
 
 def test_a_greedy_completion_is_not_for_training():
@@ -76,5 +81,7 @@ def test_outcomes_from_groups():
 
 
 def test_outcomes_name_the_wrong_field():
-    with pytest.raises(ValueError, match=r"Outcomes.valid: shape \[1\], expected \[S\] with S = 2 set by Outcomes.reward"):
+    with pytest.raises(
+        ValueError, match=r"Outcomes.valid: shape \[1\], expected \[S\] with S = 2 set by Outcomes.reward"
+    ):
         Outcomes.of(torch.zeros(2), torch.zeros(2, dtype=torch.long), valid=torch.ones(1, dtype=torch.bool))

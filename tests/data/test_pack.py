@@ -33,7 +33,11 @@ def test_the_layout_without_sharing():
 def test_empty_and_length_one_responses():
     b = pack([trajectory(tokens=()), trajectory(tokens=(10,)), trajectory(tokens=())])
     assert b.tokens.tolist() == [1, 2, 3] and b.predict.tolist() == [2] and b.target.tolist() == [10]
-    assert b.cu_seqlens.tolist() == [0, 0, 1, 1] and b.parent.tolist() == [-1, 0, 0, 0] and b.segment_cu.tolist() == [0, 3, 3, 3, 3]
+    assert (
+        b.cu_seqlens.tolist() == [0, 0, 1, 1]
+        and b.parent.tolist() == [-1, 0, 0, 0]
+        and b.segment_cu.tolist() == [0, 3, 3, 3, 3]
+    )
     nothing = pack([])
     assert nothing.sequences == 0 and len(nothing.tokens) == len(nothing.target) == 0
     assert nothing.segment_cu.tolist() == nothing.cu_seqlens.tolist() == [0]
@@ -66,7 +70,13 @@ def test_a_fact_that_only_some_have_is_refused(name):
 
 def test_facts_of_the_tokens_and_of_the_sequences():
     rows = [
-        trajectory(tokens=(5, 6, 7), temperature=0.5, advantage=-1.5, loss_mask=(True, False, True), sampled=(True, False, True)),
+        trajectory(
+            tokens=(5, 6, 7),
+            temperature=0.5,
+            advantage=-1.5,
+            loss_mask=(True, False, True),
+            sampled=(True, False, True),
+        ),
         trajectory(tokens=(8,), temperature=2.0, advantage=3.0),
     ]
     facts = {"behavior_log_prob": -0.25, "proximal_log_prob": -0.5, "reference_log_prob": -0.75, "policy_version": 3}
@@ -77,7 +87,11 @@ def test_facts_of_the_tokens_and_of_the_sequences():
     for name, value in facts.items():
         assert getattr(b, name).tolist() == [value] * 4
     p = b.policy_batch(torch.zeros(4))
-    assert p.behavior_log_prob is b.behavior_log_prob and p.group.tolist() == [0, 0] and p.policy_version.dtype == torch.int64
+    assert (
+        p.behavior_log_prob is b.behavior_log_prob
+        and p.group.tolist() == [0, 0]
+        and p.policy_version.dtype == torch.int64
+    )
 
 
 @st.composite
@@ -92,7 +106,8 @@ def groups(draw):
 
 @given(rows=groups(), share=st.booleans())
 def test_every_response_token_is_predicted_from_all_before_it(rows, share):
-    """Law of the layout: going back from `predict` through segment and parent gives exactly prompt + response so far."""
+    """Law of the layout: going back from `predict` through segment and parent gives exactly prompt + response so
+    far."""
     b = pack(rows, share_prompt=share)
     cut, parent = b.segment_cu.tolist(), b.parent.tolist()
     segment_of = torch.repeat_interleave(torch.arange(len(parent)), b.segment_cu.diff()).tolist()

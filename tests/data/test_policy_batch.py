@@ -43,13 +43,25 @@ def test_a_wrong_number_of_dimensions_is_named():
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("log_prob", torch.zeros(5, dtype=torch.bfloat16), "PolicyBatch.log_prob: dtype bfloat16, expected float32 or float64."),
-        ("log_prob", torch.zeros(5, dtype=torch.float16), "PolicyBatch.log_prob: dtype float16, expected float32 or float64."),
+        (
+            "log_prob",
+            torch.zeros(5, dtype=torch.bfloat16),
+            "PolicyBatch.log_prob: dtype bfloat16, expected float32 or float64.",
+        ),
+        (
+            "log_prob",
+            torch.zeros(5, dtype=torch.float16),
+            "PolicyBatch.log_prob: dtype float16, expected float32 or float64.",
+        ),
         ("loss_mask", torch.ones(5), "PolicyBatch.loss_mask: dtype float32, expected bool. Use `mask != 0`"),
         ("loss_mask", torch.ones(5, dtype=torch.long), "PolicyBatch.loss_mask: dtype int64, expected bool."),
         ("policy_version", torch.zeros(5), "PolicyBatch.policy_version: dtype float32, expected int64 or int32."),
         ("behavior_log_prob", [0.0] * 5, "PolicyBatch.behavior_log_prob: got list, expected a tensor"),
-        ("group", torch.zeros(2, dtype=torch.long), "PolicyBatch.group: shape [2], expected [S] with S = 3 set by PolicyBatch.cu_seqlens"),
+        (
+            "group",
+            torch.zeros(2, dtype=torch.long),
+            "PolicyBatch.group: shape [2], expected [S] with S = 3 set by PolicyBatch.cu_seqlens",
+        ),
         ("top_k_log_prob", torch.zeros(5, 2, dtype=torch.float16), "PolicyBatch.top_k_log_prob: dtype float16"),
     ],
 )
@@ -107,7 +119,9 @@ def test_masked_selects_and_never_multiplies():
 def test_from_padded_keeps_holes_and_drops_padding():
     mask = torch.tensor([[1, 0, 1, 0], [0, 0, 0, 0], [0, 1, 0, 0]])
     values = torch.tensor([[-1.0, -2, -3, NAN], [NAN] * 4, [-9, -10, NAN, NAN]])
-    b = PolicyBatch.from_padded(mask, log_prob=values, advantage=torch.tensor([1.0, 2, 3]), group=torch.tensor([4, 4, 5]))
+    b = PolicyBatch.from_padded(
+        mask, log_prob=values, advantage=torch.tensor([1.0, 2, 3]), group=torch.tensor([4, 4, 5])
+    )
     assert b.cu_seqlens.tolist() == [0, 3, 3, 5] and b.log_prob.tolist() == [-1, -2, -3, -9, -10]
     assert b.loss_mask.tolist() == b.sampled.tolist() == [True, False, True, False, True]
     assert b.advantage.tolist() == [1, 1, 1, 3, 3] and b.group.tolist() == [4, 4, 5]
@@ -166,7 +180,12 @@ def test_to_padded_is_the_inverse_of_from_padded(mask):
 @given(lengths=st.lists(st.integers(0, 4), min_size=1, max_size=6), data=st.data())
 def test_take_moves_whole_sequences_with_every_field(lengths, data):
     n = sum(lengths)
-    b = batch(lengths, policy_version=torch.arange(n), top_k=torch.arange(2 * n).view(n, 2), group=torch.arange(len(lengths)) * 10)
+    b = batch(
+        lengths,
+        policy_version=torch.arange(n),
+        top_k=torch.arange(2 * n).view(n, 2),
+        group=torch.arange(len(lengths)) * 10,
+    )
     order = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=8))
     taken = b.take(order)
     rows = [list(range(int(b.cu_seqlens[s]), int(b.cu_seqlens[s + 1]))) for s in order]

@@ -1,4 +1,5 @@
-"""Made pages are what the code says, links lead somewhere, and what is said of the peers is what the golden records show."""
+"""Made pages are what the code says, links lead somewhere, and what is said of the peers is what the golden records
+show."""
 
 import fnmatch
 import json
@@ -76,7 +77,12 @@ def test_what_a_page_shows_of_a_recipe_resolves():
     assert found["drop_uniform_groups"].algorithm.selection[0].metric == "accuracy"
     pruned, train = found["prune"].algorithm.selection[1], found["prune"].train
     factor = pruned.prompts_factor(train.completions_per_prompt)
-    assert (pruned.kept(16), factor, train.prompts_per_step * factor, train.prompts_per_step * factor * 16) == (2, 8, 64, 1024)
+    assert (pruned.kept(16), factor, train.prompts_per_step * factor, train.prompts_per_step * factor * 16) == (
+        2,
+        8,
+        64,
+        1024,
+    )
 
 
 def test_an_advantage_beyond_the_loop_says_so():
@@ -120,20 +126,25 @@ def rows():
 
 def test_every_peculiarity_has_its_row():
     ids = [name for name, _ in rows()]
-    expected = [f"{letter}{i}" for letter, last in (("P", 35), ("T", 20), ("U", 7), ("A", 7), ("C", 3)) for i in range(1, last + 1)]
+    expected = [
+        f"{letter}{i}"
+        for letter, last in (("P", 35), ("T", 20), ("U", 7), ("A", 7), ("C", 3))
+        for i in range(1, last + 1)
+    ]
     assert ids == expected
 
 
 @pytest.fixture(scope="module")
 def verdicts():
-    from proxima.core.verify import verify_record
+    from proxima.peers.verify import verify_record
 
     records = [record for file in (ROOT / "tests" / "golden").glob("*.json") for record in json.loads(file.read_text())]
     return {record["name"]: verify_record(record) for record in records}
 
 
 def test_what_pins_a_peculiarity_pins_it(verdicts):
-    """A record under "differs" differs for this reason and no other; one without is matched, or differs for a reason of its own."""
+    """A record under "differs" differs for this reason and no other; one without is matched, or differs for a reason of
+    its own."""
     for name, pinned in rows():
         differs = False
         for word, pattern in re.findall(r"(\*\*[Dd]iffers\*\*: |match(?:ed)?: )?`([^`]+)`", pinned):
@@ -146,7 +157,9 @@ def test_what_pins_a_peculiarity_pins_it(verdicts):
             if differs:
                 assert {(v.status, v.reason) for v in found} == {("differs", name)}, f"{name}: {pattern}"
             else:
-                assert any(v.status == "matched" for v in found) and not any(v.reason == name for v in found), f"{name}: {pattern}"
+                assert any(v.status == "matched" for v in found) and not any(v.reason == name for v in found), (
+                    f"{name}: {pattern}"
+                )
 
 
 def test_every_reason_to_differ_is_documented(verdicts):

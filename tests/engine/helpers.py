@@ -15,9 +15,16 @@ from tests.model.rows import ids, loaded
 
 
 def engine(
-    kind: str = "llama", decoder: str = "auto", slots: int = 8, dtype: torch.dtype = torch.float32, seed: int = 0, **more
+    kind: str = "llama",
+    decoder: str = "auto",
+    slots: int = 8,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    **more,
 ) -> LocalEngine:
-    found = LocalEngine(loaded(kind, seed), slots=slots, dtype=dtype, decoder="general" if decoder == "recompute" else decoder, **more)
+    found = LocalEngine(
+        loaded(kind, seed), slots=slots, dtype=dtype, decoder="general" if decoder == "recompute" else decoder, **more
+    )
     if decoder == "recompute":
         found.decoder = RecomputeDecoder(loaded(kind, seed).model, dtype)
         found.cache = found.decoder.new_cache(found.slots)
@@ -40,10 +47,17 @@ def run(found: LocalEngine, asked: Sequence[Request]) -> list[Completion]:
 
 
 def trainer_log_prob(
-    kind: str, asked: Sequence[Request], given: Sequence[Completion], *, seed: int = 0, dtype: torch.dtype = torch.float32
+    kind: str,
+    asked: Sequence[Request],
+    given: Sequence[Completion],
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     policy = Policy(loaded(kind, seed), compute_dtype=dtype)
-    rows = [Trajectory.of(r.prompt, c, group=i, advantage=0.0) for i, (r, c) in enumerate(zip(asked, given, strict=True))]
+    rows = [
+        Trajectory.of(r.prompt, c, group=i, advantage=0.0) for i, (r, c) in enumerate(zip(asked, given, strict=True))
+    ]
     with torch.no_grad():
         return policy(policy.pack(rows)).log_prob
 

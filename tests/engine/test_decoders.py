@@ -13,13 +13,19 @@ from tests.model.rows import ids, loaded
 from tests.tiny import KINDS
 
 FAST = [kind for kind in KINDS if kind != "gpt2"]
-PAIRS = [(kind, decoder) for kind in KINDS for decoder in ("fast", "general", "recompute") if decoder != "fast" or kind in FAST]
+PAIRS = [
+    (kind, decoder)
+    for kind in KINDS
+    for decoder in ("fast", "general", "recompute")
+    if decoder != "fast" or kind in FAST
+]
 CLASSES = {"fast": FastDecoder, "general": GeneralDecoder, "recompute": RecomputeDecoder}
 
 
 @pytest.mark.parametrize(("kind", "decoder"), PAIRS)
 def test_hidden_states_equal_hugging_face(kind, decoder):
-    """Prefill of prompts of unlike lengths, then single steps: logits against a plain forward over the whole sequence."""
+    """Prefill of prompts of unlike lengths, then single steps: logits against a plain forward over the whole
+    sequence."""
     found = loaded(kind)
     d = CLASSES[decoder](loaded(kind).model, torch.float32)
     prompts = [ids(n, n) for n in (4, 1, 17, 9, 2)]
@@ -50,7 +56,8 @@ def test_log_probs_equal_the_trainers_forward_in_float32(kind, decoder):
 
 @pytest.mark.parametrize(("kind", "decoder"), [pair for pair in PAIRS if pair[1] != "recompute"])
 def test_log_probs_equal_the_trainers_forward_in_bf16(kind, decoder):
-    """Both round to eight bits at each product, in other orders: apart by rounding alone, and nearer to each other than to float32."""
+    """Both round to eight bits at each product, in other orders: apart by rounding alone, and nearer to each other than
+    to float32."""
     asked = requests(temperature=0.8)
     given = run(engine(kind, decoder, dtype=torch.bfloat16), asked)
     apart = (behavior(given) - trainer_log_prob(kind, asked, given, dtype=torch.bfloat16)).abs()
@@ -70,7 +77,8 @@ def test_fast_and_general_write_the_same_tokens(kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("kind", "decoder"), PAIRS)
 def test_loading_takes_every_weight(kind, decoder, dtype):
-    """A decoder of other weights, loaded with these, is the decoder of these: a weight that stays behind shows in the logits."""
+    """A decoder of other weights, loaded with these, is the decoder of these: a weight that stays behind shows in the
+    logits."""
     d = CLASSES[decoder](loaded(kind, seed=1).model, dtype)
     other = CLASSES[decoder](loaded(kind).model, dtype)
     prompts = [ids(6, 1), ids(3, 2)]

@@ -1,4 +1,5 @@
-"""The local engine's scheduler: queue, stops, publish, abort, pause, and that a completion depends on nothing but its own request."""
+"""The local engine's scheduler: queue, stops, publish, abort, pause, and that a completion depends on nothing but its
+own request."""
 
 import asyncio
 from dataclasses import replace
@@ -24,13 +25,16 @@ async def drain(stream):
     return [c async for c in stream]
 
 
-# ---- independence ------------------------------------------------------------------------------------------------------------------
+# ---- independence ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "decoder"), [("llama", "fast"), ("qwen2", "fast"), ("qwen3", "general"), ("gpt2", "general")])
+@pytest.mark.parametrize(
+    ("kind", "decoder"), [("llama", "fast"), ("qwen2", "fast"), ("qwen3", "general"), ("gpt2", "general")]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_completion_does_not_know_its_neighbours(kind, decoder, dtype):
-    """Alone, among many, in other slots, in another order, with other samples of its prompt: the same tokens, the same bits."""
+    """Alone, among many, in other slots, in another order, with other samples of its prompt: the same tokens, the same
+    bits."""
     asked = requests(6, 5, temperature=1.1, max_tokens=24)
     crowd = by_request(asked, run(engine(kind, decoder, slots=64, dtype=dtype), asked))
     narrow = by_request(asked, run(engine(kind, decoder, slots=8, dtype=dtype, prefill_tokens=10), asked))
@@ -49,8 +53,21 @@ def wide_model() -> LoadedModel:
     """Sizes at which matrix products are cut into blocks: 9 heads of 64 over 3 key heads, as in the 135M model."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        shape = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3}
-        config = LlamaConfig(vocab_size=4099, max_position_embeddings=512, initializer_range=0.05, eos_token_id=0, pad_token_id=0, **shape)
+        shape = {
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+        }
+        config = LlamaConfig(
+            vocab_size=4099,
+            max_position_embeddings=512,
+            initializer_range=0.05,
+            eos_token_id=0,
+            pad_token_id=0,
+            **shape,
+        )
         model = LlamaForCausalLM(config).eval()
     return LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="wide")
 
@@ -58,7 +75,11 @@ def wide_model() -> LoadedModel:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_at_real_sizes_too(dtype):
     found = wide_model()
-    asked = [Request(prompt=prompt(i, 3 + 9 * i), sample=s, sampling=Sampling(max_tokens=20), seed=3) for i in range(7) for s in range(5)]
+    asked = [
+        Request(prompt=prompt(i, 3 + 9 * i), sample=s, sampling=Sampling(max_tokens=20), seed=3)
+        for i in range(7)
+        for s in range(5)
+    ]
     crowd = by_request(asked, run(LocalEngine(found, slots=40, dtype=dtype), asked))
     few = LocalEngine(found, slots=8, dtype=dtype)
     for some in (asked[3:4], asked[17:18], asked[30:33]):
@@ -83,13 +104,15 @@ def test_the_same_engine_gives_the_same_again():
     assert run(found, asked) == run(found, asked)
 
 
-# ---- the queue ---------------------------------------------------------------------------------------------------------------------
+# ---- the queue -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("slots", [1, 8, 16, 200])
 @pytest.mark.parametrize("prefill_tokens", [1, 20, 2048])
 def test_every_request_gets_one_answer_however_few_the_slots(slots, prefill_tokens):
-    asked = [replace(r, sampling=replace(r.sampling, max_tokens=1 + (7 * i) % 23)) for i, r in enumerate(requests(5, 7))]
+    asked = [
+        replace(r, sampling=replace(r.sampling, max_tokens=1 + (7 * i) % 23)) for i, r in enumerate(requests(5, 7))
+    ]
     found = engine(slots=slots, prefill_tokens=prefill_tokens)
     given = run(found, asked)
     assert [(c.prompt_uid, c.sample) for c in given] == [(r.prompt.uid, r.sample) for r in asked]
@@ -109,7 +132,9 @@ def test_a_group_larger_than_the_slots_runs_its_prompt_once():
 
 
 def test_completions_stream_as_soon_as_they_end():
-    asked = [replace(r, sampling=replace(r.sampling, max_tokens=1 if r.sample == 0 else 30)) for r in requests(1, 3, top_k=1)]
+    asked = [
+        replace(r, sampling=replace(r.sampling, max_tokens=1 if r.sample == 0 else 30)) for r in requests(1, 3, top_k=1)
+    ]
 
     async def first():
         found = engine()
@@ -143,7 +168,7 @@ def test_health_counts():
     assert (after.running, after.waiting, after.version) == (0, 0, 0)
 
 
-# ---- endings -----------------------------------------------------------------------------------------------------------------------
+# ---- endings ---------------------------------------------------------------------------------------------------------
 
 
 def test_max_tokens_and_stop_tokens():
@@ -173,7 +198,11 @@ def test_stop_strings_end_at_their_last_token_and_leave_the_text():
     free = run(engine(), asked)
     source = next(c for c in free if len(c.tokens) == 40)
     texts = [tiny_tokenizer().decode(source.tokens[: i + 1], skip_special_tokens=True) for i in range(40)]
-    at, stop = next((i, texts[i][-2:]) for i in range(10, 40) if texts[i][-2:].isascii() and texts[i - 2] + texts[i][-2:] == texts[i])
+    at, stop = next(
+        (i, texts[i][-2:])
+        for i in range(10, 40)
+        if texts[i][-2:].isascii() and texts[i - 2] + texts[i][-2:] == texts[i]
+    )
     with_stop = [replace(r, sampling=replace(r.sampling, stop=(stop, "no such text"))) for r in asked]
     given = by_request(with_stop, run(engine(), with_stop))
     ended = given[source.prompt_uid, source.sample]
@@ -194,7 +223,9 @@ def test_the_earliest_of_several_stop_strings_cuts_the_text():
 
 
 def test_the_context_is_never_exceeded():
-    asked = [Request(prompt=prompt(i, CONTEXT - 1 - i), sample=0, sampling=Sampling(max_tokens=50), seed=1) for i in range(6)]
+    asked = [
+        Request(prompt=prompt(i, CONTEXT - 1 - i), sample=0, sampling=Sampling(max_tokens=50), seed=1) for i in range(6)
+    ]
     given = run(engine("gpt2"), asked)  # learned positions: one too far would raise
     for r, c in zip(asked, given, strict=True):
         room = CONTEXT - len(r.prompt.tokens)
@@ -230,7 +261,9 @@ def test_greedy():
 def test_truncation_reports_both_log_probs():
     asked = requests(3, 4, temperature=0.9, top_k=5)
     given = run(engine(), asked)
-    rows = [Trajectory.of(r.prompt, c, group=i, advantage=0.0) for i, (r, c) in enumerate(zip(asked, given, strict=True))]
+    rows = [
+        Trajectory.of(r.prompt, c, group=i, advantage=0.0) for i, (r, c) in enumerate(zip(asked, given, strict=True))
+    ]
     policy = Policy(loaded("llama"))
     with torch.no_grad():
         expected = policy(policy.pack(rows)).log_prob
@@ -240,7 +273,7 @@ def test_truncation_reports_both_log_probs():
     assert (gain > 0).all() and gain.max() > 0.1
 
 
-# ---- abort, pause, publish ---------------------------------------------------------------------------------------------------------
+# ---- abort, pause, publish -------------------------------------------------------------------------------------------
 
 
 def test_abort_ends_the_running_and_the_waiting_of_one_prompt():
@@ -291,11 +324,12 @@ def test_a_paused_engine_samples_nothing_and_loses_nothing():
 
 
 @pytest.mark.parametrize(
-    ("kind", "decoder"), [("llama", "fast"), ("qwen2", "fast"), ("qwen3", "general"), ("gpt2", "general"), ("llama", "recompute")]
+    ("kind", "decoder"),
+    [("llama", "fast"), ("qwen2", "fast"), ("qwen3", "general"), ("gpt2", "general"), ("llama", "recompute")],
 )
 def test_weights_published_midway(kind, decoder):
-    """Tokens say which weights sampled them; later ones have the log-probs of the new weights given everything before, earlier ones keep
-    theirs. Prompts that wait are computed under the new weights."""
+    """Tokens say which weights sampled them; later ones have the log-probs of the new weights given everything before,
+    earlier ones keep theirs. Prompts that wait are computed under the new weights."""
 
     async def go():
         found, asked = engine(kind, decoder, slots=8), requests(4, 5, max_tokens=24, top_k=200)
@@ -356,7 +390,7 @@ def test_publish_leaves_the_master_alone_and_copies_it():
     torch.testing.assert_close(behavior(given), trainer_log_prob("llama", asked, given, seed=4), rtol=0, atol=1e-5)
 
 
-# ---- several callers ---------------------------------------------------------------------------------------------------------------
+# ---- several callers -------------------------------------------------------------------------------------------------
 
 
 def test_two_callers_share_the_slots():
@@ -407,7 +441,7 @@ def test_a_caller_that_leaves_takes_only_its_own_even_of_the_very_same_requests(
     assert sorted(given, key=lambda c: c.sample) == run(engine(slots=16), asked)
 
 
-# ---- settings ----------------------------------------------------------------------------------------------------------------------
+# ---- settings --------------------------------------------------------------------------------------------------------
 
 
 def test_the_spec_checks_and_builds():
@@ -420,7 +454,8 @@ def test_the_spec_checks_and_builds():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("temperature", -0.1), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5), ("min_p", 1.0), ("max_tokens", 0)]
+    ("field", "value"),
+    [("temperature", -0.1), ("top_k", -1), ("top_p", 0.0), ("top_p", 1.5), ("min_p", 1.0), ("max_tokens", 0)],
 )
 def test_sampling_checks_its_fields(field, value):
     with pytest.raises(ValueError, match=f"{field}={value!r} must be"):

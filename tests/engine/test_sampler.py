@@ -24,7 +24,8 @@ def settings(n, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 
 
 def brute(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
-    """The distribution of one row in plain Python, float64: softmax, top-k, top-p, min-p, renormalised. Ties at the edge all stay."""
+    """The distribution of one row in plain Python, float64: softmax, top-k, top-p, min-p, renormalised. Ties at the
+    edge all stay."""
     scaled = [x / temperature for x in logits]
     top = max(scaled)
     weight = [math.exp(x - top) for x in scaled]
@@ -123,7 +124,9 @@ def test_rows_do_not_know_each_other():
     }
     together = sample_tokens(logits.clone(), settings(n, **mixed), u)
     for i in range(n):
-        alone = sample_tokens(logits[i : i + 1].clone(), settings(1, **{k: [v[i]] for k, v in mixed.items()}), u[i : i + 1])
+        alone = sample_tokens(
+            logits[i : i + 1].clone(), settings(1, **{k: [v[i]] for k, v in mixed.items()}), u[i : i + 1]
+        )
         assert int(alone.token) == int(together.token[i])
         for name in ("behavior_log_prob", "untruncated_log_prob"):
             assert getattr(alone, name)[0].item() == pytest.approx(getattr(together, name)[i].item(), abs=2e-6)

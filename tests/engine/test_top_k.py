@@ -19,10 +19,18 @@ K = 5
 def rolled(tiny_model):
     loaded = load(str(tiny_model("llama")), device="cpu")
     prompts = [Prompt(uid=i, messages=(), tokens=(5 + i, 17, 42)) for i in range(3)]
-    requests = [Request(prompt=p, sample=s, sampling=Sampling(max_tokens=6, temperature=0.8), seed=3) for p in prompts for s in range(2)]
+    requests = [
+        Request(prompt=p, sample=s, sampling=Sampling(max_tokens=6, temperature=0.8), seed=3)
+        for p in prompts
+        for s in range(2)
+    ]
     engine = LocalEngine(loaded, dtype=torch.float32, top_k_log_probs=K)
     completions = asyncio.run(collect(engine, requests))
-    return loaded, [Trajectory.of(prompts[c.prompt_uid], c, group=c.prompt_uid, advantage=1.0) for c in completions], completions
+    return (
+        loaded,
+        [Trajectory.of(prompts[c.prompt_uid], c, group=c.prompt_uid, advantage=1.0) for c in completions],
+        completions,
+    )
 
 
 def test_the_top_k_of_the_engine_are_those_of_a_plain_forward(rolled):
@@ -47,15 +55,21 @@ def test_the_policy_answers_for_the_same_tokens(rolled):
     assert outputs.log_prob.requires_grad
 
 
-@pytest.mark.parametrize("surrogate", [Dppo(divergence="topk_tv"), Dppo(divergence="topk_kl"), Cppo(divergence="topk_tv")])
+@pytest.mark.parametrize(
+    "surrogate", [Dppo(divergence="topk_tv"), Dppo(divergence="topk_kl"), Cppo(divergence="topk_tv")]
+)
 def test_the_loss_finds_them_and_an_unmoved_policy_is_kept_whole(rolled, surrogate):
     loaded, trajectories, _ = rolled
     policy = Policy(loaded)
     batch = policy.pack(trajectories)
     outputs = policy(batch)
-    loss = policy_loss(batch.policy_batch(outputs.log_prob, None, outputs.top_k_log_prob), surrogate=surrogate, aggregate=TokenMean())
+    loss = policy_loss(
+        batch.policy_batch(outputs.log_prob, None, outputs.top_k_log_prob), surrogate=surrogate, aggregate=TokenMean()
+    )
     assert bool(loss.keep.all())
-    gone = batch.policy_batch(outputs.log_prob + 0.5, None, outputs.top_k_log_prob.roll(1, dims=1))  # A > 0, r > 1, and far away
+    gone = batch.policy_batch(
+        outputs.log_prob + 0.5, None, outputs.top_k_log_prob.roll(1, dims=1)
+    )  # A > 0, r > 1, and far away
     far = type(surrogate)(divergence=surrogate.divergence, delta=1e-4)
     assert not bool(policy_loss(gone, surrogate=far, aggregate=TokenMean(), check=False).keep.any())
 
@@ -63,7 +77,9 @@ def test_the_loss_finds_them_and_an_unmoved_policy_is_kept_whole(rolled, surroga
 def test_without_asking_there_are_none(tiny_model):
     loaded = load(str(tiny_model("llama")), device="cpu")
     prompt = Prompt(uid=0, messages=(), tokens=(5, 6))
-    (completion,) = asyncio.run(collect(LocalEngine(loaded), [Request(prompt=prompt, sample=0, sampling=Sampling(max_tokens=2))]))
+    (completion,) = asyncio.run(
+        collect(LocalEngine(loaded), [Request(prompt=prompt, sample=0, sampling=Sampling(max_tokens=2))])
+    )
     assert completion.top_k is None
     batch = Policy(loaded).pack([Trajectory.of(prompt, completion, group=0, advantage=1.0)])
     with pytest.raises(ValueError, match=r"needs `behavior_top_k_log_prob`"):

@@ -35,19 +35,30 @@ def group(uid, *samples):
 
 
 def test_one_answer_a_question():
-    groups = [group(0, ("#### 7", RIGHT)), group(1, ("#### 8", WRONG)), group(2, ("dunno", WRONG, "length")), group(3, ("#### 7", FAILED))]
+    groups = [
+        group(0, ("#### 7", RIGHT)),
+        group(1, ("#### 8", WRONG)),
+        group(2, ("dunno", WRONG, "length")),
+        group(3, ("#### 7", FAILED)),
+    ]
     found = figures(groups, samples=1, find=FIND)
     assert found["estimates"] == {
-        "accuracy": {"value": pytest.approx(1 / 3), "low": pytest.approx(0.0615, abs=1e-4), "high": pytest.approx(0.7923, abs=1e-4),
-                     "method": "wilson", "questions": 3}
-    }  # fmt: skip
+        "accuracy": {
+            "value": pytest.approx(1 / 3),
+            "low": pytest.approx(0.0615, abs=1e-4),
+            "high": pytest.approx(0.7923, abs=1e-4),
+            "method": "wilson",
+            "questions": 3,
+        }
+    }
     assert (found["questions"], found["answers"], found["correct"], found["known"], found["invalid"]) == (4, 4, 1, 3, 1)
     assert found["truncated"] == found["unanswered"] == 0.25 and found["reward"] == pytest.approx(1 / 3)
     assert found["length"] == {"mean": 5.75, "median": 6, "max": 6} and found["tokens"] == 23
 
 
 def test_several_answers_a_question():
-    """By hand: right shares 1/2, 1/4, 0; pass@2 5/6, 1/2, 0; the vote of all four: the right answer, a tie of three, nothing."""
+    """By hand: right shares 1/2, 1/4, 0; pass@2 5/6, 1/2, 0; the vote of all four: the right answer, a tie of three,
+    nothing."""
     groups = [
         group(0, ("#### 7", RIGHT), ("#### 7", RIGHT), ("#### 1", WRONG), ("", WRONG)),
         group(1, ("#### 7", RIGHT), ("#### 1", WRONG), ("#### 2", WRONG), ("", WRONG)),
@@ -59,7 +70,8 @@ def test_several_answers_a_question():
     assert estimates["pass@2"]["value"] == pytest.approx((5 / 6 + 1 / 2) / 3)
     assert estimates["pass@4"]["value"] == pytest.approx(2 / 3)
     assert estimates["maj@4"]["value"] == pytest.approx((1 + 1 / 3) / 3)
-    # pairs of question 0: 77 → 1, 7-1 twice → 1/2 each, 7-silence twice → 1, 1-silence → 0; of question 1: 7-1, 7-2 → 1/2, 7-silence → 1
+    # pairs of question 0: 77 → 1, 7-1 twice → 1/2 each, 7-silence twice → 1, 1-silence → 0; of question 1: 7-1, 7-2 →
+    # 1/2, 7-silence → 1
     assert estimates["maj@2"]["value"] == pytest.approx(((1 + 2 * 0.5 + 2 * 1) / 6 + (0.5 + 0.5 + 1) / 6) / 3)
     assert all(e["low"] <= e["value"] <= e["high"] and e["method"] == "bootstrap" for e in estimates.values())
 

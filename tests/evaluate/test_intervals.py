@@ -25,7 +25,8 @@ def test_wilson_is_newcombes_third_method(correct, questions, bounds):
 
 @pytest.mark.parametrize(("correct", "questions"), [(25, 200), (188, 200), (1, 3), (499, 1000)])
 def test_wilson_is_where_the_score_test_turns(correct, questions):
-    """Its definition: the bounds are the shares that the observation is just 1.959964 of *their* standard errors away from."""
+    """Its definition: the bounds are the shares that the observation is just 1.959964 of *their* standard errors away
+    from."""
     share = correct / questions
     low, high = wilson(correct, questions)
     assert low < share < high

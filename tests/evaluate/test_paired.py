@@ -36,7 +36,10 @@ def test_mcnemar_of_thousands():
 
 def by_enumeration(differences):
     seen = abs(sum(differences))
-    sums = [abs(sum(s * d for s, d in zip(signs, differences, strict=True))) for signs in product((1, -1), repeat=len(differences))]
+    sums = [
+        abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
+        for signs in product((1, -1), repeat=len(differences))
+    ]
     return sum(total >= seen - 1e-9 for total in sums) / len(sums)
 
 
@@ -51,7 +54,8 @@ def test_shares_of_unequal_numbers_of_samples(differences):
 
 
 def test_fishers_darwin_data():
-    """Fisher's own example, The Design of Experiments, section 21: Darwin's maize, in eighths of an inch; 1,726 of 32,768 signs."""
+    """Fisher's own example, The Design of Experiments, section 21: Darwin's maize, in eighths of an inch; 1,726 of
+    32,768 signs."""
     darwin = [49, -67, 8, 16, 6, 23, 28, 41, 14, 29, 56, 24, 75, 60, -48]
     assert sign_flip(darwin) == pytest.approx(1726 / 32768, abs=1e-12)
 
@@ -65,7 +69,9 @@ def test_monte_carlo_agrees_where_the_exact_way_is_closed():
     exact = by_enumeration(differences)
     assert _by_flips(np.asarray(differences), 0) == pytest.approx(exact, abs=0.006)
     noise = [d + 1e-7 * 3**i for i, d in enumerate(differences)]  # no fractions any more
-    assert sign_flip(noise, seed=1) == pytest.approx(exact, abs=0.1) and sign_flip(noise, seed=1) == sign_flip(noise, seed=1)
+    assert sign_flip(noise, seed=1) == pytest.approx(exact, abs=0.1) and sign_flip(noise, seed=1) == sign_flip(
+        noise, seed=1
+    )
 
 
 OUTCOMES = [(0, 0, 200), (3, 1, 200), (12, 2, 14), (5, 0, 100), (0, 9, 54), (1, 0, 1), (7, 7, 30), (40, 25, 1000)]
@@ -77,7 +83,9 @@ def test_a_bound_is_where_the_score_test_turns(won, lost, n):
 
     def statistic(d):
         def likelihood(q):  # of (share won, lost, the same) = (q + d, q, 1 - d - 2 q)
-            return sum(k * math.log(max(p, 1e-300)) for k, p in ((won, q + d), (lost, q), (n - won - lost, 1 - d - 2 * q)))
+            return sum(
+                k * math.log(max(p, 1e-300)) for k, p in ((won, q + d), (lost, q), (n - won - lost, 1 - d - 2 * q))
+            )
 
         low, high = max(0.0, -d), (1 - d) / 2
         for _ in range(200):
@@ -94,9 +102,12 @@ def test_a_bound_is_where_the_score_test_turns(won, lost, n):
     assert paired_score(lost, won, n) == (-high, -low)
 
 
-@pytest.mark.parametrize(("n", "share", "covers"), [(200, 0.02, 0.9585), (200, 0.05, 0.9567), (30, 0.1, 0.9692), (1000, 0.01, 0.9566)])
+@pytest.mark.parametrize(
+    ("n", "share", "covers"), [(200, 0.02, 0.9585), (200, 0.05, 0.9567), (30, 0.1, 0.9692), (1000, 0.01, 0.9566)]
+)
 def test_the_score_interval_covers_what_it_promises(n, share, covers):
-    """Over every outcome of n questions of which a share differs, either way alike; BCa holds 0 in .903 of the first."""
+    """Over every outcome of n questions of which a share differs, either way alike; BCa holds 0 in .903 of the
+    first."""
     total = 0.0
     for won, lost in ((a, b) for a in range(61) for b in range(61) if a + b <= n):
         ways = math.lgamma(n + 1) - math.lgamma(won + 1) - math.lgamma(lost + 1) - math.lgamma(n - won - lost + 1)
@@ -125,6 +136,7 @@ def test_nothing_differs():
 
 
 def test_the_interval_of_the_difference_uses_the_pairs():
-    """Two models at .5 on 100 questions, B right on five more and A on none: totals would not tell them apart, the pairs nearly do."""
+    """Two models at .5 on 100 questions, B right on five more and A on none: totals would not tell them apart, the
+    pairs nearly do."""
     found = difference([1.0] * 5 + [0.0] * 95)
     assert found.value == pytest.approx(0.05) and 0 < found.low < 0.03 and 0.09 < found.high < 0.13

@@ -56,7 +56,19 @@ def test_the_table_speaks_of_rewards_that_exist():
 
 
 @pytest.mark.parametrize(
-    "text", ["0.5", ".50", "1/2", r"\frac{1}{2}", r"\frac12", r"\dfrac 1 2", r"$\tfrac{1}{2}$", "{1/2}", "x = 1/2.", r"\left.\frac12\right"]
+    "text",
+    [
+        "0.5",
+        ".50",
+        "1/2",
+        r"\frac{1}{2}",
+        r"\frac12",
+        r"\dfrac 1 2",
+        r"$\tfrac{1}{2}$",
+        "{1/2}",
+        "x = 1/2.",
+        r"\left.\frac12\right",
+    ],
 )
 def test_a_half_is_a_half(text):
     assert canonical(text) == Fraction(1, 2)
@@ -89,6 +101,8 @@ def test_nothing_does_not_vote(text):
     assert canonical(text) is None
 
 
-@pytest.mark.parametrize("text", ["9" * 100_000, "{" * 5000, r"\frac" * 20_000, "\\text{" * 5000, "1e999", "1e-999", "\0", "\ud83d"])
+@pytest.mark.parametrize(
+    "text", ["9" * 100_000, "{" * 5000, r"\frac" * 20_000, "\\text{" * 5000, "1e999", "1e-999", "\0", "\ud83d"]
+)
 def test_hostile_answers_are_compared_as_they_are(text):
     assert canonical(text) == canonical(text) and hash(canonical(text)) is not None

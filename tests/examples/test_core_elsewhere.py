@@ -54,7 +54,9 @@ def test_plain_pytorch_gradient_is_the_sum_over_sampled_tokens(plain):
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1], [1, 0, 0, 0]], dtype=torch.bool)
     advantage = torch.tensor([0.5, -1.0, 2.0, 0.25])
     log_prob = plain.log_prob_of(policy, prompt, tokens)
-    batch = plain.PolicyBatch.from_padded(mask, log_prob=log_prob, behavior_log_prob=log_prob.detach(), advantage=advantage)
+    batch = plain.PolicyBatch.from_padded(
+        mask, log_prob=log_prob, behavior_log_prob=log_prob.detach(), advantage=advantage
+    )
     ours = plain.policy_loss(batch, surrogate=Reinforce(), aggregate=plain.TokenMean()).value
     by_hand = -(log_prob * advantage[:, None] * mask).sum() / mask.sum()
     torch.testing.assert_close(ours.float(), by_hand)
@@ -62,7 +64,8 @@ def test_plain_pytorch_gradient_is_the_sum_over_sampled_tokens(plain):
 
 @pytest.fixture
 def trl_run(tmp_path, tiny_model):
-    """`trl_run(trainer class, surrogate, **config)` trains a tiny model for two updates and gives its weights and log."""
+    """`trl_run(trainer class, surrogate, **config)` trains a tiny model for two updates and gives its weights and
+    log."""
     pytest.importorskip("trl")
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -113,13 +116,16 @@ def trl_run(tmp_path, tiny_model):
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_without_bounds_it_is_trls_own_update(trl_run, accumulation):
-    """delta = inf is -A r: TRL's `dapo` with a clip that never acts. The same weights after four updates, so the same denominators."""
+    """delta = inf is -A r: TRL's `dapo` with a clip that never acts. The same weights after four updates, so the same
+    denominators."""
     from trl import GRPOTrainer
 
     trainer = example("core_in_trl").CppoTrainer
     unbounded = Cppo(delta=float("inf"), delta_b=float("inf"))
     ours, log = trl_run(trainer, unbounded, gradient_accumulation_steps=accumulation)
-    theirs, _ = trl_run(GRPOTrainer, None, gradient_accumulation_steps=accumulation, loss_type="dapo", epsilon=1e6, epsilon_high=1e6)
+    theirs, _ = trl_run(
+        GRPOTrainer, None, gradient_accumulation_steps=accumulation, loss_type="dapo", epsilon=1e6, epsilon_high=1e6
+    )
     assert max(float(change.abs().max()) for change in theirs.values()) > 1e-4
     for name, change in theirs.items():
         torch.testing.assert_close(ours[name], change, rtol=1e-4, atol=1e-7)

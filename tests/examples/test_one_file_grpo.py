@@ -34,17 +34,21 @@ def test_no_question_is_both_trained_and_held_out(example):
 
 
 def test_the_policy_learns_what_is_rewarded(example, tiny_model, capsys):
-    """On a random model: tokens of the upper half of the vocabulary. One update a batch, so the ratio is 1 and nothing is masked."""
+    """On a random model: tokens of the upper half of the vocabulary. One update a batch, so the ratio is 1 and nothing
+    is masked."""
 
     def upper_half(prompt, completion):
         return Score(value=sum(token >= VOCABULARY // 2 for token in completion.tokens) / len(completion.tokens))
 
     settings = example.Settings(steps=40, prompts=4, completions=16, max_tokens=8, lr=1e-2, dtype=torch.float32)
-    questions = [example.Question(f"Say {word}", "") for word in ("one", "two", "three", "four", "five", "six", "seven")]
+    questions = [
+        example.Question(f"Say {word}", "") for word in ("one", "two", "three", "four", "five", "six", "seven")
+    ]
     _, engine, history = asyncio.run(example.learn(str(tiny_model("llama")), questions, upper_half, settings))
     reward = [m["reward"] for m in history]
     assert sum(reward[-3:]) / 3 > sum(reward[:3]) / 3 + 0.3, reward
-    # engine and trainer agree on every log-prob, so the behavior policy is the proximal one to float32 rounding, each step anew
+    # engine and trainer agree on every log-prob, so the behavior policy is the proximal one to float32 rounding, each
+    # step anew
     assert max(m["rollout_replay_logp_absdiff_mean"] for m in history) < 1e-4
     assert all(abs(m["ratio_mean"] - 1) < 1e-4 and m["masked_fraction"] == 0 for m in history)
     assert engine.version == 40

@@ -60,9 +60,20 @@ def record(number: int, name: str, o: dict[str, Any]) -> dict[str, Any]:
     mask = (torch.arange(WIDTH) < torch.tensor(LENGTHS)[:, None]).long()
     entropy, advantage = normal(1.0).abs(), normal(1.0)
     advantage = advantage if o.get("token_advantages") else advantage[:, 0]
-    inputs = {"logp": log_prob, "behavior_logp": old, "mask": mask.double(), "entropies": entropy, "advantages": advantage}
+    inputs = {
+        "logp": log_prob,
+        "behavior_logp": old,
+        "mask": mask.double(),
+        "entropies": entropy,
+        "advantages": advantage,
+    }
     theirs: dict[str, Any] = {name: torch.zeros(ROWS, 1, dtype=torch.long) for name in ("prompt_ids", "prompt_mask")}
-    theirs |= {"completion_ids": torch.zeros_like(mask), "completion_mask": mask, "advantages": advantage, "old_per_token_logps": old}
+    theirs |= {
+        "completion_ids": torch.zeros_like(mask),
+        "completion_mask": mask,
+        "advantages": advantage,
+        "old_per_token_logps": old,
+    }
     theirs["num_items_in_batch"] = torch.tensor(50)
     if o.get("beta"):
         inputs["reference_logp"] = theirs["ref_per_token_logps"] = reference
@@ -119,5 +130,8 @@ def record(number: int, name: str, o: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    made = [json.dumps(record(number, name, options), separators=(",", ":")) for number, (name, options) in enumerate(CASES.items())]
+    made = [
+        json.dumps(record(number, name, options), separators=(",", ":"))
+        for number, (name, options) in enumerate(CASES.items())
+    ]
     Path(__file__).with_name("trl_grpo_options.json").write_text("[\n" + ",\n".join(made) + "\n]\n")

@@ -1,4 +1,5 @@
-"""Every golden record is matched, or differs for a reason that this folder's README names; and no number of it may be wrong."""
+"""Every golden record is matched, or differs for a reason that this folder's README names; and no number of it may be
+wrong."""
 
 import copy
 import json
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from proxima.core.verify import Record, totals, verify_file, verify_record
+from proxima.peers.verify import Record, totals, verify_file, verify_record
 
 HERE = Path(__file__).parent
 FILES = sorted(HERE.glob("*.json"))
@@ -45,7 +46,8 @@ def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any,
 
 
 def altered(value: Any) -> Any:
-    """A tenth of a percent off; the other one for an entry of a mask, the next for a count; some number where there was none."""
+    """A tenth of a percent off; the other one for an entry of a mask, the next for a count; some number where there was
+    none."""
     if isinstance(value, bool) or value in (0, 1):
         return 1 - value
     if isinstance(value, int):
@@ -54,11 +56,14 @@ def altered(value: Any) -> Any:
 
 
 def mutants(file: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Of each peer's function and each of its expected leaves, one record with one number altered; which one is drawn from its name."""
+    """Of each peer's function and each of its expected leaves, one record with one number altered; which one is drawn
+    from its name."""
     by_leaf: dict[tuple[str, str], list[tuple[dict[str, Any], tuple[Any, ...]]]] = {}
     for record in json.loads(file.read_text()):
         for path, value in numbers(record["expected"]):
-            if not isinstance(value, float) or value == 0 or abs(value) > 1e-5:  # what lies below is rounding in some peers
+            if (
+                not isinstance(value, float) or value == 0 or abs(value) > 1e-5
+            ):  # what lies below is rounding in some peers
                 leaf = ".".join(key for key in path if isinstance(key, str))
                 by_leaf.setdefault((record["source"], leaf), []).append((record, path))
     for (source, leaf), places in by_leaf.items():

@@ -15,7 +15,9 @@ train: {{steps: 2, prompts_per_step: 2, completions_per_prompt: 2, optimizer: {{
 
 
 @pytest.fixture
-def sweep_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Path]) -> Callable[[str], Path]:
+def sweep_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Path]
+) -> Callable[[str], Path]:
     """`sweep_file("grid: …")` writes it below `recipe: tiny.yaml`, in the current folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)

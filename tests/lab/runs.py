@@ -25,13 +25,28 @@ folder: {folder}                 # command line
 
 
 def step(number, reward=0.5, seconds=2.0, **more):
-    facts = {"kind": "train", "step": number, "time": 99.0, "reward/mean": reward, "time/step": seconds, "time/generate": seconds / 2}
+    facts = {
+        "kind": "train",
+        "step": number,
+        "time": 99.0,
+        "reward/mean": reward,
+        "time/step": seconds,
+        "time/generate": seconds / 2,
+    }
     facts |= {"time/train": seconds / 4, "tokens/generated": 100, "tokens/trained": 40, "length/mean": 8.0}
     return facts | more
 
 
 def answered(number, accuracy, label="step", **more):
-    facts = {"kind": "eval", "step": number, "time": 99.0, "label": label, "accuracy": accuracy, "questions": 100, "correct": 1}
+    facts = {
+        "kind": "eval",
+        "step": number,
+        "time": 99.0,
+        "label": label,
+        "accuracy": accuracy,
+        "questions": 100,
+        "correct": 1,
+    }
     return facts | more
 
 
@@ -40,7 +55,9 @@ def make_run(folder, records, *, kind="cppo", seed=1, status="done", config=CONF
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     last = max((r["step"] for r in records if r["kind"] == "train"), default=0)
-    (folder / "config.yaml").write_text(config.format(kind=kind, seed=seed, folder=folder, threads=threads, steps=steps or last))
+    (folder / "config.yaml").write_text(
+        config.format(kind=kind, seed=seed, folder=folder, threads=threads, steps=steps or last)
+    )
     if status:
         (folder / "summary.json").write_text(json.dumps({"status": status, "steps": last}))
     return folder

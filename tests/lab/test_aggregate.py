@@ -25,7 +25,10 @@ def two(tmp_path):
 
 def test_runs_that_differ_in_the_seed_are_one_cell(two):
     found = comparison(two)
-    assert [(cell.name, [run.seed for run in cell.runs]) for cell in found.cells] == [("grpo", [1, 2, 3]), ("cppo", [1, 2, 3])]
+    assert [(cell.name, [run.seed for run in cell.runs]) for cell in found.cells] == [
+        ("grpo", [1, 2, 3]),
+        ("cppo", [1, 2, 3]),
+    ]
     assert found.baseline.name == "grpo"
     assert found.differing == {"algorithm.surrogate.kind": ("grpo", "cppo")}
     assert (found.warnings, found.notes) == ((), ())
@@ -34,9 +37,17 @@ def test_runs_that_differ_in_the_seed_are_one_cell(two):
 
 def test_the_final_table(two):
     grpo, cppo = comparison(two, target=0.8).rows()
-    assert (grpo.n, grpo.runs, grpo.before.mean, grpo.after.mean, grpo.after.half) == (3, 3, pytest.approx(0.1), pytest.approx(0.9), 0.0)
+    assert (grpo.n, grpo.runs, grpo.before.mean, grpo.after.mean, grpo.after.half) == (
+        3,
+        3,
+        pytest.approx(0.1),
+        pytest.approx(0.9),
+        0.0,
+    )
     assert cppo.after.mean == pytest.approx(0.9 + 0.1 / 3)
-    assert cppo.after.half == pytest.approx(4.302653 * math.sqrt(0.01 / 3) / math.sqrt(3), rel=1e-6)  # s² of (0, 0, .1) = .00667 / 2
+    assert cppo.after.half == pytest.approx(
+        4.302653 * math.sqrt(0.01 / 3) / math.sqrt(3), rel=1e-6
+    )  # s² of (0, 0, .1) = .00667 / 2
     assert (grpo.clock.mean, grpo.generate.mean, grpo.train.mean, grpo.cpu) == (16.0, 8.0, 4.0, None)
     assert (grpo.generate_rate.mean, grpo.train_rate.mean) == (pytest.approx(50.0), pytest.approx(40.0))
     assert grpo.reach["step"].values == pytest.approx((3.5, 3.5, 3.5))
@@ -52,7 +63,10 @@ def test_the_final_table(two):
 
 
 def test_a_pairing_needs_common_seeds(tmp_path):
-    cells = {"a": {1: (curve([0.1, 0.5]), {}), 2: (curve([0.1, 0.6]), {})}, "b": {2: (curve([0.1, 0.9]), {}), 5: (curve([0.1, 0.1]), {})}}
+    cells = {
+        "a": {1: (curve([0.1, 0.5]), {}), 2: (curve([0.1, 0.6]), {})},
+        "b": {2: (curve([0.1, 0.9]), {}), 5: (curve([0.1, 0.1]), {})},
+    }
     found = comparison(make_sweep(tmp_path / "s", cells))
     assert found.rows()[1].difference["after"].n == 1
     assert found.rows()[1].difference["after"].mean == pytest.approx(0.3)
@@ -74,8 +88,12 @@ def test_never_is_infinitely_late(tmp_path):
     assert (none.reach["step"].median, none.reach["step"].ratio) == (None, None)
     text = json.dumps(comparison(tmp_path / "s", target=0.9, baseline="b").as_json(), allow_nan=False)
     assert json.loads(text)["cells"][0]["reach"]["step"] == {
-        "values": [2.0, None, 2.0], "median": 2.0, "ratio": None, "pairs": 3, "never": 0,
-    }  # fmt: skip
+        "values": [2.0, None, 2.0],
+        "median": 2.0,
+        "ratio": None,
+        "pairs": 3,
+        "never": 0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -94,7 +112,10 @@ def test_never_is_infinitely_late(tmp_path):
 def test_a_ratio_is_over_all_common_seeds(tmp_path, mine, theirs, ratio, never):
     """r: there at step 2; s: at step 4; -: never."""
     curves = {"r": [0.1, 0.9, 0.9], "s": [0.1, 0.1, 0.9], "-": [0.1, 0.2, 0.2]}
-    cells = {name: {seed: (curve(curves[how]), {}) for seed, how in enumerate(hows, 1)} for name, hows in (("a", theirs), ("b", mine))}
+    cells = {
+        name: {seed: (curve(curves[how]), {}) for seed, how in enumerate(hows, 1)}
+        for name, hows in (("a", theirs), ("b", mine))
+    }
     reach = comparison(make_sweep(tmp_path / "s", cells), target=0.9).rows()[1].reach["step"]
     assert (reach.ratio, reach.pairs, reach.never) == (ratio, len(mine), never)
 
@@ -146,30 +167,45 @@ def test_half_a_run_is_no_pair_and_may_still_get_there(tmp_path):
         "c": {1: (curve([0.1, 0.3]), half)},
     }
     _, b, c = comparison(make_sweep(tmp_path / "s", cells), target=0.9).rows()
-    assert (b.difference, b.reach["step"].values, b.reach["step"].median, b.reach["step"].ratio) == ({}, (2.0,), 2.0, None)
+    assert (b.difference, b.reach["step"].values, b.reach["step"].median, b.reach["step"].ratio) == (
+        {},
+        (2.0,),
+        2.0,
+        None,
+    )
     assert (c.reach["step"].values, c.reach["step"].median) == ((), None)
 
 
 def test_no_accuracy_is_said_and_is_no_number(tmp_path):
     make_run(tmp_path / "a", [step(1), answered(1, None)])
     found = comparison(tmp_path, target=0.5)
-    assert found.notes == ("a: no held-out accuracy was recorded; set eval.task, and a reward that knows what is right",)
+    assert found.notes == (
+        "a: no held-out accuracy was recorded; set eval.task, and a reward that knows what is right",
+    )
     row = found.rows()[0]
     assert (row.before, row.after, row.best, row.reach["step"].median) == (None, None, None, None)
 
 
 def test_unfair_comparisons_are_said(tmp_path):
     make_run(tmp_path / "a", curve([0.1, 0.5]))
-    make_run(tmp_path / "b", curve([0.1, 0.5]), config=CONFIG.replace("kind: arithmetic", "kind: gsm8k").replace("limit: 100", "limit: 50"))
+    make_run(
+        tmp_path / "b",
+        curve([0.1, 0.5]),
+        config=CONFIG.replace("kind: arithmetic", "kind: gsm8k").replace("limit: 100", "limit: 50"),
+    )
     (tmp_path / "a" / "environment.json").write_text('{"machine": {"processor": "X"}, "torch": {"threads": 1}}')
     (tmp_path / "b" / "environment.json").write_text('{"machine": {"processor": "X"}, "torch": {"threads": 2}}')
     assert comparison(tmp_path).warnings == (
         "the cells were trained on different tasks (task.kind): their rewards are of different questions",
-        "the cells were evaluated on different questions (eval.limit): their accuracies can't be held against each other",
-        "the runs were made on different machines or thread counts (X, 1 threads; X, 2 threads): compare steps, not times",
+        "the cells were evaluated on different questions (eval.limit): their accuracies can't be held against each "
+        "other",
+        "the runs were made on different machines or thread counts (X, 1 threads; X, 2 threads): compare steps, "
+        "not times",
     )
     make_run(tmp_path / "c", [step(1), answered(1, 0.5, questions=40)], kind="grpo")
-    assert any("(numbers of questions: 100, 40)" in text or "eval.limit" in text for text in comparison(tmp_path).warnings)
+    assert any(
+        "(numbers of questions: 100, 40)" in text or "eval.limit" in text for text in comparison(tmp_path).warnings
+    )
 
 
 def test_a_seed_twice_is_said(tmp_path):

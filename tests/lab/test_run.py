@@ -59,7 +59,9 @@ def test_a_run_that_goes_on(tmp_path):
 def test_what_is_no_run_is_said(tmp_path):
     with pytest.raises(ValueError, match=r"empty holds no run; give the folder that `proxima train` named"):
         read_run(tmp_path / "empty")
-    with pytest.raises(ValueError, match="a holds a run without metrics; it has not finished a step or an evaluation yet"):
+    with pytest.raises(
+        ValueError, match="a holds a run without metrics; it has not finished a step or an evaluation yet"
+    ):
         read_run(make_run(tmp_path / "a", []))
     damaged = make_run(tmp_path / "b", [step(1)])
     (damaged / "summary.json").write_text("{")
@@ -79,10 +81,24 @@ def test_runs_are_found_in_folders_sweeps_and_patterns(tmp_path, monkeypatch):
     cells = {"z": {1: (records, {}), 10: (records, {}), 2: (records, {})}, "b": {1: (records, {})}}
     make_sweep(tmp_path / "sweep", cells)
     make_run(tmp_path / "single", records)
-    assert [str(run) for run in find_runs(["sweep"])] == ["sweep/z/seed-1", "sweep/z/seed-10", "sweep/z/seed-2", "sweep/b/seed-1"]
+    assert [str(run) for run in find_runs(["sweep"])] == [
+        "sweep/z/seed-1",
+        "sweep/z/seed-10",
+        "sweep/z/seed-2",
+        "sweep/b/seed-1",
+    ]
     (tmp_path / "sweep" / "sweep.json").unlink()
-    assert [str(run) for run in find_runs(["sweep"])] == ["sweep/b/seed-1", "sweep/z/seed-1", "sweep/z/seed-2", "sweep/z/seed-10"]
-    assert [str(run) for run in find_runs(["sing*", "single", "sweep/*/seed-1"])] == ["single", "sweep/b/seed-1", "sweep/z/seed-1"]
+    assert [str(run) for run in find_runs(["sweep"])] == [
+        "sweep/b/seed-1",
+        "sweep/z/seed-1",
+        "sweep/z/seed-2",
+        "sweep/z/seed-10",
+    ]
+    assert [str(run) for run in find_runs(["sing*", "single", "sweep/*/seed-1"])] == [
+        "single",
+        "sweep/b/seed-1",
+        "sweep/z/seed-1",
+    ]
     with pytest.raises(ValueError, match=r"^swep: no such run; did you mean 'sweep'\?"):
         find_runs(["single", "swep"])
     (tmp_path / "nothing").mkdir()

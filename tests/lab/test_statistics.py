@@ -4,11 +4,12 @@ import math
 
 import pytest
 
-from proxima.lab.statistics import Estimate, estimate, smoothed, t_quantile
+from proxima.lab.seed_statistics import Estimate, estimate, smoothed, t_quantile
 
 
 @pytest.mark.parametrize(
-    ("freedom", "expected"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (5, 2.5706), (9, 2.2622), (30, 2.0423), (120, 1.9799)]
+    ("freedom", "expected"),
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (5, 2.5706), (9, 2.2622), (30, 2.0423), (120, 1.9799)],
 )
 def test_quantiles_are_those_of_the_tables(freedom, expected):
     assert t_quantile(0.975, freedom) == pytest.approx(expected, abs=5e-5)

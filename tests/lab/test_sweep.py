@@ -14,12 +14,12 @@ import pytest
 
 from proxima.config import load
 from proxima.config.resolve import resolve
-from proxima.lab.plan import Cell, PlannedRun, Sweep, plan_runs
-from proxima.lab.sweep import run_sweep, standing_of, train_command
+from proxima.lab.metrics_follower import Standing, State, Tail
 from proxima.lab.sweep_file import read_sweep
-from proxima.lab.tail import Standing, State, Tail
+from proxima.lab.sweep_plan import Cell, PlannedRun, Sweep, plan_runs
+from proxima.lab.sweep_runner import run_sweep, standing_of, train_command
 from proxima.runtime.clock import ManualClock
-from proxima.view.sweep import SweepLines, foremost, outcome_table, tally, time_left
+from proxima.view.sweep_progress import SweepLines, foremost, outcome_table, tally, time_left
 
 # A run: `behaviour` says how it ends. It appends to `times` when it begins and ends.
 PROGRAM = """
@@ -56,7 +56,15 @@ summary("done")
 """
 
 
-RESOLVED = resolve({"model": {"path": "models/m"}, "task": "arithmetic", "reward": "number", "algorithm": "cppo", "train": {"steps": 3}})
+RESOLVED = resolve(
+    {
+        "model": {"path": "models/m"},
+        "task": "arithmetic",
+        "reward": "number",
+        "algorithm": "cppo",
+        "train": {"steps": 3},
+    }
+)
 
 # Another process with the run's folder: takes the lock, then does as the runs do when told to by a file.
 ELSEWHERE = """
@@ -247,7 +255,9 @@ def test_one_sweep_at_a_time_in_a_folder(lab):
     made, seen = lab(a="done"), []
 
     def another(ear):
-        with pytest.raises(ValueError, match="sweep is in use by another sweep; wait for it, stop it, or take another --folder"):
+        with pytest.raises(
+            ValueError, match="sweep is in use by another sweep; wait for it, stop it, or take another --folder"
+        ):
             made.run()
         seen.append(True)
 
@@ -262,7 +272,9 @@ def elsewhere():
     started = []
 
     def begin(folder, outcome):
-        started.append(subprocess.Popen([sys.executable, "-S", "-c", ELSEWHERE, str(folder), outcome], stdout=subprocess.PIPE))
+        started.append(
+            subprocess.Popen([sys.executable, "-S", "-c", ELSEWHERE, str(folder), outcome], stdout=subprocess.PIPE)
+        )
         assert started[-1].stdout.readline() == b"held\n"
 
     yield begin
@@ -340,7 +352,7 @@ def test_a_run_that_can_not_begin_costs_no_other(lab, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(command, **more)
 
-    monkeypatch.setattr("proxima.lab.sweep.subprocess.Popen", popen)
+    monkeypatch.setattr("proxima.lab.sweep_runner.subprocess.Popen", popen)
     standings = {s.run.cell: s for s in made.run()}
     assert states(standings.values()) == {"a": "done", "b": "failed", "c": "done"}
     assert standings["b"].error == "could not begin: [Errno 28] No space left on device"
@@ -368,7 +380,8 @@ def test_an_error_of_our_own_lets_the_runs_write_a_checkpoint(lab):
 
 
 def test_a_run_begins_with_the_config_that_was_planned(sweep_file, tmp_path):
-    """An edit of the recipe after the planning reaches no run; the same values as by the recipe and the command line that is printed."""
+    """An edit of the recipe after the planning reaches no run; the same values as by the recipe and the command line
+    that is printed."""
     sweep = read_sweep(sweep_file("seeds: [1, 2]\ngrid: {train.optimizer.lr: [1e-4, 2e-4]}\n"))
     runs = plan_runs(sweep)
     as_printed = [load(str(run.recipe), run.overrides).config for run in runs]
@@ -380,12 +393,16 @@ def test_a_run_begins_with_the_config_that_was_planned(sweep_file, tmp_path):
         return [sys.executable, "-S", "-c", "pass"]
 
     run_sweep(sweep, runs, Ear(), command=command, poll=0.01)
-    assert [words[3:] for words in given] == [["train", f"{run.folder}/planned.yaml", "--resume", "--quiet"] for run in runs]
+    assert [words[3:] for words in given] == [
+        ["train", f"{run.folder}/planned.yaml", "--resume", "--quiet"] for run in runs
+    ]
     assert [load(words[4]).config for words in given] == as_printed == [run.resolved.config for run in runs]
 
 
 def test_metrics_are_read_as_they_grow(tmp_path):
-    run = PlannedRun(cell="a", seed=1, recipe=Path(), folder=tmp_path, overrides=(), steps=10, threads=None, resolved=None)
+    run = PlannedRun(
+        cell="a", seed=1, recipe=Path(), folder=tmp_path, overrides=(), steps=10, threads=None, resolved=None
+    )
     tail, file = Tail(Standing(run)), tmp_path / "metrics.jsonl"
     assert tail.look() == []
     file.write_text('{"kind": "train", "step": 1, "reward/mean": 0.5, "time/step": 4}\n{"kind": "tr')
@@ -402,7 +419,9 @@ def test_metrics_are_read_as_they_grow(tmp_path):
 
 
 def standing(cell, state, step=0, times=(), steps=10, **more):
-    run = PlannedRun(cell=cell, seed=1, recipe=Path(), folder=Path(cell), overrides=(), steps=steps, threads=None, resolved=None)
+    run = PlannedRun(
+        cell=cell, seed=1, recipe=Path(), folder=Path(cell), overrides=(), steps=steps, threads=None, resolved=None
+    )
     return Standing(run, state=state, step=step, recent=list(times), seconds=sum(times), **more)
 
 
@@ -418,19 +437,31 @@ def test_time_left():
 
 
 def test_a_small_terminal_shows_what_moves():
-    all_of_them = [standing(str(i), State.DONE) for i in range(8)] + [standing("r", State.RUNNING), standing("w", State.WAITING)]
+    all_of_them = [standing(str(i), State.DONE) for i in range(8)] + [
+        standing("r", State.RUNNING),
+        standing("w", State.WAITING),
+    ]
     assert [s.run.cell for s in foremost(all_of_them, 5)] == ["6", "7", "r", "w"]
     assert foremost(all_of_them, 10) == all_of_them
 
 
 def test_lines_say_each_event_and_where_things_stand_each_minute(tmp_path, monkeypatch):
     clock, out = ManualClock("2026-01-01T12:00:00+00:00"), io.StringIO()
-    monkeypatch.setattr("proxima.view.sweep.time_of_day", lambda wall: wall[11:19])
+    monkeypatch.setattr("proxima.view.sweep_progress.time_of_day", lambda wall: wall[11:19])
     lines = SweepLines(out, clock)
     one = standing("a", State.RUNNING, 5, [4.0] * 5, reward=0.25, evaluated=[(0, 0.1)])
     failed = standing("b", State.FAILED, error="exit code 1: \x1b[2Jbad")
     cells = (Cell(name="a"), Cell(name="b"))
-    sweep = Sweep(file=Path("s.yaml"), recipe=Path(), folder=Path("runs/s"), seeds=(1,), jobs=2, cells=cells, every=cells, asked={})
+    sweep = Sweep(
+        file=Path("s.yaml"),
+        recipe=Path(),
+        folder=Path("runs/s"),
+        seeds=(1,),
+        jobs=2,
+        cells=cells,
+        every=cells,
+        asked={},
+    )
     lines.started(sweep, [one, failed])
     lines.changed(one, [{"kind": "train", "step": 5}])
     lines.changed(one, [{"kind": "eval", "step": 5, "accuracy": 0.75}])
@@ -452,11 +483,20 @@ def test_lines_say_each_event_and_where_things_stand_each_minute(tmp_path, monke
 def test_the_table_of_a_terminal():
     from rich.console import Console
 
-    from proxima.view.sweep import SweepTable
+    from proxima.view.sweep_progress import SweepTable
 
     console = Console(width=90, height=40, record=True, file=io.StringIO(), force_terminal=True, color_system=None)
     cells = (Cell(name="a"), Cell(name="b"))
-    sweep = Sweep(file=Path("s.yaml"), recipe=Path(), folder=Path("runs/s"), seeds=(1,), jobs=1, cells=cells, every=cells, asked={})
+    sweep = Sweep(
+        file=Path("s.yaml"),
+        recipe=Path(),
+        folder=Path("runs/s"),
+        seeds=(1,),
+        jobs=1,
+        cells=cells,
+        every=cells,
+        asked={},
+    )
     table = SweepTable(console)
     standings = [
         standing("a", State.RUNNING, 5, [4.0] * 5, reward=0.25, evaluated=[(0, 0.1)]),

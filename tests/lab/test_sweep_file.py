@@ -13,7 +13,9 @@ def lines(error) -> list[str]:
 
 
 def test_a_grid_is_the_product_of_its_axes(sweep_file):
-    sweep = read_sweep(sweep_file("seeds: [3, 1]\ngrid: {algorithm: [grpo, dppo], train.optimizer.lr: [1e-5, 3e-05]}\n"))
+    sweep = read_sweep(
+        sweep_file("seeds: [3, 1]\ngrid: {algorithm: [grpo, dppo], train.optimizer.lr: [1e-5, 3e-05]}\n")
+    )
     assert [cell.name for cell in sweep.cells] == [
         "algorithm=grpo,lr=1e-5",
         "algorithm=grpo,lr=3e-05",
@@ -22,11 +24,18 @@ def test_a_grid_is_the_product_of_its_axes(sweep_file):
     ]
     assert (sweep.folder, sweep.seeds, sweep.jobs) == (Path("runs/mine"), (3, 1), 1)
     runs = plan_runs(sweep)
-    assert [(run.cell, run.seed) for run in runs[:4]] == [(cell.name, 3) for cell in sweep.cells]  # a whole comparison comes first
+    assert [(run.cell, run.seed) for run in runs[:4]] == [
+        (cell.name, 3) for cell in sweep.cells
+    ]  # a whole comparison comes first
     last = runs[-1]
     assert str(last.folder) == "runs/mine/algorithm=dppo,lr=3e-05/seed-1"
     config = last.resolved.config
-    assert (config.seed, config.folder, config.algorithm.preset, config.train.optimizer.lr) == (1, str(last.folder), "dppo", 3e-5)
+    assert (config.seed, config.folder, config.algorithm.preset, config.train.optimizer.lr) == (
+        1,
+        str(last.folder),
+        "dppo",
+        3e-5,
+    )
     assert (last.steps, last.threads) == (2, None)
 
 
@@ -44,7 +53,10 @@ cells:
     plain, ppo, weighed = runs.values()
     assert (plain.train.steps, plain.train.completions_per_prompt, plain.train.prompts_per_step) == (5, 4, 4)
     assert (plain.algorithm.surrogate.delta, plain.reward[0].weight) == (0.3, 2)
-    assert (type(ppo.algorithm.surrogate).__name__, ppo.algorithm.surrogate.epsilon_high) == ("PpoClip", 0.28)  # delta went with cppo
+    assert (type(ppo.algorithm.surrogate).__name__, ppo.algorithm.surrogate.epsilon_high) == (
+        "PpoClip",
+        0.28,
+    )  # delta went with cppo
     assert (ppo.train.steps, ppo.train.completions_per_prompt) == (7, 4)
     assert weighed.reward[0].weight == 0.5
 
@@ -66,7 +78,10 @@ cells:
 
 
 def test_names_are_short_safe_and_unambiguous(sweep_file):
-    text = "grid: {train.steps: [3], sampling.max_tokens: [4], model.path: ['a/b c'], algorithm.advantage: [{kind: rloo}, grpo]}\n"
+    text = (
+        "grid: {train.steps: [3], sampling.max_tokens: [4], model.path: ['a/b c'], algorithm.advantage: [{kind: "
+        "rloo}, grpo]}\n"
+    )
     names = [cell.name for cell in read_sweep(sweep_file(text)).cells]
     assert names == ["steps=3,max_tokens=4,path=a_b_c,advantage=rloo", "steps=3,max_tokens=4,path=a_b_c,advantage=grpo"]
     same_end = "grid: {task.size: [3], eval.limit: [4], eval.task: [{kind: arithmetic, size: 5}]}\n"
@@ -92,7 +107,9 @@ def test_only_some_cells(sweep_file):
     sweep = read_sweep(file, only=["*steps=2"])
     assert [cell.name for cell in sweep.cells] == ["algorithm=grpo,steps=2", "algorithm=cppo,steps=2"]
     assert len(sweep.every) == 4
-    with pytest.raises(ConfigError, match="--only: no cell 'algorithm=grpo,steps=3'; did you mean 'algorithm=grpo,steps="):
+    with pytest.raises(
+        ConfigError, match="--only: no cell 'algorithm=grpo,steps=3'; did you mean 'algorithm=grpo,steps="
+    ):
         read_sweep(file, only=["algorithm=grpo,steps=3"])
 
 
@@ -125,7 +142,8 @@ cells: {a/b: {folder: x}}
         "set.trian.steps=4 (mine.yaml:4): a recipe has no field 'trian'; did you mean 'train'?",
         "grid.train.steps=3 (mine.yaml:5): must be a list of values with at least one: [1e-5, 3e-5]",
         "grid.algorithm=[] (mine.yaml:5): must be a list of values with at least one: [1e-5, 3e-5]",
-        "cells.a/b={folder: x} (mine.yaml:6): is no name for a folder; use letters, digits and . _ - = + , and begin with none of . -",
+        "cells.a/b={folder: x} (mine.yaml:6): is no name for a folder; use letters, digits and . _ - = + , and "
+        "begin with none of . -",
         "cells.a/b.folder=x (mine.yaml:6): is the sweep's to set: each run gets one below the sweep's own",
     ]
 
@@ -139,7 +157,9 @@ def test_seeds_are_whole_numbers(sweep_file, text):
 def test_a_missing_file_or_recipe(sweep_file):
     with pytest.raises(ConfigError, match=r"none\.yaml: no such sweep; give the path of a YAML file"):
         read_sweep("none.yaml")
-    with pytest.raises(ConfigError, match=r"recipe=gone\.yaml .*no such file beside mine\.yaml, nor in the current folder"):
+    with pytest.raises(
+        ConfigError, match=r"recipe=gone\.yaml .*no such file beside mine\.yaml, nor in the current folder"
+    ):
         read_sweep(sweep_file("", head="recipe: gone.yaml\n"))
 
 
@@ -163,11 +183,14 @@ cells:
         plan_runs(read_sweep(sweep_file(text)))
     assert len(lines(error)) == len(set(lines(error))) == 4
     assert (
-        "cells b,algorithm=grpo,lr=1e-5 and b,algorithm=cppo,lr=1e-5: sampling.temperature=0 (mine.yaml:3): training needs samples"
-        in str(error.value)
+        "cells b,algorithm=grpo,lr=1e-5 and b,algorithm=cppo,lr=1e-5: sampling.temperature=0 (mine.yaml:3): "
+        "training needs samples" in str(error.value)
     )
     assert any(": train.optimizer.lr=-1 (mine.yaml:6): must be > 0" in line for line in lines(error))
-    assert any("'cppo' has no field 'detla'; did you mean 'delta'?" in line and "(mine.yaml:8)" in line for line in lines(error))
+    assert any(
+        "'cppo' has no field 'detla'; did you mean 'delta'?" in line and "(mine.yaml:8)" in line
+        for line in lines(error)
+    )
 
 
 def test_what_is_wrong_with_the_recipe_is_said_once(sweep_file):
@@ -186,7 +209,8 @@ def test_a_run_of_another_config_is_not_gone_on_with(sweep_file):
     with pytest.raises(ConfigError) as error:
         plan_runs(read_sweep(other))
     assert lines(error) == [
-        "runs/mine/algorithm=cppo/seed-2: holds a run of another config: train.optimizer.lr is 0.0001 there and 0.0002 here; "
+        "runs/mine/algorithm=cppo/seed-2: holds a run of another config: train.optimizer.lr is 0.0001 there and "
+        "0.0002 here; "
         "put it back, take another folder (--folder), or delete that one to run it anew"
     ]
     assert len(plan_runs(read_sweep(other, folder="runs/other"))) == 1

@@ -1,4 +1,5 @@
-"""Trajectories over the tiny vocabulary, and the plain way to get their log-probs: one sequence at a time, Hugging Face's own forward."""
+"""Trajectories over the tiny vocabulary, and the plain way to get their log-probs: one sequence at a time, Hugging
+Face's own forward."""
 
 import torch
 from torch import Tensor
@@ -22,7 +23,8 @@ def ids(count: int, seed: int) -> tuple[int, ...]:
 
 
 def rows(*shapes: tuple[int, tuple[int, ...]], temperature: tuple[float, ...] = (1.0,), **facts) -> list[Trajectory]:
-    """`rows((5, (3, 0, 1)), (2, (4,)))`: a prompt of 5 tokens with completions of 3, 0 and 1, and one of 2 with a completion of 4."""
+    """`rows((5, (3, 0, 1)), (2, (4,)))`: a prompt of 5 tokens with completions of 3, 0 and 1, and one of 2 with a
+    completion of 4."""
     out: list[Trajectory] = []
     for group, (prompt, lengths) in enumerate(shapes):
         for length in lengths:

@@ -16,9 +16,21 @@ from tests.tiny import VOCABULARY, tiny_tokenizer
 
 WINDOW = 4
 SHAPES = ((7, (5, 0, 9)), (1, (12,)), (3, (2, 3)), (14, (6, 6)))
-COMMON = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+COMMON = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
 COMMON |= {"initializer_range": 0.25}
-DECODER = COMMON | {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
+DECODER = COMMON | {
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
 
 
 def make(kind: str) -> LoadedModel:
@@ -27,7 +39,9 @@ def make(kind: str) -> LoadedModel:
         if kind == "mistral":
             model = MistralForCausalLM(MistralConfig(**DECODER, sliding_window=WINDOW))
         elif kind == "qwen2":  # the second layer has the window, the first sees all
-            model = Qwen2ForCausalLM(Qwen2Config(**DECODER, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1))
+            model = Qwen2ForCausalLM(
+                Qwen2Config(**DECODER, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
+            )
         else:
             model = MambaForCausalLM(MambaConfig(**COMMON, state_size=4, expand=2, conv_kernel=4, time_step_rank=2))
     return LoadedModel(model=model.eval(), tokenizer=tiny_tokenizer(), path=kind)
@@ -60,8 +74,13 @@ def test_the_mask_path_refuses_windows(kind):
 
 def generated(found: LoadedModel, *, decoder: str = "auto", count: int = 24):
     engine = LocalEngine(found, slots=8, dtype=torch.float32, decoder=decoder)
-    prompts = [Prompt(uid=i, messages=(), tokens=row.prompt_tokens) for i, row in enumerate(rows((7, (1,)), (1, (1,)), (14, (1,))))]
-    requests = [Request(prompt=p, sample=s, sampling=Sampling(max_tokens=count), seed=5) for p in prompts for s in range(4)]
+    prompts = [
+        Prompt(uid=i, messages=(), tokens=row.prompt_tokens)
+        for i, row in enumerate(rows((7, (1,)), (1, (1,)), (14, (1,))))
+    ]
+    requests = [
+        Request(prompt=p, sample=s, sampling=Sampling(max_tokens=count), seed=5) for p in prompts for s in range(4)
+    ]
     return engine, requests, asyncio.run(collect(engine, requests))
 
 
@@ -73,7 +92,10 @@ def test_the_engine_agrees_with_the_plain_forward(kind):
     engine, requests, completions = generated(found)
     assert type(engine.decoder) is (RecomputeDecoder if kind == "mamba" else GeneralDecoder)
     assert max(len(c.tokens) for c in completions) > 3 * WINDOW
-    trajectories = [Trajectory.of(r.prompt, c, group=i, advantage=0.0) for i, (r, c) in enumerate(zip(requests, completions, strict=True))]
+    trajectories = [
+        Trajectory.of(r.prompt, c, group=i, advantage=0.0)
+        for i, (r, c) in enumerate(zip(requests, completions, strict=True))
+    ]
     with torch.no_grad():
         expected = reference(make(kind).model, trajectories) if kind != "mamba" else plain(make(kind), trajectories)
     behavior = torch.tensor([x for c in completions for x in c.behavior_log_prob])

@@ -8,7 +8,12 @@ from proxima.model.attention import ATTENTION
 from tests.model.rows import MIXED, ids, loaded, policy, reference, rows
 from tests.tiny import KINDS, tiny
 
-PATHS = [(path, share) for path in sorted(ATTENTION) for share in (False, True) if share is False or path in ("packed", "mask")]
+PATHS = [
+    (path, share)
+    for path in sorted(ATTENTION)
+    for share in (False, True)
+    if share is False or path in ("packed", "mask")
+]
 TEMPERATURES = (1.0, 0.7, 1.3)
 
 
@@ -28,14 +33,20 @@ def test_log_probs_equal_one_sequence_at_a_time(kind, path, share):
 @pytest.mark.parametrize(("path", "share"), PATHS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sequence_knows_nothing_of_its_neighbours(kind, path, share):
-    """Another prompt and other completions around it, of the same lengths: not one bit of the untouched log-probs changes."""
+    """Another prompt and other completions around it, of the same lengths: not one bit of the untouched log-probs
+    changes."""
     trajectories = rows(*MIXED)
     runner = policy(kind, attention=path, share_prompt=share)
     untouched = [0, 1, 2, 3, 6]
-    changed = [row if i in untouched else row.with_(tokens=ids(len(row.tokens), 500 + i)) for i, row in enumerate(trajectories)]
+    changed = [
+        row if i in untouched else row.with_(tokens=ids(len(row.tokens), 500 + i)) for i, row in enumerate(trajectories)
+    ]
     changed = [row.with_(prompt_tokens=ids(len(row.prompt_tokens), 900)) if row.group == 3 else row for row in changed]
     with torch.no_grad():
-        before, after = (runner(runner.pack(x)).log_prob.split([len(r.tokens) for r in trajectories]) for x in (trajectories, changed))
+        before, after = (
+            runner(runner.pack(x)).log_prob.split([len(r.tokens) for r in trajectories])
+            for x in (trajectories, changed)
+        )
     for i, (a, b) in enumerate(zip(before, after, strict=True)):
         if i in untouched:
             torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
@@ -57,7 +68,9 @@ def test_a_later_token_changes_no_earlier_log_prob(kind, path):
 
 
 # Llama's norms and eager softmax compute in float32 whatever the model's dtype, so that only GPT-2 can show float64
-@pytest.mark.parametrize(("kind", "dtype", "tolerance"), [*((k, torch.float32, 2e-5) for k in KINDS), ("gpt2", torch.float64, 1e-12)])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "tolerance"), [*((k, torch.float32, 2e-5) for k in KINDS), ("gpt2", torch.float64, 1e-12)]
+)
 def test_sharing_a_prompt_changes_no_gradient(kind, dtype, tolerance):
     """And neither differs from the gradient of the plain forwards."""
     trajectories = rows(*MIXED, temperature=(1.0, 0.75, 1.25))
@@ -75,7 +88,9 @@ def test_sharing_a_prompt_changes_no_gradient(kind, dtype, tolerance):
     assert size > 0.1
     for share in (True, False):
         for name, gradient in gradients(share).items():
-            torch.testing.assert_close(gradient, expected[name], rtol=0, atol=tolerance * size, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                gradient, expected[name], rtol=0, atol=tolerance * size, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 def test_packing_order_and_company_change_no_value():

@@ -1,4 +1,5 @@
-"""Folders and GGUF files: written so that Hugging Face reads the same bits back, refused in one line when they are no model."""
+"""Folders and GGUF files: written so that Hugging Face reads the same bits back, refused in one line when they are no
+model."""
 
 import json
 import shutil
@@ -105,7 +106,11 @@ def test_missing_weights_are_never_drawn_at_random(tiny_model, tmp_path):
     for name in ("lm_head.weight", "model.layers.1.mlp.up_proj.weight"):
         folder = tmp_path / name
         path = damaged(tiny_model("qwen2"), folder, "model.safetensors", None)
-        save_file({key: value for key, value in tensors.items() if key != name}, folder / "model.safetensors", {"format": "pt"})
+        save_file(
+            {key: value for key, value in tensors.items() if key != name},
+            folder / "model.safetensors",
+            {"format": "pt"},
+        )
         with pytest.raises(ValueError, match=f"lacks 1 of the model's weights, {name} among them"):
             load(path, device="cpu")
 
@@ -122,7 +127,9 @@ def test_a_damaged_config_or_tokenizer_is_one_line(tiny_model, tmp_path):
     path = damaged(tiny_model("llama"), tmp_path / "c", "config.json", b"{")
     with pytest.raises(ValueError, match=r"model.path=.* can't be read: "):
         load_config(path)
-    path = damaged(tiny_model("llama"), tmp_path / "u", "config.json", json.dumps({"model_type": "no_such_model"}).encode())
+    path = damaged(
+        tiny_model("llama"), tmp_path / "u", "config.json", json.dumps({"model_type": "no_such_model"}).encode()
+    )
     with pytest.raises(ValueError, match=r"model.path=.* can't be read: "):
         load_config(path)
     path = damaged(tiny_model("llama"), tmp_path / "t", "tokenizer.json", b"{")
@@ -157,12 +164,25 @@ def write_gguf(path: Path) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
-    writer.add_token_scores([0.0] * len(tokens))  # no merges: an empty list is left out of the file, and then scores are looked for
+    writer.add_token_scores(
+        [0.0] * len(tokens)
+    )  # no merges: an empty list is left out of the file, and then scores are looked for
     for add in (writer.add_bos_token_id, writer.add_eos_token_id, writer.add_pad_token_id):
         add(0)
     writer.add_chat_template(tokenizer.chat_template)
-    names = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output", "gate_proj": "ffn_gate"}
-    names |= {"up_proj": "ffn_up", "down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    names = {
+        "q_proj": "attn_q",
+        "k_proj": "attn_k",
+        "v_proj": "attn_v",
+        "o_proj": "attn_output",
+        "gate_proj": "ffn_gate",
+    }
+    names |= {
+        "up_proj": "ffn_up",
+        "down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
     for name, value in model.named_parameters():
         parts = name.split(".")
         if parts[1] == "layers":
@@ -199,9 +219,9 @@ def test_load_from_gguf_and_save_as_a_folder(tmp_path):
     chat = [{"role": "user", "content": "2 + 2"}]
     plain = loaded("llama").tokenizer
     for tokenizer in (found.tokenizer, again.tokenizer):
-        assert tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False) == plain.apply_chat_template(
+        assert tokenizer.apply_chat_template(
             chat, add_generation_prompt=True, return_dict=False
-        )
+        ) == plain.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
 
 
 def test_a_file_that_only_says_gguf(tmp_path):

@@ -26,7 +26,9 @@ def inputs(dtype=torch.float64, bias=True, count=N):
 
 def naive(hidden, weight, bias, target, temperature):
     logits = hidden @ weight.T + (0 if bias is None else bias)
-    log_p = (logits / (temperature[:, None] if isinstance(temperature, torch.Tensor) else temperature)).log_softmax(dim=1)
+    log_p = (logits / (temperature[:, None] if isinstance(temperature, torch.Tensor) else temperature)).log_softmax(
+        dim=1
+    )
     return log_p.gather(1, target[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(dim=1)
 
 
@@ -36,7 +38,9 @@ def naive(hidden, weight, bias, target, temperature):
 def test_values_and_gradients_equal_plain_log_softmax(bias, scalar, chunk):
     hidden, weight, b, target, temperature = inputs(bias=bias)
     temperature = temperature if scalar is None else scalar
-    log_prob, entropy, _ = token_log_prob(hidden, weight, target, temperature, bias=b, entropy=True, entropy_gradient=True, chunk=chunk)
+    log_prob, entropy, _ = token_log_prob(
+        hidden, weight, target, temperature, bias=b, entropy=True, entropy_gradient=True, chunk=chunk
+    )
     expected, expected_entropy = naive(hidden, weight, b, target, temperature)
     torch.testing.assert_close(log_prob, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(entropy, expected_entropy, rtol=1e-12, atol=1e-12)
@@ -53,7 +57,9 @@ def test_gradcheck(entropy_gradient):
     hidden, weight, bias, target, temperature = inputs(count=4)
 
     def f(h, w, b):
-        log_prob, entropy, _ = token_log_prob(h, w, target, temperature, bias=b, entropy_gradient=entropy_gradient, entropy=True, chunk=3)
+        log_prob, entropy, _ = token_log_prob(
+            h, w, target, temperature, bias=b, entropy_gradient=entropy_gradient, entropy=True, chunk=3
+        )
         return (log_prob, entropy) if entropy_gradient else log_prob
 
     assert torch.autograd.gradcheck(f, (hidden, weight, bias))
@@ -78,14 +84,18 @@ def test_by_hand():
 
 def test_no_tokens():
     hidden, weight, bias, target, temperature = inputs(count=0)
-    log_prob, entropy, _ = token_log_prob(hidden, weight, target, temperature, bias=bias, entropy=True, entropy_gradient=True)
+    log_prob, entropy, _ = token_log_prob(
+        hidden, weight, target, temperature, bias=bias, entropy=True, entropy_gradient=True
+    )
     assert log_prob.shape == entropy.shape == (0,)
     (log_prob.sum() + entropy.sum()).backward()
     assert hidden.grad.shape == (0, D) and not weight.grad.any() and not bias.grad.any()
 
 
 def test_the_chunk_changes_no_value_of_a_row():
-    hidden, weight, bias, target, temperature = (x.detach() if x.is_floating_point() else x for x in inputs(torch.float32, count=33))
+    hidden, weight, bias, target, temperature = (
+        x.detach() if x.is_floating_point() else x for x in inputs(torch.float32, count=33)
+    )
     whole = token_log_prob(hidden, weight, target, temperature, bias=bias, entropy=True, chunk=64)
     for chunk in (1, 5, 8, 32):
         parts = token_log_prob(hidden, weight, target, temperature, bias=bias, entropy=True, chunk=chunk)
@@ -105,7 +115,9 @@ def test_a_frozen_head_gets_no_gradient_and_costs_none():
 def test_extreme_logits_stay_finite():
     hidden = torch.tensor([[1e4], [-1e4]], requires_grad=True)
     weight = torch.tensor([[1.0], [-1.0]], requires_grad=True)
-    log_prob, entropy, _ = token_log_prob(hidden, weight, torch.tensor([0, 0]), 0.01, entropy=True, entropy_gradient=True)
+    log_prob, entropy, _ = token_log_prob(
+        hidden, weight, torch.tensor([0, 0]), 0.01, entropy=True, entropy_gradient=True
+    )
     assert log_prob.tolist() == [0.0, -2e6] and entropy.tolist() == [0.0, 0.0]
     (log_prob.sum() + entropy.sum()).backward()
     assert hidden.grad.isfinite().all() and weight.grad.isfinite().all()
@@ -116,7 +128,9 @@ def test_bf16_autocast_keeps_float32_after_the_product():
     with torch.autocast("cpu", torch.bfloat16):
         log_prob, entropy, _ = token_log_prob(hidden, weight, target, temperature, bias=bias, entropy=True)
     assert log_prob.dtype == entropy.dtype == torch.float32
-    logits = torch.nn.functional.linear(hidden.bfloat16(), weight.bfloat16(), bias.bfloat16()).float() / temperature[:, None]
+    logits = (
+        torch.nn.functional.linear(hidden.bfloat16(), weight.bfloat16(), bias.bfloat16()).float() / temperature[:, None]
+    )
     expected = logits.log_softmax(dim=1).gather(1, target[:, None]).squeeze(1)
     torch.testing.assert_close(log_prob, expected, rtol=0, atol=1e-5)
     log_prob.sum().backward()
@@ -147,7 +161,9 @@ def test_no_tensor_of_all_tokens_by_vocabulary_is_ever_made(entropy):
     hidden, weight = torch.randn(count, width, requires_grad=True), torch.randn(vocabulary, width, requires_grad=True)
     target = torch.randint(vocabulary, (count,))
     with Largest() as seen:
-        log_prob, ent, _ = token_log_prob(hidden, weight, target, entropy=entropy, entropy_gradient=entropy, chunk=chunk)
+        log_prob, ent, _ = token_log_prob(
+            hidden, weight, target, entropy=entropy, entropy_gradient=entropy, chunk=chunk
+        )
         (log_prob.sum() + (ent.sum() if entropy else 0)).backward()
     assert seen.numel == chunk * vocabulary
     with Largest() as plain:

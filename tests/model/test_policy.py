@@ -53,7 +53,9 @@ def test_checkpointing_refuses_dropout():
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=20, n_positions=8, resid_pdrop=0.1))
     found = LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="x")
-    with pytest.raises(ValueError, match="model.gradient_checkpointing=true needs a model without dropout; this one has 0.1"):
+    with pytest.raises(
+        ValueError, match="model.gradient_checkpointing=true needs a model without dropout; this one has 0.1"
+    ):
         Policy(found, gradient_checkpointing=True)
 
 
@@ -86,10 +88,14 @@ def test_the_temperature_comes_from_the_batch():
     with torch.no_grad():
         for temperature in (0.25, 1.0, 3.0):
             item = row.with_(temperature=temperature)
-            torch.testing.assert_close(runner(runner.pack([item])).log_prob, reference(tiny("llama"), [item]), rtol=0, atol=5e-5)
+            torch.testing.assert_close(
+                runner(runner.pack([item])).log_prob, reference(tiny("llama"), [item]), rtol=0, atol=5e-5
+            )
 
 
-@pytest.mark.parametrize(("name", "value"), [("final_logit_softcapping", 30.0), ("logit_scale", 0.0625), ("logits_scaling", 8.0)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("final_logit_softcapping", 30.0), ("logit_scale", 0.0625), ("logits_scaling", 8.0)]
+)
 def test_scaled_logits_are_refused(name, value):
     found = loaded("llama")
     setattr(found.model.config, name, value)

@@ -6,7 +6,8 @@ import pyarrow as pa
 from pyarrow import parquet
 
 BEFORE = (
-    "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer (without quotes) "
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) "
     "where $Answer is the answer to the problem.\n\n"
 )
 AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
@@ -21,7 +22,8 @@ DAPO = pa.schema(
     ]
 )
 LONG = (  # long enough for runs of 13 words
-    "A farmer in the north keeps {n} goats on a steep meadow and sells each of them at the spring market for twice the price "
+    "A farmer in the north keeps {n} goats on a steep meadow and sells each of them at the spring market for twice "
+    "the price "
     "that he paid in the autumn before; how much?"
 )
 

@@ -5,9 +5,9 @@ import tracemalloc
 
 import pytest
 
-from proxima.prepare.distinct import Distinct
-from proxima.prepare.reader import Raw
-from proxima.prepare.rows import Placed
+from proxima.prepare.deduplicate import Distinct
+from proxima.prepare.read_files import Placed
+from proxima.prepare.row_formats import Raw
 
 from .published import AFTER, BEFORE
 
@@ -25,7 +25,9 @@ def written(distinct, rule="drop"):
 
 
 def test_repeats_meet_whatever_their_spaces_and_instructions():
-    distinct = fed([("1 + 1?", "2"), (BEFORE + "1 + 1?" + AFTER, "2"), ("1  +\n1?", " 2.0 "), ("2 + 2?", "4"), ("1 + 1?", 2)])
+    distinct = fed(
+        [("1 + 1?", "2"), (BEFORE + "1 + 1?" + AFTER, "2"), ("1  +\n1?", " 2.0 "), ("2 + 2?", "4"), ("1 + 1?", 2)]
+    )
     assert written(distinct) == [("1 + 1?", "2", 4), ("2 + 2?", "4", 1)]
     tally = distinct.tally
     assert (tally.rows, tally.repeats, tally.questions, tally.conflicts, tally.unreadable) == (5, 3, 2, 0, 0)
@@ -72,7 +74,16 @@ def test_answers_that_differ_in_spaces_are_one():
 @pytest.mark.parametrize(
     "same",
     [
-        (r"\frac{1}{2}", r"\frac12", r"\dfrac{1}{2}", r"\tfrac12", r"\frac1{2}", r"\frac 1 2", "$\\frac{1}{2}$", r"\frac{1}{2}."),
+        (
+            r"\frac{1}{2}",
+            r"\frac12",
+            r"\dfrac{1}{2}",
+            r"\tfrac12",
+            r"\frac1{2}",
+            r"\frac 1 2",
+            "$\\frac{1}{2}$",
+            r"\frac{1}{2}.",
+        ),
         (r"(1, 2)", r"\left(1,2\right)", r"\left( 1,\, 2 \right)", "(1,2)."),
         ("5", r"\$5", "5.", "$5$"),
         (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
@@ -84,7 +95,13 @@ def test_one_answer_in_other_clothes_is_no_conflict(same):
 
 
 def test_other_answers_stay_others():
-    for pair in ((r"\frac12", r"\frac21"), (r"\leftarrow", "arrow"), (".5", "5"), (r"\frac{12}{3}", r"\frac1{23}"), ("1.0", "10")):
+    for pair in (
+        (r"\frac12", r"\frac21"),
+        (r"\leftarrow", "arrow"),
+        (".5", "5"),
+        (r"\frac{12}{3}", r"\frac1{23}"),
+        ("1.0", "10"),
+    ):
         assert fed([("x?", answer) for answer in pair], "expression").tally.conflicts == 1, pair
 
 
@@ -116,7 +133,9 @@ def test_what_is_unreadable_is_listed_once_and_is_no_conflict():
 
 
 def test_hostile_text_passes():
-    distinct = fed([("half \ud83d", "1"), ("half \ud83d", "1"), ("null \x00", "1"), ("line \u2028 end", "1"), ("x" * 100_000, "1")])
+    distinct = fed(
+        [("half \ud83d", "1"), ("half \ud83d", "1"), ("null \x00", "1"), ("line \u2028 end", "1"), ("x" * 100_000, "1")]
+    )
     assert [row[0][:8] for row in written(distinct)] == ["half ?", "null \x00", "line \u2028 e", "xxxxxxxx"]
 
 

@@ -9,12 +9,24 @@ import sys
 import pytest
 
 from proxima.prepare import SOURCES, EvalSet, Options, beside, check_folder, eval_set, find_origin, prepare, read_card
-from proxima.prepare.folder import whole_folder
-from proxima.prepare.table import COLUMNS
+from proxima.prepare.atomic_folder import whole_folder
+from proxima.prepare.write_files import COLUMNS
 from proxima.task import Parquet, Prepared
 from proxima.task.prepared import PREPARED
 
-from .published import AFTER, BEFORE, GSM8K_TRAIN, LONG, gsm8k_folder, lines, math500_row, math_row, table, write_dapo, write_jsonl
+from .published import (
+    AFTER,
+    BEFORE,
+    GSM8K_TRAIN,
+    LONG,
+    gsm8k_folder,
+    lines,
+    math500_row,
+    math_row,
+    table,
+    write_dapo,
+    write_jsonl,
+)
 
 PARTS = {part.name: part for parts in SOURCES.values() for part in parts}
 FRUIT = ("apples", "pears", "plums", "figs", "limes")
@@ -23,16 +35,25 @@ FRUIT = ("apples", "pears", "plums", "figs", "limes")
 def make(name, place, out, *, against=(), overwrite=False, dry_run=False, **options):
     part = PARTS[name]
     return prepare(
-        part, find_origin(part, str(place)), out, Options(**options), against=against, command="proxima data prepare", overwrite=overwrite,
+        part,
+        find_origin(part, str(place)),
+        out,
+        Options(**options),
+        against=against,
+        command="proxima data prepare",
+        overwrite=overwrite,
         dry_run=dry_run,
-    )  # fmt: skip
+    )
 
 
 def balanced(card):
     """Every row is somewhere."""
     for counts in card["counts"].values():
         assert counts["rows"] == counts["unreadable_rows"] + counts["repeats"] + counts["questions"]
-        assert counts["questions"] == counts["conflicts_dropped"] + counts["contaminated"] + counts["train"] + counts["test"]
+        assert (
+            counts["questions"]
+            == counts["conflicts_dropped"] + counts["contaminated"] + counts["train"] + counts["test"]
+        )
     return card["counts"]
 
 
@@ -46,7 +67,10 @@ def test_gsm8k(tmp_path):
     assert train[1]["question"] == GSM8K_TRAIN[1]["question"] and train[1]["solution"] == "3+4=<<3+4=7>>7"
     assert (train[2]["source"], train[2]["row"], train[2]["repeats"], train[2]["level"]) == ("train.jsonl", 2, 1, None)
     assert train[1]["messages"] == [
-        {"role": "user", "content": GSM8K_TRAIN[1]["question"] + "\nThink step by step, then give the final number after ####."}
+        {
+            "role": "user",
+            "content": GSM8K_TRAIN[1]["question"] + "\nThink step by step, then give the final number after ####.",
+        }
     ]
     assert [line for line in done.notes if "published" in line] == [
         "gsm8k: 3 distinct train questions, 7,473 are published; is the source whole?",
@@ -56,7 +80,10 @@ def test_gsm8k(tmp_path):
 
 
 def dapo_rows(questions=50, times=8):
-    rows = [(LONG.format(n=i) + f" He likes {FRUIT[i % 5]} number {i} of {i + 1}.", str(i), f"id-{i}") for i in range(questions)]
+    rows = [
+        (LONG.format(n=i) + f" He likes {FRUIT[i % 5]} number {i} of {i + 1}.", str(i), f"id-{i}")
+        for i in range(questions)
+    ]
     return rows * times
 
 
@@ -75,28 +102,38 @@ def test_dapo_is_each_question_once_with_a_held_out_side(tmp_path):
     fewer = write_dapo(tmp_path / "fewer.parquet", dapo_rows(25, 1))
     again = make("dapo-math", fewer, tmp_path / "data" / "fewer", held_out=0.3, words=0)
     test = [row["id"] for row in sides["test"]]
-    assert [row["id"] for row in table(again.folder / "test.parquet")] == [name for name in test if name in
-            {row["id"] for row in table(again.folder / "test.parquet")}]  # fmt: skip
+    assert [row["id"] for row in table(again.folder / "test.parquet")] == [
+        name for name in test if name in {row["id"] for row in table(again.folder / "test.parquet")}
+    ]
     assert {row["id"] for row in table(again.folder / "train.parquet")} <= {row["id"] for row in sides["train"]}
     assert [row["row"] for row in sides["train"]] == sorted(row["row"] for row in sides["train"])
 
 
 def test_conflicts_unreadable_and_contaminated_are_listed(tmp_path):
     rows = [
-        ("How many apples are left?", "1"), ("How many apples are left?", "2"), ("How many pears are left?", "3"),
-        ("How many figs are left?", "many"), (LONG.format(n=7), "7"), ("Find the answer of AIME?", "9"),
-    ]  # fmt: skip
+        ("How many apples are left?", "1"),
+        ("How many apples are left?", "2"),
+        ("How many pears are left?", "3"),
+        ("How many figs are left?", "many"),
+        (LONG.format(n=7), "7"),
+        ("Find the answer of AIME?", "9"),
+    ]
     path = write_dapo(tmp_path / "d.parquet", rows)
     known = EvalSet("aime24", ["Other?", "Find the  answer of AIME?", LONG.format(n=8)], "0" * 64)
     done = make("dapo-math", path, tmp_path / "out", held_out=0, max_unreadable=0.5, against=[known])
     counts = balanced(done.card)["train"]
-    assert {key: counts[key] for key in ("unreadable", "conflicts", "conflicts_dropped", "contaminated", "train", "test")} == {
-        "unreadable": 1, "conflicts": 1, "conflicts_dropped": 1, "contaminated": 2, "train": 1, "test": 0,
-    }  # fmt: skip
+    assert {
+        key: counts[key] for key in ("unreadable", "conflicts", "conflicts_dropped", "contaminated", "train", "test")
+    } == {"unreadable": 1, "conflicts": 1, "conflicts_dropped": 1, "contaminated": 2, "train": 1, "test": 0}
     assert [row["question"] for row in table(done.folder / "train.parquet")] == ["How many pears are left?"]
     assert not (done.folder / "test.parquet").exists()
     (conflict,) = lines(done.folder / "conflicts.jsonl")
-    assert conflict == {"side": "train", "question": "How many apples are left?", "answers": {"1": 1, "2": 1}, "kept": None}
+    assert conflict == {
+        "side": "train",
+        "question": "How many apples are left?",
+        "answers": {"1": 1, "2": 1},
+        "kept": None,
+    }
     (unreadable,) = lines(done.folder / "unreadable.jsonl")
     assert (unreadable["question"], unreadable["answer"], unreadable["row"]) == ("How many figs are left?", "many", 3)
     long, same = lines(done.folder / "contaminated.jsonl")
@@ -133,9 +170,15 @@ def test_held_out_questions_are_held_out_of_training_by_their_words_too(tmp_path
 def test_math_and_math500(tmp_path):
     folder = tmp_path / "raw"
     for subset in ("algebra", "geometry"):
-        write_jsonl(folder / subset / "train.jsonl", [math_row(f"{subset} {i}?", f"\\frac{{{i}}}{{2}}", f"Level {i}") for i in (1, 2)])
+        write_jsonl(
+            folder / subset / "train.jsonl",
+            [math_row(f"{subset} {i}?", f"\\frac{{{i}}}{{2}}", f"Level {i}") for i in (1, 2)],
+        )
         write_jsonl(folder / subset / "test.jsonl", [math_row(f"{subset} test?", "9", "Level ?")])
-    write_jsonl(folder / "algebra" / "train.jsonl", [math_row("algebra 1?", "\\frac{1}{2}", "Level 1"), math_row("in 500?", "3")])
+    write_jsonl(
+        folder / "algebra" / "train.jsonl",
+        [math_row("algebra 1?", "\\frac{1}{2}", "Level 1"), math_row("in 500?", "3")],
+    )
     small = make(
         "math500",
         write_jsonl(tmp_path / "math500.jsonl", [math500_row("in  500?", "3", "test/algebra/1.json")]),
@@ -182,10 +225,17 @@ def test_the_card_says_how_to_get_it_again(tmp_path):
         "system": "Be brief.",
     }
     train = next(iter(card["inputs"]["train"]))
-    assert train == {"file": "train.jsonl", "bytes": (tmp_path / "raw" / "train.jsonl").stat().st_size,
-                     "sha256": hashlib.sha256((tmp_path / "raw" / "train.jsonl").read_bytes()).hexdigest()}  # fmt: skip
+    assert train == {
+        "file": "train.jsonl",
+        "bytes": (tmp_path / "raw" / "train.jsonl").stat().st_size,
+        "sha256": hashlib.sha256((tmp_path / "raw" / "train.jsonl").read_bytes()).hexdigest(),
+    }
     text = (done.folder / "README.md").read_text()
-    assert "| in train.parquet | 0 | 3 |" in text and "    Be brief." in text and "task: {kind: prepared, path: data/gsm8k}" in text
+    assert (
+        "| in train.parquet | 0 | 3 |" in text
+        and "    Be brief." in text
+        and "task: {kind: prepared, path: data/gsm8k}" in text
+    )
     assert str(tmp_path) not in json.dumps({**card, "source": None})
 
 
@@ -200,7 +250,8 @@ def test_too_many_unreadable_answers(tmp_path):
     gsm8k_folder(tmp_path / "raw", train=rows)
     with pytest.raises(
         ValueError,
-        match=r"gsm8k: 1 of 4 train questions \(25.0%\) can't be used; the first, .*train.jsonl row 3, has an answer .* no ####: 'because'",
+        match=r"gsm8k: 1 of 4 train questions \(25.0%\) can't be used; the first, .*train.jsonl row 3, has an "
+        r"answer .* no ####: 'because'",
     ):
         make("gsm8k", tmp_path / "raw", tmp_path / "out")
     assert os.listdir(tmp_path) == ["raw"]
@@ -259,7 +310,11 @@ def test_nothing_that_is_there_is_lost(tmp_path):
     with pytest.raises(RuntimeError), whole_folder(tmp_path / "out", overwrite=True) as folder:
         (folder / "half").write_text("x")
         raise RuntimeError
-    assert (tmp_path / "out" / "card.json").read_bytes() == before and sorted(os.listdir(tmp_path)) == ["mine", "out", "raw"]
+    assert (tmp_path / "out" / "card.json").read_bytes() == before and sorted(os.listdir(tmp_path)) == [
+        "mine",
+        "out",
+        "raw",
+    ]
 
 
 def test_a_kill_between_the_renames(tmp_path):
@@ -282,9 +337,14 @@ def test_one_at_a_time_makes_a_folder(tmp_path):
         assert folder.name == f".out.part-{os.getpid()}"
         assert sorted(os.listdir(tmp_path)) == [".out.lock", folder.name, ".out.partial"]
         (folder / "card.json").write_text("mine")
-        with pytest.raises(ValueError, match="out is being made by another process; wait for it, or give another folder with --out"):
+        with pytest.raises(
+            ValueError, match="out is being made by another process; wait for it, or give another folder with --out"
+        ):
             make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "out")
-        code = "import sys, pathlib; from proxima.prepare.folder import whole_folder; whole_folder(pathlib.Path(sys.argv[1])).__enter__()"
+        code = (
+            "import sys, pathlib; from proxima.prepare.atomic_folder import whole_folder; "
+            "whole_folder(pathlib.Path(sys.argv[1])).__enter__()"
+        )
         other = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True)
         assert "out is being made by another process" in other.stderr
         assert (folder / "card.json").read_text() == "mine" and not (tmp_path / "out").exists()
@@ -301,8 +361,11 @@ def test_check(tmp_path):
     (folder / "test.parquet").unlink()
     (folder / "more.parquet").write_bytes(b"")
     assert {one.file: one.verdict for one in check_folder(folder)} == {
-        "test.parquet": "missing", "train.parquet": "altered", "README.md": "same", "more.parquet": "extra",
-    }  # fmt: skip
+        "test.parquet": "missing",
+        "train.parquet": "altered",
+        "README.md": "same",
+        "more.parquet": "extra",
+    }
     (folder / "card.json").write_text("{")
     with pytest.raises(ValueError, match="can't be read"):
         check_folder(folder)
@@ -329,14 +392,23 @@ def test_evaluation_sets_of_every_kind(tmp_path):
     half.write_text('{"question": "a \\ud800 b", "answer": "1"}\n{"question": "c", "answer": "1"}\n')
     assert list(eval_set(str(half)).questions) == ["a ? b", "c"]
     empty = write_dapo(tmp_path / "empty.parquet", [])
-    for place, message in (("nowhere", "against='nowhere': 'nowhere': no such file"), (str(empty), "holds no questions")):
+    for place, message in (
+        ("nowhere", "against='nowhere': 'nowhere': no such file"),
+        (str(empty), "holds no questions"),
+    ):
         with pytest.raises(ValueError, match=message):
             eval_set(place)
 
 
 def test_what_lies_beside(tmp_path):
     make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "data" / "gsm8k")
-    make("dapo-math", write_dapo(tmp_path / "d.parquet", dapo_rows()), tmp_path / "data" / "split-off", held_out=0.3, words=0)
+    make(
+        "dapo-math",
+        write_dapo(tmp_path / "d.parquet", dapo_rows()),
+        tmp_path / "data" / "split-off",
+        held_out=0.3,
+        words=0,
+    )
     make("dapo-math", tmp_path / "d.parquet", tmp_path / "data" / "only-train", held_out=0)
     assert beside(tmp_path / "data" / "new") == [str(tmp_path / "data" / "gsm8k")]
     assert beside(tmp_path / "data" / "gsm8k") == []

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from proxima.prepare import SOURCES, find_origin
-from proxima.prepare.origin import NotThere
+from proxima.prepare.locate import NotThere
 
 from .published import GSM8K_TEST, GSM8K_TRAIN, gsm8k_folder, math_row, write_dapo, write_jsonl, write_parquet
 
@@ -60,19 +60,24 @@ def test_shards_patterns_and_folders_named_by_side(tmp_path):
     only = find_origin(PARTS["gsm8k"], str(tmp_path / "s"), subset="socratic")
     assert names(only) == {"train": ["socratic/train-00000-of-00001.parquet"]}
     assert (
-        names(find_origin(PARTS["gsm8k"], str(tmp_path / "s" / "main" / "train-*.parquet")))["train"][1] == "train-00001-of-00002.parquet"
+        names(find_origin(PARTS["gsm8k"], str(tmp_path / "s" / "main" / "train-*.parquet")))["train"][1]
+        == "train-00001-of-00002.parquet"
     )
     for side in ("train", "test"):
         for i in (1, 10, 2):
             (tmp_path / "m" / side / "algebra").mkdir(parents=True, exist_ok=True)
             (tmp_path / "m" / side / "algebra" / f"{i}.json").write_text(json.dumps(math_row(f"{side} {i}?", i)))
-    assert names(find_origin(PARTS["math"], str(tmp_path / "m")))["test"] == [f"test/algebra/{i}.json" for i in (1, 10, 2)]
+    assert names(find_origin(PARTS["math"], str(tmp_path / "m")))["test"] == [
+        f"test/algebra/{i}.json" for i in (1, 10, 2)
+    ]
 
 
 def test_a_side_is_a_word_of_its_own(tmp_path):
     write_parquet(tmp_path / "trainer.parquet", GSM8K_TRAIN)
     assert names(find_origin(PARTS["dapo-math"], str(tmp_path))) == {"train": ["trainer.parquet"]}
-    assert names(find_origin(PARTS["aime24"], str(tmp_path))) == {"test": ["trainer.parquet"]}  # every row is a question
+    assert names(find_origin(PARTS["aime24"], str(tmp_path))) == {
+        "test": ["trainer.parquet"]
+    }  # every row is a question
 
 
 def test_a_test_set_whose_only_split_is_called_train(tmp_path):
@@ -93,7 +98,11 @@ def test_the_cache_of_the_hub(tmp_path):
 
 
 def test_the_second_data_set_where_the_first_is_not_cached(tmp_path):
-    cached(tmp_path, "math-ai/aime24", lambda folder: write_jsonl(folder / "test.jsonl", [{"problem": "1?", "solution": "\\boxed{204}"}]))
+    cached(
+        tmp_path,
+        "math-ai/aime24",
+        lambda folder: write_jsonl(folder / "test.jsonl", [{"problem": "1?", "solution": "\\boxed{204}"}]),
+    )
     assert find_origin(PARTS["aime24"]).name == "math-ai/aime24"
 
 
@@ -103,15 +112,17 @@ def test_configurations_that_are_files(tmp_path):
             write_jsonl(folder / f"{name}.jsonl", [{"question": f"{name}?", "answer": "1"}])
 
     cached(tmp_path, "opencompass/AIME2025", write)
-    assert names(find_origin(PARTS["aime25"], "opencompass/AIME2025")) == {"test": ["aime2025-I.jsonl", "aime2025-II.jsonl"]}
+    assert names(find_origin(PARTS["aime25"], "opencompass/AIME2025")) == {
+        "test": ["aime2025-I.jsonl", "aime2025-II.jsonl"]
+    }
 
 
 def test_the_cache_of_datasets(tmp_path, monkeypatch):
     """What `load_dataset` left: an Arrow file in its own cache, and nothing in the hub's."""
     import datasets
 
-    from proxima.prepare import origin as module
-    from proxima.prepare.rows import inspect, stream
+    from proxima.prepare import locate as module
+    from proxima.prepare.read_files import inspect, stream
 
     folder = tmp_path / "datasets" / "openai___gsm8k" / "main" / "0.0.0" / COMMIT
     made = {}
@@ -140,13 +151,15 @@ def test_a_download_that_was_cut_off(tmp_path):
 def test_what_save_to_disk_wrote(tmp_path):
     import datasets
 
-    from proxima.prepare.rows import inspect, stream
+    from proxima.prepare.read_files import inspect, stream
 
     sides = {side: datasets.Dataset.from_list(rows) for side, rows in (("train", GSM8K_TRAIN), ("test", GSM8K_TEST))}
     datasets.DatasetDict(sides).save_to_disk(str(tmp_path / "saved"))
     origin = find_origin(PARTS["gsm8k"], str(tmp_path / "saved"))
     assert names(origin)["test"] == ["test/data-00000-of-00001.arrow"]
-    assert [row.raw.question for row in stream((inspect(*origin.sides["test"][0]),))] == [row["question"] for row in GSM8K_TEST]
+    assert [row.raw.question for row in stream((inspect(*origin.sides["test"][0]),))] == [
+        row["question"] for row in GSM8K_TEST
+    ]
 
 
 class Network:
@@ -156,7 +169,7 @@ class Network:
         import huggingface_hub
         from huggingface_hub import constants
 
-        from proxima.prepare import origin
+        from proxima.prepare import locate as origin
 
         self.asked = []
         cache_only = huggingface_hub.snapshot_download
@@ -173,7 +186,11 @@ class Network:
 
 
 def test_what_the_cache_has_is_not_fetched_again(tmp_path, monkeypatch):
-    cached(tmp_path, "math-ai/aime25", lambda folder: write_jsonl(folder / "test.jsonl", [{"problem": "1?", "answer": "1"}]))
+    cached(
+        tmp_path,
+        "math-ai/aime25",
+        lambda folder: write_jsonl(folder / "test.jsonl", [{"problem": "1?", "answer": "1"}]),
+    )
     network = Network(monkeypatch, fetch=lambda: None)
     assert find_origin(PARTS["aime25"]).revision == COMMIT
     assert network.asked == [("math-ai/aime25", "cache")]
@@ -203,7 +220,8 @@ def test_a_hub_that_refuses(monkeypatch):
     monkeypatch.setattr("proxima.task.hub.load", nothing)
     Network(monkeypatch, refused)
     with pytest.raises(
-        ValueError, match="gsm8k: openai/gsm8k can't be fetched: ConnectionError: 503 Service Unavailable; give a copy with"
+        ValueError,
+        match="gsm8k: openai/gsm8k can't be fetched: ConnectionError: 503 Service Unavailable; give a copy with",
     ):
         find_origin(PARTS["gsm8k"])
 
@@ -211,11 +229,17 @@ def test_a_hub_that_refuses(monkeypatch):
 @pytest.mark.parametrize(
     ("part", "given", "message"),
     [
-        ("gsm8k", None, r"gsm8k: openai/gsm8k is not in the cache, and the hub is off \(HF_HUB_OFFLINE\); give a copy with --from PATH"),
+        (
+            "gsm8k",
+            None,
+            r"gsm8k: openai/gsm8k is not in the cache, and the hub is off \(HF_HUB_OFFLINE\); give a copy with "
+            r"--from PATH",
+        ),
         (
             "aime24",
             None,
-            r"HuggingFaceH4/aime_2024 is not in the cache.*\(nor Maxwell-Jia/AIME_2024, .*hf download --repo-type dataset Hugging",
+            r"HuggingFaceH4/aime_2024 is not in the cache.*\(nor Maxwell-Jia/AIME_2024, .*hf download --repo-type "
+            r"dataset Hugging",
         ),
         ("gsm8k", "someone/else", "someone/else is not in the cache"),
         ("gsm8k", "./nowhere", "'./nowhere': no such file or folder, and no name on the hub"),

@@ -1,6 +1,6 @@
 """When a training question gives an evaluation question away."""
 
-from proxima.prepare.overlap import EvalSet, Hit, Overlap
+from proxima.prepare.decontaminate import EvalSet, Hit, Overlap
 
 from .published import AFTER, BEFORE, LONG
 
@@ -22,7 +22,13 @@ def test_the_same_text_in_other_clothes():
     assert hits(found, BEFORE + "What is $2+2$?" + AFTER) == [Hit(("eval", 0), ())]
     assert hits(found, "What is $2-2$?") == []  # the same words with another sign are another question
     found = overlap("Compute $2^{10}$.", "Is $n!$ for $n = 5!$ well-known?", "?")
-    for text in ("compute $2^{10}$.", "Compute 2^{10}", "COMPUTE $2^{10}$ !", "Compute\u200b $2^{10}$ .", "\ufeffCompute $2^{10}$."):
+    for text in (
+        "compute $2^{10}$.",
+        "Compute 2^{10}",
+        "COMPUTE $2^{10}$ !",
+        "Compute\u200b $2^{10}$ .",
+        "\ufeffCompute $2^{10}$.",
+    ):
         assert hits(found, text) == [Hit(("eval", 0), ())], text
     assert hits(found, "is n! for n=5! well known") == [Hit(("eval", 1), ())]
     assert hits(found, "Is n! for n=5 well known") == []
@@ -36,12 +42,19 @@ def test_an_evaluation_question_with_something_added_is_found_however_often():
     looked = [found.look(f"{question} Variant number {i}") for i in range(12)]
     assert [[hit.where for hit in found.contaminated(one)] for one in looked] == [[("eval", 0)]] * 12
     assert len(found.phrases) == 8  # all of its runs are in more than ten questions
-    assert [bool(found.contaminated(found.look(" ".join(W[i:20])))) for i in (3, 4, 5)] == [True, True, False]  # 5, 4 and 3 runs of 8
+    assert [bool(found.contaminated(found.look(" ".join(W[i:20])))) for i in (3, 4, 5)] == [
+        True,
+        True,
+        False,
+    ]  # 5, 4 and 3 runs of 8
 
 
 def test_other_numbers_in_a_common_wording_are_another_question():
     found = overlap(LONG.format(n=50), common=3)
-    looked = [found.look(LONG.format(n=n) + more) for n, more in [*((i, "") for i in range(10)), (50, " Hurry!"), (5, " 50 eggs.")]]
+    looked = [
+        found.look(LONG.format(n=n) + more)
+        for n, more in [*((i, "") for i in range(10)), (50, " Hurry!"), (5, " 50 eggs.")]
+    ]
     assert [bool(found.contaminated(one)) for one in looked] == [False] * 10 + [True, True]
 
 
@@ -65,8 +78,13 @@ def test_numbers_are_words():
     """One template with other numbers is another question, as long as no run of 13 words is free of numbers."""
     found = overlap(LONG.format(n=12))
     assert hits(found, LONG.format(n=13)) != []
-    assert hits(overlap("If a = 12 and b = 5, what is the sum of a and b in this ring?"),
-                "If a = 12 and b = 6, what is the sum of a and b in this ring?") == []  # fmt: skip
+    assert (
+        hits(
+            overlap("If a = 12 and b = 5, what is the sum of a and b in this ring?"),
+            "If a = 12 and b = 6, what is the sum of a and b in this ring?",
+        )
+        == []
+    )
 
 
 def test_chinese_is_compared_by_characters():
@@ -83,7 +101,9 @@ def test_a_phrase_of_the_trade_says_nothing():
     looked.append(found.look(f"{phrase} d"))
     assert not any(found.contaminated(one) for one in looked)
     assert found.phrases == [(phrase, 4)]
-    assert found.contaminated(found.look(f"{phrase} one two three")) == [Hit(("eval", 0), ())]  # the same text always counts
+    assert found.contaminated(found.look(f"{phrase} one two three")) == [
+        Hit(("eval", 0), ())
+    ]  # the same text always counts
 
 
 def test_a_phrase_does_not_save_what_shares_more():

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from proxima.prepare.answer import ANSWERS
-from proxima.prepare.reader import Raw
-from proxima.prepare.rows import inspect, stream
+from proxima.prepare.answer_kinds import ANSWERS
+from proxima.prepare.read_files import inspect, stream
+from proxima.prepare.row_formats import Raw
 
 from .published import AFTER, BEFORE, math_row, write_dapo, write_jsonl, write_parquet
 
@@ -25,7 +25,14 @@ def only(path):
     ("row", "expected"),
     [
         (  # HuggingFaceH4/aime_2024
-            {"id": 60, "problem": "1?", "solution": "It is 33.", "answer": "033", "url": "https://e.org", "year": "2024"},
+            {
+                "id": 60,
+                "problem": "1?",
+                "solution": "It is 33.",
+                "answer": "033",
+                "url": "https://e.org",
+                "year": "2024",
+            },
             Raw("1?", "033", "It is 33.", None, None, "60"),
         ),
         (  # Maxwell-Jia/AIME_2024
@@ -42,7 +49,8 @@ def only(path):
             Raw("1?", 70, None, None, None, "1"),
         ),
         ({"question": "1?", "answer": "70"}, Raw("1?", "70")),  # opencompass/AIME2025
-        ({"id": 0, "question": "1?", "answer": 27.0, "url": "https://e.org"}, Raw("1?", 27.0, None, None, None, "0")),  # math-ai/amc23
+        # math-ai/amc23
+        ({"id": 0, "question": "1?", "answer": 27.0, "url": "https://e.org"}, Raw("1?", 27.0, None, None, None, "0")),
         ({"question": "1?", "answer": "1+1=2\n#### 2"}, Raw("1?", "1+1=2\n#### 2", "1+1=2")),  # openai/gsm8k
         (  # hendrycks MATH
             {"problem": "1?", "level": "Level 5", "type": "Algebra", "solution": "so $\\boxed{2}$"},
@@ -53,30 +61,47 @@ def only(path):
             Raw("1?", "so $\\boxed{2}$", "so $\\boxed{2}$", "Geometry", None),
         ),
         (  # HuggingFaceH4/MATH-500
-            {"problem": "1?", "solution": "so", "answer": "\\pi", "subject": "Precalculus", "level": 2, "unique_id": "test/a/807.json"},
+            {
+                "problem": "1?",
+                "solution": "so",
+                "answer": "\\pi",
+                "subject": "Precalculus",
+                "level": 2,
+                "unique_id": "test/a/807.json",
+            },
             Raw("1?", "\\pi", "so", "Precalculus", 2, "test/a/807.json"),
         ),
         (  # open-r1/DAPO-Math-17k-Processed
             {
-                "prompt": "1?", "solution": "34", "data_source": "math_dapo", "source_prompt": [{"content": "x", "role": "user"}],
-                "ability": "MATH", "reward_model": {"ground_truth": "34", "style": "rule"}, "extra_info": {"index": "9a9b"},
+                "prompt": "1?",
+                "solution": "34",
+                "data_source": "math_dapo",
+                "source_prompt": [{"content": "x", "role": "user"}],
+                "ability": "MATH",
+                "reward_model": {"ground_truth": "34", "style": "rule"},
+                "extra_info": {"index": "9a9b"},
             },
             Raw("1?", "34", None, None, None, "9a9b"),
         ),
         (  # prepared for verl: objects as JSON text
-            {"prompt": json.dumps([{"role": "user", "content": "1?"}]), "reward_model": json.dumps({"ground_truth": "34"})},
+            {
+                "prompt": json.dumps([{"role": "user", "content": "1?"}]),
+                "reward_model": json.dumps({"ground_truth": "34"}),
+            },
             Raw("1?", "34"),
         ),
         ({"prompt": "1?", "answer": "34"}, Raw("1?", "34")),
     ],
-)  # fmt: skip
+)
 def test_every_form(tmp_path, row, expected):
     assert only(write_parquet(tmp_path / "a.parquet", [row])) == expected
     assert only(write_jsonl(tmp_path / "a.jsonl", [row])) == expected
 
 
 def test_dapo(tmp_path):
-    assert only(write_dapo(tmp_path / "d.parquet", [("1?", "34", "9a9b")])) == Raw(BEFORE + "1?" + AFTER, "34", None, None, None, "9a9b")
+    assert only(write_dapo(tmp_path / "d.parquet", [("1?", "34", "9a9b")])) == Raw(
+        BEFORE + "1?" + AFTER, "34", None, None, None, "9a9b"
+    )
 
 
 def test_an_aime_answer_in_the_solution_is_read(tmp_path):
@@ -119,14 +144,21 @@ def test_rows_of_another_form_are_not_dropped_in_silence(tmp_path):
     )
     first, *others = rows_of(path)
     assert first.raw.question == "1?" and all(row.raw is None for row in others)
-    assert [row.reason for row in others[:2]] == ["has no 'ground_truth'", "has another form: nothing is said by the user"]
+    assert [row.reason for row in others[:2]] == [
+        "has no 'ground_truth'",
+        "has another form: nothing is said by the user",
+    ]
     assert others[3].reason == "has no 'prompt'"
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"question": "1?", "answer": "1"}\n{"question": "2?', r"a.jsonl:2 is not JSON: .*was the file cut off"),
+        (
+            "a.jsonl",
+            b'{"question": "1?", "answer": "1"}\n{"question": "2?',
+            r"a.jsonl:2 is not JSON: .*was the file cut off",
+        ),
         ("a.jsonl", b"[1]\n", r"a.jsonl:1 holds a list, expected an object"),
         (
             "a.jsonl",
@@ -147,7 +179,9 @@ def test_damaged_files(tmp_path, name, content, message):
 
 
 def test_a_parquet_file_damaged_inside(tmp_path):
-    path = write_dapo(tmp_path / "d.parquet", [(f"{i} and then some more text {i * 7919}?", "1", str(i)) for i in range(5000)])
+    path = write_dapo(
+        tmp_path / "d.parquet", [(f"{i} and then some more text {i * 7919}?", "1", str(i)) for i in range(5000)]
+    )
     content = bytearray(path.read_bytes())
     content[200 : len(content) // 2] = bytes(len(content) // 2 - 200)
     path.write_bytes(content)

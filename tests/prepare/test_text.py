@@ -4,14 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.prepare.answer import ANSWERS
-from proxima.prepare.template import TEMPLATES, template_of
-from proxima.prepare.text import bare, key_of, normalised, sound, words
+from proxima.prepare.answer_kinds import ANSWERS
+from proxima.prepare.normalize import bare, key_of, normalised, sound, words
+from proxima.prepare.prompt_template import TEMPLATES, template_of
 
 from .published import AFTER, BEFORE
 
 BOXED_BEFORE = (
-    "Solve the following math problem step by step. The last line of your response should be of the form Answer: \\boxed{$Answer} where "
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "\\boxed{$Answer} where "
     "$Answer is the answer to the problem.\n\n"
 )
 

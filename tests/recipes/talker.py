@@ -1,5 +1,5 @@
-"""Models of a few thousand weights that say little else than answers, right or wrong, and questions for them: every reward has something to
-tell apart, every group is mixed now and then, and no training is needed for it.
+"""Models of a few thousand weights that say little else than answers, right or wrong, and questions for them: every
+reward has something to tell apart, every group is mixed now and then, and no training is needed for it.
 """
 
 from pathlib import Path
@@ -16,10 +16,23 @@ from tests.tiny import CHAT_TEMPLATE, END, SPECIAL, START
 from tests.tiny import _config as tiny_config
 
 UNKNOWN = "?"
-WORDS = (" ", "1", "2", "\\boxed{1}", "\\boxed{2}", "<think>x</think>\n<answer>1</answer>", "<think>x</think>\n<answer>2</answer>")
+WORDS = (
+    " ",
+    "1",
+    "2",
+    "\\boxed{1}",
+    "\\boxed{2}",
+    "<think>x</think>\n<answer>1</answer>",
+    "<think>x</think>\n<answer>2</answer>",
+)
 VOCABULARY = (*SPECIAL, UNKNOWN, *WORDS)
 CONTEXT = 512
-KINDS = {"qwen2.5": "qwen2", "a3b": "qwen3_moe", "qwen3": "qwen3", "smollm2": "llama"}  # in a model's name → what it is built like
+KINDS = {
+    "qwen2.5": "qwen2",
+    "a3b": "qwen3_moe",
+    "qwen3": "qwen3",
+    "smollm2": "llama",
+}  # in a model's name → what it is built like
 
 
 def talker(path: str, root: Path) -> Path:
@@ -41,7 +54,13 @@ def talker(path: str, root: Path) -> Path:
 
 
 def _moe() -> tuple[Any, Any]:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 16}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+    }
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}
     ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     return Qwen3MoeForCausalLM, Qwen3MoeConfig(**sizes, **heads, **ends, initializer_range=0.25)
@@ -68,11 +87,21 @@ def questions(root: Path) -> dict[str, Path]:
             asked = [f"{side} {i}" for i in range(count)]
             answers = [str(1 + i % 2) for i in range(count)]
             messages = [[{"role": "user", "content": f"Q {text}"}] for text in asked]
-            parquet.write_table(pyarrow.table({"question": asked, "answer": answers, "messages": messages}), folder / f"{side}.parquet")
+            parquet.write_table(
+                pyarrow.table({"question": asked, "answer": answers, "messages": messages}), folder / f"{side}.parquet"
+            )
         worked = folder / "gsm8k"
         worked.mkdir()
         for side in ("train", "test"):
             table = parquet.read_table(folder / f"{side}.parquet").to_pylist()
-            rows = {"question": [row["question"] for row in table], "answer": [f"so\n#### {row['answer']}" for row in table]}
+            rows = {
+                "question": [row["question"] for row in table],
+                "answer": [f"so\n#### {row['answer']}" for row in table],
+            }
             parquet.write_table(pyarrow.table(rows), worked / f"{side}.parquet")
-    return {"prepared": folder, "parquet": folder / "train.parquet", "arithmetic": folder / "train.parquet", "gsm8k": folder / "gsm8k"}
+    return {
+        "prepared": folder,
+        "parquet": folder / "train.parquet",
+        "arithmetic": folder / "train.parquet",
+        "gsm8k": folder / "gsm8k",
+    }

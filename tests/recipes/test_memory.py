@@ -1,4 +1,5 @@
-"""What a recipe says it needs is what `proxima explain` adds up. The models' shapes are written here: none of them has to be had."""
+"""What a recipe says it needs is what `proxima explain` adds up. The models' shapes are written here: none of them has
+to be had."""
 
 import re
 from dataclasses import replace
@@ -17,45 +18,78 @@ QWEN3 = {"vocab_size": 151936, "head_dim": 128, "num_attention_heads": 32}
 SHAPES = {  # the config.json of each, and its parameters
     "Qwen/Qwen2.5-1.5B-Instruct": (
         Qwen2Config(
-            **QWEN2 | {"vocab_size": 151936}, hidden_size=1536, intermediate_size=8960, num_hidden_layers=28, num_attention_heads=12,
-            num_key_value_heads=2, tie_word_embeddings=True,
+            **QWEN2 | {"vocab_size": 151936},
+            hidden_size=1536,
+            intermediate_size=8960,
+            num_hidden_layers=28,
+            num_attention_heads=12,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
         ),
         1_543_714_304,
     ),
     "Qwen/Qwen2.5-7B-Instruct": (
         Qwen2Config(
-            **QWEN2, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4,
+            **QWEN2,
+            hidden_size=3584,
+            intermediate_size=18944,
+            num_hidden_layers=28,
+            num_attention_heads=28,
+            num_key_value_heads=4,
         ),
         7_615_616_512,
     ),
     "Qwen/Qwen2.5-32B": (
         Qwen2Config(
-            **QWEN2, hidden_size=5120, intermediate_size=27648, num_hidden_layers=64, num_attention_heads=40, num_key_value_heads=8,
+            **QWEN2,
+            hidden_size=5120,
+            intermediate_size=27648,
+            num_hidden_layers=64,
+            num_attention_heads=40,
+            num_key_value_heads=8,
         ),
         32_763_876_352,
     ),
     "Qwen/Qwen3-4B-Base": (
         Qwen3Config(
-            **QWEN3, architectures=["Qwen3ForCausalLM"], hidden_size=2560, intermediate_size=9728, num_hidden_layers=36,
-            num_key_value_heads=8, tie_word_embeddings=True,
+            **QWEN3,
+            architectures=["Qwen3ForCausalLM"],
+            hidden_size=2560,
+            intermediate_size=9728,
+            num_hidden_layers=36,
+            num_key_value_heads=8,
+            tie_word_embeddings=True,
         ),
         4_022_468_096,
     ),
     "Qwen/Qwen3-30B-A3B-Base": (
         Qwen3MoeConfig(
-            **QWEN3, architectures=["Qwen3MoeForCausalLM"], hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768,
-            num_hidden_layers=48, num_key_value_heads=4, num_experts=128, num_experts_per_tok=8,
+            **QWEN3,
+            architectures=["Qwen3MoeForCausalLM"],
+            hidden_size=2048,
+            intermediate_size=6144,
+            moe_intermediate_size=768,
+            num_hidden_layers=48,
+            num_key_value_heads=4,
+            num_experts=128,
+            num_experts_per_tok=8,
         ),
         30_532_122_624,
     ),
     "HuggingFaceTB/SmolLM2-135M": (
         LlamaConfig(
-            architectures=["LlamaForCausalLM"], vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
-            num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
+            architectures=["LlamaForCausalLM"],
+            vocab_size=49152,
+            hidden_size=576,
+            intermediate_size=1536,
+            num_hidden_layers=30,
+            num_attention_heads=9,
+            num_key_value_heads=3,
+            tie_word_embeddings=True,
         ),
         134_515_008,
     ),
-}  # fmt: skip
+}
 PROMPT = 128  # tokens, what `explain` takes where there is no tokenizer
 LARGE = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem != "quickstart")
 
@@ -80,8 +114,13 @@ def facts(tmp_path_factory):
 def test_the_memory_that_it_names(name, facts):
     config = resolve(FOLDER / f"{name}.yaml").config
     total = memory_of(config, facts(config.model.path), batch_of(config, PROMPT)).total / 2**30
-    row = next(line for line in (FOLDER / "README.md").read_text(encoding="utf-8").splitlines() if f"({name}.yaml)" in line)
-    said = [row.rsplit("|", 2)[1], *re.findall(r"about (\d+ GiB)", (FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))[:1]]
+    row = next(
+        line for line in (FOLDER / "README.md").read_text(encoding="utf-8").splitlines() if f"({name}.yaml)" in line
+    )
+    said = [
+        row.rsplit("|", 2)[1],
+        *re.findall(r"about (\d+ GiB)", (FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))[:1],
+    ]
     assert [int(text.split()[0]) for text in said] == [round(total)] * len(said)
 
 
@@ -93,7 +132,9 @@ def test_a_known_size_is_that_of_the_model(path, facts):
 def test_models_of_one_shape_have_one_size():
     """Instruct, base and plain ones of a name."""
     family = {"qwen2.5-7b": "qwen2.5-7b-instruct", "qwen3-4b": "qwen3-4b-base", "qwen3-30b-a3b": "qwen3-30b-a3b-base"}
-    assert all(KNOWN[one] == KNOWN[other] for one, other in (family | {"smollm2-135m-instruct": "smollm2-135m"}).items())
+    assert all(
+        KNOWN[one] == KNOWN[other] for one, other in (family | {"smollm2-135m-instruct": "smollm2-135m"}).items()
+    )
     built = {path.rpartition("/")[2].lower() for path in SHAPES}
     assert set(KNOWN) - built == {"qwen2.5-7b", "qwen3-4b", "qwen3-30b-a3b", "smollm2-135m-instruct"}
     assert known_facts("models/SmolLM2-135M-Instruct/") == KNOWN["smollm2-135m"] and known_facts("org/other") is None

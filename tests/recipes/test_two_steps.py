@@ -1,6 +1,7 @@
 """Every recipe, and every cell of a sweep of recipes, makes two steps with a tiny model of the same architecture.
 
-Model, data and sizes are other ones; algorithm, rewards, selection, sampling and optimizer are those of the recipe, and that is asserted.
+Model, data and sizes are other ones; algorithm, rewards, selection, sampling and optimizer are those of the recipe, and
+that is asserted.
 """
 
 import dataclasses
@@ -23,10 +24,16 @@ FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
 RECIPES = sorted(set(FOLDER.glob("**/*.yaml")) - set(SWEEPS))
 TOKENS = 8
-FAST = {"dapo_32b", "qwen3_30b_cppo", "prune_math"}  # of those that start math-verify in a process, which takes longer than the two steps
+FAST = {
+    "dapo_32b",
+    "qwen3_30b_cppo",
+    "prune_math",
+}  # of those that start math-verify in a process, which takes longer than the two steps
 CASES = {str(path.relative_to(FOLDER).with_suffix("")): (path, ()) for path in RECIPES}
 for file in SWEEPS:
-    CASES |= {f"{file.stem}-{cell.name}": (FOLDER / f"{file.stem}.yaml", cell.overrides) for cell in read_sweep(file).cells}
+    CASES |= {
+        f"{file.stem}-{cell.name}": (FOLDER / f"{file.stem}.yaml", cell.overrides) for cell in read_sweep(file).cells
+    }
 
 
 def marked(case):
@@ -69,7 +76,9 @@ def smaller(config, root) -> list[str]:
     for slot, task in (("task", config.task), ("eval.task", config.eval.task)):
         kind = {"Prepared": "prepared", "Gsm8k": "gsm8k"}.get(type(task).__name__, "parquet")
         place = places[kind].parent / "test.parquet" if kind == "parquet" and slot == "eval.task" else places[kind]
-        values |= {f"{slot}.path": place} if kind != "parquet" else {slot: json.dumps({"kind": kind, "path": str(place)})}
+        values |= (
+            {f"{slot}.path": place} if kind != "parquet" else {slot: json.dumps({"kind": kind, "path": str(place)})}
+        )
     for i, reward in enumerate(config.reward):
         if isinstance(reward, Overlong):
             values |= {f"reward.{i}.max_tokens": size, f"reward.{i}.buffer_tokens": 3}
@@ -82,9 +91,13 @@ def essence(config):
     """What the overrides may not touch."""
     aggregate = config.algorithm.aggregate
     algorithm = dataclasses.replace(
-        config.algorithm, aggregate=dataclasses.replace(aggregate, horizon=1.0) if hasattr(aggregate, "horizon") else aggregate
+        config.algorithm,
+        aggregate=dataclasses.replace(aggregate, horizon=1.0) if hasattr(aggregate, "horizon") else aggregate,
     )
-    rewards = [dataclasses.replace(one, max_tokens=2, buffer_tokens=1) if isinstance(one, Overlong) else one for one in config.reward]
+    rewards = [
+        dataclasses.replace(one, max_tokens=2, buffer_tokens=1) if isinstance(one, Overlong) else one
+        for one in config.reward
+    ]
     sampling = [dataclasses.replace(one, max_tokens=1) for one in (config.sampling, config.eval.sampling)]
     kept = ("epochs_per_step", "optimizer", "schedule", "final_lr_ratio", "max_grad_norm")
     training = [getattr(config.train, name) for name in kept]
@@ -96,7 +109,9 @@ def essence(config):
 def test_two_steps(case, root, tmp_path):
     recipe, overrides = CASES[case]
     published = resolve(recipe, overrides).config
-    cell = [text for text in overrides if not text.startswith(("train.", "eval.", "checkpoint."))]  # those are sizes too
+    cell = [
+        text for text in overrides if not text.startswith(("train.", "eval.", "checkpoint."))
+    ]  # those are sizes too
     resolved = resolve(recipe, [*cell, *smaller(published, root), f"folder={tmp_path / 'run'}"])
     config = resolved.config
     assert essence(config) == essence(published)
@@ -105,7 +120,11 @@ def test_two_steps(case, root, tmp_path):
     folder = RunFolder(tmp_path / "run")
     records = [record for record in folder.read_metrics() if record["kind"] == "train"]
     assert [record["step"] for record in records] == [1, 2]
-    size, kept, prompts = config.train.completions_per_prompt, config.train.completions_per_prompt, config.train.prompts_per_step
+    size, kept, prompts = (
+        config.train.completions_per_prompt,
+        config.train.completions_per_prompt,
+        config.train.prompts_per_step,
+    )
     for spec in config.algorithm.selection:
         if isinstance(spec, Prune):
             kept, prompts = spec.kept(size), prompts * spec.prompts_factor(size)
@@ -116,7 +135,11 @@ def test_two_steps(case, root, tmp_path):
         rows = read_rows(folder.rollout_file(record["step"]))
         groups = {row["prompt_uid"]: [r for r in rows if r["prompt_uid"] == row["prompt_uid"]] for row in rows}
         assert all(len(group) == size for group in groups.values())
-        used = [group for group in groups.values() if any(r["outcome"] in ("trained", "skipped_zero_advantage") for r in group)]
+        used = [
+            group
+            for group in groups.values()
+            if any(r["outcome"] in ("trained", "skipped_zero_advantage") for r in group)
+        ]
         assert len(used) == prompts
         for group in used:
             assert sum(row["outcome"] in ("trained", "skipped_zero_advantage") for row in group) == kept

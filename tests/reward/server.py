@@ -11,8 +11,8 @@ from typing import Any
 class Scorer:
     """What the server was asked, and what it answers.
 
-    `answer(request, n)` gets the JSON of the n-th request (0, 1 …) and returns JSON, raw bytes, or (status, bytes, headers); what it raises
-    breaks the connection off.
+    `answer(request, n)` gets the JSON of the n-th request (0, 1 …) and returns JSON, raw bytes, or (status, bytes,
+    headers); what it raises breaks the connection off.
     """
 
     def __init__(self, answer: Callable[[Any, int], Any]) -> None:

@@ -1,4 +1,5 @@
-"""Rewards that look at the whole batch of a step: what they add to scores that are there, and what their failures cost."""
+"""Rewards that look at the whole batch of a step: what they add to scores that are there, and what their failures
+cost."""
 
 import asyncio
 import textwrap
@@ -61,7 +62,11 @@ class Rank(WeightedReward):
                 return Score(value=float("nan"))
             if text == "failed":
                 return Score.failed("no opinion")
-            return Score(value=lengths.index(len(text)) / top, correct=len(text) == 1 if self.knows else None, parts={"n": len(texts)})
+            return Score(
+                value=lengths.index(len(text)) / top,
+                correct=len(text) == 1 if self.knows else None,
+                parts={"n": len(texts)},
+            )
 
         return [[one(c.text) for c in group.completions] for group in groups]
 
@@ -91,7 +96,9 @@ def test_a_batch_reward_alone():
     with runner(Rank(knows=True)) as made:
         groups = groups_of(made, ["a", "bb"])
         assert groups[0].scores == (Score(value=0.0),) * 2
-        assert asyncio.run(made.score_batch(groups))[0].scores[1] == Score(value=1.0, parts={"rank": 1.0, "rank/n": 2.0}, correct=False)
+        assert asyncio.run(made.score_batch(groups))[0].scores[1] == Score(
+            value=1.0, parts={"rank": 1.0, "rank/n": 2.0}, correct=False
+        )
 
 
 def test_correct_is_kept_where_it_is_known():
@@ -122,7 +129,9 @@ def test_a_batch_reward_that_hangs_has_the_time_of_all_its_groups():
 def test_what_is_invalid_already_stays_so_and_keeps_both_reasons():
     scored = batch([Number(), Rank()], ["42"], answer="many")
     (score,) = scored[0].scores
-    assert not score.valid and score.error.startswith("number: ValueError: answer 'many'") and score.parts["rank"] == 0.0
+    assert (
+        not score.valid and score.error.startswith("number: ValueError: answer 'many'") and score.parts["rank"] == 0.0
+    )
     (score,) = batch([Number(), Rank()], ["raise"], answer="many")[0].scores
     assert score.error.endswith("; rank: RuntimeError: no order")
 
@@ -153,7 +162,10 @@ def test_diversity_is_what_no_other_says_in_the_group_or_beside_it(texts, shares
 def test_diversity_of_tokens_and_of_one():
     assert values(batch([Diversity(unit="tokens", n=1)], ["a", "b"])) == [[0.0, 0.0]]
     assert values(batch([Diversity(n=1)], ["a b"])) == [[1.0]]
-    for fields, message in (({"n": 0}, "n=0 must be >= 1"), ({"unit": "letters"}, "unit='letters' must be 'words' or 'tokens'")):
+    for fields, message in (
+        ({"n": 0}, "n=0 must be >= 1"),
+        ({"unit": "letters"}, "unit='letters' must be 'words' or 'tokens'"),
+    ):
         with pytest.raises(ValueError, match=message):
             Diversity(**fields)
 
@@ -197,7 +209,9 @@ def file(tmp_path_factory):
 
 
 def test_your_function_sees_the_whole_batch(file):
-    scored = batch([Number(), FunctionBatch(path=f"{file}:rank", weight=0.5)], ["42", "no"], ["the answer is 42"], timeout=20)
+    scored = batch(
+        [Number(), FunctionBatch(path=f"{file}:rank", weight=0.5)], ["42", "no"], ["the answer is 42"], timeout=20
+    )
     assert values(scored) == [[1.0, 0.0], [1.5]] and scored[1].scores[0].parts == {"number": 1.0, "rank": 1.0}
 
 
@@ -208,12 +222,17 @@ def test_your_function_gets_groups_and_may_return_what_function_may(file):
         "facts: RuntimeError: no opinion",
         "facts: ValueError: returned nan, expected a finite number",
     ]
-    assert scored[1].scores[0].parts == {"number": 1.0, "facts": 0.5, "facts/a": 2.0} and scored[1].scores[0].correct is True
+    assert (
+        scored[1].scores[0].parts == {"number": 1.0, "facts": 0.5, "facts/a": 2.0}
+        and scored[1].scores[0].correct is True
+    )
     assert scored[1].scores[1].parts["facts/n"] == 1.0
 
 
 def test_one_odd_score_costs_itself_only(file):
-    scored = batch([FunctionBatch(path=f"{file}:odd")], ["a", "big", "endless"], ["decimal", "nan"], ["object", "b"], timeout=20)
+    scored = batch(
+        [FunctionBatch(path=f"{file}:odd")], ["a", "big", "endless"], ["decimal", "nan"], ["object", "b"], timeout=20
+    )
     assert values(scored) == [[1.0, None, None], [0.5, None], [None, 1.0]]
     assert scored[0].scores[1].error == "odd: ValueError: returned value=1" + "0" * 79 + ", expected a number"
     assert scored[1].scores[1].error.startswith("odd: ValueError: returned n=nan, expected a finite number")

@@ -36,7 +36,8 @@ def test_a_function_that_takes_them(file, name):
 @pytest.mark.parametrize("name", ["noargs", "one", "three", "keyword"])
 def test_a_function_that_does_not(file, name):
     with pytest.raises(
-        ValueError, match=rf"mine.py:{name}': 'function' calls it with \(prompt, completion\), and it is defined with \("
+        ValueError,
+        match=rf"mine.py:{name}': 'function' calls it with \(prompt, completion\), and it is defined with \(",
     ) as caught:
         Function(path=f"{file}:{name}")
     assert "\n" not in str(caught.value)
@@ -44,7 +45,10 @@ def test_a_function_that_does_not(file, name):
 
 def test_of_the_whole_batch(file):
     assert FunctionBatch(path=f"{file}:one").label == "one" and FunctionBatch(path=f"{file}:several").label == "several"
-    for name, told in (("noargs", r"\(\): too many positional arguments"), ("two", "missing a required argument: 'completion'")):
+    for name, told in (
+        ("noargs", r"\(\): too many positional arguments"),
+        ("two", "missing a required argument: 'completion'"),
+    ):
         with pytest.raises(ValueError, match=rf"'function_batch' calls it with \(groups\), .*{told}"):
             FunctionBatch(path=f"{file}:{name}")
 

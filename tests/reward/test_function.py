@@ -114,7 +114,21 @@ def test_what_a_function_may_return(folder):
 
 
 def test_what_a_function_may_do_wrong_costs_one_completion_each(folder):
-    texts = ("fine", "raise", "hang", "spin", "exit", "die", "nan", "text", "none", "dict", "invalid", "correct", "fine")
+    texts = (
+        "fine",
+        "raise",
+        "hang",
+        "spin",
+        "exit",
+        "die",
+        "nan",
+        "text",
+        "none",
+        "dict",
+        "invalid",
+        "correct",
+        "fine",
+    )
     scores = run(folder, ["wild"], *texts, timeout=1.0)
     assert [score.valid for score in scores] == [True] + [False] * 11 + [True]
     errors = {text: score.error for text, score in zip(texts, scores, strict=True) if not score.valid}
@@ -138,7 +152,10 @@ def test_a_number_that_no_float_holds_is_wrong_and_one_of_another_library_right(
     assert [score.value if score.valid else None for score in scores] == [None, None, 0.5, None, None, 1.0]
     assert scores[0].error == "wild: ValueError: returned value=1" + "0" * 79 + ", expected a number"
     assert scores[1].error == "wild: ValueError: returned value=a number of thousands of digits, expected a number"
-    assert scores[3].error == "wild: ValueError: returned style=nan, expected a finite number; a part without a value is left out"
+    assert (
+        scores[3].error
+        == "wild: ValueError: returned style=nan, expected a finite number; a part without a value is left out"
+    )
     assert scores[4].error.startswith("wild: ValueError: returned style=<object object at")
 
 

@@ -36,7 +36,12 @@ def test_ten_completions_in_one_request_with_all_that_a_scorer_may_need():
         scores = run(quick(server.url), *texts)
     assert [score.value for score in scores] == [float(len(text)) for text in texts]
     (request,) = server.requests
-    assert request["prompt"] == {"uid": 7, "messages": [{"role": "user", "content": "?"}], "answer": "42", "metadata": {"level": 3}}
+    assert request["prompt"] == {
+        "uid": 7,
+        "messages": [{"role": "user", "content": "?"}],
+        "answer": "42",
+        "metadata": {"level": 3},
+    }
     assert request["completions"][1] == {"sample": 1, "text": "It is 42", "tokens": [5, 5, 5], "finish_reason": "stop"}
     assert server.headers[0]["Content-Type"] == "application/json" and "Authorization" not in server.headers[0]
 
@@ -61,7 +66,11 @@ def test_what_a_server_may_say_of_each_completion():
     with scorer(lambda request, n: {"scores": said}) as server:
         scores = run(quick(server.url), *map(str, range(len(said))))
     assert [score.value if score.valid else None for score in scores] == [1.0, 0.5, 2.0, -1.0, 3.0] + [None] * 8 + [1.0]
-    assert scores[2].correct is True and scores[2].parts == {"http": 2.0, "http/style": 0.25} and scores[3].correct is False
+    assert (
+        scores[2].correct is True
+        and scores[2].parts == {"http": 2.0, "http/style": 0.25}
+        and scores[3].correct is False
+    )
     assert [score.error for score in scores[5:11]] == [
         "http: the judge refused",
         "http: the server has no score for it",
@@ -104,7 +113,9 @@ def test_waits_double_and_a_longer_retry_after_is_kept(monkeypatch):
     waits = []
     monkeypatch.setattr(post, "time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
     told = {"1": "7", "2": "9999", "3": "tomorrow"}
-    with scorer(lambda request, n: (503, b"", {"Retry-After": told.get(str(n), "0")}) if n < 6 else lengths(request, n)) as server:
+    with scorer(
+        lambda request, n: (503, b"", {"Retry-After": told.get(str(n), "0")}) if n < 6 else lengths(request, n)
+    ) as server:
         (score,) = run(quick(server.url, retries=6, backoff=0.5), "abc")
     assert score.value == 3.0 and waits == [0.5, 7.0, 30.0, 4.0, 8.0, 16.0]
 
@@ -185,7 +196,8 @@ def test_a_server_that_hangs_or_drips_is_given_up():
 
 
 def dripping(first, drop, seconds):
-    """A server that says `first`, then `drop` again and again; what a reward that waits `seconds` says, and how often it asked."""
+    """A server that says `first`, then `drop` again and again; what a reward that waits `seconds` says, and how often
+    it asked."""
     ended, asked = threading.Event(), []
 
     def drip(connection):
@@ -211,7 +223,9 @@ def dripping(first, drop, seconds):
     return score.error.replace(url, "it"), len(asked)
 
 
-@pytest.mark.parametrize("first", [b"", b"HTTP/1.1 200 OK\r\nX-A: ", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"])
+@pytest.mark.parametrize(
+    "first", [b"", b"HTTP/1.1 200 OK\r\nX-A: ", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"]
+)
 def test_the_time_of_an_attempt_ends_while_status_headers_or_body_drip(first):
     assert dripping(first, b"1", 0.3) == ("http: PostFailed: it has not answered after 0.3 s, 2 times", 2)
 
@@ -226,12 +240,23 @@ def test_a_redirect_is_not_followed_and_its_server_gets_neither_token_nor_comple
             made.check()
     assert not score.valid and other.gets == 0 and other.requests == [] and len(server.requests) == 2
     told = f"{server.url} answers {status} "
-    assert score.error.startswith(f"http: PostFailed: {told}") and score.error.endswith(", a redirect, which is not followed")
-    assert str(caught.value).startswith(f"reward 'http': {told}") and str(caught.value).endswith("; give the address that it leads to")
+    assert score.error.startswith(f"http: PostFailed: {told}") and score.error.endswith(
+        ", a redirect, which is not followed"
+    )
+    assert str(caught.value).startswith(f"reward 'http': {told}") and str(caught.value).endswith(
+        "; give the address that it leads to"
+    )
 
 
 def test_a_number_that_is_none_costs_its_completion_alone():
-    odd = [b"9" * 400, b"9" * 5000, b"-1e999", b'{"value":1,"parts":{"x":NaN}}', b'{"value":1,"parts":{"x":1e999}}', b"[" * 50 + b"]" * 50]
+    odd = [
+        b"9" * 400,
+        b"9" * 5000,
+        b"-1e999",
+        b'{"value":1,"parts":{"x":NaN}}',
+        b'{"value":1,"parts":{"x":1e999}}',
+        b"[" * 50 + b"]" * 50,
+    ]
     odd.append(b'{"value":1,"parts":{"x":' + b"9" * 5000 + b"}}")
     with scorer(lambda request, n: b'{"scores": [1, ' + b", ".join(odd) + b", 3]}") as server:
         scores = run(quick(server.url), *"abcdefghi")
@@ -255,7 +280,9 @@ def test_requests_at_once_are_bounded_however_many_groups_wait():
         with runner(quick(server.url, max_concurrent=3)) as made:
             results = asyncio.run(main(made))
             mine = [thread for thread in threading.enumerate() if thread.name == "reward-thread"]
-        assert [score.value for scores in results for score in scores] == [float(i) for i in range(60) for _ in range(4)]
+        assert [score.value for scores in results for score in scores] == [
+            float(i) for i in range(60) for _ in range(4)
+        ]
         assert len(server.requests) == 60 and 2 <= server.most <= 3
         assert len(mine) <= 3 and threading.active_count() <= before + 8
 
@@ -295,7 +322,11 @@ def test_before_the_run_somebody_must_be_there():
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405])
 def test_before_the_run_a_wrong_address_is_refused(status):
-    with scorer(lambda request, n: (status, b"", {})) as server, runner(quick(server.url)) as made, pytest.raises(ValueError) as caught:
+    with (
+        scorer(lambda request, n: (status, b"", {})) as server,
+        runner(quick(server.url)) as made,
+        pytest.raises(ValueError) as caught,
+    ):
         made.check()
     assert f"reward 'http': {server.url} answers {status} " in str(caught.value)
     assert str(caught.value).endswith("; is it the right address, and may you use it?")
@@ -316,13 +347,19 @@ def test_before_the_run_any_other_word_to_an_empty_list_is_fine(answer):
         ({"url": "ftp://host/x"}, "url='ftp://host/x' must be an address"),
         ({"url": "http://host:port/"}, "url='http://host:port/' must be an address"),
         ({"url": "http://a b/"}, "url='http://a b/' must be an address"),
-        ({"url": "http://me:pass@host/"}, "url='http://…@host' must hold no password: it would be written down; use token_env"),
+        (
+            {"url": "http://me:pass@host/"},
+            "url='http://…@host' must hold no password: it would be written down; use token_env",
+        ),
         ({"seconds": 0}, "seconds=0 must be > 0 and finite"),
         ({"retries": -1}, "retries=-1 must be >= 0"),
         ({"backoff": -0.5}, "backoff=-0.5 must be >= 0 seconds and finite"),
         ({"max_concurrent": 0}, "max_concurrent=0 must be >= 1"),
         ({"per_request": -1}, "per_request=-1 must be >= 0; 0 sends all completions of a prompt at once"),
-        ({"token_env": "NO_SUCH_VARIABLE"}, "token_env='NO_SUCH_VARIABLE' must name an environment variable that is set"),
+        (
+            {"token_env": "NO_SUCH_VARIABLE"},
+            "token_env='NO_SUCH_VARIABLE' must name an environment variable that is set",
+        ),
     ],
 )
 def test_bad_fields(fields, message):

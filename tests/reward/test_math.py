@@ -6,7 +6,7 @@ import pytest
 
 from proxima.reward import Math
 from proxima.reward.math import unevaluable
-from proxima.reward.plain import plain, same_number
+from proxima.reward.numeric_answer import plain, same_number
 from tests.reward.make import completions, prompt, runner, scored
 
 pytest.importorskip("math_verify")
@@ -51,22 +51,82 @@ TEN = [
 
 # The question said again, or nothing finished: (row's answer, texts), all wrong.
 RESTATED = [
-    ("61", ["What is 54 + 7", "What is 54 + 7? 54 + 7 = ?", "Answer: 54+7", "The answer is 54 + 7.", "<answer>54+7</answer>", "$54 + 7$"]),
     (
         "61",
-        [r"\boxed{54+7}", r"\boxed{60=61}", r"\boxed{x=60=61}", r"\boxed{\int_0^{61} 1 dx}", r"\boxed{54+8=61}", "<answer>60=61</answer>"],
+        [
+            "What is 54 + 7",
+            "What is 54 + 7? 54 + 7 = ?",
+            "Answer: 54+7",
+            "The answer is 54 + 7.",
+            "<answer>54+7</answer>",
+            "$54 + 7$",
+        ],
     ),
-    ("61", [r"\boxed{\frac{122}{2}}", r"\boxed{122/2}", "It is 122/2.", r"\boxed{\sqrt{3721}}", r"\boxed{x+1=61}", r"\boxed{\pm 61}"]),
-    ("61", [r"\boxed{60, 61}", r"\boxed{61 \text{ or } 62}", r"\boxed{61x}", r"\boxed{61 million}", r"\boxed{x < 61}", r"\boxed{61!}"]),
-    ("87", ["12 * 7 + 3 apples", "What is 12 * 7 + 3", "12 times 7 plus 3", r"\boxed{12 \cdot 7 + 3}", r"$12 \times 7 + 3$"]),
+    (
+        "61",
+        [
+            r"\boxed{54+7}",
+            r"\boxed{60=61}",
+            r"\boxed{x=60=61}",
+            r"\boxed{\int_0^{61} 1 dx}",
+            r"\boxed{54+8=61}",
+            "<answer>60=61</answer>",
+        ],
+    ),
+    (
+        "61",
+        [
+            r"\boxed{\frac{122}{2}}",
+            r"\boxed{122/2}",
+            "It is 122/2.",
+            r"\boxed{\sqrt{3721}}",
+            r"\boxed{x+1=61}",
+            r"\boxed{\pm 61}",
+        ],
+    ),
+    (
+        "61",
+        [
+            r"\boxed{60, 61}",
+            r"\boxed{61 \text{ or } 62}",
+            r"\boxed{61x}",
+            r"\boxed{61 million}",
+            r"\boxed{x < 61}",
+            r"\boxed{61!}",
+        ],
+    ),
+    (
+        "87",
+        [
+            "12 * 7 + 3 apples",
+            "What is 12 * 7 + 3",
+            "12 times 7 plus 3",
+            r"\boxed{12 \cdot 7 + 3}",
+            r"$12 \times 7 + 3$",
+        ],
+    ),
     ("3", ["12 * 7 + 3 apples", "84 divided by 28 plus 3", "2 - 3", "It is 5 - 3"]),
     ("1024", ["We compute $2^{10}$ and then", r"\boxed{2^{10}}", "<answer>2**10</answer>", "2^10", "2^{10}"]),
     (
         "24",
-        [r"\boxed{4!}", r"\boxed{\binom{24}{1}}", r"\boxed{\sum_{i=1}^{24} 1}", r"\boxed{\prod_{i=2}^{4} i}", r"\boxed{\lim_{x\to 24} x}"],
+        [
+            r"\boxed{4!}",
+            r"\boxed{\binom{24}{1}}",
+            r"\boxed{\sum_{i=1}^{24} 1}",
+            r"\boxed{\prod_{i=2}^{4} i}",
+            r"\boxed{\lim_{x\to 24} x}",
+        ],
     ),
     ("-6", [r"\boxed{4-10}", r"\boxed{-(6)(1)}", r"\boxed{\log_2 \frac{1}{64}}", r"\boxed{6}"]),
-    ("0.5", [r"\boxed{\frac{1}{4}+\frac{1}{4}}", r"\boxed{1 \cdot \frac{1}{2}}", r"\boxed{\cos 60^\circ}", r"\boxed{2^{-1}}"]),
+    (
+        "0.5",
+        [
+            r"\boxed{\frac{1}{4}+\frac{1}{4}}",
+            r"\boxed{1 \cdot \frac{1}{2}}",
+            r"\boxed{\cos 60^\circ}",
+            r"\boxed{2^{-1}}",
+        ],
+    ),
     ("1" * 400 + "9", [r"\boxed{" + "1" * 401 + "}", "1" * 401, "1" * 400 + "8", "1" * 399 + "9"]),
     ("x=61", [r"\boxed{y=61}", r"\boxed{x=54+7}"]),
 ]
@@ -106,21 +166,48 @@ FINAL = [
     ),
     (
         "61",
-        [r"\boxed{\text{Area} = 61}", r"\boxed{f(2) = 61}", r"\boxed{\approx 61}", "<answer>61 miles per hour</answer>", "Answer:\n\n61"],
+        [
+            r"\boxed{\text{Area} = 61}",
+            r"\boxed{f(2) = 61}",
+            r"\boxed{\approx 61}",
+            "<answer>61 miles per hour</answer>",
+            "Answer:\n\n61",
+        ],
     ),
     (
         "1000",
-        [r"\boxed{(1,000)}", r"\boxed{1{,}000}", r"\boxed{1\,000}", r"\boxed{10^{3} = 1000}", "It costs $1,000.", r"\boxed{1\times 10^3}"],
+        [
+            r"\boxed{(1,000)}",
+            r"\boxed{1{,}000}",
+            r"\boxed{1\,000}",
+            r"\boxed{10^{3} = 1000}",
+            "It costs $1,000.",
+            r"\boxed{1\times 10^3}",
+        ],
     ),
     ("300000", [r"\boxed{3\times 10^5}", r"\boxed{3 \cdot 10^{5}}", "<answer>3e5</answer>", "300,000"]),
     (
         "3.5",
-        [r"\boxed{3\frac{1}{2}}", "It is 3 1/2", r"\boxed{\frac72}", r"\boxed{\frac{14}{4}}", r"\boxed{\left(\dfrac{7}{2}\right)}", "7/2"],
+        [
+            r"\boxed{3\frac{1}{2}}",
+            "It is 3 1/2",
+            r"\boxed{\frac72}",
+            r"\boxed{\frac{14}{4}}",
+            r"\boxed{\left(\dfrac{7}{2}\right)}",
+            "7/2",
+        ],
     ),
     ("-2", ["10 is more, -2", r"\boxed{-2}", r"\boxed{−2}", "<answer>-$2</answer>", r"\boxed{-2.}", "so $-2$"]),
     (
         r"\frac{1}{3}",
-        [r"\boxed{0.\overline{3}}", r"\boxed{0.333333}", "0." + "3" * 1500, r"\boxed{-\frac{-1}{3}}", r"$\frac{2}{6}$", r"\frac{1}{3}"],
+        [
+            r"\boxed{0.\overline{3}}",
+            r"\boxed{0.333333}",
+            "0." + "3" * 1500,
+            r"\boxed{-\frac{-1}{3}}",
+            r"$\frac{2}{6}$",
+            r"\frac{1}{3}",
+        ],
     ),
     (r"50\%", [r"\boxed{50\%}", "50%", r"\boxed{0.5}", r"\boxed{50}", "<answer>50 percent</answer>"]),
     ("1" * 400 + "9", [r"\boxed{" + "1" * 400 + "9}", "1" * 400 + "9", "<answer>0" + "1" * 400 + "9</answer>"]),
@@ -131,7 +218,12 @@ FINAL = [
 FINAL += [
     (
         "694",
-        ["Therefore it was $204 + $160 + $330 = $694.", "It is **694**.", "$520-$480 = $40, and so **$694** a week", "It earns $694/year."],
+        [
+            "Therefore it was $204 + $160 + $330 = $694.",
+            "It is **694**.",
+            "$520-$480 = $40, and so **$694** a week",
+            "It earns $694/year.",
+        ],
     ),
     ("300", ["She can drive 300 miles, because 12 x 25 = 300.", "12 × 25 = 300", "4200 / 14 = 300 times."]),
 ]
@@ -145,9 +237,17 @@ WORDS = [
         [r"\boxed{\textbf{ Even }}", r"\boxed{even}", "The answer is even.", "<answer>even</answer>"],
         [r"\boxed{odd}", "even", ""],
     ),
-    ("Monday", [r"\boxed{\text{Monday}}", r"\boxed{monday.}", "Answer: **Monday**"], [r"\boxed{\text{Sunday}}", r"\boxed{\text{dayMon}}"]),
+    (
+        "Monday",
+        [r"\boxed{\text{Monday}}", r"\boxed{monday.}", "Answer: **Monday**"],
+        [r"\boxed{\text{Sunday}}", r"\boxed{\text{dayMon}}"],
+    ),
     ("abc", [r"\boxed{abc}"], [r"\boxed{cba}", r"\boxed{bca}", r"\boxed{a b c d}"]),
-    (r"\text{no solution}", [r"\boxed{no solution}", r"\boxed{\text{No solution.}}"], [r"\boxed{\text{solution}}", r"\boxed{no oslution}"]),
+    (
+        r"\text{no solution}",
+        [r"\boxed{no solution}", r"\boxed{\text{No solution.}}"],
+        [r"\boxed{\text{solution}}", r"\boxed{no oslution}"],
+    ),
     (r"\text{(A)}", [r"\boxed{A}", r"\boxed{(A)}", "The answer is (A)."], [r"\boxed{B}", "A"]),
 ]
 
@@ -203,12 +303,16 @@ def test_screened_text_reaches_no_worker(judged, text, why):
 
 @pytest.mark.parametrize(("answer", "texts"), RESTATED)
 def test_an_operation_still_to_be_done_is_no_answer(judged, answer, texts):
-    assert {text: score.correct for text, score in zip(texts, judged(answer, *texts), strict=True)} == dict.fromkeys(texts, False)
+    assert {text: score.correct for text, score in zip(texts, judged(answer, *texts), strict=True)} == dict.fromkeys(
+        texts, False
+    )
 
 
 @pytest.mark.parametrize(("answer", "texts"), FINAL)
 def test_the_final_forms_of_a_number(judged, answer, texts):
-    assert {text: score.correct for text, score in zip(texts, judged(answer, *texts), strict=True)} == dict.fromkeys(texts, True)
+    assert {text: score.correct for text, score in zip(texts, judged(answer, *texts), strict=True)} == dict.fromkeys(
+        texts, True
+    )
 
 
 @pytest.mark.parametrize(("answer", "right", "wrong"), WORDS)
@@ -216,7 +320,9 @@ def test_words_are_compared_as_text(judged, answer, right, wrong):
     assert [score.correct for score in judged(answer, *right, *wrong)] == [True] * len(right) + [False] * len(wrong)
 
 
-@pytest.mark.parametrize("answer", ["no idea", "No idea.", "see the figure", "it depends on x", "Not enough information", "what 2 is"])
+@pytest.mark.parametrize(
+    "answer", ["no idea", "No idea.", "see the figure", "it depends on x", "Not enough information", "what 2 is"]
+)
 def test_prose_is_no_mathematics(judged, answer):
     assert Math().unreadable(answer) == r"is prose, not mathematics; write words as \text{…}, or use 'exact'"
     (score,) = judged(answer, r"\boxed{aide on}")
@@ -225,7 +331,17 @@ def test_prose_is_no_mathematics(judged, answer):
 
 @pytest.mark.parametrize(
     "answer",
-    ["2xy", "ab+c", "a b", r"\sin x + \cos x", "sin x", r"x=1 \text{ or } x=2", r"\overline{ABC}", r"\operatorname{arsinh} 1", "xyz^2"],
+    [
+        "2xy",
+        "ab+c",
+        "a b",
+        r"\sin x + \cos x",
+        "sin x",
+        r"x=1 \text{ or } x=2",
+        r"\overline{ABC}",
+        r"\operatorname{arsinh} 1",
+        "xyz^2",
+    ],
 )
 def test_products_of_letters_are_mathematics(answer):
     assert Math().unreadable(answer) is None
@@ -239,7 +355,9 @@ def test_a_run_of_digits_is_never_cut(judged):
 
 
 def test_many_decimals_are_one_number_and_the_end_of_a_text_still_counts(judged):
-    scores = judged("1/3", "0." + "3" * 1500, "9" * 5000 + r" so it is \boxed{\frac{2}{6}}", "9" * 5000 + ", that is 1/3")
+    scores = judged(
+        "1/3", "0." + "3" * 1500, "9" * 5000 + r" so it is \boxed{\frac{2}{6}}", "9" * 5000 + ", that is 1/3"
+    )
     assert [score.correct for score in scores] == [True, True, True]
 
 
@@ -298,7 +416,23 @@ def test_ordinary_formulas_are_evaluated(formula):
     assert unevaluable(formula) is None
 
 
-PLAIN = ["1", "-1", "7", "007", "12", "1/2", "2/4", "-3/6", r"\frac{1}{2}", r"\dfrac{4}{2}", r"-\frac{1}{2}", "100/4", "25", "0.5", "12.0"]
+PLAIN = [
+    "1",
+    "-1",
+    "7",
+    "007",
+    "12",
+    "1/2",
+    "2/4",
+    "-3/6",
+    r"\frac{1}{2}",
+    r"\dfrac{4}{2}",
+    r"-\frac{1}{2}",
+    "100/4",
+    "25",
+    "0.5",
+    "12.0",
+]
 PLAIN += [
     r"25\%",
     "0.25",
@@ -337,10 +471,12 @@ def test_two_stages_of_parsing_give_the_trees_of_one():
     from math_verify import parse
     from math_verify.parser import extract_latex, parse_latex_cached
 
-    from proxima.reward.graders import SHAPES, parse_in_two_stages
+    from proxima.reward.workers.graders import SHAPES, parse_in_two_stages
 
     texts = (
-        [rf"\boxed{{{shape}}}" for shape in SHAPES] + [text for text, _, _ in TEN] + [*UNREADABLE, r"$1 & 2 \\ & ^^ __$", "$x=1 and y=2$"]
+        [rf"\boxed{{{shape}}}" for shape in SHAPES]
+        + [text for text, _, _ in TEN]
+        + [*UNREADABLE, r"$1 & 2 \\ & ^^ __$", "$x=1 and y=2$"]
     )
 
     def trees():
@@ -348,7 +484,12 @@ def test_two_stages_of_parsing_give_the_trees_of_one():
         for text in texts:
             for cache in (parse_latex_cached, extract_latex):
                 cache.cache_clear()
-            made.append([one if isinstance(one, str) else sympy.srepr(one) for one in parse(text.replace("\0", ""), parsing_timeout=None)])
+            made.append(
+                [
+                    one if isinstance(one, str) else sympy.srepr(one)
+                    for one in parse(text.replace("\0", ""), parsing_timeout=None)
+                ]
+            )
         return made
 
     before, original = trees(), module._Latex2Sympy

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.reward import Number
-from proxima.reward.text import as_number, last_number
+from proxima.reward.extract import as_number, last_number
 from tests.reward.make import completions, corrects, prompt
 
 TEN = [
@@ -66,11 +66,17 @@ def test_an_answer_that_is_no_number_is_an_error(answer):
 
 @given(value=st.integers(-(10**12), 10**12))
 def test_any_integer_is_read_back_however_it_is_written(value):
-    assert corrects(Number(), value, f"It is {value}.", f"It is {value:,}", f"= {value}.00!", f"{value + 1}") == [True, True, True, False]
+    assert corrects(Number(), value, f"It is {value}.", f"It is {value:,}", f"= {value}.00!", f"{value + 1}") == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
-    "text", ["9" * 200_000, "1," * 100_000, "1,111" * 40_000, "-" * 200_000, "$" * 200_000, "1e" * 100_000, "." * 200_000]
+    "text",
+    ["9" * 200_000, "1," * 100_000, "1,111" * 40_000, "-" * 200_000, "$" * 200_000, "1e" * 100_000, "." * 200_000],
 )
 def test_hostile_text_is_wrong_at_once(text):
     assert corrects(Number(), 42, text) == [False]

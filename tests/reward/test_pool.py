@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from proxima.reward.base import Job
-from proxima.reward.pool import WorkerPool, _Worker
+from proxima.reward.workers.pool import WorkerPool, _Worker
 
 
 def regex(text, pattern=r"\d+", cpu_seconds=None):
@@ -144,7 +144,9 @@ def test_a_restricted_worker_reaches_nothing(pool, tmp_path, body):
 
 def test_death_is_reported_and_the_rest_goes_on(pool, tmp_path):
     answers = asyncio.run(
-        pool.run([regex("1"), code(tmp_path, "import os; os._exit(3)"), code(tmp_path, "import os; os.abort()"), regex("4")])
+        pool.run(
+            [regex("1"), code(tmp_path, "import os; os._exit(3)"), code(tmp_path, "import os; os.abort()"), regex("4")]
+        )
     )
     assert [answer.error for answer in answers] == [None, "its worker ended", "its worker died (SIGABRT)", None]
     assert found(answers)[3] == "4"
@@ -208,7 +210,7 @@ def test_close_while_a_worker_hangs():
 ORPHANS = """
 import asyncio, sys, threading, os
 from proxima.reward.base import Job
-from proxima.reward.pool import WorkerPool
+from proxima.reward.workers.pool import WorkerPool
 pool = WorkerPool(timeout=600)
 job = Job(grader="regex", arguments={"pattern": "(?:a+)+$", "text": "a" * 40 + "!"})
 threading.Thread(target=lambda: asyncio.run(pool.run([job])), daemon=True).start()
@@ -224,7 +226,10 @@ def test_no_process_outlives_the_run(how):
     nursery = int(run.stdout.readline())
     family = [
         nursery,
-        *map(int, subprocess.run(["ps", "-o", "pid=", "--ppid", str(nursery)], capture_output=True, text=True).stdout.split()),
+        *map(
+            int,
+            subprocess.run(["ps", "-o", "pid=", "--ppid", str(nursery)], capture_output=True, text=True).stdout.split(),
+        ),
     ]
     assert len(family) == 2
     if how == "kill":
@@ -234,7 +239,8 @@ def test_no_process_outlives_the_run(how):
         alive = [
             pid
             for pid in family
-            if Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
+            if Path(f"/proc/{pid}").exists()
+            and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
         ]
         if not alive:
             return

@@ -67,7 +67,15 @@ def test_an_answer_that_its_scorer_cannot_read_is_wrong_and_a_broken_entry_is_no
 def test_a_scorer_that_evaluates_its_answer_reads_literals_only(judged, tmp_path):
     target = tmp_path / "written"
     attack = f"__import__('pathlib').Path({str(target)!r}).write_text('x')"
-    for task in ("spiral_matrix", "string_insertion", "binary_matrix", "n_queens", "countdown", "puzzle24", "decimal_arithmetic"):
+    for task in (
+        "spiral_matrix",
+        "string_insertion",
+        "binary_matrix",
+        "n_queens",
+        "countdown",
+        "puzzle24",
+        "decimal_arithmetic",
+    ):
         (score,) = judged(row_of(task), f"<answer>{attack}</answer>")
         assert score.correct is not True
     assert not target.exists()
@@ -75,14 +83,20 @@ def test_a_scorer_that_evaluates_its_answer_reads_literals_only(judged, tmp_path
 
 def test_tag_and_threshold():
     row = row_of("basic_arithmetic")
-    assert [s.value for s in ReasoningGym(strict=True).score(row, completions(row.answer, f"<answer>{row.answer}</answer>"))] == [0.0, 1.0]
+    assert [
+        s.value for s in ReasoningGym(strict=True).score(row, completions(row.answer, f"<answer>{row.answer}</answer>"))
+    ] == [0.0, 1.0]
     assert [s.value for s in ReasoningGym(tag=None).score(row, completions(row.answer))] == [1.0]
-    (partly,) = ReasoningGym(correct_at=0.01).score(row_of("chain_sum"), completions(f"It is {row_of('chain_sum').answer}, I think"))
+    (partly,) = ReasoningGym(correct_at=0.01).score(
+        row_of("chain_sum"), completions(f"It is {row_of('chain_sum').answer}, I think")
+    )
     assert 0 < partly.value < 1 and partly.correct is True
 
 
 def test_rows_of_other_tasks_are_refused(judged):
     (score,) = judged(prompt("42"), "42")
     assert not score.valid and "no row of the task 'reasoning_gym'" in score.error
-    (score,) = judged(replace(prompt("42"), metadata={"reasoning_gym": {"task": "no_such", "config": {}, "entry": {}}}), "42")
+    (score,) = judged(
+        replace(prompt("42"), metadata={"reasoning_gym": {"task": "no_such", "config": {}, "entry": {}}}), "42"
+    )
     assert not score.valid and "no_such" in score.error

@@ -35,7 +35,9 @@ def test_a_failure_names_the_reward_and_keeps_the_other_parts():
     (score,) = scored([Number(), Length(), Gsm8k(name="again")], "many", "It is 42")
     assert not score.valid and score.value != score.value
     assert score.parts == {"length": 0.0}
-    assert score.error.startswith("number: ValueError: answer 'many' of prompt 7 is not a number; use 'exact' or 'math'; again: ValueError")
+    assert score.error.startswith(
+        "number: ValueError: answer 'many' of prompt 7 is not a number; use 'exact' or 'math'; again: ValueError"
+    )
 
 
 def test_a_reward_of_weight_zero_only_logs():
@@ -97,7 +99,17 @@ def test_a_reward_that_hangs_in_a_thread_costs_one_completion():
     texts = ("1", "hang", "2", "raise", "nan", "exit", "3", "hang", "4")
     scores = scored([Plain()], "3", *texts, timeout=0.3)
     GATE.set()
-    assert [score.value if score.valid else None for score in scores] == [1.0, None, 2.0, None, None, None, 3.0, None, 4.0]
+    assert [score.value if score.valid else None for score in scores] == [
+        1.0,
+        None,
+        2.0,
+        None,
+        None,
+        None,
+        3.0,
+        None,
+        4.0,
+    ]
     assert scores[1].error == scores[7].error == "plain: timed out after 0.3 s"
     assert scores[3].error == "plain: LookupError: two lines"
     assert scores[4].error == "plain: ValueError: returned nan, expected a finite number"
@@ -134,7 +146,9 @@ def test_what_is_no_score_costs_its_completion(answer):
 @pytest.mark.parametrize("answer", ["generator", "int", "numpy"])
 def test_scores_are_in_pythons_own_numbers(answer):
     (score,) = scored([Careless()], answer, "x")
-    assert score.valid and type(score.value) is float and score.correct in (None, True) and type(score.correct) is not int
+    assert (
+        score.valid and type(score.value) is float and score.correct in (None, True) and type(score.correct) is not int
+    )
     assert all(type(part) is float for part in score.parts.values())
 
 
@@ -150,7 +164,11 @@ def test_an_error_is_fit_to_be_printed():
 
 def test_a_sum_that_is_not_finite_is_no_score():
     (score,) = scored([Number(weight=1e308), Number(name="second", weight=1e308)], "42", "42")
-    assert not score.valid and score.error == "the weighted sum of the rewards is inf" and score.parts == {"number": 1.0, "second": 1.0}
+    assert (
+        not score.valid
+        and score.error == "the weighted sum of the rewards is inf"
+        and score.parts == {"number": 1.0, "second": 1.0}
+    )
 
 
 def test_a_reward_of_the_whole_group_sees_it_and_fails_as_one():
@@ -178,7 +196,9 @@ def test_many_groups_at_once_keep_their_order():
     with runner(Number(), Format(name="digits", pattern=r"^\d+$"), Plain(), workers=2) as made:
         results = asyncio.run(main(made))
     for i, scores in enumerate(results):
-        assert [score.parts for score in scores] == [{"number": float(j == 0), "digits": 1.0, "plain": float(i + j)} for j in range(5)]
+        assert [score.parts for score in scores] == [
+            {"number": float(j == 0), "digits": 1.0, "plain": float(i + j)} for j in range(5)
+        ]
 
 
 def test_the_same_text_is_judged_once_a_group_and_a_function_each_time(tmp_path):

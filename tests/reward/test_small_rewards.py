@@ -1,10 +1,11 @@
-"""`accuracy_1_5_2`, `exact`, `gsm8k`, `boxed`, `length`, `overlong`, `repetition`, `format`, `regex`: ten real completions each."""
+"""`accuracy_1_5_2`, `exact`, `gsm8k`, `boxed`, `length`, `overlong`, `repetition`, `format`, `regex`: ten real
+completions each."""
 
 import pytest
 
 from proxima.data import Score
 from proxima.reward import Accuracy152, Boxed, Exact, Format, Gsm8k, Length, Overlong, Regex, Repetition
-from proxima.reward.text import as_fraction, last_boxed, last_tagged
+from proxima.reward.extract import as_fraction, last_boxed, last_tagged
 from tests.reward.make import completion, completions, corrects, prompt
 
 THOUGHT = "<think>17 + 25 is 42</think>\n<answer>42</answer>"
@@ -68,7 +69,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("reward", "text", "answer", "right"), [(reward, *case) for reward, cases in CASES.items() for case in cases])
+@pytest.mark.parametrize(
+    ("reward", "text", "answer", "right"), [(reward, *case) for reward, cases in CASES.items() for case in cases]
+)
 def test_real_completions(reward, text, answer, right):
     (score,) = reward.score(prompt(answer), completions(text))
     assert score == Score(value=float(right), correct=right)
@@ -186,7 +189,17 @@ def test_accuracy_of_a_whole_text():
 
 @pytest.mark.parametrize(
     ("tokens", "value"),
-    [(0, 0), (16383, 0), (16384, 0), (16385, -1 / 4096), (17408, -0.25), (18432, -0.5), (20479, -4095 / 4096), (20480, -1), (30000, -1)],
+    [
+        (0, 0),
+        (16383, 0),
+        (16384, 0),
+        (16385, -1 / 4096),
+        (17408, -0.25),
+        (18432, -0.5),
+        (20479, -4095 / 4096),
+        (20480, -1),
+        (30000, -1),
+    ],
 )
 def test_overlong_is_dapos_line(tokens, value):
     long = [completion("x", tokens=tokens)]
@@ -196,7 +209,14 @@ def test_overlong_is_dapos_line(tokens, value):
 
 def test_overlong_may_begin_with_the_first_token():
     reward = Overlong(max_tokens=4, buffer_tokens=4)
-    assert [reward.score(prompt(), [completion("", tokens=n)])[0].value for n in range(6)] == [0, -0.25, -0.5, -0.75, -1, -1]
+    assert [reward.score(prompt(), [completion("", tokens=n)])[0].value for n in range(6)] == [
+        0,
+        -0.25,
+        -0.5,
+        -0.75,
+        -1,
+        -1,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +239,9 @@ def test_overlong_may_begin_with_the_first_token():
 def test_repetition(text, value):
     (score,) = Repetition().score(prompt(), completions(text))
     assert score.value == pytest.approx(value, abs=1e-12) and score.correct is None
-    assert Repetition(max_penalty=0.2).score(prompt(), completions(text))[0].value == pytest.approx(value / 5, abs=1e-12)
+    assert Repetition(max_penalty=0.2).score(prompt(), completions(text))[0].value == pytest.approx(
+        value / 5, abs=1e-12
+    )
 
 
 def test_repetition_of_tokens():
@@ -270,7 +292,10 @@ def test_a_pattern_that_is_none_is_refused(reward):
         (lambda: Overlong(max_tokens=0, buffer_tokens=1), "max_tokens=0 must be >= 1"),
         (lambda: Overlong(max_tokens=8, buffer_tokens=0), r"buffer_tokens=0 must be in \[1, max_tokens=8\]"),
         (lambda: Overlong(max_tokens=8, buffer_tokens=9), r"buffer_tokens=9 must be in \[1, max_tokens=8\]"),
-        (lambda: Overlong(max_tokens=8, buffer_tokens=4, factor=-1.0), "factor=-1.0 must be >= 0 and finite; it is subtracted"),
+        (
+            lambda: Overlong(max_tokens=8, buffer_tokens=4, factor=-1.0),
+            "factor=-1.0 must be >= 0 and finite; it is subtracted",
+        ),
         (lambda: Repetition(n=0), "n=0 must be >= 1"),
         (lambda: Repetition(unit="letters"), "unit='letters' must be 'words' or 'tokens'"),
         (lambda: Repetition(max_penalty=-1.0), "max_penalty=-1.0 must be >= 0 and finite; it is subtracted"),

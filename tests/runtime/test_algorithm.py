@@ -5,7 +5,7 @@ import pytest
 from proxima.core import ADVANTAGES, SELECTIONS
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.runtime.algorithm import Algorithm
-from proxima.runtime.statistics import mean_metrics, rollout_metrics
+from proxima.runtime.step_metrics import mean_metrics, rollout_metrics
 from proxima.train import TrajectoryFacts
 
 
@@ -30,7 +30,9 @@ def group(uid, rewards, tokens=3, correct=None):
 
 
 def algorithm(*selection, advantage="grpo", **settings):
-    return Algorithm(advantage=ADVANTAGES[advantage](), selection=[SELECTIONS[name]() for name in selection], **settings)
+    return Algorithm(
+        advantage=ADVANTAGES[advantage](), selection=[SELECTIONS[name]() for name in selection], **settings
+    )
 
 
 def test_the_order_of_arrival_is_forgotten():
@@ -39,11 +41,15 @@ def test_the_order_of_arrival_is_forgotten():
     assert chosen[0] == chosen[1] == chosen[2]
     assert [g.prompt.uid for g in chosen[0].groups] == [2, 5, 9]
     assert chosen[0].advantage == (-0.5, 0.5, 0.5, -0.5, 1.0, -1.0)
-    assert [t.group for t in chosen[0].trajectories] == [0, 0, 1, 1, 2, 2] and chosen[0].updates == ((0, 1, 2, 3, 4, 5),)
+    assert [t.group for t in chosen[0].trajectories] == [0, 0, 1, 1, 2, 2] and chosen[0].updates == (
+        (0, 1, 2, 3, 4, 5),
+    )
 
 
 def test_an_invalid_score_enters_nothing():
-    chosen = algorithm().choose([group(0, [1.0, None, 0.0]), group(1, [None, None, None]), group(2, [1.0, 1.0, None])], 1)
+    chosen = algorithm().choose(
+        [group(0, [1.0, None, 0.0]), group(1, [None, None, None]), group(2, [1.0, 1.0, None])], 1
+    )
     assert chosen.advantage == (0.5, None, -0.5, None, None, None, 0.0, 0.0, None)
     assert chosen.reasons == (None, "invalid", None, "invalid", "invalid", "invalid", None, None, "invalid")
     assert chosen.rows == (0, 2, 6, 7) and [t.advantage for t in chosen.trajectories] == [0.5, -0.5, 0.0, 0.0]
@@ -104,7 +110,9 @@ def test_later_epochs_have_an_order_of_their_own_and_keep_groups_together():
 
 
 def test_fates_of_all_completions():
-    chosen = algorithm("drop_uniform_groups").choose([group(0, [1, 0, 0.5]), group(1, [1, 1, 1]), group(2, [None, 2, 4])], 1)
+    chosen = algorithm("drop_uniform_groups").choose(
+        [group(0, [1, 0, 0.5]), group(1, [1, 1, 1]), group(2, [None, 2, 4])], 1
+    )
     assert chosen.rows == (0, 1, 2, 7, 8)
     facts = {
         0: TrajectoryFacts(log_prob=[-1.0] * 3, keep=[True] * 3),
@@ -112,7 +120,17 @@ def test_fates_of_all_completions():
     }
     fates = chosen.fates(facts)
     skipped, dropped = "skipped_zero_advantage", "dropped_uniform_group"
-    assert [f.outcome for f in fates] == ["trained", skipped, skipped, dropped, dropped, dropped, "invalid", skipped, "trained"]
+    assert [f.outcome for f in fates] == [
+        "trained",
+        skipped,
+        skipped,
+        dropped,
+        dropped,
+        dropped,
+        "invalid",
+        skipped,
+        "trained",
+    ]
     assert fates[8].log_prob == [-2.0] * 3 and fates[8].entropy == [0.1] * 3 and fates[7].log_prob is None
     assert [f.advantage for f in fates] == [0.5, -0.5, 0.0, 0.0, 0.0, 0.0, None, -1.0, 1.0]
 

@@ -8,8 +8,8 @@ import pytest
 from proxima.config import resolve
 from proxima.config.schema import DataConfig
 from proxima.reward import Exact, Gsm8k, Http, Length, Math, Number, RewardRunner
-from proxima.runtime.answers import Answers, survey_answers, unreadable
 from proxima.runtime.build import open_data
+from proxima.runtime.preflight import Answers, survey_answers, unreadable
 from proxima.task.protocol import Row
 from tests.reward.server import lengths, scorer
 from tests.runtime.tiny_run import Watcher, go, recipe
@@ -46,12 +46,18 @@ def test_what_each_reward_can_read():
         "number: not a number; use 'exact' or 'math'",
         "number: not a number; use 'exact' or 'math'",
     ]
-    assert reasons([Gsm8k()], ["so 9 * 2\n#### 18", "18", "#### many"])[0] == [None, None, "gsm8k: not a number after '####'"]
+    assert reasons([Gsm8k()], ["so 9 * 2\n#### 18", "18", "#### many"])[0] == [
+        None,
+        None,
+        "gsm8k: not a number after '####'",
+    ]
     assert reasons([Exact()], ["any text", None])[0] == [None, "exact: there is none; map the task's answer column"]
     assert reasons([Length()], [None, "x"]) == ([None, None], False, set())
 
 
-@pytest.mark.parametrize("answer", [r"\text{even}", "B", "(3, 4)", "x^2+1", r"50\%", r"\emptyset", "yes", r"12{,}000", r"1 \le x < 3"])
+@pytest.mark.parametrize(
+    "answer", [r"\text{even}", "B", "(3, 4)", "x^2+1", r"50\%", r"\emptyset", "yes", r"12{,}000", r"1 \le x < 3"]
+)
 def test_math_takes_words_and_sets_for_mathematics(answer):
     pytest.importorskip("math_verify")
     assert Math().unreadable(answer) is None
@@ -84,8 +90,12 @@ def test_the_first_reward_that_counts_and_fails_is_named_and_each_answer_is_read
             seen.append(answer)
             return super().unreadable(answer)
 
-    found, _, _ = reasons([Counting(name="logged", weight=0.0), Counting(name="first"), Exact()], ["42", "many", "42", "many", None])
-    assert found == [None, "first: not a number; use 'exact' or 'math'"] * 2 + ["first: there is none; map the task's answer column"]
+    found, _, _ = reasons(
+        [Counting(name="logged", weight=0.0), Counting(name="first"), Exact()], ["42", "many", "42", "many", None]
+    )
+    assert found == [None, "first: not a number; use 'exact' or 'math'"] * 2 + [
+        "first: there is none; map the task's answer column"
+    ]
     assert seen == ["42", "many", None]
 
 
@@ -97,12 +107,18 @@ def test_all_rows_or_a_sample_drawn_by_the_seed():
         assert count == looked == len(rows.read) and rows.read == sorted(set(rows.read))
         assert [one.row for one in found] == [row for row in rows.read if row >= 50]
     first, again, other = (
-        [one.row for one in unreadable(Answers(name="task", rows=Listed(answers), count=100), RewardRunner(NUMBER), 20, s)[1]]
+        [
+            one.row
+            for one in unreadable(Answers(name="task", rows=Listed(answers), count=100), RewardRunner(NUMBER), 20, s)[1]
+        ]
         for s in (1, 1, 2)
     )
     assert first == again != other
     rows = Listed(answers)
-    assert unreadable(Answers(name="eval.task", rows=rows, count=60), RewardRunner(NUMBER), 0, 1)[0] == 60 and max(rows.read) == 59
+    assert (
+        unreadable(Answers(name="eval.task", rows=rows, count=60), RewardRunner(NUMBER), 0, 1)[0] == 60
+        and max(rows.read) == 59
+    )
 
 
 @dataclass(frozen=True)
@@ -120,7 +136,9 @@ NUMBER = (Number(),)
 
 def survey(*answers, rewards=NUMBER, **data):
     rows = Listed(list(answers))
-    return survey_answers(Config(reward=rewards, data=DataConfig(**data)), [Answers(name="task", rows=rows, count=len(rows))]), rows.read
+    return survey_answers(
+        Config(reward=rewards, data=DataConfig(**data)), [Answers(name="task", rows=rows, count=len(rows))]
+    ), rows.read
 
 
 def test_unreadable_answers_are_listed_and_kept():
@@ -139,7 +157,8 @@ def test_unreadable_answers_are_listed_and_kept():
 
 
 @pytest.mark.parametrize(
-    ("bad", "share", "refused"), [(1, 0.01, False), (2, 0.01, True), (2, 0.02, False), (1, 0.0, True), (100, 1.0, False)]
+    ("bad", "share", "refused"),
+    [(1, 0.01, False), (2, 0.01, True), (2, 0.02, False), (1, 0.0, True), (100, 1.0, False)],
 )
 def test_above_the_share_the_run_is_refused(bad, share, refused):
     answers = ["many"] * bad + ["1"] * (100 - bad)
@@ -149,8 +168,13 @@ def test_above_the_share_the_run_is_refused(bad, share, refused):
     with pytest.raises(ValueError) as caught:
         survey(*answers, max_unreadable=share)
     line = str(caught.value)
-    assert line.startswith(f'data.max_unreadable={share:g}: task: {bad} of 100 answers can\'t be read: row 0 "many" (number: ')
-    assert line.endswith("; repair or remove these rows, take a reward that reads them, or raise data.max_unreadable") and "\n" not in line
+    assert line.startswith(
+        f'data.max_unreadable={share:g}: task: {bad} of 100 answers can\'t be read: row 0 "many" (number: '
+    )
+    assert (
+        line.endswith("; repair or remove these rows, take a reward that reads them, or raise data.max_unreadable")
+        and "\n" not in line
+    )
 
 
 def test_rows_are_not_read_where_no_reward_compares():
@@ -162,13 +186,17 @@ def test_a_scorer_that_is_not_there_is_said_before_any_row_is_read():
     with scorer(lengths) as server:
         url = server.url
         assert survey("1", rewards=(Http(url=url),)) == ([], [])
-    with pytest.raises(ValueError, match="reward 'http': .* can't be reached: Connection refused; start the scorer before the run"):
+    with pytest.raises(
+        ValueError, match="reward 'http': .* can't be reached: Connection refused; start the scorer before the run"
+    ):
         survey("1", rewards=(Http(url=url, retries=0),))
 
 
 def _rows(tmp_path, *answers):
     file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps({"question": f"{i} + 1?", "answer": answer}) + "\n" for i, answer in enumerate(answers)))
+    file.write_text(
+        "".join(json.dumps({"question": f"{i} + 1?", "answer": answer}) + "\n" for i, answer in enumerate(answers))
+    )
     return {"kind": "jsonl", "path": str(file)}
 
 
@@ -176,7 +204,9 @@ def test_both_data_sets_are_looked_at_before_weights_are_loaded(tiny_model, tmp_
     bad = _rows(tmp_path, "1", "two", "3", "4", "5", "6", "7", "8")
     model = tiny_model("llama")
     tree = recipe(model, reward=["number"], eval__task=bad)
-    with pytest.raises(ValueError, match=r'data.max_unreadable=0.01: eval.task: 1 of 8 answers can\'t be read: row 1 "two"'):
+    with pytest.raises(
+        ValueError, match=r'data.max_unreadable=0.01: eval.task: 1 of 8 answers can\'t be read: row 1 "two"'
+    ):
         open_data(resolve(tree).config)
     opened = open_data(resolve({**tree, "data": {"max_unreadable": 0.2}}).config)
     assert len(opened.held_out) == 8 and opened.notes == [
@@ -192,7 +222,10 @@ def test_both_data_sets_are_looked_at_before_weights_are_loaded(tiny_model, tmp_
 def test_a_run_says_it_and_goes_on(tiny_model, tmp_path):
     answers = [str(i) for i in range(4)]
     tree = recipe(
-        tiny_model("llama"), reward=["number", "tests.runtime.tiny_run:Even"], task=_rows(tmp_path, *answers, "many"), eval__task=None
+        tiny_model("llama"),
+        reward=["number", "tests.runtime.tiny_run:Even"],
+        task=_rows(tmp_path, *answers, "many"),
+        eval__task=None,
     )
     tree |= {"data": {"max_unreadable": 0.5}}
     tree["train"] |= {"steps": 2}

@@ -1,4 +1,5 @@
-"""The loop with fakes around it: who stands where when, what time it took, and what happens when a part fails or hangs."""
+"""The loop with fakes around it: who stands where when, what time it took, and what happens when a part fails or
+hangs."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -13,8 +14,8 @@ from proxima.model import Policy
 from proxima.runtime.algorithm import Algorithm
 from proxima.runtime.clock import ManualClock
 from proxima.runtime.controller import Controller, Plan
-from proxima.runtime.evaluation import Evaluation
 from proxima.runtime.folder import RunFolder
+from proxima.runtime.held_out import Evaluation
 from proxima.runtime.journal import Journal
 from proxima.runtime.rollouts import read_rows
 from proxima.train import Trainer
@@ -67,9 +68,16 @@ class FakeEngine:
                 tokens = ids(2 + (uid + sample) % 3, 100 * uid + sample)
                 n = len(tokens)
                 yield Completion(
-                    prompt_uid=uid, sample=sample, tokens=tokens, text=f"{uid}.{sample}", behavior_log_prob=(-5.0,) * n,
-                    untruncated_log_prob=(-5.0,) * n, policy_version=(self.version,) * n, finish_reason="stop", temperature=1.0,
-                )  # fmt: skip
+                    prompt_uid=uid,
+                    sample=sample,
+                    tokens=tokens,
+                    text=f"{uid}.{sample}",
+                    behavior_log_prob=(-5.0,) * n,
+                    untruncated_log_prob=(-5.0,) * n,
+                    policy_version=(self.version,) * n,
+                    finish_reason="stop",
+                    temperature=1.0,
+                )
 
     async def publish(self, weights, version):
         self.version = version
@@ -118,7 +126,13 @@ class World:
         policy = Policy(loaded("llama"))
         self.trainer = Trainer(policy, surrogate=Reinforce(), aggregate=TokenMean())
         prompts = [Prompt(uid=1000 + i, messages=(), tokens=(4, 5)) for i in range(3)]
-        chosen = {"steps": 2, "prompts_per_step": 3, "completions_per_prompt": 4, "sampling": Sampling(max_tokens=5), "seed": 1} | plan
+        chosen = {
+            "steps": 2,
+            "prompts_per_step": 3,
+            "completions_per_prompt": 4,
+            "sampling": Sampling(max_tokens=5),
+            "seed": 1,
+        } | plan
         self.controller = Controller(
             plan=Plan(**chosen),
             source=self.source,
@@ -175,8 +189,17 @@ def test_times_are_of_the_injected_clock(tmp_path):
     world.trainer.update = lambda *a, **k: world.clock.advance(4.0) or inner(*a, **k)
     world.run()
     for i, r in enumerate(world.records(), start=1):
-        assert (r["time/generate"], r["time/train"], r["time/publish"], r["time/step"], r["time"]) == (2.0, 4.0, 0.5, 6.5, 6.5 * i)
-        assert r["tokens_per_second/generate"] == r["tokens/generated"] / 2 and r["tokens_per_second/train"] == r["tokens/trained"] / 4
+        assert (r["time/generate"], r["time/train"], r["time/publish"], r["time/step"], r["time"]) == (
+            2.0,
+            4.0,
+            0.5,
+            6.5,
+            6.5 * i,
+        )
+        assert (
+            r["tokens_per_second/generate"] == r["tokens/generated"] / 2
+            and r["tokens_per_second/train"] == r["tokens/trained"] / 4
+        )
     assert world.controller.now() == 13.0
 
 
@@ -199,7 +222,8 @@ def test_a_failed_score_costs_one_completion(tmp_path):
     assert rows[1, 2]["outcome"] == "invalid" and rows[1, 2]["advantage"] is None and rows[1, 2]["reward"] is None
     assert [rows[1, s]["advantage"] for s in (0, 1, 3)] == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
     assert world.observer.warnings == [
-        "1 of 12 completions have no score (timed out after 30 s); left out of every mean; see `error` in rollouts/000001.parquet"
+        "1 of 12 completions have no score (timed out after 30 s); left out of every mean; see `error` in "
+        "rollouts/000001.parquet"
     ]
     assert world.journal.entry(1).invalid == 1 and world.journal.entry(1).reward == pytest.approx(2 / 3)
 
@@ -245,10 +269,17 @@ def test_a_stop_during_the_first_update_ends_after_that_step(tmp_path):
 def test_when_evaluations_and_checkpoints_are_made(tmp_path):
     world = World(tmp_path / "run", steps=5, evaluation=True, evaluate_every=2, checkpoint_every=3, keep_last=0)
     world.run()
-    assert [(r["step"], r["label"]) for r in world.records("eval")] == [(0, "before"), (2, "step"), (4, "step"), (5, "after")]
+    assert [(r["step"], r["label"]) for r in world.records("eval")] == [
+        (0, "before"),
+        (2, "step"),
+        (4, "step"),
+        (5, "after"),
+    ]
     assert all(r["accuracy"] == 0.0 and r["questions"] == 3 for r in world.records("eval"))
     assert [c.step for c in checkpoints(world.folder.checkpoints)] == [3, 5]
-    quiet = World(tmp_path / "quiet", steps=4, evaluation=True, evaluate_every=4, evaluate_before=False, evaluate_after=False)
+    quiet = World(
+        tmp_path / "quiet", steps=4, evaluation=True, evaluate_every=4, evaluate_before=False, evaluate_after=False
+    )
     quiet.run()
     assert [(r["step"], r["label"]) for r in quiet.records("eval")] == [(4, "after")]
     none = World(tmp_path / "none", steps=1, evaluation=True, evaluate_before=False, evaluate_after=False)
@@ -274,6 +305,8 @@ def test_a_full_disk_at_the_end_of_a_step_leaves_the_step_before(tmp_path, monke
 
 def test_a_sample_of_each_step_is_shown(tmp_path):
     shown = []
-    world = World(tmp_path / "run", observer=Watcher(lambda event, *facts: shown.append(facts[1]) if event == "step" else None))
+    world = World(
+        tmp_path / "run", observer=Watcher(lambda event, *facts: shown.append(facts[1]) if event == "step" else None)
+    )
     world.run()
     assert [s.text for s in shown] == ["1.0", "5.0"] and [s.reward for s in shown] == [0, 0]

@@ -1,4 +1,5 @@
-"""Dynamic sampling and allocation in the loop: exact counts, surplus with its age, the clear end, and resumes equal to an unbroken run."""
+"""Dynamic sampling and allocation in the loop: exact counts, surplus with its age, the clear end, and resumes equal to
+an unbroken run."""
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from proxima.core.selection import DropTruncated, DropUniformGroups, Prune
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.runtime.algorithm import Algorithm
+from proxima.runtime.carried_groups import PENDING, read_groups, write_groups
 from proxima.runtime.collect import BatchNotFilled, NothingScored
-from proxima.runtime.pending import PENDING, read_groups, write_groups
 from proxima.runtime.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.test_controller import World
@@ -42,7 +43,8 @@ def counts(world):
 
 
 def test_nine_of_ten_groups_are_uniform(tmp_path):
-    """3 groups a step, running acceptance (used + 1) / (generated + 1): 3, 4, 8, 6 prompts; then 12 (at most 4 batches), 12, 8."""
+    """3 groups a step, running acceptance (used + 1) / (generated + 1): 3, 4, 8, 6 prompts; then 12 (at most 4
+    batches), 12, 8."""
     world = refilled(tmp_path / "run", every=10)
     world.run()
     assert counts(world)[:2] == [(21, 3, 18, 0, 4), (32, 3, 29, 0, 3)]
@@ -55,7 +57,11 @@ def test_nine_of_ten_groups_are_uniform(tmp_path):
         carried = record["prompts_carried"]
     for step in (1, 2):
         rows = read_rows(world.folder.rollout_file(step))
-        assert {r["prompt_uid"] for r in rows if r["outcome"] == "trained"} == {30 * step - 30, 30 * step - 20, 30 * step - 10}
+        assert {r["prompt_uid"] for r in rows if r["outcome"] == "trained"} == {
+            30 * step - 30,
+            30 * step - 20,
+            30 * step - 10,
+        }
         assert {r["outcome"] for r in rows if r["prompt_uid"] % 10} == {"dropped_uniform_group"}
         dropped = sum(len(r["tokens"]) for r in rows if r["prompt_uid"] % 10)
         assert world.records()[step - 1]["tokens/dropped"] == dropped
@@ -101,9 +107,12 @@ def test_nothing_but_uniform_groups_comes_to_a_clear_end(tmp_path):
     with pytest.raises(BatchNotFilled) as end:
         world.run()
     assert str(end.value) == (
-        "step 1: 4 generation batches (max_num_gen_batches) gave 0 of 3 usable groups out of 39 generated (39 uniform_group; mean reward 0)"
-        "; they are in rollouts/000001.parquet. Take questions of another difficulty or more completions a prompt in another run, or go on "
-        "with --resume and a higher algorithm.dynamic_sampling.max_num_gen_batches or algorithm.dynamic_sampling.exhausted=partial"
+        "step 1: 4 generation batches (max_num_gen_batches) gave 0 of 3 usable groups out of 39 generated (39 "
+        "uniform_group; mean reward 0)"
+        "; they are in rollouts/000001.parquet. Take questions of another difficulty or more completions a prompt "
+        "in another run, or go on "
+        "with --resume and a higher algorithm.dynamic_sampling.max_num_gen_batches or "
+        "algorithm.dynamic_sampling.exhausted=partial"
     )
     assert len(read_rows(world.folder.rollout_file(1))) == 39 * 4
     assert world.journal.step == 0 and not world.records()
@@ -147,7 +156,10 @@ def test_the_filter_may_look_at_another_metric(tmp_path):
 
     async def shaped(prompt, completions):
         scores = await plain(prompt, completions)
-        return [Score(value=s.value - 0.01 * i, correct=s.correct, parts={"length": -0.01 * i}) for i, s in enumerate(scores)]
+        return [
+            Score(value=s.value - 0.01 * i, correct=s.correct, parts={"length": -0.01 * i})
+            for i, s in enumerate(scores)
+        ]
 
     world.rewards.score = shaped
     world.run()
@@ -174,13 +186,17 @@ def test_a_scorer_that_is_down_costs_its_groups_and_not_the_run(metric, tmp_path
 
 
 def test_an_unknown_metric_comes_to_the_clear_end(tmp_path):
-    world = refilled(tmp_path / "run", every=1, selection=(DropUniformGroups(metric="accuracy"),), max_num_gen_batches=1)
+    world = refilled(
+        tmp_path / "run", every=1, selection=(DropUniformGroups(metric="accuracy"),), max_num_gen_batches=1
+    )
 
     async def score(prompt, completions):
         return [Score(value=float(c.sample)) for c in completions]
 
     world.rewards.score = score
-    with pytest.raises(BatchNotFilled, match=r"\(3 uniform_group; mean reward 1.5; no reward says which answers are right\)"):
+    with pytest.raises(
+        BatchNotFilled, match=r"\(3 uniform_group; mean reward 1.5; no reward says which answers are right\)"
+    ):
         world.run()
     assert {r["outcome"] for r in read_rows(world.folder.rollout_file(1))} == {"dropped_uniform_group"}
 
@@ -197,14 +213,21 @@ def test_a_group_that_another_local_selection_empties_is_refilled_too(tmp_path):
     world.engine.generate = cut
     world.run()
     first = world.records()[0]
-    assert (first["prompts_generated"], first["prompts_used"], first["prompts_dropped_truncated"], first["prompts_carried"]) == (6, 3, 1, 2)
+    assert (
+        first["prompts_generated"],
+        first["prompts_used"],
+        first["prompts_dropped_truncated"],
+        first["prompts_carried"],
+    ) == (6, 3, 1, 2)
 
 
 def test_allocation_keeps_the_size_of_an_update(tmp_path):
     """3 prompts of 4, half pruned: 6 prompts a step, 12 completions in the update, as without pruning."""
     world = World(tmp_path / "run", steps=1)
     algorithm = Algorithm(advantage=ADVANTAGES["grpo"](), selection=(Prune(rate=0.5, allocate=True),))
-    assert algorithm.prompts_factor(4) == 2 and Algorithm(advantage=None, selection=(Prune(0.5),)).prompts_factor(4) == 1
+    assert (
+        algorithm.prompts_factor(4) == 2 and Algorithm(advantage=None, selection=(Prune(0.5),)).prompts_factor(4) == 1
+    )
     world.controller.algorithm = world.controller.collector.algorithm = algorithm
     world.controller.__post_init__()
     world.run()
@@ -218,7 +241,11 @@ def test_allocation_keeps_the_size_of_an_update(tmp_path):
 SETTINGS = {
     "train__steps": 4,
     "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 3}],  # a third of the prompts teach nothing
-    "algorithm": {"preset": "dapo", "selection": [{"kind": "drop_uniform_groups"}], "dynamic_sampling": {"oversample": 1.6}},
+    "algorithm": {
+        "preset": "dapo",
+        "selection": [{"kind": "drop_uniform_groups"}],
+        "dynamic_sampling": {"oversample": 1.6},
+    },
 }
 
 
@@ -233,7 +260,9 @@ def unbroken(tiny_model, tmp_path_factory):
 
 
 @pytest.mark.parametrize("end", ["stopped", "died"])
-@pytest.mark.parametrize("place", ["at the end of generating", "after step 1", "after step 3", "after the evaluation at 2"])
+@pytest.mark.parametrize(
+    "place", ["at the end of generating", "after step 1", "after step 3", "after the evaluation at 2"]
+)
 def test_a_resumed_run_equals_an_unbroken_one(place, end, unbroken, tiny_model, tmp_path):
     config = recipe(tiny_model("llama"), **SETTINGS)
     if end == "stopped":
@@ -264,13 +293,27 @@ def test_surplus_survives_its_file_exactly(tiny_model, tmp_path):
 
 def test_what_no_file_can_hold_does_not_cost_the_checkpoint(tmp_path):
     completion = Completion(
-        prompt_uid=1, sample=0, tokens=(5,), text="a\ud800", behavior_log_prob=(-1.0,), untruncated_log_prob=(-1.0,), policy_version=(0,),
-        finish_reason="stop", temperature=1.0,
-    )  # fmt: skip
-    prompt = Prompt(
-        uid=1, messages=({"role": "user", "content": "\udfff?"},), tokens=(3,), answer=torch.tensor(2.5), metadata={"x": float("nan")}
+        prompt_uid=1,
+        sample=0,
+        tokens=(5,),
+        text="a\ud800",
+        behavior_log_prob=(-1.0,),
+        untruncated_log_prob=(-1.0,),
+        policy_version=(0,),
+        finish_reason="stop",
+        temperature=1.0,
     )
-    write_groups(tmp_path / "p.parquet", [Group(prompt=prompt, completions=(completion,), scores=(Score.failed("\ud801"),), baseline=0.5)])
+    prompt = Prompt(
+        uid=1,
+        messages=({"role": "user", "content": "\udfff?"},),
+        tokens=(3,),
+        answer=torch.tensor(2.5),
+        metadata={"x": float("nan")},
+    )
+    write_groups(
+        tmp_path / "p.parquet",
+        [Group(prompt=prompt, completions=(completion,), scores=(Score.failed("\ud801"),), baseline=0.5)],
+    )
     (group,) = read_groups(tmp_path / "p.parquet", [1])
     assert (group.completions[0].text, group.scores[0].error, group.prompt.question) == ("a?", "?", "??")
     assert (group.prompt.answer, group.prompt.metadata, group.baseline) == (2.5, {"x": None}, 0.5)
@@ -278,7 +321,8 @@ def test_what_no_file_can_hold_does_not_cost_the_checkpoint(tmp_path):
 
 def test_the_limits_that_ended_a_run_may_be_changed_to_go_on(tiny_model, tmp_path):
     tree = recipe(
-        tiny_model("llama"), **(SETTINGS | {"algorithm__dynamic_sampling": {"oversample": 1, "max_num_gen_batches": 1}, "train__steps": 2})
+        tiny_model("llama"),
+        **(SETTINGS | {"algorithm__dynamic_sampling": {"oversample": 1, "max_num_gen_batches": 1}, "train__steps": 2}),
     )
     with pytest.raises(BatchNotFilled, match="step [12]: 1 generation batches"):
         go(tmp_path / "run", tree)
@@ -301,7 +345,8 @@ def test_a_run_whose_scores_all_fail_ends(limit, tmp_path):
     world.rewards.score = score
     if limit:
         with pytest.raises(
-            NothingScored, match=r"no completion of the last 2 steps has a score \(http: connection refused\); see to the reward"
+            NothingScored,
+            match=r"no completion of the last 2 steps has a score \(http: connection refused\); see to the reward",
         ):
             world.run()
         assert world.journal.step == 2 and [c.step for c in checkpoints(world.folder.checkpoints)] == [2]
@@ -329,7 +374,9 @@ def test_the_command_line_says_the_end_in_one_line(tiny_model, tmp_path, capsys)
     file.write_text(yaml.safe_dump(tree))
     assert main(["train", str(file), "--quiet"]) == 1
     error = capsys.readouterr().err.strip().splitlines()
-    assert len(error) == 1 and error[0].startswith("error: step 1: 2 generation batches (max_num_gen_batches) gave 0 of 4 usable groups")
+    assert len(error) == 1 and error[0].startswith(
+        "error: step 1: 2 generation batches (max_num_gen_batches) gave 0 of 4 usable groups"
+    )
 
 
 def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
@@ -343,15 +390,23 @@ def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
             yield completion
 
     async def score(prompt, completions):
-        return [Score.failed("no") if (prompt.uid, c.sample) == (2, 4) else Score(value=float(c.sample)) for c in completions]
+        return [
+            Score.failed("no") if (prompt.uid, c.sample) == (2, 4) else Score(value=float(c.sample))
+            for c in completions
+        ]
 
     world.engine.generate, world.rewards.score = watched, score
     algorithm = Algorithm(advantage=ADVANTAGES["remax"](), selection=())
     world.controller.algorithm = world.controller.collector.algorithm = algorithm
     world.run()
-    assert [(r.sample, r.sampling.temperature, r.sampling.top_p) for r in asked[:5]] == [*((i, 1.0, 0.9) for i in range(4)), (4, 0.0, 1.0)]
+    assert [(r.sample, r.sampling.temperature, r.sampling.top_p) for r in asked[:5]] == [
+        *((i, 1.0, 0.9) for i in range(4)),
+        (4, 0.0, 1.0),
+    ]
     rows = read_rows(world.folder.rollout_file(1))
-    assert [r["advantage"] for r in rows] == [-4.0, -3.0, -2.0, -1.0] * 2 + [0.0] * 4  # the third baseline's scorer failed
+    assert [r["advantage"] for r in rows] == [-4.0, -3.0, -2.0, -1.0] * 2 + [
+        0.0
+    ] * 4  # the third baseline's scorer failed
     assert world.records()[0]["completions"] == 12 and len(rows) == 12
 
 
@@ -379,7 +434,8 @@ def test_forwards_of_frozen_policies_are_run_on_what_pruning_left(tiny_model, tm
 
 
 def test_allocation_is_more_prompts_and_nothing_else(tiny_model, tmp_path):
-    """2 prompts a step with half of each group pruned and its places filled: to the bit the run of 4 prompts a step, half pruned."""
+    """2 prompts a step with half of each group pruned and its places filled: to the bit the run of 4 prompts a step,
+    half pruned."""
     for name, prompts, allocate in (("filled", 2, True), ("asked", 4, False)):
         selection = [{"kind": "prune", "rate": 0.5, "allocate": allocate}]
         changes = {

@@ -1,4 +1,5 @@
-"""Held-out numbers: what a failed scorer, several samples and unknown correctness do, and how scoring runs beside generation."""
+"""Held-out numbers: what a failed scorer, several samples and unknown correctness do, and how scoring runs beside
+generation."""
 
 import asyncio
 from dataclasses import replace
@@ -8,7 +9,7 @@ import pytest
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.evaluate import wilson
-from proxima.runtime.evaluation import Evaluation, summarise
+from proxima.runtime.held_out import Evaluation, summarise
 from proxima.runtime.observer import NullObserver
 from tests.runtime.test_algorithm import group
 
@@ -19,12 +20,20 @@ def scored(uid, *scores):
 
 
 RIGHT, WRONG, UNKNOWN = Score(value=1.0, correct=True), Score(value=0.0, correct=False), Score(value=0.5)
-FAILED = replace(Score.failed("timed out"), correct=True)  # one reward knew, another failed: the completion is invalid all the same
+FAILED = replace(
+    Score.failed("timed out"), correct=True
+)  # one reward knew, another failed: the completion is invalid all the same
 
 
 def test_accuracy_is_over_what_was_scored():
     found = summarise([scored(0, RIGHT, WRONG), scored(1, FAILED, RIGHT), scored(2, WRONG, FAILED)])
-    assert (found["accuracy"], found["correct"], found["questions"], found["answers"], found["invalid"]) == (0.5, 2, 3, 6, 2)
+    assert (found["accuracy"], found["correct"], found["questions"], found["answers"], found["invalid"]) == (
+        0.5,
+        2,
+        3,
+        6,
+        2,
+    )
     assert found["reward/mean"] == 0.5 and found["truncated_fraction"] == 0.5 and found["tokens/generated"] == 18
 
 
@@ -43,14 +52,17 @@ def test_one_answer_a_question_has_wilsons_bounds():
 
 
 def test_several_answers_give_pass_at_k():
-    found = summarise([scored(0, RIGHT, WRONG, WRONG, WRONG), scored(1, RIGHT, RIGHT, WRONG, WRONG), scored(2, *[WRONG] * 4)])
+    found = summarise(
+        [scored(0, RIGHT, WRONG, WRONG, WRONG), scored(1, RIGHT, RIGHT, WRONG, WRONG), scored(2, *[WRONG] * 4)]
+    )
     assert found["mean@4"] == found["accuracy"] == 0.25
     assert found["pass@2"] == pytest.approx((1 / 2 + 5 / 6) / 3) and found["pass@4"] == pytest.approx(2 / 3)
     assert found["accuracy/low"] < 0.25 < found["accuracy/high"] and "pass@1" not in found
 
 
 class Engine:
-    """Gives the answers one by one, in the order asked for from the last to the first, and lets others have a turn in between."""
+    """Gives the answers one by one, in the order asked for from the last to the first, and lets others have a turn in
+    between."""
 
     def __init__(self, log, lose=None):
         self.log, self.lose = log, lose
@@ -95,7 +107,9 @@ class BatchRewards(Rewards):
 
 
 def evaluation(log, engine=None, rewards=None):
-    prompts = [Prompt(uid=uid, messages=({"role": "user", "content": "q"},), tokens=(1,), answer=None) for uid in (7, 8, 9)]
+    prompts = [
+        Prompt(uid=uid, messages=({"role": "user", "content": "q"},), tokens=(1,), answer=None) for uid in (7, 8, 9)
+    ]
     return Evaluation(
         prompts=prompts,
         engine=engine or Engine(log),
@@ -127,7 +141,8 @@ def test_a_lost_answer_is_said():
 
 
 def test_several_samples_are_drawn_as_in_training(tiny_model, tmp_path):
-    """A whole run: the records have the figures of several samples, the answers differ, and greedy samples are refused."""
+    """A whole run: the records have the figures of several samples, the answers differ, and greedy samples are
+    refused."""
     from proxima.config import ConfigError, resolve
     from proxima.runtime.folder import RunFolder
     from proxima.runtime.rollouts import read_rows
@@ -136,17 +151,24 @@ def test_several_samples_are_drawn_as_in_training(tiny_model, tmp_path):
     tree = recipe(tiny_model("llama"), eval__samples=4, sampling__temperature=0.8, sampling__top_p=0.9, train__steps=1)
     settings = resolve(tree).config.eval.sampling
     assert (settings.temperature, settings.top_p, settings.max_tokens) == (0.8, 0.9, 6)
-    assert resolve(tree | {"eval": tree["eval"] | {"samples": 1}}).config.eval.sampling == Sampling(temperature=0.0, max_tokens=6)
+    assert resolve(tree | {"eval": tree["eval"] | {"samples": 1}}).config.eval.sampling == Sampling(
+        temperature=0.0, max_tokens=6
+    )
     go(tmp_path / "run", tree)
     run = RunFolder(tmp_path / "run")
     records = [r for r in run.read_metrics() if r["kind"] == "eval"]
     assert [r["label"] for r in records] == ["before", "after"]
     for record in records:
         rows = read_rows(run.eval_file(record["step"], record["label"]))
-        right = {uid: sum(row["correct"] for row in rows if row["prompt_uid"] == uid) for uid in {row["prompt_uid"] for row in rows}}
+        right = {
+            uid: sum(row["correct"] for row in rows if row["prompt_uid"] == uid)
+            for uid in {row["prompt_uid"] for row in rows}
+        }
         assert len(rows) == record["answers"] == 20 and len({row["text"] for row in rows}) > 10
         assert record["mean@4"] == record["accuracy"] == sum(right.values()) / 20
         assert record["pass@4"] == sum(c > 0 for c in right.values()) / 5
         assert record["accuracy/low"] <= record["accuracy"] <= record["accuracy/high"] and record["time/score"] >= 0
-    with pytest.raises(ConfigError, match=r"eval.samples=4 \(mapping\): must be 1 at temperature 0: greedy answers are all the same"):
+    with pytest.raises(
+        ConfigError, match=r"eval.samples=4 \(mapping\): must be 1 at temperature 0: greedy answers are all the same"
+    ):
         resolve(tree | {"eval": tree["eval"] | {"sampling": {"temperature": 0}}})

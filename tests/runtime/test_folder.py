@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from proxima.runtime import files
+from proxima.data import atomic_files as files
 from proxima.runtime.environment import describe_environment
 from proxima.runtime.folder import RunFolder
 
@@ -40,7 +40,9 @@ def test_an_existing_run_is_refused(folder):
     folder.append_metrics(train(1))
     folder.release()
     again = RunFolder(folder.path)
-    with pytest.raises(ValueError, match=r"holds a run already; go on with --resume, begin again with --overwrite, or set folder=PATH"):
+    with pytest.raises(
+        ValueError, match=r"holds a run already; go on with --resume, begin again with --overwrite, or set folder=PATH"
+    ):
         again.begin()
     assert again.begin(resume=True) is True
     assert again.read_metrics() == [train(1)]
@@ -82,7 +84,10 @@ def test_one_process_at_a_time(folder):
     with pytest.raises(ValueError, match="in use by another process"):
         RunFolder(folder.path).begin(resume=True)
     folder.release()
-    code = "import sys, os; from proxima.runtime.folder import RunFolder; RunFolder(sys.argv[1]).begin(); os.kill(os.getpid(), 9)"
+    code = (
+        "import sys, os; from proxima.runtime.folder import RunFolder; RunFolder(sys.argv[1]).begin(); "
+        "os.kill(os.getpid(), 9)"
+    )
     source = str(Path(__file__).parents[2] / "src")
     dead = subprocess.run([sys.executable, "-c", code, str(folder.path)], env={"PYTHONPATH": source}, timeout=60)
     assert dead.returncode == -9
@@ -90,7 +95,9 @@ def test_one_process_at_a_time(folder):
 
 
 def test_metrics_lines_are_strict_json(folder):
-    folder.append_metrics(train(1, loss=float("nan"), ratio_max=float("inf"), reward=torch.tensor(0.5), text="½ </script>\n"))
+    folder.append_metrics(
+        train(1, loss=float("nan"), ratio_max=float("inf"), reward=torch.tensor(0.5), text="½ </script>\n")
+    )
     (line,) = folder.metrics.read_text(encoding="utf-8").splitlines()
     assert json.loads(line) == train(1, loss=None, ratio_max=None, reward=0.5, text="½ </script>\n")
     with pytest.raises(ValueError, match="lacks 'time'"):
@@ -100,7 +107,9 @@ def test_metrics_lines_are_strict_json(folder):
     assert len(folder.read_metrics()) == 1
 
 
-@pytest.mark.parametrize("torn", [b'{"kind": "train", "step": 3, "ti', b'{"kind": "train", "st\n', b"\x00\x00\x00\x00\n", b"\xff"])
+@pytest.mark.parametrize(
+    "torn", [b'{"kind": "train", "step": 3, "ti', b'{"kind": "train", "st\n', b"\x00\x00\x00\x00\n", b"\xff"]
+)
 def test_a_torn_last_line_is_dropped_and_overwritten(folder, torn):
     for step in (1, 2):
         folder.append_metrics(train(step))
@@ -150,7 +159,12 @@ def test_rewind(folder):
     folder.write_summary({"status": "done"})
     assert folder.elapsed() == 21.0
     folder.rewind(3)
-    assert [(r["kind"], r["step"]) for r in folder.read_metrics()] == [("eval", 0), ("train", 1), ("train", 2), ("train", 3)]
+    assert [(r["kind"], r["step"]) for r in folder.read_metrics()] == [
+        ("eval", 0),
+        ("train", 1),
+        ("train", 2),
+        ("train", 3),
+    ]
     assert sorted(os.listdir(folder.rollouts)) == ["000001.parquet", "000002.parquet", "000003.parquet"]
     assert os.listdir(folder.evals) == ["000000-before.parquet"]
     assert not folder.summary.exists()

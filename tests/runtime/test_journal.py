@@ -70,7 +70,14 @@ def test_a_step_from_admission_to_consumption(journal, clock):
     assert journal.unconsumed() == []
     assert journal.metrics(1) == {"reward/mean": 0.375, "loss": None}
     ten, eleven, dropped = journal.consumed(1)
-    assert (ten.epoch, ten.policy_version, ten.completions, ten.invalid, ten.reward, ten.reason) == (1, 3, 2, 0, 0.5, None)
+    assert (ten.epoch, ten.policy_version, ten.completions, ten.invalid, ten.reward, ten.reason) == (
+        1,
+        3,
+        2,
+        0,
+        0.5,
+        None,
+    )
     assert (eleven.reward, eleven.invalid) == (0.25, 1)
     assert (dropped.uid, dropped.epoch, dropped.reason, dropped.reward, dropped.invalid) == (25, 2, "invalid", None, 2)
     assert ten.admitted_at == "2026-09-02T12:00:00.000+00:00"
@@ -143,7 +150,8 @@ def test_the_rules_stand_in_the_database(tmp_path, journal):
         "UPDATE prompts SET state = 'consumed'",  # without its step
         "UPDATE prompts SET state = 'queued', step = NULL",
         "INSERT INTO prompts (uid, epoch, state, admitted_after, admitted_at) VALUES (1, 0, 'queued', 0, '')",
-        "INSERT INTO prompts (uid, epoch, state, admitted_after, admitted_at, step) VALUES (2, 0, 'consumed', 0, '', 1)",
+        "INSERT INTO prompts (uid, epoch, state, admitted_after, admitted_at, step) VALUES (2, 0, 'consumed', 0, "
+        "'', 1)",
         "INSERT INTO steps VALUES (2, 2, NULL, '{}', '')",
     ):
         with pytest.raises(sqlite3.IntegrityError):
@@ -151,7 +159,11 @@ def test_the_rules_stand_in_the_database(tmp_path, journal):
     raw.close()
     journal.consume(1, [1], None, {})
     raw = sqlite3.connect(tmp_path / "run.sqlite")
-    for statement in ("UPDATE prompts SET state = 'consumed'", "UPDATE prompts SET state = 'selected'", "UPDATE steps SET metrics = '{}'"):
+    for statement in (
+        "UPDATE prompts SET state = 'consumed'",
+        "UPDATE prompts SET state = 'selected'",
+        "UPDATE steps SET metrics = '{}'",
+    ):
         with pytest.raises(sqlite3.IntegrityError):
             raw.execute(statement)
 
@@ -286,8 +298,14 @@ except ValueError as error:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits there")
 def test_a_disk_that_refuses_is_not_blamed_on_the_file(tmp_path):
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path / "run.sqlite")], capture_output=True, text=True, timeout=60)
-    assert done.stdout == f"{tmp_path}/run.sqlite can't be read or written (disk I/O error); see to the disk, then go on with --resume\n"
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path / "run.sqlite")], capture_output=True, text=True, timeout=60
+    )
+    assert (
+        done.stdout
+        == f"{tmp_path}/run.sqlite can't be read or written (disk I/O error); see to the disk, then go on with "
+        "--resume\n"
+    )
 
 
 def test_a_full_disk_changes_nothing(journal):
@@ -303,7 +321,8 @@ def test_a_full_disk_changes_nothing(journal):
     assert journal.step == 3
 
 
-# A child that runs steps over and over and is killed. It imports the journal only, which needs no torch, so it starts fast.
+# A child that runs steps over and over and is killed. It imports the journal only, which needs no torch, so it starts
+# fast.
 CHILD = """
 import os, signal, sys
 from types import SimpleNamespace as Namespace
@@ -351,13 +370,18 @@ def assert_sound(path, step):
         assert journal.step >= step
         for finished in range(1, journal.step + 1):
             first = 3 * (finished - 1)
-            assert [(e.uid, e.reason) for e in journal.consumed(finished)] == [(first, None), (first + 1, None), (first + 2, "uniform")]
+            assert [(e.uid, e.reason) for e in journal.consumed(finished)] == [
+                (first, None),
+                (first + 1, None),
+                (first + 2, "uniform"),
+            ]
         assert {e.uid for e in journal.unconsumed()} <= {3 * journal.step + i for i in range(3)}
         return journal.step
 
 
 def test_kill_between_any_two_statements(tmp_path):
-    """SIGKILL right before the n-th SQL statement of a step, for n over the whole step; each child goes on where the last one died."""
+    """SIGKILL right before the n-th SQL statement of a step, for n over the whole step; each child goes on where the
+    last one died."""
     path = tmp_path / "run.sqlite"
     child(path, 1).communicate(timeout=60)
     statements = int(child(path, 2, fatal=10**6).communicate(timeout=60)[0].split()[-1])

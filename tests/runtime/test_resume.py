@@ -109,9 +109,9 @@ def test_a_step_that_is_stopped_midway_is_given_up_whole(step, unbroken, tiny_mo
     summary = go(tmp_path / "run", config)
     run = RunFolder(tmp_path / "run")
     assert (summary.status, summary.steps) == ("stopped", step - 1)
-    assert [(c.step, c.facts["cursor"]["cursor"]["drawn"]) for c in checkpoints(run.checkpoints)] == [(step - 1, 4 * (step - 1))][
-        : step - 1
-    ]
+    assert [(c.step, c.facts["cursor"]["cursor"]["drawn"]) for c in checkpoints(run.checkpoints)] == [
+        (step - 1, 4 * (step - 1))
+    ][: step - 1]
     with Journal(run.journal) as journal:
         counts = journal.counts()
         assert counts.get("consumed", 0) == 4 * (step - 1) and sum(counts.values()) == 4 * step
@@ -158,7 +158,8 @@ def test_resume_without_a_run_begins_one(unbroken, tiny_model, tmp_path):
 
 
 def test_more_steps_than_at_first(tiny_model, tmp_path):
-    """The number of steps may change; with a constant learning rate the longer run is the one that asked for them at once."""
+    """The number of steps may change; with a constant learning rate the longer run is the one that asked for them at
+    once."""
     settings = {"train__schedule": "constant", "eval__after": False, "eval__every": 0}
     go(tmp_path / "long", tree(tiny_model("llama"), **settings))
     go(tmp_path / "run", tree(tiny_model("llama"), **settings, train__steps=2))
@@ -197,7 +198,9 @@ def test_weights_that_cannot_be_read_name_the_checkpoint(tiny_model, tmp_path):
     config = recipe(tiny_model("llama"), train__steps=1)
     go(tmp_path / "run", config)
     next((RunFolder(tmp_path / "run").checkpoint(1) / "model").glob("*.safetensors")).write_bytes(b"torn")
-    with pytest.raises(ValueError, match="000001: .* can't be loaded: .*; delete this checkpoint to use the one before"):
+    with pytest.raises(
+        ValueError, match="000001: .* can't be loaded: .*; delete this checkpoint to use the one before"
+    ):
         go(tmp_path / "run", config, resume=True)
 
 
@@ -229,7 +232,9 @@ def test_resume_of_another_run_is_refused(changes, field, tiny_model, tmp_path):
         go(tmp_path / "run", config)
     before = RunFolder(tmp_path / "run").metrics.read_bytes()
     other = tree(tiny_model("llama"), train__steps=1, eval__every=0, **changes)
-    with pytest.raises(ValueError, match="was begun with .*; resume with that value, or begin another run with folder=PATH") as caught:
+    with pytest.raises(
+        ValueError, match="was begun with .*; resume with that value, or begin another run with folder=PATH"
+    ) as caught:
         go(tmp_path / "run", other, resume=True)
     assert str(caught.value).startswith(field) and "\n" not in str(caught.value)
     assert RunFolder(tmp_path / "run").metrics.read_bytes() == before
@@ -251,18 +256,29 @@ def test_another_spelling_of_the_models_path_is_the_same_model(tiny_model, tmp_p
 
 def test_what_only_changes_how_long_or_how_watched_may_differ(tiny_model, tmp_path):
     go(tmp_path / "run", tree(tiny_model("llama"), train__steps=1))
-    free = {"train__steps": 2, "eval__limit": 3, "checkpoint__keep_last": 1, "runtime__reward_timeout": 3.0, "engine__prefill_tokens": 64}
+    free = {
+        "train__steps": 2,
+        "eval__limit": 3,
+        "checkpoint__keep_last": 1,
+        "runtime__reward_timeout": 3.0,
+        "engine__prefill_tokens": 64,
+    }
     assert go(tmp_path / "run", tree(tiny_model("llama"), **free), resume=True).steps == 2
 
 
 def test_an_infinite_field_can_be_resumed(tiny_model, tmp_path):
-    config = tree(tiny_model("llama"), train__steps=1, eval__every=0, algorithm={"preset": "drpo", "surrogate": {"epsilon": float("inf")}})
+    config = tree(
+        tiny_model("llama"),
+        train__steps=1,
+        eval__every=0,
+        algorithm={"preset": "drpo", "surrogate": {"epsilon": float("inf")}},
+    )
     go(tmp_path / "run", config)
     config["train"]["steps"] = 2
     assert go(tmp_path / "run", config, resume=True).steps == 2
 
 
-# ---- real processes ------------------------------------------------------------------------------------------------------------------
+# ---- real processes --------------------------------------------------------------------------------------------------
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -270,8 +286,18 @@ ROOT = Path(__file__).resolve().parents[2]
 def start(folder: Path, *more: str) -> subprocess.Popen:
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    command = [sys.executable, "-m", "proxima.cli.main", "train", str(folder.parent / "recipe.yaml"), f"folder={folder}", *more]
-    return subprocess.Popen(command, env=environment, cwd=folder.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    command = [
+        sys.executable,
+        "-m",
+        "proxima.cli.main",
+        "train",
+        str(folder.parent / "recipe.yaml"),
+        f"folder={folder}",
+        *more,
+    ]
+    return subprocess.Popen(
+        command, env=environment, cwd=folder.parent, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
@@ -323,7 +349,9 @@ def test_ctrl_c_in_a_real_process(unbroken, tiny_model, tmp_path):
     assert process.returncode == 130, err
     assert "Traceback" not in err
     summary = read_summary(folder)
-    assert summary["status"] == "stopped" and [c.step for c in checkpoints(folder / "checkpoints")] == [summary["steps"]]
+    assert summary["status"] == "stopped" and [c.step for c in checkpoints(folder / "checkpoints")] == [
+        summary["steps"]
+    ]
     go(folder, config, resume=True)
     assert_same(traces(folder), unbroken)
 
@@ -337,7 +365,8 @@ def test_a_folder_in_use_is_refused(tiny_model, tmp_path):
 
 
 def test_a_second_ctrl_c_ends_at_once(unbroken, tiny_model, tmp_path, monkeypatch):
-    """While the first one's checkpoint is being written: half of it is nobody's checkpoint, and the run can be resumed."""
+    """While the first one's checkpoint is being written: half of it is nobody's checkpoint, and the run can be
+    resumed."""
     config = tree(tiny_model("llama"), checkpoint__every=0)
     at_first_score_of(3, press, monkeypatch)
 
@@ -350,7 +379,9 @@ def test_a_second_ctrl_c_ends_at_once(unbroken, tiny_model, tmp_path, monkeypatc
     assert checkpoints(RunFolder(tmp_path / "run").checkpoints) == []
     watcher = Watcher()
     assert go(tmp_path / "run", config, observer=watcher, resume=True).status == "done"
-    assert watcher.warnings[0].startswith("resuming from the beginning, there is no checkpoint: 2 finished steps are made again")
+    assert watcher.warnings[0].startswith(
+        "resuming from the beginning, there is no checkpoint: 2 finished steps are made again"
+    )
     assert_same(traces(tmp_path / "run"), unbroken)
 
 
@@ -360,7 +391,9 @@ def test_another_length_under_a_falling_learning_rate_is_pointed_out(tiny_model,
     assert not any("train.steps" in text for text in watcher.warnings)
     go(tmp_path / "run", recipe(tiny_model("llama"), train__steps=2), resume=True, observer=watcher)
     (warning,) = [text for text in watcher.warnings if "train.steps" in text]
-    assert warning.startswith("train.steps=2, and the run was begun with 1: the cosine learning rate now falls towards step 2")
+    assert warning.startswith(
+        "train.steps=2, and the run was begun with 1: the cosine learning rate now falls towards step 2"
+    )
     steady = {"train__schedule": "constant"}
     quiet = Watcher()
     go(tmp_path / "steady", recipe(tiny_model("llama"), train__steps=1, **steady), observer=quiet)

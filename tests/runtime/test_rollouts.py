@@ -7,8 +7,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.runtime import files
-from proxima.runtime.rollouts import EVAL_SCHEMA, ROLLOUT_SCHEMA, Fate, read_rows, read_table, write_evals, write_rollouts
+from proxima.data import atomic_files as files
+from proxima.runtime.rollouts import (
+    EVAL_SCHEMA,
+    ROLLOUT_SCHEMA,
+    Fate,
+    read_rows,
+    read_table,
+    write_evals,
+    write_rollouts,
+)
 
 
 def make_group(uid=7, text="Four.", scores=None):
@@ -32,12 +40,21 @@ def make_group(uid=7, text="Four.", scores=None):
         )
         for i, tokens in enumerate(((11, 12, 2), ()))
     )
-    scores = scores or (Score(value=1.5, parts={"answer": 1.0, "format": 0.5}, correct=True), Score.failed("timed out after 5 s"))
+    scores = scores or (
+        Score(value=1.5, parts={"answer": 1.0, "format": 0.5}, correct=True),
+        Score.failed("timed out after 5 s"),
+    )
     return Group(prompt=prompt, completions=completions, scores=scores)
 
 
 FATES = (
-    Fate(outcome="trained", advantage=0.5, log_prob=(-0.25, -0.5, -1.0), keep=(True, False, True), entropy=(0.125, 0.0, 2.0)),
+    Fate(
+        outcome="trained",
+        advantage=0.5,
+        log_prob=(-0.25, -0.5, -1.0),
+        keep=(True, False, True),
+        entropy=(0.125, 0.0, 2.0),
+    ),
     Fate(outcome="invalid"),
 )
 

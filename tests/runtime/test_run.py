@@ -10,9 +10,9 @@ from proxima.config import resolve
 from proxima.data import Trajectory
 from proxima.engine.protocol import Sampling
 from proxima.model import Policy, load
-from proxima.runtime.answer import evaluate, generate
 from proxima.runtime.export import export, find_checkpoint
 from proxima.runtime.folder import RunFolder
+from proxima.runtime.inference import evaluate, generate
 from proxima.runtime.journal import Journal
 from proxima.runtime.rollouts import read_rows
 from proxima.runtime.summary import read_summary
@@ -20,12 +20,40 @@ from proxima.train.checkpoint import checkpoints
 from tests.runtime.tiny_run import Watcher, go, recipe, timeless
 
 TRAIN_KEYS = {
-    "kind", "step", "time", "reward/mean", "reward/std", "reward/part/even", "reward/invalid", "accuracy", "length/mean", "length/max",
-    "truncated_fraction", "loss", "entropy/mean", "approx_kl", "ratio_mean", "ratio_max", "masked_fraction", "prefix_spend",
-    "rollout_replay_logp_absdiff_mean", "grad_norm", "lr", "skipped_zero_advantage", "prompts", "completions", "tokens/generated",
-    "tokens/trained", "tokens_per_second/generate", "tokens_per_second/train", "time/generate", "time/train", "time/publish", "time/step",
+    "kind",
+    "step",
+    "time",
+    "reward/mean",
+    "reward/std",
+    "reward/part/even",
+    "reward/invalid",
+    "accuracy",
+    "length/mean",
+    "length/max",
+    "truncated_fraction",
+    "loss",
+    "entropy/mean",
+    "approx_kl",
+    "ratio_mean",
+    "ratio_max",
+    "masked_fraction",
+    "prefix_spend",
+    "rollout_replay_logp_absdiff_mean",
+    "grad_norm",
+    "lr",
+    "skipped_zero_advantage",
+    "prompts",
+    "completions",
+    "tokens/generated",
+    "tokens/trained",
+    "tokens_per_second/generate",
+    "tokens_per_second/train",
+    "time/generate",
+    "time/train",
+    "time/publish",
+    "time/step",
     "policy_version",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +72,29 @@ def train_records(run):
 def test_what_a_run_leaves(whole):
     run, summary, watcher = whole
     assert {p.name for p in run.path.iterdir()} >= {
-        "config.yaml", "environment.json", "metrics.jsonl", "run.sqlite", "rollouts", "evals", "checkpoints", "summary.json",
-    }  # fmt: skip
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "run.sqlite",
+        "rollouts",
+        "evals",
+        "checkpoints",
+        "summary.json",
+    }
     assert [p.name for p in sorted(run.rollouts.iterdir())] == ["000001.parquet", "000002.parquet", "000003.parquet"]
-    assert [p.name for p in sorted(run.evals.iterdir())] == ["000000-before.parquet", "000002-step.parquet", "000003-after.parquet"]
+    assert [p.name for p in sorted(run.evals.iterdir())] == [
+        "000000-before.parquet",
+        "000002-step.parquet",
+        "000003-after.parquet",
+    ]
     assert [c.step for c in checkpoints(run.checkpoints)] == [1, 2, 3]
-    assert (summary.status, summary.steps, summary.error, summary.seed, summary.algorithm) == ("done", 3, None, 3, "cppo")
+    assert (summary.status, summary.steps, summary.error, summary.seed, summary.algorithm) == (
+        "done",
+        3,
+        None,
+        3,
+        "cppo",
+    )
     assert read_summary(run.path) == json.loads(run.summary.read_text())
     assert read_summary(run.path)["eval"].keys() == {"before", "after"} and summary.eval["after"]["questions"] == 5
     assert json.loads(run.environment.read_text())["seed"] == 3
@@ -67,8 +112,13 @@ def test_metrics_lines(whole):
     run, _, watcher = whole
     records = run.read_metrics()
     assert [(r["kind"], r["step"], r.get("label")) for r in records] == [
-        ("eval", 0, "before"), ("train", 1, None), ("train", 2, None), ("eval", 2, "step"), ("train", 3, None), ("eval", 3, "after"),
-    ]  # fmt: skip
+        ("eval", 0, "before"),
+        ("train", 1, None),
+        ("train", 2, None),
+        ("eval", 2, "step"),
+        ("train", 3, None),
+        ("eval", 3, "after"),
+    ]
     assert [timeless(r) for r in watcher.records] == [timeless(r) for r in records]
     for r in train_records(run):
         assert r.keys() >= TRAIN_KEYS, TRAIN_KEYS - r.keys()
@@ -77,7 +127,9 @@ def test_metrics_lines(whole):
         assert r["time/step"] >= r["time/generate"] + r["time/train"] > 0
     times = [r["time"] for r in records]
     assert times == sorted(times) and times[0] > 0
-    assert [r["lr"] for r in train_records(run)] == pytest.approx([1.5e-3, 3e-3, 3e-3])  # the cosine begins after two of warm-up
+    assert [r["lr"] for r in train_records(run)] == pytest.approx(
+        [1.5e-3, 3e-3, 3e-3]
+    )  # the cosine begins after two of warm-up
 
 
 def test_rollouts_agree_with_metrics(whole):
@@ -96,16 +148,22 @@ def test_rollouts_agree_with_metrics(whole):
         assert r["truncated_fraction"] == sum(row["finish_reason"] == "length" for row in rows) / 16
         assert r["skipped_zero_advantage"] == sum(row["outcome"] == "skipped_zero_advantage" for row in rows)
         trained = [row for row in rows if row["outcome"] == "trained"]
-        assert trained and all(len(row["log_prob"]) == len(row["keep"]) == len(row["entropy"]) == len(row["tokens"]) for row in trained)
+        assert trained and all(
+            len(row["log_prob"]) == len(row["keep"]) == len(row["entropy"]) == len(row["tokens"]) for row in trained
+        )
         pairs = [(a, b) for row in trained for a, b in zip(row["log_prob"], row["untruncated_log_prob"], strict=True)]
-        assert r["rollout_replay_logp_absdiff_mean"] == pytest.approx(sum(abs(a - b) for a, b in pairs) / len(pairs), abs=1e-6)
+        assert r["rollout_replay_logp_absdiff_mean"] == pytest.approx(
+            sum(abs(a - b) for a, b in pairs) / len(pairs), abs=1e-6
+        )
         entropies = [x for row in trained for x in row["entropy"]]
         assert r["entropy/mean"] == pytest.approx(sum(entropies) / len(entropies), rel=1e-5)
         for group in range(0, 16, 4):
             four = rows[group : group + 4]
             assert [row["sample"] for row in four] == [0, 1, 2, 3] and len({row["prompt_uid"] for row in four}) == 1
             centre = sum(row["reward"] for row in four) / 4
-            assert [row["advantage"] for row in four] == pytest.approx([row["reward"] - centre for row in four], abs=1e-12)
+            assert [row["advantage"] for row in four] == pytest.approx(
+                [row["reward"] - centre for row in four], abs=1e-12
+            )
         assert {v for row in rows for v in row["policy_version"]} == {r["step"] - 1}
 
 
@@ -115,7 +173,10 @@ def test_behavior_log_probs_are_those_of_the_weights_that_sampled(whole):
     for step in (1, 2):
         policy = Policy(load(str(run.checkpoint(step) / "model"), device="cpu"))
         rows = read_rows(run.rollout_file(step + 1))
-        items = [Trajectory(prompt_tokens=tuple(r["prompt_tokens"]), tokens=tuple(r["tokens"]), group=i) for i, r in enumerate(rows)]
+        items = [
+            Trajectory(prompt_tokens=tuple(r["prompt_tokens"]), tokens=tuple(r["tokens"]), group=i)
+            for i, r in enumerate(rows)
+        ]
         with torch.no_grad():
             found = policy(policy.pack(items)).log_prob
         behavior = torch.tensor([x for r in rows for x in r["behavior_log_prob"]])
@@ -125,7 +186,9 @@ def test_behavior_log_probs_are_those_of_the_weights_that_sampled(whole):
 def test_the_journal_consumed_each_prompt_once(whole):
     run, _, _ = whole
     with Journal(run.journal) as journal:
-        assert journal.step == journal.version == 3 and not journal.unconsumed() and journal.counts() == {"consumed": 12}
+        assert (
+            journal.step == journal.version == 3 and not journal.unconsumed() and journal.counts() == {"consumed": 12}
+        )
         uids = [e.uid for step in (1, 2, 3) for e in journal.consumed(step)]
         assert uids == list(range(12))
         for r in train_records(run):
@@ -133,7 +196,12 @@ def test_the_journal_consumed_each_prompt_once(whole):
             entries = {e.uid: e for e in journal.consumed(r["step"])}
             for row in read_rows(run.rollout_file(r["step"])):
                 entry = entries[row["prompt_uid"]]
-                assert (entry.policy_version, entry.completions, entry.invalid, entry.epoch) == (r["step"] - 1, 4, 0, entry.uid // 10)
+                assert (entry.policy_version, entry.completions, entry.invalid, entry.epoch) == (
+                    r["step"] - 1,
+                    4,
+                    0,
+                    entry.uid // 10,
+                )
 
 
 def test_evaluations(whole):
@@ -148,7 +216,10 @@ def test_evaluations(whole):
         assert [row["question"] for row in rows] == questions
     trained = {row["question"] for step in (1, 2, 3) for row in read_rows(run.rollout_file(step))}
     assert not trained & set(questions)
-    assert summary.eval["before"]["accuracy"] == evals[0]["accuracy"] and summary.eval["after"]["correct"] == evals[-1]["correct"]
+    assert (
+        summary.eval["before"]["accuracy"] == evals[0]["accuracy"]
+        and summary.eval["after"]["correct"] == evals[-1]["correct"]
+    )
     config = resolve(run.config, [f"model.path={run.checkpoint(3) / 'model'}"]).config
     alone = evaluate(config)
     assert alone["accuracy"] == evals[-1]["accuracy"] and len(alone["groups"]) == 5
@@ -158,7 +229,10 @@ def test_evaluations(whole):
 
 def test_find_export_generate(whole, tmp_path):
     run, _, _ = whole
-    assert find_checkpoint(run.path).step == 3 and find_checkpoint(run.path, "2").step == find_checkpoint(run.path, "000002").step == 2
+    assert (
+        find_checkpoint(run.path).step == 3
+        and find_checkpoint(run.path, "2").step == find_checkpoint(run.path, "000002").step == 2
+    )
     accuracy = {r["step"]: r["accuracy"] for r in run.read_metrics() if r["kind"] == "eval" and r["step"]}
     assert find_checkpoint(run.path, "best").step == max(accuracy, key=lambda s: (accuracy[s], -s))
     with pytest.raises(ValueError, match=r"no checkpoint '7'; there are \[1, 2, 3\], last and best"):
@@ -176,7 +250,9 @@ def test_find_export_generate(whole, tmp_path):
         assert torch.equal(a, b)
     with pytest.raises(ValueError, match="exists already"):
         export(run.path, out)
-    completions, seconds = generate(str(out), ["2 + 2", "hm"], sampling=Sampling(max_tokens=4), samples=2, dtype="float32", device="cpu")
+    completions, seconds = generate(
+        str(out), ["2 + 2", "hm"], sampling=Sampling(max_tokens=4), samples=2, dtype="float32", device="cpu"
+    )
     assert [(c.prompt_uid, c.sample) for c in completions] == [(0, 0), (0, 1), (1, 0), (1, 1)] and seconds > 0
 
 
@@ -191,7 +267,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not(whole, tiny_model, tmp
     assert [r["kind"] for r in RunFolder(tmp_path / "a").read_metrics()] == ["train"]
 
 
-# ---- rewards that fail, groups that say nothing --------------------------------------------------------------------------------------
+# ---- rewards that fail, groups that say nothing ----------------------------------------------------------------------
 
 
 def test_a_reward_that_raises_costs_its_completion(tiny_model, tmp_path):
@@ -207,36 +283,52 @@ def test_a_reward_that_raises_costs_its_completion(tiny_model, tmp_path):
         assert r["reward/invalid"] == len(bad) == r.get("dropped/invalid", 0)
         for row in bad:
             assert row["reward"] is None and row["advantage"] is None and row["correct"] is None and not row["valid"]
-            assert row["outcome"] == "invalid" and row["error"] == "even: RuntimeError: no opinion" and row["log_prob"] is None
+            assert (
+                row["outcome"] == "invalid"
+                and row["error"] == "even: RuntimeError: no opinion"
+                and row["log_prob"] is None
+            )
         good = [row for row in rows if row["valid"]]
-        assert len(good) + len(bad) == 16 and r["reward/mean"] == pytest.approx(sum(row["reward"] for row in good) / len(good))
+        assert len(good) + len(bad) == 16 and r["reward/mean"] == pytest.approx(
+            sum(row["reward"] for row in good) / len(good)
+        )
         for uid in {row["prompt_uid"] for row in rows}:
             own = [row for row in good if row["prompt_uid"] == uid]
             mean = sum(row["reward"] for row in own) / len(own)
             uniform = len({row["reward"] for row in own}) < 2
-            assert [row["advantage"] for row in own] == pytest.approx([0.0 if uniform else row["reward"] - mean for row in own], abs=1e-12)
+            assert [row["advantage"] for row in own] == pytest.approx(
+                [0.0 if uniform else row["reward"] - mean for row in own], abs=1e-12
+            )
     assert failed > 2
     assert any(
-        w.startswith(f"{r['reward/invalid']} of 16 completions have no score (even: RuntimeError: no opinion)") for w in watcher.warnings
+        w.startswith(f"{r['reward/invalid']} of 16 completions have no score (even: RuntimeError: no opinion)")
+        for w in watcher.warnings
     )
     evals = [r for r in run.read_metrics() if r["kind"] == "eval"]
     for r in evals:
         rows = read_rows(run.eval_file(r["step"], r["label"]))
         valid = [row for row in rows if row["valid"]]
-        assert r["invalid"] == 5 - len(valid) and r["accuracy"] == (sum(row["correct"] for row in valid) / len(valid) if valid else None)
+        assert r["invalid"] == 5 - len(valid) and r["accuracy"] == (
+            sum(row["correct"] for row in valid) / len(valid) if valid else None
+        )
 
 
 def test_uniform_groups_are_dropped_and_counted(tiny_model, tmp_path):
     reward = [{"kind": "tests.runtime.tiny_run:Even", "constant": 2}]
     tree = recipe(
-        tiny_model("llama"), reward=reward, algorithm={"preset": "cppo", "selection": [{"kind": "drop_uniform_groups"}]}, train__steps=2
+        tiny_model("llama"),
+        reward=reward,
+        algorithm={"preset": "cppo", "selection": [{"kind": "drop_uniform_groups"}]},
+        train__steps=2,
     )
     go(tmp_path / "run", tree)
     run = RunFolder(tmp_path / "run")
     for r in train_records(run):
         rows = read_rows(run.rollout_file(r["step"]))
         dropped = [row for row in rows if row["outcome"] == "dropped_uniform_group"]
-        assert {row["prompt_uid"] for row in dropped} >= {row["prompt_uid"] for row in rows if row["prompt_uid"] % 2 == 0}
+        assert {row["prompt_uid"] for row in dropped} >= {
+            row["prompt_uid"] for row in rows if row["prompt_uid"] % 2 == 0
+        }
         assert r["dropped/uniform_group"] == len(dropped) >= 8 and all(row["advantage"] == 0 for row in dropped)
         with Journal(run.journal) as journal:
             reasons = {e.uid: e.reason for e in journal.consumed(r["step"])}
@@ -248,7 +340,10 @@ def test_a_step_with_nothing_to_train_on_changes_no_weight(tiny_model, tmp_path)
     watcher = Watcher()
     reward = [{"kind": "tests.runtime.tiny_run:Even", "constant": 1}]
     tree = recipe(
-        tiny_model("llama"), reward=reward, algorithm={"preset": "cppo", "selection": [{"kind": "drop_uniform_groups"}]}, train__steps=2
+        tiny_model("llama"),
+        reward=reward,
+        algorithm={"preset": "cppo", "selection": [{"kind": "drop_uniform_groups"}]},
+        train__steps=2,
     )
     summary = go(tmp_path / "run", tree, observer=watcher)
     run = RunFolder(tmp_path / "run")
@@ -264,7 +359,12 @@ def test_zero_advantages_that_stay_are_skipped_without_a_trace_in_the_weights(ti
     for name, skip in {"on": True, "off": False}.items():
         go(
             tmp_path / name,
-            recipe(tiny_model("llama"), reward=reward, algorithm={"preset": "cppo", "skip_zero_advantage": skip}, eval__every=0),
+            recipe(
+                tiny_model("llama"),
+                reward=reward,
+                algorithm={"preset": "cppo", "skip_zero_advantage": skip},
+                eval__every=0,
+            ),
         )
     on, off = (RunFolder(tmp_path / name) for name in ("on", "off"))
     assert all(r["skipped_zero_advantage"] >= 8 for r in train_records(on))
@@ -274,7 +374,7 @@ def test_zero_advantages_that_stay_are_skipped_without_a_trace_in_the_weights(ti
         torch.testing.assert_close(x, y, rtol=0, atol=2e-5)
 
 
-# ---- the algorithm's slots in a run --------------------------------------------------------------------------------------------------
+# ---- the algorithm's slots in a run ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("updates", [1, 2])
@@ -282,7 +382,12 @@ def test_the_recomputed_proximal_policy(updates, tiny_model, tmp_path):
     """A bf16 engine is off by rounding; with `recompute` the first update's ratio is 1 all the same."""
     algorithm = {"preset": "grpo", "proximal": "recompute"}
     tree = recipe(
-        tiny_model("llama"), algorithm=algorithm, engine__dtype="bfloat16", train__updates_per_step=updates, train__steps=1, eval__every=0
+        tiny_model("llama"),
+        algorithm=algorithm,
+        engine__dtype="bfloat16",
+        train__updates_per_step=updates,
+        train__steps=1,
+        eval__every=0,
     )
     go(tmp_path / "run", tree)
     (r,) = train_records(RunFolder(tmp_path / "run"))
@@ -297,7 +402,12 @@ def test_recompute_with_one_update_left_of_two(tiny_model, tmp_path):
     """Dropped groups leave one update where two were planned: the centre is recomputed nevertheless."""
     reward = [{"kind": "tests.runtime.tiny_run:Even", "constant": 1}]
     kept = recipe(
-        tiny_model("llama"), engine__dtype="bfloat16", train__updates_per_step=2, train__prompts_per_step=2, train__steps=1, eval__every=0
+        tiny_model("llama"),
+        engine__dtype="bfloat16",
+        train__updates_per_step=2,
+        train__prompts_per_step=2,
+        train__steps=1,
+        eval__every=0,
     )
     kept["algorithm"] = {"preset": "grpo", "proximal": "recompute", "selection": [{"kind": "drop_uniform_groups"}]}
     kept["reward"] = [dict(reward[0], constant=2)]  # of the prompts 0 and 1, the first says nothing
@@ -309,7 +419,12 @@ def test_recompute_with_one_update_left_of_two(tiny_model, tmp_path):
 
 def test_epochs_and_updates(tiny_model, tmp_path):
     tree = recipe(
-        tiny_model("llama"), train__updates_per_step=2, train__epochs_per_step=3, train__steps=2, train__schedule="constant", eval__every=0
+        tiny_model("llama"),
+        train__updates_per_step=2,
+        train__epochs_per_step=3,
+        train__steps=2,
+        train__schedule="constant",
+        eval__every=0,
     )
     go(tmp_path / "run", tree)
     run = RunFolder(tmp_path / "run")
@@ -324,10 +439,16 @@ def test_the_reference_penalty(tiny_model, tmp_path):
     """At the reference itself k3 has no gradient, so the first step is as without it; later ones are pulled back."""
     pulled = {"preset": "grpo", "reference_kl": {"kind": "k3", "coefficient": 100.0}}
     for name, chosen in {"pulled": pulled, "free": {"preset": "grpo"}}.items():
-        go(tmp_path / name, recipe(tiny_model("llama"), algorithm=chosen, train__steps=12, eval__every=0, train__optimizer__lr=5e-4))
+        go(
+            tmp_path / name,
+            recipe(tiny_model("llama"), algorithm=chosen, train__steps=12, eval__every=0, train__optimizer__lr=5e-4),
+        )
     start = load(str(tiny_model("llama")), device="cpu")
     rows = read_rows(RunFolder(tmp_path / "free").rollout_file(1))
-    items = [Trajectory(prompt_tokens=tuple(r["prompt_tokens"]), tokens=tuple(r["tokens"]), group=i) for i, r in enumerate(rows)]
+    items = [
+        Trajectory(prompt_tokens=tuple(r["prompt_tokens"]), tokens=tuple(r["tokens"]), group=i)
+        for i, r in enumerate(rows)
+    ]
 
     def log_prob(loaded):
         policy = Policy(loaded)
@@ -337,7 +458,11 @@ def test_the_reference_penalty(tiny_model, tmp_path):
     base = log_prob(start)
 
     def drift(name, step):
-        return float((log_prob(load(str(RunFolder(tmp_path / name).checkpoint(step) / "model"), device="cpu")) - base).abs().mean())
+        return float(
+            (log_prob(load(str(RunFolder(tmp_path / name).checkpoint(step) / "model"), device="cpu")) - base)
+            .abs()
+            .mean()
+        )
 
     assert drift("pulled", 1) == pytest.approx(drift("free", 1), rel=1e-2)
     assert drift("pulled", 12) < 0.75 * drift("free", 12)
@@ -346,19 +471,29 @@ def test_the_reference_penalty(tiny_model, tmp_path):
 def test_it_learns(tiny_model, tmp_path):
     """Enough steps that even a random model writes more even tokens: the sign of everything, end to end."""
     tree = recipe(
-        tiny_model("llama"), train__steps=25, train__completions_per_prompt=8, train__optimizer__lr=1e-2, checkpoint__every=0, eval__every=0
+        tiny_model("llama"),
+        train__steps=25,
+        train__completions_per_prompt=8,
+        train__optimizer__lr=1e-2,
+        checkpoint__every=0,
+        eval__every=0,
     )
     go(tmp_path / "run", tree)
     rewards = [r["reward/mean"] for r in train_records(RunFolder(tmp_path / "run"))]
     assert sum(rewards[:3]) / 3 < 0.62 and sum(rewards[-3:]) / 3 > 0.8
 
 
-# ---- what is kept --------------------------------------------------------------------------------------------------------------------
+# ---- what is kept ----------------------------------------------------------------------------------------------------
 
 
 def test_keep_last_and_best(tiny_model, tmp_path):
     tree = recipe(
-        tiny_model("llama"), train__steps=5, eval__every=1, checkpoint__keep_last=1, checkpoint__keep_best=True, train__optimizer__lr=2e-2
+        tiny_model("llama"),
+        train__steps=5,
+        eval__every=1,
+        checkpoint__keep_last=1,
+        checkpoint__keep_best=True,
+        train__optimizer__lr=2e-2,
     )
     go(tmp_path / "run", tree)
     run = RunFolder(tmp_path / "run")
@@ -370,7 +505,10 @@ def test_keep_last_and_best(tiny_model, tmp_path):
 
 def test_keep_best_where_no_reward_knows_what_is_correct(tiny_model, tmp_path):
     tree = recipe(
-        tiny_model("llama"), reward=[{"kind": "length", "tokens": 4, "mode": "target"}], checkpoint__keep_best=True, eval__every=1
+        tiny_model("llama"),
+        reward=[{"kind": "length", "tokens": 4, "mode": "target"}],
+        checkpoint__keep_best=True,
+        eval__every=1,
     )
     assert go(tmp_path / "run", tree | {"checkpoint": {"every": 1, "keep_last": 1, "keep_best": True}}).status == "done"
     run = RunFolder(tmp_path / "run")
@@ -382,10 +520,12 @@ def test_checkpoints_only_at_the_end_and_no_evaluation(tiny_model, tmp_path):
     del tree["eval"]
     summary = go(tmp_path / "run", tree)
     run = RunFolder(tmp_path / "run")
-    assert [c.step for c in checkpoints(run.checkpoints)] == [3] and summary.eval == {} and not list(run.evals.iterdir())
+    assert (
+        [c.step for c in checkpoints(run.checkpoints)] == [3] and summary.eval == {} and not list(run.evals.iterdir())
+    )
 
 
-# ---- refusals ------------------------------------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------------------
 
 
 def test_an_existing_folder_is_refused_and_untouched(whole, tiny_model):
@@ -429,4 +569,8 @@ def test_a_failure_in_the_loop_is_told_and_leaves_a_summary(tiny_model, tmp_path
     with pytest.raises(RuntimeError, match="fell over"):
         go(tmp_path / "run", recipe(tiny_model("llama")), observer=Watcher(trip))
     summary = read_summary(tmp_path / "run")
-    assert summary["status"] == "failed" and "RuntimeError: the observer fell over" in summary["error"] and summary["steps"] == 2
+    assert (
+        summary["status"] == "failed"
+        and "RuntimeError: the observer fell over" in summary["error"]
+        and summary["steps"] == 2
+    )

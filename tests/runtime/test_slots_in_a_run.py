@@ -1,21 +1,25 @@
-"""Slots of the algorithm through whole runs: what only shows from the second step on, or once the results are written."""
+"""Slots of the algorithm through whole runs: what only shows from the second step on, or once the results are
+written."""
 
 import pytest
 import yaml
 
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import read_rows
-from proxima.view.plain import arithmetic
+from proxima.view.log_lines import arithmetic
 from proxima.view.report import batch_arithmetic
 from tests.runtime.tiny_run import Watcher, go, recipe
 
 
 @pytest.mark.parametrize("updates", [1, 2])
 def test_the_interpolated_centre_knows_the_version_of_the_weights(updates, tiny_model, tmp_path):
-    """Synchronous tokens are of the present version, so their centre is the behavior policy: the run is that of `behavior`."""
+    """Synchronous tokens are of the present version, so their centre is the behavior policy: the run is that of
+    `behavior`."""
     made = {}
     for proximal in ("behavior", "loglinear"):
-        tree = recipe(tiny_model("llama"), algorithm={"preset": "grpo", "proximal": proximal}, train__updates_per_step=updates)
+        tree = recipe(
+            tiny_model("llama"), algorithm={"preset": "grpo", "proximal": proximal}, train__updates_per_step=updates
+        )
         assert go(tmp_path / proximal, tree).status == "done"
         made[proximal] = [r["loss"] for r in RunFolder(tmp_path / proximal).read_metrics() if r["kind"] == "train"]
     assert made["loglinear"] == made["behavior"] and len(made["behavior"]) == 3
@@ -29,7 +33,9 @@ def test_a_correction_that_looks_at_the_entropy(tiny_model, tmp_path):
 
 
 def test_a_function_that_says_correct_by_a_number(tiny_model, tmp_path):
-    (tmp_path / "mine.py").write_text("def odd(p, c):\n    return {'value': sum(c.tokens) % 7, 'correct': sum(c.tokens) % 2}\n")
+    (tmp_path / "mine.py").write_text(
+        "def odd(p, c):\n    return {'value': sum(c.tokens) % 7, 'correct': sum(c.tokens) % 2}\n"
+    )
     tree = recipe(tiny_model("llama"), reward=[{"kind": "function", "path": f"{tmp_path}/mine.py:odd"}], train__steps=1)
     assert go(tmp_path / "run", tree).status == "done"
     rows = read_rows(RunFolder(tmp_path / "run").rollout_file(1))
@@ -42,12 +48,19 @@ def test_pruning_and_dynamic_sampling_are_told_at_the_start_and_done(tiny_model,
     told = []
     watcher = Watcher(on=lambda event, *facts: told.extend(facts) if event == "started" else None)
     refill = {"oversample": 1.5, "exhausted": "partial"}
-    changes = {"algorithm__selection": selection, "algorithm__dynamic_sampling": refill, "train__steps": 1, "task__size": 40}
+    changes = {
+        "algorithm__selection": selection,
+        "algorithm__dynamic_sampling": refill,
+        "train__steps": 1,
+        "task__size": 40,
+    }
     go(tmp_path / "run", recipe(tiny_model("llama"), **changes), observer=watcher)
     (info,) = told
     assert (info.prompts, info.kept, info.at_once) == (8, 2, 12)
     (step,) = [record for record in watcher.records if record["kind"] == "train"]
     assert (step["prompts_generated"], step["prompts_used"]) == (12 * step["gen_batches"], 8)
     assert step["dropped/pruned"] == 8 * 2
-    assert batch_arithmetic(yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()), RunFolder(tmp_path / "run")) == arithmetic(info)
+    assert batch_arithmetic(
+        yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()), RunFolder(tmp_path / "run")
+    ) == arithmetic(info)
     assert "= 32 sequences, 2 of 4 kept, 12 prompts at a time until it is full → " in arithmetic(info)

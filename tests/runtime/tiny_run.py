@@ -52,7 +52,8 @@ class Even(WeightedReward):
 
 
 def recipe(model: Path, **changes: Any) -> dict[str, Any]:
-    """A run of seconds: 3 steps of 4 prompts × 4 completions of at most 6 tokens. `changes`: dotted keys with `__` for the dots."""
+    """A run of seconds: 3 steps of 4 prompts × 4 completions of at most 6 tokens. `changes`: dotted keys with `__` for
+    the dots."""
     task = {"kind": "arithmetic", "low": 1, "high": 9, "held_out": 0.3}
     tree: dict[str, Any] = {
         "model": {"path": str(model), "compute_dtype": "float32", "device": "cpu"},
@@ -84,7 +85,9 @@ def recipe(model: Path, **changes: Any) -> dict[str, Any]:
     return tree
 
 
-def go(folder: Path, tree: Mapping[str, Any], *, observer: Any = None, resume: bool = False, overwrite: bool = False) -> Summary:
+def go(
+    folder: Path, tree: Mapping[str, Any], *, observer: Any = None, resume: bool = False, overwrite: bool = False
+) -> Summary:
     resolved = resolve({**tree, "folder": str(folder)})
     return train(resolved.config, resolved=resolved, observer=observer, resume=resume, overwrite=overwrite)
 
@@ -134,10 +137,15 @@ def traces(folder: Path) -> dict[str, Any]:
     last = checkpoints(run.checkpoints)[-1]
     state = {k: v for k, v in last.facts.items() if k != "torch_rng"}
     with Journal(run.journal) as journal:
-        consumed = {step: [(e.uid, e.reason, e.reward, e.step) for e in journal.consumed(step)] for step in range(1, journal.step + 1)}
+        consumed = {
+            step: [(e.uid, e.reason, e.reward, e.step) for e in journal.consumed(step)]
+            for step in range(1, journal.step + 1)
+        }
         counts = journal.counts()
     tensors = load_file(last.path / "optimizer.safetensors") | {
-        f"model/{key}": value for file in sorted(last.model.glob("*.safetensors")) for key, value in load_file(file).items()
+        f"model/{key}": value
+        for file in sorted(last.model.glob("*.safetensors"))
+        for key, value in load_file(file).items()
     }
     return {
         "metrics": [timeless(r) for r in run.read_metrics()],
@@ -155,6 +163,8 @@ def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
     for name in expected:
         if name == "tensors":
             differing = [key for key in expected[name] if found[name].get(key) != expected[name][key]]
-            assert not differing and found[name].keys() == expected[name].keys(), f"weights or moments differ: {differing[:3]}"
+            assert not differing and found[name].keys() == expected[name].keys(), (
+                f"weights or moments differ: {differing[:3]}"
+            )
         else:
             assert found[name] == expected[name], name

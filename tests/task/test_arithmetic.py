@@ -42,7 +42,10 @@ def test_answers_are_right_and_operands_in_range(operators, low, width, seed, sp
     rows = Arithmetic(operators=operators, low=low, high=low + width, size=4, held_out=0.5, split=split).rows(seed)
     for i in range(len(rows)):
         a, op, b = re.fullmatch(r"What is (-?\d+) ([-+*/]) (-?\d+)\?", rows[i].messages[0]["content"]).groups()
-        assert int(rows[i].answer) == {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b), "/": int(a) / (int(b) or 1)}[op]
+        assert (
+            int(rows[i].answer)
+            == {"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b), "/": int(a) / (int(b) or 1)}[op]
+        )
         assert low <= int(b) <= low + width and (op != "/" or int(b) != 0)
         assert low <= (int(rows[i].answer) if op == "/" else int(a)) <= low + width
 
@@ -93,16 +96,22 @@ def test_ranges_too_large_to_list(digits):
 
 
 def test_operators_take_turns_and_fill_each_other_up():
-    asked = questions(Arithmetic(operators=("+", "/"), low=1, high=9, second_low=2, second_high=3, size=36, held_out=0.0))
+    asked = questions(
+        Arithmetic(operators=("+", "/"), low=1, high=9, second_low=2, second_high=3, size=36, held_out=0.0)
+    )
     operators = [q.split()[3] for q in asked]
     assert operators[:6] == ["+", "/"] * 3
     assert (operators.count("+"), operators.count("/")) == (18, 18)
-    asked = questions(Arithmetic(operators=("+", "/"), low=1, high=9, second_low=0, second_high=1, size=27, held_out=0.0))
+    asked = questions(
+        Arithmetic(operators=("+", "/"), low=1, high=9, second_low=0, second_high=1, size=27, held_out=0.0)
+    )
     assert [q.split()[3] for q in asked].count("/") == 9
 
 
 def test_digits_second_range_and_template():
-    task = Arithmetic(digits=2, low=10, second_low=1, second_high=9, operators=("*",), template="{b} times {a}", size=30)
+    task = Arithmetic(
+        digits=2, low=10, second_low=1, second_high=9, operators=("*",), template="{b} times {a}", size=30
+    )
     assert task.ranges == ((10, 99), (1, 9))
     row = task.rows(1)[0]
     a, b = row.metadata["operands"]

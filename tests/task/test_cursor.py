@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxima.data.random import mix, permutation, share_of
 from proxima.task import Cursor, Draw
-from proxima.task.order import mix, permutation, share_of
 
 
 def test_mix_is_splitmix64():
-    # The first outputs of splitmix64 from state 0 and from 1234567 (Vigna's reference code): the state is advanced, then mixed.
+    # The first outputs of splitmix64 from state 0 and from 1234567 (Vigna's reference code): the state is advanced,
+    # then mixed.
     assert mix(0) == 0xE220A8397B1DCDAF
     assert mix(1234567) == 6457827717110365317
 
@@ -33,10 +34,18 @@ def _signed(value):
 
 def test_the_order_is_this_one_forever():
     assert [(d.uid, d.index, d.epoch) for d in Cursor(5, seed=1).next(11)] == [
-        (0, 0, 0), (1, 3, 0), (2, 2, 0), (3, 4, 0), (4, 1, 0),
-        (5, 2, 1), (6, 0, 1), (7, 4, 1), (8, 3, 1), (9, 1, 1),
+        (0, 0, 0),
+        (1, 3, 0),
+        (2, 2, 0),
+        (3, 4, 0),
+        (4, 1, 0),
+        (5, 2, 1),
+        (6, 0, 1),
+        (7, 4, 1),
+        (8, 3, 1),
+        (9, 1, 1),
         (10, 2, 2),
-    ]  # fmt: skip
+    ]
 
 
 @given(size=st.integers(1, 300), seed=st.integers(0, 2**63), parts=st.lists(st.integers(0, 50), max_size=12))
@@ -49,7 +58,13 @@ def test_however_it_is_cut_each_epoch_holds_each_row_once(size, seed, parts):
         assert sorted(draw.index for draw in draws if draw.epoch == epoch) == list(range(size))
 
 
-@given(size=st.integers(1, 50), seed=st.integers(0, 2**31), before=st.integers(0, 200), after=st.integers(0, 100), shuffle=st.booleans())
+@given(
+    size=st.integers(1, 50),
+    seed=st.integers(0, 2**31),
+    before=st.integers(0, 200),
+    after=st.integers(0, 100),
+    shuffle=st.booleans(),
+)
 def test_a_loaded_cursor_goes_on(size, seed, before, after, shuffle):
     import json
 

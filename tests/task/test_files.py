@@ -41,7 +41,11 @@ def test_rows_in_any_order(cls, tmp_path):
     rows = cls(path=written(cls, tmp_path, ROWS), metadata=("level",)).rows(1)
     assert len(rows) == 5
     for i in (4, 0, 2, 2):
-        assert (rows[i].messages, rows[i].answer, rows[i].metadata) == (user(f"What is {i} + {i}?"), str(2 * i), {"level": i})
+        assert (rows[i].messages, rows[i].answer, rows[i].metadata) == (
+            user(f"What is {i} + {i}?"),
+            str(2 * i),
+            {"level": i},
+        )
     for i in (5, -1):
         with pytest.raises(IndexError):
             rows[i]
@@ -77,7 +81,8 @@ def test_no_answer_is_fine_where_none_is_asked_for(cls, tmp_path):
         ),
         (
             {"answer": "zzz"},
-            r"has no column 'zzz' \(answer\); map one with answer=COLUMN \(or answer=null\); columns: question, answer, hint, level",
+            r"has no column 'zzz' \(answer\); map one with answer=COLUMN \(or answer=null\); columns: question, "
+            r"answer, hint, level",
         ),
         ({"question": "{question} {tip}"}, r"has no column 'tip' \(question\)"),
         ({"metadata": ("source",)}, r"has no column 'source' \(metadata\)"),
@@ -113,7 +118,10 @@ def test_no_file_no_rows(cls, tmp_path):
     with pytest.raises(ValueError, match="is a folder; name its files"):
         cls(path=str(tmp_path)).rows(1)
     (tmp_path / "empty.jsonl").write_text("\n\n")
-    parquet.write_table(pa.table({"question": pa.array([], pa.string()), "answer": pa.array([], pa.string())}), tmp_path / "empty.parquet")
+    parquet.write_table(
+        pa.table({"question": pa.array([], pa.string()), "answer": pa.array([], pa.string())}),
+        tmp_path / "empty.parquet",
+    )
     with pytest.raises(ValueError, match="path='.*empty.*' holds no rows"):
         cls(path=str(tmp_path / f"empty.{WRITERS[cls][1]}")).rows(1)
     with pytest.raises(ValueError, match="path='' must name a file"):
@@ -142,7 +150,9 @@ def test_a_broken_line_is_named_at_once(tmp_path, line, message):
 
 def test_half_an_emoji_in_a_line(tmp_path):
     """Scraped text that was cut in the middle of one: json reads it, no tokenizer takes it."""
-    (tmp_path / "rows.jsonl").write_text(r'{"question": "a \ud83d b \ud83d\ude00", "answer": {"k\udfff": ["\ud800"]}}' + "\n")
+    (tmp_path / "rows.jsonl").write_text(
+        r'{"question": "a \ud83d b \ud83d\ude00", "answer": {"k\udfff": ["\ud800"]}}' + "\n"
+    )
     row = Jsonl(path=str(tmp_path / "rows.jsonl")).rows(0)[0]
     assert row.messages[0]["content"] == "a ? b \U0001f600" and row.answer == {"k?": ["?"]}
 
@@ -152,7 +162,11 @@ def test_lines_of_any_length_blank_lines_and_no_last_line_end(tmp_path):
     path = tmp_path / "data.jsonl"
     path.write_bytes(b"\n\r\n" + b"\r\n \r\n".join(json.dumps(row, ensure_ascii=False).encode() for row in rows))
     read = Jsonl(path=str(path)).rows(1)
-    assert [(len(read[i].messages[0]["content"]), read[i].answer) for i in (2, 1, 0)] == [(3, 3), (100_000, 100_000), (1, 1)]
+    assert [(len(read[i].messages[0]["content"]), read[i].answer) for i in (2, 1, 0)] == [
+        (3, 3),
+        (100_000, 100_000),
+        (1, 1),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +190,9 @@ def test_a_chat_as_json_text(tmp_path):
 
 
 def test_values_that_json_cannot_hold_become_text(tmp_path):
-    path = table(tmp_path / "d.parquet", [{"question": 7, "answer": date(2024, 2, 29), "raw": b"abc", "nan": float("nan")}])
+    path = table(
+        tmp_path / "d.parquet", [{"question": 7, "answer": date(2024, 2, 29), "raw": b"abc", "nan": float("nan")}]
+    )
     row = Parquet(path=path, metadata=("raw", "nan")).rows(1)[0]
     assert (row.messages, row.answer, row.metadata) == (user("7"), "2024-02-29", {"raw": "abc", "nan": "nan"})
     json.dumps(row.metadata)

@@ -8,8 +8,10 @@ from proxima.task import Gsm8k
 
 ROWS = [
     {
-        "question": "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. How many in all?",
-        "answer": "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nNatalia sold 48+24 = <<48+24=72>>72 clips altogether.\n#### 72",
+        "question": "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in "
+        "May. How many in all?",
+        "answer": "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nNatalia sold 48+24 = <<48+24=72>>72 clips "
+        "altogether.\n#### 72",
     },
     {"question": "How much is the house {now}?", "answer": "It is 2*$35,000=$<<2*35000=70000>>70,000\n#### 70,000"},
     {"question": "By how much did it change?", "answer": "It fell by 5.\n#### -5 "},

@@ -40,14 +40,20 @@ def test_what_save_to_disk_wrote(tmp_path, nested):
 
 def test_what_can_go_wrong_is_one_line(folder, tmp_path):
     for fields, message in (
-        ({"path": str(folder)}, r"data set '.*data' has no column 'question' \(question\); .*columns: problem, solution"),
+        (
+            {"path": str(folder)},
+            r"data set '.*data' has no column 'question' \(question\); .*columns: problem, solution",
+        ),
         ({"path": str(folder), "question": "problm"}, "did you mean 'problem'"),
         (
             {"path": str(folder), "split": "dev", "question": "problem", "answer": None},
             'split dev.*can\'t be opened: ValueError: Unknown split "dev"',
         ),
         ({"path": str(tmp_path / "nope")}, "no such folder"),
-        ({"path": "nobody/nothing-at-all"}, "data set 'nobody/nothing-at-all' .*can't be opened: .*without a network, name a folder"),
+        (
+            {"path": "nobody/nothing-at-all"},
+            "data set 'nobody/nothing-at-all' .*can't be opened: .*without a network, name a folder",
+        ),
     ):
         with pytest.raises(ValueError, match=message) as caught:
             Dataset(**fields).rows(1)

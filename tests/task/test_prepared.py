@@ -67,5 +67,7 @@ def test_bad_fields(fields, message):
 
 
 def test_the_command_for_a_path():
-    assert how_to_make("data/dapo-math/train.parquet") == how_to_make("data/dapo-math") == "proxima data prepare dapo-math"
+    assert (
+        how_to_make("data/dapo-math/train.parquet") == how_to_make("data/dapo-math") == "proxima data prepare dapo-math"
+    )
     assert how_to_make("data/mine/train.parquet") is None

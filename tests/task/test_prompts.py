@@ -78,7 +78,8 @@ def test_refused_prompts_are_named():
     with pytest.raises(ValueError) as caught:
         made.next(2)
     assert str(caught.value) == (
-        "data.over_length='refuse': the prompt of row 1 has 52 tokens; the model holds 10 tokens and one must be left to generate: "
+        "data.over_length='refuse': the prompt of row 1 has 52 tokens; the model holds 10 tokens and one must be "
+        "left to generate: "
         "shorten the rows or raise model.max_length, or set data.over_length=skip"
     )
 

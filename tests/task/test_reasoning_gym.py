@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from proxima.reward.graders import thaw
+from proxima.reward.workers.graders import thaw
 from proxima.task import ReasoningGym
 from proxima.task.reasoning_gym import freeze
 
@@ -32,7 +32,8 @@ def test_seeds_and_sides_differ_and_nothing_else():
 
 
 @pytest.mark.parametrize(
-    "value", [(1, (2, [3])), {"a": (1,), "b": {1: (2,), (3, 4): None}}, [True, None, 1.5, "x"], {"__tuple__": [1], "b": 1}, {}]
+    "value",
+    [(1, (2, [3])), {"a": (1,), "b": {1: (2,), (3, 4): None}}, [True, None, 1.5, "x"], {"__tuple__": [1], "b": 1}, {}],
 )
 def test_frozen_values_survive_json(value):
     assert thaw(json.loads(json.dumps(freeze(value)))) == value
@@ -46,9 +47,15 @@ def test_frozen_values_survive_json(value):
         ({"task": "countdown", "size": 0}, "size=0 must be >= 1"),
         ({"task": "countdown", "split": "dev"}, "split='dev' must be"),
         ({"task": "countdown", "config": {"seed": 3}}, r"config=\['seed'\] is set by the run's seed and by `size`"),
-        ({"task": "countdown", "config": {"min_number": 3}}, "task 'countdown' has no such setting; did you mean 'min_numbers'"),
+        (
+            {"task": "countdown", "config": {"min_number": 3}},
+            "task 'countdown' has no such setting; did you mean 'min_numbers'",
+        ),
         ({"task": "countdown", "config": {"zzz": 3}}, "it has max_numbers, max_target"),
-        ({"task": "countdown", "config": {"min_numbers": 0}}, "task 'countdown' refuses it: min_numbers must be greater than 1"),
+        (
+            {"task": "countdown", "config": {"min_numbers": 0}},
+            "task 'countdown' refuses it: min_numbers must be greater than 1",
+        ),
         ({"task": "composite", "config": {"datasets": [{"name": "chain_sun"}]}}, "did you mean 'chain_sum'"),
         ({"task": "composite"}, "task 'composite' refuses it: Must specify at least one dataset"),
     ],

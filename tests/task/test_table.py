@@ -23,7 +23,9 @@ def made(tmp_path):
             import pyarrow as pa
             from pyarrow import parquet
 
-            parquet.write_table(pa.Table.from_pylist([json.loads(line) for line in LINES.splitlines()]), tmp_path / "d.parquet")
+            parquet.write_table(
+                pa.Table.from_pylist([json.loads(line) for line in LINES.splitlines()]), tmp_path / "d.parquet"
+            )
             return TASKS[kind](path=str(tmp_path / "d.parquet"))
         if kind == "prepared":
             import pyarrow as pa
@@ -35,7 +37,9 @@ def made(tmp_path):
             return TASKS[kind](path=str(tmp_path))
         if kind == "dataset":
             datasets = pytest.importorskip("datasets")
-            datasets.Dataset.from_list([json.loads(line) for line in LINES.splitlines()]).save_to_disk(str(tmp_path / "saved"))
+            datasets.Dataset.from_list([json.loads(line) for line in LINES.splitlines()]).save_to_disk(
+                str(tmp_path / "saved")
+            )
             return TASKS[kind](path=str(tmp_path / "saved"))
         if kind == "reasoning_gym":
             pytest.importorskip("reasoning_gym")

@@ -1,4 +1,5 @@
-"""A trainer over a tiny model, trajectories with behavior log-probs near the policy's, and the gradient written out plainly."""
+"""A trainer over a tiny model, trajectories with behavior log-probs near the policy's, and the gradient written out
+plainly."""
 
 from collections.abc import Sequence
 
@@ -42,12 +43,23 @@ def trajectories(
 
 
 def trainer(
-    kind: str = "llama", *, surrogate=None, aggregate=None, share_prompt: bool = True, attention: str = "auto", optimizer=None, **settings
+    kind: str = "llama",
+    *,
+    surrogate=None,
+    aggregate=None,
+    share_prompt: bool = True,
+    attention: str = "auto",
+    optimizer=None,
+    **settings,
 ) -> Trainer:
     policy = Policy(loaded(kind), share_prompt=share_prompt, attention=attention)
     chosen = {"max_grad_norm": 0.0} | settings
     return Trainer(
-        policy, surrogate=surrogate or PpoClip(), aggregate=aggregate or TokenMean(), optimizer=optimizer or AdamW(lr=1e-3), **chosen
+        policy,
+        surrogate=surrogate or PpoClip(),
+        aggregate=aggregate or TokenMean(),
+        optimizer=optimizer or AdamW(lr=1e-3),
+        **chosen,
     )
 
 
@@ -68,8 +80,11 @@ def gradients(t: Trainer, items: Sequence[Trajectory], updates=None) -> dict[str
     return seen
 
 
-def naive_gradients(kind: str, items: Sequence[Trajectory], *, surrogate=None, aggregate=None, penalty=None) -> dict[str, Tensor]:
-    """One padded-free batch of plain forwards, one sequence at a time, one backward: no trainer, no packing, no micro-batches."""
+def naive_gradients(
+    kind: str, items: Sequence[Trajectory], *, surrogate=None, aggregate=None, penalty=None
+) -> dict[str, Tensor]:
+    """One padded-free batch of plain forwards, one sequence at a time, one backward: no trainer, no packing, no
+    micro-batches."""
     model = tiny(kind)
     log_prob = torch.cat([plain_log_prob(model, row) for row in items if row.tokens])
     lengths = torch.tensor([len(row.tokens) for row in items])
@@ -82,7 +97,9 @@ def naive_gradients(kind: str, items: Sequence[Trajectory], *, surrogate=None, a
         reference_log_prob=torch.tensor([x for row in items for x in row.reference_log_prob]),
         group=torch.tensor([row.group for row in items]),
     )
-    policy_loss(batch, surrogate=surrogate or PpoClip(), aggregate=aggregate or TokenMean(), penalty=penalty).value.backward()
+    policy_loss(
+        batch, surrogate=surrogate or PpoClip(), aggregate=aggregate or TokenMean(), penalty=penalty
+    ).value.backward()
     return {name: p.grad for name, p in model.named_parameters()}
 
 
@@ -92,4 +109,6 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], toleranc
     size = max(float(x.abs().max()) for x in expected.values())
     assert size > 0
     for name, value in found.items():
-        torch.testing.assert_close(value, expected[name], rtol=0, atol=tolerance * size, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            value, expected[name], rtol=0, atol=tolerance * size, msg=lambda m, n=name: f"{n}: {m}"
+        )

@@ -43,7 +43,12 @@ def test_a_continued_training_is_the_same_to_the_bit(tmp_path):
         unbroken = t.update(ALL, items)
 
     (found,) = checkpoints(tmp_path)
-    assert (found.step, found.path, found.facts["cursor"], found.facts["version"]) == (3, written.path, {"drawn": 24}, 3)
+    assert (found.step, found.path, found.facts["cursor"], found.facts["version"]) == (
+        3,
+        written.path,
+        {"drawn": 24},
+        3,
+    )
     again = make(found.model)
     torch.manual_seed(99)
     restore(found, again)
@@ -146,7 +151,9 @@ def test_a_write_over_the_leftovers_of_a_dead_one(tmp_path):
 def test_everything_is_synced_before_the_rename(tmp_path, monkeypatch):
     synced = []
     inner = checkpoint._sync
-    monkeypatch.setattr(checkpoint, "_sync", lambda path: synced.append(path.relative_to(tmp_path).parts) or inner(path))
+    monkeypatch.setattr(
+        checkpoint, "_sync", lambda path: synced.append(path.relative_to(tmp_path).parts) or inner(path)
+    )
     written = write(tmp_path, 1)
     assert written is not None
     files = {p.relative_to(tmp_path).parts[1:] for p in (tmp_path / "000001").rglob("*")}
@@ -162,7 +169,10 @@ def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path):
         write_checkpoint(tmp_path, step, t.policy.loaded, t, {})
     one, two, three = checkpoints(tmp_path)
     (one.path / "optimizer.safetensors").write_bytes(b"\x20\0\0\0\0\0\0\0{torn")
-    with pytest.raises(ValueError, match=r"000001: optimizer.safetensors can't be read .*; delete this checkpoint to use the one before"):
+    with pytest.raises(
+        ValueError,
+        match=r"000001: optimizer.safetensors can't be read .*; delete this checkpoint to use the one before",
+    ):
         restore(one, make())
     (two.path / "optimizer.safetensors").unlink()
     with pytest.raises(ValueError, match=r"000002: optimizer.safetensors can't be read"):

@@ -26,7 +26,9 @@ def test_constant_with_warm_up():
 
 def test_linear():
     assert factors(5, schedule="linear") == [1.0, 0.75, 0.5, 0.25, 0.0]
-    assert factors(7, schedule="linear", warmup=2, final_ratio=0.2) == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
+    assert factors(7, schedule="linear", warmup=2, final_ratio=0.2) == pytest.approx(
+        [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
+    )
 
 
 def test_cosine():
@@ -38,7 +40,9 @@ def test_cosine():
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_odd_totals(schedule):
     assert learning_rate_factor(0, total=1, schedule=schedule) == 1.0
-    assert learning_rate_factor(9, total=5, schedule=schedule, final_ratio=0.3) == (1.0 if schedule == "constant" else pytest.approx(0.3))
+    assert learning_rate_factor(9, total=5, schedule=schedule, final_ratio=0.3) == (
+        1.0 if schedule == "constant" else pytest.approx(0.3)
+    )
     assert factors(3, schedule=schedule, warmup=10) == pytest.approx([0.1, 0.2, 0.3])
 
 
@@ -50,7 +54,8 @@ def test_the_learning_rate_of_each_update():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("lr", 0.0), ("lr", -1.0), ("beta1", 1.0), ("beta1", -0.1), ("beta2", 1.0), ("eps", 0.0), ("weight_decay", -1e-3)]
+    ("field", "value"),
+    [("lr", 0.0), ("lr", -1.0), ("beta1", 1.0), ("beta1", -0.1), ("beta2", 1.0), ("eps", 0.0), ("weight_decay", -1e-3)],
 )
 def test_adamw_checks_its_fields(field, value):
     with pytest.raises(ValueError, match=f"{field}={value!r} must be"):

@@ -55,17 +55,26 @@ def test_a_penalty_keeps_the_zero_advantages_in(penalty):
 
 @pytest.mark.parametrize("surrogate", PLAIN)
 def test_weights_after_several_updates_do_not_depend_on_how_they_were_computed(surrogate):
-    """Three steps of two updates each, AdamW with decay: the split, the sharing and the skipping change nothing but rounding."""
+    """Three steps of two updates each, AdamW with decay: the split, the sharing and the skipping change nothing but
+    rounding."""
 
     def final(**settings):
-        t = trainer(surrogate=SURROGATES[surrogate](), optimizer=AdamW(lr=1e-3, eps=1e-4, weight_decay=0.1), max_grad_norm=0.5, **settings)
+        t = trainer(
+            surrogate=SURROGATES[surrogate](),
+            optimizer=AdamW(lr=1e-3, eps=1e-4, weight_decay=0.1),
+            max_grad_norm=0.5,
+            **settings,
+        )
         for step in range(3):
             items = trajectories(advantages=ADVANTAGES[step:] + ADVANTAGES[:step])
             t.update([list(range(7)), list(range(7, 13))], items)
         return weights(t)
 
     expected = final()
-    assert max(float((a - b).abs().max()) for a, b in zip(expected.values(), weights(trainer()).values(), strict=True)) > 1e-3
+    assert (
+        max(float((a - b).abs().max()) for a, b in zip(expected.values(), weights(trainer()).values(), strict=True))
+        > 1e-3
+    )
     for settings in (
         {"tokens_per_micro_batch": 1},
         {"tokens_per_micro_batch": 25},
@@ -75,7 +84,9 @@ def test_weights_after_several_updates_do_not_depend_on_how_they_were_computed(s
         {"entropy": False},
     ):
         for name, value in final(**settings).items():
-            torch.testing.assert_close(value, expected[name], rtol=0, atol=3e-6, msg=lambda m, n=name, s=settings: f"{s} {n}: {m}")
+            torch.testing.assert_close(
+                value, expected[name], rtol=0, atol=3e-6, msg=lambda m, n=name, s=settings: f"{s} {n}: {m}"
+            )
 
 
 def test_skipped_trajectories_are_counted_and_have_no_facts():
@@ -112,7 +123,9 @@ def test_metrics_are_over_the_whole_update():
     results = [trainer(tokens_per_micro_batch=b).update(ALL, items).metrics for b in BUDGETS]
     before = trainer().log_prob(items)
     mask = torch.tensor([m for row in items for m in row.loss_mask])
-    gap = torch.tensor([x for row in before for x in row]) - torch.tensor([x for row in items for x in row.behavior_log_prob])
+    gap = torch.tensor([x for row in before for x in row]) - torch.tensor(
+        [x for row in items for x in row.behavior_log_prob]
+    )
     ratio = gap[mask].double().exp()
     for metrics in results:
         assert metrics["ratio_mean"] == pytest.approx(float(ratio.mean()), rel=1e-5)
@@ -136,7 +149,10 @@ def test_the_loss_is_the_number_that_was_differentiated():
     log_prob = t.log_prob(items)
     loss = t.update(ALL, items).metrics["loss"]
     pairs = [
-        (row.advantage, x) for row, values in zip(items, log_prob, strict=True) for x, m in zip(values, row.loss_mask, strict=True) if m
+        (row.advantage, x)
+        for row, values in zip(items, log_prob, strict=True)
+        for x, m in zip(values, row.loss_mask, strict=True)
+        if m
     ]
     assert loss == pytest.approx(-sum(a * x for a, x in pairs) / len(pairs), rel=1e-5)
 
@@ -160,13 +176,16 @@ def trainer_of(policy):
 
 
 def test_the_first_forward_as_proximal_policy():
-    """With the centre where the update starts, the ratio is 1 whatever the behavior policy was; the gradient is that of -A log pi."""
+    """With the centre where the update starts, the ratio is 1 whatever the behavior policy was; the gradient is that of
+    -A log pi."""
     items = trajectories(spread=2.0)
     t = trainer(proximal="first_forward")
     found = gradients(t, items)
     assert_close(found, naive_gradients("llama", items, surrogate=Reinforce()), 3e-5)
     metrics = trainer(proximal="first_forward").update(ALL, items).metrics
-    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-9) and metrics["approx_kl"] == pytest.approx(0.0, abs=1e-9)
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-9) and metrics["approx_kl"] == pytest.approx(
+        0.0, abs=1e-9
+    )
     assert metrics["rollout_replay_logp_absdiff_mean"] > 0.5
 
 
@@ -199,7 +218,11 @@ def test_progress_is_told_to_the_end():
     told = []
     t = trainer(tokens_per_micro_batch=20)
     result = t.update([[0, 1, 2, 4], [5, 6, 7]], trajectories(), lambda done, total: told.append((done, total)))
-    assert [d for d, _ in told] == sorted(d for d, _ in told) and told[-1] == (result.tokens, result.tokens) and len(told) > 2
+    assert (
+        [d for d, _ in told] == sorted(d for d, _ in told)
+        and told[-1] == (result.tokens, result.tokens)
+        and len(told) > 2
+    )
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -226,9 +249,13 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(bad):
 
 
 def test_a_refused_batch_leaves_no_gradient_behind():
-    """The second micro-batch holds a log-prob that can't be; the next update must not add to the first one's gradient."""
+    """The second micro-batch holds a log-prob that can't be; the next update must not add to the first one's
+    gradient."""
     items = trajectories()
-    bad = [row.with_(behavior_log_prob=(float("nan"),) * len(row.tokens)) if i == 12 else row for i, row in enumerate(items)]
+    bad = [
+        row.with_(behavior_log_prob=(float("nan"),) * len(row.tokens)) if i == 12 else row
+        for i, row in enumerate(items)
+    ]
     t = trainer(tokens_per_micro_batch=12)
     with pytest.raises(ValueError, match="PolicyBatch.behavior_log_prob: nan"):
         t.update(ALL, bad)
@@ -256,7 +283,13 @@ def test_a_correction_and_sequence_surrogates_under_every_split():
     kind = next(iter(sorted(table)))
     results = [
         gradients(
-            trainer(surrogate=Cppo(), aggregate=SequenceMeanTokenMean(), corrections=[table[kind]()], tokens_per_micro_batch=b), items
+            trainer(
+                surrogate=Cppo(),
+                aggregate=SequenceMeanTokenMean(),
+                corrections=[table[kind]()],
+                tokens_per_micro_batch=b,
+            ),
+            items,
         )
         for b in BUDGETS
     ]
@@ -276,6 +309,9 @@ def test_clip_cov_picks_the_same_tokens_under_every_split(proximal):
 
 def test_top_entropy_under_every_split():
     items = trajectories()
-    found = [gradients(trainer(corrections=[TopEntropy(0.4)], tokens_per_micro_batch=b, entropy=False), items) for b in BUDGETS]
+    found = [
+        gradients(trainer(corrections=[TopEntropy(0.4)], tokens_per_micro_batch=b, entropy=False), items)
+        for b in BUDGETS
+    ]
     for other in found[:-1]:
         assert_close(other, found[-1], 3e-5)

@@ -37,8 +37,22 @@ seed: 1                                      # command line
 
 
 def info(folder, steps=40, **more):
-    facts = {"version": "0.1.0", "algorithm": "cppo", "model": "SmolLM2-135M-Instruct", "seed": 1, "folder": folder, "steps": steps}
-    facts |= {"prompts": 8, "completions": 8, "updates": 1, "tokens_per_micro_batch": 2048, "micro_batches": 2, "parameters": 134_515_008}
+    facts = {
+        "version": "0.1.0",
+        "algorithm": "cppo",
+        "model": "SmolLM2-135M-Instruct",
+        "seed": 1,
+        "folder": folder,
+        "steps": steps,
+    }
+    facts |= {
+        "prompts": 8,
+        "completions": 8,
+        "updates": 1,
+        "tokens_per_micro_batch": 2048,
+        "micro_batches": 2,
+        "parameters": 134_515_008,
+    }
     return RunInfo(**facts | {"threads": 2, "dtype": "bfloat16", "questions": 200} | more)
 
 
@@ -90,7 +104,14 @@ def record(step, steps=40, seed=1, **more):
 
 
 def evaluation(step, label, correct, questions=200, time=18.0):
-    facts = {"kind": "eval", "step": step, "time": time, "label": label, "accuracy": correct / questions, "correct": correct}
+    facts = {
+        "kind": "eval",
+        "step": step,
+        "time": time,
+        "label": label,
+        "accuracy": correct / questions,
+        "correct": correct,
+    }
     return facts | {
         "questions": questions,
         "length/mean": 7.5,
@@ -102,21 +123,35 @@ def evaluation(step, label, correct, questions=200, time=18.0):
 
 
 def sample(**more):
-    facts = {"question": "What is 12 + 7?", "text": "19", "answer": 19, "reward": 1.0, "correct": True, "parts": {"answer": 1.0}}
+    facts = {
+        "question": "What is 12 + 7?",
+        "text": "19",
+        "answer": 19,
+        "reward": 1.0,
+        "correct": True,
+        "parts": {"answer": 1.0},
+    }
     return Sample(**facts | more)
 
 
 def group(uid, texts, rights, question=None, failed=()):
     a, b = 1 + uid * 7 % 20, 1 + uid * 3 % 20
     prompt = Prompt(
-        uid=uid, messages=({"role": "user", "content": question or f"What is {a} + {b}?"},), tokens=(1, 2, 3), answer={"value": a + b}
+        uid=uid,
+        messages=({"role": "user", "content": question or f"What is {a} + {b}?"},),
+        tokens=(1, 2, 3),
+        answer={"value": a + b},
     )
     completions, scores = [], []
     for i, (text, right) in enumerate(zip(texts, rights, strict=True)):
         tokens = tuple(range(10, 11 + len(text) % 5))
         log_prob = tuple(-0.1 * (t + 1) for t in range(len(tokens)))
         facts = {"behavior_log_prob": log_prob, "untruncated_log_prob": log_prob, "policy_version": (0,) * len(tokens)}
-        completions.append(Completion(prompt_uid=uid, sample=i, tokens=tokens, text=text, finish_reason="stop", temperature=1.0, **facts))
+        completions.append(
+            Completion(
+                prompt_uid=uid, sample=i, tokens=tokens, text=text, finish_reason="stop", temperature=1.0, **facts
+            )
+        )
         good = Score(value=float(right), parts={"answer": float(right), "format": 0.5}, correct=bool(right))
         scores.append(Score.failed("timed out after 5 s") if i in failed else good)
     return Group(prompt=prompt, completions=tuple(completions), scores=tuple(scores))
@@ -129,7 +164,9 @@ def step_groups(step, steps):
     for uid in range(8 * (step - 1), 8 * step):
         total = 2 + uid * 7 % 20 + uid * 3 % 20
         rights = [draw.random() < 0.15 + 0.8 * learnt for _ in range(8)]
-        texts = [str(total) if right else f"The answer is {total + draw.randint(1, 30)}, I believe." for right in rights]
+        texts = [
+            str(total) if right else f"The answer is {total + draw.randint(1, 30)}, I believe." for right in rights
+        ]
         groups.append(group(uid, texts, rights, failed=(0,) if step == 12 and uid % 3 == 0 else ()))
     return groups
 
@@ -165,7 +202,9 @@ def make_run(path, steps=40, finished=True, question=None):
     folder = RunFolder(path)
     folder.begin(overwrite=folder.has_run)
     folder.write_config(CONFIG)
-    folder.write_environment(describe_environment(1, {"path": "SmolLM2-135M-Instruct", "parameters": 134_515_008, "sha256": "ab" * 32}))
+    folder.write_environment(
+        describe_environment(1, {"path": "SmolLM2-135M-Instruct", "parameters": 134_515_008, "sha256": "ab" * 32})
+    )
     folder.append_metrics(evaluation(0, "before", 25))
     write_evals(folder.eval_file(0, "before"), 0, evals(25))
     with Journal(folder.journal) as journal:
@@ -185,11 +224,22 @@ def make_run(path, steps=40, finished=True, question=None):
         folder.append_metrics(evaluation(steps, "after", 188, time=35 + 3.2 * steps))
         write_evals(folder.eval_file(steps, "after"), steps, evals(188))
         before, after = ({k: evaluation(0, "", n)[k] for k in ("accuracy", "correct", "questions")} for n in (25, 188))
-        summary = {"status": "done", "steps": steps, "seconds": 35 + 3.2 * steps, "model": "SmolLM2-135M-Instruct", "seed": 1}
+        summary = {
+            "status": "done",
+            "steps": steps,
+            "seconds": 35 + 3.2 * steps,
+            "model": "SmolLM2-135M-Instruct",
+            "seed": 1,
+        }
         speeds = {"tokens_per_second": {"generate": 412.0, "train": 251.0}}
         folder.write_summary(
             summary
-            | {"algorithm": "cppo", "peak_memory_bytes": 3_650_722_202, "error": None, "eval": {"before": before, "after": after}}
+            | {
+                "algorithm": "cppo",
+                "peak_memory_bytes": 3_650_722_202,
+                "error": None,
+                "eval": {"before": before, "after": after},
+            }
             | speeds
         )
     folder.release()

@@ -42,7 +42,10 @@ def test_nothing_but_zeros_stand_on_the_ground():
 
 
 def test_gaps_and_lonely_points():
-    svg = line_chart([Series(name="a", points=[(1, 1.0), (2, 2.0), (3, None), (4, 3.0), (5, math.nan), (6, 4.0), (7, 4.0)])], label="A")
+    svg = line_chart(
+        [Series(name="a", points=[(1, 1.0), (2, 2.0), (3, None), (4, 3.0), (5, math.nan), (6, 4.0), (7, 4.0)])],
+        label="A",
+    )
     assert [len(p) for p in points_of(svg)] == [2, 2]
     assert svg.count("<circle") == 1
     assert line_chart([Series(name="a", points=[(1, None)])], label="A") == ""
@@ -73,6 +76,12 @@ def test_whiskers():
 
 def test_a_band_is_cut_where_its_line_leaves_the_axis():
     """From 0.5 to 2.5 the upper line passes 1 a quarter of the way; it comes back the same way."""
-    assert _inside([0.0, 4.0, 8.0], [0.5, 2.5, 0.5], 0.0, 1.0) == [(0.0, 0.5), (1.0, 1.0), (4.0, 1.0), (7.0, 1.0), (8.0, 0.5)]
+    assert _inside([0.0, 4.0, 8.0], [0.5, 2.5, 0.5], 0.0, 1.0) == [
+        (0.0, 0.5),
+        (1.0, 1.0),
+        (4.0, 1.0),
+        (7.0, 1.0),
+        (8.0, 0.5),
+    ]
     assert _inside([0.0, 4.0], [2.0, -2.0], 0.0, 1.0) == [(0.0, 1.0), (1.0, 1.0), (2.0, 0.0), (4.0, 0.0)]
     assert _inside([0.0, 4.0], [0.25, 0.75], 0.0, 1.0) == [(0.0, 0.25), (4.0, 0.75)]

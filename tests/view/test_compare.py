@@ -5,7 +5,7 @@ import re
 import pytest
 
 from proxima.lab import aggregate, find_runs, read_run
-from proxima.view.compare import bounds_of, gather, scale_of, shown, title_of, write_comparison
+from proxima.view.comparison_page import bounds_of, gather, scale_of, shown, title_of, write_comparison
 from tests.lab.runs import CONFIG, curve, make_run, make_sweep
 from tests.view.test_report import Page as ReportPage
 
@@ -35,11 +35,19 @@ def test_the_page_shows_the_numbers(two, tmp_path):
     page = Page(write_comparison(two, tmp_path / "c.html", title="mine"))
     assert page.open == []
     assert "2 cells 5 runs baseline grpo target accuracy 0.8" in page.words
-    assert "grpo 3 0.100 ± 0.000 0.900 ± 0.000 0.900 ± 0.000 0.200 ± 0.000 3.5 350 14 s 21 s 16 s 8.0 s + 4.0 s 50, 40" in page.words
-    assert "cppo 2 0.100 ± 0.000 0.900 ± 0.000 0.900 ± 0.000 0.150 ± 0.635 3.5 350 7.0 s (2.00 ×) 7.0 s (3.00 ×) 8.0 s" in page.words
+    assert (
+        "grpo 3 0.100 ± 0.000 0.900 ± 0.000 0.900 ± 0.000 0.200 ± 0.000 3.5 350 14 s 21 s 16 s 8.0 s + 4.0 s 50, 40"
+        in page.words
+    )
+    assert (
+        "cppo 2 0.100 ± 0.000 0.900 ± 0.000 0.900 ± 0.000 0.150 ± 0.635 3.5 350 7.0 s (2.00 ×) 7.0 s (3.00 ×) 8.0 s"
+        in page.words
+    )
     assert "cppo 2 +0.000 ± 0.000 +0.000 ± 0.000 −0.050 ± 0.635 −8.0 ± 0.0 s −16.0 ± 0.0 s" in page.words
     assert "algorithm.surrogate.kind grpo cppo" in page.words
-    assert [value for _, name, value in page.attributes if name == "class" and "picture" in value].count("picture on-cpu") >= 2
+    assert [value for _, name, value in page.attributes if name == "class" and "picture" in value].count(
+        "picture on-cpu"
+    ) >= 2
 
 
 def test_an_axis_is_a_button_that_needs_no_script(two, tmp_path):
@@ -72,7 +80,12 @@ def test_foreign_text_stays_text(tmp_path):
 
 def test_curves_have_areas_dots_and_the_target(two):
     charts = {chart["title"]: {p["axis"]: p["svg"] for p in chart["pictures"]} for chart in gather(two)["charts"]}
-    assert set(charts) == {"Held-out accuracy", "Training reward", "Length", "Seconds a step"}  # nothing else was recorded
+    assert set(charts) == {
+        "Held-out accuracy",
+        "Training reward",
+        "Length",
+        "Seconds a step",
+    }  # nothing else was recorded
     held = charts["Held-out accuracy"]["time"]
     assert held.count("<circle") == 6 and held.count('class="band"') == 2 and 'stroke-dasharray="2 4"' in held
     assert 'data-from="0.0" data-to="16.0"' in held
@@ -82,7 +95,11 @@ def test_curves_have_areas_dots_and_the_target(two):
 def test_the_ninth_cell_has_the_first_colour_dashed(tmp_path):
     cells = {f"c{i}": {1: (curve([0.1, 0.5]), {})} for i in range(10)}
     legend = gather(comparison(make_sweep(tmp_path / "s", cells)))["cells"]
-    assert [(c["color"], c["dash"]) for c in legend[7:]] == [("var(--k7)", ""), ("var(--k0)", "7 3"), ("var(--k1)", "7 3")]
+    assert [(c["color"], c["dash"]) for c in legend[7:]] == [
+        ("var(--k7)", ""),
+        ("var(--k0)", "7 3"),
+        ("var(--k1)", "7 3"),
+    ]
     assert len({(c["color"], c["dash"]) for c in legend}) == 10
 
 
@@ -107,7 +124,8 @@ def test_wide_areas_do_not_flatten_the_lines(two):
 
 
 def test_an_area_wider_than_the_plot_runs_off_its_edge(two):
-    """The reward of two seeds, 0.15 ± 0.635, on an axis of about 0.1 … 0.25: its area fills the plot from edge to edge."""
+    """The reward of two seeds, 0.15 ± 0.635, on an axis of about 0.1 … 0.25: its area fills the plot from edge to
+    edge."""
     svg = next(c for c in gather(two)["charts"] if c["title"] == "Training reward")["pictures"][0]["svg"]
     low, high = (float(re.search(rf'data-{name}="([-.\d]+)"', svg)[1]) for name in ("low", "high"))
     assert low < 0.15 < 0.2 < high < 0.5
@@ -124,7 +142,10 @@ def test_two_seeds_are_said(two, tmp_path):
 
 
 def test_a_bar_whose_interval_leaves_the_axis_is_open_there(tmp_path):
-    cells = {"a": {s: (curve([0.1, 0.2 + 0.3 * s]), {}) for s in (1, 2)}, "b": {s: (curve([0.1, 0.5 + 0.01 * s]), {}) for s in (1, 2)}}
+    cells = {
+        "a": {s: (curve([0.1, 0.2 + 0.3 * s]), {}) for s in (1, 2)},
+        "b": {s: (curve([0.1, 0.5 + 0.01 * s]), {}) for s in (1, 2)},
+    }
     bars = gather(comparison(make_sweep(tmp_path / "s", cells)))["intervals"]["bars"]
     assert [bar["cut"] for bar in bars] == ["open-left open-right", ""]
 

@@ -4,10 +4,10 @@ import io
 
 import pytest
 
-from proxima.evaluate.compare import Comparison
 from proxima.evaluate.intervals import Interval
+from proxima.evaluate.question_pairs import Comparison
 from proxima.runtime.clock import ManualClock
-from proxima.view.evaluation import EvaluationView, comparison, p_value, report
+from proxima.view.eval_tables import EvaluationView, comparison, p_value, report
 
 
 class Terminal(io.StringIO):
@@ -18,7 +18,15 @@ class Terminal(io.StringIO):
 def facts(**more):
     sampling = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 512, "stop": []}
     estimates = {"accuracy": {"value": 0.125, "low": 0.0862, "high": 0.1779, "method": "wilson", "questions": 200}}
-    base = {"questions": 200, "samples": 1, "answers": 200, "correct": 25, "known": 200, "invalid": 0, "estimates": estimates}
+    base = {
+        "questions": 200,
+        "samples": 1,
+        "answers": 200,
+        "correct": 25,
+        "known": 200,
+        "invalid": 0,
+        "estimates": estimates,
+    }
     shares = {"reward": 0.125, "length": {"mean": 181.44}, "truncated": 0.025, "unanswered": 0.0, "tokens": 36288}
     return {**base, **shares, "sampling": sampling, "data": {"skipped": 0}, **more}
 
@@ -51,13 +59,33 @@ def test_several_samples_and_what_to_mind():
     def figure(value):
         return {"value": value, "low": value - 0.1, "high": value + 0.1, "method": "bootstrap", "questions": 30}
 
-    estimates = {"mean@4": figure(0.3), "pass@2": figure(0.4), "pass@4": figure(0.5), "maj@2": figure(0.3), "maj@4": figure(0.35)}
+    estimates = {
+        "mean@4": figure(0.3),
+        "pass@2": figure(0.4),
+        "pass@4": figure(0.5),
+        "maj@2": figure(0.3),
+        "maj@4": figure(0.35),
+    }
     sampling = facts()["sampling"] | {"temperature": 0.7, "top_p": 0.95, "max_tokens": 8192}
     more = {"truncated": 0.4, "unanswered": 0.06, "invalid": 3, "data": {"skipped": 2}, "reward": 0.5}
     text = report(result(aime24=facts(samples=4, estimates=estimates, sampling=sampling, **more)), {}, io.StringIO())
     lines = text.splitlines()
     assert lines[1] == "4 samples a question at temperature 0.7, top_p 0.95, up to 8,192 tokens"
-    assert lines[3].split() == ["n", "mean@4", "95", "%", "pass@4", "maj@4", "reward", "length", "cut", "no", "answer", "failed", "time"]
+    assert lines[3].split() == [
+        "n",
+        "mean@4",
+        "95",
+        "%",
+        "pass@4",
+        "maj@4",
+        "reward",
+        "length",
+        "cut",
+        "no",
+        "answer",
+        "failed",
+        "time",
+    ]
     assert lines[4].split() == [
         "aime24",
         "200",
@@ -88,7 +116,13 @@ def test_each_k_that_was_asked_for_has_a_column():
     def figure(value):
         return {"value": value, "low": 0.2, "high": 0.4, "method": "bootstrap", "questions": 200}
 
-    estimates = {"mean@4": figure(0.3), "pass@2": figure(0.4), "pass@4": figure(0.5), "maj@2": figure(0.32), "maj@4": figure(0.35)}
+    estimates = {
+        "mean@4": figure(0.3),
+        "pass@2": figure(0.4),
+        "pass@4": figure(0.5),
+        "maj@2": figure(0.32),
+        "maj@4": figure(0.35),
+    }
     sampling = facts()["sampling"] | {"temperature": 0.7}
     shown = result(aime24=facts(samples=4, estimates=estimates, sampling=sampling, reward=None)) | {"k": [1, 2, 4]}
     head, row = (line.split() for line in report(shown, {}, io.StringIO()).splitlines()[3:5])
@@ -160,13 +194,33 @@ def side(value, low, high):
 
 def test_comparison():
     chance = Comparison(
-        name="gsm8k", questions=200, left_out=0, samples=(1, 1), first=side(0.05, 0.028, 0.09), second=side(0.075, 0.046, 0.12),
-        difference=side(0.025, -0.01, 0.06), p=0.2266, test="McNemar, exact", won=8, lost=3, tied=189,
-    )  # fmt: skip
+        name="gsm8k",
+        questions=200,
+        left_out=0,
+        samples=(1, 1),
+        first=side(0.05, 0.028, 0.09),
+        second=side(0.075, 0.046, 0.12),
+        difference=side(0.025, -0.01, 0.06),
+        p=0.2266,
+        test="McNemar, exact",
+        won=8,
+        lost=3,
+        tied=189,
+    )
     sure = Comparison(
-        name="math500", questions=500, left_out=2, samples=(4, 4), first=side(0.5, 0.45, 0.55), second=side(0.45, 0.4, 0.5),
-        difference=side(-0.05, -0.08, -0.02), p=0.0004, test="sign flips", won=40, lost=80, tied=380,
-    )  # fmt: skip
+        name="math500",
+        questions=500,
+        left_out=2,
+        samples=(4, 4),
+        first=side(0.5, 0.45, 0.55),
+        second=side(0.45, 0.4, 0.5),
+        difference=side(-0.05, -0.08, -0.02),
+        p=0.0004,
+        test="sign flips",
+        won=40,
+        lost=80,
+        tied=380,
+    )
     text = comparison([chance, sure], ("evals/a", "evals/b"), io.StringIO())
     assert text.splitlines() == [
         "A  evals/a",
@@ -179,7 +233,8 @@ def test_comparison():
         "math500: 2 questions without a known answer on one side are left out",
         "gsm8k: no difference that these 200 questions could tell from chance (± 0.035)",
         "math500: A is better by 0.050 (p < 0.001)",
-        "p: McNemar, exact and sign flips, two-sided; the interval of the difference: bootstrap over the questions, each with both results",
+        "p: McNemar, exact and sign flips, two-sided; the interval of the difference: bootstrap over the "
+        "questions, each with both results",
     ]
 
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from proxima.view import numbers as n
+from proxima.view import formatting as n
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,27 @@ def test_duration(seconds, text):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(290.4, "290 tok/s"), (1100, "1,100 tok/s"), (3.14, "3.1 tok/s"), (128_400, "128k tok/s"), (None, "– tok/s"), (0.0, "– tok/s")],
+    [
+        (290.4, "290 tok/s"),
+        (1100, "1,100 tok/s"),
+        (3.14, "3.1 tok/s"),
+        (128_400, "128k tok/s"),
+        (None, "– tok/s"),
+        (0.0, "– tok/s"),
+    ],
 )
 def test_rate(value, text):
     assert n.rate(value) == text
 
 
 def test_the_others():
-    assert [n.magnitude(v) for v in (134_515_008, 7.24e9, 812, 999_999, None)] == ["134.5 M", "7.2 B", "812", "1.0 M", "–"]
+    assert [n.magnitude(v) for v in (134_515_008, 7.24e9, 812, 999_999, None)] == [
+        "134.5 M",
+        "7.2 B",
+        "812",
+        "1.0 M",
+        "–",
+    ]
     assert [n.percent(v) for v in (0.004, 1, None)] == ["0.4 %", "100.0 %", "– %"]
     assert [n.fixed(v) for v in (0.166, -0.004, -0.25, None)] == ["0.17", "0.00", "-0.25", "–"]
     assert [n.signed(v) for v in (0.815, -0.02, 0.0, -0.0001)] == ["+0.815", "−0.020", "+0.000", "+0.000"]

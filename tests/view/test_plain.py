@@ -9,9 +9,9 @@ import pytest
 
 from proxima.runtime.clock import ManualClock
 from proxima.view import LogFile, observer_for, screen
+from proxima.view.diagnostics import Remarks
 from proxima.view.live import LiveView
-from proxima.view.plain import PlainLines, lines_to, no_accuracy, prompts_used
-from proxima.view.remarks import Remarks
+from proxima.view.log_lines import PlainLines, lines_to, no_accuracy, prompts_used
 from tests.view.synthetic import evaluation, info, make_run, record, sample
 
 
@@ -41,7 +41,13 @@ def plain(lines, clock):
 
 def quiet(step, **more):
     """A record with round numbers and nothing to remark on."""
-    facts = {"reward/mean": 0.172, "length/mean": 8.06, "approx_kl": 0.00018, "masked_fraction": 0.0044, "time/step": 4.06}
+    facts = {
+        "reward/mean": 0.172,
+        "length/mean": 8.06,
+        "approx_kl": 0.00018,
+        "masked_fraction": 0.0044,
+        "time/step": 4.06,
+    }
     speeds = {"tokens_per_second/generate": 290.2, "tokens_per_second/train": 430.4}
     return {"kind": "train", "step": step, "time": 4.06 * step, **facts, **speeds, **more}
 
@@ -56,23 +62,39 @@ def test_a_run(plain, lines, clock):
     plain.evaluated(evaluation(20, "step", 100))
     plain.step(quiet(40), None)
     plain.evaluated(evaluation(40, "after", 188))
-    plain.finished({"status": "done", "steps": 40, "seconds": 195.2, "eval": {"before": {"accuracy": 0.125}, "after": {"accuracy": 0.94}}})
+    plain.finished(
+        {
+            "status": "done",
+            "steps": 40,
+            "seconds": 195.2,
+            "eval": {"before": {"accuracy": 0.125}, "after": {"accuracy": 0.94}},
+        }
+    )
     assert lines == [
-        "12:04:31  proxima 0.1.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1                 runs/add-7f3c",
+        "12:04:31  proxima 0.1.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1              "
+        "   runs/add-7f3c",
         "12:04:31  step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches ≤ 2,048 tokens → 1 update",
-        "12:04:49  eval  before   accuracy 0.125   25/200                                                                      18 s",
-        "12:04:53  step   1/40   reward  0.17  length   8.1  kl 0.0002  masked 0.4 %  gen 290 tok/s  train 430 tok/s  4.1 s  eta 2m 38s",
-        "12:04:53  step   2/40   reward  0.17  length   8.1  kl 0.0002  masked 0.4 %  gen 290 tok/s  train 430 tok/s  3.1 s  eta 2m 15s",
-        "12:04:53  eval  step 20  accuracy 0.500  100/200  +0.375                                                              18 s",
-        "12:04:53  step  40/40   reward  0.17  length   8.1  kl 0.0002  masked 0.4 %  gen 290 tok/s  train 430 tok/s  4.1 s",
-        "12:04:53  eval  after    accuracy 0.940  188/200  +0.815                                                              18 s",
+        "12:04:49  eval  before   accuracy 0.125   25/200                                                          "
+        "            18 s",
+        "12:04:53  step   1/40   reward  0.17  length   8.1  kl 0.0002  masked 0.4 %  gen 290 tok/s  train 430 "
+        "tok/s  4.1 s  eta 2m 38s",
+        "12:04:53  step   2/40   reward  0.17  length   8.1  kl 0.0002  masked 0.4 %  gen 290 tok/s  train 430 "
+        "tok/s  3.1 s  eta 2m 15s",
+        "12:04:53  eval  step 20  accuracy 0.500  100/200  +0.375                                                  "
+        "            18 s",
+        "12:04:53  step  40/40   reward  0.17  length   8.1  kl 0.0002  masked 0.4 %  gen 290 tok/s  train 430 "
+        "tok/s  4.1 s",
+        "12:04:53  eval  after    accuracy 0.940  188/200  +0.815                                                  "
+        "            18 s",
         "12:04:53  done: 40 steps in 3m 15s  accuracy 0.125 → 0.940 (+0.815)  runs/add-7f3c/report.html",
     ]
 
 
 def test_an_evaluation_with_its_interval(plain, lines):
     plain.evaluated(evaluation(0, "before", 25) | {"accuracy/low": 0.0862, "accuracy/high": 0.1779})
-    plain.evaluated(evaluation(20, "step", 100) | {"accuracy/low": 0.44, "accuracy/high": 0.56, "pass@2": 0.6, "pass@16": 0.75})
+    plain.evaluated(
+        evaluation(20, "step", 100) | {"accuracy/low": 0.44, "accuracy/high": 0.56, "pass@2": 0.6, "pass@16": 0.75}
+    )
     assert [line[10:90].rstrip() for line in lines] == [
         "eval  before   accuracy 0.125   25/200  95 % 0.086–0.178",
         "eval  step 20  accuracy 0.500  100/200  95 % 0.440–0.560  pass@16 0.750  +0.375",
@@ -106,7 +128,17 @@ def test_pruning_and_dynamic_sampling_stand_in_the_arithmetic(plain, lines, more
 
 def test_an_evaluation_without_a_right_or_wrong_shows_its_reward(plain, lines):
     plain.started(info(Path("runs/a")))
-    plain.evaluated({"kind": "eval", "label": "before", "step": 0, "accuracy": None, "correct": 0, "questions": 4, "reward/mean": 0.25})
+    plain.evaluated(
+        {
+            "kind": "eval",
+            "label": "before",
+            "step": 0,
+            "accuracy": None,
+            "correct": 0,
+            "questions": 4,
+            "reward/mean": 0.25,
+        }
+    )
     assert lines[-1][10:] == "eval  before   reward 0.250  accuracy unknown: no reward says what is right"
 
 
@@ -135,7 +167,9 @@ def test_remarks_say_what_it_means_and_what_to_do():
 
     assert remarks() == []
     (nothing,) = remarks(**{"updates": 1, "tokens/trained": 0})
-    assert nothing.startswith("no completion has an advantage other than 0 (mean reward 0.17): the step taught nothing; use questions")
+    assert nothing.startswith(
+        "no completion has an advantage other than 0 (mean reward 0.17): the step taught nothing; use questions"
+    )
     assert remarks(**{"updates": 1, "tokens/trained": 1}) == remarks(**{"updates": 0, "tokens/trained": 0}) == []
     assert "82.0 % of the completions ended at the length limit" in remarks(truncated_fraction=0.82)[0]
     assert "differ by 0.250 nats a token" in remarks(rollout_replay_logp_absdiff_mean=0.25)[0]
@@ -159,7 +193,9 @@ def test_log_file_appends_over_resumes(tmp_path, clock):
         log = LogFile(clock)
         log.started(info(tmp_path, resumed_at=resumed))
         log.step(quiet(resumed + 1), sample())
-        assert f"step {resumed + 1:>3}/40" in (tmp_path / "log.txt").read_text(encoding="utf-8")  # there at once, not at the end
+        assert f"step {resumed + 1:>3}/40" in (tmp_path / "log.txt").read_text(
+            encoding="utf-8"
+        )  # there at once, not at the end
         log.finished({"status": "stopped", "steps": 1, "seconds": 4.0})
     lines = (tmp_path / "log.txt").read_text(encoding="utf-8").splitlines()
     assert lines[0] == lines[5] == "2026-09-02, UTC+0000"
@@ -219,7 +255,9 @@ def live_on(width=100, height=40):
     from rich.console import Console
 
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=width, height=height, color_system="truecolor", legacy_windows=False)
+    console = Console(
+        file=screen, force_terminal=True, width=width, height=height, color_system="truecolor", legacy_windows=False
+    )
     return LiveView(console, ManualClock("2026-09-02T12:04:31+00:00")), screen
 
 
@@ -266,7 +304,10 @@ def test_live_view_shows_the_numbers_and_the_sample():
 def test_live_view_on_a_narrow_terminal_and_with_nothing_known():
     view, screen = live_on(width=30, height=10)
     view.started(info(Path("runs/a"), parameters=0, threads=0))
-    view.step({"kind": "train", "step": 1, "time": 1.0, "reward/mean": None}, sample(reward=None, correct=None, text="", parts={}))
+    view.step(
+        {"kind": "train", "step": 1, "time": 1.0, "reward/mean": None},
+        sample(reward=None, correct=None, text="", parts={}),
+    )
     view.warning("the disk is [red]nearly[/red] full")
     view.finished({"status": "failed", "error": "OSError: full"})
     assert "sample  reward invalid" in shown(view)

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from proxima.runtime import files
+from proxima.data import atomic_files as files
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import write_evals, write_rollouts
 from proxima.view.curve import write_curve
@@ -97,7 +97,10 @@ def test_curves_hold_the_records(whole):
 def test_questions_samples_counts_config_environment(whole):
     _, page = whole
     assert "The first 5 of 200 held-out questions" in page.words
-    assert 'What is 8 + 4? expected {"value": 12} before wrong The sum of the two numbers you gave me is 23 after right 12' in page.words
+    assert (
+        'What is 8 + 4? expected {"value": 12} before wrong The sum of the two numbers you gave me is 23 after right 12'
+        in page.words
+    )
     assert len(page.data["samples"]) == 40
     first = page.data["samples"][0][0]
     assert (first["question"], first["answer"], first["of"]) == ("What is 1 + 1?", '{"value": 2}', 8)
@@ -112,8 +115,20 @@ def test_questions_samples_counts_config_environment(whole):
 
 
 def refilled(step, new, used, uniform, carried, **more):
-    counts = {"prompts": new, "completions": 8 * new, "prompts_generated": new, "prompts_used": used, "prompts_carried": carried}
-    counts |= {"prompts_dropped_uniform": uniform, "dropped/uniform_group": 8 * uniform, "gen_batches": 2, "age/mean": 0.5, "age/max": 1}
+    counts = {
+        "prompts": new,
+        "completions": 8 * new,
+        "prompts_generated": new,
+        "prompts_used": used,
+        "prompts_carried": carried,
+    }
+    counts |= {
+        "prompts_dropped_uniform": uniform,
+        "dropped/uniform_group": 8 * uniform,
+        "gen_batches": 2,
+        "age/mean": 0.5,
+        "age/max": 1,
+    }
     return record(step, **(counts | {"dropped/uniform_groups": 0, "reward/part/overlong": -0.25} | more))
 
 
@@ -129,8 +144,12 @@ def test_dynamic_sampling_pruning_and_reward_parts_are_drawn(tmp_path):
         assert f" {title} " in page.words
     # 63 + 1 that came in = 16 + 38 + 10
     assert [["16", "16"], ["83", "38"], ["1", "10"], ["100", "63"], ["0", "1"]] in page.data["charts"]
-    assert [["17.0 %", f"{100 * (17 + 25) / 163:.1f} %"]] in page.data["charts"]  # what no selection dropped: 100 - 83, 63 - 38
-    assert [["800", "504"], ["128", "32"]] in page.data["charts"]  # 16 groups of 8, then without the 96 that were pruned
+    assert [["17.0 %", f"{100 * (17 + 25) / 163:.1f} %"]] in page.data[
+        "charts"
+    ]  # what no selection dropped: 100 - 83, 63 - 38
+    assert [["800", "504"], ["128", "32"]] in page.data[
+        "charts"
+    ]  # 16 groups of 8, then without the 96 that were pruned
     parts = [[f"{record(step)['reward/mean']:.3f}" for step in (1, 2)], ["-0.250", "-0.250"]]
     assert parts in page.data["charts"]
 
@@ -140,8 +159,12 @@ def test_acceptance_is_of_the_prompts_that_were_judged(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.begin()
     folder.write_config("seed: 1\n")
-    folder.append_metrics(refilled(1, 20, 0, 0, 0) | {"prompts_accepted": 0, "prompts_unscored": 20, "prompts_dropped_invalid": 20})
-    folder.append_metrics(refilled(2, 50, 16, 30, 0) | {"prompts_accepted": 12, "prompts_unscored": 2, "prompts_dropped_invalid": 4})
+    folder.append_metrics(
+        refilled(1, 20, 0, 0, 0) | {"prompts_accepted": 0, "prompts_unscored": 20, "prompts_dropped_invalid": 20}
+    )
+    folder.append_metrics(
+        refilled(2, 50, 16, 30, 0) | {"prompts_accepted": 12, "prompts_unscored": 2, "prompts_dropped_invalid": 4}
+    )
     folder.release()
     page = Page(write_report(folder.path))
     assert [["– %", "25.0 %"]] in page.data["charts"]
@@ -292,7 +315,13 @@ def test_a_long_run_stays_small(tmp_path):
     ],
 )
 def test_the_arithmetic_has_pruning_and_dynamic_sampling(tmp_path, algorithm, words):
-    train = {"prompts_per_step": 8, "completions_per_prompt": 8, "updates_per_step": 1, "epochs_per_step": 1, "tokens_per_micro_batch": 64}
+    train = {
+        "prompts_per_step": 8,
+        "completions_per_prompt": 8,
+        "updates_per_step": 1,
+        "epochs_per_step": 1,
+        "tokens_per_micro_batch": 64,
+    }
     assert words in batch_arithmetic({"train": train, "algorithm": algorithm}, RunFolder(tmp_path))
 
 
@@ -345,7 +374,14 @@ def test_in_a_real_browser(tmp_path):
     evil = [group(uid, [HOSTILE, "4"], [True, False]) for uid in range(2)]
     write_rollouts(folder.rollout_file(2), 2, evil, fates(evil))
     report = write_report(folder.path)
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"]
+    command = [
+        CHROMIUM,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--dump-dom",
+    ]
     dom = subprocess.run([*command, report.as_uri()], capture_output=True, text=True, timeout=120).stdout
     assert '<output id="shown-step">2</output>' in dom
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in dom  # inside a <pre> that the script made

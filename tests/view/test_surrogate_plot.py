@@ -53,7 +53,8 @@ def last_kept(c):
 
 
 def test_cppo_is_drawn_within_its_completion():
-    """Ten tokens before it at .045, P90 = .045, so the budget is .04: c = .15 - .005 W and the token may move by c / w."""
+    """Ten tokens before it at .045, P90 = .045, so the budget is .04: c = .15 - .005 W and the token may move by c /
+    w."""
     weights = [1 - 0.2 * t / 20 for t in range(21)]
     allowed = (0.15 - 0.005 * sum(weights[:10])) / weights[10]
     step = 2.5 * 0.3 / (POINTS - 1)
@@ -85,7 +86,14 @@ def test_sequence_level_ones_say_so():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("advantage", 0.0), ("advantage", math.inf), ("behavior_probability", (0.3, 1.0)), ("position", 22), ("length", 0), ("drift", 0.5)],
+    [
+        ("advantage", 0.0),
+        ("advantage", math.inf),
+        ("behavior_probability", (0.3, 1.0)),
+        ("position", 22),
+        ("length", 0),
+        ("drift", 0.5),
+    ],
 )
 def test_a_setting_that_cannot_be_is_refused(field, value):
     with pytest.raises(ValueError, match=f"^{field}="):
@@ -97,7 +105,11 @@ def test_the_svg_is_a_file_of_its_own(tmp_path):
     assert [[p.title for p in row] for row in drawing.rows] == [
         ["loss, A > 0", "loss, A < 0", "gradient weight, A > 0", "gradient weight, A < 0"]
     ] * 3
-    assert [row[0].x_name for row in drawing.rows] == ["ratio π / μ", "probability π, μ = 0.3", "probability π, μ = 0.7"]
+    assert [row[0].x_name for row in drawing.rows] == [
+        "ratio π / μ",
+        "probability π, μ = 0.3",
+        "probability π, μ = 0.7",
+    ]
     out = write_plot(drawing, tmp_path / "a.svg")
     text = out.read_text()
     root = ElementTree.fromstring(text)

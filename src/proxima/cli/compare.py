@@ -1,4 +1,5 @@
-"""Hold runs against each other: one page with curves, intervals over seeds and the final table, which is printed too."""
+"""Hold runs against each other: one page with curves, intervals over seeds and the final table, which is printed
+too."""
 
 import argparse
 import shutil
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxima.cli.common import print_json
+from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.lab import Comparison
@@ -14,9 +16,15 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="+", help="run folders, a sweep's folder, or patterns: 'runs/add-*'")
-    parser.add_argument("--out", metavar="FILE", help="the page; default compare.html in the folder where all the runs lie")
-    parser.add_argument("--target", type=float, metavar="ACCURACY", help="also what it costs to reach this held-out accuracy")
-    parser.add_argument("--baseline", metavar="NAME", help="the cell that the others are held against; default the first")
+    parser.add_argument(
+        "--out", metavar="FILE", help="the page; default compare.html in the folder where all the runs lie"
+    )
+    parser.add_argument(
+        "--target", type=float, metavar="ACCURACY", help="also what it costs to reach this held-out accuracy"
+    )
+    parser.add_argument(
+        "--baseline", metavar="NAME", help="the cell that the others are held against; default the first"
+    )
     parser.add_argument("--json", action="store_true", help="print the numbers for programs; the page only with --out")
 
 
@@ -33,14 +41,14 @@ def run(arguments: argparse.Namespace) -> int:
                 raise
             unread.append(str(error))
     if not runs:
-        raise ValueError(f"none of the {len(folders)} runs has recorded anything yet; come back when a step is done")
+        raise UserError(f"none of the {len(folders)} runs has recorded anything yet; come back when a step is done")
     comparison = aggregate(runs, baseline=arguments.baseline, target=arguments.target)
     page = Path(arguments.out) if arguments.out else None if arguments.json else _default_page(arguments.run, folders)
     if page is not None:
-        from proxima.view.compare import write_comparison
+        from proxima.view.comparison_page import write_comparison
 
         if page.is_dir() or not page.absolute().parent.is_dir():
-            raise ValueError(f"--out {page}: must be a file in a folder that exists")
+            raise UserError(f"--out {page}: must be a file in a folder that exists")
         write_comparison(comparison, page, title=_title(arguments.run))
     if arguments.json:
         print_json({**comparison.as_json(), "unread": unread, "page": None if page is None else str(page)})
@@ -53,7 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _default_page(places: list[str], folders: list[Path]) -> Path:
     """In the folder that was named, if it is one and no run itself; else here."""
     place = Path(places[0])
-    return place / "compare.html" if len(places) == 1 and place.is_dir() and place not in folders else Path("compare.html")
+    return (
+        place / "compare.html" if len(places) == 1 and place.is_dir() and place not in folders else Path("compare.html")
+    )
 
 
 def _title(places: list[str]) -> str:
@@ -64,8 +74,8 @@ def _show(comparison: "Comparison", unread: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from proxima.view.compare import head_of, table_row
-    from proxima.view.numbers import printable
+    from proxima.view.comparison_page import head_of, table_row
+    from proxima.view.formatting import printable
 
     for text in (*comparison.warnings, *unread):
         print(f"WARNING {printable(text)}", file=sys.stderr)
@@ -75,6 +85,8 @@ def _show(comparison: "Comparison", unread: list[str]) -> None:
     for row in comparison.rows():
         table.add_row(*(printable(text) for text in table_row(row, comparison)))
     wide = 60 + 14 * len(table.columns)
-    Console(width=max(shutil.get_terminal_size().columns, wide) if not sys.stdout.isatty() else None, markup=False).print(table)
+    Console(
+        width=max(shutil.get_terminal_size().columns, wide) if not sys.stdout.isatty() else None, markup=False
+    ).print(table)
     for note in comparison.notes:
         print(f"note: {printable(note)}")

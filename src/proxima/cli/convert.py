@@ -1,15 +1,17 @@
-"""Make a recipe of another framework's options: each value with its origin, what has no equivalent listed by name. Nothing is executed."""
+"""Make a recipe of another framework's options: each value with its origin, what has no equivalent listed by name.
+Nothing is executed."""
 
 import argparse
 import sys
 from pathlib import Path
 
-PEERS = ("areal", "trl", "unirl", "verl")  # as `proxima.convert.PEERS`, which needs torch
+PEERS = ("areal", "trl", "unirl", "verl")  # as `proxima.peers.convert.PEERS`, which needs torch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", help="the framework's config: YAML, JSON, a launch script (.sh), or a Python file with a GRPOConfig(…) call"
+        "file",
+        help="the framework's config: YAML, JSON, a launch script (.sh), or a Python file with a GRPOConfig(…) call",
     )
     parser.add_argument("--from", dest="peer", required=True, choices=PEERS, help="whose options they are")
     parser.add_argument("--out", help="recipe to write; none: standard output")
@@ -17,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.config.errors import one_problem
-    from proxima.convert import convert
+    from proxima.peers.convert import convert
 
     done = convert(arguments.file, arguments.peer)
     if arguments.out is None:
@@ -26,7 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
         if Path(arguments.out).exists() and Path(arguments.out).samefile(arguments.file):
             raise one_problem("--out", "is the file itself; give another path", arguments.out, "command line")
         if not Path(arguments.out).parent.is_dir():
-            raise one_problem("--out", "its folder does not exist; make it, or give another path", arguments.out, "command line")
+            raise one_problem(
+                "--out", "its folder does not exist; make it, or give another path", arguments.out, "command line"
+            )
         Path(arguments.out).write_text(done.text, encoding="utf-8")
         print(f"wrote {arguments.out}")
     for line in (*done.report, *(f"as it stands: {problem}" for problem in done.problems)):

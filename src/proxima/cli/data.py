@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.cli.common import print_json
+from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.prepare import EvalSet, Options, Part, Prepared
@@ -27,14 +28,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
 
     def action(name: str, line: str) -> argparse.ArgumentParser:
-        return actions.add_parser(name, help=line, description=line[0].upper() + line[1:] + ".", formatter_class=parser.formatter_class)
+        return actions.add_parser(
+            name, help=line, description=line[0].upper() + line[1:] + ".", formatter_class=parser.formatter_class
+        )
 
-    _prepare_arguments(action("prepare", "make a data set: each question once, none of an evaluation's, with a card of counts and hashes"))
+    _prepare_arguments(
+        action(
+            "prepare", "make a data set: each question once, none of an evaluation's, with a card of counts and hashes"
+        )
+    )
     show = action("show", "print the card of a prepared folder and a few of its rows")
     show.add_argument("folder")
     show.add_argument("--rows", type=int, default=3, help="rows to print of each side; 3")
     show.add_argument("--json", action="store_true", help="print the card for programs")
-    check = action("check", "compare the files of prepared folders with the hashes of their cards; exit code 1 if one differs")
+    check = action(
+        "check", "compare the files of prepared folders with the hashes of their cards; exit code 1 if one differs"
+    )
     check.add_argument("folder", nargs="+")
     check.add_argument("--json", action="store_true", help="print every verdict for programs")
     known = action("list", "show what can be prepared, where it is published, and what lies in data/")
@@ -43,18 +52,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("source", help="dapo-math, gsm8k, aime (both years), amc23, math (with math500), or one part: aime24, aime25, math500")
     add(
-        "--from", dest="given", action="append", default=[], metavar="[PART=]PLACE",
-        help="file, folder, pattern ('data/*.parquet') or hub name; once for each part (aime24=…, math500=…); none: the hub or its cache",
-    )  # fmt: skip
-    add("--subset", metavar="NAME", help="folder inside, or configuration on the hub (open-r1/DAPO-Math-17k-Processed has en and cn)")
-    add("--revision", metavar="COMMIT", help="commit, tag or branch on the hub; none: what is in the cache, else the newest")
-    add("--out", metavar="FOLDER", help="folder to make; data/<name>. math500 goes beside it, the two parts of aime into it")
+        "source",
+        help="dapo-math, gsm8k, aime (both years), amc23, math (with math500), or one part: aime24, aime25, math500",
+    )
     add(
-        "--against", nargs="*", metavar="FOLDER",
-        help="evaluation sets whose questions must not be trained on; not given: those beside the output; given empty: none",
-    )  # fmt: skip
+        "--from",
+        dest="given",
+        action="append",
+        default=[],
+        metavar="[PART=]PLACE",
+        help="file, folder, pattern ('data/*.parquet') or hub name; once for each part (aime24=…, math500=…); "
+        "none: the hub or its cache",
+    )
+    add(
+        "--subset",
+        metavar="NAME",
+        help="folder inside, or configuration on the hub (open-r1/DAPO-Math-17k-Processed has en and cn)",
+    )
+    add(
+        "--revision",
+        metavar="COMMIT",
+        help="commit, tag or branch on the hub; none: what is in the cache, else the newest",
+    )
+    add(
+        "--out",
+        metavar="FOLDER",
+        help="folder to make; data/<name>. math500 goes beside it, the two parts of aime into it",
+    )
+    add(
+        "--against",
+        nargs="*",
+        metavar="FOLDER",
+        help="evaluation sets whose questions must not be trained on; not given: those beside the output; given "
+        "empty: none",
+    )
     add(
         "--template",
         metavar="TEXT",
@@ -68,17 +100,33 @@ def _prepare_arguments(parser: argparse.ArgumentParser) -> None:
         help="share of the questions for testing where the source has no test side, by a hash; 0.02",
     )
     add(
-        "--words", type=int, default=13, metavar="N",
-        help="words in a row that no training question may share with an evaluation question; 0: compare whole texts only; 13",
-    )  # fmt: skip
-    add("--common", type=int, default=10, metavar="N", help="a run in more training questions than this is a phrase and counts nothing; 10")
+        "--words",
+        type=int,
+        default=13,
+        metavar="N",
+        help="words in a row that no training question may share with an evaluation question; 0: compare whole "
+        "texts only; 13",
+    )
+    add(
+        "--common",
+        type=int,
+        default=10,
+        metavar="N",
+        help="a run in more training questions than this is a phrase and counts nothing; 10",
+    )
     add(
         "--conflicts",
         default="drop",
         metavar="RULE",
         help="a question with several answers: drop it, keep the first, or the majority; drop",
     )
-    add("--max-unreadable", type=float, default=0.01, metavar="SHARE", help="refuse if more of the questions have no readable answer; 0.01")
+    add(
+        "--max-unreadable",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="refuse if more of the questions have no readable answer; 0.01",
+    )
     add("--overwrite", action="store_true", help="make a prepared folder anew")
     add("--dry-run", action="store_true", help="count everything, write nothing")
     add("--json", action="store_true", help="print the cards for programs")
@@ -102,7 +150,7 @@ class _Wanted:
 
 def _prepare(arguments: argparse.Namespace) -> int:
     from proxima.prepare import Options, beside, eval_set, find_origin, prepare
-    from proxima.prepare.folder import refuse_if_taken
+    from proxima.prepare.atomic_folder import refuse_if_taken
 
     parts = _parts(arguments.source)
     options = Options(
@@ -124,7 +172,9 @@ def _prepare(arguments: argparse.Namespace) -> int:
     missing: list[str] = []
     for one in wanted:
         if not one.must and not arguments.overwrite and _is_prepared(one.folder):
-            print(f"{one.part.name}: {one.folder} is there and stays as it is; --overwrite makes it anew", file=sys.stderr)
+            print(
+                f"{one.part.name}: {one.folder} is there and stays as it is; --overwrite makes it anew", file=sys.stderr
+            )
             continue
         try:
             origin = find_origin(one.part, one.place, subset=arguments.subset, revision=arguments.revision)
@@ -142,12 +192,21 @@ def _prepare(arguments: argparse.Namespace) -> int:
         try:
             with _Progress(arguments.quiet) as progress:
                 done = prepare(
-                    one.part, origin, one.folder, options, against=known, command=command, overwrite=arguments.overwrite,
-                    dry_run=arguments.dry_run, observe=progress.at,
-                )  # fmt: skip
+                    one.part,
+                    origin,
+                    one.folder,
+                    options,
+                    against=known,
+                    command=command,
+                    overwrite=arguments.overwrite,
+                    dry_run=arguments.dry_run,
+                    observe=progress.at,
+                )
         except OSError as problem:  # a full disk, a folder that may not be written
             place = problem.filename or one.folder
-            raise ValueError(f"{place}: {problem.strerror or problem}; nothing was written, make room or give another --out") from None
+            raise UserError(
+                f"{place}: {problem.strerror or problem}; nothing was written, make room or give another --out"
+            ) from None
         made.append(done)
         if not arguments.json:
             print("\n".join(_account(made[-1], arguments.dry_run)), flush=True)
@@ -156,7 +215,7 @@ def _prepare(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json([done.card for done in made])
     if not made and missing:
-        raise ValueError(f"nothing was made of {arguments.source}, see above")
+        raise UserError(f"nothing was made of {arguments.source}, see above")
     return 0
 
 
@@ -209,7 +268,7 @@ def _named_places(parts: Sequence["Part"], given: Sequence[str]) -> Iterator[tup
             yield name, place
             continue
         if equals and not Path(text).exists() and "/" not in name:
-            raise ValueError(f"--from {text}: no part {name!r}; it has {', '.join(sorted(names))}")
+            raise UserError(f"--from {text}: no part {name!r}; it has {', '.join(sorted(names))}")
         if len(parts) == 1:
             yield parts[0].name, text
             continue
@@ -217,7 +276,9 @@ def _named_places(parts: Sequence["Part"], given: Sequence[str]) -> Iterator[tup
         last = Path(text).name.lower()
         meant = [part for part in parts if any(hint in last for hint in part.hints)] or ([main] if main else [])
         if len(meant) != 1:
-            raise ValueError(f"--from {text}: which part is it? write {' or '.join(f'--from {part.name}={text}' for part in parts)}")
+            raise UserError(
+                f"--from {text}: which part is it? write {' or '.join(f'--from {part.name}={text}' for part in parts)}"
+            )
         yield meant[0].name, text
 
 
@@ -226,7 +287,17 @@ def _command(arguments: argparse.Namespace) -> str:
     words = ["proxima", "data", "prepare", arguments.source]
     for place in arguments.given:
         words += ["--from", place]
-    for name in ("subset", "revision", "template", "system", "held_out", "words", "common", "conflicts", "max_unreadable"):
+    for name in (
+        "subset",
+        "revision",
+        "template",
+        "system",
+        "held_out",
+        "words",
+        "common",
+        "conflicts",
+        "max_unreadable",
+    ):
         value, usual = getattr(arguments, name), _USUAL.get(name)
         if value != usual:
             words += [f"--{name.replace('_', '-')}", str(value)]
@@ -286,7 +357,7 @@ def _duration(seconds: float) -> str:
 
 def _account(done: "Prepared", dry_run: bool) -> Iterator[str]:
     """What became of every row, a line a step."""
-    from proxima.prepare.card import recipe_lines, repetition_line
+    from proxima.prepare.dataset_card import recipe_lines, repetition_line
 
     card = done.card
     source = card["source"]
@@ -307,7 +378,10 @@ def _account(done: "Prepared", dry_run: bool) -> Iterator[str]:
     if "train" in card["counts"]:
         alone = not any(one["sha256"] for one in card["overlap"]["against"]) and card["split"]["held_out"] is not None
         remedy = "; prepare some first, or name them with --against" if alone else ""
-        yield f"  compared with {', '.join(compared) or 'no evaluation set'}{' alone' if alone and compared else ''}{remedy}"
+        yield (
+            "  compared with "
+            f"{', '.join(compared) or 'no evaluation set'}{' alone' if alone and compared else ''}{remedy}"
+        )
     for name, facts in card["outputs"].items():
         if name.endswith(".parquet"):
             held_out = card["split"]["held_out"]
@@ -326,7 +400,7 @@ def _show(arguments: argparse.Namespace) -> int:
     from pyarrow import parquet
 
     from proxima.prepare import read_card
-    from proxima.prepare.card import for_people
+    from proxima.prepare.dataset_card import for_people
 
     folder = Path(arguments.folder).expanduser()
     card = read_card(folder)
@@ -338,7 +412,7 @@ def _show(arguments: argparse.Namespace) -> int:
         if not name.endswith(".parquet") or arguments.rows < 1:
             continue
         if not (folder / name).is_file():
-            raise ValueError(f"{folder / name} is missing; see proxima data check {arguments.folder}")
+            raise UserError(f"{folder / name} is missing; see proxima data check {arguments.folder}")
         print(f"\n## First rows of {name}")
         for row in next(parquet.ParquetFile(folder / name).iter_batches(batch_size=arguments.rows)).to_pylist():
             facts = ", ".join(f"{key} {row[key]}" for key in ("subject", "level", "source_id") if row[key] is not None)
@@ -355,12 +429,17 @@ def _check(arguments: argparse.Namespace) -> int:
     found = {name: check_folder(Path(name).expanduser()) for name in arguments.folder}
     bad = sum(one.verdict != "same" for files in found.values() for one in files)
     if arguments.json:
-        print_json({"bad": bad, "folders": {name: {one.file: one.verdict for one in files} for name, files in found.items()}})
+        print_json(
+            {"bad": bad, "folders": {name: {one.file: one.verdict for one in files} for name, files in found.items()}}
+        )
     else:
         for name, files in found.items():
             print("\n".join(f"{one.verdict:<8} {Path(name) / one.file}" for one in files))
         if bad:
-            print(f"{bad} of {sum(map(len, found.values()))} files are not what the card says; make the folder anew with --overwrite")
+            print(
+                f"{bad} of {sum(map(len, found.values()))} files are not what the card says; make the folder anew "
+                "with --overwrite"
+            )
     return 1 if bad else 0
 
 

@@ -35,7 +35,11 @@ def examine() -> dict[str, Any]:
     from proxima.config.estimate import gemm_rate
 
     devices = [
-        {"name": f"cuda:{i}", "model": torch.cuda.get_device_name(i), "memory_bytes": torch.cuda.get_device_properties(i).total_memory}
+        {
+            "name": f"cuda:{i}",
+            "model": torch.cuda.get_device_name(i),
+            "memory_bytes": torch.cuda.get_device_properties(i).total_memory,
+        }
         for i in range(torch.cuda.device_count())
     ]
     fastest = "cuda" if devices else "cpu"
@@ -51,7 +55,10 @@ def examine() -> dict[str, Any]:
         "devices": devices,
         "memory_bytes": {"total": total, "free": free},
         "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,
-        "gemm_gflops": {"device": fastest, **{dtype: round(gemm_rate(dtype, fastest) / 1e9, 1) for dtype in ("float32", "bfloat16")}},
+        "gemm_gflops": {
+            "device": fastest,
+            **{dtype: round(gemm_rate(dtype, fastest) / 1e9, 1) for dtype in ("float32", "bfloat16")},
+        },
     }
 
 
@@ -63,7 +70,8 @@ def version_of(package: str) -> str | None:
 
 
 def memory_bytes() -> tuple[int | None, int | None]:
-    """Total and available memory of the machine, within the limits of its cgroup where it has one; None where the system doesn't say."""
+    """Total and available memory of the machine, within the limits of its cgroup where it has one; None where the
+    system doesn't say."""
     try:
         facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (int(facts[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
@@ -81,10 +89,21 @@ def lines(facts: dict[str, Any]) -> list[str]:
     """The facts for people, with a remedy beside what is missing."""
     packages = "  ".join(f"{name} {version or 'MISSING'}" for name, version in facts["packages"].items())
     there = "  ".join(f"{name} {version}" for name, version in facts["optional"].items() if version)
-    absent = [f'{name} (pip install "proxima-rl[{OPTIONAL[name]}]")' for name, version in facts["optional"].items() if not version]
-    devices = ", ".join(f"{d['name']} {d['model']} {d['memory_bytes'] / 2**30:.0f} GiB" for d in facts["devices"]) or "cpu only"
+    absent = [
+        f'{name} (pip install "proxima-rl[{OPTIONAL[name]}]")'
+        for name, version in facts["optional"].items()
+        if not version
+    ]
+    devices = (
+        ", ".join(f"{d['name']} {d['model']} {d['memory_bytes'] / 2**30:.0f} GiB" for d in facts["devices"])
+        or "cpu only"
+    )
     memory, gemm = facts["memory_bytes"], facts["gemm_gflops"]
-    shown = "unknown" if memory["total"] is None else f"{memory['free'] / 2**30:.1f} GiB free of {memory['total'] / 2**30:.1f}"
+    shown = (
+        "unknown"
+        if memory["total"] is None
+        else f"{memory['free'] / 2**30:.1f} GiB free of {memory['total'] / 2**30:.1f}"
+    )
     found = [
         f"proxima   {facts['proxima']}  python {facts['python']}  {facts['system']}",
         f"packages  {packages}",
@@ -97,8 +116,12 @@ def lines(facts: dict[str, Any]) -> list[str]:
         f"gemm      float32 {gemm['float32']:,.0f}  bfloat16 {gemm['bfloat16']:,.0f} GFLOP/s on {gemm['device']}",
     ]
     if gemm["device"] == "cpu" and gemm["bfloat16"] < gemm["float32"]:
-        found.append("          bfloat16 is slower than float32 here: set model.compute_dtype=float32 and engine.dtype=float32")
+        found.append(
+            "          bfloat16 is slower than float32 here: set model.compute_dtype=float32 and engine.dtype=float32"
+        )
     if facts["devices"] == [] and facts["threads"] < facts["cores"]:
         idle = facts["cores"] - facts["threads"]
-        found.append(f"          idle cores: {idle}; OMP_NUM_THREADS holds torch back; fine beside another busy process")
+        found.append(
+            f"          idle cores: {idle}; OMP_NUM_THREADS holds torch back; fine beside another busy process"
+        )
     return found

@@ -1,4 +1,5 @@
-"""Evaluate a model on named sets (--task gsm8k,aime24), on a recipe's held-out questions, or a run on its own; or compare two results.
+"""Evaluate a model on named sets (--task gsm8k,aime24), on a recipe's held-out questions, or a run on its own; or
+compare two results.
 
 proxima eval MODEL --task gsm8k                       greedy, one answer a question
 proxima eval MODEL --task aime24,math500 --samples 8  mean@8, pass@8, maj@8
@@ -6,7 +7,8 @@ proxima eval MODEL recipes/quickstart.yaml            the recipe's own questions
 proxima eval runs/mine --checkpoint best              a run's
 proxima eval --compare evals/a evals/b                is the difference more than chance?
 
-Figures with intervals, every answer and the settings are written to a folder; docs/evaluation.md says what each number means."""
+Figures with intervals, every answer and the settings are written to a folder; docs/evaluation.md says what each number
+means."""
 
 import argparse
 import json
@@ -16,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.cli.common import print_json
+from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.config import Resolved
     from proxima.data import Group
-    from proxima.runtime.exam import Exam
-    from proxima.runtime.examine import Examined
+    from proxima.runtime.eval_run import Examined
+    from proxima.runtime.eval_suites import Exam
 
 # Where key=value may say something that an evaluation of named sets does not have of its own.
 SETTABLE = ("data.", "engine", "eval.limit", "eval.samples", "eval.sampling", "model.", "runtime.", "seed")
@@ -33,9 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("override", nargs="*", default=[], metavar="RECIPE key=value", help=words)
     what = parser.add_argument_group("what is asked")
     what.add_argument(
-        "--task", action="append", default=[], metavar="NAME[=PATH]", help="aime24, aime25, amc23, gsm8k, math500; with commas"
+        "--task",
+        action="append",
+        default=[],
+        metavar="NAME[=PATH]",
+        help="aime24, aime25, amc23, gsm8k, math500; with commas",
     )
-    what.add_argument("--data", type=Path, metavar="FOLDER", help="where the sets lie, as FOLDER/NAME/test.parquet (default: data)")
+    what.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="where the sets lie, as FOLDER/NAME/test.parquet (default: data)"
+    )
     what.add_argument("--limit", type=int, metavar="N", help="the first N questions of each set")
     how = parser.add_argument_group("how it is answered")
     how.add_argument("--samples", type=int, metavar="N", help="answers a question; 1 (default) is greedy")
@@ -45,13 +54,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--seed", type=int, help="of the samples and the bootstrap (default: 1, or the recipe's)")
     how.add_argument("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
     out = parser.add_argument_group("what comes of it")
-    out.add_argument("--k", default="", metavar="1,4,8", help="of pass@k and maj@k (default: powers of two up to --samples)")
+    out.add_argument(
+        "--k", default="", metavar="1,4,8", help="of pass@k and maj@k (default: powers of two up to --samples)"
+    )
     out.add_argument("--out", type=Path, metavar="FOLDER", help="where to write (default: evals/MODEL-TIME)")
     out.add_argument("--overwrite", action="store_true", help="replace the evaluation in the folder")
-    out.add_argument("--show", type=int, default=0, metavar="N", help="print N questions of each set with their answers")
+    out.add_argument(
+        "--show", type=int, default=0, metavar="N", help="print N questions of each set with their answers"
+    )
     out.add_argument("--json", action="store_true", help="print everything for programs")
     out.add_argument(
-        "--compare", nargs=2, metavar=("A", "B"), help="two folders written here, or two runs: paired test, nothing is generated"
+        "--compare",
+        nargs=2,
+        metavar=("A", "B"),
+        help="two folders written here, or two runs: paired test, nothing is generated",
     )
 
 
@@ -59,15 +75,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.compare:
         return _compare(arguments)
     if arguments.model is None:
-        raise ValueError("which model? proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B")
+        raise UserError("which model? proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B")
     ks = _ks(arguments.k)
     model, recipe, overrides = _model(arguments)
     resolved = _resolve(model, recipe, overrides, suites=bool(arguments.task))
 
     from proxima.evaluate.suites import parse_tasks
-    from proxima.runtime.exam import of_recipe, open_exams
-    from proxima.runtime.examine import check_folder, examine
-    from proxima.view.evaluation import EvaluationView
+    from proxima.runtime.eval_run import check_folder, examine
+    from proxima.runtime.eval_suites import of_recipe, open_exams
+    from proxima.view.eval_tables import EvaluationView
 
     folder = arguments.out or _folder(arguments.model)
     check_folder(folder, overwrite=arguments.overwrite)
@@ -90,7 +106,7 @@ def _model(arguments: argparse.Namespace) -> tuple[str, str | None, list[str]]:
     """The model's path, the recipe if there is one, and all that lies over it."""
     recipes = [word for word in arguments.override if "=" not in word]
     if len(recipes) > 1:
-        raise ValueError(f"one recipe, please: {' and '.join(recipes)} were given; values are written key=value")
+        raise UserError(f"one recipe, please: {' and '.join(recipes)} were given; values are written key=value")
     model, recipe = arguments.model, recipes[0] if recipes else None
     if (Path(model) / "config.yaml").is_file():
         from proxima.runtime.export import find_checkpoint
@@ -99,7 +115,7 @@ def _model(arguments: argparse.Namespace) -> tuple[str, str | None, list[str]]:
         model = str(find_checkpoint(model, arguments.checkpoint).model)
     if recipe is None and not arguments.task:
         say = f"proxima eval {model} --task gsm8k, or proxima eval {model} recipes/quickstart.yaml"
-        raise ValueError(f"{model} is no run folder, so a recipe or --task must say what to ask: {say}")
+        raise UserError(f"{model} is no run folder, so a recipe or --task must say what to ask: {say}")
     options = {
         "eval.limit": arguments.limit,
         "eval.samples": arguments.samples,
@@ -115,41 +131,56 @@ def _model(arguments: argparse.Namespace) -> tuple[str, str | None, list[str]]:
 def _resolve(model: str, recipe: str | None, overrides: Sequence[str], *, suites: bool) -> "Resolved":
     """The config: of the recipe, or of nothing but a model, where the suites bring the rest."""
     from proxima.config import ConfigError, load, resolve
-    from proxima.config.check import device_is_there, model_is_there, products_can_be_had
+    from proxima.config.validate import device_is_there, model_is_there, products_can_be_had
 
     if suites:
         for word in overrides:
             if not word.startswith(SETTABLE):
                 key = word.partition("=")[0]
-                raise ValueError(f"{key}: --task brings its own questions, prompt and rewards; leave it out, or --task, and give a recipe")
+                raise UserError(
+                    f"{key}: --task brings its own questions, prompt and rewards; leave it out, or --task, and give "
+                    "a recipe"
+                )
     if recipe is not None:
         return load(recipe, [f"model.path={model}", *overrides])
     # A config needs a task, a reward and an algorithm; an evaluation of suites reads none of the three.
     nothing = {"task": "arithmetic", "reward": "number", "algorithm": "grpo"}
     resolved = resolve(nothing, [f"model.path={json.dumps(model, ensure_ascii=False)}", *overrides])
-    if problems := [problem for check in (model_is_there, device_is_there, products_can_be_had) for problem in check(resolved)]:
+    if problems := [
+        problem for check in (model_is_there, device_is_there, products_can_be_had) for problem in check(resolved)
+    ]:
         raise ConfigError(problems)
     return resolved
 
 
 def _suites(resolved: "Resolved", tasks: Mapping[str, Path | None], data: Path | None) -> list["Exam"]:
-    """The exams of named sets, drawn as the command line says; what a recipe says of its own evaluation is not theirs."""
+    """The exams of named sets, drawn as the command line says; what a recipe says of its own evaluation is not
+    theirs."""
     from proxima.evaluate.suites import suite
-    from proxima.runtime.exam import of_suite
+    from proxima.runtime.eval_suites import of_suite
 
-    said = {entry.path: entry.value for entry in resolved.entries if entry.origin == "command line" and entry.path.startswith("eval.")}
-    sampling = {path.removeprefix("eval.sampling."): value for path, value in said.items() if path.startswith("eval.sampling.")}
+    said = {
+        entry.path: entry.value
+        for entry in resolved.entries
+        if entry.origin == "command line" and entry.path.startswith("eval.")
+    }
+    sampling = {
+        path.removeprefix("eval.sampling."): value for path, value in said.items() if path.startswith("eval.sampling.")
+    }
     if "stop" in sampling:
         sampling["stop"] = tuple(sampling["stop"])
     samples, limit = int(said.get("eval.samples", 1)), int(said.get("eval.limit", 0))
-    return [of_suite(suite(n), given=p, data=data, samples=samples, limit=limit, sampling=sampling) for n, p in tasks.items()]
+    return [
+        of_suite(suite(n), given=p, data=data, samples=samples, limit=limit, sampling=sampling)
+        for n, p in tasks.items()
+    ]
 
 
 def _ks(text: str) -> tuple[int, ...]:
     try:
         return tuple(sorted({int(part) for part in text.split(",")})) if text.strip() else ()
     except ValueError:
-        raise ValueError(f"--k {text} must be whole numbers with commas between them: --k 1,4,8") from None
+        raise UserError(f"--k {text} must be whole numbers with commas between them: --k 1,4,8") from None
 
 
 def _folder(model: str) -> Path:
@@ -162,45 +193,67 @@ def _folder(model: str) -> Path:
 def _print(done: "Examined", arguments: argparse.Namespace) -> None:
     if arguments.json:
         answers = {
-            name: [_answer(group, i) for group in groups for i in range(len(group.completions))] for name, groups in done.groups.items()
+            name: [_answer(group, i) for group in groups for i in range(len(group.completions))]
+            for name, groups in done.groups.items()
         }
         print_json({**done.result, "seconds": done.seconds, "folder": str(done.folder), "answers": answers})
         return
-    from proxima.view.evaluation import report
+    from proxima.view.eval_tables import report
 
     shown = [line for groups in done.groups.values() for line in _shown(groups[: arguments.show])]
-    print("\n".join([*shown, *([""] if shown else []), report(done.result, done.seconds, sys.stdout), "", f"written to {done.folder}"]))
+    print(
+        "\n".join(
+            [
+                *shown,
+                *([""] if shown else []),
+                report(done.result, done.seconds, sys.stdout),
+                "",
+                f"written to {done.folder}",
+            ]
+        )
+    )
 
 
 def _compare(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from proxima.evaluate import compare, read_result
-    from proxima.view.evaluation import comparison
+    from proxima.view.eval_tables import comparison
 
     if arguments.model is not None:
-        raise ValueError(f"--compare takes two results and no model; leave {arguments.model!r} out")
+        raise UserError(f"--compare takes two results and no model; leave {arguments.model!r} out")
     first, second = (read_result(path) for path in arguments.compare)
     found = compare(first, second, seed=arguments.seed or 0)
     if arguments.json:
-        print_json({"first": arguments.compare[0], "second": arguments.compare[1], "suites": {one.name: asdict(one) for one in found}})
+        print_json(
+            {
+                "first": arguments.compare[0],
+                "second": arguments.compare[1],
+                "suites": {one.name: asdict(one) for one in found},
+            }
+        )
     else:
         print(comparison(found, (arguments.compare[0], arguments.compare[1]), sys.stdout))
         for name in first.suites:
             if first.sampled_alike(second, name) is False:
-                print(f"{name}: the two were not sampled alike (see `sampling` in result.json): the difference is of model and sampling")
+                print(
+                    f"{name}: the two were not sampled alike (see `sampling` in result.json): the difference is of "
+                    "model and sampling"
+                )
     return 0
 
 
 def _shown(groups: Sequence["Group"]) -> list[str]:
-    from proxima.view.numbers import printable
+    from proxima.view.formatting import printable
 
     lines = []
     for group in groups:
         for completion, score in zip(group.completions, group.scores, strict=True):
             mark = {True: "right", False: "wrong", None: "?"}[score.correct] if score.valid else "failed"
             answer = str(group.prompt.answer).rpartition("####")[2].strip()
-            lines.append(f"{mark:<6}  {printable(group.prompt.question)}  →  {printable(completion.text)}  ({printable(answer)})")
+            lines.append(
+                f"{mark:<6}  {printable(group.prompt.question)}  →  {printable(completion.text)}  ({printable(answer)})"
+            )
     return lines
 
 

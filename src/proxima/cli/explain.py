@@ -1,4 +1,5 @@
-"""Show a recipe: its comment, every value with where it came from and what it means, the batch arithmetic, memory and time.
+"""Show a recipe: its comment, every value with where it came from and what it means, the batch arithmetic, memory and
+time.
 
 Reads no weights, and needs no data: what is still to be made is a warning."""
 
@@ -17,11 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.config import check, dump, resolve
-    from proxima.config.check import data_is_there
     from proxima.config.errors import ConfigError
+    from proxima.config.validate import data_is_there
 
     resolved = resolve(arguments.recipe, arguments.override)
-    to_make = list(data_is_there(resolved))  # a recipe can be read before its data are made: a warning here, a refusal of `train`
+    to_make = list(
+        data_is_there(resolved)
+    )  # a recipe can be read before its data are made: a warning here, a refusal of `train`
     problems = [problem for problem in check(resolved) if problem not in to_make]
     if arguments.yaml:
         print(dump(resolved), end="")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.cli.common import print_json
+from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.data import Completion
@@ -19,15 +20,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", help="system prompt; of a run: its own (data.system)")
     parser.add_argument("--samples", type=int, default=1, help="completions a prompt")
     parser.add_argument("--seed", type=int, default=0, help="other numbers give other samples")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the engine's products and cache")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the engine's products and cache"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     sampling.add_argument("--top-k", type=int, default=0, help="keep the k most probable tokens; 0: all")
     sampling.add_argument("--top-p", type=float, default=1.0, help="keep the most probable tokens up to this mass")
-    sampling.add_argument("--min-p", type=float, default=0.0, help="keep tokens with this share of the largest probability")
+    sampling.add_argument(
+        "--min-p", type=float, default=0.0, help="keep tokens with this share of the largest probability"
+    )
     sampling.add_argument("--max-tokens", type=int, default=256, help="most new tokens")
-    sampling.add_argument("--stop", action="append", default=[], metavar="TEXT", help="a text that ends a completion; may be given again")
+    sampling.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="a text that ends a completion; may be given again"
+    )
     parser.add_argument("--json", action="store_true", help="print tokens with their log-probs, for programs")
 
 
@@ -43,11 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
         stop=tuple(arguments.stop),
     )
     if arguments.samples < 1:
-        raise ValueError(f"--samples={arguments.samples} must be >= 1")
+        raise UserError(f"--samples={arguments.samples} must be >= 1")
     prompts = _prompts(arguments.prompt)
     model, system = _model_and_system(arguments)
 
-    from proxima.runtime.answer import generate
+    from proxima.runtime.inference import generate
 
     completions, seconds = generate(
         model,
@@ -63,7 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     rate = tokens / seconds if seconds else 0.0
     if arguments.json:
         shown = [_as_json(prompts[c.prompt_uid], c) for c in completions]
-        print_json({"model": model, "seconds": seconds, "tokens": tokens, "tokens_per_second": rate, "completions": shown})
+        print_json(
+            {"model": model, "seconds": seconds, "tokens": tokens, "tokens_per_second": rate, "completions": shown}
+        )
     else:
         print("\n".join(_text(prompts, completions)))
         print(f"{tokens} tokens in {seconds:.1f} s, {rate:,.0f} tok/s", file=sys.stderr)
@@ -75,7 +84,7 @@ def _prompts(words: Sequence[str]) -> list[str]:
         return list(words)
     lines = [line.rstrip("\n") for line in sys.stdin]
     if not lines:
-        raise ValueError("prompt=- reads prompts from standard input, one a line, and there was none")
+        raise UserError("prompt=- reads prompts from standard input, one a line, and there was none")
     return lines
 
 
@@ -83,8 +92,8 @@ def _model_and_system(arguments: argparse.Namespace) -> tuple[str, str | None]:
     """The model's path; of a run, its checkpoint's, with the run's own system prompt unless another was given."""
     model, system = arguments.model, arguments.system
     if not (Path(model) / "config.yaml").is_file():
-        from proxima.config.check import model_problem
         from proxima.config.errors import one_problem
+        from proxima.config.validate import model_problem
 
         if remedy := model_problem(model):
             raise one_problem("model", remedy, model, "command line")
@@ -100,7 +109,7 @@ def _model_and_system(arguments: argparse.Namespace) -> tuple[str, str | None]:
 
 def _text(prompts: Sequence[str], completions: Sequence["Completion"]) -> list[str]:
     """The texts alone for one completion; with the prompts before them for several."""
-    from proxima.view.numbers import printable
+    from proxima.view.formatting import printable
 
     if len(completions) == 1:
         return [completions[0].text]

@@ -1,4 +1,5 @@
-"""Show every kind in every slot with its fields and defaults. SLOT: algorithm, surrogate, reward …; or recipes, those in ./recipes."""
+"""Show every kind in every slot with its fields and defaults. SLOT: algorithm, surrogate, reward …; or recipes, those
+in ./recipes."""
 
 import argparse
 import dataclasses
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.cli.common import print_json
+from proxima.data import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +47,9 @@ def _show_recipes(as_json: bool) -> int:
 
     files = sorted(Path("recipes").rglob("*.yaml"), key=lambda file: (len(file.parts), file))
     if not files:
-        raise ValueError("no recipes/*.yaml below this folder; go to a checkout of proxima, or see its recipes/README.md")
+        raise UserError(
+            "no recipes/*.yaml below this folder; go to a checkout of proxima, or see its recipes/README.md"
+        )
     found = {str(file): _first_sentence(file) for file in files}
     if as_json:
         print_json(found)
@@ -59,12 +63,17 @@ def _show_recipes(as_json: bool) -> int:
 def _first_sentence(file: Path) -> str:
     from proxima.config.describe import first_sentence
 
-    lines = (line[1:].strip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if line.startswith("#"))
+    lines = (
+        line[1:].strip()
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
+        if line.startswith("#")
+    )
     return first_sentence(" ".join(line for line in lines if line and not line.startswith("yaml-language-server")))
 
 
 def catalogue() -> dict[str, dict[str, Any]]:
-    """slot → {path, meaning, kinds: {kind: {summary, fields: {name: {default, help}}}}}, made from the schema and the tables."""
+    """slot → {path, meaning, kinds: {kind: {summary, fields: {name: {default, help}}}}}, made from the schema and the
+    tables."""
     found: dict[str, dict[str, Any]] = {}
     for path, info in _slots():
         name = path.rpartition(".")[2]
@@ -89,12 +98,15 @@ def _slots() -> Iterator[tuple[str, Any]]:
 
 
 def _kinds(info: Any) -> dict[str, Any]:
-    from proxima.config.check import beyond_the_loop
     from proxima.config.describe import fields_of, kinds_of, summary_of, table_of
     from proxima.config.resolve import plain
+    from proxima.config.validate import beyond_the_loop
 
     if info.presets is not None:
-        return {name: {"summary": _slots_of(preset), "fields": {}} for name, preset in sorted(table_of(info.presets.table).items())}
+        return {
+            name: {"summary": _slots_of(preset), "fields": {}}
+            for name, preset in sorted(table_of(info.presets.table).items())
+        }
     kinds = {}
     for kind, cls in sorted(kinds_of(info.slot).items()):
         fields: dict[str, dict[str, Any]] = {}
@@ -102,7 +114,10 @@ def _kinds(info: Any) -> dict[str, Any]:
             default = {"required": True} if field.default is dataclasses.MISSING else {"default": plain(field.default)}
             fields[field.name] = {**default, "help": field.help}
         only = beyond_the_loop(cls) if info.name == "advantage" else None
-        kinds[kind] = {"summary": f"In core only, it {only}. {summary_of(cls)}" if only else summary_of(cls), "fields": fields}
+        kinds[kind] = {
+            "summary": f"In core only, it {only}. {summary_of(cls)}" if only else summary_of(cls),
+            "fields": fields,
+        }
     return kinds
 
 
@@ -134,7 +149,9 @@ def _text(name: str, slot: dict[str, Any], fields: bool) -> str:
 def _defaults(fields: dict[str, Any]) -> str:
     from proxima.config.scalars import in_one_line
 
-    shown = ", ".join(name if "required" in fact else f"{name}={in_one_line(fact['default'])}" for name, fact in fields.items())
+    shown = ", ".join(
+        name if "required" in fact else f"{name}={in_one_line(fact['default'])}" for name, fact in fields.items()
+    )
     return f"  ({shown})" if shown else ""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from proxima import __version__
+from proxima.data.errors import UserError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("proxima.cli.train", "train a model as a recipe says"),
@@ -64,7 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno != errno.ENOSPC:
             raise
         place = f"{error.filename}: " if error.filename else ""
-        print(f"error: {place}no space left on the disk; free some, then the same command with --resume goes on", file=sys.stderr)
+        print(
+            f"error: {place}no space left on the disk; free some, then the same command with --resume goes on",
+            file=sys.stderr,
+        )
         return 1
     except ValueError as error:
         if not _is_the_users(error):
@@ -74,7 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     parser = Parser(
-        prog="proxima", description="Trust-region reinforcement learning for language models.", epilog=_EPILOG, formatter_class=_Formatter
+        prog="proxima",
+        description="Trust-region reinforcement learning for language models.",
+        epilog=_EPILOG,
+        formatter_class=_Formatter,
     )
     parser.add_argument("--version", action="version", version=f"proxima {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
@@ -114,10 +121,8 @@ def _refuse(text: str) -> int:
 
 
 def _is_the_users(error: ValueError) -> bool:
-    """True for a line written for the user: a `ConfigError`, or a ValueError of one line raised by proxima's own code."""
-    from proxima.config.errors import ConfigError
-
-    if isinstance(error, ConfigError):
+    """True for a line written for the user: a `UserError`, or a ValueError of one line raised by proxima's own code."""
+    if isinstance(error, UserError):
         return True
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:

@@ -1,4 +1,5 @@
-"""Run a recipe in many variants and with several seeds, as a sweep file says. The same command again goes on where it stopped."""
+"""Run a recipe in many variants and with several seeds, as a sweep file says. The same command again goes on where it
+stopped."""
 
 import argparse
 import os
@@ -14,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="YAML: recipe, seeds, set, grid, cells; see docs/laboratory.md")
     parser.add_argument("--jobs", type=int, metavar="N", help="runs side by side, over the file's")
     parser.add_argument("--folder", metavar="F", help="where the runs lie, over the file's; default runs/<file>")
-    parser.add_argument("--only", nargs="+", default=[], metavar="CELL", help="these cells; a pattern like '*lr=1e-5' takes several")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="CELL", help="these cells; a pattern like '*lr=1e-5' takes several"
+    )
     parser.add_argument("--dry-run", action="store_true", help="check every cell, print the commands, run nothing")
     parser.add_argument("--retry-failed", action="store_true", help="go on with the runs that failed, too")
 
@@ -29,9 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from proxima.lab.sweep import run_sweep
-    from proxima.lab.tail import State
-    from proxima.view.sweep import Both, SweepLines, SweepTable, outcome_table
+    from proxima.lab.metrics_follower import State
+    from proxima.lab.sweep_runner import run_sweep
+    from proxima.view.sweep_progress import Both, SweepLines, SweepTable, outcome_table
 
     sweep.folder.mkdir(parents=True, exist_ok=True)
     drawn = sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
@@ -51,9 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(sweep: "Sweep", runs: "list[PlannedRun]") -> int:
-    from proxima.view.sweep import size_of
+    from proxima.view.sweep_progress import size_of
 
     print(f"{size_of(sweep)} in {sweep.folder}, {sweep.jobs} at a time\n")
     for run in runs:
-        print(f"{run.name}\n    proxima train {' '.join(shlex.quote(word) for word in (str(run.recipe), *run.overrides))} --resume")
+        print(
+            f"{run.name}\n    proxima train "
+            f"{' '.join(shlex.quote(word) for word in (str(run.recipe), *run.overrides))} --resume"
+        )
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxima.cli.common import add_overrides
+from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.runtime.summary import Summary
@@ -15,22 +16,26 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="YAML file, or a run folder (its config.yaml)")
     add_overrides(parser)
-    parser.add_argument("--resume", action="store_true", help="go on with the run in the folder: proxima train runs/mine --resume")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the run in the folder: proxima train runs/mine --resume"
+    )
     parser.add_argument("--overwrite", action="store_true", help="throw away the run in the folder and begin anew")
     parser.add_argument("--quiet", action="store_true", help="print the outcome only")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.config import load
-    from proxima.config.check import warnings
+    from proxima.config.validate import warnings
 
     if arguments.resume and arguments.overwrite:
-        raise ValueError("--resume and --overwrite exclude each other: one goes on with the run, the other deletes it; keep one")
+        raise UserError(
+            "--resume and --overwrite exclude each other: one goes on with the run, the other deletes it; keep one"
+        )
     resolved = load(arguments.recipe, [*arguments.override, *_run_to_resume(arguments)])
     if arguments.resume and not resolved.config.folder:
-        raise ValueError("--resume: which run? Its folder was printed when it began: proxima train runs/NAME --resume")
+        raise UserError("--resume: which run? Its folder was printed when it began: proxima train runs/NAME --resume")
 
-    from proxima.cli.reminder import Reminder
+    from proxima.cli.startup_notes import Reminder
     from proxima.runtime.collect import CannotGoOn
     from proxima.runtime.observer import Tee
     from proxima.runtime.run import train
@@ -48,18 +53,23 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         if not reminder.began:
             raise
-        raise RuntimeError("the run failed after it had begun") from error  # no wrong input any more: this wants its traceback
+        raise RuntimeError(
+            "the run failed after it had begun"
+        ) from error  # no wrong input any more: this wants its traceback
     if arguments.quiet:
         print(outcome(summary))
     return exit_code(summary.status)
 
 
 def _run_to_resume(arguments: argparse.Namespace) -> list[str]:
-    """`folder=…` where `--resume` is given a run in place of a recipe: its config may name none, or the place where it once lay."""
+    """`folder=…` where `--resume` is given a run in place of a recipe: its config may name none, or the place where it
+    once lay."""
     place = Path(arguments.recipe)
     run = place.parent if place.name == "config.yaml" else place
     named = any(word.startswith("folder=") for word in arguments.override)
-    return [f"folder={json.dumps(str(run))}"] if arguments.resume and not named and (run / "run.sqlite").is_file() else []
+    return (
+        [f"folder={json.dumps(str(run))}"] if arguments.resume and not named and (run / "run.sqlite").is_file() else []
+    )
 
 
 def outcome(summary: "Summary") -> str:

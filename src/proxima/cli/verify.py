@@ -1,6 +1,7 @@
 """Check our mathematics against what other implementations computed: golden records, each with a verdict.
 
-matched: the same numbers. differs: not ours, but what a documented peculiarity of the peer gives, named by its id. failed: neither.
+matched: the same numbers. differs: not ours, but what a documented peculiarity of the peer gives, named by its id.
+failed: neither.
 unsupported: nothing of ours computes this. Exit code 1 if any record failed."""
 
 import argparse
@@ -23,11 +24,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    read = {name: _records(name) for name in arguments.file}  # all of them first: a wrong path is found before anything is computed
+    read = {
+        name: _records(name) for name in arguments.file
+    }  # all of them first: a wrong path is found before anything is computed
     found = [_Judged(name, [_judge(raw) for raw in records]) for name, records in read.items()]
     total = _totals([one for file in found for one in file.verdicts])
     if arguments.json:
-        print_json({**total, "totals": total, "files": [{"file": f.name, "totals": f.totals, "verdicts": f.plain()} for f in found]})
+        print_json(
+            {
+                **total,
+                "totals": total,
+                "files": [{"file": f.name, "totals": f.totals, "verdicts": f.plain()} for f in found],
+            }
+        )
     else:
         print("\n".join(_lines(found, total)))
     return 1 if total["failed"] else 0
@@ -85,7 +94,7 @@ def _totals(verdicts: list[Judgement]) -> dict[str, int]:
 def _records(name: str) -> list[dict[str, Any]]:
     """The records of a file; what is wrong with it as the user's line."""
     from proxima.config.errors import one_problem
-    from proxima.core.verify import Record
+    from proxima.peers.verify import Record
 
     wanted = "give a JSON list of records {name, source, dtype, inputs, params, expected}"
     try:
@@ -115,7 +124,7 @@ _REFUSAL = re.compile(r"\w+=.* must ")  # how a spec refuses a value of one of i
 
 
 def _judge(raw: dict[str, Any]) -> Judgement:
-    from proxima.core.verify import verify_record
+    from proxima.peers.verify import verify_record
 
     try:
         verdict = verify_record(raw)
@@ -130,8 +139,8 @@ def _judge(raw: dict[str, Any]) -> Judgement:
 
 def _differences(raw: dict[str, Any]) -> tuple[Difference, ...]:
     """What the closest reading gives against the record, where it is off; the worst element of each quantity."""
-    from proxima.core.verify import ADAPTERS, Record, closest
-    from proxima.core.verify.record import as_tensor
+    from proxima.peers.verify import ADAPTERS, Record, closest
+    from proxima.peers.verify.record import as_tensor
 
     record = Record.of(raw)
     adapter = next(found for words, found in ADAPTERS if all(word in record.source for word in words))
@@ -141,7 +150,9 @@ def _differences(raw: dict[str, Any]) -> tuple[Difference, ...]:
             continue
         ours, theirs = as_tensor(check.readings[0]), as_tensor(check.theirs)
         if ours.shape != theirs.shape:
-            found.append(Difference(check.name, f"shape {list(ours.shape)}", f"shape {list(theirs.shape)}", float("inf"), []))
+            found.append(
+                Difference(check.name, f"shape {list(ours.shape)}", f"shape {list(theirs.shape)}", float("inf"), [])
+            )
             continue
         same = (ours == theirs) | (ours.isnan() & theirs.isnan())
         gap = (ours - theirs).abs().nan_to_num(nan=float("inf")).masked_fill(same, 0.0)
@@ -171,7 +182,8 @@ def _lines(found: list[_Judged], total: dict[str, int]) -> list[str]:
                 lines.append(f"failed  {one.name}  ({file.name})" + ("" if one.differences else f": {one.reason}"))
                 for d in one.differences:
                     lines.append(
-                        f"    {d.field}{d.at or ''}: ours {_number(d.ours)}, expected {_number(d.expected)}, off by {d.difference:.3g}"
+                        f"    {d.field}{d.at or ''}: ours {_number(d.ours)}, expected {_number(d.expected)}, off by "
+                        f"{d.difference:.3g}"
                     )
             elif one.status == "unsupported":
                 lines.append(f"unsupported  {one.name}  ({file.name}): {one.reason}")
@@ -186,7 +198,11 @@ def _row(name: str, totals: dict[str, int], width: int) -> str:
 def _reasons(verdicts: list[Judgement]) -> str:
     """`  P16 ×3, P27`: the peculiarities that explain what differs."""
     counts = Counter(str(one.reason) for one in verdicts if one.status == "differs")
-    return "  " + ", ".join(f"{reason} ×{count}" if count > 1 else reason for reason, count in sorted(counts.items())) if counts else ""
+    return (
+        "  " + ", ".join(f"{reason} ×{count}" if count > 1 else reason for reason, count in sorted(counts.items()))
+        if counts
+        else ""
+    )
 
 
 def _number(value: Any) -> str:

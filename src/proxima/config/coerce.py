@@ -21,10 +21,11 @@ class Mismatch(Exception):
 
 
 def coerce(node: Node, hint: Any) -> Any:
-    """The node's value as `hint`: bool, int, float, str, Literal, None, tuple, list, dict, Path, Any, and unions of them.
+    """The node's value as `hint`: bool, int, float, str, Literal, None, tuple, list, dict, Path, Any, and unions of
+    them.
 
-    Numbers may be written as any number (`1e3` for an int, `2` for a float); a bool is `true` or `false` and nothing else; on the command
-    line a text needs no quotes even if it looks like a number.
+    Numbers may be written as any number (`1e3` for an int, `2` for a float); a bool is `true` or `false` and nothing
+    else; on the command line a text needs no quotes even if it looks like a number.
 
     Raises:
         Mismatch: with the remedy.
@@ -41,7 +42,11 @@ def coerce(node: Node, hint: Any) -> Any:
     if len(failures) == 1 and NONE not in options:
         raise failures[0]
     remedies = dict.fromkeys(str(failure).removeprefix("must be ") for failure in failures)
-    raise Mismatch("must be " + " or ".join([*remedies, *(["null"] if NONE in options else [])]), failures[0].where, failures[0].node)
+    raise Mismatch(
+        "must be " + " or ".join([*remedies, *(["null"] if NONE in options else [])]),
+        failures[0].where,
+        failures[0].node,
+    )
 
 
 def _strictness(option: Any) -> int:

@@ -1,4 +1,5 @@
-"""What a dataclass says of itself: its fields with type, default and meaning. `explain`, `list`, JSON schema and errors read it from here.
+"""What a dataclass says of itself: its fields with type, default and meaning. `explain`, `list`, JSON schema and errors
+read it from here.
 
 The meaning of a field is the text in its `Annotated[...]`, else its entry under `Args:` in the class docstring.
 """
@@ -57,7 +58,9 @@ def fields_of(cls: type) -> tuple[FieldInfo, ...]:
     for field in dataclasses.fields(cls):
         if not field.init:
             continue
-        hint, *notes = get_args(hints[field.name]) if get_origin(hints[field.name]) is Annotated else [hints[field.name]]
+        hint, *notes = (
+            get_args(hints[field.name]) if get_origin(hints[field.name]) is Annotated else [hints[field.name]]
+        )
         text = next((note for note in notes if isinstance(note, str)), documented.get(field.name, ""))
         slot = next((note for note in notes if isinstance(note, Slot)), None)
         presets = next((note for note in notes if isinstance(note, Presets)), None)
@@ -87,7 +90,8 @@ def first_sentence(text: str) -> str:
 
 @cache
 def _documented(cls: type) -> Mapping[str, str]:
-    """The entries under `Args:` of the docstrings of the class and its bases, each as one line; `Args: as `K1`` takes those of K1."""
+    """The entries under `Args:` of the docstrings of the class and its bases, each as one line; `Args: as `K1`` takes
+    those of K1."""
     found: dict[str, str] = {}
     for base in cls.__mro__:
         for names, text in args_section(base.__doc__ or ""):
@@ -187,7 +191,9 @@ def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
         fields_of(found)
     except Exception as error:  # importing runs anybody's code; whatever it raises is the user's line
         message = f"can't be imported: {type(error).__name__}: {error}"
-        raise one_problem(f"{path}.kind", f"{' '.join(message.split())}; write package.module:Class", kind, source) from None
+        raise one_problem(
+            f"{path}.kind", f"{' '.join(message.split())}; write package.module:Class", kind, source
+        ) from None
     return found
 
 

@@ -1,4 +1,5 @@
-"""The resolved config as YAML: complete, each value with its provenance behind it, and loading back to the equal config."""
+"""The resolved config as YAML: complete, each value with its provenance behind it, and loading back to the equal
+config."""
 
 from typing import Any
 
@@ -9,7 +10,8 @@ Branch = dict[str, Any]  # nested by the parts of the path; a leaf is an `Entry`
 
 
 def dump(resolved: Resolved) -> str:
-    """YAML text. `resolve` of it gives a config equal to `resolved.config`; where a value came from stands in a comment behind it."""
+    """YAML text. `resolve` of it gives a config equal to `resolved.config`; where a value came from stands in a comment
+    behind it."""
     root: Branch = {}
     for entry in resolved.entries:
         *parents, leaf = entry.path.split(".")
@@ -20,7 +22,9 @@ def dump(resolved: Resolved) -> str:
     lines = _branch(root, 0)
     width = min(60, max((len(text) for text, _ in lines), default=0))
     body = "\n".join(f"{text:<{width}}  # {comment}" if comment else text for text, comment in lines)
-    origin = f"# Resolved from {resolved.recipe}; each value stands with where it came from.\n" if resolved.recipe else ""
+    origin = (
+        f"# Resolved from {resolved.recipe}; each value stands with where it came from.\n" if resolved.recipe else ""
+    )
     return f"{origin}{body}\n"
 
 

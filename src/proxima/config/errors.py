@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from proxima.data.errors import UserError
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -27,7 +29,7 @@ class Problem:
         return f"{self.path}{shown}{where}: {self.message}"
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError):
     """Everything that is wrong with a config, found in one go; `str()` has one line a problem."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:

@@ -14,10 +14,12 @@ import torch
 from proxima.config.schema import DynamicSamplingConfig, RunConfig
 from proxima.core.advantage import needs_baseline
 from proxima.core.selection import Prune, prompts_factor
-from proxima.data import Trajectory
+from proxima.data import Trajectory, UserError
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-GENERATE_SHARE = 0.31  # of the machine's GEMM rate, reached by the local engine: 1,100 of 3,600 tok/s on SmolLM2-135M, 2 cores, bf16
+GENERATE_SHARE = (
+    0.31  # of the machine's GEMM rate, reached by the local engine: 1,100 of 3,600 tok/s on SmolLM2-135M, 2 cores, bf16
+)
 TRAIN_SHARE = 0.43  # likewise by forward and backward: 520 of 1,200 tok/s
 SAMPLE_ROWS = 16  # questions looked at for the length of a prompt
 
@@ -57,7 +59,7 @@ def model_facts(path: str, revision: str | None = None) -> ModelFacts:
         try:
             model = AutoModelForCausalLM.from_config(config)
         except (ValueError, KeyError) as error:
-            raise ValueError(f"model.path={path!r}: {str(error).splitlines()[0]}") from error
+            raise UserError(f"model.path={path!r}: {str(error).splitlines()[0]}") from error
     text = config.get_text_config()
     heads = getattr(text, "num_attention_heads", 1)
     head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
@@ -92,14 +94,16 @@ class Batch:
     """The arithmetic of a step.
 
     Args:
-        prompts, completions, sequences: of a step, those that `allocate` adds included; sequences = prompts × completions.
+        prompts, completions, sequences: of a step, those that `allocate` adds included; sequences = prompts ×
+            completions.
         longest: tokens of the longest sequence, prompt + completion.
         tokens: most tokens forwarded for one pass over the step, shared prompts once where that is on.
         micro_batches: most forwards of one pass over the step.
         budget: tokens of a micro-batch.
         updates: optimizer steps a step, all epochs.
         kept: completions of each prompt that pruning leaves for the forwards; None: it is not asked for.
-        at_once: prompts of a generation batch under dynamic sampling, 0: as many as it takes to fill the batch; None: it is not asked for.
+        at_once: prompts of a generation batch under dynamic sampling, 0: as many as it takes to fill the batch; None:
+            it is not asked for.
         greedy: one more completion of each prompt is generated, the baseline that the advantage compares with.
     """
 
@@ -125,7 +129,10 @@ class Batch:
         micro = f"{self.micro_batches:,} micro-batch" + ("es" if self.micro_batches > 1 else "")
         updates = f"{self.updates} update" + ("s" if self.updates > 1 else "")
         sequences = f"{self.prompts} prompts × {self.completions} completions = {self.sequences:,} sequences"
-        return f"{sequences}{besides(self.completions, self.kept, self.at_once)} → ≤ {micro} of ≤ {self.budget:,} tokens → {updates}"
+        return (
+            f"{sequences}{besides(self.completions, self.kept, self.at_once)} → ≤ {micro} of ≤ {self.budget:,} "
+            f"tokens → {updates}"
+        )
 
 
 def batch_of(config: RunConfig, prompt: int) -> Batch:
@@ -157,7 +164,8 @@ def batch_of(config: RunConfig, prompt: int) -> Batch:
 def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, int | None]:
     """Prompts a step, those included that `allocate` adds, and how many completions of each are trained on; None: all.
 
-    Args: prompts: `train.prompts_per_step`. size: `train.completions_per_prompt`. selection: specs, of which those that prune count.
+    Args: prompts: `train.prompts_per_step`. size: `train.completions_per_prompt`. selection: specs, of which those that
+        prune count.
     """
     specs = [spec for spec in selection if isinstance(spec, Prune)]
     prompts *= prompts_factor(specs, size)
@@ -168,12 +176,14 @@ def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, i
 
 
 def at_once(prompts: int, refill: DynamicSamplingConfig | None) -> int | None:
-    """Prompts of a generation batch, for a step of `prompts`: 0 where the running acceptance says it, None without dynamic sampling."""
+    """Prompts of a generation batch, for a step of `prompts`: 0 where the running acceptance says it, None without
+    dynamic sampling."""
     return None if refill is None else refill.at_once(prompts) or 0
 
 
 def besides(completions: int, kept: int | None, together: int | None) -> str:
-    """`, 4 of 16 kept, 96 prompts at a time until it is full`: what pruning and dynamic sampling add to the arithmetic of a step."""
+    """`, 4 of 16 kept, 96 prompts at a time until it is full`: what pruning and dynamic sampling add to the arithmetic
+    of a step."""
     left = "" if kept is None else f", {kept} of {completions} kept"
     if together is None:
         return left
@@ -185,7 +195,11 @@ def _micro_batches(prompts: int, completions: int, prompt: int, length: int, bud
     from proxima.train.micro_batch import micro_batches
 
     question, answer = (0,) * max(prompt, 1), (0,) * length
-    longest = [Trajectory(prompt_tokens=question, tokens=answer, group=group) for group in range(prompts) for _ in range(completions)]
+    longest = [
+        Trajectory(prompt_tokens=question, tokens=answer, group=group)
+        for group in range(prompts)
+        for _ in range(completions)
+    ]
     return len(micro_batches(longest, budget, share_prompt=shared))
 
 
@@ -241,9 +255,11 @@ class Time:
 
 
 def time_of(config: RunConfig, model: ModelFacts, batch: Batch, gemm: float) -> Time:
-    """2 FLOP a parameter and token to generate, 6 to train (2 more for each extra forward), over a share of the GEMM rate.
+    """2 FLOP a parameter and token to generate, 6 to train (2 more for each extra forward), over a share of the GEMM
+    rate.
 
-    Under dynamic sampling the generation is that of the first generation batch: how many there are, only the questions know.
+    Under dynamic sampling the generation is that of the first generation batch: how many there are, only the questions
+    know.
     """
     p, length = model.parameters, config.sampling.max_tokens
     prompts, sequences = batch.generated

@@ -5,20 +5,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from proxima.config.check import data_is_there, device_is_there, warnings
 from proxima.config.describe import first_sentence
 from proxima.config.errors import Problem
-from proxima.config.estimate import Batch, Memory, Time, batch_of, gemm_rate, memory_of, model_facts, prompt_tokens, time_of
+from proxima.config.estimate import (
+    Batch,
+    Memory,
+    Time,
+    batch_of,
+    gemm_rate,
+    memory_of,
+    model_facts,
+    prompt_tokens,
+    time_of,
+)
 from proxima.config.known_models import known_facts
 from proxima.config.resolve import Entry, Resolved
 from proxima.config.scalars import in_one_line
+from proxima.config.validate import data_is_there, device_is_there, warnings
 
 VALUE_WIDTH = 36
 
 
 def values_table(entries: Sequence[Entry], width: int | None = None) -> str:
     """Four columns: path, value, source, meaning. Lines are cut at `width`; None leaves them whole."""
-    rows = [(entry.path, cut(in_one_line(entry.value), VALUE_WIDTH), entry.source, first_sentence(entry.help)) for entry in entries]
+    rows = [
+        (entry.path, cut(in_one_line(entry.value), VALUE_WIDTH), entry.source, first_sentence(entry.help))
+        for entry in entries
+    ]
     path, value, source = (max((len(row[column]) for row in rows), default=0) for column in range(3))
     lines = (f"{a:<{path}}  {b:<{value}}  {c:<{source}}  {d}".rstrip() for a, b, c, d in rows)
     return "\n".join(line if width is None else cut(line, width) for line in lines)
@@ -31,7 +44,8 @@ def cut(text: str, width: int) -> str:
 class Estimates:
     """Batch, memory and time of a config, each None where what it needs can't be read; `notes` says why.
 
-    The size of a model whose config.json can't be read is that of `known_models`, and `known_size` is true; else it is not known.
+    The size of a model whose config.json can't be read is that of `known_models`, and `known_size` is true; else it is
+    not known.
 
     Args:
         resolved: the config.
@@ -42,11 +56,15 @@ class Estimates:
         config = resolved.config
         self.notes: list[str] = []
         self.model = self._read(lambda: model_facts(config.model.path, config.model.revision), "model size")
-        self.prompt = None  # without a model there is no tokenizer; to try all the same would be another wait for the hub
+        self.prompt = (
+            None  # without a model there is no tokenizer; to try all the same would be another wait for the hub
+        )
         self.known_size = False
         if self.model is None and (known := known_facts(config.model.path)) is not None:
             self.model, self.known_size = known, True
-            self.notes = [f"known size: that of {Path(config.model.path).name} as published; its config.json can't be read here"]
+            self.notes = [
+                f"known size: that of {Path(config.model.path).name} as published; its config.json can't be read here"
+            ]
         elif self.model is not None:
             self.prompt = self._read(lambda: prompt_tokens(config), "prompt length")
         self.batch: Batch = batch_of(config, self.prompt if self.prompt is not None else 128)
@@ -54,7 +72,10 @@ class Estimates:
             self.notes.append("prompts are taken to have 128 tokens")
         if (refill := config.algorithm.dynamic_sampling) is not None:
             most = f"{refill.max_num_gen_batches}" if refill.max_num_gen_batches > 0 else "any number"
-            self.notes.append(f"dynamic sampling: the time is that with one generation batch a step; to fill the batch there may be {most}")
+            self.notes.append(
+                "dynamic sampling: the time is that with one generation batch a step; to fill the batch there may "
+                f"be {most}"
+            )
         self.memory: Memory | None = None
         self.time: Time | None = None
         if self.model is not None:
@@ -80,7 +101,8 @@ def _device(name: str) -> str:
 
 
 def explain(resolved: Resolved, gemm: float | None = None, width: int | None = None) -> str:
-    """The whole text: what the recipe says of itself, its values, and last what they add up to, where it stays on a terminal."""
+    """The whole text: what the recipe says of itself, its values, and last what they add up to, where it stays on a
+    terminal."""
     estimates = Estimates(resolved, gemm)
     header = header_of(resolved)
     blocks = [*([header] if header else []), values_table(resolved.entries, width), _batch_block(estimates)]
@@ -94,7 +116,8 @@ def explain(resolved: Resolved, gemm: float | None = None, width: int | None = N
 
 
 def header_of(resolved: Resolved) -> str:
-    """The comment that the recipe's file begins with: source, published figures, machine, commands. Empty where there is none."""
+    """The comment that the recipe's file begins with: source, published figures, machine, commands. Empty where there
+    is none."""
     if resolved.recipe is None or not Path(resolved.recipe).is_file():
         return ""
     lines = []
@@ -114,8 +137,13 @@ def remarks_on(resolved: Resolved) -> list[Problem]:
 
 def _batch_block(estimates: Estimates) -> str:
     batch = estimates.batch
-    prompt = f"prompts have up to {estimates.prompt:,} tokens" if estimates.prompt is not None else "prompt length not known"
-    return f"batch    {batch}\n         {prompt}; a step forwards up to {batch.tokens:,} tokens, the longest sequence has {batch.longest:,}"
+    prompt = (
+        f"prompts have up to {estimates.prompt:,} tokens" if estimates.prompt is not None else "prompt length not known"
+    )
+    return (
+        f"batch    {batch}\n         {prompt}; a step forwards up to {batch.tokens:,} tokens, the longest "
+        f"sequence has {batch.longest:,}"
+    )
 
 
 def _memory_block(memory: Memory, parameters: int, known: bool) -> str:
@@ -127,9 +155,11 @@ def _memory_block(memory: Memory, parameters: int, known: bool) -> str:
 def _time_block(time: Time, steps: int) -> str:
     evaluations = f" and their evaluations ({duration(time.evaluate)} each)" if time.evaluate else ""
     return (
-        f"time     up to {duration(time.step)} a step (generate {duration(time.generate)}, train {duration(time.train)})"
+        f"time     up to {duration(time.step)} a step (generate {duration(time.generate)}, train "
+        f"{duration(time.train)})"
         f", {duration(time.run)} for {steps} steps{evaluations}\n"
-        f"         if every completion takes all its tokens; from {time.gemm / 1e9:,.0f} GFLOP/s measured here, right within a factor 2"
+        f"         if every completion takes all its tokens; from {time.gemm / 1e9:,.0f} GFLOP/s measured here, "
+        "right within a factor 2"
     )
 
 

@@ -1,6 +1,8 @@
-"""A JSON schema (draft 7) of recipes, for editors: completion, meaning on hover, a red line under what `train` would refuse.
+"""A JSON schema (draft 7) of recipes, for editors: completion, meaning on hover, a red line under what `train` would
+refuse.
 
-Made from the dataclasses and the tables of kinds; what only `__post_init__` knows is not in it. `recipes/schema.json` is its output.
+Made from the dataclasses and the tables of kinds; what only `__post_init__` knows is not in it. `recipes/schema.json`
+is its output.
 """
 
 import collections.abc
@@ -58,7 +60,10 @@ def _section(info: FieldInfo, inner: type, definitions: Json) -> Json:
     body = _object(inner, definitions)
     if info.presets is not None:
         names = sorted(table_of(info.presets.table))
-        body["properties"]["preset"] = {"enum": [*names, None], "description": "a published setting; the other fields change it"}
+        body["properties"]["preset"] = {
+            "enum": [*names, None],
+            "description": "a published setting; the other fields change it",
+        }
         return {"oneOf": [{"enum": names}, body]}
     return {"oneOf": [body, {"type": "null"}]}
 
@@ -70,7 +75,11 @@ def _slot(info: FieldInfo, slot: Slot, definitions: Json) -> Json:
         {"enum": sorted([*kinds, *aliases])},
         {"type": "string", "pattern": ELSEWHERE, "description": "package.module:Class, a spec of your own"},
         {"type": "object", "properties": {"kind": {"type": "string", "pattern": ELSEWHERE}}, "required": ["kind"]},
-        {"type": "object", "not": {"required": ["kind"]}, "description": "fields over the preset or the extended recipe"},
+        {
+            "type": "object",
+            "not": {"required": ["kind"]},
+            "description": "fields over the preset or the extended recipe",
+        },
     ]
     for kind, cls in sorted(kinds.items()):
         name = f"{slot.table.rpartition(':')[2].lower()}.{kind}"
@@ -89,7 +98,14 @@ def _spec(cls: type, names: list[str], definitions: Json) -> Json:
     return {**body, "required": ["kind"], "description": summary_of(cls)}
 
 
-_SCALARS: dict[Any, str] = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", Path: "string"}
+_SCALARS: dict[Any, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    type(None): "null",
+    Path: "string",
+}
 
 
 def _type(hint: Any) -> Json:

@@ -1,4 +1,5 @@
-"""Sizes of the models that the recipes name, for `explain` where their config.json can't be had: no network, nothing in the cache.
+"""Sizes of the models that the recipes name, for `explain` where their config.json can't be had: no network, nothing in
+the cache.
 
 `tests/recipes/test_memory.py` builds each from its shape and counts. To add one: a line here, and its shape there.
 """
@@ -10,7 +11,8 @@ def _facts(parameters: int, layers: int, hidden: int, intermediate: int, vocabul
     return ModelFacts(parameters, layers, hidden, intermediate, vocabulary, kv_width, context=0)
 
 
-# hub name without its owner, small letters: parameters, layers, hidden, intermediate, vocabulary, key-value heads × head size
+# hub name without its owner, small letters: parameters, layers, hidden, intermediate, vocabulary, key-value heads ×
+# head size
 KNOWN: dict[str, ModelFacts] = {
     "qwen2.5-1.5b-instruct": _facts(1_543_714_304, 28, 1536, 8960, 151_936, 2 * 128),
     "qwen2.5-32b": _facts(32_763_876_352, 64, 5120, 27_648, 152_064, 8 * 128),

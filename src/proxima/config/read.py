@@ -22,7 +22,8 @@ def read_recipe(path: str | Path) -> list[Node]:
     """The recipe and all that it extends, as layers: the lowest first, the recipe itself last.
 
     Args:
-        path: a YAML file. `extends: other.yaml` in it is relative to its own folder. A run folder stands for its `config.yaml`.
+        path: a YAML file. `extends: other.yaml` in it is relative to its own folder. A run folder stands for its
+            `config.yaml`.
 
     Raises:
         ConfigError: no such file, bad YAML (with the line), a duplicate key, extends in a circle.
@@ -58,7 +59,9 @@ def read_yaml(path: Path) -> Node:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         near = _near_files(path)
-        remedy = f"; did you mean {near}?" if near else "; give the path of a YAML file, for example recipes/quickstart.yaml"
+        remedy = (
+            f"; did you mean {near}?" if near else "; give the path of a YAML file, for example recipes/quickstart.yaml"
+        )
         reason = "no such recipe" if isinstance(error, FileNotFoundError) else f"can't be read ({error.strerror})"
         raise one_problem(name, reason + remedy) from None
     except UnicodeDecodeError:
@@ -94,7 +97,9 @@ def _convert(loader: Loader, node: Any, name: str, parents: tuple[Any, ...]) -> 
     if any(node is parent for parent in parents):
         raise one_problem(f"{name}:{node.start_mark.line + 1}", "an anchor contains itself; write the value out")
     if node.tag not in _TAGS and not isinstance(node, yaml.ScalarNode):
-        raise one_problem(f"{name}:{node.start_mark.line + 1}", f"the tag {node.tag!r} has no meaning here; leave it out")
+        raise one_problem(
+            f"{name}:{node.start_mark.line + 1}", f"the tag {node.tag!r} has no meaning here; leave it out"
+        )
     inside = (*parents, node)
     if isinstance(node, yaml.SequenceNode):
         return Node([_convert(loader, child, name, inside) for child in node.value], source)
@@ -120,7 +125,8 @@ def _refuse_duplicates(node: yaml.MappingNode, name: str) -> None:
 
 
 def read_overrides(overrides: Sequence[str], layout: Layout) -> Node:
-    """`key=value` texts as one layer, whatever their order; a value is YAML (`selection=[]`, `folder=null`, `train.optimizer.lr=1e-5`).
+    """`key=value` texts as one layer, whatever their order; a value is YAML (`selection=[]`, `folder=null`,
+    `train.optimizer.lr=1e-5`).
 
     Raises:
         ConfigError: a text without `=`, an empty or broken path, the same key given twice.
@@ -142,10 +148,17 @@ def read_overrides(overrides: Sequence[str], layout: Layout) -> Node:
 def _split(text: str) -> tuple[str, Node]:
     key, equals, value = text.partition("=")
     if not equals:
-        raise one_problem(text, "is not an override; write key=value, for example train.steps=10", None, COMMAND_LINE.text)
+        raise one_problem(
+            text, "is not an override; write key=value, for example train.steps=10", None, COMMAND_LINE.text
+        )
     key = key.strip()
     if not all(key.split(".")):
-        raise one_problem(text, "has an empty part before the `=`; write key=value, for example train.steps=10", None, COMMAND_LINE.text)
+        raise one_problem(
+            text,
+            "has an empty part before the `=`; write key=value, for example train.steps=10",
+            None,
+            COMMAND_LINE.text,
+        )
     try:
         node = _parse(value, COMMAND_LINE.text)
     except ConfigError:

@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.coerce import NONE, Mismatch, coerce
-from proxima.config.describe import FieldInfo, canonical, dataclass_in, fields_of, layout_of, lookup, options_of, summary_of, table_of
+from proxima.config.describe import (
+    FieldInfo,
+    canonical,
+    dataclass_in,
+    fields_of,
+    layout_of,
+    lookup,
+    options_of,
+    summary_of,
+    table_of,
+)
 from proxima.config.errors import ConfigError, Problem, one_problem, suggestion
 from proxima.config.read import read_overrides, read_recipe, shown_path
 from proxima.config.scalars import in_one_line
@@ -75,10 +85,11 @@ class Resolved:
 
     @contextmanager
     def blame(self, path: str = "") -> Iterator[None]:
-        """Turn a late `field=value …` of a spec into the user's line, with the whole path and where the value came from.
+        """Turn a late `field=value …` of a spec into the user's line, with the whole path and where the value came
+        from.
 
-        `with resolved.blame("task"): rows = config.task.rows(seed)`. A ValueError that names no value of this config below `path`, or the
-        same value of several fields, gets `path` before it; without a `path` it passes as it is.
+        `with resolved.blame("task"): rows = config.task.rows(seed)`. A ValueError that names no value of this config
+        below `path`, or the same value of several fields, gets `path` before it; without a `path` it passes as it is.
         """
         try:
             yield
@@ -86,7 +97,11 @@ class Resolved:
             raise
         except ValueError as error:
             message = " ".join(str(error).split())
-            found = {entry.path: rest for entry in self.entries if entry.path.startswith(path) and (rest := _said_of(entry, message))}
+            found = {
+                entry.path: rest
+                for entry in self.entries
+                if entry.path.startswith(path) and (rest := _said_of(entry, message))
+            }
             if len(found) == 1:
                 raise ConfigError([self.problem(*next(iter(found.items())))]) from error
             if not path:
@@ -95,7 +110,8 @@ class Resolved:
 
 
 def _said_of(entry: Entry, message: str) -> str | None:
-    """What is said of the entry's value in `field=value …`, where field is the end of its path; None if it is not spoken of."""
+    """What is said of the entry's value in `field=value …`, where field is the end of its path; None if it is not
+    spoken of."""
     parts = entry.path.split(".")
     for start in range(len(parts)):
         for text in (repr(entry.value), str(entry.value), in_one_line(entry.value)):
@@ -124,7 +140,9 @@ def resolve(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = (
         layers, name = read_recipe(recipe), shown_path(Path(recipe))
     tree = Node({}, layers[-1].source)
     for layer in [*layers, read_overrides(overrides, layout)]:
-        tree = _lay_over_presets(merge(tree, layer, layout), layout)  # at once, so that the next layer sees which kinds it changes
+        tree = _lay_over_presets(
+            merge(tree, layer, layout), layout
+        )  # at once, so that the next layer sees which kinds it changes
     tree = _lay_over_evaluation(tree, layout)
     builder = _Builder()
     config = builder.dataclass(RunConfig, tree, "", "recipe")
@@ -159,16 +177,23 @@ def _say_who_chose(node: Node, text: str) -> Node:
     if node.mapping is None:
         return node
     source = replace(node.source, text=text)
-    fields = {key: replace(child, source=source) if key == "kind" else _say_who_chose(child, text) for key, child in node.mapping.items()}
+    fields = {
+        key: replace(child, source=source) if key == "kind" else _say_who_chose(child, text)
+        for key, child in node.mapping.items()
+    }
     return replace(node, value=fields)
 
 
 def _lay_over_evaluation(tree: Node, layout: Layout) -> Node:
-    """Put the training's sampling below `eval.sampling`, where there is an evaluation: all of it for several samples a question, else its
-    `max_tokens` and `stop`, and greedy."""
+    """Put the training's sampling below `eval.sampling`, where there is an evaluation: all of it for several samples a
+    question, else its `max_tokens` and `stop`, and greedy."""
     fields = dict(tree.mapping or {})
     evaluation = fields.get("eval")
-    if evaluation is None or evaluation.mapping is None or evaluation.mapping.get("task", Node(None, DEFAULT)).value is None:
+    if (
+        evaluation is None
+        or evaluation.mapping is None
+        or evaluation.mapping.get("task", Node(None, DEFAULT)).value is None
+    ):
         return tree
     samples = evaluation.mapping.get("samples", Node(1, DEFAULT)).value
     several = isinstance(samples, int) and samples > 1
@@ -179,7 +204,11 @@ def _lay_over_evaluation(tree: Node, layout: Layout) -> Node:
             below[key] = replace(training.mapping[key], source=Source(f"as sampling.{key}", "default"), over=None)
     written = evaluation.mapping.get("sampling")
     base = Node(dict(below), DEFAULT)
-    merged = base if written is None or written.value is None else merge(base, written, layout.child("eval").child("sampling"))
+    merged = (
+        base
+        if written is None or written.value is None
+        else merge(base, written, layout.child("eval").child("sampling"))
+    )
     fields["eval"] = replace(evaluation, value={**evaluation.mapping, "sampling": merged})
     return replace(tree, value=fields)
 
@@ -233,7 +262,9 @@ class _Builder:
         for key, child in node.mapping.items():
             if key not in known:
                 self.unknown.append((len(self.problems), _join(path, key), label, child, cls))
-        values = {info.name: self.field(info, node.mapping.get(info.name), _join(path, info.name)) for info in fields_of(cls)}
+        values = {
+            info.name: self.field(info, node.mapping.get(info.name), _join(path, info.name)) for info in fields_of(cls)
+        }
         if len(self.problems) + len(self.unknown) > before:
             return FAILED
         try:

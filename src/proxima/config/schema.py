@@ -1,7 +1,9 @@
-"""The whole configuration as dataclasses. A field stands here once, with its default, unit and bounds; everything else is made from it.
+"""The whole configuration as dataclasses. A field stands here once, with its default, unit and bounds; everything else
+is made from it.
 
-A field marked with `Slot` holds `{kind: NAME, ...fields}` in a recipe, or NAME alone, where NAME is a key of the slot's table or
-`package.module:Class`; here it holds the spec made from it. A text in `Annotated` is the field's meaning and unit.
+A field marked with `Slot` holds `{kind: NAME, ...fields}` in a recipe, or NAME alone, where NAME is a key of the slot's
+table or `package.module:Class`; here it holds the spec made from it. A text in `Annotated` is the field's meaning and
+unit.
 """
 
 import math
@@ -14,7 +16,8 @@ from proxima.engine.protocol import Sampling
 
 @dataclass(frozen=True)
 class Slot:
-    """Marks a field that holds a spec (or, with `many`, a list of specs) of the table at `table`: "package.module:DICT".
+    """Marks a field that holds a spec (or, with `many`, a list of specs) of the table at `table`:
+    "package.module:DICT".
 
     Args:
         table: where the dict of kinds is; imported when a recipe is resolved, never before.
@@ -31,7 +34,8 @@ class Slot:
 
 @dataclass(frozen=True)
 class Presets:
-    """Marks a field whose recipe form may be a preset's name: `algorithm: cppo`, or `{preset: cppo, ...what differs}`."""
+    """Marks a field whose recipe form may be a preset's name: `algorithm: cppo`, or `{preset: cppo, ...what
+    differs}`."""
 
     table: str
 
@@ -43,7 +47,9 @@ class ModelConfig:
     dtype: Annotated[Literal["float32", "bfloat16"], "dtype of the master weights"] = "float32"
     compute_dtype: Annotated[Literal["float32", "bfloat16"], "autocast dtype of forward and backward"] = "bfloat16"
     device: Annotated[str, "auto, cpu, cuda, cuda:1"] = "auto"
-    attention: Annotated[Literal["auto", "packed", "native", "mask", "padded"], "how packed sequences are kept apart"] = "auto"
+    attention: Annotated[
+        Literal["auto", "packed", "native", "mask", "padded"], "how packed sequences are kept apart"
+    ] = "auto"
     share_prompt: Annotated[bool, "run a group's prompt once in training"] = True
     gradient_checkpointing: Annotated[bool, "trade compute for activation memory"] = False
     log_prob_chunk: Annotated[int, "tokens, rows of the [chunk, vocabulary] logits alive at once"] = 512
@@ -69,7 +75,10 @@ class EvalConfig:
             require(getattr(self, name) >= 0, name, getattr(self, name), "must be >= 0")
         require(self.samples >= 1, "samples", self.samples, "must be >= 1")
         same = self.samples > 1 and self.sampling is not None and self.sampling.temperature == 0
-        bound = "must be 1 at temperature 0: greedy answers are all the same; set eval.sampling.temperature=1, or eval.samples=1"
+        bound = (
+            "must be 1 at temperature 0: greedy answers are all the same; set eval.sampling.temperature=1, or "
+            "eval.samples=1"
+        )
         require(not same, "samples", self.samples, bound)
 
 
@@ -78,40 +87,72 @@ class DynamicSamplingConfig:
     """Generate until the batch is full of groups that a selection leaves something of (DAPO, arXiv 2503.14476, 3.2)."""
 
     max_num_gen_batches: Annotated[int, "generation batches a step at most; <= 0: no limit"] = 10
-    exhausted: Annotated[Literal["stop", "partial"], "after the last generation batch: end the run, or train on what there is"] = "stop"
-    oversample: Annotated[float | None, "prompts of a generation batch, in batches; null: what is missing / the running acceptance"] = None
-    max_age: Annotated[int, "policy versions a surplus group may be behind when it is used; 0: surplus is thrown away"] = 1
+    exhausted: Annotated[
+        Literal["stop", "partial"], "after the last generation batch: end the run, or train on what there is"
+    ] = "stop"
+    oversample: Annotated[
+        float | None, "prompts of a generation batch, in batches; null: what is missing / the running acceptance"
+    ] = None
+    max_age: Annotated[
+        int, "policy versions a surplus group may be behind when it is used; 0: surplus is thrown away"
+    ] = 1
 
     def __post_init__(self) -> None:
-        require(self.oversample is None or 1 <= self.oversample < float("inf"), "oversample", self.oversample, "must be >= 1, or null")
+        require(
+            self.oversample is None or 1 <= self.oversample < float("inf"),
+            "oversample",
+            self.oversample,
+            "must be >= 1, or null",
+        )
         require(self.max_age >= 0, "max_age", self.max_age, "must be >= 0; 0 throws surplus groups away")
 
     def at_once(self, prompts: int) -> int | None:
         """Prompts of a generation batch, for a step of `prompts`; None where the running acceptance says it."""
-        return None if self.oversample is None else math.ceil(self.oversample * prompts - 1e-9)  # 29 / 7 of 7 prompts is 29
+        return (
+            None if self.oversample is None else math.ceil(self.oversample * prompts - 1e-9)
+        )  # 29 / 7 of 7 prompts is 29
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     preset: Annotated[str | None, "the preset it was made from; a label, the fields below say it all"] = None
     proximal: Annotated[Literal["behavior", "recompute", "loglinear"], "centre of the trust region"] = "behavior"
-    behavior: Annotated[Literal["untruncated", "sampled"], "which engine log-prob is the behavior policy's"] = "untruncated"
+    behavior: Annotated[Literal["untruncated", "sampled"], "which engine log-prob is the behavior policy's"] = (
+        "untruncated"
+    )
     advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES", default="grpo"), "reward -> advantage"] = None
     surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES"), "per-token loss"]
     aggregate: Annotated[
         Any,
-        Slot("proxima.core.aggregate:AGGREGATES", default="token_mean", aliases="proxima.core.aggregate:AGGREGATE_ALIASES"),
+        Slot(
+            "proxima.core.aggregate:AGGREGATES",
+            default="token_mean",
+            aliases="proxima.core.aggregate:AGGREGATE_ALIASES",
+        ),
         "per-token losses -> one number",
     ] = None
-    correction: Annotated[Any, Slot("proxima.core.correction:CORRECTIONS", many=True), "weights and rejections, behavior -> proximal"] = ()
-    selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS", many=True), "what is dropped before the update"] = ()
-    dynamic_sampling: Annotated[DynamicSamplingConfig | None, "refill the batch when a selection drops whole groups; null: off"] = None
-    reference_kl: Annotated[Any, Slot("proxima.core.penalty:PENALTIES"), "penalty towards the frozen reference; null: off"] = None
+    correction: Annotated[
+        Any, Slot("proxima.core.correction:CORRECTIONS", many=True), "weights and rejections, behavior -> proximal"
+    ] = ()
+    selection: Annotated[
+        Any, Slot("proxima.core.selection:SELECTIONS", many=True), "what is dropped before the update"
+    ] = ()
+    dynamic_sampling: Annotated[
+        DynamicSamplingConfig | None, "refill the batch when a selection drops whole groups; null: off"
+    ] = None
+    reference_kl: Annotated[
+        Any, Slot("proxima.core.penalty:PENALTIES"), "penalty towards the frozen reference; null: off"
+    ] = None
     entropy_bonus: Annotated[float, "coefficient of the entropy, added to the objective; 0: off"] = 0.0
     skip_zero_advantage: Annotated[bool, "skip forward and backward where the advantage is exactly 0 (exact)"] = True
 
     def __post_init__(self) -> None:
-        require(0 <= self.entropy_bonus < float("inf"), "entropy_bonus", self.entropy_bonus, "must be >= 0 and finite; 0 turns it off")
+        require(
+            0 <= self.entropy_bonus < float("inf"),
+            "entropy_bonus",
+            self.entropy_bonus,
+            "must be >= 0 and finite; 0 turns it off",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +193,18 @@ class DataConfig:
     shuffle: Annotated[bool, "shuffle each epoch by the run's seed"] = True
     over_length: Annotated[Literal["skip", "refuse"], "a prompt that leaves no room for one new token"] = "skip"
     check_answers: Annotated[int, "rows, drawn by the seed, whose answers are read before the run; 0: all"] = 10_000
-    max_unreadable: Annotated[float, "share of them that no reward may be able to read before the run is refused; 1: never"] = 0.01
+    max_unreadable: Annotated[
+        float, "share of them that no reward may be able to read before the run is refused; 1: never"
+    ] = 0.01
 
     def __post_init__(self) -> None:
         require(self.check_answers >= 0, "check_answers", self.check_answers, "must be >= 0; 0 reads all")
-        require(0 <= self.max_unreadable <= 1, "max_unreadable", self.max_unreadable, "must be a share in [0, 1]; 1 never refuses")
+        require(
+            0 <= self.max_unreadable <= 1,
+            "max_unreadable",
+            self.max_unreadable,
+            "must be a share in [0, 1]; 1 never refuses",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +229,12 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         require(self.reward_timeout > 0, "reward_timeout", self.reward_timeout, "must be > 0 seconds")
         require(self.reward_workers >= 1, "reward_workers", self.reward_workers, "must be >= 1")
-        require(self.max_unscored_steps >= 0, "max_unscored_steps", self.max_unscored_steps, "must be >= 0; 0 never ends the run")
+        require(
+            self.max_unscored_steps >= 0,
+            "max_unscored_steps",
+            self.max_unscored_steps,
+            "must be >= 0; 0 never ends the run",
+        )
         require(self.threads >= 0, "threads", self.threads, "must be >= 0; 0 takes all cores")
 
 

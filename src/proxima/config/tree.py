@@ -1,8 +1,9 @@
-"""A recipe before it has types: a tree of nodes, each knowing where it was written; and how one layer lies over another.
+"""A recipe before it has types: a tree of nodes, each knowing where it was written; and how one layer lies over
+another.
 
-Layers, lowest first: the preset, the recipe that is extended, the recipe, the command line. Mappings merge key by key; anything else is
-replaced. One exception: `kind` (of a slot) and `preset` say what their siblings mean, so a layer that changes one of them drops the
-siblings of the layers below.
+Layers, lowest first: the preset, the recipe that is extended, the recipe, the command line. Mappings merge key by key;
+anything else is replaced. One exception: `kind` (of a slot) and `preset` say what their siblings mean, so a layer that
+changes one of them drops the siblings of the layers below.
 """
 
 from collections.abc import Mapping
@@ -17,14 +18,17 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Source:
-    """Where a value was written. `text` is what the user reads; `short` is for a value that was overridden ("over 0.15 of the preset")."""
+    """Where a value was written. `text` is what the user reads; `short` is for a value that was overridden ("over 0.15
+    of the preset")."""
 
     text: str
     origin: Literal["file", "command line", "preset", "default"] = "file"
 
     @property
     def short(self) -> str:
-        return {"preset": "the preset", "command line": "the command line", "default": "the default"}.get(self.origin, self.text)
+        return {"preset": "the preset", "command line": "the command line", "default": "the default"}.get(
+            self.origin, self.text
+        )
 
 
 DEFAULT = Source("default", "default")
@@ -176,7 +180,9 @@ def _merge_indices(base: Node, top: Node, layout: Layout, path: str) -> Node:
             while child.mapping and len(child.mapping) == 1:
                 ((inner, child),) = child.mapping.items()
                 written = f"{written}.{inner}"
-            raise one_problem(written, f"{path!r} has {len(entries)} entries: {remedy}", child.shown(), child.source.text)
+            raise one_problem(
+                written, f"{path!r} has {len(entries)} entries: {remedy}", child.shown(), child.source.text
+            )
         below = entries[index] if index < len(entries) else None
         entries[index : index + 1] = [merge(below, child, layout.entry, f"{path}.{key}")]
     return Node(list(entries), base.source)

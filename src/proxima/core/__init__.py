@@ -7,7 +7,8 @@
     prepare      what the whole batch decides        proximal     the centre, where no forward was run for it
     preference   DPO's family, KTO                   value        the critic's and the reward model's loss
     metrics      statistics that merge               segment      sums and quantiles of packed sequences
-    gradient     how much a token teaches            verify/      other implementations' numbers against ours (not imported here)
+    gradient     how much a token teaches            verify/
+    other implementations' numbers against ours (not imported here)
 
 Usable from any training loop, with nothing else of this project:
 
@@ -16,7 +17,8 @@ Usable from any training loop, with nothing else of this project:
 
 A spec is a frozen dataclass: its fields are its config, checked at construction; calling it is the mathematics.
 Imports: torch, stdlib, `proxima.data`. Imported by every room behind it.
-To add a method: one dataclass, one line in the slot's dict, one golden file in `tests/golden`; the conformance tests find it in the dict.
+To add a method: one dataclass, one line in the slot's dict, one golden file in `tests/golden`; the conformance tests
+find it in the dict.
 """
 
 from proxima.core.advantage import ADVANTAGES
@@ -34,8 +36,8 @@ from proxima.core.gradient import gradient_weight
 from proxima.core.loss import Loss, TokenLoss, policy_loss
 from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge
 from proxima.core.penalty import PENALTIES
+from proxima.core.precompute import needs_prepare, prepare
 from proxima.core.preference import PREFERENCES, PreferencePairs
-from proxima.core.prepare import needs_prepare, prepare
 from proxima.core.proximal import interpolated_proximal
 from proxima.core.selection import SELECTIONS, select
 from proxima.core.surrogate import SURROGATES, Cispo, Cppo, Dppo, Drpo, GeoMean, Gspo, PpoClip, Reinforce, Sapo, Spo

@@ -1,8 +1,9 @@
 """Aggregation: from per-token losses to a numerator and a denominator that add over micro-batches and ranks.
 
-The denominator is a function of the loss mask alone, so the trainer knows that of the whole optimizer batch before the first forward. A
-split into micro-batches, a permutation or another world size then changes neither loss nor gradient. A sequence with no loss token counts
-in no denominator (verl: the same; TRL counts empty rows in `grpo`). Tokens that a surrogate masks out stay in the denominator.
+The denominator is a function of the loss mask alone, so the trainer knows that of the whole optimizer batch before the
+first forward. A split into micro-batches, a permutation or another world size then changes neither loss nor gradient. A
+sequence with no loss token counts in no denominator (verl: the same; TRL counts empty rows in `grpo`). Tokens that a
+surrogate masks out stay in the denominator.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ from proxima.data import PolicyBatch, require
 
 
 def _total(loss: Tensor, b: PolicyBatch) -> Tensor:
-    return torch.where(b.loss_mask, loss, torch.zeros((), dtype=loss.dtype, device=loss.device)).sum(dtype=torch.float64)
+    return torch.where(b.loss_mask, loss, torch.zeros((), dtype=loss.dtype, device=loss.device)).sum(
+        dtype=torch.float64
+    )
 
 
 def _sequences(loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -31,7 +34,8 @@ class TokenMean:
     Args:
         loss: [N] float, with gradient; only loss tokens are looked at.
         b: the batch.
-    Returns: the numerator, [] float64; `denominator(loss_mask [N], cu_seqlens [S+1])` is the number of loss tokens, [] float64.
+    Returns: the numerator, [] float64; `denominator(loss_mask [N], cu_seqlens [S+1])` is the number of loss tokens, []
+        float64.
     Edge cases: nothing in the loss: numerator and denominator 0.
     Source: DAPO, arXiv 2503.14476, Eq. 8. verl `token-mean`, TRL `bnpo` (one micro-batch) and `dapo` (whole batch).
     Differs: verl's denominator is NaN for an all-masked batch (P1); here the loss is 0.
@@ -80,7 +84,8 @@ class SequenceMeanTokenSum:
 
 @dataclass(frozen=True)
 class SequenceMeanTokenSumNorm:
-    """The mean over sequences of their summed token losses, over a constant length: a longer completion does not make the rest smaller.
+    """The mean over sequences of their summed token losses, over a constant length: a longer completion does not make
+    the rest smaller.
 
         Σ loss / horizon / S
 
@@ -88,7 +93,8 @@ class SequenceMeanTokenSumNorm:
         horizon: tokens, > 0: a constant of the run, usually the longest completion allowed.
     Returns, Edge cases: as `TokenMean`; the numerator is already divided by `horizon`, the denominator is S.
     Source: Dr. GRPO, arXiv 2503.20783. UniRL `horizon` 16384; TRL `dr_grpo` (max_completion_length).
-    Differs: verl divides by the padded width of the batch at hand unless `loss_scale_factor` is set (P1): it changes with the batch.
+    Differs: verl divides by the padded width of the batch at hand unless `loss_scale_factor` is set (P1): it changes
+        with the batch.
     """
 
     horizon: float = 16384.0

@@ -1,6 +1,8 @@
-"""How far the current policy is from another one at a token, from the two log-probs of the sampled token (binary) or of the top K.
+"""How far the current policy is from another one at a token, from the two log-probs of the sampled token (binary) or of
+the top K.
 
-The top-K kinds sort the vocabulary into buckets: each of the behavior policy's K most probable tokens, the sampled token, everything else.
+The top-K kinds sort the vocabulary into buckets: each of the behavior policy's K most probable tokens, the sampled
+token, everything else.
 """
 
 from collections.abc import Callable
@@ -11,7 +13,9 @@ from torch import Tensor
 from proxima.data import PolicyBatch, require
 
 TOP_K_FLOOR = 1e-12  # least probability of a bucket under the current policy
-REST_FLOOR = 1e-8  # least probability of "any other token": a log-prob of exactly 0 must not give an infinite divergence
+REST_FLOOR = (
+    1e-8  # least probability of "any other token": a log-prob of exactly 0 must not give an infinite divergence
+)
 
 
 def binary_tv(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -30,7 +34,8 @@ def binary_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     """KL(p‖q) of the two-outcome distributions: p log(p/q) + (1−p) log((1−p)/(1−q)), nats, ≥ 0.
 
     Args, Returns: as `binary_tv`. 1−p and 1−q are at least 1e-8, so that a certain token stays finite.
-    Source: DPPO, arXiv 2602.04879. Differs: verl adds 1e-8 inside the logs of both, TRL clamps probabilities at 1 − 1e-7 (P4, T19).
+    Source: DPPO, arXiv 2602.04879. Differs: verl adds 1e-8 inside the logs of both, TRL clamps probabilities at 1 −
+        1e-7 (P4, T19).
     """
     p = log_p.exp()
     rest_p = (-torch.expm1(log_p)).clamp(min=REST_FLOOR)
@@ -39,7 +44,8 @@ def binary_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _buckets(inside: Tensor, log_prob: Tensor, top_k: Tensor) -> Tensor:
-    """[N, K+2] probabilities: the behavior top K, the sampled token where it is not among them (else 0), and everything else."""
+    """[N, K+2] probabilities: the behavior top K, the sampled token where it is not among them (else 0), and everything
+    else."""
     top = top_k.exp()
     own = torch.where(inside, torch.zeros_like(log_prob), log_prob.exp())
     rest = (1 - top.sum(1) - own).clamp(min=0)
@@ -61,7 +67,8 @@ def _top_k_buckets(b: PolicyBatch, log_p: Tensor, log_q: Tensor) -> tuple[Tensor
 
 
 def top_k_tv(p: Tensor, q: Tensor) -> Tensor:
-    """½ Σ |q − p| over buckets [N, K+2], in [0, 1]; [N]. At least `binary_tv`, at most the total variation over the vocabulary."""
+    """½ Σ |q − p| over buckets [N, K+2], in [0, 1]; [N]. At least `binary_tv`, at most the total variation over the
+    vocabulary."""
     return 0.5 * (q - p).abs().sum(1)
 
 
@@ -85,15 +92,22 @@ def divergence_needs(kind: str, centre: str) -> frozenset[str]:
     require(kind in DIVERGENCES, "divergence", kind, f"must be one of {', '.join(sorted(DIVERGENCES))}")
     require(centre in ("behavior", "proximal"), "centre", centre, "must be behavior or proximal")
     top_k = kind.startswith("topk")
-    require(not top_k or centre == "behavior", "centre", centre, f"must be behavior for {kind}: only the engine has top-k log-probs")
+    require(
+        not top_k or centre == "behavior",
+        "centre",
+        centre,
+        f"must be behavior for {kind}: only the engine has top-k log-probs",
+    )
     return frozenset({f"{centre}_log_prob"}) | (TOP_K_NEEDS if top_k else frozenset())
 
 
 @torch.no_grad()
 def divergence(b: PolicyBatch, kind: str, centre: str = "behavior") -> Tensor:
-    """[N] detached: the divergence `kind` of π from the `centre` policy ("behavior" or "proximal") at each sampled token, 0 elsewhere.
+    """[N] detached: the divergence `kind` of π from the `centre` policy ("behavior" or "proximal") at each sampled
+    token, 0 elsewhere.
 
-    Computed in the dtype of the log-probs (float32 or float64). Tokens outside the loss but sampled are included: their drift counts.
+    Computed in the dtype of the log-probs (float32 or float64). Tokens outside the loss but sampled are included: their
+    drift counts.
     """
     other = b.behavior_log_prob if centre == "behavior" else b.proximal_log_prob
     assert other is not None and b.sampled is not None

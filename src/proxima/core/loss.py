@@ -31,9 +31,12 @@ class TokenLoss:
 
     Args:
         loss: [N] float, with gradient, to be minimised; 0 outside the loss mask.
-        keep: [N] bool, the loss tokens that the surrogate lets teach; False for a clipped or masked-out one and outside the loss.
-        metrics: the surrogate's own statistics. The common ones (ratio, KL, masked fraction) are added by `policy_loss`.
-        unit: "sequence" when the loss of a token is really its sequence's, so that corrections enter by their geometric mean.
+        keep: [N] bool, the loss tokens that the surrogate lets teach; False for a clipped or masked-out one and outside
+            the loss.
+        metrics: the surrogate's own statistics. The common ones (ratio, KL, masked fraction) are added by
+            `policy_loss`.
+        unit: "sequence" when the loss of a token is really its sequence's, so that corrections enter by their geometric
+            mean.
     """
 
     loss: Tensor
@@ -44,7 +47,8 @@ class TokenLoss:
 
 @dataclass(frozen=True)
 class Corrected:
-    """What a correction gives back: `weight` [N] float, detached, 0 where rejected; `keep` [N] bool, the tokens it lets through."""
+    """What a correction gives back: `weight` [N] float, detached, 0 where rejected; `keep` [N] bool, the tokens it lets
+    through."""
 
     weight: Tensor
     keep: Tensor
@@ -54,8 +58,9 @@ class Corrected:
 class Surrogate(Protocol):
     """A frozen dataclass whose fields are its config; calling it is the mathematics.
 
-    `needs` names the optional fields of `PolicyBatch` it reads. `zero_advantage_inert` is True where an advantage of exactly 0 gives zero
-    loss and zero gradient and enters no statistic, so that such a sequence may skip forward and backward.
+    `needs` names the optional fields of `PolicyBatch` it reads. `zero_advantage_inert` is True where an advantage of
+    exactly 0 gives zero loss and zero gradient and enters no statistic, so that such a sequence may skip forward and
+    backward.
     """
 
     needs: ClassVar[frozenset[str]]
@@ -73,7 +78,8 @@ class Aggregate(Protocol):
 
 
 class Correction(Protocol):
-    """Weights and rejections from behavior to proximal policy. `rejected` says whether a rejected token stays in the denominator."""
+    """Weights and rejections from behavior to proximal policy. `rejected` says whether a rejected token stays in the
+    denominator."""
 
     needs: ClassVar[frozenset[str]]
 
@@ -109,7 +115,8 @@ class Loss:
 
     @property
     def value(self) -> Tensor:
-        """numerator / denominator, [] float64 with gradient. A denominator of 0 (nothing in the loss, or `token_sum`) divides by one."""
+        """numerator / denominator, [] float64 with gradient. A denominator of 0 (nothing in the loss, or `token_sum`)
+        divides by one."""
         return self.numerator / torch.where(self.denominator == 0, torch.ones_like(self.denominator), self.denominator)
 
 
@@ -128,23 +135,26 @@ def policy_loss(
 
     Args:
         batch: packed tokens. Positions outside the loss mask may hold NaN.
-        surrogate, aggregate, correction, penalty: specs of the tables SURROGATES, AGGREGATES, CORRECTIONS, PENALTIES, or anything alike;
-            of the last two also several. Corrections are computed on the batch at hand, unless `core.prepare` has put their weights into
-            it.
+        surrogate, aggregate, correction, penalty: specs of the tables SURROGATES, AGGREGATES, CORRECTIONS, PENALTIES,
+            or anything alike; of the last two also several. Corrections are computed on the batch at hand, unless
+            `core.prepare` has put their weights into it.
         check: refuse log-probs that can't be; costs one device sync a call.
 
-    Returns: `Loss`. In a training loop of your own: `policy_loss(b, surrogate=Cppo(), aggregate=TokenMean()).value.backward()`.
+    Returns: `Loss`. In a training loop of your own: `policy_loss(b, surrogate=Cppo(),
+        aggregate=TokenMean()).value.backward()`.
 
     Raises:
-        ValueError: a spec needs a tensor that the batch lacks; named, with what would supply it. Or, with `check`, a log-prob of a sampled
-            token is NaN, infinite or above 0, or the advantage of a loss token is not finite; named, with token, sequence and position.
+        ValueError: a spec needs a tensor that the batch lacks; named, with what would supply it. Or, with `check`, a
+            log-prob of a sampled token is NaN, infinite or above 0, or the advantage of a loss token is not finite;
+            named, with token, sequence and position.
 
-    Edge cases: a batch with nothing in the loss gives numerator 0 with zero gradient and denominator 0; `value` is then 0.
-    Metrics over loss tokens, of the ratio π/π_prox: `ratio_mean`, `ratio_max`, `approx_kl` (k3 of KL(π_prox‖π)), and `masked_fraction`
-    (not kept); `rollout_replay_logp_absdiff_mean` of |log π − log μ|. They are computed here once, not by each surrogate.
-    A surrogate of unit "sequence" takes the geometric mean of its kept tokens' weights.
-    Differs: penalties are weighted by no correction (verl and TRL weight only the policy loss too, T5). verl's `geo_mean` takes the
-        geometric mean over rejected tokens too, as 1e-10 (P10).
+    Edge cases: a batch with nothing in the loss gives numerator 0 with zero gradient and denominator 0; `value` is then
+        0.
+    Metrics over loss tokens, of the ratio π/π_prox: `ratio_mean`, `ratio_max`, `approx_kl` (k3 of KL(π_prox‖π)), and
+    `masked_fraction` (not kept); `rollout_replay_logp_absdiff_mean` of |log π − log μ|. They are computed here once,
+    not by each surrogate. A surrogate of unit "sequence" takes the geometric mean of its kept tokens' weights.
+    Differs: penalties are weighted by no correction (verl and TRL weight only the policy loss too, T5). verl's
+        `geo_mean` takes the geometric mean over rejected tokens too, as 1e-10 (P10).
     """
     corrections, penalties = _listed(correction), _listed(penalty)
     for spec in (surrogate, *corrections, *penalties):
@@ -216,7 +226,8 @@ def check_needs(spec: object, batch: PolicyBatch) -> None:
     for name in sorted(needs):
         if getattr(batch, name) is None:
             raise ValueError(
-                f"{type(spec).__name__} needs `{name}`, which the batch lacks: {SUPPLIED_BY.get(name, 'the caller must set it')}."
+                f"{type(spec).__name__} needs `{name}`, which the batch lacks: "
+                f"{SUPPLIED_BY.get(name, 'the caller must set it')}."
             )
 
 
@@ -225,7 +236,8 @@ LOG_PROB_SLACK = 1e-4  # a log-prob this far above 0 is rounding (logit − logs
 
 @torch.no_grad()
 def check_values(b: PolicyBatch) -> None:
-    """Raise ValueError for a log-prob of a sampled token that is NaN, infinite or > 0, or a loss token's advantage that isn't finite."""
+    """Raise ValueError for a log-prob of a sampled token that is NaN, infinite or > 0, or a loss token's advantage that
+    isn't finite."""
     assert b.sampled is not None
     bad: dict[str, Tensor] = {}
     for name in ("log_prob", "behavior_log_prob", "proximal_log_prob"):
@@ -233,7 +245,9 @@ def check_values(b: PolicyBatch) -> None:
         if value is not None:
             bad[name] = b.sampled & ~((value <= LOG_PROB_SLACK) & (value > -torch.inf))
     if b.reference_log_prob is not None:
-        bad["reference_log_prob"] = b.loss_mask & ~((b.reference_log_prob <= LOG_PROB_SLACK) & (b.reference_log_prob > -torch.inf))
+        bad["reference_log_prob"] = b.loss_mask & ~(
+            (b.reference_log_prob <= LOG_PROB_SLACK) & (b.reference_log_prob > -torch.inf)
+        )
     if b.advantage is not None:
         bad["advantage"] = b.loss_mask & ~b.advantage.isfinite()
     if len(b) == 0 or not bool(torch.stack([flags.any() for flags in bad.values()]).any()):

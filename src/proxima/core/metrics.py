@@ -1,4 +1,5 @@
-"""Statistics that travel: sums not yet divided and extremes, both merging with `+` over micro-batches, ranks and steps."""
+"""Statistics that travel: sums not yet divided and extremes, both merging with `+` over micro-batches, ranks and
+steps."""
 
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -23,7 +24,8 @@ class SumCount:
 
     @classmethod
     def over(cls, values: Tensor, mask: Tensor) -> Self:
-        """The mean of `values` [N] where `mask` [N] bool; what lies outside the mask may be NaN. A bool `values` gives a share."""
+        """The mean of `values` [N] where `mask` [N] bool; what lies outside the mask may be NaN. A bool `values` gives
+        a share."""
         chosen = torch.where(mask, values.detach().to(torch.float64), 0.0)
         return cls(chosen.sum(), mask.sum(dtype=torch.float64))
 
@@ -72,11 +74,13 @@ class Peak:
 
 @dataclass(frozen=True)
 class Spread:
-    """Count, mean and sum of squared deviations; merges by the parallel form of Welford's update (Chan et al., 1979), without cancellation.
+    """Count, mean and sum of squared deviations; merges by the parallel form of Welford's update (Chan et al., 1979),
+    without cancellation.
 
     Args:
         count, mean, squares: [] float64, detached.
-        kind: what `value` gives: `std` (ddof = 0), `sample_std` (ddof = 1), or `effective_sample_size`, mean² / mean of squares, in (0, 1].
+        kind: what `value` gives: `std` (ddof = 0), `sample_std` (ddof = 1), or `effective_sample_size`, mean² / mean of
+            squares, in (0, 1].
     """
 
     count: Tensor
@@ -85,7 +89,9 @@ class Spread:
     kind: Literal["std", "sample_std", "effective_sample_size"] = "std"
 
     @classmethod
-    def over(cls, values: Tensor, mask: Tensor, kind: Literal["std", "sample_std", "effective_sample_size"] = "std") -> Self:
+    def over(
+        cls, values: Tensor, mask: Tensor, kind: Literal["std", "sample_std", "effective_sample_size"] = "std"
+    ) -> Self:
         """Of `values` [N] where `mask` [N] bool."""
         chosen = torch.where(mask, values.detach().to(torch.float64), 0.0)
         count = mask.sum(dtype=torch.float64)
@@ -103,7 +109,8 @@ class Spread:
 
     @property
     def value(self) -> float:
-        """The statistic as a Python float (this one syncs); NaN when nothing went in, 0 for the sample std of one value."""
+        """The statistic as a Python float (this one syncs); NaN when nothing went in, 0 for the sample std of one
+        value."""
         count, mean, squares = float(self.count), float(self.mean), float(self.squares)
         if count == 0:
             return float("nan")
@@ -160,7 +167,8 @@ def merge(parts: list[Metrics]) -> Metrics:
 
 
 def k1(log_ratio: Tensor) -> Tensor:
-    """Unbiased estimate of KL(p‖q) from samples of p, with `log_ratio` = log q − log p: −log_ratio. [N] → [N], nats; may be negative."""
+    """Unbiased estimate of KL(p‖q) from samples of p, with `log_ratio` = log q − log p: −log_ratio. [N] → [N], nats;
+    may be negative."""
     return -log_ratio
 
 
@@ -170,9 +178,11 @@ def k2(log_ratio: Tensor) -> Tensor:
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """Unbiased and ≥ 0: exp(log_ratio) − 1 − log_ratio, with `log_ratio` = log q − log p on samples of p. [N] → [N], nats.
+    """Unbiased and ≥ 0: exp(log_ratio) − 1 − log_ratio, with `log_ratio` = log q − log p on samples of p. [N] → [N],
+    nats.
 
-    `expm1` keeps small values exact where exp − 1 would cancel. No clamp: the caller bounds `log_ratio` if it must stay finite.
+    `expm1` keeps small values exact where exp − 1 would cancel. No clamp: the caller bounds `log_ratio` if it must stay
+    finite.
     Source: Schulman, "Approximating KL divergence", 2020.
     """
     return torch.expm1(log_ratio) - log_ratio

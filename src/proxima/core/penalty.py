@@ -1,7 +1,8 @@
-"""Penalties: per-token terms added to the loss, times their coefficient: the KL divergence towards the reference, and an entropy bonus.
+"""Penalties: per-token terms added to the loss, times their coefficient: the KL divergence towards the reference, and
+an entropy bonus.
 
-With d = log π − log π_ref on tokens sampled (nearly) from π, each kind estimates KL(π‖π_ref); they differ in bias, variance and gradient.
-The same kinds, detached, make the KL part of a per-token reward: `core.advantage.token.with_kl`.
+With d = log π − log π_ref on tokens sampled (nearly) from π, each kind estimates KL(π‖π_ref); they differ in bias,
+variance and gradient. The same kinds, detached, make the KL part of a per-token reward: `core.advantage.token.with_kl`.
 """
 
 from dataclasses import dataclass
@@ -51,16 +52,20 @@ class _ReferenceKl:
 
 @dataclass(frozen=True)
 class K1(_ReferenceKl):
-    """coefficient · d, d = log π − log π_ref: unbiased as a value, but its expected gradient is 0: for the reward, not for the loss.
+    """coefficient · d, d = log π − log π_ref: unbiased as a value, but its expected gradient is 0: for the reward, not
+    for the loss.
 
     Args:
         coefficient: >= 0, reward units a nat.
-        straight_through: the value stays, the gradient is that of `k2`, d: the reverse KL's true one in expectation. verl's "+" kinds.
-        unbiased: multiply by the ratio π / π_prox, with its gradient, so that value and gradient hold for samples from the proximal policy.
-        b: `log_prob` [N] with gradient, `reference_log_prob` [N] (`unbiased`: `proximal_log_prob` too), nats; `loss_mask` [N] bool.
+        straight_through: the value stays, the gradient is that of `k2`, d: the reverse KL's true one in expectation.
+            verl's "+" kinds.
+        unbiased: multiply by the ratio π / π_prox, with its gradient, so that value and gradient hold for samples from
+            the proximal policy.
+        b: `log_prob` [N] with gradient, `reference_log_prob` [N] (`unbiased`: `proximal_log_prob` too), nats;
+            `loss_mask` [N] bool.
     Returns: [N] with gradient, 0 outside the loss. Raises: ValueError at construction, naming field, value and bound.
-    Source: Schulman, "Approximating KL divergence", 2020; verl `k1`/`kl`; `unbiased`: DeepSeek-V3.2, arXiv 2512.02556, TRL
-        `use_bias_correction_kl` (T5). Differs: in nothing.
+    Source: Schulman, "Approximating KL divergence", 2020; verl `k1`/`kl`; `unbiased`: DeepSeek-V3.2, arXiv 2512.02556,
+        TRL `use_bias_correction_kl` (T5). Differs: in nothing.
     """
 
     def estimate(self, d: Tensor) -> Tensor:
@@ -69,7 +74,8 @@ class K1(_ReferenceKl):
 
 @dataclass(frozen=True)
 class Abs(_ReferenceKl):
-    """coefficient · |d|: a distance, not a KL; gradient sign(d), 0 at d = 0. Args, Returns, Raises: as `K1`. verl `abs` (P22)."""
+    """coefficient · |d|: a distance, not a KL; gradient sign(d), 0 at d = 0. Args, Returns, Raises: as `K1`. verl `abs`
+    (P22)."""
 
     def estimate(self, d: Tensor) -> Tensor:
         return d.abs()
@@ -77,7 +83,8 @@ class Abs(_ReferenceKl):
 
 @dataclass(frozen=True)
 class K2(_ReferenceKl):
-    """coefficient · ½ d²: biased as a value; its gradient is that of the reverse KL. Args, Returns, Raises: as `K1`. verl `k2`/`mse`."""
+    """coefficient · ½ d²: biased as a value; its gradient is that of the reverse KL. Args, Returns, Raises: as `K1`.
+    verl `k2`/`mse`."""
 
     def estimate(self, d: Tensor) -> Tensor:
         return k2(d)
@@ -88,10 +95,13 @@ class K3(_ReferenceKl):
     """coefficient · (exp(−d) − 1 + d): unbiased and ≥ 0 as a value.
 
     Args: as `K1`, and
-        limit: the value is clamped to ±limit nats, with gradient 0 beyond; inf: not at all. verl has 10, AReaL optionally too.
-    Returns, Raises: as `K1`. Edge cases: d is clamped to ±20, so that the exponential stays finite; beyond, the gradient is 0.
+        limit: the value is clamped to ±limit nats, with gradient 0 beyond; inf: not at all. verl has 10, AReaL
+            optionally too.
+    Returns, Raises: as `K1`. Edge cases: d is clamped to ±20, so that the exponential stays finite; beyond, the
+        gradient is 0.
     Source: Schulman 2020; GRPO, arXiv 2402.03300, Eq. 4. verl `k3`/`low_var_kl`, TRL (T5).
-    Differs: verl's clamp at 10 stops the gradient where the policy is farthest from the reference (P22), so the default here has none.
+    Differs: verl's clamp at 10 stops the gradient where the policy is farthest from the reference (P22), so the default
+        here has none.
     """
 
     limit: float = float("inf")
@@ -111,8 +121,8 @@ class EntropyBonus:
     Args:
         coefficient: >= 0, reward units a nat.
         b: `entropy` [N], nats, with gradient; `loss_mask` [N] bool.
-    Returns: [N] with gradient, 0 outside the loss. Raises: ValueError at construction; or when the entropy carries no gradient, which would
-        make the bonus do nothing.
+    Returns: [N] with gradient, 0 outside the loss. Raises: ValueError at construction; or when the entropy carries no
+        gradient, which would make the bonus do nothing.
     Source: Williams and Peng, 1991; A3C, arXiv 1602.01783. verl `entropy_coeff`.
     """
 
@@ -125,7 +135,9 @@ class EntropyBonus:
     def __call__(self, b: PolicyBatch) -> Tensor:
         entropy = b.masked("entropy")
         if torch.is_grad_enabled() and b.log_prob.requires_grad and not entropy.requires_grad:
-            raise ValueError("EntropyBonus: PolicyBatch.entropy carries no gradient; ask the model for entropy with gradient.")
+            raise ValueError(
+                "EntropyBonus: PolicyBatch.entropy carries no gradient; ask the model for entropy with gradient."
+            )
         return -self.coefficient * entropy
 
 
@@ -148,13 +160,15 @@ class AdaptiveCoefficient:
         require(self.horizon > 0, "horizon", self.horizon, "must be > 0 samples")
 
     def next(self, coefficient: float, kl: float, samples: int) -> float:
-        """The coefficient after a step of `samples` completions with mean KL `kl`, nats. The step itself used the one before."""
+        """The coefficient after a step of `samples` completions with mean KL `kl`, nats. The step itself used the one
+        before."""
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         return coefficient * (1 + error * samples / self.horizon)
 
 
 def stop_early(approx_kl: float, target: float) -> bool:
-    """True once the epochs over a batch should end: approx_kl > 1.5 · target, nats. Source: PPO implementations since OpenAI baselines."""
+    """True once the epochs over a batch should end: approx_kl > 1.5 · target, nats. Source: PPO implementations since
+    OpenAI baselines."""
     return approx_kl > 1.5 * target
 
 

@@ -1,4 +1,5 @@
-"""The centre of the trust region where nobody has run the forward for it: interpolated between behavior and current policy."""
+"""The centre of the trust region where nobody has run the forward for it: interpolated between behavior and current
+policy."""
 
 from typing import Literal
 
@@ -17,14 +18,15 @@ def interpolated_proximal(
 ) -> Tensor:
     """[N] log-probs of a proximal policy between the one that sampled a token and the current one, detached.
 
-        a = (v_prox - v) / (v_now - v), v_prox = v_now - 1        loglinear: log mu + a (log pi - log mu)    linear: log(mu + a (pi - mu))
+        a = (v_prox - v) / (v_now - v), v_prox = v_now - 1        loglinear: log mu + a (log pi - log mu)
+        linear: log(mu + a (pi - mu))
 
     Args:
         behavior_log_prob, log_prob: [N] float, nats.
         policy_version: [N] int, the version that sampled the token. current_version: of `log_prob`.
         kind: interpolate log-probs (`loglinear`) or probabilities (`linear`).
-    Returns: [N] in the dtype of `log_prob`. Edge cases: a token of the current version has a = 0: its proximal policy is its behavior
-        policy; so has one of the
+    Returns: [N] in the dtype of `log_prob`. Edge cases: a token of the current version has a = 0: its proximal policy
+        is its behavior policy; so has one of the
         version before, or of an unknown one (negative). A version later than the current one is refused.
     Raises: ValueError for an unknown kind or a later version.
     Source: AReaL `prox_logp_method: loglinear`. Differs: AReaL computes a in float32.
@@ -33,7 +35,8 @@ def interpolated_proximal(
     age = current_version - policy_version
     if bool((age < 0).any()):
         raise ValueError(
-            f"interpolated_proximal: policy_version {int(policy_version.max())} is later than current_version {current_version}."
+            f"interpolated_proximal: policy_version {int(policy_version.max())} is later than current_version "
+            f"{current_version}."
         )
     share = torch.where((age > 0) & (policy_version >= 0), (age - 1) / age.clamp(min=1), 0.0).to(log_prob.dtype)
     behavior, current = behavior_log_prob.detach(), log_prob.detach()

@@ -20,8 +20,8 @@ def masked_log_ratio(b: PolicyBatch) -> Tensor:
 def masked_ratio(b: PolicyBatch, level: Level = "token") -> Tensor:
     """r = exp(clamp(ℓ, −20, 20)), [N], with gradient; 1 outside the loss mask.
 
-    At level "sequence", ℓ is its mean over the loss tokens of the sequence, with the gradient through the mean, and r is the same for all
-    of them. exp(20) = 4.85e8 is finite in float32; beyond the clamp the gradient is 0.
+    At level "sequence", ℓ is its mean over the loss tokens of the sequence, with the gradient through the mean, and r
+    is the same for all of them. exp(20) = 4.85e8 is finite in float32; beyond the clamp the gradient is 0.
     """
     log_ratio = masked_log_ratio(b)
     if level == "sequence":
@@ -35,7 +35,8 @@ def sequence_advantage(b: PolicyBatch) -> Tensor:
 
 
 def either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
-    """[N] one of two numbers in the dtype of `like`: `torch.where` on bare numbers would round them to float32 first."""
+    """[N] one of two numbers in the dtype of `like`: `torch.where` on bare numbers would round them to float32
+    first."""
     one, other = (torch.full((), x, dtype=like.dtype, device=like.device) for x in (yes, no))
     return torch.where(condition, one, other)
 

@@ -21,8 +21,9 @@ class ValueLoss:
         epsilon: clip range, value units, > 0; inf: no clipping.
         error: as above. delta: > 0, of `huber`.
     Raises: ValueError naming field, value and bound, at construction.
-    Source: PPO implementations since OpenAI baselines. verl `compute_value_loss`, TRL PPO (vf_coef there multiplies the half), AReaL
-        `ppo_critic_loss_fn`. Differs: verl takes the half after aggregation, the same number. A NaN outside the mask stays out.
+    Source: PPO implementations since OpenAI baselines. verl `compute_value_loss`, TRL PPO (vf_coef there multiplies the
+        half), AReaL `ppo_critic_loss_fn`. Differs: verl takes the half after aggregation, the same number. A NaN
+        outside the mask stays out.
     """
 
     epsilon: float = 0.2
@@ -38,14 +39,19 @@ class ValueLoss:
         """The loss of each token.
 
         Args:
-            value: [N] float, with gradient, value units. value_before: [N], of the rollout. returns: [N], the targets. mask: [N] bool.
-        Returns: [N] with gradient, 0 outside the mask, to be aggregated like a policy loss; metrics `value_clip_fraction`, `value_mean`.
+            value: [N] float, with gradient, value units. value_before: [N], of the rollout. returns: [N], the targets.
+                mask: [N] bool.
+        Returns: [N] with gradient, 0 outside the mask, to be aggregated like a policy loss; metrics
+            `value_clip_fraction`, `value_mean`.
         """
         zero = torch.zeros((), dtype=value.dtype, device=value.device)
         value, before, target = (torch.where(mask, x, zero) for x in (value, value_before.detach(), returns.detach()))
         clipped = torch.clamp(value, before - self.epsilon, before + self.epsilon)
         plain, bounded = self._error(value - target), self._error(clipped - target)
-        metrics: Metrics = {"value_clip_fraction": SumCount.over(bounded > plain, mask), "value_mean": SumCount.over(value, mask)}
+        metrics: Metrics = {
+            "value_clip_fraction": SumCount.over(bounded > plain, mask),
+            "value_mean": SumCount.over(value, mask),
+        }
         return torch.where(mask, torch.maximum(plain, bounded), zero), metrics
 
     def _error(self, gap: Tensor) -> Tensor:
@@ -62,8 +68,8 @@ class RewardLoss:
 
     Args:
         center: coefficient that pulls scores towards 0, >= 0; 0: off.
-    Raises: ValueError at construction. Source: Bradley-Terry; margin: Llama 2, arXiv 2307.09288; centring: arXiv 2312.09244. TRL
-        RewardTrainer.
+    Raises: ValueError at construction. Source: Bradley-Terry; margin: Llama 2, arXiv 2307.09288; centring: arXiv
+        2312.09244. TRL RewardTrainer.
     """
 
     center: float = 0.0
@@ -76,8 +82,8 @@ class RewardLoss:
 
         Args:
             chosen, rejected: [S] float, with gradient, reward units. margin: [S] or one number.
-        Returns: [S] with gradient, to be averaged; metrics `accuracy` (strictly higher; a tie is wrong), `margin`, `reward_mean` and
-            extremes.
+        Returns: [S] with gradient, to be averaged; metrics `accuracy` (strictly higher; a tie is wrong), `margin`,
+            `reward_mean` and extremes.
         """
         loss = -torch.nn.functional.logsigmoid(chosen - rejected - margin) + self.center * (chosen + rejected).square()
         every, both = torch.ones_like(chosen, dtype=torch.bool), torch.cat([chosen, rejected])

@@ -13,17 +13,12 @@ DTYPES: dict[str, tuple[torch.dtype, ...]] = {
 }
 
 
-def require(condition: bool, field: str, value: object, bound: str) -> None:
-    """Raise the one line that a bad spec field gets: `field=value must be …`."""
-    if not condition:
-        raise ValueError(f"{field}={value!r} {bound}")
-
-
 def check_fields(instance: object) -> dict[str, int]:
     """Check every `Annotated[Tensor, "dtype axes"]` field of a dataclass and return the axis sizes.
 
-    An axis gets its size from the first field that uses it; the others are held to it. `"float N"` is float32 or float64 of shape [N];
-    `"int S+1"` is one longer than axis S; `"int N K"` has two axes. A field that is None is skipped.
+    An axis gets its size from the first field that uses it; the others are held to it. `"float N"` is float32 or
+    float64 of shape [N]; `"int S+1"` is one longer than axis S; `"int N K"` has two axes. A field that is None is
+    skipped.
 
     Raises:
         ValueError: names the class and field, the dtype or shape found, and the field that set the expected size.
@@ -76,5 +71,6 @@ def _check_tensor(label: str, value: object, hint: str, sizes: dict[str, tuple[i
         if found != expected:
             hint_text = " One value per response token: was the last cut off?" if base == "N" else ""
             raise ValueError(
-                f"{label}: shape {list(value.shape)}, expected [{', '.join(axes)}] with {base} = {expected} set by {setter}.{hint_text}"
+                f"{label}: shape {list(value.shape)}, expected [{', '.join(axes)}] with {base} = {expected} set by "
+                f"{setter}.{hint_text}"
             )

@@ -13,7 +13,8 @@ class Prompt:
     """One question as the policy sees it.
 
     Args:
-        uid: unique in a run and a function of the data order alone (epoch x size + position), so that seeds made from it survive a resume.
+        uid: unique in a run and a function of the data order alone (epoch x size + position), so that seeds made from
+            it survive a resume.
         messages: the chat before the chat template.
         tokens: token ids after the chat template, generation prompt included.
         answer: what a reward compares with; any JSON value, None where the reward needs none.
@@ -41,14 +42,17 @@ class Completion:
         sample: 0 … G-1 within the prompt's group.
         tokens: generated ids, the stop token included when one was sampled. May be empty (aborted at once).
         text: `tokens` decoded without special tokens, and without the stop string that ended it.
-        behavior_log_prob: log-prob, nats, of each token under the distribution really sampled (temperature and truncation applied).
-        untruncated_log_prob: the same at the temperature alone, before top-k, top-p and min-p. Equal to the above when nothing is
+        behavior_log_prob: log-prob, nats, of each token under the distribution really sampled (temperature and
+            truncation applied).
+        untruncated_log_prob: the same at the temperature alone, before top-k, top-p and min-p. Equal to the above when
+            nothing is
         truncated.
         policy_version: the version of the weights that sampled each token.
         finish_reason: `stop` (stop token or string), `length` (`max_tokens` or the context is full), `abort`.
-        temperature: the sampling temperature. The trainer divides its logits by this very number. 0 is greedy; greedy log-probs are
-            reported at temperature 1 and such completions are not for training.
-        top_k, top_k_log_prob: the K most probable tokens at each position and their untruncated log-probs, nats; None unless asked for.
+        temperature: the sampling temperature. The trainer divides its logits by this very number. 0 is greedy; greedy
+            log-probs are reported at temperature 1 and such completions are not for training.
+        top_k, top_k_log_prob: the K most probable tokens at each position and their untruncated log-probs, nats; None
+            unless asked for.
     """
 
     prompt_uid: int
@@ -104,7 +108,8 @@ class Group:
     """A prompt with all its completions and their scores, in the order of `sample`.
 
     Args:
-        baseline: reward of the prompt's greedy completion, NaN where its scorer failed; None where none was made (`remax` alone wants it).
+        baseline: reward of the prompt's greedy completion, NaN where its scorer failed; None where none was made
+            (`remax` alone wants it).
     """
 
     prompt: Prompt
@@ -115,5 +120,6 @@ class Group:
     def __post_init__(self) -> None:
         if len(self.scores) != len(self.completions):
             raise ValueError(
-                f"Group.scores: {len(self.scores)} scores for {len(self.completions)} completions of prompt {self.prompt.uid}."
+                f"Group.scores: {len(self.scores)} scores for {len(self.completions)} completions of prompt "
+                f"{self.prompt.uid}."
             )

@@ -24,11 +24,13 @@ class Outcomes:
         group: [S] int, the same number for completions of the same prompt; any order, any numbers.
         length: [S] int, response tokens.
         truncated: [S] bool, ended by the length limit.
-        parts: [S, R] float, the rewards that `reward` was summed from, one column each, unweighted; for advantages that normalise each.
+        parts: [S, R] float, the rewards that `reward` was summed from, one column each, unweighted; for advantages that
+            normalise each.
         part_names: names of the columns of `parts`.
         correct: [S] float, 1 or 0, NaN where no reward says whether the answer is right.
         baseline: [S] float, the reward of the prompt's greedy completion; for `remax`.
-        identity: [S] int, another number for each completion of a run: what a random choice depends on, and on nothing that it chooses by.
+        identity: [S] int, another number for each completion of a run: what a random choice depends on, and on nothing
+            that it chooses by.
     """
 
     reward: Annotated[Tensor, "float S"]
@@ -50,13 +52,17 @@ class Outcomes:
 
     def take(self, rows: Tensor) -> "Outcomes":
         """The completions `rows` [S'] int64, in that order."""
-        taken: dict[str, Any] = {f.name: value[rows] for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        taken: dict[str, Any] = {
+            f.name: value[rows] for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
+        }
         return replace(self, **taken)
 
     def metric(self, name: str) -> Tensor:
-        """[S] float64: `reward` (or `score`), `accuracy` (or `acc`), `length`, `truncated`, or a part by its name; NaN where unknown.
+        """[S] float64: `reward` (or `score`), `accuracy` (or `acc`), `length`, `truncated`, or a part by its name; NaN
+        where unknown.
 
-        A name that no completion has gives NaN throughout: a scorer that failed leaves its part out. That a recipe names a reward it has is
+        A name that no completion has gives NaN throughout: a scorer that failed leaves its part out. That a recipe
+            names a reward it has is
         checked before the run.
         """
         found: dict[str, Tensor | None] = (
@@ -82,12 +88,14 @@ class Outcomes:
     def from_groups(cls, groups: Sequence[Group]) -> "Outcomes":
         """Rows in the order of the groups and of their completions; `group` is the position in `groups`.
 
-        `parts` has a column for each reward, in the order of the recipe; NaN where a scorer failed. What a reward says beside its value
-        (`name/detail`) is no reward.
+        `parts` has a column for each reward, in the order of the recipe; NaN where a scorer failed. What a reward says
+        beside its value (`name/detail`) is no reward.
         """
         rows = [(i, c, s) for i, g in enumerate(groups) for c, s in zip(g.completions, g.scores, strict=True)]
         names = [name for name in max((s.parts for _, _, s in rows), key=len, default={}) if "/" not in name]
-        parts = torch.tensor([[s.parts.get(name, float("nan")) for name in names] for _, _, s in rows], dtype=torch.float64)
+        parts = torch.tensor(
+            [[s.parts.get(name, float("nan")) for name in names] for _, _, s in rows], dtype=torch.float64
+        )
         return cls(
             reward=torch.tensor([s.value for _, _, s in rows], dtype=torch.float64),
             valid=torch.tensor([s.valid for _, _, s in rows], dtype=torch.bool),
@@ -97,7 +105,9 @@ class Outcomes:
             parts=parts if names else None,
             part_names=tuple(names),
             baseline=_baseline(groups),
-            identity=torch.tensor([(g.prompt.uid << 20) + c.sample for g in groups for c in g.completions], dtype=torch.long),
+            identity=torch.tensor(
+                [(g.prompt.uid << 20) + c.sample for g in groups for c in g.completions], dtype=torch.long
+            ),
             correct=torch.tensor([_number(s.correct if s.valid else None) for _, _, s in rows], dtype=torch.float64),
         )
 

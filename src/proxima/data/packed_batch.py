@@ -1,11 +1,14 @@
 """Trajectories laid out for one forward pass: no padding, and a shared prompt only once.
 
     tokens   | prompt 0 | response 0.0 | response 0.1 | prompt 1 | response 1.0 | …        axis L, what the model is fed
-    segment  |    0     |      1       |      2       |    3     |      4       | …        axis G; a response's parent is its prompt
-    targets        | response 0.0 | response 0.1 | response 1.0 | …                        axis N, what the loss is about
+    segment  |    0     |      1       |      2       |    3     |      4       | …
+    axis G; a response's parent is its prompt
+    targets        | response 0.0 | response 0.1 | response 1.0 | …
+    axis N, what the loss is about
 
-A response token attends to its parent and to its own segment up to itself. Its position goes on from its parent's length, so the model sees
-just what it would see were the sequence alone. The last token of a response predicts nothing and is not fed.
+A response token attends to its parent and to its own segment up to itself. Its position goes on from its parent's
+length, so the model sees just what it would see were the sequence alone. The last token of a response predicts nothing
+and is not fed.
 """
 
 from collections.abc import Sequence
@@ -28,7 +31,8 @@ class PackedBatch:
         tokens, position: [L] int64, ids and positions in their own sequence.
         segment_cu: [G+1] int64, 0 … L; segment g is `segment_cu[g]:segment_cu[g+1]`. Segments may be empty.
         parent: [G] int64, the segment a segment goes on from, or -1. A parent has no parent.
-        predict: [N] int64, index in L of the hidden state that predicts response token n (law: log_prob[t] is of token t given all before).
+        predict: [N] int64, index in L of the hidden state that predicts response token n (law: log_prob[t] is of token
+            t given all before).
         target: [N] int64, the response token ids.
         temperature: [N] float32.
         the rest: see `PolicyBatch`.
@@ -66,7 +70,9 @@ class PackedBatch:
         moved = {f.name: value.to(device) for f in fields(self) if (value := getattr(self, f.name)) is not None}
         return replace(self, **moved)
 
-    def policy_batch(self, log_prob: Tensor, entropy: Tensor | None = None, top_k_log_prob: Tensor | None = None) -> PolicyBatch:
+    def policy_batch(
+        self, log_prob: Tensor, entropy: Tensor | None = None, top_k_log_prob: Tensor | None = None
+    ) -> PolicyBatch:
         """What the loss reads, once the model has answered."""
         return PolicyBatch(
             log_prob=log_prob,
@@ -90,7 +96,8 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True) -> Pa
     """Lay trajectories out in their order; neighbours of the same group share their prompt when `share_prompt`.
 
     Raises:
-        ValueError: trajectories of one group with different prompts, or a per-token fact that only some trajectories have.
+        ValueError: trajectories of one group with different prompts, or a per-token fact that only some trajectories
+            have.
     """
     tokens: list[int] = []
     position: list[int] = []
@@ -129,7 +136,9 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True) -> Pa
         temperature=torch.tensor([item.temperature for item in trajectories]).repeat_interleave(counts),
         cu_seqlens=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
         group=torch.tensor([item.group for item in trajectories], dtype=torch.long),
-        advantage=torch.tensor([item.advantage for item in trajectories], dtype=torch.float32).repeat_interleave(counts),
+        advantage=torch.tensor([item.advantage for item in trajectories], dtype=torch.float32).repeat_interleave(
+            counts
+        ),
         **_per_token(trajectories),
     )
 
@@ -139,12 +148,16 @@ def _per_token(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
     for name in ("loss_mask", "sampled"):
         values = [v for item in trajectories for v in (getattr(item, name) or (True,) * len(item.tokens))]
         out[name] = torch.tensor(values, dtype=torch.bool)
-    dtypes: dict[str, Any] = dict.fromkeys(("behavior_log_prob", "proximal_log_prob", "reference_log_prob"), torch.float32)
+    dtypes: dict[str, Any] = dict.fromkeys(
+        ("behavior_log_prob", "proximal_log_prob", "reference_log_prob"), torch.float32
+    )
     dtypes |= {"behavior_top_k_log_prob": torch.float32, "policy_version": torch.long, "top_k": torch.long}
     for name, dtype in dtypes.items():
         present = [getattr(item, name) is not None for item in trajectories]
         if any(present):
             if not all(present):
-                raise ValueError(f"pack: {name} is missing from trajectory {present.index(False)} and present in others.")
+                raise ValueError(
+                    f"pack: {name} is missing from trajectory {present.index(False)} and present in others."
+                )
             out[name] = torch.tensor([v for item in trajectories for v in getattr(item, name)], dtype=dtype)
     return out

@@ -21,16 +21,19 @@ class PolicyBatch:
         cu_seqlens: [S+1] int, 0 … N ascending; sequence s is `cu_seqlens[s]:cu_seqlens[s+1]`. A sequence may be empty.
         advantage: [N] float, reward units. May be anything (NaN) outside the loss.
         behavior_log_prob: [N] float, nats, policy μ that sampled the token; may be anything where not `sampled`.
-        proximal_log_prob: [N] float, nats, centre of the trust region π_prox. Omitted: the behavior policy (`proximal: behavior`).
+        proximal_log_prob: [N] float, nats, centre of the trust region π_prox. Omitted: the behavior policy (`proximal:
+            behavior`).
         next_log_prob: [N] float, nats, the version right after the one that sampled the token.
         reference_log_prob: [N] float, nats, frozen reference policy.
         sampled: [N] bool, the policy chose the token (tool and environment tokens: False). Omitted: all True.
         policy_version: [N] int, version that sampled the token.
         entropy: [N] float, nats, of the current policy at the position; carries a gradient when it was asked for.
-        top_k: [N, K] int, token ids of the behavior policy's most probable tokens, with `behavior_top_k_log_prob` and `top_k_log_prob`
-            [N, K] float, nats, their log-probs under μ and, with gradient, under π.
-        picked: [N] bool, the tokens that a surrogate looking at the whole optimizer batch has singled out; see `proxima.core.prepare`.
-        weight: [N] float, the correction's weights when they were computed over the whole optimizer batch, 0 where rejected; likewise.
+        top_k: [N, K] int, token ids of the behavior policy's most probable tokens, with `behavior_top_k_log_prob` and
+            `top_k_log_prob` [N, K] float, nats, their log-probs under μ and, with gradient, under π.
+        picked: [N] bool, the tokens that a surrogate looking at the whole optimizer batch has singled out; see
+            `proxima.core.precompute`.
+        weight: [N] float, the correction's weights when they were computed over the whole optimizer batch, 0 where
+            rejected; likewise.
         group: [S] int, the same number for completions of one prompt. Omitted: each sequence its own.
 
     Raises:
@@ -75,7 +78,8 @@ class PolicyBatch:
         if bool(wrong.any()):
             at = int(wrong.nonzero()[0])
             raise ValueError(
-                f"PolicyBatch.loss_mask: token {at} is in the loss but not sampled: no policy chose it. Mask it, or mark it sampled."
+                f"PolicyBatch.loss_mask: token {at} is in the loss but not sampled: no policy chose it. Mask it, or "
+                "mark it sampled."
             )
 
     def __len__(self) -> int:
@@ -94,10 +98,13 @@ class PolicyBatch:
     @cached_property
     def sequence_index(self) -> Tensor:
         """[N] int64, the sequence of each token."""
-        return torch.repeat_interleave(torch.arange(self.sequences, device=self.lengths.device), self.lengths, output_size=len(self))
+        return torch.repeat_interleave(
+            torch.arange(self.sequences, device=self.lengths.device), self.lengths, output_size=len(self)
+        )
 
     def masked(self, name: str, fill: float = 0.0) -> Tensor:
-        """The field with `fill` outside the loss mask, by selection: NaN there can't leak into a value or a gradient."""
+        """The field with `fill` outside the loss mask, by selection: NaN there can't leak into a value or a
+        gradient."""
         value = getattr(self, name)
         if value is None:
             raise ValueError(f"PolicyBatch.{name} is missing.")
@@ -131,8 +138,9 @@ class PolicyBatch:
         """The bridge from other frameworks: right-padded rows become a packed batch.
 
         Args:
-            mask: [B, T], bool or 0/1 of any dtype: the loss mask. A hole inside a row is a token that is not in the loss; padding is what
-                lies behind the last True of a row, or behind the last True of `sampled` when that is given.
+            mask: [B, T], bool or 0/1 of any dtype: the loss mask. A hole inside a row is a token that is not in the
+                loss; padding is what lies behind the last True of a row, or behind the last True of `sampled` when that
+                is given.
             tensors: any field of the batch as [B, T] (`[B, T, K]` for top-k); `advantage` also as [B]; `group` as [B].
 
         Returns: a batch with S = B sequences, rows that are wholly False being empty sequences.
@@ -145,7 +153,11 @@ class PolicyBatch:
         rows, width = loss_mask.shape
         sampled = _as_bool(tensors.pop("sampled"), "sampled") if "sampled" in tensors else loss_mask
         column = torch.arange(1, width + 1, device=mask.device)
-        lengths = ((sampled | loss_mask) * column).amax(dim=1) if width else torch.zeros(rows, dtype=torch.long, device=mask.device)
+        lengths = (
+            ((sampled | loss_mask) * column).amax(dim=1)
+            if width
+            else torch.zeros(rows, dtype=torch.long, device=mask.device)
+        )
         inside = column <= lengths[:, None]
         packed: dict[str, Tensor] = {}
         for name, value in tensors.items():
@@ -161,7 +173,8 @@ class PolicyBatch:
         return cls(loss_mask=loss_mask[inside], sampled=sampled[inside], cu_seqlens=cut, **packed)
 
     def to_padded(self, values: Tensor, fill: float = 0.0) -> Tensor:
-        """[N] (or [N, …]) token values as [S, longest, …] rows, right-padded with `fill`; the inverse of `from_padded`."""
+        """[N] (or [N, …]) token values as [S, longest, …] rows, right-padded with `fill`; the inverse of
+        `from_padded`."""
         width = int(self.lengths.max()) if self.sequences else 0
         out = values.new_full((self.sequences, width, *values.shape[1:]), fill)
         column = torch.arange(len(self), device=values.device) - self.cu_seqlens[:-1][self.sequence_index]

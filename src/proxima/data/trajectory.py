@@ -49,9 +49,14 @@ class Trajectory:
 
     def __post_init__(self) -> None:
         if not self.prompt_tokens:
-            raise ValueError("Trajectory.prompt_tokens: empty; the first response token would have nothing to be predicted from.")
+            raise ValueError(
+                "Trajectory.prompt_tokens: empty; the first response token would have nothing to be predicted from."
+            )
         if not self.temperature > 0:
-            raise ValueError(f"Trajectory.temperature={self.temperature} must be > 0: a greedy completion has no log-probs to train on.")
+            raise ValueError(
+                f"Trajectory.temperature={self.temperature} must be > 0: a greedy completion has no log-probs to "
+                "train on."
+            )
         for name in PER_TOKEN:
             value = getattr(self, name)
             if value is not None and len(value) != len(self.tokens):
@@ -65,7 +70,9 @@ class Trajectory:
         return replace(self, **changes)
 
     @classmethod
-    def of(cls, prompt: Prompt, completion: Completion, *, group: int, advantage: float, behavior: str = "untruncated") -> "Trajectory":
+    def of(
+        cls, prompt: Prompt, completion: Completion, *, group: int, advantage: float, behavior: str = "untruncated"
+    ) -> "Trajectory":
         """A single-turn completion; `behavior` says which of the engine's two log-probs is μ."""
         log_prob = completion.untruncated_log_prob if behavior == "untruncated" else completion.behavior_log_prob
         return cls(

@@ -7,7 +7,8 @@ ROUND = 64  # capacity grows in steps of this many tokens
 
 
 class KVCache:
-    """layers[i]: [2, slots, H_kv, capacity, D], keys then values; row r holds positions 0 … of the completion in slot r.
+    """layers[i]: [2, slots, H_kv, capacity, D], keys then values; row r holds positions 0 … of the completion in slot
+    r.
 
     Running completions are rows 0 … n-1, so that a step reads them without a copy.
 
@@ -18,7 +19,15 @@ class KVCache:
     """
 
     def __init__(
-        self, layers: int, slots: int, heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, *, parts: int = 2
+        self,
+        layers: int,
+        slots: int,
+        heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        parts: int = 2,
     ) -> None:
         self.shape = (parts, slots, heads, 0, head_dim)
         self.layers = [torch.zeros(self.shape, dtype=dtype, device=device) for _ in range(layers)]
@@ -42,7 +51,8 @@ class KVCache:
             held[:, slots, :, :length] = prompt[i][:, None]
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Row `source` becomes row `target`: the hole that a finished completion left is filled by the last running one."""
+        """Row `source` becomes row `target`: the hole that a finished completion left is filled by the last running
+        one."""
         for held in self.layers:
             held[:, target, :, :length] = held[:, source, :, :length]
 

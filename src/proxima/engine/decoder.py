@@ -1,4 +1,5 @@
-"""What a decoder is: the model part of the local engine. The scheduler above it knows no layer, a decoder knows no request."""
+"""What a decoder is: the model part of the local engine. The scheduler above it knows no layer, a decoder knows no
+request."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -11,7 +12,8 @@ from torch.nn import functional as F
 from proxima.engine.cache import KVCache
 
 PACK = True  # lay CPU weights out for their products; a switch for comparisons
-ROWS = 8  # row counts are padded to a multiple of this: a row's float32 product then has the same bits whoever its neighbours are
+# row counts are padded to a multiple of this: a row's float32 product then has the same bits whoever its neighbours are
+ROWS = 8
 
 
 class Decoder(Protocol):
@@ -26,11 +28,13 @@ class Decoder(Protocol):
         ...
 
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
-        """Run prompts, packed. Returns the last hidden state of each [P, D], and each one's KV [layers, 2, H_kv, length, D]."""
+        """Run prompts, packed. Returns the last hidden state of each [P, D], and each one's KV [layers, 2, H_kv,
+        length, D]."""
         ...
 
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
-        """Run one token [n] int64 a row at `position` [n] int64, n a multiple of ROWS; row r is slot r of the cache. Gives [n, D]."""
+        """Run one token [n] int64 a row at `position` [n] int64, n a multiple of ROWS; row r is slot r of the cache.
+        Gives [n, D]."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -44,7 +48,8 @@ def padded_rows(count: int) -> int:
 
 
 def packed(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
-    """Prompts behind one another, padded to a multiple of ROWS: tokens [L], position [L] in their own prompt, and the span of each."""
+    """Prompts behind one another, padded to a multiple of ROWS: tokens [L], position [L] in their own prompt, and the
+    span of each."""
     lengths = [len(prompt) for prompt in prompts]
     ends = list(accumulate(lengths))
     padding = -sum(lengths) % ROWS
@@ -73,19 +78,27 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
 
 
 def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
-    """One token a row over its cached row: query [n, H, D], key and value [n, H_kv, S, D], mask [n, 1, 1, S] → [n, H, D].
+    """One token a row over its cached row: query [n, H, D], key and value [n, H_kv, S, D], mask [n, 1, 1, S] → [n, H,
+    D].
 
-    Queries of one key head are laid as rows of one product: grouped attention without repeating the cache. On a CPU the products are plain
+    Queries of one key head are laid as rows of one product: grouped attention without repeating the cache. On a CPU the
+    products are plain
     ones: torch's fused kernel is up to three times slower there for a few queries.
     """
     rows, heads, dim = query.shape
     kv_heads, reach = key.shape[1], key.shape[2]
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, dim)
     if query.device.type != "cpu":
-        return F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale).reshape(rows, heads, dim)
+        return F.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scale).reshape(
+            rows, heads, dim
+        )
     pairs = rows * kv_heads
     scores = torch.bmm(grouped.reshape(pairs, -1, dim), key.reshape(pairs, reach, dim).transpose(1, 2)).float()
-    scores = scores.mul_(dim**-0.5 if scale is None else scale).view(rows, kv_heads, -1, reach).masked_fill_(~mask, -torch.inf)
+    scores = (
+        scores.mul_(dim**-0.5 if scale is None else scale)
+        .view(rows, kv_heads, -1, reach)
+        .masked_fill_(~mask, -torch.inf)
+    )
     weights = scores.softmax(-1).to(value.dtype).view(pairs, -1, reach)
     return torch.bmm(weights, value.reshape(pairs, reach, dim)).view(rows, heads, dim)
 
@@ -93,15 +106,18 @@ def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
 class Matrix:
     """A weight [out, in] made ready for `x @ weight.T`, in the dtype of its products.
 
-    On a CPU, bf16 weights are laid out once as the kernels want them (oneDNN's packed format) instead of at every product; the result has
-    the same bits (tests/engine), and a decode step takes about two thirds of the time (benchmarks/decode_vs_hf).
+    On a CPU, bf16 weights are laid out once as the kernels want them (oneDNN's packed format) instead of at every
+    product; the result has the same bits (tests/engine), and a decode step takes about two thirds of the time
+    (benchmarks/decode_vs_hf).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.bias = None if bias is None else bias.detach().to(dtype, copy=True)
         weight = weight.detach().to(dtype, copy=True)
-        self.packed = PACK and weight.device.type == "cpu" and dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
+        self.packed = (
+            PACK and weight.device.type == "cpu" and dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
+        )
         self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 64) if self.packed else weight
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -115,7 +131,8 @@ class Matrix:
 def reach_of(position: Tensor, capacity: int) -> int:
     """Cached positions that a step reads: those there are, in steps of 16.
 
-    At least 64, because torch takes another product for very small matrices: a row's bits would depend on how long its neighbours are.
+    At least 64, because torch takes another product for very small matrices: a row's bits would depend on how long its
+    neighbours are.
     """
     return min(capacity, max(64, -(-(int(position.max()) + 1) // 16) * 16))
 

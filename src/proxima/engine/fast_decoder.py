@@ -1,7 +1,7 @@
 """Llama, Qwen2 and Qwen3 without a module tree: fused projections, rotary in place, a static cache.
 
-The arithmetic is the trainer's under autocast: products in the engine's dtype, residual stream, norms and rotary in float32. So the
-engine's log-probs differ from the trainer's by rounding alone.
+The arithmetic is the trainer's under autocast: products in the engine's dtype, residual stream, norms and rotary in
+float32. So the engine's log-probs differ from the trainer's by rounding alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,14 +28,17 @@ def supports(model: nn.Module) -> str | None:
         f"activation {(act := getattr(config, 'hidden_act', None))}": act == "silu",
         f"rope type {rope}": rope in STATIC_ROPE,
         "partial rotary": (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor", 1.0) == 1.0,
-        "sliding window": not (getattr(config, "use_sliding_window", False) and getattr(config, "sliding_window", None)),
+        "sliding window": not (
+            getattr(config, "use_sliding_window", False) and getattr(config, "sliding_window", None)
+        ),
     }
     return next((f"{what} has no fast path" for what, fine in checks.items() if not fine), None)
 
 
 @dataclass
 class Layer:
-    """Weights of one block. `qkv` rows are permuted within each query and key head so that rotary pairs are neighbours."""
+    """Weights of one block. `qkv` rows are permuted within each query and key head so that rotary pairs are
+    neighbours."""
 
     input_norm: Tensor
     qkv: Matrix

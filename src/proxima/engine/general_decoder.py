@@ -1,8 +1,8 @@
 """Any Hugging Face decoder, through its own forward.
 
-`GeneralDecoder` keeps the model's module tree and hangs our cache into its attention interface, so it batches and refills like the fast
-path. `RecomputeDecoder` is for architectures that have no such interface (state-space models): it runs the whole sequence again for every
-token.
+`GeneralDecoder` keeps the model's module tree and hangs our cache into its attention interface, so it batches and
+refills like the fast path. `RecomputeDecoder` is for architectures that have no such interface (state-space models): it
+runs the whole sequence again for every token.
 """
 
 import copy
@@ -20,7 +20,8 @@ from proxima.model.policy import parts
 
 
 class _Copy:
-    """The engine's own copy of a model: linear weights in the engine's dtype, the rest as in the master, run under autocast.
+    """The engine's own copy of a model: linear weights in the engine's dtype, the rest as in the master, run under
+    autocast.
 
     That is the trainer's arithmetic, so log-probs agree to rounding.
     """
@@ -112,7 +113,9 @@ class RecomputeDecoder(_Copy):
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
         held = [torch.tensor(prompt, device=self.device) for prompt in prompts]
-        return torch.cat([self._last(ids[None], [len(ids)]) for ids in held]), [ids.view(1, 1, 1, -1, 1) for ids in held]
+        return torch.cat([self._last(ids[None], [len(ids)]) for ids in held]), [
+            ids.view(1, 1, 1, -1, 1) for ids in held
+        ]
 
     @torch.no_grad()
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:

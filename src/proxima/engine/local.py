@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.data import Completion, FinishReason, Prompt, require
+from proxima.data import Completion, FinishReason, Prompt, UserError, require
 from proxima.engine.decoder import ROWS, Decoder, padded_rows
 from proxima.engine.fast_decoder import FastDecoder, supports
 from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
@@ -25,10 +25,12 @@ class Local:
 
     Args:
         slots: completions that run at once; more wait. Rounded up to a multiple of 8.
-        dtype: of the engine's matrix products and cache, `bfloat16` or `float32`; norms, residual stream and log-probs are float32.
+        dtype: of the engine's matrix products and cache, `bfloat16` or `float32`; norms, residual stream and log-probs
+            are float32.
         decoder: `fast` (Llama, Qwen2, Qwen3), `general` (any Hugging Face decoder), or `auto`: fast where it can.
         prefill_tokens: prompt tokens run at once.
-        top_k_log_probs: how many of the most probable tokens come with each token, for the divergences `topk_tv` and `topk_kl`; 0: none.
+        top_k_log_probs: how many of the most probable tokens come with each token, for the divergences `topk_tv` and
+            `topk_kl`; 0: none.
     """
 
     slots: int = 64
@@ -99,7 +101,7 @@ def make_decoder(model: nn.Module, dtype: torch.dtype, kind: str = "auto") -> De
     """
     reason = supports(model)
     if kind == "fast" and reason:
-        raise ValueError(f"engine.decoder='fast': {reason}; use auto or general.")
+        raise UserError(f"engine.decoder='fast': {reason}; use auto or general.")
     if kind in ("auto", "fast") and reason is None:
         return FastDecoder(model, dtype)
     interface = getattr(model, "_supports_attention_backend", False)
@@ -107,10 +109,11 @@ def make_decoder(model: nn.Module, dtype: torch.dtype, kind: str = "auto") -> De
 
 
 class LocalEngine:
-    """See `Engine` for the protocol. Between two tokens it gives way to the event loop, so scorers and other callers go on beside it.
+    """See `Engine` for the protocol. Between two tokens it gives way to the event loop, so scorers and other callers go
+    on beside it.
 
-    Tokens of a request depend on (seed, prompt uid, sample) and the weights, never on what else is queued: draws are by counter, and row
-    counts are padded so that a row's arithmetic does not depend on how many others there are.
+    Tokens of a request depend on (seed, prompt uid, sample) and the weights, never on what else is queued: draws are by
+    counter, and row counts are padded so that a row's arithmetic does not depend on how many others there are.
 
     Args:
         loaded: model and tokenizer; the weights are copied.
@@ -147,7 +150,7 @@ class LocalEngine:
         self._rows: SamplingRows | None = None  # of `running`; None when it changed
         self._rebuild = False
 
-    # ---- the protocol ----------------------------------------------------------------------------------------------------------------
+    # ---- the protocol ------------------------------------------------------------------------------------------------
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream completions as they end. Several callers may do so at once: they share the slots.
@@ -173,7 +176,8 @@ class LocalEngine:
                 self._forget(sink)
 
     async def publish(self, weights: nn.Module, version: int) -> None:
-        """Copy the weights of a module of the same architecture. Running completions go on under them: their KV is computed afresh."""
+        """Copy the weights of a module of the same architecture. Running completions go on under them: their KV is
+        computed afresh."""
         self.decoder.load(weights)
         self.version = version
         self._rebuild = bool(self.running)
@@ -199,15 +203,16 @@ class LocalEngine:
         waiting = sum(len(entry.requests) for entry in self.waiting)
         return Health(ok=True, version=self.version, running=len(self.running), waiting=waiting)
 
-    # ---- the scheduler ---------------------------------------------------------------------------------------------------------------
+    # ---- the scheduler -----------------------------------------------------------------------------------------------
 
     def _enqueue(self, requests: Sequence[Request], sink: Callable[[Completion], None]) -> None:
         groups: dict[int, _Waiting] = {}
         for request in requests:
             prompt = request.prompt
             if len(prompt.tokens) >= self.max_length:
-                raise ValueError(
-                    f"prompt {prompt.uid} has {len(prompt.tokens)} tokens; the limit, one new token included, is {self.max_length}."
+                raise UserError(
+                    f"prompt {prompt.uid} has {len(prompt.tokens)} tokens; the limit, one new token included, is "
+                    f"{self.max_length}."
                 )
             entry = groups.setdefault(prompt.uid, _Waiting(prompt, deque()))
             entry.requests.append((request, sink))
@@ -268,10 +273,14 @@ class LocalEngine:
         rows = self.running[first:]
         self._accept(rows, self._sample(hidden, self._sampling(rows), rows, which))
 
-    def _sample(self, hidden: Tensor, settings: SamplingRows, rows: Sequence[_Row], which: Tensor | None = None) -> Sampled:
+    def _sample(
+        self, hidden: Tensor, settings: SamplingRows, rows: Sequence[_Row], which: Tensor | None = None
+    ) -> Sampled:
         """One token for each of `rows`, from `hidden` [n, D], or from those of its rows that `which` names."""
         logits = self.decoder.logits(hidden)
-        return sample_tokens(logits if which is None else logits[which], settings, self._uniform(rows), self.top_k_log_probs)
+        return sample_tokens(
+            logits if which is None else logits[which], settings, self._uniform(rows), self.top_k_log_probs
+        )
 
     def _new_row(self, request: Request, sink: Callable[[Completion], None]) -> _Row:
         uniform = uniforms(request.seed, request.prompt.uid, request.sample, request.sampling.max_tokens)
@@ -337,7 +346,8 @@ class LocalEngine:
         return None
 
     def _stop_at(self, row: _Row) -> int | None:
-        """Where the first stop string begins in the text, or None. The whole text is decoded: a stop string may span tokens."""
+        """Where the first stop string begins in the text, or None. The whole text is decoded: a stop string may span
+        tokens."""
         text = self.tokenizer.decode(row.tokens, skip_special_tokens=True)
         found = [at for stop in row.request.sampling.stop if (at := text.find(stop)) >= 0]
         return min(found, default=None)

@@ -10,7 +10,8 @@ from proxima.data import Completion, Prompt, require
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen. The distribution is softmax(logits / temperature), then top-k, then top-p, then min-p, renormalised.
+    """How tokens are chosen. The distribution is softmax(logits / temperature), then top-k, then top-p, then min-p,
+    renormalised.
 
     Args:
         temperature: > 0, or 0 for greedy (evaluation only).
@@ -29,7 +30,9 @@ class Sampling:
     stop: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        require(0 <= self.temperature < math.inf, "temperature", self.temperature, "must be >= 0 and finite; 0 is greedy")
+        require(
+            0 <= self.temperature < math.inf, "temperature", self.temperature, "must be >= 0 and finite; 0 is greedy"
+        )
         require(self.top_k >= 0, "top_k", self.top_k, "must be >= 0; 0 keeps all tokens")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "must be in (0, 1]; 1 keeps all tokens")
         require(0 <= self.min_p < 1, "min_p", self.min_p, "must be in [0, 1); 0 keeps all tokens")
@@ -46,7 +49,8 @@ class Sampling:
 class Request:
     """One completion wanted. Requests of the same prompt share its KV.
 
-    `seed` and (prompt.uid, sample) decide every random draw, by counter: a completion depends on nothing else in the queue.
+    `seed` and (prompt.uid, sample) decide every random draw, by counter: a completion depends on nothing else in the
+    queue.
     """
 
     prompt: Prompt
@@ -67,14 +71,17 @@ class Health:
 
 
 class Engine(Protocol):
-    """Every engine, in this process or behind HTTP. One task at a time calls `generate`; the other methods may be called meanwhile."""
+    """Every engine, in this process or behind HTTP. One task at a time calls `generate`; the other methods may be
+    called meanwhile."""
 
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Stream the completions, each as soon as it ends, in any order; one for each request unless aborted before it began."""
+        """Stream the completions, each as soon as it ends, in any order; one for each request unless aborted before it
+        began."""
         ...
 
     async def publish(self, weights: Any, version: int) -> None:
-        """Take new weights. Tokens sampled from now on carry `version`; a running completion goes on under the new weights."""
+        """Take new weights. Tokens sampled from now on carry `version`; a running completion goes on under the new
+        weights."""
         ...
 
     async def pause(self) -> None:

@@ -25,7 +25,8 @@ class SamplingRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """token [n] int64; behavior_log_prob (really sampled) and untruncated_log_prob (temperature alone) [n] float32, nats.
+    """token [n] int64; behavior_log_prob (really sampled) and untruncated_log_prob (temperature alone) [n] float32,
+    nats.
 
     top_k [n, K] int64 and top_k_log_prob [n, K] float32: the most probable tokens, untruncated; None unless asked for.
     """
@@ -39,7 +40,9 @@ class Sampled:
 
 def uniforms(seed: int, prompt_uid: int, sample: int, count: int) -> np.ndarray:
     """[count] float32 in [0, 1): the draws of one completion, by counter (Philox keyed by seed, prompt and sample)."""
-    key = np.array([seed & 0xFFFFFFFFFFFFFFFF, (prompt_uid * 0x9E3779B97F4A7C15 + sample) & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64)
+    key = np.array(
+        [seed & 0xFFFFFFFFFFFFFFFF, (prompt_uid * 0x9E3779B97F4A7C15 + sample) & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64
+    )
     return np.random.Generator(np.random.Philox(key=key)).random(count, dtype=np.float32)
 
 
@@ -52,8 +55,9 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
         uniform: [n] float32 in [0, 1).
         top: also return so many of the most probable tokens, with their log-probs.
 
-    The draw is the first token whose cumulative probability exceeds the uniform number, tokens in vocabulary order; a token of
-    probability 0 is never drawn. The cumulative sum is float32: tokens rarer than about 6e-8 may be merged with a neighbour.
+    The draw is the first token whose cumulative probability exceeds the uniform number, tokens in vocabulary order; a
+    token of probability 0 is never drawn. The cumulative sum is float32: tokens rarer than about 6e-8 may be merged
+    with a neighbour.
     """
     step = BLOCK if logits.device.type == "cpu" else max(1, len(logits))
     plain = not bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
@@ -61,14 +65,18 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
     parts = []
     for at in range(0, len(logits), step):
         own = slice(at, at + step)
-        block = SamplingRows(temperature=rows.temperature[own], top_k=rows.top_k[own], top_p=rows.top_p[own], min_p=rows.min_p[own])
+        block = SamplingRows(
+            temperature=rows.temperature[own], top_k=rows.top_k[own], top_p=rows.top_p[own], min_p=rows.min_p[own]
+        )
         parts.append(_sample_block(logits[own].to(torch.float32, copy=True), block, uniform[own], plain, greedy, top))
     token, behavior, untruncated, ids, log_probs = (torch.cat(column) for column in zip(*parts, strict=True))
     found = Sampled(token=token, behavior_log_prob=behavior, untruncated_log_prob=untruncated)
     return replace(found, top_k=ids, top_k_log_prob=log_probs) if top else found
 
 
-def _sample_block(logits: Tensor, rows: SamplingRows, uniform: Tensor, plain: bool, any_greedy: bool, top: int) -> tuple[Tensor, ...]:
+def _sample_block(
+    logits: Tensor, rows: SamplingRows, uniform: Tensor, plain: bool, any_greedy: bool, top: int
+) -> tuple[Tensor, ...]:
     """token, behavior and untruncated log-prob [n], top ids and log-probs [n, top]; `logits` is overwritten."""
     greedy = rows.temperature == 0
     logits.div_(torch.where(greedy, 1.0, rows.temperature)[:, None])
@@ -90,11 +98,18 @@ def _sample_block(logits: Tensor, rows: SamplingRows, uniform: Tensor, plain: bo
         token = torch.where(greedy[:, None], argmax, token)
     chosen = logits.gather(1, token).squeeze(1)
     values, ids = logits.topk(top, dim=1) if top else (logits[:, :0], token[:, :0])
-    return token.squeeze(1), chosen - torch.where(greedy, log_z, kept_log_z), chosen - log_z, ids, values - log_z[:, None]
+    return (
+        token.squeeze(1),
+        chosen - torch.where(greedy, log_z, kept_log_z),
+        chosen - log_z,
+        ids,
+        values - log_z[:, None],
+    )
 
 
 def _truncate(logits: Tensor, log_z: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """Logits with −inf where a token can't be drawn, and their logsumexp. The very tensors given when nothing is truncated."""
+    """Logits with −inf where a token can't be drawn, and their logsumexp. The very tensors given when nothing is
+    truncated."""
     top_k, top_p = bool((rows.top_k > 0).any()), bool((rows.top_p < 1).any())
     if not top_k and not top_p and not bool((rows.min_p > 0).any()):
         return logits, log_z
@@ -113,7 +128,8 @@ def _truncate(logits: Tensor, log_z: Tensor, rows: SamplingRows) -> tuple[Tensor
 
 
 def _floor(logits: Tensor, rows: SamplingRows, candidates: int) -> Tensor | None:
-    """[n] the smallest logit that top-k and top-p keep, from the `candidates` largest; None if they don't hold enough mass."""
+    """[n] the smallest logit that top-k and top-p keep, from the `candidates` largest; None if they don't hold enough
+    mass."""
     values, _ = logits.topk(candidates, dim=1)
     rank = torch.arange(candidates, device=logits.device)
     k = torch.where(rows.top_k > 0, rows.top_k, logits.shape[1])[:, None]
@@ -121,7 +137,9 @@ def _floor(logits: Tensor, rows: SamplingRows, candidates: int) -> Tensor | None
     # mass within what top-k leaves: all of it where top-k bites, the whole vocabulary where it doesn't
     log_z = torch.where(k[:, 0] <= candidates, values.logsumexp(dim=1), logits.logsumexp(dim=1))
     before = (values - log_z[:, None]).exp().cumsum(dim=1)
-    enough = (k[:, 0] <= candidates) | (rows.top_p >= 1) | (before[:, -1] >= rows.top_p) | (candidates == logits.shape[1])
+    enough = (
+        (k[:, 0] <= candidates) | (rows.top_p >= 1) | (before[:, -1] >= rows.top_p) | (candidates == logits.shape[1])
+    )
     if not bool(enough.all()):
         return None
     needed = torch.zeros_like(values, dtype=torch.bool)

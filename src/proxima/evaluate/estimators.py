@@ -1,6 +1,7 @@
 """Estimators of one question: n samples were drawn, what would k have given? Exact expectations, no random draw.
 
-Each is the mean over all C(n, k) ways to keep k of the n samples, so a figure at k < n uses every sample and has the least variance.
+Each is the mean over all C(n, k) ways to keep k of the n samples, so a figure at k < n uses every sample and has the
+least variance.
 """
 
 import math
@@ -13,7 +14,8 @@ from proxima.data import require
 
 
 def mean_at_k(correct: Sequence[bool]) -> float:
-    """The share of right samples: mean@k for every k <= n at once, because the mean over subsets of the subset mean is the mean.
+    """The share of right samples: mean@k for every k <= n at once, because the mean over subsets of the subset mean is
+    the mean.
 
     Args:
         correct: whether each of the n samples is right, n >= 1.
@@ -50,16 +52,19 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int) -> float:
-    """The probability that the answer most voted for among k samples is right: expected over the C(n, k) subsets, and over ties.
+    """The probability that the answer most voted for among k samples is right: expected over the C(n, k) subsets, and
+    over ties.
 
-    Samples vote for their answer; None does not vote. The answers given by right samples are one class, however they are written (the
-    reward says that 1/2 and 0.5 agree); other answers are classes by equality. A tie is decided by a fair draw, taken in expectation:
-    t + 1 tied classes win 1 / (t + 1) each. A winning class counts by its share of right samples, which is 0 or 1 unless the reward
-    judges more than the answer. No vote at all: 0.
+    Samples vote for their answer; None does not vote. The answers given by right samples are one class, however they
+    are written (the reward says that 1/2 and 0.5 agree); other answers are classes by equality. A tie is decided by a
+    fair draw, taken
+    in expectation: t + 1 tied classes win 1 / (t + 1) each. A winning class counts by its share of right samples, which
+    is 0 or 1 unless the reward judges more than the answer. No vote at all: 0.
 
         sum over classes j, votes v of   value_j C(n_j, v) sum_t W_j(v, t) / (t + 1)  /  C(n, k)
 
-    where W_j(v, t) counts the ways to draw the other k - v samples so that no class has more than v votes and t others have exactly v.
+    where W_j(v, t) counts the ways to draw the other k - v samples so that no class has more than v votes and t others
+    have exactly v.
 
     Args:
         answers: the canonical answer of each of the n samples (see `votes`), None where there is none.
@@ -67,12 +72,15 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
         k: samples that vote, 1 <= k <= n.
     Returns: a probability. k = 1 gives the share of right samples, if every right one has a vote.
     Raises: ValueError for k out of bounds, lengths that differ, or k < n > 1,000, where float64 can't count the ways.
-    Source: Wang et al., arXiv 2203.11171 (self-consistency), there by one draw of k samples; the expectation is by counting.
-    Differs: verl draws subsets with replacement by a global seed, lm-evaluation-harness takes the first k; in both the first of tied
-        answers wins, and an answer that could not be extracted votes like any other.
+    Source: Wang et al., arXiv 2203.11171 (self-consistency), there by one draw of k samples; the expectation is by
+        counting.
+    Differs: verl draws subsets with replacement by a global seed, lm-evaluation-harness takes the first k; in both the
+        first of tied answers wins, and an answer that could not be extracted votes like any other.
     """
     require(len(answers) == len(correct), "correct", len(correct), f"must be as many as answers ({len(answers)})")
-    require(1 <= k <= len(answers), "k", k, f"must be in 1 … n={len(answers)}; draw more samples, or ask for a smaller k")
+    require(
+        1 <= k <= len(answers), "k", k, f"must be in 1 … n={len(answers)}; draw more samples, or ask for a smaller k"
+    )
     require(len(answers) <= 1000 or k == len(answers), "k", k, f"must be n={len(answers)}, or n at most 1,000")
     right, wrong, silent, value = _classes(answers, correct)
     if not right:
@@ -81,7 +89,8 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
 
 
 def _classes(answers: Sequence[Hashable | None], correct: Sequence[bool]) -> tuple[int, list[int], int, float]:
-    """Votes for the right class, for each wrong one, samples without a vote, and the share of right samples in the right class."""
+    """Votes for the right class, for each wrong one, samples without a vote, and the share of right samples in the
+    right class."""
     known = {answer for answer, right in zip(answers, correct, strict=True) if right and answer is not None}
     for_right = voted = silent = 0
     wrong: dict[Hashable, int] = {}
@@ -112,10 +121,11 @@ def _right_wins(right: int, wrong: tuple[int, ...], silent: int, k: int) -> floa
 
 
 def _others(wrong: tuple[int, ...], silent: int, votes: int, left: int) -> np.ndarray:
-    """[ties] the ways to draw `left` samples with at most `votes` of each wrong class, by the number of classes with exactly `votes`.
+    """[ties] the ways to draw `left` samples with at most `votes` of each wrong class, by the number of classes with
+    exactly `votes`.
 
-    A product of polynomials, one a class, in drawn samples and ties. All terms are positive, so float64 loses nothing that matters;
-    its range holds for n up to about 1,000.
+    A product of polynomials, one a class, in drawn samples and ties. All terms are positive, so float64 loses nothing
+    that matters; its range holds for n up to about 1,000.
     """
     most_ties = min(len(wrong), left // votes)
     ways = np.zeros((most_ties + 1, left + 1))

@@ -1,7 +1,8 @@
 """From scored groups to the figures of an evaluation, each with its interval.
 
-A failed scorer (`valid=False`) says nothing of the answer: the sample enters no figure and is counted under `invalid`. A question of which
-fewer than k samples are left has no pass@k and no maj@k, and is left out of them; `questions` of a figure says over how many it is.
+A failed scorer (`valid=False`) says nothing of the answer: the sample enters no figure and is counted under `invalid`.
+A question of which fewer than k samples are left has no pass@k and no maj@k, and is left out of them; `questions` of a
+figure says over how many it is.
 """
 
 import statistics
@@ -29,7 +30,12 @@ class Question:
     votes: tuple[Hashable | None, ...]
 
     def __post_init__(self) -> None:
-        require(len(self.votes) == len(self.correct), "votes", len(self.votes), f"must be as many as correct ({len(self.correct)})")
+        require(
+            len(self.votes) == len(self.correct),
+            "votes",
+            len(self.votes),
+            f"must be as many as correct ({len(self.correct)})",
+        )
 
     @property
     def known(self) -> list[bool]:
@@ -75,19 +81,26 @@ def check_ks(ks: Sequence[int], samples: int) -> None:
         require(k <= samples, "k", k, f"must be <= samples={samples}: {remedy}")
 
 
-def estimates(questions: Sequence[Question], samples: int, ks: Sequence[int], *, vote: bool, seed: int = 0) -> dict[str, Interval]:
+def estimates(
+    questions: Sequence[Question], samples: int, ks: Sequence[int], *, vote: bool, seed: int = 0
+) -> dict[str, Interval]:
     """`greedy`-like accuracy and, for several samples, mean@n, pass@k and maj@k, each with its 95 % interval.
 
-    One sample a question: `accuracy` with the Wilson interval. Several: bootstrap over the questions. A figure that no question has is
-    left out. `accuracy` is the share of right answers among those known, `mean@n` the mean over questions of their own shares: the same
-    unless scorers failed.
+    One sample a question: `accuracy` with the Wilson interval. Several: bootstrap over the questions. A figure that no
+    question has is left out. `accuracy` is the share of right answers among those known, `mean@n` the mean over
+    questions of their own
+    shares: the same unless scorers failed.
     """
     known = [one for question in questions for one in question.known]
     if not known:
         return {}
     if samples == 1:
         low, high = wilson(sum(known), len(known))
-        return {"accuracy": Interval(value=sum(known) / len(known), low=low, high=high, method="wilson", questions=len(known))}
+        return {
+            "accuracy": Interval(
+                value=sum(known) / len(known), low=low, high=high, method="wilson", questions=len(known)
+            )
+        }
     wanted: dict[str, Callable[[Question], float | None]] = {f"mean@{samples}": Question.mean}
     wanted |= {f"pass@{k}": partial(Question.passed, k=k) for k in ks if k > 1}
     if vote:
@@ -116,8 +129,9 @@ def figures(
         ks: of pass@k and maj@k, each 1 … samples; empty: powers of two and `samples`.
         find: takes the answer out of a text; None: no vote, and `unanswered` is null.
         seed: of the bootstrap.
-    Returns: `questions`, `samples`, `answers`, `correct`, `invalid`, `estimates` {name: value, low, high, method, questions}, `reward`,
-        `length` (tokens: mean, median, max), `truncated` and `unanswered` (shares of the answers), `tokens`.
+    Returns: `questions`, `samples`, `answers`, `correct`, `invalid`, `estimates` {name: value, low, high, method,
+        questions}, `reward`, `length` (tokens: mean, median, max), `truncated` and `unanswered` (shares of the
+        answers), `tokens`.
     """
     ks = tuple(sorted(set(ks))) or powers_of_two(samples)
     check_ks(ks, samples)
@@ -137,7 +151,9 @@ def figures(
         "invalid": sum(not score.valid for _, score in pairs),
         "estimates": {name: asdict(interval) for name, interval in found.items()},
         "reward": statistics.fmean(values) if values else None,
-        "length": {"mean": statistics.fmean(lengths), "median": statistics.median(lengths), "max": max(lengths)} if lengths else None,
+        "length": {"mean": statistics.fmean(lengths), "median": statistics.median(lengths), "max": max(lengths)}
+        if lengths
+        else None,
         "truncated": sum(completion.truncated for completion, _ in pairs) / len(pairs) if pairs else None,
         "unanswered": sum(vote is None for vote in votes) / len(votes) if votes and find is not None else None,
         "tokens": sum(lengths),

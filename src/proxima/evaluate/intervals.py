@@ -1,7 +1,7 @@
 """Intervals: how far a figure may be from what infinitely many questions would give. 95 % unless said otherwise.
 
-What is random is which questions were asked: a test set is a sample of the questions that could be in it. So questions are resampled,
-never single answers, because the samples of one question stand or fall together.
+What is random is which questions were asked: a test set is a sample of the questions that could be in it. So questions
+are resampled, never single answers, because the samples of one question stand or fall together.
 """
 
 import math
@@ -65,13 +65,16 @@ def paired_score(won: int, lost: int, questions: int, z: float = Z) -> tuple[flo
     The bounds are the differences D that a score test of them would just not refuse:
 
         (won - lost - n D)² = z² n (2 q + D (1 - D))
-        q = (sqrt(B² + 8 n c D (1 - D)) - B) / 4n,  B = (2n - won + lost) D - won - lost,  c = lost       the share lost, given D
+        q = (sqrt(B² + 8 n c D (1 - D)) - B) / 4n,  B = (2n - won + lost) D - won - lost,  c = lost
+        the share lost, given D
 
-    Exact coverage, summed over all outcomes, where neither side is better and a share of the questions is right on one side only:
+    Exact coverage, summed over all outcomes, where neither side is better and a share of the questions is right on one
+    side only:
 
         questions, share    200, .02    200, .05    200, .1    30, .1    1,000, .01
         this                    .958        .957       .948      .969          .957
-        BCa bootstrap           .903        .929       .949      .909      it can only repeat the handful of questions that differ
+        BCa bootstrap           .903        .929       .949      .909
+        it can only repeat the handful of questions that differ
 
     Args:
         won, lost: questions that only the second, and only the first, has right.
@@ -79,7 +82,8 @@ def paired_score(won: int, lost: int, questions: int, z: float = Z) -> tuple[flo
     Returns: the bounds, in [-1, 1]; won = lost = 0: plus and minus z² / (n + z²), the Wilson bound on a share of 0.
     Raises: ValueError for counts that are no counts.
     Source: Tango, Statistics in Medicine 17 (1998) 891.
-    Differs: Newcombe's method 10 (1998) asks for the questions that both have right, too; this one for those that differ alone.
+    Differs: Newcombe's method 10 (1998) asks for the questions that both have right, too; this one for those that
+        differ alone.
     """
     require(won >= 0, "won", won, "must be >= 0")
     require(lost >= 0, "lost", lost, "must be >= 0")
@@ -100,24 +104,32 @@ def _upper_score(won: int, lost: int, n: int, z: float) -> float:
 
 
 def bootstrap_mean(
-    values: Sequence[float], *, seed: int = 0, confidence: float = 0.95, replicates: int = REPLICATES, signed: bool = False
+    values: Sequence[float],
+    *,
+    seed: int = 0,
+    confidence: float = 0.95,
+    replicates: int = REPLICATES,
+    signed: bool = False,
 ) -> Interval:
     """The mean of a value per question, with its BCa bootstrap interval over the questions.
 
-    The questions are drawn again with replacement, `replicates` times; the interval is between two quantiles of the means so found,
-    shifted for bias and skewness (bias-corrected and accelerated):
+    The questions are drawn again with replacement, `replicates` times; the interval is between two quantiles of the
+    means so found, shifted for bias and skewness (bias-corrected and accelerated):
 
-        z0 = Φ⁻¹(share of replicates below the mean, half of those at it)      a = Σ(m - m_i)³ / 6 (Σ(m - m_i)²)^1.5, m_i without i
+        z0 = Φ⁻¹(share of replicates below the mean, half of those at it)
+        a = Σ(m - m_i)³ / 6 (Σ(m - m_i)²)^1.5, m_i without i
         level → Φ(z0 + (z0 + z) / (1 - a (z0 + z))),  z = Φ⁻¹(level)
 
-    Draws are by counter (Philox keyed by seed and replicate), so a value changes only with the values, the seed and `replicates`.
+    Draws are by counter (Philox keyed by seed and replicate), so a value changes only with the values, the seed and
+    `replicates`.
 
     Args:
         values: a share, or a difference of shares, of each question; n >= 1.
         signed: values lie in [-1, 1] (differences), not in [0, 1].
-    Returns: `Interval` of method `bootstrap`; of method `wilson` where all values are equal: resampling then shows no spread at all, and
-        the truth still need not be there. Then Wilson with the questions as trials, which no values in [0, 1] of that mean exceed in
-        variance; for differences, all 0 in practice, ± the Wilson bound on the share of questions that differ.
+    Returns: `Interval` of method `bootstrap`; of method `wilson` where all values are equal: resampling then shows no
+        spread at all, and the truth still need not be there. Then Wilson with the questions as trials, which no values
+        in [0, 1] of that mean exceed in variance; for differences, all 0 in practice, ± the Wilson bound on the share
+        of questions that differ.
     Raises: ValueError without values.
     Source: Efron, JASA 82 (1987) 171; the jackknife's acceleration as in Efron and Tibshirani (1993), Eq. 14.15.
     """
@@ -145,7 +157,8 @@ def resampled_means(x: np.ndarray, seed: int, replicates: int) -> np.ndarray:
 
 
 def random_bits(seed: int, start: int, stop: int, columns: int) -> np.ndarray:
-    """[stop - start, columns] uint32: rows of a table that depends on seed and columns alone, whatever part of it is asked for."""
+    """[stop - start, columns] uint32: rows of a table that depends on seed and columns alone, whatever part of it is
+    asked for."""
     blocks = -(-columns // 8)  # Philox makes 4 × 64 bits for each count of its counter
     key = np.array([seed & 0xFFFFFFFFFFFFFFFF, 0x9E3779B97F4A7C15], dtype=np.uint64)
     generator = np.random.Philox(key=key, counter=np.array([start * blocks, 0, 0, 0], dtype=np.uint64))
@@ -163,7 +176,9 @@ def _draws(seed: int, start: int, stop: int, n: int) -> np.ndarray:
 def _without_spread(mean: float, n: int, signed: bool) -> Interval:
     if signed:
         width = wilson(0, n)[1]
-        return Interval(value=mean, low=max(-1.0, mean - width), high=min(1.0, mean + width), method="wilson", questions=n)
+        return Interval(
+            value=mean, low=max(-1.0, mean - width), high=min(1.0, mean + width), method="wilson", questions=n
+        )
     low, high = wilson(mean * n, n)
     return Interval(value=mean, low=low, high=high, method="wilson", questions=n)
 
@@ -174,7 +189,8 @@ def _level(p: float, z0: float, skew: float) -> float:
 
 
 def _quantile(ordered: np.ndarray, level: float) -> float:
-    """Linear between the order statistics; the same on every machine, unlike a library's choice among nine definitions."""
+    """Linear between the order statistics; the same on every machine, unlike a library's choice among nine
+    definitions."""
     place = min(max(level, 0.0), 1.0) * (len(ordered) - 1)
     left = math.floor(place)
     right = min(left + 1, len(ordered) - 1)

@@ -1,7 +1,9 @@
-"""Two results on the same questions: is the difference more than luck? What is equal on both sides cancels, so pairs see more than totals.
+"""Two results on the same questions: is the difference more than luck? What is equal on both sides cancels, so pairs
+see more than totals.
 
-Both tests ask the same: if it were a coin's choice, question by question, which side got which result, how often would the difference be
-at least as far from 0 as it is? Both are exact and need no seed; the Monte Carlo way out is for values that are no fractions.
+Both tests ask the same: if it were a coin's choice, question by question, which side got which result, how often would
+the difference be at least as far from 0 as it is? Both are exact and need no seed; the Monte Carlo way out is for
+values that are no fractions.
 """
 
 import math
@@ -19,12 +21,14 @@ _DENOMINATOR = 10**6
 
 
 def mcnemar(won: int, lost: int) -> float:
-    """McNemar's exact test for one answer a question on each side: two-sided p from the questions where just one side is right.
+    """McNemar's exact test for one answer a question on each side: two-sided p from the questions where just one side
+    is right.
 
         p = min(1, 2 P(X <= min(won, lost))),  X ~ Binomial(won + lost, 1/2)
 
     Args:
-        won, lost: questions that only the second, and only the first, has right. Questions both have right, or wrong, say nothing.
+        won, lost: questions that only the second, and only the first, has right. Questions both have right, or wrong,
+            say nothing.
     Returns: the p-value; 1 where the sides differ nowhere.
     Raises: ValueError for a negative count.
     Source: McNemar, Psychometrika 12 (1947) 153, in its exact binomial form.
@@ -43,12 +47,14 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
         p = P(|Σ s_i d_i| >= |Σ d_i|),  s_i = ±1 with probability 1/2 each
 
     Args:
-        differences: d_i of each question, second minus first; shares of few samples, so fractions with small denominators.
+        differences: d_i of each question, second minus first; shares of few samples, so fractions with small
+            denominators.
         seed: of the flips where the exact way is too large (see Differs).
     Returns: the p-value; 1 where no question differs. For d_i in {-1, 0, 1} it is McNemar's exact p.
     Source: Fisher, The Design of Experiments (1935), section 21.
-    Differs: usually by Monte Carlo. Here the d_i are brought to a common denominator and the distribution of the sum is built question by
-        question, exactly up to float64. Where that takes over a million sums, or the values are no such fractions (means of rewards),
+    Differs: usually by Monte Carlo. Here the d_i are brought to a common denominator and the distribution of the sum is
+        built question by question, exactly up to float64. Where that takes over a million sums, or the values are no
+        such fractions (means of rewards),
         100,000 seeded flips: p = (1 + those as far) / (1 + flips).
     """
     differing = [d for d in differences if abs(d) > 1e-12]
@@ -61,7 +67,9 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
     chance = np.zeros(2 * reach + 1)
     chance[reach] = 1.0
     for step in sorted(map(abs, steps)):
-        chance = 0.5 * (np.roll(chance, step) + np.roll(chance, -step))  # nothing reaches the ends before the last step: no wrap
+        chance = 0.5 * (
+            np.roll(chance, step) + np.roll(chance, -step)
+        )  # nothing reaches the ends before the last step: no wrap
     far = abs(sum(steps))
     away = np.abs(np.arange(-reach, reach + 1))
     return float(min(1.0, chance[away >= far].sum()))
@@ -72,12 +80,17 @@ def difference(differences: Sequence[float], *, single: bool = False, seed: int 
 
     Args:
         differences: second minus first, a question; in [-1, 1].
-        single: one answer a question on both sides, so that each is -1, 0 or 1: Tango's score interval, which holds its 95 % where few
-            questions differ, too (`paired_score`).
+        single: one answer a question on both sides, so that each is -1, 0 or 1: Tango's score interval, which holds its
+            95 % where few questions differ, too (`paired_score`).
     Raises: ValueError without questions, or for single answers that differ by something else.
     """
     if single:
-        require(all(d in (-1, 0, 1) for d in differences), "differences", list(differences), "must be -1, 0 or 1 for single answers")
+        require(
+            all(d in (-1, 0, 1) for d in differences),
+            "differences",
+            list(differences),
+            "must be -1, 0 or 1 for single answers",
+        )
         won, lost, n = differences.count(1), differences.count(-1), len(differences)
         low, high = paired_score(won, lost, n)
         return Interval(value=(won - lost) / n, low=low, high=high, method="score", questions=n)

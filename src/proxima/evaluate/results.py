@@ -1,6 +1,7 @@
 """The folder of an evaluation: what it holds, and reading it back.
 
-result.json        every figure with its interval, sampling, prompt, rewards, seed, versions, hashes of model and data; the same command
+result.json
+every figure with its interval, sampling, prompt, rewards, seed, versions, hashes of model and data; the same command
                    gives the same bytes
 <suite>.parquet    one row a completion: what was asked, written, extracted and judged
 environment.json   machine, command, time: what may differ between two runs of one command
@@ -16,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from proxima.data import Group
+from proxima.data import Group, UserError
 from proxima.evaluate.votes import canonical
 
 FORMAT = "proxima evaluation 1"
@@ -26,20 +27,37 @@ SCHEMA = pa.schema(
         pa.field("row", pa.int64(), nullable=False, metadata={"doc": "of the data set, from 0"}),
         pa.field("prompt_uid", pa.int64(), nullable=False),
         pa.field("sample", pa.int32(), nullable=False),
-        pa.field("question", pa.string(), nullable=False, metadata={"doc": "the last user message, with the suite's template"}),
+        pa.field(
+            "question",
+            pa.string(),
+            nullable=False,
+            metadata={"doc": "the last user message, with the suite's template"},
+        ),
         pa.field("answer", pa.string(), nullable=False, metadata={"doc": "JSON: what the reward compared with"}),
         pa.field("text", pa.string(), nullable=False),
         pa.field("tokens", pa.list_(pa.int32()), nullable=False),
         pa.field("correct", pa.bool_(), metadata={"doc": "null where no reward knows, or the score is invalid"}),
         pa.field("reward", pa.float64(), metadata={"doc": "weighted sum; null where the score is invalid"}),
-        pa.field("parts", pa.string(), nullable=False, metadata={"doc": "JSON: each reward by name, before its weight"}),
+        pa.field(
+            "parts", pa.string(), nullable=False, metadata={"doc": "JSON: each reward by name, before its weight"}
+        ),
         pa.field("extracted", pa.string(), metadata={"doc": "the answer found in the text; null where there is none"}),
         pa.field("vote", pa.string(), metadata={"doc": "the extracted answer in its one form"}),
         pa.field("length", pa.int32(), nullable=False, metadata={"doc": "tokens"}),
         pa.field("finish_reason", pa.string(), nullable=False),
-        pa.field("valid", pa.bool_(), nullable=False, metadata={"doc": "false: a scorer failed, the completion enters no figure"}),
+        pa.field(
+            "valid",
+            pa.bool_(),
+            nullable=False,
+            metadata={"doc": "false: a scorer failed, the completion enters no figure"},
+        ),
         pa.field("error", pa.string(), metadata={"doc": "why the score is invalid"}),
-        pa.field("log_prob_sum", pa.float64(), nullable=False, metadata={"doc": "nats, under what was sampled; greedy: at temperature 1"}),
+        pa.field(
+            "log_prob_sum",
+            pa.float64(),
+            nullable=False,
+            metadata={"doc": "nats, under what was sampled; greedy: at temperature 1"},
+        ),
         pa.field("metadata", pa.string(), nullable=False, metadata={"doc": "JSON: level, source … of the row"}),
     ],
     metadata={"proxima": FORMAT},
@@ -49,10 +67,14 @@ SCHEMA = pa.schema(
 def items_table(groups: Sequence[Group], first_uid: int, find: Callable[[str], str | None] | None) -> pa.Table:
     """A suite's completions as the table above; `first_uid` is the uid of the data set's row 0."""
     rows = list(_items(groups, first_uid, find))
-    return pa.Table.from_pydict({f.name: pa.array([row[f.name] for row in rows], f.type) for f in SCHEMA}, schema=SCHEMA)
+    return pa.Table.from_pydict(
+        {f.name: pa.array([row[f.name] for row in rows], f.type) for f in SCHEMA}, schema=SCHEMA
+    )
 
 
-def _items(groups: Sequence[Group], first_uid: int, find: Callable[[str], str | None] | None) -> Iterator[dict[str, Any]]:
+def _items(
+    groups: Sequence[Group], first_uid: int, find: Callable[[str], str | None] | None
+) -> Iterator[dict[str, Any]]:
     for group in groups:
         prompt = group.prompt
         for completion, score in zip(group.completions, group.scores, strict=True):
@@ -97,7 +119,7 @@ def questions_sha(questions: Sequence[tuple[str, Any]]) -> str:
     return digest.hexdigest()
 
 
-# ---- reading -----------------------------------------------------------------------------------------------------------------------------
+# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,20 +160,22 @@ def read_result(path: str | Path) -> Result:
     """
     place = Path(path).expanduser()
     if place.is_file():
-        return Result(path=place, suites={"held-out" if place.parent.name == "evals" else place.stem: read_items(place)})
+        return Result(
+            path=place, suites={"held-out" if place.parent.name == "evals" else place.stem: read_items(place)}
+        )
     if (place / RESULT).is_file():
         try:
             facts = json.loads((place / RESULT).read_text(encoding="utf-8"))
             names = list(facts["suites"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{place / RESULT} is no result of proxima eval ({error}); evaluate again") from None
+            raise UserError(f"{place / RESULT} is no result of proxima eval ({error}); evaluate again") from None
         return Result(path=place, suites={name: read_items(place / f"{name}.parquet") for name in names}, facts=facts)
     if files := sorted((place / "evals").glob("[0-9]*-*.parquet"), key=lambda file: int(file.stem.partition("-")[0])):
         return Result(path=place, suites={"held-out": read_items(files[-1])})
     if not place.exists():
-        raise ValueError(f"{path} does not exist; give the folder that proxima eval wrote, or a run")
+        raise UserError(f"{path} does not exist; give the folder that proxima eval wrote, or a run")
     unfinished = " (its evaluation did not end: run it again with --overwrite)" if list(place.glob("*.parquet")) else ""
-    raise ValueError(f"{path} holds no {RESULT}{unfinished}; give the folder that proxima eval wrote, or a run")
+    raise UserError(f"{path} holds no {RESULT}{unfinished}; give the folder that proxima eval wrote, or a run")
 
 
 def read_items(file: Path) -> dict[int, Asked]:
@@ -165,7 +189,7 @@ def read_items(file: Path) -> dict[int, Asked]:
         rows = pq.read_table(file, columns=columns, partitioning=None).to_pylist()
     except (OSError, pa.ArrowInvalid, pa.ArrowKeyError, KeyError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ValueError(f"{file} can't be read as an evaluation: {reason[:160]}") from None
+        raise UserError(f"{file} can't be read as an evaluation: {reason[:160]}") from None
     found: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["prompt_uid"], []).append(row)

@@ -1,8 +1,8 @@
 r"""Evaluation sets by name: where the data lie, how the question is put, who judges, how long an answer may get.
 
-The prompt of a suite is part of what is measured; it is fixed here, written into every result, and two results with different prompts are
-never compared silently. Data are taken from the first place that has them: the path given for the suite, `--data FOLDER`, `data/<suite>`
-(what `proxima data prepare` writes), the hub or its cache.
+The prompt of a suite is part of what is measured; it is fixed here, written into every result, and two results with
+different prompts are never compared silently. Data are taken from the first place that has them: the path given for the
+suite, `--data FOLDER`, `data/<suite>` (what `proxima data prepare` writes), the hub or its cache.
 """
 
 import difflib
@@ -11,13 +11,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxima.data import require
+from proxima.data import UserError, require
 from proxima.reward import REWARDS
 from proxima.task import TASKS
 
 STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 HASHES = "\nThink step by step, then give the final number after ####."
-KEPT = ("id", "level", "source", "source_id", "subject", "unique_id", "year")  # columns that go into the result beside the answer
+KEPT = (
+    "id",
+    "level",
+    "source",
+    "source_id",
+    "subject",
+    "unique_id",
+    "year",
+)  # columns that go into the result beside the answer
 TEST_FILES = ("test.parquet", "test.jsonl", "main/test.parquet", "main/test.jsonl")
 
 
@@ -56,7 +64,10 @@ class Suite:
         Raises:
             ValueError: a package that a reward needs is missing; names the extra.
         """
-        return [REWARDS[spec["kind"]](**{key: value for key, value in spec.items() if key != "kind"}) for spec in self.rewards]
+        return [
+            REWARDS[spec["kind"]](**{key: value for key, value in spec.items() if key != "kind"})
+            for spec in self.rewards
+        ]
 
     def at(self, place: Path) -> Any | None:
         """The task spec for a file, or for the folder with a `test` file; None where there is none."""
@@ -76,7 +87,12 @@ class Suite:
         return TASKS["dataset"](path=self.hub, subset=self.subset, split=self.split, **columns)
 
     def _table(self, file: Path) -> Any:
-        require(file.suffix in (".jsonl", ".parquet"), "task", f"{self.name}={file}", "must be a .jsonl or .parquet file, or a folder")
+        require(
+            file.suffix in (".jsonl", ".parquet"),
+            "task",
+            f"{self.name}={file}",
+            "must be a .jsonl or .parquet file, or a folder",
+        )
         return TASKS["parquet" if file.suffix == ".parquet" else "jsonl"](path=str(file), **self._columns(file))
 
     def _columns(self, file: Path) -> dict[str, Any]:
@@ -102,13 +118,13 @@ class Suite:
         if given is not None:
             if (task := self.at(given)) is None:
                 reason = "holds no test.parquet and no test.jsonl" if given.is_dir() else "does not exist"
-                raise ValueError(f"task {self.name}={given} {reason}; {self.remedy}")
+                raise UserError(f"task {self.name}={given} {reason}; {self.remedy}")
             return task, str(given)
         if data is not None:
             for place in (data / self.name, data):
                 if place.exists() and (task := self.at(place)) is not None:
                     return task, str(place)
-            raise ValueError(f"--data {data} holds no {self.name}/test.parquet; {self.remedy} --out {data / self.name}")
+            raise UserError(f"--data {data} holds no {self.name}/test.parquet; {self.remedy} --out {data / self.name}")
         place = Path("data") / self.name
         if (task := self.at(place)) is not None:
             return task, str(place)
@@ -121,7 +137,8 @@ class Suite:
 
 
 def columns_of(file: Path) -> set[str]:
-    """The columns of a .parquet file, or the keys of the first line of a .jsonl file; none where it can't be read (opening it says why)."""
+    """The columns of a .parquet file, or the keys of the first line of a .jsonl file; none where it can't be read
+    (opening it says why)."""
     import json
 
     try:
@@ -181,7 +198,8 @@ SUITES: dict[str, Suite] = {
         question="problem",
         max_tokens=2048,
         size=500,
-        source="500 test questions of MATH (Hendrycks et al., arXiv 2103.03874; MIT licence), chosen by Lightman et al., arXiv 2305.20050",
+        source="500 test questions of MATH (Hendrycks et al., arXiv 2103.03874; MIT licence), chosen by Lightman "
+        "et al., arXiv 2305.20050",
     ),
 }
 
@@ -195,7 +213,9 @@ def suite(name: str) -> Suite:
     if name not in SUITES:
         near = difflib.get_close_matches(name, SUITES, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SUITES)}"
-        raise ValueError(f"task={name!r} is no evaluation set; {hint} Questions of your own: give a recipe with eval.task")
+        raise UserError(
+            f"task={name!r} is no evaluation set; {hint} Questions of your own: give a recipe with eval.task"
+        )
     return SUITES[name]
 
 
@@ -210,8 +230,8 @@ def parse_tasks(texts: Sequence[str]) -> dict[str, Path | None]:
         name, equals, path = word.partition("=")
         name = suite(name.strip()).name if name.strip() else ""
         if not name or (equals and not path.strip()):
-            raise ValueError(f"task={','.join(texts)!r} must name evaluation sets: gsm8k,aime24 or gsm8k=PATH")
+            raise UserError(f"task={','.join(texts)!r} must name evaluation sets: gsm8k,aime24 or gsm8k=PATH")
         if name in found:
-            raise ValueError(f"task={','.join(texts)!r} names {name} twice; keep one")
+            raise UserError(f"task={','.join(texts)!r} names {name} twice; keep one")
         found[name] = Path(path.strip()).expanduser() if equals else None
     return found

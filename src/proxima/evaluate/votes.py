@@ -1,7 +1,8 @@
 r"""What a text votes for: its answer, written in one way. The majority vote of maj@k counts these.
 
-A reward that knows how it finds an answer says so itself, by a method `extract(text) -> str | None`; for the kinds of this package that
-have none, `VOTES` says it. The reward stays the judge: what it calls right is one answer, however written (`estimators.maj_at_k`).
+A reward that knows how it finds an answer says so itself, by a method `extract(text) -> str | None`; for the kinds of
+this package that have none, `VOTES` says it. The reward stays the judge: what it calls right is one answer, however
+written (`estimators.maj_at_k`).
 """
 
 import re
@@ -9,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from proxima.reward.text import as_fraction, as_number, first_number, last_boxed, last_number, last_tagged
+from proxima.reward.extract import as_fraction, as_number, first_number, last_boxed, last_number, last_tagged
 
 LONGEST = 200  # characters of an answer that is compared as mathematics
 
@@ -34,7 +35,8 @@ def _boxed(reward: Any, text: str) -> str | None:
 
 
 def _math(reward: Any, text: str) -> str | None:
-    """As the reward: the last box, else the last tag, else what stands last; there the last formula or number stands for math-verify."""
+    """As the reward: the last box, else the last tag, else what stands last; there the last formula or number stands
+    for math-verify."""
     found = last_boxed(text)
     if found is None:
         found = last_tagged(text, "answer")
@@ -88,7 +90,9 @@ def vote(rewards: Sequence[Any], text: str) -> str | None:
     return None if find is None else find(text)
 
 
-_FRAC = re.compile(r"(?<![0-9}])\\[dt]?frac\s*(?:\{\s*(-?[0-9]{1,40})\s*\}|([0-9]))\s*(?:\{\s*([0-9]{1,40})\s*\}|([0-9]))")
+_FRAC = re.compile(
+    r"(?<![0-9}])\\[dt]?frac\s*(?:\{\s*(-?[0-9]{1,40})\s*\}|([0-9]))\s*(?:\{\s*([0-9]{1,40})\s*\}|([0-9]))"
+)
 _DRESS = re.compile(r"\\(?:left\.?|right\.?|displaystyle|[,;:!%$ ])|\$|\\text\{\s*([^{}]*)\}|\^\{?\\circ\}?|[\s]+")
 _COMMAS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 
@@ -96,8 +100,9 @@ _COMMAS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 def canonical(answer: str | None) -> Hashable | None:
     r"""One value for answers that are plainly the same: 0.5, 1/2, .50, \frac12 and \dfrac{1}{2} are the fraction 1/2.
 
-    A number is exact (no float); else what is left of the text without dollar signs, spacing commands, `\left`, `\right`, `\text{…}` around
-    a word, degree signs, outer braces, a final period and a leading `x =`. Linear time; longer than 200 characters: the text as it is.
+    A number is exact (no float); else what is left of the text without dollar signs, spacing commands, `\left`,
+    `\right`, `\text{…}` around a word, degree signs, outer braces, a final period and a leading `x =`. Linear time;
+    longer than 200 characters: the text as it is.
     """
     if answer is None or not answer.strip():
         return None

@@ -1,4 +1,5 @@
-"""Runs held against each other: those that differ in the seed alone become one cell, a cell gets means and intervals over its seeds.
+"""Runs held against each other: those that differ in the seed alone become one cell, a cell gets means and intervals
+over its seeds.
 
 comparison = aggregate([read_run(folder) for folder in find_runs(["runs/trust_regions"])], target=0.9)
 band = comparison.cells[0].band("reward/mean", "time")          x, mean, low, high: what to draw
@@ -14,17 +15,20 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from proxima.config.errors import suggestion
-from proxima.lab.run import AXES, Run
-from proxima.lab.statistics import Estimate, estimate, smoothed, t_quantile
+from proxima.data import UserError
+from proxima.lab.run_reader import AXES, Run
+from proxima.lab.seed_statistics import Estimate, estimate, smoothed, t_quantile
 
-# What two runs of a cell may differ in: the seed, where they lie, how the machine is used, and the name of a preset (its fields count).
+# What two runs of a cell may differ in: the seed, where they lie, how the machine is used, and the name of a preset
+# (its fields count).
 NOT_COMPARED = ("seed", "folder", "runtime", "algorithm.preset", "checkpoint")
 CLOCKS = ("step", "generated", "time", "cpu")
 
 
 @dataclass(frozen=True)
 class Band:
-    """A curve over seeds: at `x` the `mean`, and the 95 % interval where there is more than one seed (else `low` and `high` are empty)."""
+    """A curve over seeds: at `x` the `mean`, and the 95 % interval where there is more than one seed (else `low` and
+    `high` are empty)."""
 
     x: tuple[float, ...]
     mean: tuple[float, ...]
@@ -57,9 +61,11 @@ class Cell:
         return all(run.has(axis) for run in self.used)
 
     def band(self, key: str, axis: str = "step") -> Band | None:
-        """A key of the training records (or `accuracy/held_out`) against an axis; None where no run has it, or not all have the axis.
+        """A key of the training records (or `accuracy/held_out`) against an axis; None where no run has it, or not all
+        have the axis.
 
-        A point is a step that all runs have: its mean place on the axis and its mean value. Training curves are smoothed before they are
+        A point is a step that all runs have: its mean place on the axis and its mean value. Training curves are
+            smoothed before they are
         averaged (`smoothed`).
         """
         if not self.has(axis):
@@ -89,11 +95,12 @@ class Reach:
     """Where a cell's runs reach the target on one axis.
 
     Args:
-        values: of each used run, in order; None is never. A run that is not done and has not got there yet is left out: it still may.
+        values: of each used run, in order; None is never. A run that is not done and has not got there yet is left out:
+            it still may.
         median: over them, never counted as infinitely late: None where that is what it comes to, or there is none.
-        ratio: median over the seeds that both cells have of (baseline / this one): 2 is half the cost, inf is never for the baseline. A
-            seed in which neither gets there has no ratio and may be on either side of the median: None where that depends on it, where the
-            middle pair is half infinite, or without common seeds.
+        ratio: median over the seeds that both cells have of (baseline / this one): 2 is half the cost, inf is never for
+            the baseline. A seed in which neither gets there has no ratio and may be on either side of the median: None
+            where that depends on it, where the middle pair is half infinite, or without common seeds.
         pairs: common seeds. never: those of them in which neither cell gets there.
     """
 
@@ -145,7 +152,8 @@ class Comparison:
         baseline: the cell that the others are held against.
         target: held-out accuracy whose cost is asked for.
         axes: those that all cells recorded.
-        differing: dotted path → value in each cell, of what is not the same everywhere; None where a cell has no such field.
+        differing: dotted path → value in each cell, of what is not the same everywhere; None where a cell has no such
+            field.
         warnings: why the comparison may not be fair. notes: what is not finished, was left out, or rests on two seeds.
     """
 
@@ -164,7 +172,8 @@ class Comparison:
     def as_json(self) -> dict[str, Any]:
         """All numbers of the final table, with the runs behind them. A ratio or a cost that is infinite is null."""
         rows = [
-            {**asdict(row), "folders": [str(run.folder) for run in cell.runs]} for row, cell in zip(self.rows(), self.cells, strict=True)
+            {**asdict(row), "folders": [str(run.folder) for run in cell.runs]}
+            for row, cell in zip(self.rows(), self.cells, strict=True)
         ]
         found = {"baseline": self.baseline.name, "target": self.target, "cells": rows, "differing": self.differing}
         plain: dict[str, Any] = _finite({**found, "warnings": self.warnings, "notes": self.notes})
@@ -183,16 +192,18 @@ def aggregate(runs: Sequence[Run], *, baseline: str | None = None, target: float
         ValueError: no runs, no cell of that name, or a target outside (0, 1].
     """
     if not runs:
-        raise ValueError("no runs to compare; give run folders, or a sweep's folder")
+        raise UserError("no runs to compare; give run folders, or a sweep's folder")
     if target is not None and not 0 < target <= 1:
-        raise ValueError(f"target={target} must be a held-out accuracy in (0, 1]")
+        raise UserError(f"target={target} must be a held-out accuracy in (0, 1]")
     cells = _cells(runs)
     names = [cell.name for cell in cells]
     if baseline is not None and baseline not in names:
-        raise ValueError(f"no cell {baseline!r} to be the baseline; {suggestion(baseline, names)}")
+        raise UserError(f"no cell {baseline!r} to be the baseline; {suggestion(baseline, names)}")
     paths = dict.fromkeys(path for cell in cells for path in cell.config)
     values = {path: tuple(cell.config.get(path) for cell in cells) for path in paths}
-    values = {path: of for path, of in values.items() if not any(other.startswith(path + ".") for other in values)}  # `[]` beside a list
+    values = {
+        path: of for path, of in values.items() if not any(other.startswith(path + ".") for other in values)
+    }  # `[]` beside a list
     return Comparison(
         cells=cells,
         baseline=cells[names.index(baseline) if baseline else 0],
@@ -222,15 +233,21 @@ def _free(path: str) -> bool:
 
 
 def _names(groups: Sequence[Sequence[Run]], configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The folder of a sweep's cell or of a single run; where that can't be, or two are alike, the values that set the cell apart."""
+    """The folder of a sweep's cell or of a single run; where that can't be, or two are alike, the values that set the
+    cell apart."""
     names = []
     for group in groups:
         above = {run.folder.resolve().parent for run in group}
         of_a_sweep = len(above) == 1 and all(re.fullmatch(r"seed-\d+", run.folder.resolve().name) for run in group)
-        names.append(next(iter(above)).name if of_a_sweep else group[0].folder.resolve().name if len(group) == 1 else "")
+        names.append(
+            next(iter(above)).name if of_a_sweep else group[0].folder.resolve().name if len(group) == 1 else ""
+        )
     paths = dict.fromkeys(path for config in configs for path in config)
     apart = [path for path in paths if any(config.get(path) != configs[0].get(path) for config in configs)]
-    said = [",".join(f"{path.removesuffix('.kind').rpartition('.')[2]}={c[path]}" for path in apart[:4] if path in c) for c in configs]
+    said = [
+        ",".join(f"{path.removesuffix('.kind').rpartition('.')[2]}={c[path]}" for path in apart[:4] if path in c)
+        for c in configs
+    ]
     folders = [group[0].folder.resolve() for group in groups]
     names = [
         name if name and names.count(name) == 1 else f"{name} {values}".strip() or folder.name
@@ -244,15 +261,27 @@ def _warnings(cells: Sequence[Cell], values: Mapping[str, Sequence[Any]]) -> lis
     found = []
     differing = [path for path, of in values.items() if any(value != of[0] for value in of)]
     if tasks := [path for path in differing if path.startswith("task.")]:
-        found.append(f"the cells were trained on different tasks ({', '.join(tasks)}): their rewards are of different questions")
-    held_out = [path for path in differing if path.startswith("eval.") and path not in ("eval.every", "eval.before", "eval.after")]
+        found.append(
+            f"the cells were trained on different tasks ({', '.join(tasks)}): their rewards are of different questions"
+        )
+    held_out = [
+        path
+        for path in differing
+        if path.startswith("eval.") and path not in ("eval.every", "eval.before", "eval.after")
+    ]
     questions = {record.get("questions") for cell in cells for run in cell.runs for record in run.evals}
     if held_out or len(questions) > 1:
         what = ", ".join(held_out) or "numbers of questions: " + ", ".join(sorted(str(q) for q in questions))
-        found.append(f"the cells were evaluated on different questions ({what}): their accuracies can't be held against each other")
+        found.append(
+            f"the cells were evaluated on different questions ({what}): their accuracies can't be held against each "
+            "other"
+        )
     machines = {_machine(run) for cell in cells for run in cell.used if run.environment}
     if len(machines) > 1:
-        found.append(f"the runs were made on different machines or thread counts ({'; '.join(sorted(machines))}): compare steps, not times")
+        found.append(
+            f"the runs were made on different machines or thread counts ({'; '.join(sorted(machines))}): compare "
+            "steps, not times"
+        )
     for cell in cells:
         seeds = [run.seed for run in cell.runs]
         if len(set(seeds)) < len(seeds):
@@ -271,7 +300,8 @@ def _notes(cells: Sequence[Cell]) -> list[str]:
     if pairs := [cell.name for cell in cells if len(cell.used) == 2]:
         two, four = (t_quantile(0.975, n - 1) / math.sqrt(n) for n in (2, 4))
         text = (
-            f"the 95 % intervals say next to nothing: ± {two:.1f} standard deviations, guessed from two values; with 4 seeds ± {four:.1f}"
+            f"the 95 % intervals say next to nothing: ± {two:.1f} standard deviations, guessed from two values; "
+            f"with 4 seeds ± {four:.1f}"
         )
         found.append(f"2 seeds ({', '.join(pairs)}): {text}")
     for cell in cells:
@@ -283,7 +313,9 @@ def _notes(cells: Sequence[Cell]) -> list[str]:
                 of = run.config.get("train.steps", "?")
                 found.append(f"{cell.name} seed {run.seed}: {run.status}{error} at step {run.steps} of {of}; {effect}")
         if any(run.status == "done" for run in cell.used) and not any(run.accuracy() for run in cell.used):
-            found.append(f"{cell.name}: no held-out accuracy was recorded; set eval.task, and a reward that knows what is right")
+            found.append(
+                f"{cell.name}: no held-out accuracy was recorded; set eval.task, and a reward that knows what is right"
+            )
     return found
 
 
@@ -309,7 +341,9 @@ def _row(cell: Cell, baseline: Cell, target: float | None) -> Row:
         generate_rate=cell.over_seeds(lambda run: run.rate("tokens/generated", "time/generate")),
         train_rate=cell.over_seeds(lambda run: run.rate("tokens/trained", "time/train")),
         reach=reach,
-        difference={} if cell is baseline else {n: d for n, m in MEASURES.items() if (d := paired(cell, baseline, m)) is not None},
+        difference={}
+        if cell is baseline
+        else {n: d for n, m in MEASURES.items() if (d := paired(cell, baseline, m)) is not None},
         **measured,
     )
 
@@ -334,13 +368,24 @@ def _reach(cell: Cell, baseline: Cell, target: float, axis: str) -> Reach:
     values = [value for run in cell.used if (value := cost(run)) < math.inf or run.status == "done"]
     median = statistics.median(values) if values else math.inf
     pairs = [(cost(run), cost(other)) for run, other in _pairs(cell, baseline)]
-    ratios = [1.0 if mine == theirs else theirs / mine if mine else math.inf for mine, theirs in pairs if min(mine, theirs) < math.inf]
+    ratios = [
+        1.0 if mine == theirs else theirs / mine if mine else math.inf
+        for mine, theirs in pairs
+        if min(mine, theirs) < math.inf
+    ]
     known = tuple(None if value == math.inf else value for value in values)
-    return Reach(known, None if median == math.inf else median, _sure_median(ratios, len(pairs)), len(pairs), len(pairs) - len(ratios))
+    return Reach(
+        known,
+        None if median == math.inf else median,
+        _sure_median(ratios, len(pairs)),
+        len(pairs),
+        len(pairs) - len(ratios),
+    )
 
 
 def _sure_median(values: Sequence[float], n: int) -> float | None:
-    """The median of `n` values of which these are known, whatever the others are, from 0 to infinity; None where it depends on them."""
+    """The median of `n` values of which these are known, whatever the others are, from 0 to infinity; None where it
+    depends on them."""
     if not values:
         return None
     ends = []

@@ -19,7 +19,7 @@ from proxima.config.errors import ConfigError, Problem, one_problem, suggestion
 from proxima.config.read import read_yaml, shown_path
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Layout, Node, Source, merge
-from proxima.lab.plan import Cell, Sweep
+from proxima.lab.sweep_plan import Cell, Sweep
 
 FIELDS = ("recipe", "folder", "seeds", "jobs", "set", "grid", "cells")
 TAKEN = {"seed": "seeds: [1, 2, 3] gives the seeds", "folder": "each run gets one below the sweep's own"}
@@ -27,7 +27,9 @@ UNSAFE = re.compile(r"[^A-Za-z0-9._=+,-]+")
 LONGEST_NAME = 120  # characters of a cell's name; file systems take 255 bytes
 
 
-def read_sweep(file: str | Path, *, folder: str | Path | None = None, jobs: int | None = None, only: Sequence[str] = ()) -> Sweep:
+def read_sweep(
+    file: str | Path, *, folder: str | Path | None = None, jobs: int | None = None, only: Sequence[str] = ()
+) -> Sweep:
     """Read a sweep file.
 
     Args:
@@ -36,7 +38,8 @@ def read_sweep(file: str | Path, *, folder: str | Path | None = None, jobs: int 
         only: names of cells, or patterns like `*lr=1e-5`; the others are left out.
 
     Raises:
-        ConfigError: one line for each thing that is wrong with the file itself; the cells' configs are looked at by `plan_runs`.
+        ConfigError: one line for each thing that is wrong with the file itself; the cells' configs are looked at by
+            `plan_runs`.
     """
     file = Path(file)
     if not file.is_file():
@@ -51,7 +54,14 @@ def read_sweep(file: str | Path, *, folder: str | Path | None = None, jobs: int 
     place = Path(folder) if folder else reader.folder()
     asked = {**root.plain(), "recipe": shown_path(recipe)}
     return Sweep(
-        file=file, recipe=recipe, folder=place, seeds=seeds, jobs=wanted_jobs, cells=_chosen(cells, only), every=cells, asked=asked
+        file=file,
+        recipe=recipe,
+        folder=place,
+        seeds=seeds,
+        jobs=wanted_jobs,
+        cells=_chosen(cells, only),
+        every=cells,
+        asked=asked,
     )
 
 
@@ -60,7 +70,9 @@ def _chosen(cells: tuple[Cell, ...], only: Sequence[str]) -> tuple[Cell, ...]:
     for wanted in only:
         if not fnmatch.filter(names, wanted) and wanted not in names:
             raise one_problem("--only", f"no cell {wanted!r}; {suggestion(wanted, names)}")
-    return tuple(cell for cell in cells if not only or any(cell.name == w or fnmatch.fnmatchcase(cell.name, w) for w in only))
+    return tuple(
+        cell for cell in cells if not only or any(cell.name == w or fnmatch.fnmatchcase(cell.name, w) for w in only)
+    )
 
 
 class _Reader:
@@ -99,7 +111,9 @@ class _Reader:
         if node is None:
             return (1,)
         values = [child.value for child in node.items or ()]
-        if not values or not all(isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values):
+        if not values or not all(
+            isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
+        ):
             self.fail("seeds", "must be a list of whole numbers: seeds: [1, 2, 3]", node)
             return ()
         if len(set(values)) != len(values):
@@ -111,7 +125,9 @@ class _Reader:
         value = wanted if wanted is not None else 1 if node is None else node.value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             self.fail(
-                "jobs", f"is {value!r}; must be a whole number >= 1: how many runs go side by side", None if wanted is not None else node
+                "jobs",
+                f"is {value!r}; must be a whole number >= 1: how many runs go side by side",
+                None if wanted is not None else node,
             )
             return 1
         return value
@@ -125,7 +141,13 @@ class _Reader:
         made: dict[str, Cell] = {}
         for name, own in named or [("", Node({}, _source(self.file)))]:
             for chosen in itertools.product(*(values for _, values in axes)):
-                cell = _made(name, own, common, [(key, short[key], value) for (key, _), value in zip(axes, chosen, strict=True)], layout)
+                cell = _made(
+                    name,
+                    own,
+                    common,
+                    [(key, short[key], value) for (key, _), value in zip(axes, chosen, strict=True)],
+                    layout,
+                )
                 cell = cell if cell.name else replace(cell, name=_safe(recipe.stem if recipe else "recipe"))
                 if cell.name in made:
                     self.fail("cells", f"two cells have the name {cell.name!r}; name them under `cells`")
@@ -153,7 +175,8 @@ class _Reader:
         elif key.partition(".")[0] not in RunConfig.__dataclass_fields__:
             self.fail(
                 path,
-                f"a recipe has no field {key.partition('.')[0]!r}; {suggestion(key.partition('.')[0], RunConfig.__dataclass_fields__)}",
+                f"a recipe has no field {key.partition('.')[0]!r}; "
+                f"{suggestion(key.partition('.')[0], RunConfig.__dataclass_fields__)}",
                 node,
             )
         else:
@@ -185,7 +208,11 @@ class _Reader:
             return []
         for name, child in node.mapping.items():
             if UNSAFE.search(name) or name.startswith((".", "-")) or len(name) > LONGEST_NAME:
-                self.fail(f"cells.{name}", "is no name for a folder; use letters, digits and . _ - = + , and begin with none of . -", child)
+                self.fail(
+                    f"cells.{name}",
+                    "is no name for a folder; use letters, digits and . _ - = + , and begin with none of . -",
+                    child,
+                )
         return [(name, self.layer(f"cells.{name}", child)) for name, child in node.mapping.items()]
 
 
@@ -206,7 +233,8 @@ def _nested(key: str, node: Node) -> Node:
 
 
 def _made(name: str, own: Node, common: Node, chosen: Sequence[tuple[str, str, Node]], layout: Layout) -> Cell:
-    """`set`, then the value of each axis (its key, its short key, the value), then what is written under the cell's name."""
+    """`set`, then the value of each axis (its key, its short key, the value), then what is written under the cell's
+    name."""
     parts, tree = [name] if name else [], merge(Node({}, own.source), common, layout)
     for key, short, value in chosen:
         parts.append(f"{short}={_shown(value)}")
@@ -215,11 +243,14 @@ def _made(name: str, own: Node, common: Node, chosen: Sequence[tuple[str, str, N
     leaves = list(_leaves("", tree, layout))
     overrides = tuple(f"{path}={json.dumps(node.plain(), ensure_ascii=False, allow_nan=True)}" for path, node in leaves)
     overrides = tuple(re.sub(r"\bInfinity\b", ".inf", text) for text in overrides)
-    return Cell(name=_safe(",".join(parts)), overrides=overrides, written={path: node.source.text for path, node in leaves})
+    return Cell(
+        name=_safe(",".join(parts)), overrides=overrides, written={path: node.source.text for path, node in leaves}
+    )
 
 
 def _leaves(path: str, node: Node, layout: Layout) -> Iterable[tuple[str, Node]]:
-    """Lists and scalars with their dotted paths. A slot's kind comes before its fields: laid over later it would drop them."""
+    """Lists and scalars with their dotted paths. A slot's kind comes before its fields: laid over later it would drop
+    them."""
     if not node.mapping:
         if path:
             yield path, node

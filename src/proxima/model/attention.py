@@ -1,8 +1,9 @@
 """Attention over a packed batch: each response sees its own prompt and itself, and nothing else.
 
-`packed` is an attention function of our own, which any Hugging Face architecture calls through its attention interface: linear layers run
-on the packed axis, and only inside attention are segments padded, in buckets of like lengths. It is exact, needs no [L, L] mask, and is
-what lets a shared prompt be run once. The other paths lean on Hugging Face's own attention and exist for architectures that need them.
+`packed` is an attention function of our own, which any Hugging Face architecture calls through its attention interface:
+linear layers run on the packed axis, and only inside attention are segments padded, in buckets of like lengths. It is
+exact, needs no [L, L] mask, and is what lets a shared prompt be run once. The other paths lean on Hugging Face's own
+attention and exist for architectures that need them.
 """
 
 from collections.abc import Callable
@@ -14,11 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxima.data import PackedBatch
+from proxima.data import PackedBatch, UserError
 
 NAME = "proxima_packed"
 SHORT = 1 << 15  # queries x keys of a row up to which the CPU multiplies attention out
-SHORTEST = 4  # log2 of the segment length below which lengths are not told apart: more buckets would cost more than the padding
+# log2 of the segment length below which lengths are not told apart: more buckets would cost more than the padding
+SHORTEST = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,8 @@ class Block:
     seen: Tensor
 
     def mask(self, window: int | None) -> Tensor:
-        """[R, 1, T, C + T] bool: True where a query may look. Padding queries look at their own padding, so that no row is empty."""
+        """[R, 1, T, C + T] bool: True where a query may look. Padding queries look at their own padding, so that no row
+        is empty."""
         width, reach = self.query.shape[1], self.context.shape[1]
         device = self.query.device
         step = torch.arange(width, device=device)
@@ -120,22 +123,27 @@ def packed_attention(
     sliding_window: int | None = None,
     **other: Any,
 ) -> tuple[Tensor, None]:
-    """Called by every layer in place of Hugging Face's attention. query [1, H, L, D]; key, value [1, H_kv, L, D]; returns [1, L, H, D].
+    """Called by every layer in place of Hugging Face's attention. query [1, H, L, D]; key, value [1, H_kv, L, D];
+    returns [1, L, H, D].
 
-    `attend`, an engine's own attention over its cache, takes over when it is given: `attend(layer, q, k, v, scale, window)` with q [L, H,
-    D].
+    `attend`, an engine's own attention over its cache, takes over when it is given: `attend(layer, q, k, v, scale,
+    window)` with q [L, H, D].
 
     Raises:
         ValueError: the architecture asks for something this path does not do (soft-capped logits, attention sinks).
     """
     for name in ("softcap", "s_aux"):
         if other.get(name) is not None:
-            raise ValueError(f"model.attention=packed does not support {name} of {type(module).__name__}; use model.attention=mask.")
-    q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))  # [L, H, D]; rotary leaves float32 under autocast
+            raise UserError(
+                f"model.attention=packed does not support {name} of {type(module).__name__}; use model.attention=mask."
+            )
+    q, k, v = (
+        x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value)
+    )  # [L, H, D]; rotary leaves float32 under autocast
     if attend is not None:
         return attend(module.layer_idx, q, k, v, scaling, sliding_window)[None], None
     if segments is None:
-        raise ValueError("packed attention was called without segments: call the model through proxima.model.Policy.")
+        raise UserError("packed attention was called without segments: call the model through proxima.model.Policy.")
     outputs = []
     for i, block in enumerate(segments.blocks):
         rows, width = block.query.shape
@@ -152,8 +160,9 @@ def packed_attention(
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, dropout: float) -> Tensor:
     """q [R, T, H, D], k and v [R, S, H_kv, D], mask [R, 1, T, S] (None: causal, T = S) → [R, T, H, D].
 
-    Queries of a key head become rows of one product, so that keys are not repeated. On a CPU short rows are multiplied out: torch's fused
-    kernel is made for long ones, and its backward takes several times as long there (benchmarks/attention).
+    Queries of a key head become rows of one product, so that keys are not repeated. On a CPU short rows are multiplied
+    out: torch's fused kernel is made for long ones, and its backward takes several times as long there
+    (benchmarks/attention).
     """
     rows, width, heads, dim = q.shape
     reach, kv_heads = k.shape[1], k.shape[2]
@@ -161,28 +170,46 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     if q.device.type == "cpu" and width * reach <= SHORT and dropout == 0:
         if mask is None:
             mask = torch.ones(width, reach, dtype=torch.bool).tril()[None, None]
-        grouped = q.view(rows, width, kv_heads, repeat, dim).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, repeat * width, dim)
-        scores = (grouped @ k.permute(0, 2, 3, 1)).float() if q.dtype != torch.float64 else grouped @ k.permute(0, 2, 3, 1)
+        grouped = (
+            q.view(rows, width, kv_heads, repeat, dim)
+            .permute(0, 2, 3, 1, 4)
+            .reshape(rows, kv_heads, repeat * width, dim)
+        )
+        scores = (
+            (grouped @ k.permute(0, 2, 3, 1)).float() if q.dtype != torch.float64 else grouped @ k.permute(0, 2, 3, 1)
+        )
         scores = scores.mul(dim**-0.5 if scale is None else scale).view(rows, kv_heads, repeat, width, reach)
-        weights = scores.masked_fill(~mask[:, :, None], -torch.inf).softmax(-1).to(v.dtype).view(rows, kv_heads, repeat * width, reach)
+        weights = (
+            scores.masked_fill(~mask[:, :, None], -torch.inf)
+            .softmax(-1)
+            .to(v.dtype)
+            .view(rows, kv_heads, repeat * width, reach)
+        )
         out = weights @ v.transpose(1, 2)
         return out.view(rows, kv_heads, repeat, width, dim).permute(0, 3, 1, 2, 4).reshape(rows, width, heads, dim)
     queries = q.transpose(1, 2)
-    keys, values = (x.transpose(1, 2).repeat_interleave(repeat, dim=1) if repeat > 1 else x.transpose(1, 2) for x in (k, v))
-    fused = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, dropout_p=dropout)
+    keys, values = (
+        x.transpose(1, 2).repeat_interleave(repeat, dim=1) if repeat > 1 else x.transpose(1, 2) for x in (k, v)
+    )
+    fused = F.scaled_dot_product_attention(
+        queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, dropout_p=dropout
+    )
     return fused.transpose(1, 2)
 
 
 def _hidden_packed(backbone: nn.Module, batch: PackedBatch) -> Tensor:
-    answer = backbone(input_ids=batch.tokens[None], position_ids=batch.position[None], use_cache=False, segments=Segments(batch))
+    answer = backbone(
+        input_ids=batch.tokens[None], position_ids=batch.position[None], use_cache=False, segments=Segments(batch)
+    )
     return _at(answer.last_hidden_state[0], batch.predict)
 
 
 def _hidden_native(backbone: nn.Module, batch: PackedBatch) -> Tensor:
-    """Hugging Face's own detection of packed sequences from positions: no mask may be given, or it contaminates silently."""
+    """Hugging Face's own detection of packed sequences from positions: no mask may be given, or it contaminates
+    silently."""
     responses = int((batch.parent >= 0).sum())
     if responses * 2 != len(batch.parent):
-        raise ValueError("model.attention=native can't share prompts; set model.share_prompt=false.")
+        raise UserError("model.attention=native can't share prompts; set model.share_prompt=false.")
     answer = backbone(input_ids=batch.tokens[None], position_ids=batch.position[None], use_cache=False)
     return _at(answer.last_hidden_state[0], batch.predict)
 
@@ -191,7 +218,9 @@ def _hidden_mask(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     """A 4-D additive mask [1, 1, L, L]: works with every architecture that takes one, at the price of L² memory."""
     count = len(batch.tokens)
     device = batch.tokens.device
-    segment = torch.repeat_interleave(torch.arange(len(batch.parent), device=device), batch.segment_cu.diff(), output_size=count)
+    segment = torch.repeat_interleave(
+        torch.arange(len(batch.parent), device=device), batch.segment_cu.diff(), output_size=count
+    )
     order = torch.arange(count, device=device)
     same = (segment[:, None] == segment) & (order[:, None] >= order)
     allowed = same | (batch.parent[segment][:, None] == segment)
@@ -201,8 +230,10 @@ def _hidden_mask(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     config: Any = backbone.config
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if window is not None and int(batch.position.max()) >= window:
-        raise ValueError("model.attention=mask does not know sliding windows; use model.attention=packed or padded.")
-    answer = backbone(input_ids=batch.tokens[None], position_ids=batch.position[None], attention_mask=mask, use_cache=False)
+        raise UserError("model.attention=mask does not know sliding windows; use model.attention=packed or padded.")
+    answer = backbone(
+        input_ids=batch.tokens[None], position_ids=batch.position[None], attention_mask=mask, use_cache=False
+    )
     return _at(answer.last_hidden_state[0], batch.predict)
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from proxima.data import UserError
+
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe shall not wait for it
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -37,7 +39,8 @@ class LoadedModel:
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """Token ids that end a completion: those of the generation config, the model config and the tokenizer together."""
+        """Token ids that end a completion: those of the generation config, the model config and the tokenizer
+        together."""
         found: list[Any] = []
         for source in (self.model.generation_config, self.model.config, self.tokenizer):
             ids = getattr(source, "eos_token_id", None)
@@ -59,13 +62,16 @@ def check_path(path: str) -> None:
     place = Path(path)
     if place.is_dir():
         if not (place / "config.json").is_file():
-            raise ValueError(f"model.path={path!r} is a folder without config.json; give a Hugging Face model folder.")
+            raise UserError(f"model.path={path!r} is a folder without config.json; give a Hugging Face model folder.")
     elif place.is_file():
         if place.suffix != ".gguf":
-            raise ValueError(f"model.path={path!r} is a file but not .gguf; give the folder that holds config.json, or a .gguf file.")
+            raise UserError(
+                f"model.path={path!r} is a file but not .gguf; give the folder that holds config.json, or a .gguf file."
+            )
     elif path.startswith((".", "/", "~")) or path.count("/") != 1 or place.parent.is_dir():
-        raise ValueError(
-            f"model.path={path!r} does not exist; give an existing folder, a .gguf file, or a hub name like 'Qwen/Qwen3-0.6B'."
+        raise UserError(
+            f"model.path={path!r} does not exist; give an existing folder, a .gguf file, or a hub name like "
+            "'Qwen/Qwen3-0.6B'."
         )
 
 
@@ -79,7 +85,7 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, revision=revision, **extra)
         return config
     except Exception as error:  # a damaged file makes every reader fail in its own way
-        raise ValueError(f"model.path={path!r} can't be read: {_first_line(error)}") from error
+        raise UserError(f"model.path={path!r} can't be read: {_first_line(error)}") from error
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokenizerBase":
@@ -91,20 +97,17 @@ def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokeniz
     try:
         return AutoTokenizer.from_pretrained(folder, revision=revision, **extra)
     except Exception as error:
-        raise ValueError(f"model.path={path!r} has no usable tokenizer: {_first_line(error)}") from error
+        raise UserError(f"model.path={path!r} has no usable tokenizer: {_first_line(error)}") from error
 
 
 def load(
-    path: str,
-    *,
-    revision: str | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: str = "auto",
+    path: str, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "auto"
 ) -> LoadedModel:
     """Load weights and tokenizer in `dtype` on `device`.
 
     Args:
-        path: hub name, folder with config.json, or a .gguf file (dequantised; needs the packages `gguf` and `accelerate`).
+        path: hub name, folder with config.json, or a .gguf file (dequantised; needs the packages `gguf` and
+            `accelerate`).
 
     Raises:
         ValueError: one line that says what is wrong with the path, or which weights the files lack.
@@ -117,11 +120,16 @@ def load(
         extra |= _gguf_quantization(extra["gguf_file"])
     reader: Any = AutoModelForCausalLM
     try:
-        model, report = reader.from_pretrained(folder, revision=revision, dtype=dtype, output_loading_info=True, **extra)
+        model, report = reader.from_pretrained(
+            folder, revision=revision, dtype=dtype, output_loading_info=True, **extra
+        )
     except Exception as error:
-        raise ValueError(f"model.path={path!r} can't be loaded: {_first_line(error)}") from error
+        raise UserError(f"model.path={path!r} can't be loaded: {_first_line(error)}") from error
     if missing := sorted(report["missing_keys"]):  # Hugging Face draws them at random and only warns
-        raise ValueError(f"model.path={path!r} lacks {len(missing)} of the model's weights, {missing[0]} among them; get the whole folder")
+        raise UserError(
+            f"model.path={path!r} lacks {len(missing)} of the model's weights, {missing[0]} among them; get the "
+            "whole folder"
+        )
     if model.dtype != dtype:
         model = model.to(dtype)
     model.eval()

@@ -1,6 +1,7 @@
 """Log-prob of given tokens, and entropy, from hidden states, without ever holding `[N, vocabulary]`.
 
-logits_n = h_n Wᵀ (+ b) / temperature_n     log_prob_n = logits_n[y_n] − logsumexp(logits_n)     H_n = logsumexp(logits_n) − Σ_v p_v
+logits_n = h_n Wᵀ (+ b) / temperature_n     log_prob_n = logits_n[y_n] − logsumexp(logits_n)
+H_n = logsumexp(logits_n) − Σ_v p_v
 logits_v
 """
 
@@ -39,20 +40,25 @@ def token_log_prob(
         weight, bias: [V, D], [V], the output head.
         target: [N] int64, token ids.
         temperature: scalar or [N] float, > 0; logits are divided by it.
-        entropy: also return the entropy; with gradient only if `entropy_gradient`, since that makes the backward dearer.
+        entropy: also return the entropy; with gradient only if `entropy_gradient`, since that makes the backward
+            dearer.
         others: [N, K] int64, more token ids whose log-probs are wanted, without gradient: the behavior policy's top K.
         chunk: rows of logits alive at once; memory is about chunk x V values of the product's dtype.
 
-    Returns: log_prob [N] float32, nats; entropy [N] float32, nats, or None; of the others [N, K] float32, nats, or None.
+    Returns: log_prob [N] float32, nats; entropy [N] float32, nats, or None; of the others [N, K] float32, nats, or
+        None.
 
-    The matrix products run in the dtype of autocast (or of `hidden`); everything after them in float32 (float64 for float64 input).
+    The matrix products run in the dtype of autocast (or of `hidden`); everything after them in float32 (float64 for
+    float64 input).
     Edge cases: N = 0 gives empty outputs with gradients of zero. Rows are independent, so the chunk changes no value.
     """
     count = hidden.shape[0]
     if not isinstance(temperature, Tensor):
         exact = _LOGIT_DTYPE.get(hidden.dtype, torch.float32)
         temperature = torch.full((count,), float(temperature), dtype=exact, device=hidden.device)
-    compute = torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
+    compute = (
+        torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
+    )
     settings = (entropy or entropy_gradient, entropy_gradient, chunk, compute)
     log_prob, ent, more = _apply(hidden, weight, bias, target, temperature, others, *settings)
     return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)
@@ -68,7 +74,10 @@ def _row_blocks(logits: Tensor, temperature: Tensor) -> Iterator[tuple[slice, Te
     step = ROWS if logits.device.type == "cpu" else max(1, len(logits))
     for at in range(0, len(logits), step):
         rows = slice(at, at + step)
-        yield rows, logits[rows].to(_LOGIT_DTYPE.get(logits.dtype, torch.float32), copy=True).div_(temperature[rows, None])
+        yield (
+            rows,
+            logits[rows].to(_LOGIT_DTYPE.get(logits.dtype, torch.float32), copy=True).div_(temperature[rows, None]),
+        )
 
 
 class _TokenLogProb(torch.autograd.Function):
@@ -108,10 +117,14 @@ class _TokenLogProb(torch.autograd.Function):
                     block_z.copy_(top + total.log())
                     block_log_prob.copy_(chosen - block_z)
                     if want_entropy:  # log Z − Σ p logit; the logits are shifted by their largest
-                        block_entropy.copy_(total.log() - torch.linalg.vecdot(p, logits.masked_fill_(p == 0, 0.0)) / total)
+                        block_entropy.copy_(
+                            total.log() - torch.linalg.vecdot(p, logits.masked_fill_(p == 0, 0.0)) / total
+                        )
         more.sub_(log_z[:, None])
         ctx.mark_non_differentiable(*([more] if entropy_gradient else [entropy, more]))
-        ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, entropy if entropy_gradient else log_z.new_zeros(0))
+        ctx.save_for_backward(
+            hidden, weight, bias, target, temperature, log_z, entropy if entropy_gradient else log_z.new_zeros(0)
+        )
         ctx.chunk, ctx.compute = chunk, compute
         return log_prob, entropy, more
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxima.data import PackedBatch, Trajectory, pack
+from proxima.data import PackedBatch, Trajectory, UserError, pack
 from proxima.model.attention import ATTENTION, hugging_face_name
 from proxima.model.load import LoadedModel
 from proxima.model.log_prob import token_log_prob
@@ -16,7 +16,8 @@ from proxima.model.log_prob import token_log_prob
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOutputs:
-    """log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats, or None when it wasn't asked for.
+    """log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats, or None when it wasn't asked
+    for.
 
     top_k_log_prob [N, K] float32, nats, without gradient, of the ids in the batch's `top_k`; None where it has none.
     """
@@ -37,8 +38,8 @@ class Policy:
 
     Args:
         loaded: model and tokenizer.
-        attention: `auto`, or a key of `proxima.model.attention.ATTENTION`. `auto` is `packed` where the architecture calls its attention
-            through Hugging Face's attention interface, else `padded`.
+        attention: `auto`, or a key of `proxima.model.attention.ATTENTION`. `auto` is `packed` where the architecture
+            calls its attention through Hugging Face's attention interface, else `padded`.
         share_prompt: run the prompt of neighbouring trajectories of a group once.
         compute_dtype: autocast dtype; float32 switches autocast off.
         log_prob_chunk: rows of logits alive at once.
@@ -62,12 +63,16 @@ class Policy:
         self.share_prompt = share_prompt and attention in ("packed", "mask")
         self.compute_dtype = compute_dtype
         self.log_prob_chunk = log_prob_chunk
-        if attention == "packed" or getattr(self.model, "_supports_sdpa", False):  # a model without attention takes no name for it
+        if attention == "packed" or getattr(
+            self.model, "_supports_sdpa", False
+        ):  # a model without attention takes no name for it
             self.model.set_attn_implementation(hugging_face_name(attention))
         self.set_gradient_checkpointing(gradient_checkpointing)
         self.backbone, self.head = parts(self.model)
         if type(self.head) is not nn.Linear:
-            raise ValueError(f"{type(self.model).__name__}: the output head is a {type(self.head).__name__}, not a linear layer.")
+            raise UserError(
+                f"{type(self.model).__name__}: the output head is a {type(self.head).__name__}, not a linear layer."
+            )
         self._refuse_scaled_logits()
 
     def _refuse_scaled_logits(self) -> None:
@@ -75,7 +80,7 @@ class Policy:
         for name, neutral in (("final_logit_softcapping", None), ("logit_scale", 1.0), ("logits_scaling", 1.0)):
             found = getattr(self.model.config, name, neutral)
             if found is not None and found != neutral:
-                raise ValueError(f"{type(self.model).__name__}: {name}={found} after the output head is not supported.")
+                raise UserError(f"{type(self.model).__name__}: {name}={found} after the output head is not supported.")
 
     @property
     def device(self) -> torch.device:
@@ -88,7 +93,9 @@ class Policy:
             self.model.train()  # Hugging Face checkpoints in training mode only; dropout must then be 0
             dropout = [m.p for m in self.model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
             if dropout:
-                raise ValueError(f"model.gradient_checkpointing=true needs a model without dropout; this one has {dropout[0]}.")
+                raise UserError(
+                    f"model.gradient_checkpointing=true needs a model without dropout; this one has {dropout[0]}."
+                )
 
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
         """The layout this policy runs, on its device."""

@@ -11,9 +11,14 @@ if TYPE_CHECKING:
 
 
 def save(
-    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: str | Path, *, dtype: torch.dtype | None = None
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase | None",
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Path:
-    """Write `config.json`, safetensors and the tokenizer, so that `AutoModelForCausalLM.from_pretrained(folder)` gives the model back.
+    """Write `config.json`, safetensors and the tokenizer, so that `AutoModelForCausalLM.from_pretrained(folder)` gives
+    the model back.
 
     Args:
         folder: made if missing. The caller writes aside and renames where a reader may be watching.
@@ -23,7 +28,9 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     state = None
     if dtype is not None:
-        state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in model.state_dict().items()}
+        state = {
+            name: value.to(dtype) if value.is_floating_point() else value for name, value in model.state_dict().items()
+        }
     written = model.config.dtype
     attention = model.config._attn_implementation
     try:

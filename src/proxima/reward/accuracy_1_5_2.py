@@ -8,15 +8,17 @@ from typing import ClassVar
 
 from proxima.data import Completion, Prompt, Score, require
 from proxima.reward.base import WeightedReward, Where, answer_of
-from proxima.reward.text import as_fraction, as_number, last_tagged
+from proxima.reward.extract import as_fraction, as_number, last_tagged
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy152(WeightedReward):
-    """2 if the tagged answer is the row's answer to the letter, 1.5 if both are the same number, else 0; says whether it is correct.
+    """2 if the tagged answer is the row's answer to the letter, 1.5 if both are the same number, else 0; says whether
+    it is correct.
 
-    Judged is what stands in the last `<tag>…</tag>`, outer space removed. Read as numbers are `18.0`, `$18`, `1,000`, `1/2`, `x = 18` and
-    a number with plain words behind it, `18 dollars`, but none that makes it another: `2 dozens`, `5 squared`, `3 fifths`, `2 x`. The row's
+    Judged is what stands in the last `<tag>…</tag>`, outer space removed. Read as numbers are `18.0`, `$18`, `1,000`,
+    `1/2`, `x = 18` and a number with plain words behind it, `18 dollars`, but none that makes it another: `2 dozens`,
+    `5 squared`, `3 fifths`, `2 x`. The row's
     answer may be a whole GSM8K solution: then what follows its `####` counts.
 
     Args:
@@ -25,9 +27,10 @@ class Accuracy152(WeightedReward):
         name: key among the parts; none: `accuracy_1_5_2`.
     Returns: Score of value 2, 1.5 or 0; `correct` is true for the first two. No tag, or nothing in it: 0.
     Raises: ValueError where the row has no answer.
-    Source: completion pruning (arXiv 2503.22342), whose other reward is `format` of weight 1: a right answer in the right shape gets 3.
-    Differs: its parser takes the only number in a text, whatever stands around it: `x + 1` and `2 million` for 1 and 2, and `1,000` for
-        two numbers and so for wrong. Here formulas are no numbers, and 1,000 is 1000.
+    Source: completion pruning (arXiv 2503.22342), whose other reward is `format` of weight 1: a right answer in the
+        right shape gets 3.
+    Differs: its parser takes the only number in a text, whatever stands around it: `x + 1` and `2 million` for 1 and 2,
+        and `1,000` for two numbers and so for wrong. Here formulas are no numbers, and 1,000 is 1000.
     """
 
     tag: str | None = "answer"
@@ -52,9 +55,11 @@ class Accuracy152(WeightedReward):
 
 # `x = 18`, `18 dollars`: what may stand around a number without changing it.
 _DRESSED = re.compile(
-    r"(?:[A-Za-z]{1,20}\s{0,3}=\s{0,3})?(?P<number>(?!\$?[-+\u2212]\$?[-+\u2212])[^\s=]{1,400})(?:\s(?P<words>[A-Za-z][A-Za-z .]{0,80}))?"
+    r"(?:[A-Za-z]{1,20}\s{0,3}=\s{0,3})?(?P<number>(?!\$?[-+\u2212]\$?[-+\u2212])[^\s=]{1,400})"
+    r"(?:\s(?P<words>[A-Za-z][A-Za-z .]{0,80}))?"
 )
-# Scales, fractions, further numbers; operators and doubts; a single letter but `a`, which is an unknown, or a scale as in `1 k`.
+# Scales, fractions, further numbers; operators and doubts; a single letter but `a`, which is an unknown, or a scale as
+# in `1 k`.
 _CHANGING = re.compile(
     r"\b(?:(?:dozen|gross|score|lakh|crore|mil|mn|mio|bn|pi|half|halve|third|quarter|fifth|eighth|ninth|twelfth"
     r"|zero|one|two|three|five|eight|nine|twelve|(?:twen|thir|for|fif|six|seven|eigh|nine)t(?:y|ie|ieth)"

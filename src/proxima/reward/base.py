@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from proxima.data import Completion, Group, Prompt, Score, require
-from proxima.reward.graders import number_of
+from proxima.data import Completion, Group, Prompt, Score, UserError, require
+from proxima.reward.workers.graders import number_of
 
 Where = Literal["inline", "thread", "text", "function"]
 
@@ -16,13 +16,14 @@ Where = Literal["inline", "thread", "text", "function"]
 class WeightedReward:
     """Base of the rewards: a weight and a name, and `score` made from `score_one`.
 
-    A subclass writes `score_one` and says `where` it runs; one that runs in a worker process writes `job` and `read` instead and inherits
-    `PooledReward`; one that compares completions sets `whole_group` and writes `score`, or `whole_batch` and writes `score_batch`. One that
-    needs something outside this process says so in `check`, one that sets `compares` tells in `unreadable` which answers it can't use.
+    A subclass writes `score_one` and says `where` it runs; one that runs in a worker process writes `job` and `read`
+    instead and inherits `PooledReward`; one that compares completions sets `whole_group` and writes `score`, or
+    `whole_batch` and writes `score_batch`. One that needs something outside this process says so in `check`, one that
+    sets `compares` tells in `unreadable` which answers it can't use.
 
     Args:
-        weight: factor of this reward's value in the sum; finite, may be negative. 0 only logs the value, and then a failure of this
-            reward does not make the completion invalid.
+        weight: factor of this reward's value in the sum; finite, may be negative. 0 only logs the value, and then a
+            failure of this reward does not make the completion invalid.
         name: key of this reward among the parts of a score; none: the kind.
     """
 
@@ -31,11 +32,13 @@ class WeightedReward:
 
     kind: ClassVar[str] = ""
     where: ClassVar[Where] = "thread"
-    # True: `score` gets all completions of the prompt in one call and a failure costs the whole group (a reward that compares them).
+    # True: `score` gets all completions of the prompt in one call and a failure costs the whole group (a reward that
+    # compares them).
     whole_group: ClassVar[bool] = False
     # True: it compares with the row's answer, and `unreadable` is asked of the answers before the run.
     compares: ClassVar[bool] = False
-    # True: it is asked once a batch of generation, by `score_batch`, when all its groups are there; `score` is never called.
+    # True: it is asked once a batch of generation, by `score_batch`, when all its groups are there; `score` is never
+    # called.
     whole_batch: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -49,12 +52,14 @@ class WeightedReward:
 
     @property
     def concurrency(self) -> int:
-        """How many calls of `score` may run at once, each in a thread; 0: what the runner gives, `runtime.reward_workers`."""
+        """How many calls of `score` may run at once, each in a thread; 0: what the runner gives,
+        `runtime.reward_workers`."""
         return 0
 
     @property
     def per_call(self) -> int:
-        """How many completions of a prompt one call of `score` gets, and a failure of that call costs; 0: all of them."""
+        """How many completions of a prompt one call of `score` gets, and a failure of that call costs; 0: all of
+        them."""
         return 0 if self.whole_group else 1
 
     @property
@@ -70,7 +75,8 @@ class WeightedReward:
         """
 
     def unreadable(self, answer: Any) -> str | None:
-        """Why this reward could score nothing in a row of this answer, or None where it could. By default any answer will do but none."""
+        """Why this reward could score nothing in a row of this answer, or None where it could. By default any answer
+        will do but none."""
         return missing(answer)
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
@@ -82,7 +88,8 @@ class WeightedReward:
         raise NotImplementedError(f"{type(self).__name__} must define score_one or score")
 
     def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
-        """A list for each group, in the same order, with a score for each of its completions; for rewards of the whole batch.
+        """A list for each group, in the same order, with a score for each of its completions; for rewards of the whole
+        batch.
 
         The groups carry the scores of the rewards that look at one group. A failure costs this reward the whole batch.
         """
@@ -139,7 +146,7 @@ class PooledReward(WeightedReward):
         return missing(answer)
 
     def unreadable(self, answer: Any) -> str | None:
-        from proxima.reward.graders import GRADERS
+        from proxima.reward.workers.graders import GRADERS
 
         found = self.reading(answer)
         if not isinstance(found, Job):
@@ -148,46 +155,48 @@ class PooledReward(WeightedReward):
         return why
 
     def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
-        from proxima.reward.graders import GRADERS
+        from proxima.reward.workers.graders import GRADERS
 
         job = self.batch_job(groups)
         return self.read_batch(groups, GRADERS[job.grader](**job.arguments))
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        from proxima.reward.graders import GRADERS
+        from proxima.reward.workers.graders import GRADERS
 
         job = self.job(prompt, completion)
         return job if isinstance(job, Score) else self.read(prompt, GRADERS[job.grader](**job.arguments))
 
 
 def label_of(reward: object) -> str:
-    """The name under which a reward's value stands among the parts of a score; of one out of tree its `name`, or its class."""
+    """The name under which a reward's value stands among the parts of a score; of one out of tree its `name`, or its
+    class."""
     label = getattr(reward, "label", None) or getattr(reward, "name", None)
     return str(label or type(reward).__name__.lower())
 
 
 def checked(score: object) -> Score:
-    """The score in Python's own numbers, after a look at what a careless scorer may have put into it (`correct=1`, a numpy float).
+    """The score in Python's own numbers, after a look at what a careless scorer may have put into it (`correct=1`, a
+    numpy float).
 
-    A part that is not finite is as wrong as such a value: it would make the mean of the step's parts unknown. Where a part has no value,
-    leave it out.
+    A part that is not finite is as wrong as such a value: it would make the mean of the step's parts unknown. Where a
+    part has no value, leave it out.
 
     Raises:
         ValueError: what is wrong with it.
     """
     if not isinstance(score, Score):
-        raise ValueError(f"returned {score!r:.80}, expected a Score")
+        raise UserError(f"returned {score!r:.80}, expected a Score")
     if not score.valid:
-        raise ValueError(score.error or "returned an invalid score without an error")
+        raise UserError(score.error or "returned an invalid score without an error")
     value = number_of(score.value, "value")
     if not math.isfinite(value):
-        raise ValueError(f"returned {value}, expected a finite number")
+        raise UserError(f"returned {value}, expected a finite number")
     if score.correct not in (None, True, False):
-        raise ValueError(f"returned correct={score.correct!r:.80}, expected true, false or nothing")
+        raise UserError(f"returned correct={score.correct!r:.80}, expected true, false or nothing")
     parts = {str(key): number_of(part, str(key)) for key, part in score.parts.items()}
     for key, part in parts.items():
         if not math.isfinite(part):
-            raise ValueError(f"returned {key}={part}, expected a finite number; a part without a value is left out")
+            raise UserError(f"returned {key}={part}, expected a finite number; a part without a value is left out")
     return replace(score, value=value, correct=None if score.correct is None else bool(score.correct), parts=parts)
 
 
@@ -203,7 +212,9 @@ def needs_package(module: str, kind: str, extra: str) -> None:
         ValueError: the package can't be found; names the extra that brings it.
     """
     if importlib.util.find_spec(module) is None:
-        raise ValueError(f"reward '{kind}' needs the package {module.replace('_', '-')}: pip install 'proxima-rl[{extra}]'")
+        raise UserError(
+            f"reward '{kind}' needs the package {module.replace('_', '-')}: pip install 'proxima-rl[{extra}]'"
+        )
 
 
 def missing(answer: Any) -> str | None:
@@ -218,5 +229,7 @@ def answer_of(prompt: Prompt, kind: str) -> Any:
         ValueError: the row has none.
     """
     if prompt.answer is None:
-        raise ValueError(f"'{kind}' compares with an answer, and prompt {prompt.uid} has none; map the task's answer column")
+        raise UserError(
+            f"'{kind}' compares with an answer, and prompt {prompt.uid} has none; map the task's answer column"
+        )
     return prompt.answer

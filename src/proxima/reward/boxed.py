@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from proxima.data import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward, Where, answer_of, verdict
-from proxima.reward.text import last_boxed, same_answer
+from proxima.reward.extract import last_boxed, same_answer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proxima.data import Completion, Prompt, Score
+from proxima.data import Completion, Prompt, Score, UserError
 from proxima.reward.base import Job, PooledReward
 
 
@@ -14,8 +14,8 @@ class Format(PooledReward):
     r"""1 if the text has the shape of `pattern`, else 0; says nothing of correctness.
 
     Args:
-        pattern: regular expression searched in the text; `.` matches line ends too. The default is the think-then-answer shape, and the
-            anchors `^` and `$` are the ends of the text.
+        pattern: regular expression searched in the text; `.` matches line ends too. The default is the
+            think-then-answer shape, and the anchors `^` and `$` are the ends of the text.
         weight: factor of the value in the sum of the rewards.
         name: key among the parts; none: `format`.
     Returns: Score of value 0 or 1.
@@ -48,4 +48,4 @@ def compiled(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error as problem:
-        raise ValueError(f"pattern={pattern!r} is not a regular expression: {problem}") from None
+        raise UserError(f"pattern={pattern!r} is not a regular expression: {problem}") from None

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from proxima.data import Completion, Group, Prompt, Score
+from proxima.data import Completion, Group, Prompt, Score, UserError
 from proxima.reward.base import Job, PooledReward, Where
-from proxima.reward.graders import load_function
+from proxima.reward.workers.graders import load_function
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class UserFunction(PooledReward):
             signature.bind(*self.takes)
         except TypeError as problem:
             called = f"'{self.kind}' calls it with ({', '.join(self.takes)})"
-            raise ValueError(f"path={self.path!r}: {called}, and it is defined with {signature}: {problem}") from None
+            raise UserError(f"path={self.path!r}: {called}, and it is defined with {signature}: {problem}") from None
 
     @property
     def label(self) -> str:
@@ -54,19 +54,22 @@ class UserFunction(PooledReward):
 class Function(UserFunction):
     """What your function `fn(prompt, completion)` returns, called once a completion in a worker process of its own.
 
-    It gets a `proxima.data.Prompt` and a `Completion` and returns a number, a bool, a `Score`, or a dict with `value`, optionally
-    `correct`, and any other numbers, which are logged as parts `<name>/<key>`. It may be `async def`. It may raise, hang or crash: that
-    costs the one completion. A worker keeps what the module holds in memory from call to call; what it prints goes nowhere.
+    It gets a `proxima.data.Prompt` and a `Completion` and returns a number, a bool, a `Score`, or a dict with `value`,
+    optionally `correct`, and any other numbers, which are logged as parts `<name>/<key>`. It may be `async def`. It may
+    raise,
+    hang or crash: that costs the one completion. A worker keeps what the module holds in memory from call to call; what
+    it prints goes nowhere.
 
     Args:
         path: `package.module:function`, or a file as `./my_reward.py:function`.
         weight: factor of the value in the sum of the rewards.
         name: key among the parts; none: the function's own name.
-    Returns: Score as returned; NaN and infinities are failures, as value and as part: leave a part out where it has no value.
-    Edge cases: a process that the function forks must end by `os._exit`; one that returns instead is ended. Whatever is written into the
-        worker's socket costs the completion.
-    Raises: ValueError at construction when the module, the file or the function isn't there (the nearest name is given), or when it can't
-        be called with these arguments.
+    Returns: Score as returned; NaN and infinities are failures, as value and as part: leave a part out where it has no
+        value.
+    Edge cases: a process that the function forks must end by `os._exit`; one that returns instead is ended. Whatever is
+        written into the worker's socket costs the completion.
+    Raises: ValueError at construction when the module, the file or the function isn't there (the nearest name is
+        given), or when it can't be called with these arguments.
     """
 
     kind: ClassVar[str] = "function"
@@ -79,20 +82,23 @@ class Function(UserFunction):
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionBatch(UserFunction):
-    """What your function `fn(groups)` returns, called once a batch of generation with all its groups, in a worker process of its own.
+    """What your function `fn(groups)` returns, called once a batch of generation with all its groups, in a worker
+    process of its own.
 
-    It gets a tuple of `proxima.data.Group`, each a prompt with its completions and what the other rewards say of them, and returns a list
-    for each group, in the same order, of what `function` may return for each completion. So it can rank, normalise or compare over all
-    prompts. It may be `async def`. If it raises, hangs or crashes, all completions of the batch are invalid. A batch of generation is the
-    step's; with dynamic sampling a step may generate several, and the function is called for each.
+    It gets a tuple of `proxima.data.Group`, each a prompt with its completions and what the other rewards say of them,
+    and returns a list for each group, in the same order, of what `function` may return for each completion. So it can
+    rank, normalise or compare over all prompts. It may be `async def`. If it raises, hangs or crashes, all completions
+    of the batch are invalid. A batch of generation is the step's; with dynamic sampling a step may generate several,
+    and the function is called for each.
 
     Args:
         path: `package.module:function`, or a file as `./my_reward.py:function`.
         weight: factor of the value in the sum of the rewards.
         name: key among the parts; none: the function's own name.
-    Returns: Score as returned; NaN, infinities and numbers beyond any float are failures of the one completion, as value and as part.
-    Raises: ValueError at construction when the module, the file or the function isn't there (the nearest name is given), or when it can't
-        be called with these arguments.
+    Returns: Score as returned; NaN, infinities and numbers beyond any float are failures of the one completion, as
+        value and as part.
+    Raises: ValueError at construction when the module, the file or the function isn't there (the nearest name is
+        given), or when it can't be called with these arguments.
     """
 
     kind: ClassVar[str] = "function_batch"
@@ -100,10 +106,14 @@ class FunctionBatch(UserFunction):
     whole_batch: ClassVar[bool] = True
 
     def batch_job(self, groups: Sequence[Group]) -> Job:
-        return Job(grader="function_batch", arguments={"path": self.absolute, "groups": [asdict(group) for group in groups]})
+        return Job(
+            grader="function_batch", arguments={"path": self.absolute, "groups": [asdict(group) for group in groups]}
+        )
 
     def read_batch(self, groups: Sequence[Group], result: Mapping[str, Any]) -> list[list[Score]]:
-        return [[self._read(group.prompt, one) for one in row] for group, row in zip(groups, result["scores"], strict=True)]
+        return [
+            [self._read(group.prompt, one) for one in row] for group, row in zip(groups, result["scores"], strict=True)
+        ]
 
     def _read(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         if "error" in result:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proxima.data import Completion, Prompt, Score
+from proxima.data import Completion, Prompt, Score, UserError
 from proxima.reward.base import WeightedReward, Where, answer_of, missing, verdict
-from proxima.reward.text import as_number, first_number, last_number
+from proxima.reward.extract import as_number, first_number, last_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,15 @@ class Gsm8k(WeightedReward):
     where: ClassVar[Where] = "inline"
 
     def unreadable(self, answer: Any) -> str | None:
-        return missing(answer) or (None if as_number(str(answer).rpartition("####")[2]) is not None else "not a number after '####'")
+        return missing(answer) or (
+            None if as_number(str(answer).rpartition("####")[2]) is not None else "not a number after '####'"
+        )
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = answer_of(prompt, self.kind)
         expected = as_number(str(answer).rpartition("####")[2])
         if expected is None:
-            raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number after '####'")
+            raise UserError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number after '####'")
         _, marker, tail = completion.text.rpartition("####")
         if marker:
             return verdict(first_number(tail) == expected)

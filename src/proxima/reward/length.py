@@ -11,7 +11,8 @@ from proxima.reward.base import WeightedReward, Where
 class Length(WeightedReward):
     """A penalty in [-1, 0] for a completion longer than `tokens` (or, as a target, of any other length).
 
-        penalty: -min(1, max(0, n - tokens) / tokens)      target: -min(1, |n - tokens| / tokens)      n: tokens of the completion
+        penalty: -min(1, max(0, n - tokens) / tokens)      target: -min(1, |n - tokens| / tokens)
+        n: tokens of the completion
 
     Args:
         tokens: the length that costs nothing, in tokens, the stop token counted; >= 1.

@@ -7,11 +7,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from proxima.data import Completion, Prompt, Score, require
+from proxima.data import Completion, Prompt, Score, UserError, require
+from proxima.reward.answer_text import (
+    as_interval,
+    as_words,
+    last_stated,
+    letters,
+    prose,
+    sides,
+    stated_words,
+    unfinished,
+)
 from proxima.reward.base import Job, PooledReward, answer_of, missing, needs_package, verdict
-from proxima.reward.plain import Plain, plain, same_number
-from proxima.reward.stated import as_interval, as_words, last_stated, letters, prose, sides, stated_words, unfinished
-from proxima.reward.text import last_boxed, last_tagged
+from proxima.reward.extract import last_boxed, last_tagged
+from proxima.reward.numeric_answer import Plain, plain, same_number
 
 _MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 30, 9999
 _DIGITS = re.compile(rf"[0-9]{{{_MAX_DIGITS + 1}}}")
@@ -26,21 +35,27 @@ _FACTORIAL = re.compile(r"[0-9]{5}[\s})]*!|\^[\s({]*[0-9]+[\s})]*!|![\s})]*![\s}
 class Math(PooledReward):
     r"""1 if the final answer equals the row's answer, else 0; says whether it is correct.
 
-    What is judged is the last `\boxed{…}`, else the last `<answer>…</answer>`, else of the last `max_chars` characters the formula between
-    `$` or the plain number after the last `answer is` or `Answer:`, else the last of either. A box that never closes is wrong.
+    What is judged is the last `\boxed{…}`, else the last `<answer>…</answer>`, else of the last `max_chars` characters
+    the formula between `$` or the plain number after the last `answer is` or `Answer:`, else the last of either. A box
+    that never closes is wrong.
 
-    - The row's answer is a plain number: the answer has to state one, in final form: an integer, decimal, fraction, mixed number, percent,
-      `3\times 10^5`, with unit, currency, sign, or a name before it (`x = 61`). An operation that is still to be done (`54+7`, `2^{10}`,
-      `\frac{122}{2}`, an integral, a root, a factorial) is wrong, however it would come out, and so are `60=61` and two numbers. A fraction
-      need not be in lowest terms. Of `54+7=61` the last side counts, if the sides that plain arithmetic can evaluate agree.
-      50 % is 50 and 0.5; decimals of six places or more are compared rounded.
-    - It is words (`\text{even}`, `Monday`): the same words, no matter the case and the font. Several words must stand in `\text{…}`.
-    - Else (`2\sqrt{3}`, `x^2+1`, `[0,5]`): equal for math-verify, as is every side of an equality. An integral, sum or product over an
-      index, limit or derivative is wrong unless the row's answer holds one; so is a run of over 400 digits. `0 \le x < 5` is `[0,5)`.
+    - The row's answer is a plain number: the answer has to state one, in final form: an integer, decimal, fraction,
+    mixed number, percent,
+      `3\times 10^5`, with unit, currency, sign, or a name before it (`x = 61`). An operation that is still to be done
+      (`54+7`, `2^{10}`, `\frac{122}{2}`, an integral, a root, a factorial) is wrong, however it would come out, and so
+      are `60=61` and two numbers. A fraction need not be in lowest terms. Of `54+7=61` the last side counts, if the
+      sides that plain arithmetic can evaluate agree. 50 % is 50 and 0.5; decimals of six places or more are compared
+      rounded.
+    - It is words (`\text{even}`, `Monday`): the same words, no matter the case and the font. Several words must stand
+    in `\text{…}`.
+    - Else (`2\sqrt{3}`, `x^2+1`, `[0,5]`): equal for math-verify, as is every side of an equality. An integral, sum or
+    product over an
+      index, limit or derivative is wrong unless the row's answer holds one; so is a run of over 400 digits. `0 \le x <
+      5` is `[0,5)`.
 
-    A final period counts for nothing. What math-verify can't read is wrong; what it can't finish is invalid, never 0: the worker is ended
-    and replaced, and nobody else pays. Brackets nested over 30 deep, powers with an exponent over 9,999 and factorials or binomials of such
-    size are not evaluated at all (invalid too).
+    A final period counts for nothing. What math-verify can't read is wrong; what it can't finish is invalid, never 0:
+    the worker is ended and replaced, and nobody else pays. Brackets nested over 30 deep, powers with an exponent over
+    9,999 and factorials or binomials of such size are not evaluated at all (invalid too).
 
     Args:
         cpu_seconds: CPU time for one completion, in seconds, > 0; the runner's time-out on the clock holds beside it.
@@ -50,9 +65,9 @@ class Math(PooledReward):
     Returns: Score of value 0 or 1, `correct` set.
     Raises: ValueError where the row's answer is missing, is prose, or can't be read as mathematics.
     Source: the math-verify package, 0.9.
-    Differs: math-verify, and verl and TRL that call it, evaluate what they find anywhere in a text, so that the question said again
-        (`54+7`) is an answer, and read words as products of letters. They call it in their own process, where its alarm-based time-out
-        raises in threads, and turn a failure into 0.
+    Differs: math-verify, and verl and TRL that call it, evaluate what they find anywhere in a text, so that the
+        question said again (`54+7`) is an answer, and read words as products of letters. They call it in their own
+        process, where its alarm-based time-out raises in threads, and turn a failure into 0.
     """
 
     cpu_seconds: float = 1.0
@@ -82,11 +97,11 @@ class Math(PooledReward):
     def _by_algebra(self, answer: str, found: str) -> Job:
         found = as_interval(_PERIOD.sub("", found), answer)  # math-verify takes 42. for another answer than 42
         if problem := self._unevaluable(answer):
-            raise ValueError(f"row's answer not evaluated: {problem}")
+            raise UserError(f"row's answer not evaluated: {problem}")
         if _DIGITS.search(found) or unfinished(found, answer):
             found = ""  # wrong, if the row's answer can be read
         if problem := self._unevaluable(found):
-            raise ValueError(f"answer not evaluated: {problem}")
+            raise UserError(f"answer not evaluated: {problem}")
         texts = [f"\\boxed{{{side}}}" for side in sides(found, answer)]
         return Job(grader="math", arguments={"answer": answer, "texts": texts}, cpu_seconds=self.cpu_seconds)
 
@@ -133,7 +148,7 @@ def _gold(answer: str) -> Plain | str | None:
         return number
     words = as_words(answer)
     if words is None and prose(answer):
-        raise ValueError("is prose, not mathematics; write words as \\text{…}, or use 'exact'")
+        raise UserError("is prose, not mathematics; write words as \\text{…}, or use 'exact'")
     return words
 
 
@@ -143,7 +158,8 @@ def _same_plain(gold: Plain, found: Sequence[str]) -> bool:
 
 
 def unevaluable(formula: str) -> str | None:
-    """Why a formula would take a computer algebra system out of any bounds, or None. Linear time; what it misses meets the time-out."""
+    """Why a formula would take a computer algebra system out of any bounds, or None. Linear time; what it misses meets
+    the time-out."""
     depth = deepest = 0
     for bracket in _BRACKET.finditer(formula):
         depth = max(0, depth + (1 if bracket.group() in "([{" else -1))

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proxima.data import Completion, Prompt, Score
+from proxima.data import Completion, Prompt, Score, UserError
 from proxima.reward.base import WeightedReward, Where, answer_of, missing, verdict
-from proxima.reward.text import as_number, last_number
+from proxima.reward.extract import as_number, last_number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Number(WeightedReward):
     """1 if the last number in the text equals the answer, else 0; says whether it is correct.
 
-    Read are signs, thousands commas, `$`, decimals and exponents; a final period is none of it. The comparison is exact (decimal), so 0.50
-    is 0.5 and 0.333 is not 1/3. Fractions and formulas are not read: `math` is for them.
+    Read are signs, thousands commas, `$`, decimals and exponents; a final period is none of it. The comparison is exact
+    (decimal), so 0.50 is 0.5 and 0.333 is not 1/3. Fractions and formulas are not read: `math` is for them.
 
     Args:
         weight: factor of the value in the sum of the rewards.
@@ -33,5 +33,5 @@ class Number(WeightedReward):
         answer = answer_of(prompt, self.kind)
         expected = as_number(answer)
         if expected is None:
-            raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number; use 'exact' or 'math'")
+            raise UserError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number; use 'exact' or 'math'")
         return verdict(last_number(completion.text) == expected)

@@ -11,10 +11,12 @@ from proxima.reward.base import WeightedReward, Where
 class Overlong(WeightedReward):
     """0 up to a safe length, then a penalty that grows linearly to `factor` at the limit, where it stays.
 
-        value = -factor * min(1, max(0, n - (max_tokens - buffer_tokens)) / buffer_tokens)      n: tokens of the completion
+        value = -factor * min(1, max(0, n - (max_tokens - buffer_tokens)) / buffer_tokens)
+        n: tokens of the completion
 
     Args:
-        max_tokens: the length at which the whole penalty is due, in tokens, the stop token counted; usually `sampling.max_tokens`.
+        max_tokens: the length at which the whole penalty is due, in tokens, the stop token counted; usually
+            `sampling.max_tokens`.
         buffer_tokens: how many tokens before `max_tokens` the penalty begins; in [1, max_tokens].
         factor: the whole penalty, in reward units; >= 0.
         weight: factor of the value in the sum of the rewards.

@@ -1,4 +1,5 @@
-"""A POST with a deadline and further attempts, by the standard library: a request now and then needs no pool of connections."""
+"""A POST with a deadline and further attempts, by the standard library: a request now and then needs no pool of
+connections."""
 
 import http.client
 import io
@@ -29,11 +30,12 @@ def post(url: str, body: bytes, headers: Mapping[str, str], *, seconds: float, r
     Args:
         seconds: time for one attempt, from connecting to the last byte.
         retries: attempts after the first.
-        backoff: seconds before the second attempt, doubled before each further one; what `Retry-After` says where it is longer; at most
-            `MAX_WAIT`.
+        backoff: seconds before the second attempt, doubled before each further one; what `Retry-After` says where it is
+            longer; at most `MAX_WAIT`.
 
     Raises:
-        PostFailed: what the last attempt came to. A status that time won't heal (400, 404 …) is not tried again. A redirect is such a
+        PostFailed: what the last attempt came to. A status that time won't heal (400, 404 …) is not tried again. A
+            redirect is such a
             status: followed, it would take the token to another server, and there a GET without the body.
     """
     for attempt in range(retries + 1):
@@ -111,7 +113,8 @@ class _Stream(io.RawIOBase):
 
 
 class _Channel:
-    """As much of a socket as `http.client` uses of it once it is connected, each call within what is left of the time."""
+    """As much of a socket as `http.client` uses of it once it is connected, each call within what is left of the
+    time."""
 
     def __init__(self, sock: socket.socket, until: float) -> None:
         self._sock, self._until = sock, until

@@ -4,17 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proxima.data import Completion, Prompt, Score, require
+from proxima.data import Completion, Prompt, Score, UserError, require
 from proxima.reward.base import Job, PooledReward, checked, needs_package
-from proxima.reward.graders import number_of
-from proxima.reward.text import last_tagged
+from proxima.reward.extract import last_tagged
+from proxima.reward.workers.graders import number_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningGym(PooledReward):
     """The score in [0, 1] that the row's own reasoning_gym task gives the answer; correct from `correct_at` up.
 
-    The answer is what stands in the last `<tag>…</tag>`, else the whole text without outer space. Only rows of the task `reasoning_gym`
+    The answer is what stands in the last `<tag>…</tag>`, else the whole text without outer space. Only rows of the task
+    `reasoning_gym`
     can be scored: they carry the entry that the scorer reads.
 
     Args:
@@ -27,8 +28,8 @@ class ReasoningGym(PooledReward):
     Returns: Score of the task's value, `correct` set.
     Raises: ValueError where the row comes from another task.
     Edge cases: a scorer that raises on the answer but not on the reference answer could not read it: wrong, 0. Some
-        scorers evaluate the answer as Python; in the worker they read literals only, and it can write no file and open no connection.
-        The scorer of `game_of_life_halting` (0.1.25) holds any answer for right.
+        scorers evaluate the answer as Python; in the worker they read literals only, and it can write no file and open
+        no connection. The scorer of `game_of_life_halting` (0.1.25) holds any answer for right.
     """
 
     tag: str | None = "answer"
@@ -48,7 +49,9 @@ class ReasoningGym(PooledReward):
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         source = prompt.metadata.get("reasoning_gym")
         if not isinstance(source, Mapping):
-            raise ValueError(f"prompt {prompt.uid} is no row of the task 'reasoning_gym': its metadata has no entry to score with")
+            raise UserError(
+                f"prompt {prompt.uid} is no row of the task 'reasoning_gym': its metadata has no entry to score with"
+            )
         answer = self._answer(completion.text)
         if answer is None:
             return Score(value=0.0, correct=False)

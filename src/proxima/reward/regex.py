@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from proxima.data import Completion, Prompt, Score
 from proxima.reward.base import Job, PooledReward, answer_of, verdict
+from proxima.reward.extract import same_answer
 from proxima.reward.format import compiled
-from proxima.reward.text import same_answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,8 @@ class Regex(PooledReward):
     r"""1 if what `pattern` captures last equals the answer, as a number or as text; says whether it is correct.
 
     Args:
-        pattern: regular expression, `.` matches line ends too; its group `answer`, else its first group, else the whole match is compared.
+        pattern: regular expression, `.` matches line ends too; its group `answer`, else its first group, else the whole
+            match is compared.
         weight: factor of the value in the sum of the rewards.
         name: key among the parts; none: `regex`.
     Returns: Score of value 0 or 1, `correct` set. No match: 0.

@@ -25,8 +25,8 @@ class Repetition(WeightedReward):
     Returns: Score of value in (-max_penalty, 0]; says nothing of correctness.
     Edge cases: an empty completion, and any with fewer than n units, has no n-gram and costs nothing.
     Source: Yeo et al., Demystifying Long Chain-of-Thought Reasoning (arXiv 2502.03373), appendix C.2.
-    Differs: there each token of a repeated n-gram is penalised where it stands; here the completion is, by their share, as in open-r1.
-        open-r1 writes the penalty as a negative number.
+    Differs: there each token of a repeated n-gram is penalised where it stands; here the completion is, by their share,
+        as in open-r1. open-r1 writes the penalty as a negative number.
     """
 
     n: int = 3
@@ -40,7 +40,12 @@ class Repetition(WeightedReward):
         super().__post_init__()
         require(self.n >= 1, "n", self.n, "must be >= 1")
         require(self.unit in ("words", "tokens"), "unit", self.unit, "must be 'words' or 'tokens'")
-        require(0 <= self.max_penalty < float("inf"), "max_penalty", self.max_penalty, "must be >= 0 and finite; it is subtracted")
+        require(
+            0 <= self.max_penalty < float("inf"),
+            "max_penalty",
+            self.max_penalty,
+            "must be >= 0 and finite; it is subtracted",
+        )
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         grams = ngrams(units(completion, self.unit), self.n)

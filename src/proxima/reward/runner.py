@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from proxima.data import Completion, Group, Prompt, Score, require
+from proxima.data import Completion, Group, Prompt, Score, UserError, require
 from proxima.reward.base import Job, PooledReward, checked, label_of
 from proxima.reward.function import UserFunction
-from proxima.reward.pool import Answer, WorkerPool
 from proxima.reward.protocol import Reward
-from proxima.reward.threads import DaemonThreads
+from proxima.reward.workers.pool import Answer, WorkerPool
+from proxima.reward.workers.threads import DaemonThreads
 
 T = TypeVar("T")
 
@@ -23,8 +23,8 @@ class RewardRunner:
 
         value = sum over rewards of weight * part      correct: from the first reward, in the order given, that knows
 
-    `score` takes a group as soon as it is complete. Rewards that look at the whole batch are left out there; once a batch of generation,
-    `score_batch` adds what they say to the groups that the others have scored.
+    `score` takes a group as soon as it is complete. Rewards that look at the whole batch are left out there; once a
+    batch of generation, `score_batch` adds what they say to the groups that the others have scored.
 
     Args:
         rewards: the specs, at least one; `weight` and `name` are read where there are any (else 1 and the class name).
@@ -35,21 +35,30 @@ class RewardRunner:
     Raises:
         ValueError: no rewards, or two of the same name.
 
-    A failure is an exception, a time-out, a value that is not finite, or a worker that died: the score is then `valid=False` with
-    `error="<name>: <why>"`, and `parts` holds what the other rewards said. A reward of weight 0 fails without consequence.
+    A failure is an exception, a time-out, a value that is not finite, or a worker that died: the score is then
+    `valid=False` with `error="<name>: <why>"`, and `parts` holds what the other rewards said. A reward of weight 0
+    fails without consequence.
 
-    However many completions come at once, no more than `workers` calls of a reward are made at once, or as many as it says itself
-    (`concurrency`). A reward of which 100 calls hang is not called until one comes back: its scores are invalid at once.
+    However many completions come at once, no more than `workers` calls of a reward are made at once, or as many as it
+    says itself (`concurrency`). A reward of which 100 calls hang is not called until one comes back: its scores are
+    invalid at once.
     """
 
-    def __init__(self, rewards: Sequence[Reward], timeout: float = 10.0, workers: int = 1, memory_mb: int = 1024) -> None:
+    def __init__(
+        self, rewards: Sequence[Reward], timeout: float = 10.0, workers: int = 1, memory_mb: int = 1024
+    ) -> None:
         require(len(rewards) >= 1, "reward", list(rewards), "must hold at least one reward")
         require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
         require(workers >= 1, "workers", workers, "must be >= 1")
         self.rewards, self.timeout = tuple(rewards), timeout
         self.labels = tuple(label_of(reward) for reward in rewards)
         for label in self.labels:
-            require(self.labels.count(label) == 1, "reward", label, "is the name of two rewards; give one of them another `name`")
+            require(
+                self.labels.count(label) == 1,
+                "reward",
+                label,
+                "is the name of two rewards; give one of them another `name`",
+            )
         pooled = [reward for reward in self.rewards if isinstance(reward, PooledReward)]
         text = {reward.kind for reward in pooled if reward.where == "text"}
         functions = [reward.absolute for reward in pooled if isinstance(reward, UserFunction)]
@@ -59,7 +68,9 @@ class RewardRunner:
         if text:
             self._pools["text"] = WorkerPool(workers, timeout=timeout, warm=warm, memory_mb=memory_mb)
         if functions:
-            self._pools["function"] = WorkerPool(workers, timeout=timeout, warm=["function"], setup=setup, restricted=False)
+            self._pools["function"] = WorkerPool(
+                workers, timeout=timeout, warm=["function"], setup=setup, restricted=False
+            )
         self._threads = [DaemonThreads(getattr(reward, "concurrency", 0) or workers) for reward in self.rewards]
 
     @property
@@ -76,19 +87,22 @@ class RewardRunner:
         """Ask each reward whether what it needs outside this process is there; for before the run.
 
         Raises:
-            ValueError: one line that names the reward, what is missing and what to do. A reward of weight 0 may miss what it wants.
+            ValueError: one line that names the reward, what is missing and what to do. A reward of weight 0 may miss
+                what it wants.
         """
         for reward, label in zip(self.rewards, self.labels, strict=True):
             if hasattr(reward, "check") and _weight(reward) != 0:
                 try:
                     reward.check()
                 except ValueError as problem:
-                    raise ValueError(f"reward '{label}': {problem}") from None
+                    raise UserError(f"reward '{label}': {problem}") from None
 
     def unreadable(self, answers: Sequence[Any]) -> list[str | None]:
-        """For each row's answer, why a reward could score nothing in that row, or None; looks at each different answer once, and waits.
+        """For each row's answer, why a reward could score nothing in that row, or None; looks at each different answer
+        once, and waits.
 
-        Only rewards that count are asked (weight other than 0). What takes a worker is done by all of them side by side.
+        Only rewards that count are asked (weight other than 0). What takes a worker is done by all of them side by
+        side.
         """
         found: dict[str, str | None] = {}
         keys = [json.dumps(answer, sort_keys=True, default=repr) for answer in answers]
@@ -109,7 +123,8 @@ class RewardRunner:
         return [_why(next(answered)) if isinstance(entry, Job) else entry for entry in asked]
 
     def start(self) -> None:
-        """Start the worker processes ahead of the first `score`, beside whatever else begins; returns at once. May be left out."""
+        """Start the worker processes ahead of the first `score`, beside whatever else begins; returns at once. May be
+        left out."""
         for pool in self._pools.values():
             pool.start()
 
@@ -118,13 +133,17 @@ class RewardRunner:
         chosen = [i for i, reward in enumerate(self.rewards) if not _of_batch(reward)]
         columns = await asyncio.gather(*(self._column(i, prompt, completions) for i in chosen))
         start = Score(value=0.0)
-        return [self._added(start, [(i, column[at]) for i, column in zip(chosen, columns, strict=True)]) for at in range(len(completions))]
+        return [
+            self._added(start, [(i, column[at]) for i, column in zip(chosen, columns, strict=True)])
+            for at in range(len(completions))
+        ]
 
     async def score_batch(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with what the rewards of the whole batch add to each score; the groups themselves where there are none.
+        """The groups with what the rewards of the whole batch add to each score; the groups themselves where there are
+        none.
 
-        What such a reward says is weighted and added like any other part; where it fails, the completion becomes invalid. A completion
-        that is invalid already stays so. `correct` is kept where it is known.
+        What such a reward says is weighted and added like any other part; where it fails, the completion becomes
+        invalid. A completion that is invalid already stays so. `correct` is kept where it is known.
         """
         chosen = [i for i, reward in enumerate(self.rewards) if _of_batch(reward)]
         if not chosen or not groups:
@@ -132,7 +151,10 @@ class RewardRunner:
         columns = await asyncio.gather(*(self._batch_column(i, groups) for i in chosen))
         out = []
         for g, group in enumerate(groups):
-            said = [[(i, column[g][at]) for i, column in zip(chosen, columns, strict=True)] for at in range(len(group.scores))]
+            said = [
+                [(i, column[g][at]) for i, column in zip(chosen, columns, strict=True)]
+                for at in range(len(group.scores))
+            ]
             out.append(replace(group, scores=tuple(map(self._added, group.scores, said))))
         return out
 
@@ -172,21 +194,33 @@ class RewardRunner:
             return await self._in_workers(reward, prompt, completions)
         if getattr(reward, "where", "thread") == "inline" and not getattr(reward, "whole_group", False):
             return [score for completion in completions for score in _scores(reward, prompt, [completion])]
-        size = getattr(reward, "per_call", 0 if getattr(reward, "whole_group", False) else 1) or max(1, len(completions))
+        size = getattr(reward, "per_call", 0 if getattr(reward, "whole_group", False) else 1) or max(
+            1, len(completions)
+        )
         calls = [completions[start : start + size] for start in range(0, len(completions), size)]
-        answers = await asyncio.gather(*(self._in_thread(i, partial(_scores, reward, prompt, call), self.timeout) for call in calls))
-        columns = [[answer] * len(call) if isinstance(answer, Score) else answer for answer, call in zip(answers, calls, strict=True)]
+        answers = await asyncio.gather(
+            *(self._in_thread(i, partial(_scores, reward, prompt, call), self.timeout) for call in calls)
+        )
+        columns = [
+            [answer] * len(call) if isinstance(answer, Score) else answer
+            for answer, call in zip(answers, calls, strict=True)
+        ]
         return [score for column in columns for score in column]
 
     async def _in_workers(self, reward: PooledReward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         asked = [_attempt(partial(reward.job, prompt, completion)) for completion in completions]
-        once: dict[Any, Job] = {}  # groups hold the same answer several times; what a text is worth does not depend on the time of day
+        once: dict[
+            Any, Job
+        ] = {}  # groups hold the same answer several times; what a text is worth does not depend on the time of day
         keys = [_key(job, i) if reward.where == "text" else i for i, job in enumerate(asked)]
         for key, job in zip(keys, asked, strict=True):
             if isinstance(job, Job):
                 once.setdefault(key, job)
         answers = dict(zip(once, await self._pools[reward.where].run(list(once.values())), strict=True))
-        return [entry if isinstance(entry, Score) else _read(reward, prompt, answers[key]) for key, entry in zip(keys, asked, strict=True)]
+        return [
+            entry if isinstance(entry, Score) else _read(reward, prompt, answers[key])
+            for key, entry in zip(keys, asked, strict=True)
+        ]
 
     async def _batch_column(self, i: int, groups: Sequence[Group]) -> list[list[Score]]:
         """One reward's scores of the whole batch; a failure of the call is one of every completion."""
@@ -250,12 +284,15 @@ def _attempt(call: Callable[[], T]) -> T | Score:
 
 
 def _scores(reward: Reward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-    """The reward's own scores, failures as failed scores; a failure of the call is a failure of every completion in it."""
+    """The reward's own scores, failures as failed scores; a failure of the call is a failure of every completion in
+    it."""
     scores = _attempt(lambda: list(reward.score(prompt, completions)))
     if isinstance(scores, Score):
         return [scores] * len(completions)
     if len(scores) != len(completions):
-        return [Score.failed(f"ValueError: returned {len(scores)} scores for {len(completions)} completions")] * len(completions)
+        return [Score.failed(f"ValueError: returned {len(scores)} scores for {len(completions)} completions")] * len(
+            completions
+        )
     return [_checked(score) for score in scores]
 
 
@@ -272,7 +309,9 @@ def _batch_scores(reward: Any, groups: Sequence[Group]) -> list[list[Score]] | S
         return found
     if [len(row) for row in found] != [len(group.scores) for group in groups]:
         told = f"{len(found)} lists with {sum(map(len, found))} scores"
-        return Score.failed(f"ValueError: returned {told}, expected {len(groups)} lists with one score for each completion")
+        return Score.failed(
+            f"ValueError: returned {told}, expected {len(groups)} lists with one score for each completion"
+        )
     return [[_checked(score) for score in row] for row in found]
 
 

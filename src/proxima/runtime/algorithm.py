@@ -1,4 +1,5 @@
-"""From scored groups to what is trained: advantage, selection, and the order of the updates. Pure; runs in prompt order."""
+"""From scored groups to what is trained: advantage, selection, and the order of the updates. Pure; runs in prompt
+order."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +21,8 @@ class Chosen:
     """What a step trains on, and what became of the rest.
 
     Args:
-        groups: all groups that the step ends: those it could use in the order of their uid, then those that were dropped before.
+        groups: all groups that the step ends: those it could use in the order of their uid, then those that were
+            dropped before.
         advantage: of each completion, groups and samples in order; None where the score is invalid.
         reasons: why each completion was dropped; None for those that are trained.
         trajectories: the kept completions.
@@ -69,7 +71,9 @@ class Chosen:
             else:
                 outcome = "skipped_zero_advantage" if fact is None else "trained"
             fate = Fate(outcome=outcome, advantage=advantage)
-            out.append(fate if fact is None else replace(fate, log_prob=fact.log_prob, keep=fact.keep, entropy=fact.entropy))
+            out.append(
+                fate if fact is None else replace(fate, log_prob=fact.log_prob, keep=fact.keep, entropy=fact.entropy)
+            )
         return out
 
 
@@ -127,14 +131,19 @@ class Algorithm:
         for i, group in enumerate(ordered):
             for completion in group.completions:
                 if bool(keep[row]):
-                    trajectories.append(Trajectory.of(group.prompt, completion, group=i, advantage=values[row], behavior=self.behavior))
+                    trajectories.append(
+                        Trajectory.of(group.prompt, completion, group=i, advantage=values[row], behavior=self.behavior)
+                    )
                     rows.append(row)
                 row += 1
         valid = outcomes.valid.tolist()
         before = [reason for group, reason in dropped for _ in group.completions]
         return Chosen(
             groups=(*ordered, *(group for group, _ in dropped)),
-            advantage=(*(value if ok else None for value, ok in zip(values, valid, strict=True)), *(None for _ in before)),
+            advantage=(
+                *(value if ok else None for value, ok in zip(values, valid, strict=True)),
+                *(None for _ in before),
+            ),
             reasons=(*reasons, *before),
             trajectories=tuple(trajectories),
             rows=tuple(rows),
@@ -165,6 +174,8 @@ def _by_group(groups: Sequence[Group], reasons: Sequence[str | None]) -> dict[in
     at = 0
     for group in groups:
         own = [reason for reason in reasons[at : at + len(group.completions)] if reason]
-        out[group.prompt.uid] = next((reason for reason in reversed(own) if reason != "invalid"), own[0] if own else "empty")
+        out[group.prompt.uid] = next(
+            (reason for reason in reversed(own) if reason != "invalid"), own[0] if own else "empty"
+        )
         at += len(group.completions)
     return out

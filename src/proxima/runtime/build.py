@@ -13,13 +13,13 @@ from proxima.model import LoadedModel, Policy, load
 from proxima.model.load import DTYPES, load_config, load_tokenizer
 from proxima.reward.runner import RewardRunner
 from proxima.runtime.algorithm import Algorithm
-from proxima.runtime.answers import Answers, survey_answers
 from proxima.runtime.clock import Clock
 from proxima.runtime.controller import Controller, Plan
-from proxima.runtime.evaluation import Evaluation
 from proxima.runtime.folder import RunFolder
+from proxima.runtime.held_out import Evaluation
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer
+from proxima.runtime.preflight import Answers, survey_answers
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource
 from proxima.train import Trainer
@@ -68,23 +68,32 @@ def open_data(config: "RunConfig") -> Opened:
     return Opened(tokenizer=tokenizer, source=source, held_out=held_out, max_length=max_length, notes=notes)
 
 
-def _source(config: "RunConfig", task: Any, tokenizer: Any, max_length: int, *, shuffle: bool) -> tuple[PromptSource, list[str]]:
+def _source(
+    config: "RunConfig", task: Any, tokenizer: Any, max_length: int, *, shuffle: bool
+) -> tuple[PromptSource, list[str]]:
     """Prompts of a task in order, and what a person should know of them."""
     rows = task.rows(config.seed)
     cursor = Cursor(len(rows), config.seed, shuffle)
     data = config.data
-    source = PromptSource(rows, tokenizer, context=max_length, cursor=cursor, system=data.system, over_length=data.over_length)
+    source = PromptSource(
+        rows, tokenizer, context=max_length, cursor=cursor, system=data.system, over_length=data.over_length
+    )
     too_long = source.survey(SURVEYED)
     if not too_long:
         return source, []
-    note = f"{too_long} of {min(SURVEYED, len(rows))} prompts leave no room for a token in a context of {max_length} and are skipped"
+    note = (
+        f"{too_long} of {min(SURVEYED, len(rows))} prompts leave no room for a token in a context of "
+        f"{max_length} and are skipped"
+    )
     return source, [f"{note}; shorten them or raise model.max_length"]
 
 
 def load_model(config: "RunConfig", path: str | None = None) -> LoadedModel:
     """The weights at `config.model.path`, or at another path of the same architecture."""
     model = config.model
-    return load(path or model.path, revision=None if path else model.revision, dtype=DTYPES[model.dtype], device=model.device)
+    return load(
+        path or model.path, revision=None if path else model.revision, dtype=DTYPES[model.dtype], device=model.device
+    )
 
 
 def make_policy(config: "RunConfig", loaded: LoadedModel) -> Policy:
@@ -100,10 +109,13 @@ def make_policy(config: "RunConfig", loaded: LoadedModel) -> Policy:
 
 
 def evaluation_sampling(config: "RunConfig") -> Sampling:
-    """`eval.sampling`; else the training's for several samples a question, and greedy with its length and stop strings for one."""
+    """`eval.sampling`; else the training's for several samples a question, and greedy with its length and stop strings
+    for one."""
     if config.eval.sampling is None and config.eval.samples > 1:
         return config.sampling
-    return config.eval.sampling or Sampling(temperature=0.0, max_tokens=config.sampling.max_tokens, stop=config.sampling.stop)
+    return config.eval.sampling or Sampling(
+        temperature=0.0, max_tokens=config.sampling.max_tokens, stop=config.sampling.stop
+    )
 
 
 def make_rewards(config: "RunConfig") -> RewardRunner:
@@ -114,7 +126,12 @@ def make_rewards(config: "RunConfig") -> RewardRunner:
 
 
 def make_evaluation(
-    config: "RunConfig", opened: Opened, engine: Engine, rewards: RewardRunner, observer: Observer, folder: RunFolder | None
+    config: "RunConfig",
+    opened: Opened,
+    engine: Engine,
+    rewards: RewardRunner,
+    observer: Observer,
+    folder: RunFolder | None,
 ) -> Evaluation:
     """The held-out questions of a config."""
     return Evaluation(

@@ -7,6 +7,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
+from proxima.data import UserError
+
 
 class Clock(Protocol):
     """What the runtime knows of time."""
@@ -16,11 +18,13 @@ class Clock(Protocol):
         ...
 
     def wall(self) -> str:
-        """The time of day in UTC as ISO 8601 with milliseconds, `2026-09-02T12:04:31.250+00:00`: to be read, never subtracted."""
+        """The time of day in UTC as ISO 8601 with milliseconds, `2026-09-02T12:04:31.250+00:00`: to be read, never
+        subtracted."""
         ...
 
     def cpu(self) -> float:
-        """CPU seconds of this process, over all its threads, from an arbitrary origin: what the wall clock can't tell beside other work."""
+        """CPU seconds of this process, over all its threads, from an arbitrary origin: what the wall clock can't tell
+        beside other work."""
         ...
 
     async def sleep(self, seconds: float) -> None:
@@ -80,7 +84,7 @@ class ManualClock:
         The woken tasks run when the event loop gets its next turn; one that sleeps again does so from the new time.
         """
         if seconds < 0:
-            raise ValueError(f"seconds={seconds!r} must be >= 0; time does not run backwards")
+            raise UserError(f"seconds={seconds!r} must be >= 0; time does not run backwards")
         self._now += seconds
         while self._sleepers and self._sleepers[0][0] <= self._now:
             _, _, woken = heapq.heappop(self._sleepers)

@@ -1,7 +1,8 @@
-"""From prompts to the scored groups of a step: generate, score, and, under dynamic sampling, generate again until the batch is full.
+"""From prompts to the scored groups of a step: generate, score, and, under dynamic sampling, generate again until the
+batch is full.
 
-A generation batch is drawn, generated and scored as a whole before anyone judges it, and groups are taken in the order of their uid: a
-group is never preferred because its completions were short and came early.
+A generation batch is drawn, generated and scored as a whole before anyone judges it, and groups are taken in the order
+of their uid: a group is never preferred because its completions were short and came early.
 """
 
 import asyncio
@@ -21,7 +22,8 @@ from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer
 from proxima.task.prompts import PromptSource
 
-REMEMBERED = 3  # finished steps that generated, whose counts make the running acceptance: early in a run it changes from step to step
+# finished steps that generated, whose counts make the running acceptance: early in a run it changes from step to step
+REMEMBERED = 3
 GREATEST_OVERSAMPLE = 4  # batches: what the running acceptance may make of one generation batch
 STALE, SURPLUS = "stale", "surplus"
 
@@ -58,7 +60,8 @@ class Collected:
         gen_batches: generation batches made.
         version: of the weights that the step begins with.
         scoring: seconds spent waiting for scores after the last completion was there.
-        accepted, unscored: of the groups generated, those that could be used when they were judged, and those without a valid score.
+        accepted, unscored: of the groups generated, those that could be used when they were judged, and those without a
+            valid score.
     """
 
     groups: tuple[Group, ...]
@@ -179,7 +182,7 @@ class Collector:
         for task in self._rollouts:
             task.cancel()
 
-    # ---- dynamic sampling ------------------------------------------------------------------------------------------------------------
+    # ---- dynamic sampling --------------------------------------------------------------------------------------------
 
     def _still_fresh(self, version: int) -> tuple[list[Group], list[tuple[Group, str]]]:
         """What was carried over, by uid: usable, or too far behind."""
@@ -202,9 +205,11 @@ class Collector:
         return min(math.ceil(missing / rate), GREATEST_OVERSAMPLE * self.prompts)
 
     def acceptance(self, judged: int = 0, accepted: int = 0) -> float:
-        """Running share of generated groups that could be used: of the last steps in the journal and of this one so far.
+        """Running share of generated groups that could be used: of the last steps in the journal and of this one so
+        far.
 
-        (accepted + 1) / (judged + 1), so 1 before anything is known, and never 0. Groups without a score were not judged. It is a function
+        (accepted + 1) / (judged + 1), so 1 before anything is known, and never 0. Groups without a score were not
+        judged. It is a function
         of the journal alone: a resumed run draws as an unbroken one.
         """
         seen = 0
@@ -217,19 +222,28 @@ class Collector:
             accepted += int(record["prompts_accepted"])
         return (accepted + 1) / (judged + 1)
 
-    def _not_filled(self, usable: Sequence[Group], generated: Sequence[Group], dropped: Sequence[tuple[Group, str]], batches: int) -> str:
+    def _not_filled(
+        self, usable: Sequence[Group], generated: Sequence[Group], dropped: Sequence[tuple[Group, str]], batches: int
+    ) -> str:
         why = ", ".join(f"{count} {reason}" for reason, count in Counter(reason for _, reason in dropped).most_common())
         scores = [score for group in generated for score in group.scores if score.valid]
-        mean = f"mean reward {sum(score.value for score in scores) / len(scores):.3g}" if scores else errors_of(generated) or "no score"
+        mean = (
+            f"mean reward {sum(score.value for score in scores) / len(scores):.3g}"
+            if scores
+            else errors_of(generated) or "no score"
+        )
         blind = "" if any(score.correct is not None for score in scores) else "; no reward says which answers are right"
         return (
-            f"step {self.journal.step + 1}: {batches} generation batches (max_num_gen_batches) gave {len(usable)} of {self.prompts} usable "
-            f"groups out of {len(generated)} generated ({why}; {mean}{blind}); they are in rollouts/{self.journal.step + 1:06d}.parquet. "
-            "Take questions of another difficulty or more completions a prompt in another run, or go on with --resume and a higher "
+            f"step {self.journal.step + 1}: {batches} generation batches (max_num_gen_batches) gave {len(usable)} "
+            f"of {self.prompts} usable "
+            f"groups out of {len(generated)} generated ({why}; {mean}{blind}); they are in "
+            f"rollouts/{self.journal.step + 1:06d}.parquet. "
+            "Take questions of another difficulty or more completions a prompt in another run, or go on with "
+            "--resume and a higher "
             "algorithm.dynamic_sampling.max_num_gen_batches or algorithm.dynamic_sampling.exhausted=partial"
         )
 
-    # ---- generating ------------------------------------------------------------------------------------------------------------------
+    # ---- generating --------------------------------------------------------------------------------------------------
 
     def _admit(self, count: int) -> None:
         """queued → generating."""
@@ -243,10 +257,14 @@ class Collector:
     async def _roll_out(self, prompts: Sequence[Prompt]) -> None:
         """Generate, and score each group as soon as it is complete, beside those still generating."""
         try:
-            greedy = replace(self.sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)  # one more, if the advantage has it as baseline
+            greedy = replace(
+                self.sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0
+            )  # one more, if the advantage has it as baseline
             ways = [self.sampling] * self.completions + [greedy] * self.algorithm.needs_baseline
             wanted = len(ways)
-            requests = [Request(prompt=p, sample=i, sampling=way, seed=self.seed) for p in prompts for i, way in enumerate(ways)]
+            requests = [
+                Request(prompt=p, sample=i, sampling=way, seed=self.seed) for p in prompts for i, way in enumerate(ways)
+            ]
             found: dict[int, dict[int, Completion]] = {prompt.uid: {} for prompt in prompts}
             by_uid = {prompt.uid: prompt for prompt in prompts}
             scoring: list[asyncio.Task[None]] = []
@@ -267,7 +285,9 @@ class Collector:
         scores = await self.rewards.score(prompt, completions)
         baseline = scores[-1].value if self.algorithm.needs_baseline else None
         n = self.completions
-        self._arrivals.put_nowait(Group(prompt=prompt, completions=completions[:n], scores=tuple(scores[:n]), baseline=baseline))
+        self._arrivals.put_nowait(
+            Group(prompt=prompt, completions=completions[:n], scores=tuple(scores[:n]), baseline=baseline)
+        )
 
 
 def _among(usable: Sequence[Group], generated: Sequence[Group]) -> list[Group]:

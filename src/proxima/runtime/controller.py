@@ -2,8 +2,9 @@
 
     task → engine → reward → advantage → selection → pack → model → surrogate → aggregate → step → publish
 
-A deterministic state machine: where each prompt stands is in the journal before anyone acts on it, and nobody but the injected
-clock knows the time. Synchronous training is `max_lag: 0`: no prompt is admitted for a step before the step before it was published.
+A deterministic state machine: where each prompt stands is in the journal before anyone acts on it, and nobody but the
+injected clock knows the time. Synchronous training is `max_lag: 0`: no prompt is admitted for a step before the step
+before it was published.
 """
 
 import asyncio
@@ -19,15 +20,15 @@ from proxima.engine.protocol import Engine, Sampling
 from proxima.model import Policy
 from proxima.reward.runner import RewardRunner
 from proxima.runtime.algorithm import Algorithm, Chosen
+from proxima.runtime.carried_groups import PENDING, write_groups
 from proxima.runtime.clock import Clock
 from proxima.runtime.collect import CannotGoOn, Collected, Collector, NothingScored, errors_of
-from proxima.runtime.evaluation import Evaluation
 from proxima.runtime.folder import RunFolder
+from proxima.runtime.held_out import Evaluation
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer, Sample
-from proxima.runtime.pending import PENDING, write_groups
 from proxima.runtime.rollouts import write_rollouts
-from proxima.runtime.statistics import mean_metrics, rollout_metrics
+from proxima.runtime.step_metrics import mean_metrics, rollout_metrics
 from proxima.task.prompts import PromptSource
 from proxima.train import Trainer, UpdateResult
 from proxima.train.checkpoint import checkpoints, prune, read_checkpoint, write_checkpoint
@@ -47,8 +48,8 @@ class Plan:
         keep_last, keep_best: see `CheckpointConfig`.
         sampling: of the training completions.
         seed: of every draw.
-        recompute_proximal: run the proximal log-probs before the updates (`proximal: recompute`); when a step has one update
-            only, its first forward is that forward.
+        recompute_proximal: run the proximal log-probs before the updates (`proximal: recompute`); when a step has one
+            update only, its first forward is that forward.
         refill: dynamic sampling; None takes every group as it comes.
         max_unscored_steps: steps in a row without a score after which the run ends; 0: never.
     """
@@ -78,7 +79,8 @@ class Controller:
         source: gives prompts in order; its state is the data cursor.
         engine, rewards: from prompt to scored group.
         algorithm: from scored groups to updates.
-        policy, trainer, reference: the weights, what changes them, and the frozen policy a penalty pulls to (None: no penalty).
+        policy, trainer, reference: the weights, what changes them, and the frozen policy a penalty pulls to (None: no
+            penalty).
         evaluation: None without held-out questions.
         journal, folder: what survives.
         clock, observer: time, and who watches.
@@ -108,7 +110,9 @@ class Controller:
         self._times: dict[str, float] = {}
         self._why_unscored = ""
         self._surplus: Sequence[Group] = self.carried  # of the last finished step
-        self._cursor = self.source.state()  # behind the last finished step: prompts of one that is given up are drawn again
+        self._cursor = (
+            self.source.state()
+        )  # behind the last finished step: prompts of one that is given up are drawn again
         self.collector = Collector(
             prompts=self.plan.prompts_per_step * self.algorithm.prompts_factor(self.plan.completions_per_prompt),
             completions=self.plan.completions_per_prompt,
@@ -126,10 +130,11 @@ class Controller:
             carried=list(self.carried),
         )
 
-    # ---- the loop --------------------------------------------------------------------------------------------------------------------
+    # ---- the loop ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> bool:
-        """Run to the last step and its evaluation, or to `stop`. Returns True when all is done; a checkpoint is there in either case."""
+        """Run to the last step and its evaluation, or to `stop`. Returns True when all is done; a checkpoint is there
+        in either case."""
         done = False
         try:
             await self.engine.publish(self.policy.model, self.journal.version)
@@ -148,7 +153,9 @@ class Controller:
                     await self.publish(step)
                 self._times["cpu"] = self.clock.cpu() - spent
                 record = self.record(step, collected, chosen, result)
-                self.finish_step(step, collected, chosen, result, record)  # selected | dropped → consumed: the step is done
+                self.finish_step(
+                    step, collected, chosen, result, record
+                )  # selected | dropped → consumed: the step is done
                 await self.evaluate_if_due(step)
                 self.checkpoint_if_due(step)
                 self.end_if_nothing_is_scored(step)
@@ -160,7 +167,12 @@ class Controller:
         except CannotGoOn as end:  # the run ends here; what it learned is kept, and what there is to see of the step
             if end.dropped:
                 nothing = self.algorithm.choose((), self.journal.step + 1, end.dropped)
-                write_rollouts(self.folder.rollout_file(self.journal.step + 1), self.journal.step + 1, nothing.groups, nothing.fates({}))
+                write_rollouts(
+                    self.folder.rollout_file(self.journal.step + 1),
+                    self.journal.step + 1,
+                    nothing.groups,
+                    nothing.fates({}),
+                )
             self.checkpoint(self.journal.step)
             raise
         finally:
@@ -169,10 +181,11 @@ class Controller:
         return done
 
     def stop(self) -> None:
-        """Ask the loop to end; it does so at the next point where nothing is half-written. Safe from a signal handler on the loop."""
+        """Ask the loop to end; it does so at the next point where nothing is half-written. Safe from a signal handler
+        on the loop."""
         self._stop.set()
 
-    # ---- its stages, in order --------------------------------------------------------------------------------------------------------
+    # ---- its stages, in order ----------------------------------------------------------------------------------------
 
     async def collect(self) -> Collected:
         """Scored groups until they make a batch; see `collect.py`."""
@@ -195,7 +208,8 @@ class Controller:
             )
 
     def with_log_probs(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Proximal and reference log-probs, on what is left after selection; with one update a step, its own forward is the former."""
+        """Proximal and reference log-probs, on what is left after selection; with one update a step, its own forward is
+        the former."""
         out = list(trajectories)
         if self.plan.recompute_proximal and self.trainer.proximal != "first_forward":
             values = self.trainer.log_prob(out)
@@ -212,7 +226,9 @@ class Controller:
             await self.engine.publish(self.policy.model, version)
             await self.engine.resume()
 
-    def finish_step(self, step: int, collected: Collected, chosen: Chosen, result: UpdateResult, record: Mapping[str, Any]) -> None:
+    def finish_step(
+        self, step: int, collected: Collected, chosen: Chosen, result: UpdateResult, record: Mapping[str, Any]
+    ) -> None:
         """Files first, then the journal's one transaction: a step that is in the journal has left all its traces."""
         write_rollouts(self.folder.rollout_file(step), step, chosen.groups, chosen.fates(result.facts))
         self.folder.append_metrics(record)
@@ -238,9 +254,12 @@ class Controller:
         """A scorer that is down for good would have the run go through all its questions and learn nothing."""
         most = self.plan.max_unscored_steps
         last = [self.journal.metrics(s) or {} for s in range(step - most + 1, step + 1)] if 0 < most <= step else []
-        if last and all(record.get("completions") and record["reward/invalid"] == record["completions"] for record in last):
+        if last and all(
+            record.get("completions") and record["reward/invalid"] == record["completions"] for record in last
+        ):
             raise NothingScored(
-                f"no completion of the last {most} steps has a score ({self._why_unscored}); see to the reward, then go on with --resume, "
+                f"no completion of the last {most} steps has a score ({self._why_unscored}); see to the reward, "
+                "then go on with --resume, "
                 "or set runtime.max_unscored_steps=0 to go on without"
             )
 
@@ -251,7 +270,8 @@ class Controller:
             self.checkpoint(step)
 
     def checkpoint(self, step: int) -> None:
-        """Everything a resume needs, written aside and renamed. The step's checkpoint, if it is there already, stays."""
+        """Everything a resume needs, written aside and renamed. The step's checkpoint, if it is there already,
+        stays."""
         if step == 0 or read_checkpoint(self.folder.checkpoint(step)) is not None:
             return
         self.observer.progress("checkpoint", 0, 1, "checkpoints")
@@ -262,7 +282,7 @@ class Controller:
         best = self.best_step() if self.plan.keep_best else None
         prune(self.folder.checkpoints, self.plan.keep_last, keep=[] if best is None else [best])
 
-    # ---- small things ----------------------------------------------------------------------------------------------------------------
+    # ---- small things ------------------------------------------------------------------------------------------------
 
     def now(self) -> float:
         """Seconds since the run began, over all resumes."""
@@ -316,7 +336,8 @@ class Controller:
             file = self.folder.rollout_file(int(record["step"])).name
             total = int(record["completions"])
             self.observer.warning(
-                f"{invalid} of {total} completions have no score ({error}); left out of every mean; see `error` in rollouts/{file}"
+                f"{invalid} of {total} completions have no score ({error}); left out of every mean; see `error` in "
+                f"rollouts/{file}"
             )
         for verdict in health({key: value for key, value in record.items() if isinstance(value, int | float)}):
             if verdict.level == "act":
@@ -324,7 +345,8 @@ class Controller:
         if not chosen.updates:
             dropped = ", ".join(f"{count} {reason}" for reason, count in chosen.drop_counts.items())
             self.observer.warning(
-                f"step {record['step']}: nothing was left to train on ({dropped or 'no groups'}); the weights did not change"
+                f"step {record['step']}: nothing was left to train on ({dropped or 'no groups'}); the weights did "
+                "not change"
             )
 
     def evaluated(self, step: int) -> bool:

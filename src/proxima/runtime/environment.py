@@ -8,7 +8,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "pyarrow", "safetensors", "vllm", "sglang", "ray")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "numpy",
+    "pyarrow",
+    "safetensors",
+    "vllm",
+    "sglang",
+    "ray",
+)
 
 
 def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+from proxima.data import UserError
 from proxima.runtime.folder import RunFolder
 from proxima.train.checkpoint import Checkpoint, checkpoints
 
@@ -16,18 +17,25 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
     folder = RunFolder(run)
     found = checkpoints(folder.checkpoints)
     if not found:
-        raise ValueError(f"{run} holds no checkpoint; give a run folder that `proxima train` has written")
+        raise UserError(f"{run} holds no checkpoint; give a run folder that `proxima train` has written")
     if which == "last":
         return found[-1]
     if which == "best":
-        scores = {r["step"]: r["accuracy"] for r in folder.read_metrics() if r["kind"] == "eval" and r.get("accuracy") is not None}
+        scores = {
+            r["step"]: r["accuracy"]
+            for r in folder.read_metrics()
+            if r["kind"] == "eval" and r.get("accuracy") is not None
+        }
         scored = [c for c in found if c.step in scores]
         if not scored:
-            raise ValueError(f"{run}: no checkpoint was evaluated, so none is best; take last, or a step of {[c.step for c in found]}")
+            raise UserError(
+                f"{run}: no checkpoint was evaluated, so none is best; take last, or a step of "
+                f"{[c.step for c in found]}"
+            )
         return max(scored, key=lambda c: (scores[c.step], -c.step))
     wanted = [c for c in found if str(c.step) == which.lstrip("0")]
     if not wanted:
-        raise ValueError(f"{run}: no checkpoint {which!r}; there are {[c.step for c in found]}, last and best")
+        raise UserError(f"{run}: no checkpoint {which!r}; there are {[c.step for c in found]}, last and best")
     return wanted[0]
 
 
@@ -39,7 +47,7 @@ def export(run: str | Path, out: str | Path, *, which: str = "last") -> Path:
     """
     source, target = find_checkpoint(run, which).model, Path(out)
     if target.exists():
-        raise ValueError(f"{target} exists already; give a new folder")
+        raise UserError(f"{target} exists already; give a new folder")
     aside = target.with_name(f".{target.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     aside.parent.mkdir(parents=True, exist_ok=True)

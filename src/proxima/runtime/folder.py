@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from proxima.runtime.files import sync_folder, write_whole
-from proxima.runtime.records import dumps, read_lines, whole_length
+from proxima.data import UserError
+from proxima.data.atomic_files import sync_folder, write_whole
+from proxima.data.jsonl import dumps, read_lines, whole_length
 
 try:
     import fcntl
@@ -64,26 +65,30 @@ class RunFolder:
         """Say at once, before a model is loaded, whether `begin` would refuse.
 
         Raises:
-            ValueError: a run is here and neither resume nor overwrite was asked for; both were; `path` is a file; or overwrite would
-                delete a folder that holds something other than a run.
+            ValueError: a run is here and neither resume nor overwrite was asked for; both were; `path` is a file; or
+                overwrite would delete a folder that holds something other than a run.
         """
         if resume and overwrite:
-            raise ValueError("resume and overwrite exclude each other; choose one")
+            raise UserError("resume and overwrite exclude each other; choose one")
         if not self.path.exists():
             return
         if not self.path.is_dir():
-            raise ValueError(f"{self.path} is a file; give the run a folder of its own with folder=PATH")
+            raise UserError(f"{self.path} is a file; give the run a folder of its own with folder=PATH")
         if resume or self._is_empty():
             return
         if not self.has_run:
-            raise ValueError(f"{self.path} holds files but no run; give the run a folder of its own with folder=PATH")
+            raise UserError(f"{self.path} holds files but no run; give the run a folder of its own with folder=PATH")
         if not overwrite:
-            raise ValueError(f"{self.path} holds a run already; go on with --resume, begin again with --overwrite, or set folder=PATH")
+            raise UserError(
+                f"{self.path} holds a run already; go on with --resume, begin again with --overwrite, or set "
+                "folder=PATH"
+            )
 
     def begin(self, *, resume: bool = False, overwrite: bool = False) -> bool:
         """Make the folder, take its lock, and return whether there is a run in it to go on with.
 
-        `resume` of a folder without a run begins one: so the same command is right whenever the last one died. A torn last line of
+        `resume` of a folder without a run begins one: so the same command is right whenever the last one died. A torn
+            last line of
         metrics.jsonl is cut off.
 
         Raises:
@@ -108,7 +113,8 @@ class RunFolder:
             self._lock = None
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Add a line to metrics.jsonl, on disk when this returns. A failure (full disk) leaves the former lines as they were.
+        """Add a line to metrics.jsonl, on disk when this returns. A failure (full disk) leaves the former lines as they
+        were.
 
         Raises:
             ValueError: the record lacks `kind`, `step` or `time`.
@@ -116,7 +122,7 @@ class RunFolder:
         """
         for name in ("kind", "step", "time"):
             if name not in record:
-                raise ValueError(f"metrics record lacks {name!r}: {sorted(record)}")
+                raise UserError(f"metrics record lacks {name!r}: {sorted(record)}")
         line = (dumps(record) + "\n").encode("utf-8")
         with self.metrics.open("ab", buffering=0) as file:
             before = file.seek(0, os.SEEK_END)
@@ -150,10 +156,11 @@ class RunFolder:
         write_whole(self.summary, dumps(summary, indent=2) + "\n")
 
     def rewind(self, step: int) -> None:
-        """Make the records what they were right after `step`: later lines of metrics.jsonl and later Parquet files go, and so does what
-        is only true of a finished run (summary, report). Checkpoints and log.txt stay.
+        """Make the records what they were right after `step`: later lines of metrics.jsonl and later Parquet files go,
+        and so does what is only true of a finished run (summary, report). Checkpoints and log.txt stay.
 
-        Step 0 is the run before anything happened: the evaluation before the first step goes too, because it is made again.
+        Step 0 is the run before anything happened: the evaluation before the first step goes too, because it is made
+            again.
         """
         if self.metrics.exists():
             kept = [r for r in self.read_metrics() if 0 < step >= r["step"]]
@@ -169,7 +176,9 @@ class RunFolder:
     def _is_empty(self) -> bool:
         """Nothing here but what `begin` made for a run that died before it wrote anything."""
         skeleton = {".lock", self.log.name, self.rollouts.name, self.evals.name, self.checkpoints.name}
-        return not self.has_run and all(entry.name in skeleton or entry.name.endswith(".part") for entry in self.path.iterdir())
+        return not self.has_run and all(
+            entry.name in skeleton or entry.name.endswith(".part") for entry in self.path.iterdir()
+        )
 
     def _take_lock(self) -> None:
         lock = (self.path / ".lock").open("wb")
@@ -178,7 +187,9 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 lock.close()
-                raise ValueError(f"{self.path} is in use by another process; wait for it, stop it, or set folder=PATH") from error
+                raise UserError(
+                    f"{self.path} is in use by another process; wait for it, stop it, or set folder=PATH"
+                ) from error
         self._lock = lock
 
     def _clear(self) -> None:

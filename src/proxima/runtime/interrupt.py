@@ -12,9 +12,11 @@ from proxima.runtime.controller import Controller
 
 @contextmanager
 def stop_on_interrupt(controller: Controller) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) asks the loop to end with a checkpoint; the second one is an ordinary KeyboardInterrupt.
+    """The first Ctrl-C (or SIGTERM) asks the loop to end with a checkpoint; the second one is an ordinary
+    KeyboardInterrupt.
 
-    The handlers are Python's, not the loop's, because an update may keep the loop from turning for minutes: the second one works then too.
+    The handlers are Python's, not the loop's, because an update may keep the loop from turning for minutes: the second
+    one works then too.
     """
     loop = asyncio.get_running_loop()
     seen: list[int] = []
@@ -23,7 +25,8 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
         if len(seen) > 1:  # the second one came before the loop had turned: the run has ended, and has said so
             return
         controller.observer.warning(
-            "stopping: a checkpoint is written first; press Ctrl-C again to end at once and lose what came after the last checkpoint"
+            "stopping: a checkpoint is written first; press Ctrl-C again to end at once and lose what came after "
+            "the last checkpoint"
         )
         controller.stop()
 
@@ -33,7 +36,9 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
             raise KeyboardInterrupt
         loop.call_soon_threadsafe(stop)
 
-    if threading.current_thread() is not threading.main_thread():  # signals are the main thread's: Ctrl-C is then what it always is
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # signals are the main thread's: Ctrl-C is then what it always is
         yield
         return
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}

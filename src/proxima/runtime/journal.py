@@ -2,10 +2,11 @@
 
     queued → generating → scored → selected | dropped → consumed
 
-A prompt that failed in the engine goes from generating back to queued, or is dropped with a reason. `consume` ends a step: in one
-transaction the step's prompts become consumed and the step, the data cursor, the policy version and the metrics are written. So either
-all of a step happened or none of it. The rules stand in the database itself (checks and triggers), not only in this file: no code path
-can consume a prompt twice or skip a state.
+A prompt that failed in the engine goes from generating back to queued, or is dropped with a reason. `consume` ends a
+step: in one transaction the step's prompts become consumed and the step, the data cursor, the policy version and the
+metrics are written. So either all of a step happened or none of it. The rules stand in the database itself (checks and
+triggers), not only in this
+file: no code path can consume a prompt twice or skip a state.
 """
 
 import errno
@@ -17,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from proxima.data import UserError
+from proxima.data.jsonl import dumps
 from proxima.runtime.clock import Clock, SystemClock
-from proxima.runtime.records import dumps
 
 if TYPE_CHECKING:  # at run time the journal needs nothing but the standard library
     from proxima.data import Group, Prompt
@@ -58,7 +60,8 @@ CREATE TABLE prompts (
 CREATE INDEX prompts_by_state ON prompts (state, step);
 
 CREATE TABLE moves (source TEXT NOT NULL, target TEXT NOT NULL, PRIMARY KEY (source, target)) STRICT, WITHOUT ROWID;
-INSERT INTO moves VALUES ('queued', 'generating'), ('generating', 'queued'), ('generating', 'scored'), ('generating', 'dropped'),
+INSERT INTO moves VALUES ('queued', 'generating'), ('generating', 'queued'), ('generating', 'scored'), ('generating',
+'dropped'),
     ('scored', 'selected'), ('scored', 'dropped'), ('selected', 'consumed'), ('dropped', 'consumed');
 
 CREATE TRIGGER prompts_begin BEFORE INSERT ON prompts WHEN NEW.state != 'queued'
@@ -100,8 +103,8 @@ class Entry:
 class Journal:
     """The states of a run's prompts, and its steps.
 
-    Every method that writes is one transaction, on disk when it returns (WAL, `synchronous=FULL`). Any number of readers (a viewer, the
-    report) may have the file open meanwhile; the run folder's lock keeps a second writer out.
+    Every method that writes is one transaction, on disk when it returns (WAL, `synchronous=FULL`). Any number of
+    readers (a viewer, the report) may have the file open meanwhile; the run folder's lock keeps a second writer out.
 
     Args:
         path: the SQLite file; made when absent.
@@ -109,8 +112,9 @@ class Journal:
 
     Raises:
         OSError: the disk is full; from any method, which has then changed nothing.
-        ValueError: the file is no journal, or one of another format; from the other methods: a move that the states don't allow, naming
-            the prompt, where it stands and what it would have needed. Such a transaction changes nothing.
+        ValueError: the file is no journal, or one of another format; from the other methods: a move that the states
+            don't allow, naming the prompt, where it stands and what it would have needed. Such a transaction changes
+            nothing.
     """
 
     def __init__(self, path: Path | str, clock: Clock | None = None) -> None:
@@ -120,7 +124,9 @@ class Journal:
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            with self._transaction():  # two processes that open a new file at once: the second sees the first one's tables
+            with (
+                self._transaction()
+            ):  # two processes that open a new file at once: the second sees the first one's tables
                 if not self._db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
                     for statement in _statements(SCHEMA):
                         self._db.execute(statement)
@@ -129,11 +135,17 @@ class Journal:
         except sqlite3.DatabaseError as error:
             self._db.close()
             if isinstance(error, sqlite3.OperationalError) and "no such" not in str(error):  # not the file's fault
-                raise ValueError(f"{self.path} can't be read or written ({error}); see to the disk, then go on with --resume") from error
-            raise ValueError(f"{self.path} is not a journal of proxima ({error}); move it away or use another run folder") from error
+                raise UserError(
+                    f"{self.path} can't be read or written ({error}); see to the disk, then go on with --resume"
+                ) from error
+            raise UserError(
+                f"{self.path} is not a journal of proxima ({error}); move it away or use another run folder"
+            ) from error
         if found != FORMAT:
             self._db.close()
-            raise ValueError(f"{self.path}: format {found}, this version reads {FORMAT}; resume with the version that began the run")
+            raise UserError(
+                f"{self.path}: format {found}, this version reads {FORMAT}; resume with the version that began the run"
+            )
 
     def close(self) -> None:
         """Release the file. The journal needs no closing to be safe."""
@@ -158,7 +170,8 @@ class Journal:
 
     @property
     def cursor(self) -> Any:
-        """The data cursor behind every prompt admitted so far, as the last `consume` or `admit` gave it; None before the first."""
+        """The data cursor behind every prompt admitted so far, as the last `consume` or `admit` gave it; None before
+        the first."""
         return self.get("cursor")
 
     def get(self, key: str) -> Any:
@@ -182,7 +195,7 @@ class Journal:
             if found is None:
                 self._set("fingerprint", fingerprint)
             elif found != fingerprint:
-                raise ValueError(
+                raise UserError(
                     f"{self.path.parent}: the run was begun with another configuration ({found}, now {fingerprint}); "
                     "resume with the config.yaml of the folder, or choose another folder"
                 )
@@ -193,7 +206,8 @@ class Journal:
         Args:
             prompts: each uid for the first time in this run.
             size: rows of the dataset, which makes the epoch out of the uid (uid // size); 0 leaves the epoch at 0.
-            cursor_state: the data cursor behind these prompts, any JSON value. Needed when `rewind` is not called on every resume.
+            cursor_state: the data cursor behind these prompts, any JSON value. Needed when `rewind` is not called on
+                every resume.
         """
         step, now = self.step, self._clock.wall()
         rows = [(p.uid, p.uid // size if size else 0, step, now) for p in prompts]
@@ -201,11 +215,13 @@ class Journal:
             for row in rows:
                 try:
                     self._db.execute(
-                        "INSERT INTO prompts (uid, epoch, state, admitted_after, admitted_at) VALUES (?, ?, 'queued', ?, ?)", row
+                        "INSERT INTO prompts (uid, epoch, state, admitted_after, admitted_at) VALUES (?, ?, "
+                        "'queued', ?, ?)",
+                        row,
                     )
                 except sqlite3.IntegrityError as error:
                     found = self.entry(row[0])
-                    raise ValueError(
+                    raise UserError(
                         f"prompt {row[0]} was admitted before ({found.state if found else error}); a uid is used once"
                     ) from error
             if cursor_state is not None:
@@ -231,7 +247,10 @@ class Journal:
                     "invalid": len(group.scores) - len(values),
                     "reward": sum(values) / len(values) if values else None,
                 }
-                columns = "scored_at = :now, policy_version = :version, completions = :completions, invalid = :invalid, reward = :reward"
+                columns = (
+                    "scored_at = :now, policy_version = :version, completions = :completions, invalid = "
+                    ":invalid, reward = :reward"
+                )
                 self._move_one(group.prompt.uid, "scored", columns, facts)
 
     def select(self, step: int, kept: Iterable[int], dropped: Mapping[int, str] | None = None) -> None:
@@ -243,14 +262,21 @@ class Journal:
             dropped: uid → reason, in one word (`uniform`, `failed`, `pruned` …).
         """
         if step <= self.step:
-            raise ValueError(f"select(step={step}): step {self.step} is finished already")
+            raise UserError(f"select(step={step}): step {self.step} is finished already")
         with self._transaction():
             for uid in kept:
                 self._move_one(uid, "selected", "selected_at = :now, step = :step", {"step": step})
             for uid, reason in (dropped or {}).items():
-                self._move_one(uid, "dropped", "selected_at = :now, step = :step, reason = :reason", {"step": step, "reason": reason})
+                self._move_one(
+                    uid,
+                    "dropped",
+                    "selected_at = :now, step = :step, reason = :reason",
+                    {"step": step, "reason": reason},
+                )
 
-    def consume(self, step: int, uids: Iterable[int], cursor_state: Any, metrics: Mapping[str, Any], version: int | None = None) -> None:
+    def consume(
+        self, step: int, uids: Iterable[int], cursor_state: Any, metrics: Mapping[str, Any], version: int | None = None
+    ) -> None:
         """End `step`: its selected and dropped prompts become consumed, and the step is counted. All or nothing.
 
         Args:
@@ -263,11 +289,17 @@ class Journal:
         wanted = set(uids)
         with self._transaction():
             if step != self.step + 1:
-                raise ValueError(f"consume(step={step}): step {self.step} is the last finished, so the next is {self.step + 1}")
-            held = dict(self._db.execute("SELECT uid, state FROM prompts WHERE step = ? AND state != 'consumed'", (step,)).fetchall())
+                raise UserError(
+                    f"consume(step={step}): step {self.step} is the last finished, so the next is {self.step + 1}"
+                )
+            held = dict(
+                self._db.execute(
+                    "SELECT uid, state FROM prompts WHERE step = ? AND state != 'consumed'", (step,)
+                ).fetchall()
+            )
             missing = {uid for uid, state in held.items() if state == "selected"} - wanted
             if missing or wanted - held.keys():
-                raise ValueError(
+                raise UserError(
                     f"consume(step={step}): "
                     + (
                         f"prompts {sorted(missing)} were selected for it but not named"
@@ -300,15 +332,18 @@ class Journal:
         return dict(self._db.execute("SELECT state, COUNT(*) FROM prompts GROUP BY state").fetchall())
 
     def metrics(self, step: int) -> dict[str, Any] | None:
-        """The record of a finished step, None for a step not finished: what metrics.jsonl lost to a kill can be written again."""
+        """The record of a finished step, None for a step not finished: what metrics.jsonl lost to a kill can be written
+        again."""
         row = self._db.execute("SELECT metrics FROM steps WHERE step = ?", (step,)).fetchone()
         return None if row is None else dict(json.loads(row[0]))
 
     def rewind(self, step: int) -> Any:
         """Make the journal what it was right after `step`, and return the data cursor of that moment (None for step 0).
 
-        Call it on every resume with the step of the checkpoint that was loaded. Later steps are deleted. A prompt admitted after `step`
-        is deleted: the cursor brings it again. A prompt admitted before that and not consumed by then (asynchronous runs) is queued again,
+        Call it on every resume with the step of the checkpoint that was loaded. Later steps are deleted. A prompt
+        admitted after `step`
+        is deleted: the cursor brings it again. A prompt admitted before that and not consumed by then (asynchronous
+            runs) is queued again,
         because the cursor is past it.
 
         Raises:
@@ -317,15 +352,20 @@ class Journal:
         with self._transaction():
             last = self.step
             if not 0 <= step <= last:
-                raise ValueError(f"rewind(step={step}): the journal ends at step {last}; is the checkpoint of another run?")
+                raise UserError(
+                    f"rewind(step={step}): the journal ends at step {last}; is the checkpoint of another run?"
+                )
             self._db.execute("DELETE FROM prompts WHERE admitted_after >= ?", (step,))
             waiting = self._db.execute(
-                "SELECT uid, epoch, 'queued', admitted_after, attempts, admitted_at FROM prompts WHERE state != 'consumed' OR step > ?",
+                "SELECT uid, epoch, 'queued', admitted_after, attempts, admitted_at FROM prompts WHERE state != "
+                "'consumed' OR step > ?",
                 (step,),
             ).fetchall()
             self._db.execute("DELETE FROM prompts WHERE state != 'consumed' OR step > ?", (step,))
             self._db.executemany(
-                "INSERT INTO prompts (uid, epoch, state, admitted_after, attempts, admitted_at) VALUES (?, ?, ?, ?, ?, ?)", waiting
+                "INSERT INTO prompts (uid, epoch, state, admitted_after, attempts, admitted_at) VALUES (?, ?, ?, "
+                "?, ?, ?)",
+                waiting,
             )
             self._db.execute("DELETE FROM steps WHERE step > ?", (step,))
             row = self._db.execute("SELECT cursor FROM steps WHERE step = ?", (step,)).fetchone()
@@ -343,7 +383,9 @@ class Journal:
             if self._db.in_transaction:  # a full disk may have rolled back by itself
                 self._db.execute("ROLLBACK")
             if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
-                raise OSError(errno.ENOSPC, "no space left; free some and go on with --resume", str(self.path)) from error
+                raise OSError(
+                    errno.ENOSPC, "no space left; free some and go on with --resume", str(self.path)
+                ) from error
             raise
 
     def _move(self, uids: Iterable[int], target: State, columns: str) -> None:
@@ -354,14 +396,21 @@ class Journal:
     def _move_one(self, uid: int, target: State, columns: str, values: Mapping[str, Any]) -> None:
         named = {**values, "now": self._clock.wall(), "uid": uid, "target": target}
         try:
-            changed = self._db.execute(f"UPDATE prompts SET state = :target, {columns} WHERE uid = :uid", named).rowcount
+            changed = self._db.execute(
+                f"UPDATE prompts SET state = :target, {columns} WHERE uid = :uid", named
+            ).rowcount
         except sqlite3.IntegrityError as error:
             found = self.entry(uid)
-            sources = [row[0] for row in self._db.execute("SELECT source FROM moves WHERE target = ? ORDER BY source", (target,))]
+            sources = [
+                row[0]
+                for row in self._db.execute("SELECT source FROM moves WHERE target = ? ORDER BY source", (target,))
+            ]
             state = found.state if found else "absent"
-            raise ValueError(f"prompt {uid} is {state}, and only {' or '.join(sources)} becomes {target} ({error})") from error
+            raise UserError(
+                f"prompt {uid} is {state}, and only {' or '.join(sources)} becomes {target} ({error})"
+            ) from error
         if not changed:
-            raise ValueError(f"prompt {uid} is not in the journal, so it can't become {target}; admit it first")
+            raise UserError(f"prompt {uid} is not in the journal, so it can't become {target}; admit it first")
 
     def _entries(self, where: str, values: Sequence[Any] = ()) -> list[Entry]:
         names = list(Entry.__dataclass_fields__)
@@ -369,7 +418,9 @@ class Journal:
         return [Entry(**dict(zip(names, row, strict=True))) for row in rows]
 
     def _set(self, key: str, value: Any) -> None:
-        self._db.execute("INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, dumps(value)))
+        self._db.execute(
+            "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, dumps(value))
+        )
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Who watches a run: the loop tells an `Observer` what happens and knows nothing of terminals, files or browsers.
 
-Records are the dictionaries that metrics.jsonl holds, with the same keys. An observer must not fail the run: `Tee` takes a failing one out
-and says so through the others.
+Records are the dictionaries that metrics.jsonl holds, with the same keys. An observer must not fail the run: `Tee`
+takes a failing one out and says so through the others.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,8 @@ class RunInfo:
         resumed_at: the step that was finished when this process took the run up; 0 for a new run.
         prompts, completions: prompts a step, and completions a prompt.
         kept: completions of a prompt that pruning leaves; None: all.
-        at_once: prompts of a generation batch under dynamic sampling; 0: as many as it takes; None: no dynamic sampling.
+        at_once: prompts of a generation batch under dynamic sampling; 0: as many as it takes; None: no dynamic
+            sampling.
         tokens_per_micro_batch: the token budget of one forward.
         micro_batches: how many a step is expected to need; 0 if unknown.
         updates: optimizer updates a step (updates_per_step × epochs_per_step).
@@ -59,7 +60,8 @@ class RunInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One completion of a step, to be shown: the question, what the policy wrote, what it should have said, and what it got."""
+    """One completion of a step, to be shown: the question, what the policy wrote, what it should have said, and what it
+    got."""
 
     question: str
     text: str
@@ -70,7 +72,8 @@ class Sample:
 
 
 class Observer(Protocol):
-    """Told in order: `started`, then `progress`, `evaluated`, `step` and `warning` as they come, then `finished` (also after a failure).
+    """Told in order: `started`, then `progress`, `evaluated`, `step` and `warning` as they come, then `finished` (also
+    after a failure).
 
     `progress` and `warning` may come before `started`, while the model is loaded; when that fails nothing else comes.
     """
@@ -80,7 +83,8 @@ class Observer(Protocol):
         ...
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
-        """Within a step or an evaluation: `done` of `total` `unit` (completions, tokens, micro-batches). Cheap; may come often."""
+        """Within a step or an evaluation: `done` of `total` `unit` (completions, tokens, micro-batches). Cheap; may
+        come often."""
         ...
 
     def evaluated(self, record: Record) -> None:
@@ -117,7 +121,8 @@ class NullObserver:
 
 
 class Tee:
-    """Tells several observers, in order. One that raises is told nothing more; the others get a warning. Ctrl-C passes through."""
+    """Tells several observers, in order. One that raises is told nothing more; the others get a warning. Ctrl-C passes
+    through."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = list(observers)
@@ -147,4 +152,6 @@ class Tee:
             except Exception as error:
                 self._observers.remove(observer)
                 name = type(observer).__name__
-                self.warning(f"{name} failed in {event} ({type(error).__name__}: {error}) and is switched off; the run goes on")
+                self.warning(
+                    f"{name} failed in {event} ({type(error).__name__}: {error}) and is switched off; the run goes on"
+                )

@@ -1,7 +1,8 @@
-"""What the policy wrote, as Parquet: one file a step, one row a completion. To be read by pandas, DuckDB, the report, or `read_rows`.
+"""What the policy wrote, as Parquet: one file a step, one row a completion. To be read by pandas, DuckDB, the report,
+or `read_rows`.
 
-Everything that tells why a token was or was not learnt from stays here: the log-prob it was sampled with, the version that sampled it, the
-trainer's own log-prob, and whether the trust region kept it.
+Everything that tells why a token was or was not learnt from stays here: the log-prob it was sampled with, the version
+that sampled it, the trainer's own log-prob, and whether the trust region kept it.
 """
 
 import json
@@ -13,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from proxima.data import Completion, Group, Prompt, Score
-from proxima.runtime.files import replacing
-from proxima.runtime.records import dumps, utf8
+from proxima.data import Completion, Group, Prompt, Score, UserError
+from proxima.data.atomic_files import replacing
+from proxima.data.jsonl import dumps, utf8
 
 _COMMON = [
     pa.field("step", pa.int32(), nullable=False),
@@ -27,22 +28,45 @@ _COMMON = [
     pa.field("tokens", pa.list_(pa.int32()), nullable=False),
     pa.field("correct", pa.bool_(), metadata={"doc": "null where no reward knows, or the score is invalid"}),
     pa.field("reward", pa.float64(), metadata={"doc": "weighted sum; null where the score is invalid"}),
-    pa.field("valid", pa.bool_(), nullable=False, metadata={"doc": "false: a scorer failed, the completion enters no mean"}),
+    pa.field(
+        "valid", pa.bool_(), nullable=False, metadata={"doc": "false: a scorer failed, the completion enters no mean"}
+    ),
     pa.field("error", pa.string(), metadata={"doc": "why the score is invalid"}),
     pa.field("finish_reason", pa.string(), nullable=False),
 ]
 _TRAINING = [
     pa.field("prompt_tokens", pa.list_(pa.int32()), nullable=False),
-    pa.field("behavior_log_prob", pa.list_(pa.float32()), nullable=False, metadata={"doc": "nats, under the distribution really sampled"}),
-    pa.field("untruncated_log_prob", pa.list_(pa.float32()), nullable=False, metadata={"doc": "nats, at the temperature alone"}),
+    pa.field(
+        "behavior_log_prob",
+        pa.list_(pa.float32()),
+        nullable=False,
+        metadata={"doc": "nats, under the distribution really sampled"},
+    ),
+    pa.field(
+        "untruncated_log_prob",
+        pa.list_(pa.float32()),
+        nullable=False,
+        metadata={"doc": "nats, at the temperature alone"},
+    ),
     pa.field("policy_version", pa.list_(pa.int32()), nullable=False),
-    pa.field("log_prob", pa.list_(pa.float32()), metadata={"doc": "nats, the trainer's first forward; null where it made none"}),
-    pa.field("keep", pa.list_(pa.bool_()), metadata={"doc": "the token stayed in the trust region at the first update"}),
+    pa.field(
+        "log_prob",
+        pa.list_(pa.float32()),
+        metadata={"doc": "nats, the trainer's first forward; null where it made none"},
+    ),
+    pa.field(
+        "keep", pa.list_(pa.bool_()), metadata={"doc": "the token stayed in the trust region at the first update"}
+    ),
     pa.field("entropy", pa.list_(pa.float32()), metadata={"doc": "nats, of the policy at the position, first forward"}),
     pa.field("parts", pa.string(), nullable=False, metadata={"doc": "JSON: each reward by name, before its weight"}),
     pa.field("advantage", pa.float64()),
     pa.field("temperature", pa.float32(), nullable=False),
-    pa.field("outcome", pa.string(), nullable=False, metadata={"doc": "trained, skipped_zero_advantage, dropped_<reason>, invalid"}),
+    pa.field(
+        "outcome",
+        pa.string(),
+        nullable=False,
+        metadata={"doc": "trained, skipped_zero_advantage, dropped_<reason>, invalid"},
+    ),
 ]
 EVAL_SCHEMA = pa.schema(_COMMON, metadata={"proxima": "evals 1"})
 ROLLOUT_SCHEMA = pa.schema(_COMMON + _TRAINING, metadata={"proxima": "rollouts 1"})
@@ -81,8 +105,12 @@ def write_rollouts(path: Path, step: int, groups: Sequence[Group], fates: Sequen
     """
     rows = list(_completions(groups))
     if len(fates) != len(rows):
-        raise ValueError(f"fates: {len(fates)} for {len(rows)} completions")
-    _write(path, ROLLOUT_SCHEMA, [_common(step, *row) | _training(*row, fate) for row, fate in zip(rows, fates, strict=True)])
+        raise UserError(f"fates: {len(fates)} for {len(rows)} completions")
+    _write(
+        path,
+        ROLLOUT_SCHEMA,
+        [_common(step, *row) | _training(*row, fate) for row, fate in zip(rows, fates, strict=True)],
+    )
 
 
 def write_evals(path: Path, step: int, groups: Sequence[Group]) -> None:
@@ -99,7 +127,9 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     try:
         return pq.read_table(path, columns=None if columns is None else list(columns), partitioning=None)
     except pa.ArrowInvalid as error:
-        raise ValueError(f"{path} is no whole Parquet file ({error}); delete it and resume: the step is run again") from error
+        raise UserError(
+            f"{path} is no whole Parquet file ({error}); delete it and resume: the step is run again"
+        ) from error
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -140,7 +170,7 @@ def _training(prompt: Prompt, completion: Completion, score: Score, fate: Fate) 
         values = getattr(fate, name)
         if values is not None and len(values) != len(completion.tokens):
             where = f"prompt {prompt.uid}, sample {completion.sample}"
-            raise ValueError(f"fates.{name}: {len(values)} values for {len(completion.tokens)} tokens of {where}")
+            raise UserError(f"fates.{name}: {len(values)} values for {len(completion.tokens)} tokens of {where}")
     return {
         "prompt_tokens": prompt.tokens,
         "behavior_log_prob": completion.behavior_log_prob,
@@ -157,6 +187,8 @@ def _training(prompt: Prompt, completion: Completion, score: Score, fate: Fate) 
 
 
 def _write(path: Path, schema: pa.Schema, rows: list[Mapping[str, Any]]) -> None:
-    table = pa.Table.from_pydict({field.name: pa.array([row[field.name] for row in rows], field.type) for field in schema}, schema=schema)
+    table = pa.Table.from_pydict(
+        {field.name: pa.array([row[field.name] for row in rows], field.type) for field in schema}, schema=schema
+    )
     with replacing(path) as file:
         pq.write_table(table, file, compression="zstd")

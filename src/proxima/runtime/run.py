@@ -10,17 +10,17 @@ import torch
 from proxima import __version__
 from proxima.config.dump import dump
 from proxima.config.estimate import at_once, pruned
-from proxima.data import Group
+from proxima.data import Group, UserError
 from proxima.model import LoadedModel
 from proxima.runtime.build import Opened, load_model, make_controller, open_data
+from proxima.runtime.carried_groups import PENDING, read_groups
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.environment import describe_environment
 from proxima.runtime.folder import RunFolder
-from proxima.runtime.frozen import check_frozen, horizon_note
 from proxima.runtime.interrupt import quiet_transformers, stop_on_interrupt
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import NullObserver, Observer, RunInfo
-from proxima.runtime.pending import PENDING, read_groups
+from proxima.runtime.resume_check import check_frozen, horizon_note
 from proxima.runtime.summary import Summary, algorithm_name, summarise_run
 from proxima.train.checkpoint import Checkpoint, checkpoints, restore
 
@@ -46,13 +46,16 @@ def train(
         overwrite: delete the run in the folder first.
 
     Raises:
-        ValueError: something about config, data, folder or model, in one line, before weights are loaded wherever that is possible.
+        ValueError: something about config, data, folder or model, in one line, before weights are loaded wherever that
+            is possible.
     """
     observer, clock = observer or NullObserver(), clock or SystemClock()
     folder = RunFolder(_folder_of(config, resolved, clock))
     folder.check(resume=resume, overwrite=overwrite)
     with quiet_transformers():
-        opened = open_data(config)  # tokenizer and data: their errors come before the folder is touched and the weights are read
+        opened = open_data(
+            config
+        )  # tokenizer and data: their errors come before the folder is touched and the weights are read
         resuming = folder.begin(resume=resume, overwrite=overwrite)
         try:
             return asyncio.run(_train(config, resolved, opened, folder, resuming, observer, clock))
@@ -76,8 +79,12 @@ async def _train(
             last = journal.step
             checkpoint, carried = _rewind(folder, journal, opened)
             if journal.step < last:
-                place = f"the checkpoint of step {journal.step}" if checkpoint else "the beginning, there is no checkpoint"
-                observer.warning(f"resuming from {place}: {last - journal.step} finished steps are made again; see checkpoint.every")
+                place = (
+                    f"the checkpoint of step {journal.step}" if checkpoint else "the beginning, there is no checkpoint"
+                )
+                observer.warning(
+                    f"resuming from {place}: {last - journal.step} finished steps are made again; see checkpoint.every"
+                )
     observer.progress("load", 0, 1, "models")
     loaded = _load(config, checkpoint)
     with Journal(folder.journal, clock) as journal:  # from here on there is a run in the folder
@@ -118,11 +125,12 @@ def _load(config: "RunConfig", checkpoint: Checkpoint | None) -> LoadedModel:
     try:
         return load_model(config, str(checkpoint.model))
     except ValueError as error:
-        raise ValueError(f"{checkpoint.path}: {error}; delete this checkpoint to use the one before") from error
+        raise UserError(f"{checkpoint.path}: {error}; delete this checkpoint to use the one before") from error
 
 
 def _rewind(folder: RunFolder, journal: Journal, opened: Opened) -> tuple[Checkpoint | None, list[Group]]:
-    """Put journal, records and data cursor back to the last whole checkpoint, to the beginning where there is none; with its surplus."""
+    """Put journal, records and data cursor back to the last whole checkpoint, to the beginning where there is none;
+    with its surplus."""
     whole = checkpoints(folder.checkpoints)
     checkpoint = whole[-1] if whole else None
     step = checkpoint.step if checkpoint else 0
@@ -132,7 +140,9 @@ def _rewind(folder: RunFolder, journal: Journal, opened: Opened) -> tuple[Checkp
         return None, []
     opened.source.load(checkpoint.facts["cursor"])
     carried = read_groups(checkpoint.path / PENDING, checkpoint.facts.get("pending", []))
-    journal.generating(group.prompt.uid for group in carried)  # the rewind queued them: they were admitted before and not consumed
+    journal.generating(
+        group.prompt.uid for group in carried
+    )  # the rewind queued them: they were admitted before and not consumed
     journal.scored(carried)
     return checkpoint, carried
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxima.data import UserError
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
 
@@ -40,7 +41,9 @@ def algorithm_name(config: "RunConfig") -> str:
     return next((kind for kind, known in SURROGATES.items() if known is cls), cls.__name__)
 
 
-def summarise_run(config: "RunConfig", folder: RunFolder, journal: Journal, status: str, seconds: float, error: str | None) -> Summary:
+def summarise_run(
+    config: "RunConfig", folder: RunFolder, journal: Journal, status: str, seconds: float, error: str | None
+) -> Summary:
     records = folder.read_metrics()
     evals = [r for r in records if r["kind"] == "eval"]
     shown = ("accuracy", "correct", "questions", "step")
@@ -60,7 +63,10 @@ def summarise_run(config: "RunConfig", folder: RunFolder, journal: Journal, stat
         algorithm=algorithm_name(config),
         folder=str(folder.path),
         eval={label: {key: r.get(key) for key in shown} for label, r in named.items() if r is not None},
-        tokens_per_second={"generate": rate("tokens/generated", "time/generate"), "train": rate("tokens/trained", "time/train")},
+        tokens_per_second={
+            "generate": rate("tokens/generated", "time/generate"),
+            "train": rate("tokens/trained", "time/train"),
+        },
         peak_memory_bytes=_peak_memory(),
         error=error,
     )
@@ -82,6 +88,6 @@ def read_summary(folder: str | Path) -> dict[str, Any]:
     """
     path = RunFolder(folder).summary
     if not path.is_file():
-        raise ValueError(f"{path} does not exist: the run has not ended; resume it with --resume")
+        raise UserError(f"{path} does not exist: the run has not ended; resume it with --resume")
     found: dict[str, Any] = json.loads(path.read_text())
     return found

@@ -1,18 +1,20 @@
 """Tasks: where prompts come from. One file a kind: generators, files, Hugging Face data sets, GSM8K, reasoning_gym.
 
-A task is a frozen spec; `rows(seed)` opens its data as a finite, random-access list of `Row`s, the same in every process. `Cursor` puts
-rows in order over epochs and gives each prompt its uid; `PromptSource` runs rows through the chat template and leaves out what is too long.
-Imports: torch, stdlib, `proxima.data`; pyarrow, datasets and reasoning_gym only when a task that needs them opens its data. Imported by
-`runtime`, `cli`, and by `config` through the table.
+A task is a frozen spec; `rows(seed)` opens its data as a finite, random-access list of `Row`s, the same in every
+process. `Cursor` puts rows in order over epochs and gives each prompt its uid; `PromptSource` runs rows through the
+chat template and leaves out what is too long.
+Imports: torch, stdlib, `proxima.data`; pyarrow, datasets and reasoning_gym only when a task that needs them opens its
+data. Imported by `runtime`, `cli`, and by `config` through the table.
 To add one: (1) a file with a frozen dataclass and `rows`; (2) a line in `TASKS`; (3) real rows, right and broken, in
-`tests/task/test_<name>.py`. Out of tree: `{kind: my_pkg.tasks:Riddles}`. Stable: `Row`, `Rows`, `Task`, `Cursor`, `PromptSource`.
+`tests/task/test_<name>.py`. Out of tree: `{kind: my_pkg.tasks:Riddles}`. Stable: `Row`, `Rows`, `Task`, `Cursor`,
+`PromptSource`.
 """
 
 from proxima.task.arithmetic import Arithmetic
 from proxima.task.cursor import Cursor, Draw
-from proxima.task.files import Jsonl, Parquet
 from proxima.task.gsm8k import Gsm8k
 from proxima.task.hub import Dataset
+from proxima.task.local_files import Jsonl, Parquet
 from proxima.task.prepared import Prepared
 from proxima.task.prompts import PromptSource, prompt_tokens, to_prompt
 from proxima.task.protocol import Row, Rows, Task

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from proxima.data import require
-from proxima.task.order import mix, permutation, share_of
+from proxima.data import UserError, require
+from proxima.data.random import mix, permutation, share_of
+from proxima.task.columns import fields_of
 from proxima.task.protocol import Row, Rows
-from proxima.task.template import fields_of
 
 _ENUMERATED = 1 << 20  # pairs of operands up to which all are listed; beyond, pairs are drawn until enough are distinct
 Question = tuple[str, int, int]
@@ -19,10 +19,10 @@ Question = tuple[str, int, int]
 class Arithmetic:
     """Questions such as "What is 17 + 4?", every one distinct, made from ranges of operands.
 
-    A question is on the training or on the test side by a hash of itself, whatever the seed, the size and the template: a test question
-    never occurs in training, nor does it with its operands exchanged (`+` and `*`). Use the same `held_out` on both sides. Operators take
-    turns; one that has no question left is filled up by the others. Division is exact: a / b has the second operand b as divisor and a
-    number of the first range as quotient.
+    A question is on the training or on the test side by a hash of itself, whatever the seed, the size and the template:
+    a test question never occurs in training, nor does it with its operands exchanged (`+` and `*`). Use the same
+    `held_out` on both sides. Operators take turns; one that has no question left is filled up by the others. Division
+    is exact: a / b has the second operand b as divisor and a number of the first range as quotient.
 
     Args:
         operators: any of `+`, `-`, `*`, `/`.
@@ -30,7 +30,8 @@ class Arithmetic:
         high: largest first operand.
         second_low: smallest second operand; none: as the first's.
         second_high: largest second operand; none: as the first's.
-        digits: operands have at most this many digits: sets `high`, and `second_high` where that is none, to 10^digits - 1; none: off.
+        digits: operands have at most this many digits: sets `high`, and `second_high` where that is none, to 10^digits
+            - 1; none: off.
         size: questions; >= 1.
         split: `train` or `test`, the side of the hash.
         held_out: share of all questions on the test side, in [0, 1).
@@ -52,7 +53,11 @@ class Arithmetic:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operators", tuple(self.operators))
-        known = bool(self.operators) and set(self.operators) <= set("+-*/") and len(set(self.operators)) == len(self.operators)
+        known = (
+            bool(self.operators)
+            and set(self.operators) <= set("+-*/")
+            and len(set(self.operators)) == len(self.operators)
+        )
         require(known, "operators", list(self.operators), "must hold one or more of '+', '-', '*', '/', each once")
         require(self.digits is None or 1 <= self.digits <= 18, "digits", self.digits, "must be in 1 … 18")
         require(self.size >= 1, "size", self.size, "must be >= 1")
@@ -65,8 +70,18 @@ class Arithmetic:
             "must be > 0 for split 'test': it is the test side's share",
         )
         fields = fields_of(self.template, "template")
-        require(fields >= {"a", "b"} and fields <= {"a", "b", "op"}, "template", self.template, "must hold {a} and {b}, and may hold {op}")
-        require(len(self.operators) == 1 or "op" in fields, "template", self.template, "must hold {op} where there are several operators")
+        require(
+            fields >= {"a", "b"} and fields <= {"a", "b", "op"},
+            "template",
+            self.template,
+            "must hold {a} and {b}, and may hold {op}",
+        )
+        require(
+            len(self.operators) == 1 or "op" in fields,
+            "template",
+            self.template,
+            "must hold {op} where there are several operators",
+        )
         for name, (low, high) in zip(("low", "second_low"), self.ranges, strict=True):
             require(low <= high, name, low, f"must be <= {name.replace('low', 'high')}={high}")
 
@@ -82,8 +97,9 @@ class Arithmetic:
         questions = list(islice(_in_turns([self._questions(operator, seed) for operator in self.operators]), self.size))
         if len(questions) < self.size:
             (a, b), (c, d) = self.ranges
-            raise ValueError(
-                f"size={self.size}: operands {a}…{b} and {c}…{d} with {' '.join(self.operators)} give only {len(questions)} distinct "
+            raise UserError(
+                f"size={self.size}: operands {a}…{b} and {c}…{d} with {' '.join(self.operators)} give only "
+                f"{len(questions)} distinct "
                 f"questions on the {self.split} side (held_out={self.held_out:g}); widen the range or lower size"
             )
         return ArithmeticRows(questions, self.template)
@@ -108,7 +124,8 @@ class Arithmetic:
 
 
 def _pairs(space: int, wanted: int, seed: int, salt: int) -> Iterator[int]:
-    """Distinct numbers of 0 … space-1 in random order: all of them where the space is small, else many more than wanted."""
+    """Distinct numbers of 0 … space-1 in random order: all of them where the space is small, else many more than
+    wanted."""
     if space <= max(_ENUMERATED, 4 * wanted):
         yield from (int(pair) for pair in permutation(space, seed, salt))
         return

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from proxima.data import require
-from proxima.task.order import permutation
+from proxima.data.random import permutation
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class Cursor:
         """Go on where `state` was taken.
 
         Raises:
-            ValueError: it was taken over other data, with another seed or another order; names the field and both values.
+            ValueError: it was taken over other data, with another seed or another order; names the field and both
+                values.
         """
         for name in ("size", "seed", "shuffle"):
             found, expected = state.get(name), getattr(self, name)

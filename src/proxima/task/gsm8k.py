@@ -5,20 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from proxima.data import require
-from proxima.task.files import Jsonl, Parquet
+from proxima.data import UserError, require
+from proxima.task.columns import fields_of
 from proxima.task.hub import Dataset
+from proxima.task.local_files import Jsonl, Parquet
 from proxima.task.protocol import Row, Rows
-from proxima.task.template import fields_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gsm8k:
-    """GSM8K by its hub name or from files: 7,473 training and 1,319 test questions; the answer is the number after `####`.
+    """GSM8K by its hub name or from files: 7,473 training and 1,319 test questions; the answer is the number after
+    `####`.
 
     Args:
-        path: hub name, a .jsonl or .parquet file, or a folder with `train.jsonl` and `test.jsonl` (or Parquet files whose names begin so,
-            also in a subfolder `main`).
+        path: hub name, a .jsonl or .parquet file, or a folder with `train.jsonl` and `test.jsonl` (or Parquet files
+            whose names begin so, also in a subfolder `main`).
         split: `train` or `test`; a single file is taken as it is.
         template: the prompt, with `{question}`, as "{question}\\nGive the final answer after ####."
     Returns: rows whose answer is the final number as text, without commas; metadata `solution`, the text before it.
@@ -54,9 +55,9 @@ class Gsm8k:
                     return Jsonl(path=str(folder / f"{self.split}.jsonl"))
                 if parts := sorted(str(part) for part in folder.glob(f"{self.split}*.parquet")):
                     return Parquet(path=tuple(parts))
-            raise ValueError(f"path={self.path!r} holds neither {self.split}.jsonl nor {self.split}*.parquet")
+            raise UserError(f"path={self.path!r} holds neither {self.split}.jsonl nor {self.split}*.parquet")
         if place.suffix in (".jsonl", ".parquet"):
-            raise ValueError(f"path={self.path!r}: no such file")
+            raise UserError(f"path={self.path!r}: no such file")
         return Dataset(path=self.path, subset="main", split=self.split)
 
 
@@ -75,6 +76,11 @@ class Gsm8kRows:
         solution, marker, final = str(row.answer).rpartition("####")
         answer = final.strip().replace(",", "").lstrip("$")
         if not marker or not answer:
-            raise ValueError(f"gsm8k row {index}: the answer {json.dumps(row.answer)[-60:]} has no number after '####'; is this GSM8K?")
+            raise UserError(
+                f"gsm8k row {index}: the answer {json.dumps(row.answer)[-60:]} has no number after '####'; is this "
+                "GSM8K?"
+            )
         question = self.template.format(question=row.messages[-1]["content"])
-        return Row(messages=({"role": "user", "content": question},), answer=answer, metadata={"solution": solution.strip()})
+        return Row(
+            messages=({"role": "user", "content": question},), answer=answer, metadata={"solution": solution.strip()}
+        )

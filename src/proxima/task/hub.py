@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from proxima.data import require
+from proxima.data import UserError, require
+from proxima.task.columns import Columns
 from proxima.task.protocol import Row, Rows
-from proxima.task.template import Columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,8 @@ class Dataset(Columns):
         messages: column with a whole chat, a list of {role, content}, in place of `question`; none: off.
         answer: column with the answer, or a template; none: the rows have no answer.
         metadata: columns kept for rewards and reports.
-    Raises: ValueError when the data can't be had (offline and not cached, no such name, subset or split), an absent column, no rows.
+    Raises: ValueError when the data can't be had (offline and not cached, no such name, subset or split), an absent
+        column, no rows.
     """
 
     path: str
@@ -71,10 +72,10 @@ def load(path: str, subset: str | None, split: str, revision: str | None = None)
     try:
         import datasets
     except ImportError:
-        raise ValueError("Hugging Face data sets need the package datasets: pip install 'proxima-rl[data]'") from None
+        raise UserError("Hugging Face data sets need the package datasets: pip install 'proxima-rl[data]'") from None
     folder = Path(path)
     if not folder.exists() and (path.startswith(("/", ".", "~")) or path.count("/") > 1):
-        raise ValueError(f"path={path!r}: no such folder")
+        raise UserError(f"path={path!r}: no such folder")
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             stored = datasets.load_from_disk(path)
@@ -85,7 +86,7 @@ def load(path: str, subset: str | None, split: str, revision: str | None = None)
         reason = next(iter(str(problem).strip().splitlines()), "") or type(problem).__name__
         where = "" if folder.exists() else "; without a network, name a folder or a data set in the cache"
         what = f"data set {path!r} (subset {subset}, split {split})"
-        raise ValueError(f"{what} can't be opened: {type(problem).__name__}: {reason[:200]}{where}") from None
+        raise UserError(f"{what} can't be opened: {type(problem).__name__}: {reason[:200]}{where}") from None
 
 
 @contextmanager

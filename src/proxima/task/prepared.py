@@ -4,12 +4,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from proxima.data import require
-from proxima.task.files import Parquet
+from proxima.data import UserError, require
+from proxima.task.columns import fields_of, fill
+from proxima.task.local_files import Parquet
 from proxima.task.protocol import Row, Rows
-from proxima.task.template import fields_of, fill
 
-PREPARED = ("aime24", "aime25", "amc23", "dapo-math", "gsm8k", "math", "math500")  # folders that the command knows how to make
+PREPARED = (
+    "aime24",
+    "aime25",
+    "amc23",
+    "dapo-math",
+    "gsm8k",
+    "math",
+    "math500",
+)  # folders that the command knows how to make
 
 
 def how_to_make(path: str | Path) -> str | None:
@@ -27,7 +35,8 @@ class Prepared:
     Args:
         path: the folder.
         split: `train` or `test`.
-        template: another prompt than the card's, with `{question}`; its system prompt is left out then; none: the card's.
+        template: another prompt than the card's, with `{question}`; its system prompt is left out then; none: the
+            card's.
         metadata: columns kept for rewards and reports, as `level`, `subject`, `solution`.
     Returns: rows whose answer is the canonical answer as text; the metadata asked for.
     Raises: ValueError for no such folder or side, with the command that makes it.
@@ -61,7 +70,7 @@ class Prepared:
     def rows(self, seed: int) -> Rows:
         """The rows in the order of the data; the seed changes nothing."""
         if problem := self.problem():
-            raise ValueError(f"path={self.path!r} {problem}")
+            raise UserError(f"path={self.path!r} {problem}")
         file = str(Path(self.path).expanduser() / f"{self.split}.parquet")
         if self.template is None:
             return Parquet(path=file, messages="messages", metadata=self.metadata).rows(seed)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from proxima.data import Message, Prompt, require
+from proxima.data import Message, Prompt, UserError, require
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.protocol import Row, Rows
 
@@ -28,12 +28,14 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
 def prompt_tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[int, ...]:
     """Token ids of a chat, ready for the answer.
 
-    With a chat template: the template with its generation prompt; it adds the special tokens itself. Without one (a base model): the
-    contents, one a line, and a final line end, with the special tokens that the tokenizer puts around a text. A special token at the end
-    (some tokenizers append one) is dropped, because the answer goes on from there.
+    With a chat template: the template with its generation prompt; it adds the special tokens itself. Without one (a
+    base model): the contents, one a line, and a final line end, with the special tokens that the tokenizer puts around
+    a text. A special token at the end (some tokenizers append one) is dropped, because the answer goes on from there.
     """
     if tokenizer.chat_template is not None:
-        ids = tokenizer.apply_chat_template(list(messages), tokenize=True, add_generation_prompt=True, return_dict=False)
+        ids = tokenizer.apply_chat_template(
+            list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
+        )
         return tuple(int(token) for token in ids)
     text = "\n".join(message["content"] for message in messages) + "\n"
     ids = list(tokenizer(text)["input_ids"])
@@ -46,11 +48,14 @@ def prompt_tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[in
 def to_prompt(row: Row, uid: int, tokenizer: Tokenizer, system: str | None = None) -> Prompt:
     """The prompt that a row makes."""
     messages = with_system(row.messages, system)
-    return Prompt(uid=uid, messages=messages, tokens=prompt_tokens(messages, tokenizer), answer=row.answer, metadata=row.metadata)
+    return Prompt(
+        uid=uid, messages=messages, tokens=prompt_tokens(messages, tokenizer), answer=row.answer, metadata=row.metadata
+    )
 
 
 class PromptSource:
-    """Draws prompts in the cursor's order; a prompt that leaves no room for one new token is skipped or refused, never cut.
+    """Draws prompts in the cursor's order; a prompt that leaves no room for one new token is skipped or refused, never
+    cut.
 
     Args:
         rows: the data of a task.
@@ -99,7 +104,7 @@ class PromptSource:
             self.skipped += 1
             skipped_in_a_row += 1
             if skipped_in_a_row >= self.cursor.size:
-                raise ValueError(f"data: none of the {self.cursor.size} prompts fits; {self._limit()}")
+                raise UserError(f"data: none of the {self.cursor.size} prompts fits; {self._limit()}")
         return prompts
 
     def prompt(self, draw: Draw) -> Prompt | None:
@@ -109,14 +114,16 @@ class PromptSource:
         if len(prompt.tokens) < self.context:
             return prompt
         if self.over_length == "refuse":
-            raise ValueError(
-                f"data.over_length='refuse': the prompt of row {draw.index} has {len(prompt.tokens)} tokens; {self._limit()}, "
+            raise UserError(
+                f"data.over_length='refuse': the prompt of row {draw.index} has {len(prompt.tokens)} tokens; "
+                f"{self._limit()}, "
                 f"or set data.over_length=skip"
             )
         return None
 
     def survey(self, limit: int = 0) -> int:
-        """How many of the first `limit` rows (0: all) are too long; needs the tokenizer only, so it can run before weights are loaded.
+        """How many of the first `limit` rows (0: all) are too long; needs the tokenizer only, so it can run before
+        weights are loaded.
 
         Raises:
             ValueError: as `next` does.
@@ -124,7 +131,7 @@ class PromptSource:
         count = min(limit, len(self.rows)) if limit else len(self.rows)
         too_long = sum(self.prompt(Draw(uid=index, index=index, epoch=0)) is None for index in range(count))
         if too_long == len(self.rows):
-            raise ValueError(f"data: none of the {too_long} prompts fits; {self._limit()}")
+            raise UserError(f"data: none of the {too_long} prompts fits; {self._limit()}")
         return too_long
 
     def state(self) -> dict[str, Any]:
@@ -137,4 +144,7 @@ class PromptSource:
         self.skipped = int(state["skipped"])
 
     def _limit(self) -> str:
-        return f"the model holds {self.context} tokens and one must be left to generate: shorten the rows or raise model.max_length"
+        return (
+            f"the model holds {self.context} tokens and one must be left to generate: shorten the rows or raise "
+            "model.max_length"
+        )

@@ -5,25 +5,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from proxima.data import require
-from proxima.task.order import mix
+from proxima.data import UserError, require
+from proxima.data.random import mix
+from proxima.task.columns import as_text
 from proxima.task.protocol import Row, Rows
-from proxima.task.template import as_text
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningGym:
-    """Generated puzzles of one reasoning_gym task (`basic_arithmetic`, `countdown`, `sudoku` …), made on access from seed and number.
+    """Generated puzzles of one reasoning_gym task (`basic_arithmetic`, `countdown`, `sudoku` …), made on access from
+    seed and number.
 
-    Each row carries its entry, so that the reward `reasoning_gym` scores it with the task's own scorer. Training and test rows come from
-    different seeds; tasks with few possible puzzles may still repeat some.
+    Each row carries its entry, so that the reward `reasoning_gym` scores it with the task's own scorer. Training and
+    test rows come from different seeds; tasks with few possible puzzles may still repeat some.
 
     Args:
         task: name of the task in reasoning_gym.
         size: rows; >= 1.
         split: `train` or `test`: different puzzles at the same seed.
-        config: the task's own settings by name, as `{min_terms: 2, max_terms: 4}`; the task `composite` mixes others, as
-            `{datasets: [{name: chain_sum, weight: 2, config: {}}, {name: countdown, weight: 1, config: {}}]}`.
+        config: the task's own settings by name, as `{min_terms: 2, max_terms: 4}`; the task `composite` mixes others,
+            as `{datasets: [{name: chain_sum, weight: 2, config: {}}, {name: countdown, weight: 1, config: {}}]}`.
     Returns: rows whose answer is the task's reference answer, None where the task has none; metadata `reasoning_gym`.
     Raises: ValueError for an unknown task or setting (with the nearest name), or a setting that the task refuses.
     """
@@ -89,7 +90,7 @@ def _tables() -> tuple[Mapping[str, Any], Callable[..., Any]]:
         import reasoning_gym
         from reasoning_gym.factory import DATASETS
     except ImportError:
-        raise ValueError("task 'reasoning_gym' needs the package reasoning_gym: pip install 'proxima-rl[gym]'") from None
+        raise UserError("task 'reasoning_gym' needs the package reasoning_gym: pip install 'proxima-rl[gym]'") from None
     return DATASETS, reasoning_gym.create_dataset
 
 
@@ -98,7 +99,7 @@ def _known_task(name: str) -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(sorted(known))}"
-        raise ValueError(f"task={name!r} is no reasoning_gym task; {hint}")
+        raise UserError(f"task={name!r} is no reasoning_gym task; {hint}")
 
 
 def _create(name: str, settings: Mapping[str, Any]) -> Any:
@@ -107,13 +108,15 @@ def _create(name: str, settings: Mapping[str, Any]) -> Any:
     for key in settings:
         if key not in known:
             near = difflib.get_close_matches(key, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(set(known) - {'seed', 'size'}))}"
-            raise ValueError(f"config.{key}={settings[key]!r}: reasoning_gym task {name!r} has no such setting; {hint}")
+            hint = (
+                f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(set(known) - {'seed', 'size'}))}"
+            )
+            raise UserError(f"config.{key}={settings[key]!r}: reasoning_gym task {name!r} has no such setting; {hint}")
     try:
         return create(name, **_with_specs(name, settings))
     except Exception as problem:  # the tasks check their settings by assertions of their own
         reason = " ".join(str(problem).split()) or type(problem).__name__
-        raise ValueError(f"config={dict(settings)!r}: reasoning_gym task {name!r} refuses it: {reason[:200]}") from None
+        raise UserError(f"config={dict(settings)!r}: reasoning_gym task {name!r} refuses it: {reason[:200]}") from None
 
 
 def _with_specs(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,4 +127,7 @@ def _with_specs(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
     for part in settings["datasets"]:
         _known_task(part.get("name", ""))
-    return {**settings, "datasets": [DatasetSpec(**{"weight": 1.0, "config": {}, **part}) for part in settings["datasets"]]}
+    return {
+        **settings,
+        "datasets": [DatasetSpec(**{"weight": 1.0, "config": {}, **part}) for part in settings["datasets"]],
+    }

@@ -1,7 +1,7 @@
 """Training: trajectories go in, one optimizer step comes out. The same stack serves every trainer.
 
-`micro_batch.py` cuts by token budget, `optimizer.py` has optimizers and schedules, `trainer.py` is the update, `checkpoint.py` writes and
-reads.
+`micro_batch.py` cuts by token budget, `optimizer.py` has optimizers and schedules, `trainer.py` is the update,
+`checkpoint.py` writes and reads.
 Imports: torch, safetensors, `proxima.data`, `proxima.core`, `proxima.model`. Imported by `runtime`.
 To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIMIZERS`.
 """

@@ -1,6 +1,6 @@
 """Checkpoints: written aside, fsynced, renamed. Formats are safetensors and JSON; nothing is ever unpickled.
 
-checkpoints/000040/   model/ (Hugging Face folder)   optimizer.safetensors   pending.parquet (surplus groups, where there are any)
+checkpoints/000040/   model/ (Hugging Face folder)   optimizer.safetensors   pending.parquet (surplus groups)
                       state.json (written last: its presence says that all is there)
 """
 
@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from proxima.data import UserError
 from proxima.model import LoadedModel, save
 from proxima.train.trainer import Trainer
 
@@ -61,7 +62,10 @@ def write_checkpoint(
     try:
         save(loaded.model, loaded.tokenizer, aside / "model")
         tensors, trainer_facts = trainer.state()
-        save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, aside / "optimizer.safetensors")
+        save_file(
+            {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
+            aside / "optimizer.safetensors",
+        )
         for name, write in (files or {}).items():
             write(aside / name)
         state = {
@@ -72,7 +76,9 @@ def write_checkpoint(
             **facts,
         }
         (aside / "state.json").write_text(json.dumps(state, indent=1) + "\n")
-        like_others = (aside / "state.json").stat().st_mode & 0o777  # safetensors writes files that only their owner may read
+        like_others = (
+            aside / "state.json"
+        ).stat().st_mode & 0o777  # safetensors writes files that only their owner may read
         for path in (*aside.rglob("*"), aside):  # folders too: they hold the names
             if path.is_file():
                 path.chmod(like_others)
@@ -83,7 +89,9 @@ def write_checkpoint(
         _sync(folder)
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
-        if isinstance(error, SafetensorError) and "space" in str(error):  # safetensors has an error of its own for a full disk
+        if isinstance(error, SafetensorError) and "space" in str(
+            error
+        ):  # safetensors has an error of its own for a full disk
             raise OSError(errno.ENOSPC, "no space left; free some and go on with --resume", str(final)) from error
         raise
     return Checkpoint(path=final, step=step, facts=state)
@@ -92,7 +100,9 @@ def write_checkpoint(
 def checkpoints(folder: Path) -> list[Checkpoint]:
     """All whole checkpoints, by step. What is left of one that died half-way is not among them."""
     found = (read_checkpoint(path) for path in sorted(folder.glob("[0-9]*"))) if folder.is_dir() else ()
-    return sorted((checkpoint for checkpoint in found if checkpoint is not None), key=lambda checkpoint: checkpoint.step)
+    return sorted(
+        (checkpoint for checkpoint in found if checkpoint is not None), key=lambda checkpoint: checkpoint.step
+    )
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
@@ -101,30 +111,37 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
         facts = json.loads((path / "state.json").read_text())
     except (OSError, ValueError):
         return None
-    whole = isinstance(facts, dict) and {"trainer", "torch_rng"} <= facts.keys() and path.name == str(facts.get("step")).zfill(6)
+    whole = (
+        isinstance(facts, dict)
+        and {"trainer", "torch_rng"} <= facts.keys()
+        and path.name == str(facts.get("step")).zfill(6)
+    )
     return Checkpoint(path=path, step=int(facts["step"]), facts=facts) if whole else None
 
 
 def restore(checkpoint: Checkpoint, trainer: Trainer) -> None:
-    """Give the trainer its optimizer state back, and torch its random state. The weights are loaded from `checkpoint.model` before.
+    """Give the trainer its optimizer state back, and torch its random state. The weights are loaded from
+    `checkpoint.model` before.
 
     Raises:
         ValueError: the checkpoint is damaged or of another format or model; says which.
     """
     if checkpoint.facts.get("format") != FORMAT:
-        raise ValueError(f"{checkpoint.path}: format {checkpoint.facts.get('format')}, this version reads {FORMAT}")
+        raise UserError(f"{checkpoint.path}: format {checkpoint.facts.get('format')}, this version reads {FORMAT}")
     try:
         tensors = load_file(checkpoint.path / "optimizer.safetensors")
     except (OSError, SafetensorError) as error:
-        raise ValueError(
-            f"{checkpoint.path}: optimizer.safetensors can't be read ({error}); delete this checkpoint to use the one before"
+        raise UserError(
+            f"{checkpoint.path}: optimizer.safetensors can't be read ({error}); delete this checkpoint to use the "
+            "one before"
         ) from error
     trainer.load(tensors, dict(checkpoint.facts["trainer"]))
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(str(checkpoint.facts["torch_rng"])), dtype=torch.uint8))
 
 
 def prune(folder: Path, keep_last: int, keep: Iterable[int] = ()) -> None:
-    """Delete all but the last `keep_last` checkpoints (0: delete none) and the steps in `keep`; leftovers of dead writes go too."""
+    """Delete all but the last `keep_last` checkpoints (0: delete none) and the steps in `keep`; leftovers of dead
+    writes go too."""
     for leftover in folder.glob(".*.part"):
         shutil.rmtree(leftover, ignore_errors=True)
     spared = set(keep)

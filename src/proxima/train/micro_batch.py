@@ -9,7 +9,8 @@ def micro_batches(trajectories: Sequence[Trajectory], budget: int, *, share_prom
     """Indices of `trajectories`, in order, cut where the next one would exceed the budget.
 
     Args:
-        budget: tokens forwarded at once. A shared prompt counts once for its neighbours; a single trajectory above the budget goes alone.
+        budget: tokens forwarded at once. A shared prompt counts once for its neighbours; a single trajectory above the
+            budget goes alone.
 
     The split changes neither loss nor gradient: both are divided by the denominator of the whole update.
     """

@@ -48,12 +48,12 @@ class AdamW:
         return torch.optim.AdamW(kept, lr=self.lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
 
 
-OPTIMIZERS: dict[str, type] = {
-    "adamw": AdamW,
-}
+OPTIMIZERS: dict[str, type] = {"adamw": AdamW}
 
 
-def learning_rate_factor(update: int, *, total: int, warmup: int = 0, schedule: str = "constant", final_ratio: float = 0.0) -> float:
+def learning_rate_factor(
+    update: int, *, total: int, warmup: int = 0, schedule: str = "constant", final_ratio: float = 0.0
+) -> float:
     """Share of the peak learning rate at an update.
 
     Args:

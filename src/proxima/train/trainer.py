@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from proxima.core.loss import Aggregate, Correction, Penalty, Surrogate, policy_loss
 from proxima.core.metrics import Metrics, merge
-from proxima.core.prepare import Prepared, needs_prepare, prepare
+from proxima.core.precompute import Prepared, needs_prepare, prepare
 from proxima.core.proximal import interpolated_proximal
-from proxima.data import PackedBatch, PolicyBatch, Trajectory
+from proxima.data import PackedBatch, PolicyBatch, Trajectory, UserError
 from proxima.model import Policy, TokenOutputs
 from proxima.train.micro_batch import micro_batches, tokens_fed
 from proxima.train.optimizer import AdamW, learning_rate_factor
@@ -55,11 +55,13 @@ class Trainer:
         total_updates, warmup, schedule, final_lr_ratio: see `learning_rate_factor`.
         max_grad_norm: global norm; 0 is off.
         tokens_per_micro_batch: budget of one forward.
-        skip_zero_advantage: leave out trajectories whose advantage is exactly 0; they stay in the denominator, so no gradient changes.
-            Applies only when the surrogate says that a zero advantage is inert, there is no penalty, and nothing looks at the whole batch.
-        proximal: `given` by the trajectories (the behavior policy where they say nothing); `first_forward`, the policy that this very
-            update starts from (`proximal: recompute` with one update a step), by its own forward, detached;
-            `loglinear`, interpolated between behavior and current policy by the token's age (`core.proximal`).
+        skip_zero_advantage: leave out trajectories whose advantage is exactly 0; they stay in the denominator, so no
+            gradient changes. Applies only when the surrogate says that a zero advantage is inert, there is no penalty,
+            and nothing looks at the whole batch.
+        proximal: `given` by the trajectories (the behavior policy where they say nothing); `first_forward`, the policy
+            that this very update starts from (`proximal: recompute` with one update a step), by its own forward,
+            detached; `loglinear`, interpolated between behavior and current policy by the token's age
+            (`core.proximal`).
         entropy: report the policy's entropy; costs one more pass over the logits.
     """
 
@@ -89,11 +91,18 @@ class Trainer:
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizer: torch.optim.Optimizer = (optimizer or AdamW()).build(self.parameters)
         self.peak = [float(group["lr"]) for group in self.optimizer.param_groups]
-        self.total_updates, self.warmup, self.schedule, self.final_lr_ratio = total_updates, warmup, schedule, final_lr_ratio
+        self.total_updates, self.warmup, self.schedule, self.final_lr_ratio = (
+            total_updates,
+            warmup,
+            schedule,
+            final_lr_ratio,
+        )
         self.max_grad_norm = max_grad_norm
         self.tokens_per_micro_batch = tokens_per_micro_batch
         # statistics over the whole batch must see every token of it
-        self.skip_zero_advantage = skip_zero_advantage and surrogate.zero_advantage_inert and not (self.penalties or self.prepares)
+        self.skip_zero_advantage = (
+            skip_zero_advantage and surrogate.zero_advantage_inert and not (self.penalties or self.prepares)
+        )
         self.entropy_gradient = any("entropy" in penalty.needs for penalty in self.penalties)
         self.entropy_first = "entropy" in surrogate.needs or any("entropy" in spec.needs for spec in self.corrections)
         self.entropy = entropy or self.entropy_first
@@ -102,7 +111,8 @@ class Trainer:
 
     @torch.no_grad()
     def log_prob(self, trajectories: Sequence[Trajectory], policy: Policy | None = None) -> list[tuple[float, ...]]:
-        """Log-probs of the response tokens, nats, at each trajectory's temperature, no gradient; of the present weights, or of `policy`."""
+        """Log-probs of the response tokens, nats, at each trajectory's temperature, no gradient; of the present
+        weights, or of `policy`."""
         policy = policy or self.policy
         out: list[tuple[float, ...]] = []
         for rows in self._cut(trajectories):
@@ -123,17 +133,19 @@ class Trainer:
 
         Args:
             updates: indices into `trajectories`; an index may stand in several (epochs).
-            trajectories: with advantage and behavior log-probs; `proximal_log_prob` and `reference_log_prob` where the loss needs them.
+            trajectories: with advantage and behavior log-probs; `proximal_log_prob` and `reference_log_prob` where the
+                loss needs them.
             progress: told (tokens done, tokens in all) after each micro-batch.
             version: of the present weights; only `proximal: loglinear` looks at it.
-            planned: updates that the schedule of the learning rate counts for this call, where `updates` has fewer: a batch that was not
-                full moves the schedule on as a full one.
+            planned: updates that the schedule of the learning rate counts for this call, where `updates` has fewer: a
+                batch that was not full moves the schedule on as a full one.
 
-        Each micro-batch's numerator is divided by the denominator of its whole update before the backward pass, so no split into
-        micro-batches changes a gradient.
+        Each micro-batch's numerator is divided by the denominator of its whole update before the backward pass, so no
+        split into micro-batches changes a gradient.
 
         Raises:
-            ValueError: the loss lacks a tensor; `FloatingPointError`: the gradient norm is not finite; the weights are then as before.
+            ValueError: the loss lacks a tensor; `FloatingPointError`: the gradient norm is not finite; the weights are
+                then as before.
         """
         self.optimizer.zero_grad(set_to_none=True)  # an update that was refused half-way left its gradient
         plan = [self._plan(rows, trajectories) for rows in updates]
@@ -160,7 +172,9 @@ class Trainer:
                 result.tokens += len(batch.tokens)
                 if progress:
                     progress(result.tokens, total)
-            for found in metrics[before:] if number else ():  # the policy has moved: what differs is no longer engine and trainer alone
+            for found in (
+                metrics[before:] if number else ()
+            ):  # the policy has moved: what differs is no longer engine and trainer alone
                 found.pop("rollout_replay_logp_absdiff_mean", None)
             norms.append(self._step())
         self.updates += max(0, planned - len(plan))
@@ -198,7 +212,8 @@ class Trainer:
 
     @torch.no_grad()
     def _prepare(self, trajectories: Sequence[Trajectory], version: int) -> Prepared:
-        """Run all of an update's tokens forward, so that what depends on the whole batch is decided before it is split."""
+        """Run all of an update's tokens forward, so that what depends on the whole batch is decided before it is
+        split."""
         parts = []
         for cut in self._cut(trajectories):
             batch = self.policy.pack([trajectories[i] for i in cut])
@@ -211,8 +226,9 @@ class Trainer:
             batch = replace(batch, proximal_log_prob=outputs.log_prob.detach())
         elif self.proximal == "loglinear":
             if batch.behavior_log_prob is None or batch.policy_version is None:
-                raise ValueError(
-                    "proximal=loglinear needs behavior_log_prob and policy_version of every trajectory; the engine gives both."
+                raise UserError(
+                    "proximal=loglinear needs behavior_log_prob and policy_version of every trajectory; the engine "
+                    "gives both."
                 )
             between = interpolated_proximal(batch.behavior_log_prob, outputs.log_prob, batch.policy_version, version)
             batch = replace(batch, proximal_log_prob=between)
@@ -232,7 +248,9 @@ class Trainer:
         if decided is None:
             policy_batch = self._policy_batch(batch, outputs, version)
         else:
-            policy_batch = replace(decided, log_prob=outputs.log_prob, entropy=outputs.entropy, top_k_log_prob=outputs.top_k_log_prob)
+            policy_batch = replace(
+                decided, log_prob=outputs.log_prob, entropy=outputs.entropy, top_k_log_prob=outputs.top_k_log_prob
+            )
         loss = policy_loss(
             policy_batch,
             surrogate=self.surrogate,
@@ -254,7 +272,8 @@ class Trainer:
         return value.detach()
 
     def _step(self) -> Tensor:
-        """Clip, step, schedule. An update without any backward still steps: moments decay just as with a gradient of zero."""
+        """Clip, step, schedule. An update without any backward still steps: moments decay just as with a gradient of
+        zero."""
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -262,11 +281,17 @@ class Trainer:
         norm = nn.utils.get_total_norm(gradients)
         if not bool(torch.isfinite(norm)):
             self.optimizer.zero_grad(set_to_none=True)
-            raise FloatingPointError(f"the gradient norm is {float(norm)} at update {self.updates + 1}; the weights are as before it")
+            raise FloatingPointError(
+                f"the gradient norm is {float(norm)} at update {self.updates + 1}; the weights are as before it"
+            )
         if self.max_grad_norm > 0:
             nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
         factor = learning_rate_factor(
-            self.updates, total=self.total_updates, warmup=self.warmup, schedule=self.schedule, final_ratio=self.final_lr_ratio
+            self.updates,
+            total=self.total_updates,
+            warmup=self.warmup,
+            schedule=self.schedule,
+            final_ratio=self.final_lr_ratio,
         )
         for group, peak in zip(self.optimizer.param_groups, self.peak, strict=True):
             group["lr"] = peak * factor
@@ -275,10 +300,11 @@ class Trainer:
         self.updates += 1
         return norm.detach()
 
-    # ---- state -----------------------------------------------------------------------------------------------------------------------
+    # ---- state -------------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors by name (`exp_avg/<parameter>` …) and JSON facts; `load` takes them back. The weights are the policy's own."""
+        """Tensors by name (`exp_avg/<parameter>` …) and JSON facts; `load` takes them back. The weights are the
+        policy's own."""
         names = {id(p): name for name, p in self.policy.model.named_parameters()}
         tensors: dict[str, Tensor] = {}
         for parameter, slots in self.optimizer.state.items():
@@ -296,12 +322,16 @@ class Trainer:
         kinds = {name.partition("/")[0] for name in tensors}
         trained = [name for name, p in parameters.items() if p.requires_grad]
         if missing := sorted({f"{kind}/{name}" for kind in kinds for name in trained} - tensors.keys()):
-            raise ValueError(f"the optimizer state lacks {missing[0]!r} ({len(missing)} in all), which this model has")
-        fused = bool(self.optimizer.defaults.get("fused"))  # a fused optimizer wants its step counts beside the weights, others on the CPU
+            raise UserError(f"the optimizer state lacks {missing[0]!r} ({len(missing)} in all), which this model has")
+        fused = bool(
+            self.optimizer.defaults.get("fused")
+        )  # a fused optimizer wants its step counts beside the weights, others on the CPU
         for name, value in tensors.items():
             key, _, owner = name.partition("/")
             if owner not in parameters or (value.dim() and value.shape != parameters[owner].shape):
-                raise ValueError(f"the optimizer state holds {name!r} of shape {list(value.shape)}, which this model does not have")
+                raise UserError(
+                    f"the optimizer state holds {name!r} of shape {list(value.shape)}, which this model does not have"
+                )
             slot = self.optimizer.state[parameters[owner]]
             slot[key] = value.to(parameters[owner].device if value.dim() or fused else "cpu", copy=True)
         self.updates = int(facts["updates"])

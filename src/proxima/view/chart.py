@@ -1,4 +1,5 @@
-"""Line and bar charts as inline SVG: no library, no network, colours from the page's CSS variables so that light and dark both work."""
+"""Line and bar charts as inline SVG: no library, no network, colours from the page's CSS variables so that light and
+dark both work."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup, escape
 
-from proxima.view.numbers import significant, thinned
+from proxima.view.formatting import significant, thinned
 
 POINTS = 400  # most points drawn of a line; a longer run is averaged down to this
 
@@ -54,7 +55,9 @@ class Frame:
     y_high: float
 
     def x(self, value: float) -> float:
-        return self.left + (value - self.x_low) / ((self.x_high - self.x_low) or 1.0) * (self.width - self.left - self.right)
+        return self.left + (value - self.x_low) / ((self.x_high - self.x_low) or 1.0) * (
+            self.width - self.left - self.right
+        )
 
     def y(self, value: float) -> float:
         inner = self.height - self.top - self.bottom
@@ -62,7 +65,8 @@ class Frame:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten) that span `low` … `high`: the first is <= low, the last >= high."""
+    """Round numbers (1, 2 or 5 times a power of ten) that span `low` … `high`: the first is <= low, the last >=
+    high."""
     span = high - low
     if not math.isfinite(span) or span <= 0:
         span = abs(low) or 1.0
@@ -95,7 +99,9 @@ def line_chart(
         size: width, height, left, bottom … of the `Frame`.
     """
     drawn = [_thinned(s) for s in series]
-    values = [v for s in drawn for _, v in s.points if v is not None] + [v for s in drawn for pair in s.spread for v in pair]
+    values = [v for s in drawn for _, v in s.points if v is not None] + [
+        v for s in drawn for pair in s.spread for v in pair
+    ]
     least, most = within or (-math.inf, math.inf)
     values += [min(max(v, least), most) for s in drawn for pair in s.band for v in pair]
     steps = [x for s in drawn for x, _ in s.points]
@@ -111,7 +117,10 @@ def line_chart(
         if s.spread:
             lines = [_whisker(frame, s, j) for j in range(len(s.points))]
         elif s.smooth and len(s.points) >= 12:
-            lines = [_path(frame, s.points, s.color, "raw"), _path(frame, running_mean(s.points), s.color, "line", s.dash)]
+            lines = [
+                _path(frame, s.points, s.color, "raw"),
+                _path(frame, running_mean(s.points), s.color, "line", s.dash),
+            ]
         else:
             lines = [_band(frame, s), _path(frame, s.points, s.color, "line", s.dash), _dots(frame, s)]
         parts.append(f'<g data-series="{i}">{"".join(lines)}</g>')
@@ -119,7 +128,8 @@ def line_chart(
 
 
 def bar_chart(series: Sequence[Series], *, label: str, most: int = 60, **size: int) -> Markup:
-    """Stacked bars over the steps, each series on top of the one before; runs of more than `most` steps are averaged into as many bars."""
+    """Stacked bars over the steps, each series on top of the one before; runs of more than `most` steps are averaged
+    into as many bars."""
     steps = [x for x, _ in series[0].points] if series else []
     if not steps:
         return Markup("")
@@ -135,7 +145,10 @@ def bar_chart(series: Sequence[Series], *, label: str, most: int = 60, **size: i
             base[i] += value
             if bottom - top > 0.05:
                 x, width = frame.left + i * slot, max(slot - 1, slot * 0.8)
-                parts.append(f'<rect x="{x:.2f}" y="{top:.2f}" width="{width:.2f}" height="{bottom - top:.2f}" fill="{escape(s.color)}"/>')
+                parts.append(
+                    f'<rect x="{x:.2f}" y="{top:.2f}" width="{width:.2f}" height="{bottom - top:.2f}" '
+                    f'fill="{escape(s.color)}"/>'
+                )
     return _svg(frame, parts, label)
 
 
@@ -164,9 +177,13 @@ def _axes(frame: Frame, levels: Sequence[float]) -> str:
     for level in levels:
         y = frame.y(level)
         parts.append(f'<line class="grid" x1="{frame.left}" x2="{right}" y1="{y:.2f}" y2="{y:.2f}"/>')
-        parts.append(f'<text x="{frame.left - 6}" y="{y + 4:.2f}" text-anchor="end">{escape(significant(level))}</text>')
+        parts.append(
+            f'<text x="{frame.left - 6}" y="{y + 4:.2f}" text-anchor="end">{escape(significant(level))}</text>'
+        )
     if frame.x_high > frame.x_low:
-        for tick in [t for t in ticks(frame.x_low, frame.x_high, 6) if frame.x_low <= t <= frame.x_high and t == int(t)]:
+        for tick in [
+            t for t in ticks(frame.x_low, frame.x_high, 6) if frame.x_low <= t <= frame.x_high and t == int(t)
+        ]:
             parts.append(f'<text x="{frame.x(tick):.2f}" y="{foot}" text-anchor="middle">{tick:,.0f}</text>')
     else:
         parts.append(f'<text x="{frame.left}" y="{foot}">{frame.x_low:,.0f}</text>')
@@ -174,7 +191,8 @@ def _axes(frame: Frame, levels: Sequence[float]) -> str:
 
 
 def _band(frame: Frame, series: Series) -> str:
-    """The area between low and high; what lies beyond the axis is cut along the plot's edge, at the place where the true line leaves it."""
+    """The area between low and high; what lies beyond the axis is cut along the plot's edge, at the place where the
+    true line leaves it."""
     if not series.band:
         return ""
     steps = [x for x, _ in series.points]
@@ -190,14 +208,19 @@ def _inside(steps: Sequence[float], values: Sequence[float], low: float, high: f
         if i:
             before, last = steps[i - 1], values[i - 1]
             crossed = [limit for limit in (low, high) if min(last, y) < limit < max(last, y)]
-            found += [(before + (x - before) * (limit - last) / (y - last), limit) for limit in sorted(crossed, reverse=y < last)]
+            found += [
+                (before + (x - before) * (limit - last) / (y - last), limit)
+                for limit in sorted(crossed, reverse=y < last)
+            ]
         found.append((x, min(max(y, low), high)))
     return found
 
 
 def _dots(frame: Frame, series: Series) -> str:
     known = [(x, value) for x, value in series.points if value is not None] if series.dots else []
-    return "".join(f'<circle cx="{frame.x(x):.2f}" cy="{frame.y(y):.2f}" r="2.6" fill="{escape(series.color)}"/>' for x, y in known)
+    return "".join(
+        f'<circle cx="{frame.x(x):.2f}" cy="{frame.y(y):.2f}" r="2.6" fill="{escape(series.color)}"/>' for x, y in known
+    )
 
 
 def _path(frame: Frame, points: Sequence[Point], color: str, kind: str, dash: str = "") -> str:
@@ -225,14 +248,23 @@ def _whisker(frame: Frame, series: Series, index: int) -> str:
         return ""
     (low, high), x, color = series.spread[index], frame.x(step), escape(series.color)
     return (
-        f'<line class="whisker" stroke="{color}" x1="{x:.2f}" x2="{x:.2f}" y1="{frame.y(low):.2f}" y2="{frame.y(high):.2f}"/>'
+        f'<line class="whisker" stroke="{color}" x1="{x:.2f}" x2="{x:.2f}" y1="{frame.y(low):.2f}" '
+        f'y2="{frame.y(high):.2f}"/>'
         f'<circle class="dot" cx="{x:.2f}" cy="{frame.y(value):.2f}" r="4" fill="{color}"/>'
     )
 
 
 def _svg(frame: Frame, parts: Sequence[str], label: str) -> Markup:
     box = f'viewBox="0 0 {frame.width} {frame.height}"'
-    plot = f'data-left="{frame.left}" data-right="{frame.width - frame.right}" data-from="{frame.x_low}" data-to="{frame.x_high}"'
-    plot += f' data-top="{frame.top}" data-bottom="{frame.height - frame.bottom}" data-low="{frame.y_low}" data-high="{frame.y_high}"'
+    plot = (
+        f'data-left="{frame.left}" data-right="{frame.width - frame.right}" data-from="{frame.x_low}" '
+        f'data-to="{frame.x_high}"'
+    )
+    plot += (
+        f' data-top="{frame.top}" data-bottom="{frame.height - frame.bottom}" data-low="{frame.y_low}" '
+        f'data-high="{frame.y_high}"'
+    )
     ruler = f'<line class="ruler" y1="{frame.top}" y2="{frame.height - frame.bottom}" visibility="hidden"/>'
-    return Markup(f'<svg class="chart" role="img" aria-label="{escape(label)}" {box} {plot}>{"".join(parts)}{ruler}</svg>')
+    return Markup(
+        f'<svg class="chart" role="img" aria-label="{escape(label)}" {box} {plot}>{"".join(parts)}{ruler}</svg>'
+    )

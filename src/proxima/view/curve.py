@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-from proxima.runtime.files import write_whole
+from proxima.data import UserError
+from proxima.data.atomic_files import write_whole
 from proxima.runtime.folder import RunFolder
 from proxima.view.chart import Frame, Point, running_mean, ticks
-from proxima.view.numbers import duration, fixed
-from proxima.view.plain import bounds
+from proxima.view.formatting import duration, fixed
+from proxima.view.log_lines import bounds
 
 STYLE = """
 svg { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; --ink: #1f2328; --muted: #656d76; --grid: #e3e6ea; --a: #2563eb; --b: #c2500c; }
@@ -34,7 +35,7 @@ def write_curve(run: Path | str, out: Path | str) -> Path:
     train = [r for r in records if r["kind"] == "train" and r.get("reward/mean") is not None]
     evals = [r for r in records if r["kind"] == "eval" and r.get("accuracy") is not None]
     if not train:
-        raise ValueError(f"{folder.metrics} holds no finished step; train first")
+        raise UserError(f"{folder.metrics} holds no finished step; train first")
     write_whole(Path(out), draw(train, evals))
     return Path(out)
 
@@ -45,23 +46,39 @@ def draw(train: list[dict[str, Any]], evals: list[dict[str, Any]]) -> str:
     values = [v for _, v in rewards if v is not None] + [float(r["accuracy"]) for r in evals]
     levels = ticks(min(0.0, *values), max(1.0, *values), 6)
     frame = Frame(
-        width=760, height=330, left=44, right=24, top=44, bottom=40, x_low=0.0, x_high=rewards[-1][0], y_low=levels[0], y_high=levels[-1]
+        width=760,
+        height=330,
+        left=44,
+        right=24,
+        top=44,
+        bottom=40,
+        x_low=0.0,
+        x_high=rewards[-1][0],
+        y_low=levels[0],
+        y_high=levels[-1],
     )
     parts = [f'<text class="title" x="{frame.left}" y="22">{escape(caption(train, evals))}</text>']
     for level in levels:
         y = frame.y(level)
-        parts.append(f'<line class="grid" x1="{frame.left}" x2="{frame.width - frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(
+            f'<line class="grid" x1="{frame.left}" x2="{frame.width - frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        )
         parts.append(f'<text x="{frame.left - 8}" y="{y + 4:.1f}" text-anchor="end">{fixed(level, 1)}</text>')
     for tick in (t for t in ticks(0.0, frame.x_high, 9) if t <= frame.x_high):
         parts.append(f'<text x="{frame.x(tick):.1f}" y="{frame.height - 18}" text-anchor="middle">{tick:,.0f}</text>')
-    parts.append(f'<text x="{(frame.left + frame.width) / 2:.1f}" y="{frame.height - 2}" text-anchor="middle">step</text>')
+    parts.append(
+        f'<text x="{(frame.left + frame.width) / 2:.1f}" y="{frame.height - 2}" text-anchor="middle">step</text>'
+    )
     parts.append(_line(frame, rewards, "raw"))
     parts.append(_line(frame, running_mean(rewards), "line"))
     parts += [_eval(frame, r) for r in evals]
     parts += _names(frame, bool(evals))
     box = f'viewBox="0 0 {frame.width} {frame.height}" width="{frame.width}" height="{frame.height}"'
     title = f"<title>{escape(caption(train, evals))}</title>"
-    return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {box}>{title}<style>{STYLE}</style>{"".join(parts)}</svg>\n'
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" role="img" '
+        f"{box}>{title}<style>{STYLE}</style>{''.join(parts)}</svg>\n"
+    )
 
 
 def caption(train: list[dict[str, Any]], evals: list[dict[str, Any]]) -> str:
@@ -70,7 +87,10 @@ def caption(train: list[dict[str, Any]], evals: list[dict[str, Any]]) -> str:
     if len(evals) < 2:
         return f"mean reward {fixed(train[0]['reward/mean'])} → {fixed(train[-1]['reward/mean'])} in {spent}"
     questions = evals[-1]["questions"]
-    return f"held-out accuracy {fixed(evals[0]['accuracy'], 3)} → {fixed(evals[-1]['accuracy'], 3)} of {questions} questions in {spent}"
+    return (
+        f"held-out accuracy {fixed(evals[0]['accuracy'], 3)} → {fixed(evals[-1]['accuracy'], 3)} of {questions} "
+        f"questions in {spent}"
+    )
 
 
 def _line(frame: Frame, points: list[Point], kind: str) -> str:
@@ -94,7 +114,9 @@ def _names(frame: Frame, evals: bool) -> list[str]:
     x, y = frame.width - frame.right - 6, frame.y(frame.y_low) - 30
     names = [f'<text class="a" x="{x}" y="{y:.1f}" text-anchor="end">mean reward of a step</text>']
     return (
-        [*names, f'<text class="b" x="{x}" y="{y + 18:.1f}" text-anchor="end">held-out accuracy, 95 % interval</text>'] if evals else names
+        [*names, f'<text class="b" x="{x}" y="{y + 18:.1f}" text-anchor="end">held-out accuracy, 95 % interval</text>']
+        if evals
+        else names
     )
 
 

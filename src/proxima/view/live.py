@@ -1,7 +1,7 @@
 """The live view on a terminal: where the run stands, how its numbers moved, and what the policy just wrote.
 
-It redraws when something happened, ten times a second at most, and needs no thread of its own: on a small machine a drawing thread would
-take time from the training ones.
+It redraws when something happened, ten times a second at most, and needs no thread of its own: on a small machine a
+drawing thread would take time from the training ones.
 """
 
 import atexit
@@ -17,9 +17,19 @@ from rich.text import Text
 
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import RunInfo, Sample, Stage
-from proxima.view.numbers import count, duration, fixed, percent, printable, rate, signed, sparkline
-from proxima.view.plain import arithmetic, closing_line, device_line, model_line, no_accuracy, remaining, several, time_of_day, trials
-from proxima.view.remarks import Remarks
+from proxima.view.diagnostics import Remarks
+from proxima.view.formatting import count, duration, fixed, percent, printable, rate, signed, sparkline
+from proxima.view.log_lines import (
+    arithmetic,
+    closing_line,
+    device_line,
+    model_line,
+    no_accuracy,
+    remaining,
+    several,
+    time_of_day,
+    trials,
+)
 
 Record = Mapping[str, Any]
 INTERVAL = 0.1  # seconds between two drawings
@@ -65,13 +75,17 @@ class LiveView:
         self._remarks = Remarks()
         self._drawn = float("-inf")
         self._running = False
-        self._live = Live(console=console, auto_refresh=False, transient=False, vertical_overflow="crop", get_renderable=self._view)
+        self._live = Live(
+            console=console, auto_refresh=False, transient=False, vertical_overflow="crop", get_renderable=self._view
+        )
 
     def started(self, info: RunInfo) -> None:
         self._info = info
         self._live.start()
         self._running = True
-        atexit.register(self._live.stop)  # a run that dies without `finished` must not leave the terminal without a cursor
+        atexit.register(
+            self._live.stop
+        )  # a run that dies without `finished` must not leave the terminal without a cursor
         self._draw()
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
@@ -95,7 +109,9 @@ class LiveView:
         self._console.print(Text.assemble((stamp, "dim"), "  ", ("WARNING ", "bold yellow"), printable(text)))
 
     def finished(self, summary: Record) -> None:
-        self._stage = Text(str(summary.get("status", "done")), style="green" if summary.get("status") == "done" else "yellow")
+        self._stage = Text(
+            str(summary.get("status", "done")), style="green" if summary.get("status") == "done" else "yellow"
+        )
         self._draw()
         self._live.stop()
         self._running = False
@@ -128,7 +144,11 @@ class LiveView:
 
     def _bar(self, info: RunInfo) -> RenderableType:
         done = int(self._records[-1]["step"]) if self._records else info.resumed_at
-        left = remaining([float(r.get("time/step") or 0.0) for r in self._records], self._records[-1], info) if self._records else None
+        left = (
+            remaining([float(r.get("time/step") or 0.0) for r in self._records], self._records[-1], info)
+            if self._records
+            else None
+        )
         grid = Table.grid(padding=(0, 2))
         grid.add_row(
             Text.assemble("step ", (f"{done}/{info.steps}", "bold")),
@@ -141,7 +161,12 @@ class LiveView:
     def _held_out(self) -> RenderableType:
         first, last = self._evals[0], self._evals[-1]
         if last.get("accuracy") is None and last.get("invalid"):
-            return Text(f"held-out {no_accuracy(last)}, after step {last['step']}", style="yellow", no_wrap=True, overflow="ellipsis")
+            return Text(
+                f"held-out {no_accuracy(last)}, after step {last['step']}",
+                style="yellow",
+                no_wrap=True,
+                overflow="ellipsis",
+            )
         if last.get("accuracy") is None:  # no reward says what is right
             means = " → ".join(fixed(r.get("reward/mean"), 3) for r in ([first] if last is first else [first, last]))
             return Text(f"held-out reward  {means}  after step {last['step']}", no_wrap=True, overflow="ellipsis")
@@ -173,8 +198,14 @@ class LiveView:
         body = Text(printable(sample.question, room), style="dim")
         body.append("\n" + printable(sample.text, room), style="default")
         mark = {True: ("right", "green"), False: ("wrong", "red"), None: ("", "default")}[sample.correct]
-        title = Text.assemble("sample  reward ", ("invalid" if sample.reward is None else fixed(sample.reward), "bold"), "  ", mark)
+        title = Text.assemble(
+            "sample  reward ", ("invalid" if sample.reward is None else fixed(sample.reward), "bold"), "  ", mark
+        )
         parts = "  ".join(f"{printable(name)} {fixed(value)}" for name, value in sample.parts.items())
         return Panel(
-            body, title=title, title_align="left", subtitle=Text(parts, style="dim") if len(sample.parts) > 1 else None, border_style="dim"
+            body,
+            title=title,
+            title_align="left",
+            subtitle=Text(parts, style="dim") if len(sample.parts) > 1 else None,
+            border_style="dim",
         )

@@ -1,8 +1,8 @@
 """report.html: what a run did and what came of it, in one file that needs no network and can be mailed.
 
-Made from the run folder alone, so also for a run that is still going, or was killed. What a model or a data set wrote reaches the page
-through jinja's escaping or through JSON and `textContent`, never as markup; a content security policy forbids any other script and any
-request.
+Made from the run folder alone, so also for a run that is still going, or was killed. What a model or a data set wrote
+reaches the page through jinja's escaping or through JSON and `textContent`, never as markup; a content security policy
+forbids any other script and any request.
 """
 
 import base64
@@ -21,12 +21,13 @@ from markupsafe import Markup
 from proxima.config.estimate import at_once, pruned
 from proxima.config.schema import DynamicSamplingConfig
 from proxima.core.selection import Prune
-from proxima.runtime.files import write_whole
+from proxima.data import UserError
+from proxima.data.atomic_files import write_whole
+from proxima.data.jsonl import dumps
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.observer import RunInfo
-from proxima.runtime.records import dumps
-from proxima.view.numbers import NONE, count, duration, fixed, magnitude, percent, rate, signed
-from proxima.view.plain import arithmetic, bounds, no_accuracy, trials
+from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
+from proxima.view.log_lines import arithmetic, bounds, no_accuracy, trials
 from proxima.view.report_curves import all_charts
 from proxima.view.report_samples import first_errors, pick_samples, questions
 
@@ -43,9 +44,11 @@ def write_report(path: Path | str) -> Path:
     """
     folder = RunFolder(path)
     if not folder.has_run:
-        raise ValueError(f"{folder.path} holds no run; give the folder that `proxima train` named in its first line")
+        raise UserError(f"{folder.path} holds no run; give the folder that `proxima train` named in its first line")
     script = (HERE / "report.js").read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     template = environment.from_string((HERE / "report.html.j2").read_text(encoding="utf-8"))
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode()
     style = Markup((HERE / "report.css").read_text(encoding="utf-8"))
@@ -79,12 +82,15 @@ def gather(folder: RunFolder) -> dict[str, Any]:
         "environment": flatten(_json_file(folder.environment)),
         "torn": torn,
         "sample_steps": steps,
-        "data": script_json({"steps": [r["step"] for r in train], "charts": [c["values"] for c in charts], "samples": samples}),
+        "data": script_json(
+            {"steps": [r["step"] for r in train], "charts": [c["values"] for c in charts], "samples": samples}
+        ),
     }
 
 
 def headline(evals: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Held-out accuracy at the first and the last evaluation, with its 95 % interval; an evaluation whose scores failed says that."""
+    """Held-out accuracy at the first and the last evaluation, with its 95 % interval; an evaluation whose scores failed
+    says that."""
     if not any(r.get("accuracy") is not None for r in evals):
         return None
 
@@ -93,19 +99,35 @@ def headline(evals: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         if record.get("accuracy") is None:
             return {"accuracy": NONE, "unknown": no_accuracy(record).removeprefix("accuracy "), "when": when}
         low, high = bounds(record)
-        place = {"left": round(100 * low, 2), "width": round(100 * (high - low), 2), "at": round(100 * record["accuracy"], 2)}
-        text = {"accuracy": fixed(record["accuracy"], 3), "interval": f"{fixed(low, 3)} to {fixed(high, 3)}", "when": when}
+        place = {
+            "left": round(100 * low, 2),
+            "width": round(100 * (high - low), 2),
+            "at": round(100 * record["accuracy"], 2),
+        }
+        text = {
+            "accuracy": fixed(record["accuracy"], 3),
+            "interval": f"{fixed(low, 3)} to {fixed(high, 3)}",
+            "when": when,
+        }
         return {**text, "unknown": "", "right": f"{record['correct']}/{trials(record)}", **place}
 
     first, last = evals[0], evals[-1]
     known = first.get("accuracy") is not None and last.get("accuracy") is not None
     gain = signed(last["accuracy"] - first["accuracy"]) if known and len(evals) > 1 else None
     only_before = len(evals) == 1 and first["step"] == 0
-    return {"before": shown(first), "after": shown(last) if len(evals) > 1 else None, "gain": gain, "only_before": only_before}
+    return {
+        "before": shown(first),
+        "after": shown(last) if len(evals) > 1 else None,
+        "gain": gain,
+        "only_before": only_before,
+    }
 
 
-def invalid(train: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], folder: RunFolder) -> dict[str, Any] | None:
-    """What a banner says of failed scores: their share of a kind of answers, and the commonest reasons; None where they are few."""
+def invalid(
+    train: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], folder: RunFolder
+) -> dict[str, Any] | None:
+    """What a banner says of failed scores: their share of a kind of answers, and the commonest reasons; None where they
+    are few."""
     shares = []
     for records, whole, failed, name in (
         (train, "completions", "reward/invalid", "completions"),
@@ -124,8 +146,12 @@ def title(summary: Mapping[str, Any], config: Mapping[str, Any], folder: RunFold
     surrogate = _under(config, "algorithm", "surrogate", "kind")
     model = summary.get("model") or _under(config, "model", "path") or "unknown model"
     seed = summary.get("seed", config.get("seed", NONE))
-    return {"algorithm": str(summary.get("algorithm") or surrogate or "run"), "model": Path(str(model)).name, "seed": str(seed),
-            "folder": folder.path.resolve().name}  # fmt: skip
+    return {
+        "algorithm": str(summary.get("algorithm") or surrogate or "run"),
+        "model": Path(str(model)).name,
+        "seed": str(seed),
+        "folder": folder.path.resolve().name,
+    }
 
 
 def status(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, str]:
@@ -133,8 +159,11 @@ def status(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]], confi
     steps = train[-1]["step"] if train else 0
     planned = _under(config, "train", "steps")
     state = str(summary.get("status", "unfinished"))
-    return {"state": state, "steps": f"{count(steps)} of {count(planned)}" if isinstance(planned, int) else count(steps),
-            "error": str(summary.get("error") or "")}  # fmt: skip
+    return {
+        "state": state,
+        "steps": f"{count(steps)} of {count(planned)}" if isinstance(planned, int) else count(steps),
+        "error": str(summary.get("error") or ""),
+    }
 
 
 def tiles(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
@@ -162,15 +191,36 @@ def tiles(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]]) -> lis
 def batch_arithmetic(config: Mapping[str, Any], folder: RunFolder) -> str | None:
     """The line that the run began with, out of config.yaml; None when that is missing."""
     train = config.get("train")
-    names = ("prompts_per_step", "completions_per_prompt", "updates_per_step", "epochs_per_step", "tokens_per_micro_batch")
+    names = (
+        "prompts_per_step",
+        "completions_per_prompt",
+        "updates_per_step",
+        "epochs_per_step",
+        "tokens_per_micro_batch",
+    )
     if not isinstance(train, dict) or not all(isinstance(train.get(name), int) for name in names):
         return None
     prompts, completions, updates, epochs, tokens = (train[name] for name in names)
     selection, refill = _of_algorithm(config.get("algorithm"))
     prompts, kept = pruned(prompts, completions, selection)
-    nameless = RunInfo(version="", algorithm="", model="", seed=0, folder=folder.path, steps=0, prompts=prompts, completions=completions)
+    nameless = RunInfo(
+        version="",
+        algorithm="",
+        model="",
+        seed=0,
+        folder=folder.path,
+        steps=0,
+        prompts=prompts,
+        completions=completions,
+    )
     return arithmetic(
-        replace(nameless, kept=kept, at_once=at_once(prompts, refill), updates=updates * epochs, tokens_per_micro_batch=tokens)
+        replace(
+            nameless,
+            kept=kept,
+            at_once=at_once(prompts, refill),
+            updates=updates * epochs,
+            tokens_per_micro_batch=tokens,
+        )
     )
 
 
@@ -195,7 +245,14 @@ def left_out(train: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     rows = []
     for key, (name, meaning) in reasons.items():
         if number := sum(r.get(key) or 0 for r in train):
-            rows.append({"name": name, "count": count(number), "share": percent(number / total if total else None), "meaning": meaning})
+            rows.append(
+                {
+                    "name": name,
+                    "count": count(number),
+                    "share": percent(number / total if total else None),
+                    "meaning": meaning,
+                }
+            )
     return rows
 
 
@@ -255,5 +312,7 @@ def _mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
     try:
         value = load(path.read_text(encoding="utf-8"))
     except (ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"{path} can't be read ({str(error).splitlines()[0]}); restore it, or delete it to report without") from error
+        raise UserError(
+            f"{path} can't be read ({str(error).splitlines()[0]}); restore it, or delete it to report without"
+        ) from error
     return value if isinstance(value, dict) else {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import read_rows
-from proxima.view.numbers import fixed, signed
+from proxima.view.formatting import fixed, signed
 
 QUESTIONS = 5  # answered before and after
 SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 60, 2, 4
@@ -28,16 +28,35 @@ def questions(folder: RunFolder) -> dict[str, Any] | None:
             for row in (each.get(uid) for each in sets)
             if row is not None
         ]
-        rows.append({"question": cut(sets[0][uid]["question"]), "answer": plain_answer(sets[0][uid]["answer"]), "answers": answers})
+        rows.append(
+            {
+                "question": cut(sets[0][uid]["question"]),
+                "answer": plain_answer(sets[0][uid]["answer"]),
+                "answers": answers,
+            }
+        )
     return {"rows": rows, "of": len(sets[0]), "labels": ["before", "after"] if len(sets) == 2 else ["answer"]}
 
 
 def pick_samples(folder: RunFolder) -> tuple[list[int], list[list[dict[str, Any]]], list[str]]:
-    """Steps spread evenly over the run, for each the completions of `picked_groups`, and the names of unreadable files."""
+    """Steps spread evenly over the run, for each the completions of `picked_groups`, and the names of unreadable
+    files."""
     files = sorted(folder.rollouts.glob("[0-9]*.parquet"))
     many = min(SAMPLED_STEPS, len(files))
     wanted = sorted({files[round(i * (len(files) - 1) / max(many - 1, 1))] for i in range(many)})
-    columns = ("prompt_uid", "sample", "question", "answer", "text", "reward", "parts", "correct", "error", "advantage", "outcome")
+    columns = (
+        "prompt_uid",
+        "sample",
+        "question",
+        "answer",
+        "text",
+        "reward",
+        "parts",
+        "correct",
+        "error",
+        "advantage",
+        "outcome",
+    )
     steps, samples, torn = [], [], []
     for file in wanted:
         try:
@@ -54,21 +73,31 @@ def pick_samples(folder: RunFolder) -> tuple[list[int], list[list[dict[str, Any]
 
 
 def picked_groups(groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[Sequence[Mapping[str, Any]]]:
-    """The groups with a failed score first, then those that were trained on, then the others; in each the order of the prompts."""
+    """The groups with a failed score first, then those that were trained on, then the others; in each the order of the
+    prompts."""
 
     def rank(group: Sequence[Mapping[str, Any]]) -> int:
-        return 0 if any(row["error"] is not None for row in group) else 1 if any(row["outcome"] == "trained" for row in group) else 2
+        return (
+            0
+            if any(row["error"] is not None for row in group)
+            else 1
+            if any(row["outcome"] == "trained" for row in group)
+            else 2
+        )
 
     return sorted(groups, key=rank)[:SAMPLED_GROUPS]
 
 
 def spread_of(group: Sequence[Mapping[str, Any]], most: int = SAMPLED_COMPLETIONS) -> list[Mapping[str, Any]]:
-    """Some completions of a group that stand for all: a failed one, then by reward the best, the worst, and what lies between.
+    """Some completions of a group that stand for all: a failed one, then by reward the best, the worst, and what lies
+    between.
 
     Of the same reward and text only one is taken while there are others.
     """
     failed = [row for row in group if row["reward"] is None]
-    scored = sorted((row for row in group if row["reward"] is not None), key=lambda row: (-row["reward"], row["sample"]))
+    scored = sorted(
+        (row for row in group if row["reward"] is not None), key=lambda row: (-row["reward"], row["sample"])
+    )
     room = most - min(len(failed), 1) if scored else 0
     distinct = list({(row["reward"], row["text"]): row for row in reversed(scored)}.values())[::-1]
     others = [row for row in scored if not any(row is one for one in distinct)]
@@ -86,7 +115,10 @@ def _sample(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "mark": {True: "right", False: "wrong", None: ""}[row["correct"]],
             "parts": "  ".join(f"{name} {fixed(value, 2)}" for name, value in row["parts"].items()),
             "note": row["error"]
-            or (row["outcome"].replace("_", " ") + (f", advantage {signed(row['advantage'], 2)}" if row["advantage"] else "")),
+            or (
+                row["outcome"].replace("_", " ")
+                + (f", advantage {signed(row['advantage'], 2)}" if row["advantage"] else "")
+            ),
         }
         for row in spread_of(group)
     ]
@@ -108,7 +140,8 @@ def cut(text: str) -> str:
 
 
 def first_errors(folder: RunFolder, most: int = 3) -> list[tuple[str, int]]:
-    """The commonest reasons of failed scores in the last rollouts that have any, each with its count; an unreadable file has none."""
+    """The commonest reasons of failed scores in the last rollouts that have any, each with its count; an unreadable
+    file has none."""
     for file in sorted(folder.rollouts.glob("[0-9]*.parquet"), reverse=True)[:SAMPLED_STEPS]:
         try:
             found = Counter(cut(row["error"])[:200] for row in read_rows(file, ("error",)) if row["error"])

@@ -1,10 +1,12 @@
-"""What a surrogate does to one token, as numbers: its loss and its gradient weight over the token's ratio or probability.
+"""What a surrogate does to one token, as numbers: its loss and its gradient weight over the token's ratio or
+probability.
 
-All of it comes out of the surrogate itself, by autograd, so a curve can't drift from the loss. Some surrogates look at more than the token;
-these are drawn in a fixed setting, which `remark_on` states:
+All of it comes out of the surrogate itself, by autograd, so a curve can't drift from the loss. Some surrogates look at
+more than the token; these are drawn in a fixed setting, which `remark_on` states:
 
-    cppo                     the token stands in the middle of a completion whose other tokens have all moved by `Setting.drift`
-    kl_cov, clip_cov, m2po   what the whole batch decides is decided: picked, not picked, one of four tokens of which the others stood still
+    cppo
+    the token stands in the middle of a completion whose other tokens have all moved by `Setting.drift`
+    kl_cov, clip_cov, m2po   what the whole batch decides is decided: picked, not picked, one of four tokens
     of unit "sequence"       the token is a sequence of its own
 """
 
@@ -42,7 +44,12 @@ class Setting:
     drift: float = 0.045
 
     def __post_init__(self) -> None:
-        require(0 < self.advantage < float("inf"), "advantage", self.advantage, "must be > 0 and finite; both signs are drawn")
+        require(
+            0 < self.advantage < float("inf"),
+            "advantage",
+            self.advantage,
+            "must be > 0 and finite; both signs are drawn",
+        )
         for mu in self.behavior_probability:
             require(0 < mu < 1, "behavior_probability", mu, "must be in (0, 1)")
         require(self.length >= 1, "length", self.length, "must be >= 1")
@@ -121,7 +128,9 @@ def _batch(log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> PolicyBatch
     )
 
 
-def _within_completion(spec: Cppo, log_prob: Tensor, behavior: Tensor, advantage: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
+def _within_completion(
+    spec: Cppo, log_prob: Tensor, behavior: Tensor, advantage: Tensor, setting: Setting
+) -> tuple[Tensor, Tensor]:
     """Each point is the token at `position` of a completion of its own."""
     shape, at = (len(log_prob), setting.length), setting.position - 1
     current = torch.full(shape, 0.5 + setting.drift, dtype=log_prob.dtype).log()
@@ -142,7 +151,9 @@ def _decided(spec: Any, log_prob: Tensor, behavior: Tensor, advantage: Tensor) -
     else:
         still = behavior[:, None].expand(-1, 3)
         rows = [torch.cat([first[:, None], more], dim=1) for first, more in ((log_prob, still), (behavior, still))]
-        picked = torch.stack([spec.pick(_alone(p, q, a.expand(4)))[0] for p, q, a in zip(*rows, advantage, strict=True)])
+        picked = torch.stack(
+            [spec.pick(_alone(p, q, a.expand(4)))[0] for p, q, a in zip(*rows, advantage, strict=True)]
+        )
     b = replace(b, picked=picked)
     return _differentiated(b, spec(b))
 

@@ -1,6 +1,8 @@
-"""Surrogates side by side in one figure: loss and gradient weight over the ratio and the probability, for both signs of the advantage.
+"""Surrogates side by side in one figure: loss and gradient weight over the ratio and the probability, for both signs of
+the advantage.
 
-An SVG is drawn here and carries its colours for light and dark; a PNG is drawn by matplotlib (extra `plot`) from the same panels.
+An SVG is drawn here and carries its colours for light and dark; a PNG is drawn by matplotlib (extra `plot`) from the
+same panels.
 """
 
 import itertools
@@ -13,9 +15,10 @@ from xml.sax.saxutils import escape
 from torch import Tensor
 
 from proxima.core.loss import Surrogate
-from proxima.runtime.files import write_whole
+from proxima.data import UserError
+from proxima.data.atomic_files import write_whole
 from proxima.view.chart import Frame, ticks
-from proxima.view.numbers import significant
+from proxima.view.formatting import significant
 from proxima.view.surrogate_curve import Curve, Over, Setting, curve, remark_on
 
 Quantity = Literal["loss", "weight"]
@@ -24,8 +27,13 @@ LIGHT = ("#2563eb", "#c2500c", "#15803d", "#a21caf", "#0e7490", "#b91c1c", "#6d2
 DARK = ("#7aaefc", "#f2a164", "#6ee7a0", "#f0a3fb", "#67d8ef", "#fca5a5", "#c4b5fd", "#d6d3d1")
 WIDTHS = (3.4, 2.2, 2.2, 2.2, 2.2, 2.2, 2.2, 2.2)  # the first is wide: where curves coincide it shows on both sides
 DASHES = ("", "", "7 4", "2 3", "9 3 2 3", "4 2", "1 2", "12 3")
-WINDOW: dict[Quantity, tuple[float, float]] = {"loss": (-4.0, 4.0), "weight": (-1.5, 3.5)}  # in units of the advantage; beyond is cut off
-JUMP = 0.06  # of the panel's height between neighbouring points, and four times their neighbours' step: no slope; the line is interrupted
+WINDOW: dict[Quantity, tuple[float, float]] = {
+    "loss": (-4.0, 4.0),
+    "weight": (-1.5, 3.5),
+}  # in units of the advantage; beyond is cut off
+# of the panel's height between neighbouring points, and four times their neighbours' step: no slope; the line is
+# interrupted
+JUMP = 0.06
 NAMES: dict[str, str] = {"ratio": "ratio π / μ", "probability": "probability π"}
 PANEL = {"width": 290, "height": 200, "left": 40, "right": 12, "top": 26, "bottom": 38}
 HEAD, LINE = 44, 18
@@ -84,7 +92,9 @@ def draw(
         ValueError: none or more than eight surrogates; or one that can't be drawn, named.
     """
     if not 1 <= len(surrogates) <= MOST:
-        raise ValueError(f"surrogates: {len(surrogates)} given; draw 1 to {MOST} in one figure, more can't be told apart.")
+        raise UserError(
+            f"surrogates: {len(surrogates)} given; draw 1 to {MOST} in one figure, more can't be told apart."
+        )
     rows: list[tuple[Over, float]] = [("ratio", setting.behavior_probability[0])] if "ratio" in over else []
     rows += [("probability", mu) for mu in setting.behavior_probability] if "probability" in over else []
     made = tuple(tuple(_row(surrogates, setting, quantities, x, mu)) for x, mu in rows)
@@ -92,12 +102,21 @@ def draw(
     for name, spec in surrogates.items():
         remarks.setdefault(remark_on(spec, setting), []).append(name)
     mus = ", ".join(f"{mu:g}" for mu in setting.behavior_probability)
-    about = f"One token, μ = {mus}, A = ±{setting.advantage:g}; the proximal policy is μ. Gradient weight: −(∂loss/∂log π) / A."
-    return Drawing(tuple(surrogates), made, (about, *(f"{', '.join(who)}: {text}." for text, who in remarks.items() if text)))
+    about = (
+        f"One token, μ = {mus}, A = ±{setting.advantage:g}; the proximal policy is μ. Gradient weight: "
+        "−(∂loss/∂log π) / A."
+    )
+    return Drawing(
+        tuple(surrogates), made, (about, *(f"{', '.join(who)}: {text}." for text, who in remarks.items() if text))
+    )
 
 
-def _row(surrogates: Mapping[str, Surrogate], setting: Setting, quantities: Sequence[Quantity], over: Over, mu: float) -> Iterator[Panel]:
-    curves = {sign: [_named(name, spec, over, mu, sign, setting) for name, spec in surrogates.items()] for sign in (1, -1)}
+def _row(
+    surrogates: Mapping[str, Surrogate], setting: Setting, quantities: Sequence[Quantity], over: Over, mu: float
+) -> Iterator[Panel]:
+    curves = {
+        sign: [_named(name, spec, over, mu, sign, setting) for name, spec in surrogates.items()] for sign in (1, -1)
+    }
     for quantity in quantities:
         scale = setting.advantage if quantity == "loss" else 1.0
         for sign in (1, -1):
@@ -120,7 +139,7 @@ def _named(name: str, spec: Surrogate, over: Over, mu: float, sign: int, setting
     try:
         return curve(spec, over, mu, sign, setting)
     except ValueError as error:
-        raise ValueError(f"{name} can't be drawn: {error}") from None
+        raise UserError(f"{name} can't be drawn: {error}") from None
 
 
 def _y_range(ys: Sequence[Tensor], window: tuple[float, ...]) -> tuple[float, float]:
@@ -138,7 +157,9 @@ def _pieces(x: Tensor, y: Tensor, y_range: tuple[float, float]) -> tuple[tuple[t
     steps = y.diff().abs().tolist()
     for i, step in enumerate(steps):
         beside = max(steps[max(i - 1, 0) : i] + steps[i + 1 : i + 2])
-        if step > max(JUMP * height, 4 * beside) and any(y_range[0] <= value <= y_range[1] for _, value in points[i : i + 2]):
+        if step > max(JUMP * height, 4 * beside) and any(
+            y_range[0] <= value <= y_range[1] for _, value in points[i : i + 2]
+        ):
             pieces.append([])
         pieces[-1].append(points[i + 1])
     return tuple(tuple(_thinned(piece, height / 20000)) for piece in pieces)
@@ -168,7 +189,9 @@ def svg(drawing: Drawing) -> str:
             place = f"translate({j * PANEL['width']} {head + i * PANEL['height']})"
             parts.append(f'<g transform="{place}">{_panel(panel, f"clip{i}{j}")}</g>')
     foot = head + len(drawing.rows) * PANEL["height"]
-    parts += [f'<text x="14" y="{foot + LINE * (i + 1) - 6}">{escape(text)}</text>' for i, text in enumerate(drawing.remarks)]
+    parts += [
+        f'<text x="14" y="{foot + LINE * (i + 1) - 6}">{escape(text)}</text>' for i, text in enumerate(drawing.remarks)
+    ]
     light, dark = (" ".join(f"--c{i}: {color};" for i, color in enumerate(colors)) for colors in (LIGHT, DARK))
     title = f"<title>{escape(', '.join(drawing.names))}</title><style>{STYLE % (light, dark)}</style>"
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
@@ -183,7 +206,8 @@ def _legend(names: Sequence[str], width: int) -> tuple[str, int]:
         if x > 14 and x + needs > width:
             x, y = 14.0, y + 20
         parts.append(
-            f'<path class="line" {_stroke(i)} d="M{x:.0f} {y - 4}h30"/><text class="name" x="{x + 38:.0f}" y="{y}">{escape(name)}</text>'
+            f'<path class="line" {_stroke(i)} d="M{x:.0f} {y - 4}h30"/><text class="name" x="{x + 38:.0f}" '
+            f'y="{y}">{escape(name)}</text>'
         )
         x += needs
     return "".join(parts), y + 12
@@ -206,16 +230,27 @@ def _panel(panel: Panel, name: str) -> str:
         parts.append(f'<text x="{frame.left - 6}" y="{y + 4:.1f}" text-anchor="end">{significant(level)}</text>')
     for tick in (t for t in ticks(x_low, x_high, 6) if x_low <= t <= x_high):
         parts.append(f'<text x="{frame.x(tick):.1f}" y="{foot + 15}" text-anchor="middle">{significant(tick)}</text>')
-    parts.append(f'<text x="{(frame.left + right) / 2:.1f}" y="{foot + 31}" text-anchor="middle">{escape(panel.x_name)}</text>')
+    parts.append(
+        f'<text x="{(frame.left + right) / 2:.1f}" y="{foot + 31}" text-anchor="middle">{escape(panel.x_name)}</text>'
+    )
     mark = frame.x(panel.mark)
     parts.append(f'<line class="mark" x1="{mark:.1f}" x2="{mark:.1f}" y1="{frame.top}" y2="{foot}"/>')
     box = f'x="{frame.left}" y="{frame.top}" width="{right - frame.left}" height="{foot - frame.top}"'
     parts.append(f'<clipPath id="{name}"><rect {box}/></clipPath><g clip-path="url(#{name})">')
     for line in panel.lines:
-        path = "".join("M" + "L".join(f"{frame.x(x):.1f} {frame.y(y):.1f}" for x, y in piece) for piece in line.pieces if len(piece) > 1)
-        ends = [piece[-1] for piece in line.pieces[:-1]] + [piece[0] for piece in line.pieces[1:]]  # both sides of each jump
+        path = "".join(
+            "M" + "L".join(f"{frame.x(x):.1f} {frame.y(y):.1f}" for x, y in piece)
+            for piece in line.pieces
+            if len(piece) > 1
+        )
+        ends = [piece[-1] for piece in line.pieces[:-1]] + [
+            piece[0] for piece in line.pieces[1:]
+        ]  # both sides of each jump
         parts.append(f'<path class="line" {_stroke(line.number)} d="{path}"/>')
-        parts += [f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="2.6" fill="var(--c{line.number})"/>' for x, y in ends]
+        parts += [
+            f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="2.6" fill="var(--c{line.number})"/>'
+            for x, y in ends
+        ]
     return "".join(parts) + "</g>"
 
 
@@ -228,7 +263,9 @@ def png(drawing: Drawing, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("a PNG needs matplotlib: pip install 'proxima-rl[plot]', or write an .svg, which needs nothing.") from None
+        raise UserError(
+            "a PNG needs matplotlib: pip install 'proxima-rl[plot]', or write an .svg, which needs nothing."
+        ) from None
     columns = max(len(row) for row in drawing.rows)
     figure = Figure(figsize=(3.2 * columns, 2.5 * len(drawing.rows) + 0.9), layout="constrained", dpi=150)
     axes = figure.subplots(len(drawing.rows), columns, squeeze=False)
@@ -241,18 +278,27 @@ def png(drawing: Drawing, path: Path) -> None:
                 style = {"color": LIGHT[line.number], "linewidth": WIDTHS[line.number] * 0.7}
                 for piece in line.pieces:
                     axis.plot(
-                        *zip(*piece, strict=True), linestyle=(0, dash) if dash else "-", marker="." if len(piece) == 1 else "", **style
+                        *zip(*piece, strict=True),
+                        linestyle=(0, dash) if dash else "-",
+                        marker="." if len(piece) == 1 else "",
+                        **style,
                     )
             axis.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=panel.x_name)
             axis.set_title(panel.title, fontsize=10)
             axis.grid(color="#e3e6ea")
     handles = [
-        axes[0][0].plot([], [], color=LIGHT[i], linewidth=WIDTHS[i] * 0.7, linestyle=(0, tuple(float(x) for x in d.split())) if d else "-")[
-            0
-        ]
+        axes[0][0].plot(
+            [],
+            [],
+            color=LIGHT[i],
+            linewidth=WIDTHS[i] * 0.7,
+            linestyle=(0, tuple(float(x) for x in d.split())) if d else "-",
+        )[0]
         for i, d in zip(range(len(drawing.names)), DASHES, strict=False)
     ]
-    figure.legend(handles, drawing.names, loc="outside upper left", ncols=min(len(drawing.names), columns + 1), frameon=False)
+    figure.legend(
+        handles, drawing.names, loc="outside upper left", ncols=min(len(drawing.names), columns + 1), frameon=False
+    )
     figure.supxlabel("\n".join(drawing.remarks), fontsize=8, x=0.01, horizontalalignment="left")
     figure.savefig(path, format="png")
 
@@ -270,5 +316,5 @@ def write_plot(drawing: Drawing, out: Path | str) -> Path:
     elif ending == ".png":
         png(drawing, out)
     else:
-        raise ValueError(f"{out}: ends in {ending or 'nothing'}; write an .svg or a .png.")
+        raise UserError(f"{out}: ends in {ending or 'nothing'}; write an .svg or a .png.")
     return out

@@ -33,5 +33,7 @@ args = GRPOConfig(
     repetition_penalty=1.05,
     epsilon_hihg=0.3,
 )
-trainer = GRPOTrainer(model="Qwen/Qwen2.5-3B-Instruct", args=args, reward_funcs=[check_answer], train_dataset=load_dataset("x"))
+trainer = GRPOTrainer(
+    model="Qwen/Qwen2.5-3B-Instruct", args=args, reward_funcs=[check_answer], train_dataset=load_dataset("x")
+)
 trainer.train()

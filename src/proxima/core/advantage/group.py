@@ -10,7 +10,8 @@ from proxima.data import Outcomes, require
 
 
 class Advantage(Protocol):
-    """A frozen dataclass; calling it gives [S] advantages, 0 where `valid` is False. `needs` names optional fields of `Outcomes`."""
+    """A frozen dataclass; calling it gives [S] advantages, 0 where `valid` is False. `needs` names optional fields of
+    `Outcomes`."""
 
     needs: ClassVar[frozenset[str]]
     per_token: ClassVar[bool]
@@ -22,8 +23,9 @@ class Advantage(Protocol):
 class GroupStatistics:
     """Statistics of each completion's group over its valid rewards, spread back to the completions: [S] each.
 
-    `reward` is 0 where invalid; `count` the valid ones of the group; `mean`; `std` (ddof = 1, 0 for fewer than two); `uniform` True where
-    the group has fewer than two valid rewards, or all its valid rewards are equal; `index` numbers the groups from 0.
+    `reward` is 0 where invalid; `count` the valid ones of the group; `mean`; `std` (ddof = 1, 0 for fewer than two);
+    `uniform` True where the group has fewer than two valid rewards, or all its valid rewards are equal; `index` numbers
+    the groups from 0.
     """
 
     reward: Tensor
@@ -43,12 +45,12 @@ class GroupStatistics:
         mean = group_sum(reward, index) / count.clamp(min=1)
         square = torch.where(valid, (reward - mean).square(), zero)
         std = (group_sum(square, index) / (count - 1).clamp(min=1)).sqrt()
-        high = reward.new_zeros(len(index)).scatter_reduce(0, index, torch.where(valid, reward, -torch.inf), "amax", include_self=False)[
-            index
-        ]
-        low = reward.new_zeros(len(index)).scatter_reduce(0, index, torch.where(valid, reward, torch.inf), "amin", include_self=False)[
-            index
-        ]
+        high = reward.new_zeros(len(index)).scatter_reduce(
+            0, index, torch.where(valid, reward, -torch.inf), "amax", include_self=False
+        )[index]
+        low = reward.new_zeros(len(index)).scatter_reduce(
+            0, index, torch.where(valid, reward, torch.inf), "amin", include_self=False
+        )[index]
         return cls(reward, count, mean, std, (count < 2) | (high == low), index)
 
 
@@ -68,7 +70,8 @@ def _where_it_counts(outcomes: Outcomes, group: GroupStatistics, advantage: Tens
 
 
 def whitened_over_tokens(advantage: Tensor, outcomes: Outcomes, epsilon: float = 1e-8) -> Tensor:
-    """(A − mean) / sqrt(var + ε), with mean and variance (ddof = 1) over the tokens of all valid completions: longer ones weigh more.
+    """(A − mean) / sqrt(var + ε), with mean and variance (ddof = 1) over the tokens of all valid completions: longer
+    ones weigh more.
 
     Args:
         advantage: [S].
@@ -81,7 +84,9 @@ def whitened_over_tokens(advantage: Tensor, outcomes: Outcomes, epsilon: float =
         return advantage
     mean = (weight * advantage).sum() / tokens
     variance = (weight * (advantage - mean).square()).sum() / (tokens - 1)
-    return torch.where(outcomes.valid, (advantage - mean) * torch.rsqrt(variance + epsilon), torch.zeros_like(advantage))
+    return torch.where(
+        outcomes.valid, (advantage - mean) * torch.rsqrt(variance + epsilon), torch.zeros_like(advantage)
+    )
 
 
 @dataclass(frozen=True)
@@ -91,14 +96,17 @@ class Grpo:
         A = (r - mean_group) / (std + epsilon)
 
     Args:
-        scale: `none` does not divide (Dr. GRPO); `group` by the group's standard deviation, `batch` by that of the whole batch; ddof = 1.
+        scale: `none` does not divide (Dr. GRPO); `group` by the group's standard deviation, `batch` by that of the
+            whole batch; ddof = 1.
         epsilon: added to the standard deviation, > 0. verl 1e-6, TRL and completion pruning 1e-4.
         outcomes: rewards, validity, groups.
     Returns: [S] in the rewards' dtype, reward units (or standard deviations).
     Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: a uniform group gives exactly 0, whatever rounding does to its mean; so does a group with one valid reward. Invalid: 0.
+    Edge cases: a uniform group gives exactly 0, whatever rounding does to its mean; so does a group with one valid
+        reward. Invalid: 0.
     Source: GRPO, arXiv 2402.03300, Sec. 4.1; Dr. GRPO 2503.20783 for `none`.
-    Differs: verl gives a group of one its raw reward (P16). TRL and verl find uniform groups by the standard deviation or not at all.
+    Differs: verl gives a group of one its raw reward (P16). TRL and verl find uniform groups by the standard deviation
+        or not at all.
     """
 
     scale: Literal["none", "group", "batch"] = "none"
@@ -128,8 +136,8 @@ class Rloo:
         normalise: standardise over the valid completions of the batch: (A - mean) / (std + 1e-4), ddof = 1.
         outcomes: rewards, validity, groups.
     Returns: [S] in the rewards' dtype, reward units.
-    Edge cases: a uniform group gives exactly 0 (before normalisation), so does a group with one valid reward. Invalid: 0, no one's
-        baseline.
+    Edge cases: a uniform group gives exactly 0 (before normalisation), so does a group with one valid reward. Invalid:
+        0, no one's baseline.
     Source: arXiv 2402.14740; `normalise`: TRL `normalize_advantages` (T10).
     Differs: verl's `rloo` keeps the raw reward of a group of one, its `rloo_vectorized` gives 0 (P16).
     """
@@ -140,7 +148,9 @@ class Rloo:
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         group = GroupStatistics.of(outcomes)
-        centred = _where_it_counts(outcomes, group, (group.reward - group.mean) * group.count / (group.count - 1).clamp(min=1))
+        centred = _where_it_counts(
+            outcomes, group, (group.reward - group.mean) * group.count / (group.count - 1).clamp(min=1)
+        )
         return standardised(centred, outcomes.valid, 1e-4) if self.normalise else centred
 
 
@@ -154,7 +164,8 @@ def standardised(advantage: Tensor, valid: Tensor, epsilon: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Opo:
-    """Reward minus the length-weighted mean of its group, the baseline of least variance when a token's gradient has a constant norm.
+    """Reward minus the length-weighted mean of its group, the baseline of least variance when a token's gradient has a
+    constant norm.
 
         A = r - sum(len r) / sum(len)
 
@@ -183,8 +194,10 @@ class GrpoPassk:
     Args:
         scale: `group` divides by the group's standard deviation (ddof = 1), `none` does not.
         epsilon: added to the standard deviation, > 0.
-    Returns: [S] in the rewards' dtype. Edge cases: a tie for the best gives 0 throughout; a group of one 0 (verl raises).
-    Source: arXiv 2503.19595. verl `grpo_passk`. Differs: in a tie verl picks the first by argmax and gives it (r - r) / std = 0 too.
+    Returns: [S] in the rewards' dtype. Edge cases: a tie for the best gives 0 throughout; a group of one 0 (verl
+        raises).
+    Source: arXiv 2503.19595. verl `grpo_passk`. Differs: in a tie verl picks the first by argmax and gives it (r - r) /
+        std = 0 too.
     """
 
     scale: Literal["none", "group"] = "group"
@@ -218,8 +231,8 @@ class Gpg:
     Args:
         f_norm: > 0.
     Returns: [S] in the rewards' dtype. Edge cases: as `Grpo`; a batch of zeros gives 0.
-    Source: GPG, arXiv 2504.02546. verl `gpg`. Differs: invalid rewards are in neither count; verl gives a group of one its raw reward
-        (P16); the standard deviation verl computes there is unused (P19).
+    Source: GPG, arXiv 2504.02546. verl `gpg`. Differs: invalid rewards are in neither count; verl gives a group of one
+        its raw reward (P16); the standard deviation verl computes there is unused (P19).
     """
 
     f_norm: float = 1.0
@@ -240,30 +253,39 @@ class Remax:
     """Reward minus the reward of the greedy completion of the same prompt: A = r − r_greedy.
 
     Args:
-        outcomes: rewards, validity, and `baseline` [S], the greedy completion's reward; NaN there (its scorer failed) gives 0.
+        outcomes: rewards, validity, and `baseline` [S], the greedy completion's reward; NaN there (its scorer failed)
+            gives 0.
     Returns: [S] in the rewards' dtype. Edge cases: invalid: 0. It needs no group; a group of one is fine.
-    Source: arXiv 2310.10505. verl `remax`. Differs: in nothing; with per-token rewards verl's is a reward-to-go, see `ReinforcePp`.
+    Source: arXiv 2310.10505. verl `remax`. Differs: in nothing; with per-token rewards verl's is a reward-to-go, see
+        `ReinforcePp`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"baseline"})
     per_token: ClassVar[bool] = False
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
-        baseline = _field(outcomes, "baseline", "Remax", "the greedy completion of each prompt must be generated and scored too")
+        baseline = _field(
+            outcomes, "baseline", "Remax", "the greedy completion of each prompt must be generated and scored too"
+        )
         zero = torch.zeros_like(outcomes.reward)
-        return torch.where(outcomes.valid & baseline.isfinite(), torch.where(outcomes.valid, outcomes.reward, zero) - baseline, zero)
+        return torch.where(
+            outcomes.valid & baseline.isfinite(), torch.where(outcomes.valid, outcomes.reward, zero) - baseline, zero
+        )
 
 
 @dataclass(frozen=True)
 class ReinforcePpBaseline:
-    """REINFORCE++ with a group baseline: rewards centred in their group, then whitened over the loss tokens of the whole batch.
+    """REINFORCE++ with a group baseline: rewards centred in their group, then whitened over the loss tokens of the
+    whole batch.
 
         A = whiten(r - mean_group)        whiten(x) = (x - mean) / sqrt(var + 1e-8) over tokens, ddof = 1
 
     Args:
         outcomes: rewards, validity, groups, `length` in loss tokens.
-    Returns: [S]. Edge cases: invalid: 0. A uniform group is 0 before whitening and the same small number for all after it.
-    Source: arXiv 2501.03262. verl `reinforce_plus_plus_baseline`. Differs: verl gives a group of one its raw reward (P16).
+    Returns: [S]. Edge cases: invalid: 0. A uniform group is 0 before whitening and the same small number for all after
+        it.
+    Source: arXiv 2501.03262. verl `reinforce_plus_plus_baseline`. Differs: verl gives a group of one its raw reward
+        (P16).
     """
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -284,10 +306,12 @@ class Gdpo:
         weights: one a column of `parts`; none: all 1.
         scale: `group` divides each reward by its standard deviation (ddof = 1), `none` only centres it.
         epsilon: added to the standard deviation, > 0.
-        finish: `tokens` whitens over loss tokens (verl), `completions` standardises over completions with `epsilon` (TRL), `none`.
+        finish: `tokens` whitens over loss tokens (verl), `completions` standardises over completions with `epsilon`
+            (TRL), `none`.
         outcomes: `parts` [S, R]; without it `reward` is the only one. `length` in loss tokens for `finish: tokens`.
     Returns: [S]. Raises: ValueError at construction, or when `weights` does not fit `parts`.
-    Edge cases: a group uniform in one reward gets 0 from that one. NaN in a part (no such reward for this row) adds 0. Invalid: 0.
+    Edge cases: a group uniform in one reward gets 0 from that one. NaN in a part (no such reward for this row) adds 0.
+        Invalid: 0.
     Source: arXiv 2601.05242. verl `gdpo` (P20), TRL `multi_objective_aggregation: normalize_then_sum` (T10).
     Differs: verl computes in float32 and gives groups of one the raw reward (P16, P20).
     """
@@ -302,12 +326,22 @@ class Gdpo:
     def __post_init__(self) -> None:
         require(self.scale in ("none", "group"), "scale", self.scale, "must be none or group")
         require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
-        require(self.finish in ("tokens", "completions", "none"), "finish", self.finish, "must be tokens, completions or none")
+        require(
+            self.finish in ("tokens", "completions", "none"),
+            "finish",
+            self.finish,
+            "must be tokens, completions or none",
+        )
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         parts = outcomes.reward[:, None] if outcomes.parts is None else outcomes.parts
         weights = (1.0,) * parts.shape[1] if self.weights is None else self.weights
-        require(len(weights) == parts.shape[1], "weights", weights, f"must have one number for each of the {parts.shape[1]} rewards")
+        require(
+            len(weights) == parts.shape[1],
+            "weights",
+            weights,
+            f"must have one number for each of the {parts.shape[1]} rewards",
+        )
         inner = Grpo(scale=self.scale, epsilon=self.epsilon)
         total = torch.zeros_like(outcomes.reward)
         for weight, part in zip(weights, parts.unbind(1), strict=True):
@@ -315,7 +349,11 @@ class Gdpo:
             total = total + weight * inner(own)
         if self.finish == "none":
             return total
-        return whitened_over_tokens(total, outcomes) if self.finish == "tokens" else standardised(total, outcomes.valid, self.epsilon)
+        return (
+            whitened_over_tokens(total, outcomes)
+            if self.finish == "tokens"
+            else standardised(total, outcomes.valid, self.epsilon)
+        )
 
 
 def _field(outcomes: Outcomes, name: str, who: str, remedy: str) -> Tensor:

@@ -1,4 +1,5 @@
-"""Advantages of tokens: rewards placed on tokens in, [N] advantages out; and the whitening and KL rewards that go with them."""
+"""Advantages of tokens: rewards placed on tokens in, [N] advantages out; and the whitening and KL rewards that go with
+them."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Protocol
@@ -15,13 +16,16 @@ class TokenRewards:
     """Rewards and what else a token advantage reads, on the packed axis of a `PolicyBatch`.
 
     Args:
-        reward: [N] float, reward units; the terminal score sits on the last loss token, see `place_scores`. Anything outside the loss.
+        reward: [N] float, reward units; the terminal score sits on the last loss token, see `place_scores`. Anything
+            outside the loss.
         loss_mask: [N] bool; other tokens are skipped: no time passes there.
         cu_seqlens: [S+1] int.
         value: [N] float, the critic's estimate before the token; for `gae`.
-        bootstrap: [S] float, the critic's estimate after the last token of a truncated completion; 0, or omitted, where it ended by itself.
+        bootstrap: [S] float, the critic's estimate after the last token of a truncated completion; 0, or omitted, where
+            it ended by itself.
         group: [S] int; for `optimal_token_baseline`.
-        score_variance: [N] float, 1 − 2 π_t + Σ_v π_v², the squared norm of the softmax score; for `optimal_token_baseline`.
+        score_variance: [N] float, 1 − 2 π_t + Σ_v π_v², the squared norm of the softmax score; for
+            `optimal_token_baseline`.
     """
 
     reward: Annotated[Tensor, "float N"]
@@ -92,12 +96,14 @@ def reward_to_go(rewards: TokenRewards, gamma: float = 1.0) -> Tensor:
 
 
 def whiten(values: Tensor, mask: Tensor, *, shift: bool = True, epsilon: float = 1e-8) -> Tensor:
-    """(x − mean) / sqrt(var + ε) over the masked tokens, ddof = 1; 0 outside the mask. `shift=False` adds the mean back.
+    """(x − mean) / sqrt(var + ε) over the masked tokens, ddof = 1; 0 outside the mask. `shift=False` adds the mean
+    back.
 
     Args:
         values: [N] float. mask: [N] bool.
     Edge cases: fewer than two tokens: unchanged (verl raises for none and warns for one).
-    Source: verl, TRL, AReaL. Differs: verl leaves whitened garbage at masked positions (P18); AReaL's variance is biased (A7).
+    Source: verl, TRL, AReaL. Differs: verl leaves whitened garbage at masked positions (P18); AReaL's variance is
+        biased (A7).
     """
     chosen = values[mask].double()
     if len(chosen) < 2:
@@ -119,7 +125,8 @@ def place_scores(score: Tensor, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 def with_kl(reward: Tensor, kl: Tensor, mask: Tensor, coefficient: float) -> Tensor:
-    """[N] r_t − coefficient · KL_t on the loss tokens: PPO's per-token reward. `kl` [N] nats, from a kind of `PENALTIES`, detached."""
+    """[N] r_t − coefficient · KL_t on the loss tokens: PPO's per-token reward. `kl` [N] nats, from a kind of
+    `PENALTIES`, detached."""
     return reward - torch.where(mask, coefficient * kl.detach(), torch.zeros_like(reward))
 
 
@@ -134,13 +141,14 @@ class Gae:
         lam: in [0, 1]; 1 is reward-to-go minus value, 0 one step.
         whiten: standardise the result over all loss tokens (see `whiten`).
         rewards: `reward`, `value` [N]; `bootstrap` [S] stands for V after the last token.
-    Returns: [N] in the rewards' dtype, 0 outside the loss. `returns(rewards)` gives A + V before whitening, the critic's target.
+    Returns: [N] in the rewards' dtype, 0 outside the loss. `returns(rewards)` gives A + V before whitening, the
+        critic's target.
     Raises: ValueError at construction; or a missing `value`, named.
-    Edge cases: tokens outside the loss are skipped, the carry passes them unchanged. A truncated completion bootstraps from `bootstrap`,
-        one that ended by itself from 0.
+    Edge cases: tokens outside the loss are skipped, the carry passes them unchanged. A truncated completion bootstraps
+        from `bootstrap`, one that ended by itself from 0.
     Source: arXiv 1506.02438, Eq. 16. verl `gae`, TRL PPOTrainer, AReaL.
-    Differs: verl and TRL bootstrap 0 always; verl whitens always and leaves garbage at masked positions (P18); TRL's recursion runs over
-        padding (T20); AReaL works on masks shifted by one (A7).
+    Differs: verl and TRL bootstrap 0 always; verl whitens always and leaves garbage at masked positions (P18); TRL's
+        recursion runs over padding (T20); AReaL works on masks shifted by one (A7).
     """
 
     gamma: float = 1.0
@@ -178,13 +186,15 @@ class Gae:
 class ReinforcePp:
     """REINFORCE++: the discounted reward-to-go, whitened over the loss tokens of the whole batch. No group, no critic.
 
-        A_t = whiten(G_t)        G_t = sum_{k >= t} gamma^(k-t) r_k        whiten: (x - mean) / sqrt(var + 1e-8), ddof = 1
+        A_t = whiten(G_t)        G_t = sum_{k >= t} gamma^(k-t) r_k
+        whiten: (x - mean) / sqrt(var + 1e-8), ddof = 1
 
     Args:
         gamma: discount, in [0, 1].
         rewards: `reward` [N], with −β KL in it if you want the paper's; `loss_mask`, `cu_seqlens`.
     Returns: [N] in the rewards' dtype, 0 outside the loss. Raises: ValueError at construction.
-    Source: arXiv 2501.03262. verl `reinforce_plus_plus` (P19). Differs: statistics are of the whole step; verl's of a rank's batch.
+    Source: arXiv 2501.03262. verl `reinforce_plus_plus` (P19). Differs: statistics are of the whole step; verl's of a
+        rank's batch.
     """
 
     gamma: float = 1.0
@@ -200,15 +210,19 @@ class ReinforcePp:
 
 @dataclass(frozen=True)
 class OptimalTokenBaseline:
-    """A baseline for every position: the group's mean return, weighted by how much gradient variance each completion has piled up so far.
+    """A baseline for every position: the group's mean return, weighted by how much gradient variance each completion
+    has piled up so far.
 
-        W_{i,t} = sum_{j <= t} v_{i,j}, v = 1 - 2 pi + sum pi^2        B_t = sum_i G_{i,t} W_{i,t} / sum_i W_{i,t}        A = G - B
+        W_{i,t} = sum_{j <= t} v_{i,j}, v = 1 - 2 pi + sum pi^2        B_t = sum_i G_{i,t} W_{i,t} / sum_i W_{i,t}
+        A = G - B
 
     Args:
         epsilon: added to the denominator, > 0.
-        zero_tail: beyond the end of the second longest completion of a group B is 0: one completion alone would be its own baseline.
+        zero_tail: beyond the end of the second longest completion of a group B is 0: one completion alone would be its
+            own baseline.
         rewards: `reward`, `score_variance` [N] (times w^2 under importance weights w), `group` [S].
-    Returns: [N], 0 outside the loss; positions count loss tokens. Raises: ValueError at construction, or naming the missing tensor.
+    Returns: [N], 0 outside the loss; positions count loss tokens. Raises: ValueError at construction, or naming the
+        missing tensor.
     Edge cases: a group of one has advantage 0 (verl: its raw return).
     Source: verl `optimal_token_baseline` with positions as its `tir_` variant packs them. Differs: in P16, P21.
     """
@@ -241,6 +255,10 @@ class OptimalTokenBaseline:
 def _needed(rewards: TokenRewards, name: str) -> Tensor:
     value: Tensor | None = getattr(rewards, name)
     if value is None:
-        source = {"value": "the critic gives it", "group": "the data does", "score_variance": "the model does, with Σ π² on demand"}[name]
+        source = {
+            "value": "the critic gives it",
+            "group": "the data does",
+            "score_variance": "the model does, with Σ π² on demand",
+        }[name]
         raise ValueError(f"TokenRewards.{name} is missing: {source}.")
     return value

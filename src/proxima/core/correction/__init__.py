@@ -1,13 +1,18 @@
-"""Corrections: weights and rejections from the behavior policy, which sampled, to the proximal one, which the surrogate starts from.
+"""Corrections: weights and rejections from the behavior policy, which sampled, to the proximal one, which the surrogate
+starts from.
 
-    importance   weights at token, sequence or geometric level, bounded; veto; self-normalised; `cap_floor` and `icepop` are settings of it
-    rejection    tokens or sequences dropped by ratio, k1, k2 or k3; by second moment; old-policy sequences; low-entropy tokens
+    importance   weights at token, sequence or geometric level, bounded; veto; self-normalised; `cap_floor` and
+                 `icepop` are settings of it
+    rejection
+    tokens or sequences dropped by ratio, k1, k2 or k3; by second moment; old-policy sequences; low-entropy tokens
     mismatch     every statistic of the two policies, mergeable        health   what the statistics mean, in one line
     presets      verl's names (`decoupled_token_is` …) as lists of these
 
-A correction is a frozen dataclass with `needs` and `__call__(PolicyBatch) -> Corrected(weight, keep, metrics)`, all detached. Several
-compose: their weights multiply, their rejections add up. Every surrogate composes with every correction: one whose loss is its sequence's
-takes the geometric mean of the weights. What a rejection does to the denominator is the field `rejected`: `count` (stays in it) or `drop`.
+A correction is a frozen dataclass with `needs` and `__call__(PolicyBatch) -> Corrected(weight, keep, metrics)`, all
+detached. Several
+compose: their weights multiply, their rejections add up. Every surrogate composes with every correction: one whose loss
+is its sequence's takes the geometric mean of the weights. What a rejection does to the denominator is the field
+`rejected`: `count` (stays in it) or `drop`.
 Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `train`, `config`.
 To add one: a dataclass, a line in `CORRECTIONS`, a golden file. Out of tree: `{kind: my_lab.weights:Soft}`.
 """

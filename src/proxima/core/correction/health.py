@@ -32,7 +32,8 @@ RULES: tuple[_Rule, ...] = (
         0.3,
         True,
         "of the batch is left once tokens are weighted",
-        "lower `correction.upper`, publish weights more often, or take the engine's log-probs at the trainer's precision",
+        "lower `correction.upper`, publish weights more often, or take the engine's log-probs at the trainer's "
+        "precision",
     ),
     _Rule(
         "mismatch/rollout_is_veto_fraction",
@@ -67,8 +68,8 @@ def health(values: Mapping[str, float]) -> list[Verdict]:
 
     Args:
         values: metric → value, as in metrics.jsonl; metrics that are absent are not judged.
-    Returns: one verdict a rule that could be judged, in the order: effective sample size (> 80 % ok), veto (< 5 %), catastrophic tokens
-        (< 1 %), rejected tokens (< 20 %), mean weight (within 10 % of 1).
+    Returns: one verdict a rule that could be judged, in the order: effective sample size (> 80 % ok), veto (< 5 %),
+        catastrophic tokens (< 1 %), rejected tokens (< 20 %), mean weight (within 10 % of 1).
     """
     verdicts = []
     for rule in RULES:
@@ -76,13 +77,22 @@ def health(values: Mapping[str, float]) -> list[Verdict]:
             value = values[rule.metric]
             bad = [value < x if rule.falling else value > x for x in (rule.act, rule.ok)]
             verdicts.append(
-                _verdict("act" if bad[0] else "watch" if bad[1] else "ok", rule.metric, value, f"{value:.1%} {rule.means}", rule.remedy)
+                _verdict(
+                    "act" if bad[0] else "watch" if bad[1] else "ok",
+                    rule.metric,
+                    value,
+                    f"{value:.1%} {rule.means}",
+                    rule.remedy,
+                )
             )
     if MEAN in values:
         value = values[MEAN]
         off = abs(value - 1)
         level: Literal["ok", "watch", "act"] = "act" if off > 0.5 else "watch" if off > 0.1 else "ok"
-        remedy = "a mean far from 1 is no sampling noise: compare log-probs of engine and trainer on one prompt (`proxima doctor`)"
+        remedy = (
+            "a mean far from 1 is no sampling noise: compare log-probs of engine and trainer on one prompt "
+            "(`proxima doctor`)"
+        )
         verdicts.append(_verdict(level, MEAN, value, f"the mean weight is {value:.3f}, 1 is expected", remedy))
     return verdicts
 

@@ -7,7 +7,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from proxima.core.correction.mismatch import CATASTROPHIC, WeightLevel, applied_statistics, log_weight, policy_statistics, weight_statistics
+from proxima.core.correction.mismatch import (
+    CATASTROPHIC,
+    WeightLevel,
+    applied_statistics,
+    log_weight,
+    policy_statistics,
+    weight_statistics,
+)
 from proxima.core.loss import Corrected
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import LOG_RATIO_LIMIT
@@ -31,30 +38,37 @@ def log_ratio_to(b: PolicyBatch, towards: str = "proximal") -> Tensor:
 class Importance:
     """Weigh each token by how likely it is under the proximal policy against the behavior policy, which sampled it.
 
-        rho_t = log pi_prox - log mu        token: w = exp(rho_t)    sequence: w = exp(sum rho)    geometric: w = exp(mean rho)
+        rho_t = log pi_prox - log mu        token: w = exp(rho_t)    sequence: w = exp(sum rho)
+        geometric: w = exp(mean rho)
         truncate: min(w, upper)    clamp: min(max(w, lower), upper)    clip: w if lower <= w <= upper else 0    none: w
 
     Args:
-        level: `token`, or `sequence` (the product), `geometric` (the mean) over a sequence's loss tokens, one weight for all of them.
+        level: `token`, or `sequence` (the product), `geometric` (the mean) over a sequence's loss tokens, one weight
+            for all of them.
         bound: `truncate` to at most upper, `clamp` into [lower, upper], `clip` to 0 outside of it, or `none`.
         upper: > 0. Truncated importance sampling usually has 2.
-        lower: >= 0, <= upper; none: 1 / upper for `clip`, 0 for `clamp`. For `truncate` it moves no weight, only the metrics' fraction_low.
-        veto: ratio of a single token, in (0, 1), below which its whole sequence gets weight 0; none: off. Tested on unclamped rho.
-        normalise: divide the weights by their mean over the loss tokens of the batch (sequence, geometric: over its sequences). Needs
-            `core.prepare` to be exact over micro-batches.
-        rejected: tokens of weight 0 by clip or veto stay in the denominator (`count`), or leave the loss mask (`drop`, needs
-            `core.prepare`).
+        lower: >= 0, <= upper; none: 1 / upper for `clip`, 0 for `clamp`. For `truncate` it moves no weight, only the
+            metrics' fraction_low.
+        veto: ratio of a single token, in (0, 1), below which its whole sequence gets weight 0; none: off. Tested on
+            unclamped rho.
+        normalise: divide the weights by their mean over the loss tokens of the batch (sequence, geometric: over its
+            sequences). Needs `core.prepare` to be exact over micro-batches.
+        rejected: tokens of weight 0 by clip or veto stay in the denominator (`count`), or leave the loss mask (`drop`,
+            needs `core.prepare`).
         apply: False: weights stay 1 and nothing is rejected, but every metric is there.
-        towards: the numerator. `proximal`; `current`, for a surrogate without a ratio of its own (verl's bypass mode with REINFORCE); or
-            `next`, the version right after the sampling one (segment-wise decoupled PPO).
+        towards: the numerator. `proximal`; `current`, for a surrogate without a ratio of its own (verl's bypass mode
+            with REINFORCE); or `next`, the version right after the sampling one (segment-wise decoupled PPO).
         b: `behavior_log_prob` and the numerator's log-prob [N], nats; `loss_mask` [N] bool.
-    Returns: Corrected: `weight` [N] detached in the batch's dtype, 0 outside the loss; `keep` [N] bool; `metrics` under `mismatch/`.
+    Returns: Corrected: `weight` [N] detached in the batch's dtype, 0 outside the loss; `keep` [N] bool; `metrics` under
+        `mismatch/`.
     Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: exponents are clamped at +-20. `proximal: behavior` gives weight 1 everywhere. A sequence without loss tokens enters
-        nothing.
-    Source: truncated importance sampling, Ionides 2008; Yao et al. 2025; IcePop (clip at token level); verl rollout correction.
-    Differs: metrics are of the unbounded weights (verl 0.9.1: of the truncated ones, P28; PR 3694: std and ESS of bounded ones, P32); the
-        bounded ones carry `_bounded` or `_applied`. Sequences without loss tokens count nowhere (P27, P35).
+    Edge cases: exponents are clamped at +-20. `proximal: behavior` gives weight 1 everywhere. A sequence without loss
+        tokens enters nothing.
+    Source: truncated importance sampling, Ionides 2008; Yao et al. 2025; IcePop (clip at token level); verl rollout
+        correction.
+    Differs: metrics are of the unbounded weights (verl 0.9.1: of the truncated ones, P28; PR 3694: std and ESS of
+        bounded ones, P32); the bounded ones carry `_bounded` or `_applied`. Sequences without loss tokens count nowhere
+        (P27, P35).
     """
 
     level: WeightLevel = "token"
@@ -69,10 +83,25 @@ class Importance:
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_log_prob", "proximal_log_prob"})
 
     def __post_init__(self) -> None:
-        require(self.level in ("token", "sequence", "geometric"), "level", self.level, "must be token, sequence or geometric")
-        require(self.bound in ("truncate", "clamp", "clip", "none"), "bound", self.bound, "must be truncate, clamp, clip or none")
+        require(
+            self.level in ("token", "sequence", "geometric"),
+            "level",
+            self.level,
+            "must be token, sequence or geometric",
+        )
+        require(
+            self.bound in ("truncate", "clamp", "clip", "none"),
+            "bound",
+            self.bound,
+            "must be truncate, clamp, clip or none",
+        )
         require(self.upper > 0, "upper", self.upper, "must be > 0")
-        require(self.lower is None or 0 <= self.lower <= self.upper, "lower", self.lower, f"must be in [0, upper={self.upper}], or none")
+        require(
+            self.lower is None or 0 <= self.lower <= self.upper,
+            "lower",
+            self.lower,
+            f"must be in [0, upper={self.upper}], or none",
+        )
         require(self.veto is None or 0 < self.veto < 1, "veto", self.veto, "must be in (0, 1), or none")
         require(self.rejected in ("count", "drop"), "rejected", self.rejected, "must be count or drop")
         require(self.towards in FIELDS, "towards", self.towards, f"must be one of {', '.join(FIELDS)}")
@@ -90,7 +119,9 @@ class Importance:
         rho = log_ratio_to(b, self.towards)
         log_w = log_weight(rho, b, self.level)
         weight = torch.where(b.loss_mask, self.bounded(log_w.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()), 0.0)
-        metrics = weight_statistics(log_w, b, self.level, self.upper, self.floor) | applied_statistics(weight, log_w, b, self.floor)
+        metrics = weight_statistics(log_w, b, self.level, self.upper, self.floor) | applied_statistics(
+            weight, log_w, b, self.floor
+        )
         metrics |= policy_statistics(rho, b, b.masked(FIELDS[self.towards]).double())
         vetoed = self.vetoed(rho, b)
         some = segment_count(b.loss_mask, b.cu_seqlens) > 0
@@ -119,7 +150,8 @@ class Importance:
         return weight
 
     def vetoed(self, rho: Tensor, b: PolicyBatch) -> Tensor:
-        """[S] bool: the sequences with a loss token whose ratio is below the veto (metrics only: below 1e-4, when there is no veto)."""
+        """[S] bool: the sequences with a loss token whose ratio is below the veto (metrics only: below 1e-4, when there
+        is no veto)."""
         hopeless = b.loss_mask & (rho < math.log(CATASTROPHIC if self.veto is None else self.veto))
         return segment_count(hopeless, b.cu_seqlens) > 0
 
@@ -127,16 +159,21 @@ class Importance:
         if self.level == "token":
             return SumCount.over(weight, b.loss_mask)
         starts = torch.zeros(b.sequences, dtype=torch.float64, device=weight.device)
-        starts = starts.scatter_reduce(0, b.sequence_index, weight, "amax")  # the weight is the same at each of its loss tokens
+        starts = starts.scatter_reduce(
+            0, b.sequence_index, weight, "amax"
+        )  # the weight is the same at each of its loss tokens
         return SumCount.over(starts, some)
 
 
 @dataclass(frozen=True)
 class CapFloor(Importance):
-    """`importance` at token level, 0 outside [lower, upper]: AReaL's cap and floor on behavior weights of asynchronous training.
+    """`importance` at token level, 0 outside [lower, upper]: AReaL's cap and floor on behavior weights of asynchronous
+    training.
 
-    Args, Returns, Raises, Edge cases: as `Importance`. The bounds are inclusive; filtered tokens stay in the denominator.
-    Source: decoupled PPO, arXiv 2505.24298. AReaL `behave_imp_weight_cap` 5 and floor .2, later RejectionSamplingConfig.
+    Args, Returns, Raises, Edge cases: as `Importance`. The bounds are inclusive; filtered tokens stay in the
+        denominator.
+    Source: decoupled PPO, arXiv 2505.24298. AReaL `behave_imp_weight_cap` 5 and floor .2, later
+        RejectionSamplingConfig.
     """
 
     bound: Bound = "clip"
@@ -146,7 +183,8 @@ class CapFloor(Importance):
 
 @dataclass(frozen=True)
 class Icepop(Importance):
-    """`importance` at token level, 0 outside [lower, upper]: tokens on which the engines disagree too much do not teach.
+    """`importance` at token level, 0 outside [lower, upper]: tokens on which the engines disagree too much do not
+    teach.
 
     Args, Returns, Raises, Edge cases: as `Importance`. The bounds are inclusive.
     Source: IcePop (Ling team, 2025), [.5, 5]; verl `rollout_is_threshold: "0.5_5.0"` (P24).

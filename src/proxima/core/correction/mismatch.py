@@ -1,7 +1,8 @@
 """Statistics of how far behavior and proximal policy disagree. All merge exactly over micro-batches and ranks.
 
-Weights here are unbounded (but for exp's safety clamp at ±20) unless the name ends in `_bounded`: an effective sample size of weights that
-were truncated first says little. Averages over sequences leave out those without a loss token; verl counts them as ratio 1 (P27, P35).
+Weights here are unbounded (but for exp's safety clamp at ±20) unless the name ends in `_bounded`: an effective sample
+size of weights that were truncated first says little. Averages over sequences leave out those without a loss token;
+verl counts them as ratio 1 (P27, P35).
 """
 
 from typing import Literal
@@ -20,8 +21,8 @@ CATASTROPHIC = 1e-4  # a ratio below this is a token that the other policy would
 
 
 def log_weight(rho: Tensor, b: PolicyBatch, level: WeightLevel) -> Tensor:
-    """[N] the log-weight of each loss token at its level, from ρ [N] (0 outside the loss); the same within a sequence but at token
-    level."""
+    """[N] the log-weight of each loss token at its level, from ρ [N] (0 outside the loss); the same within a sequence
+    but at token level."""
     if level == "token":
         return rho
     reduce = segment_sum(rho, b.cu_seqlens) if level == "sequence" else segment_mean(rho, b.loss_mask, b.cu_seqlens)
@@ -81,10 +82,12 @@ def applied_statistics(weight: Tensor, log_w: Tensor, b: PolicyBatch, lower: flo
 
 
 def policy_statistics(rho: Tensor, b: PolicyBatch, target: Tensor) -> Metrics:
-    """Divergence and perplexity of the two policies, from ρ and the target policy's log-probs [N], both 0 outside the loss.
+    """Divergence and perplexity of the two policies, from ρ and the target policy's log-probs [N], both 0 outside the
+    loss.
 
-    `kl` is k1 and `k3_kl` k3 of KL(μ‖π_prox), per token; χ² is mean(w²) − 1, per token and per sequence (its exponents clamped at ±20,
-    P30). Perplexities are of sequences, exp(−mean log-prob), averaged over sequences; `log_ppl_diff` is training minus rollout.
+    `kl` is k1 and `k3_kl` k3 of KL(μ‖π_prox), per token; χ² is mean(w²) − 1, per token and per sequence (its exponents
+    clamped at ±20, P30). Perplexities are of sequences, exp(−mean log-prob), averaged over sequences; `log_ppl_diff` is
+    training minus rollout.
     """
     mask, edges = b.loss_mask, b.cu_seqlens
     some = segment_count(mask, edges) > 0

@@ -1,8 +1,9 @@
 """verl's rollout corrections by the names it gives them, as lists of ours, with its default bounds.
 
-`decoupled_*` are for `proximal: recompute`, `bypass_ppo_clip*` and `bypass_pg*` for `proximal: behavior` (the latter with the surrogate
-`reinforce`): there the numerator is the current policy. verl takes rejected tokens out of the response mask, so its rejections are `drop`.
-Where verl bounds its "k1" by ratios r, ours are named `ratio`; the bounds are symmetric in log, so P25 makes no difference.
+`decoupled_*` are for `proximal: recompute`, `bypass_ppo_clip*` and `bypass_pg*` for `proximal: behavior` (the latter
+with the surrogate `reinforce`): there the numerator is the current policy. verl takes rejected tokens out of the
+response mask, so its rejections are `drop`. Where verl bounds its "k1" by ratios r, ours are named `ratio`; the bounds
+are symmetric in log, so P25 makes no difference.
 """
 
 from dataclasses import replace

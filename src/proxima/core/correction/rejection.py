@@ -9,9 +9,9 @@ from torch import Tensor
 from proxima.core.correction.importance import FIELDS, PREFIX, Rejected, Towards, log_ratio_to
 from proxima.core.loss import Corrected
 from proxima.core.metrics import Metrics, Peak, Spread, SumCount, k3
-from proxima.core.pick import second_moment_keep
 from proxima.core.ratio import spread
 from proxima.core.segment import segment_count, segment_mean, segment_sum
+from proxima.core.token_subset import second_moment_keep
 from proxima.data import PolicyBatch, require
 
 
@@ -31,25 +31,30 @@ class Rejection:
     """Drop tokens or whole sequences on which behavior and proximal policy disagree too much.
 
         ratio: exp(rho)    k1: -rho    k2: rho^2 / 2    k3: exp(rho) - 1 - rho        rho = log pi_prox - log mu
-        keep  iff  lower <= statistic <= upper        level sequence: the sum, mean or max of the statistic over the loss tokens
+        keep  iff  lower <= statistic <= upper
+        level sequence: the sum, mean or max of the statistic over the loss tokens
 
     Args:
         level: `token`, or `sequence`: a sequence out of bounds is dropped whole.
-        statistic: `ratio`, `k1`, `k2` or `k3`. For `ratio` at sequence level rho is reduced before exp: `sum` is the sequence's ratio,
-            `mean` the geometric mean.
+        statistic: `ratio`, `k1`, `k2` or `k3`. For `ratio` at sequence level rho is reduced before exp: `sum` is the
+            sequence's ratio, `mean` the geometric mean.
         reduce: `sum`, `mean` or `max`; at token level not looked at.
         upper: of the statistic; > 0.
         lower: none: 1 / upper for `ratio`, -upper for `k1`, no bound for `k2` and `k3`, which are >= 0.
-        rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs `core.prepare`).
-        towards: the policy compared with behavior: `proximal`, `current`, or `next`, the version right after the sampling one.
+        rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs
+            `core.prepare`).
+        towards: the policy compared with behavior: `proximal`, `current`, or `next`, the version right after the
+            sampling one.
         b: `behavior_log_prob` and the other policy's log-prob [N], nats; `loss_mask` [N] bool.
-    Returns: Corrected with weights 0 and 1. Metrics: the statistic's mean, max, min, std, fraction_high, fraction_low, and the shares of
-        tokens and sequences it masked, under `mismatch/rollout_rs_<name>_`, with <name> as verl's (`token_k1`, `seq_mean_k3` …).
+    Returns: Corrected with weights 0 and 1. Metrics: the statistic's mean, max, min, std, fraction_high, fraction_low,
+        and the shares of tokens and sequences it masked, under `mismatch/rollout_rs_<name>_`, with <name> as verl's
+        (`token_k1`, `seq_mean_k3` …).
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: bounds are inclusive. A sequence without loss tokens has nothing to reject and enters no metric.
     Source: verl `rollout_rs`, AReaL RejectionSamplingConfig(action='mask').
-    Differs: verl calls `ratio` k1 and tests the reciprocal pi_rollout / pi_train against the user's bounds (P25). AReaL's k3 is that of the
-        reciprocal ratio (A3). verl's denominators follow the reduced mask (`drop`), AReaL's do not (`count`, A1).
+    Differs: verl calls `ratio` k1 and tests the reciprocal pi_rollout / pi_train against the user's bounds (P25).
+        AReaL's k3 is that of the reciprocal ratio (A3). verl's denominators follow the reduced mask (`drop`), AReaL's
+        do not (`count`, A1).
     """
 
     level: Literal["token", "sequence"] = "token"
@@ -65,10 +70,17 @@ class Rejection:
         require(self.towards in FIELDS, "towards", self.towards, f"must be one of {', '.join(FIELDS)}")
         object.__setattr__(self, "needs", frozenset({"behavior_log_prob", FIELDS[self.towards]}))
         require(self.level in ("token", "sequence"), "level", self.level, "must be token or sequence")
-        require(self.statistic in ("ratio", "k1", "k2", "k3"), "statistic", self.statistic, "must be ratio, k1, k2 or k3")
+        require(
+            self.statistic in ("ratio", "k1", "k2", "k3"), "statistic", self.statistic, "must be ratio, k1, k2 or k3"
+        )
         require(self.reduce in ("sum", "mean", "max"), "reduce", self.reduce, "must be sum, mean or max")
         require(self.upper > 0, "upper", self.upper, "must be > 0")
-        require(self.lower is None or self.lower <= self.upper, "lower", self.lower, f"must be <= upper={self.upper}, or none")
+        require(
+            self.lower is None or self.lower <= self.upper,
+            "lower",
+            self.lower,
+            f"must be <= upper={self.upper}, or none",
+        )
         require(self.rejected in ("count", "drop"), "rejected", self.rejected, "must be count or drop")
 
     @property
@@ -121,16 +133,20 @@ class Rejection:
 
 @dataclass(frozen=True)
 class SecondMoment:
-    """Drop the tokens on which behavior and proximal policy disagree most, until the second moment of the rest is small enough.
+    """Drop the tokens on which behavior and proximal policy disagree most, until the second moment of the rest is small
+    enough.
 
         drop the largest rho^2, rho = log pi_prox - log mu, until the mean over the kept tokens is < threshold
 
     Args:
         threshold: nats^2, > 0.
-        rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs `core.prepare`).
-        b: `behavior_log_prob`, `proximal_log_prob` [N], nats; `loss_mask` [N] bool. Looks at the whole batch: see `core.prepare`.
+        rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs
+            `core.prepare`).
+        b: `behavior_log_prob`, `proximal_log_prob` [N], nats; `loss_mask` [N] bool. Looks at the whole batch: see
+            `core.prepare`.
     Returns: Corrected with weights 0 and 1. Raises: ValueError at construction. Edge cases: at least one token is kept.
-    Source: M2PO, arXiv 2510.01161, as AReaL applies it (`m2_threshold`); the surrogate `m2po` measures the current policy instead.
+    Source: M2PO, arXiv 2510.01161, as AReaL applies it (`m2_threshold`); the surrogate `m2po` measures the current
+        policy instead.
     """
 
     threshold: float = 0.04
@@ -144,12 +160,15 @@ class SecondMoment:
 
     @torch.no_grad()
     def __call__(self, b: PolicyBatch) -> Corrected:
-        return as_correction(b, second_moment_keep(log_ratio_to(b).square(), b.loss_mask, self.threshold), "second_moment")
+        return as_correction(
+            b, second_moment_keep(log_ratio_to(b).square(), b.loss_mask, self.threshold), "second_moment"
+        )
 
 
 @dataclass(frozen=True)
 class OffPolicySequence:
-    """Drop a sequence with a negative advantage that the current policy has left far behind: pushing it down further teaches nothing.
+    """Drop a sequence with a negative advantage that the current policy has left far behind: pushing it down further
+    teaches nothing.
 
         keep  iff  A >= 0  or  mean_t (log mu - log pi) <= threshold        mean over the loss tokens of the sequence
 
@@ -158,7 +177,8 @@ class OffPolicySequence:
         rejected: `count`; `drop` would need the current policy before the forward.
         b: `log_prob`, `behavior_log_prob`, `advantage` [N]; `loss_mask` [N] bool.
     Returns: Corrected with weights 0 and 1. Raises: ValueError at construction.
-    Edge cases: the test is by token on A and by sequence on the divergence, as the peer's. The threshold itself is kept.
+    Edge cases: the test is by token on A and by sequence on the divergence, as the peer's. The threshold itself is
+        kept.
     Source: DeepSeek-V3.2, arXiv 2512.02556; TRL `off_policy_mask_threshold` (T8).
     """
 
@@ -184,10 +204,13 @@ class TopEntropy:
 
     Args:
         share: of the loss tokens, in (0, 1].
-        rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs `core.prepare`).
+        rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs
+            `core.prepare`).
         b: `entropy` [N], nats; `loss_mask` [N] bool. Looks at the whole batch: see `core.prepare`.
-    Returns: Corrected with weights 0 and 1. Raises: ValueError at construction. Edge cases: ties at the quantile are kept.
-    Source: arXiv 2506.01939; TRL `top_entropy_quantile` (T9). Differs: TRL's quantile is float32; here it is in the batch's dtype.
+    Returns: Corrected with weights 0 and 1. Raises: ValueError at construction. Edge cases: ties at the quantile are
+        kept.
+    Source: arXiv 2506.01939; TRL `top_entropy_quantile` (T9). Differs: TRL's quantile is float32; here it is in the
+        batch's dtype.
     """
 
     share: float = 0.2

@@ -22,7 +22,8 @@ def check_clip(epsilon_low: float, epsilon_high: float, dual_clip: float | None 
 def clipped(
     ratio: Tensor, advantage: Tensor, mask: Tensor, low: float, high: float, dual: float | None = None
 ) -> tuple[Tensor, Tensor, Metrics]:
-    """max(−A r, −A clip(r, 1−low, 1+high)), with the dual clip where A < 0: loss [N], keep [N], and the shares clipped."""
+    """max(−A r, −A clip(r, 1−low, 1+high)), with the dual clip where A < 0: loss [N], keep [N], and the shares
+    clipped."""
     loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high))
     below = (advantage < 0) & (ratio < 1 - low)
     above = (advantage > 0) & (ratio > 1 + high)
@@ -47,16 +48,21 @@ class PpoClip:
 
     Args:
         epsilon_low: how far the ratio may fall below 1; in [0, 1].
-        epsilon_high: how far it may rise above 1; >= 0, inf allowed. Larger than `epsilon_low` is DAPO's clip-higher (.28).
-        dual_clip: bound on the ratio of tokens with a negative advantage, > 1; none: off. verl's default is 3, DAPO's 10.
-        b: `log_prob` [N] with gradient and `proximal_log_prob` [N], nats; `advantage` [N], reward units; `loss_mask` [N] bool.
-    Returns: TokenLoss of unit "token": `loss` [N]; `keep` [N] bool, False where the clip (either one) has taken the gradient away.
+        epsilon_high: how far it may rise above 1; >= 0, inf allowed. Larger than `epsilon_low` is DAPO's clip-higher
+            (.28).
+        dual_clip: bound on the ratio of tokens with a negative advantage, > 1; none: off. verl's default is 3, DAPO's
+            10.
+        b: `log_prob` [N] with gradient and `proximal_log_prob` [N], nats; `advantage` [N], reward units; `loss_mask`
+            [N] bool.
+    Returns: TokenLoss of unit "token": `loss` [N]; `keep` [N] bool, False where the clip (either one) has taken the
+        gradient away.
         Metrics: `clip_fraction_low`, `clip_fraction_high`, `clip_fraction_dual`, shares of the loss tokens.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: A = 0: loss and gradient 0. r exactly on an edge: not clipped. Log-ratios beyond 20 have gradient 0.
     Source: PPO, arXiv 1707.06347, Eq. 7; GRPO 2402.03300; dual clip 1912.09729; clip-higher, DAPO 2503.14476.
-    Differs: TRL does not clamp log-ratios at 20 (T4). TRL's two-sided `delta` (T3) is `dual_clip` whenever delta >= 1 + epsilon_high: for
-        A > 0 the clip is reached first. AReaL's dual clip is for both signs, without effect where A > 0 (A4).
+    Differs: TRL does not clamp log-ratios at 20 (T4). TRL's two-sided `delta` (T3) is `dual_clip` whenever delta >= 1 +
+        epsilon_high: for A > 0 the clip is reached first. AReaL's dual clip is for both signs, without effect where A >
+            0 (A4).
     """
 
     epsilon_low: float = 0.2
@@ -78,22 +84,29 @@ class Gspo:
     """The clipped objective on one ratio for the whole sequence: the geometric mean of its tokens' ratios.
 
         s = exp(mean_t l_t)        l = log pi - log pi_prox, over the loss tokens of the sequence
-        sequence: loss_t = max(-A s, -A clip(s, 1 - epsilon_low, 1 + epsilon_high)), the same at every token, gradient through the mean
-        token:    the same with exp(l_t - sg l_t + sg log s) for s: value s, but the gradient s at every token and A may differ by token
+        sequence: loss_t = max(-A s, -A clip(s, 1 - epsilon_low, 1 + epsilon_high)), the same at every token, gradient
+            through the mean
+        token:
+        the same with exp(l_t - sg l_t + sg log s) for s: value s, but the gradient s at every token and A may differ by
+        token
 
     Args:
-        epsilon_low, epsilon_high: clip range of s, in [0, 1] and >= 0. Two orders of magnitude narrower than PPO's: s averages.
+        epsilon_low, epsilon_high: clip range of s, in [0, 1] and >= 0. Two orders of magnitude narrower than PPO's: s
+            averages.
         dual_clip: bound on s of sequences with a negative advantage, > 1; none: off.
-        form: gradient through the mean (`sequence`), or of value s at every token (`token`). Under `sequence_mean_token_mean`, and with
-            one advantage a sequence, both have the same gradient.
+        form: gradient through the mean (`sequence`), or of value s at every token (`token`). Under
+            `sequence_mean_token_mean`, and with one advantage a sequence, both have the same gradient.
         b: as for `PpoClip`.
-    Returns: TokenLoss whose unit is `form`: `loss` [N], `keep` [N] bool, both alike within a sequence in the sequence form.
+    Returns: TokenLoss whose unit is `form`: `loss` [N], `keep` [N] bool, both alike within a sequence in the sequence
+        form.
     Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: a sequence with one loss token is `ppo_clip`. In the sequence form A is the mean over the sequence's loss tokens.
-    Source: arXiv 2507.18071, Eq. 5 (sequence) and 14 (token). verl `gspo` (token form), UniRL and AReaL (sequence form), TRL
+    Edge cases: a sequence with one loss token is `ppo_clip`. In the sequence form A is the mean over the sequence's
+        loss tokens.
+    Source: arXiv 2507.18071, Eq. 5 (sequence) and 14 (token). verl `gspo` (token form), UniRL and AReaL (sequence
+        form), TRL
         `importance_sampling_level: sequence`.
-    Differs: verl clamps log s at 10 from above only (P5), UniRL and TRL not at all (U6, T4); here +-20. AReaL under its token mean
-        weighs sequences by length (A5); here the aggregation says so.
+    Differs: verl clamps log s at 10 from above only (P5), UniRL and TRL not at all (U6, T4); here +-20. AReaL under its
+        token mean weighs sequences by length (A5); here the aggregation says so.
     """
 
     epsilon_low: float = 3e-4
@@ -120,12 +133,13 @@ class Gspo:
 class Luspo(Gspo):
     """GSPO without its length bias: each sequence's loss counts as often as it has tokens.
 
-        loss_t = GSPO's sequence loss at every token; under `sequence_mean_token_sum`: mean over sequences of n max(-A s, -A clip(s, ...))
+        loss_t = GSPO's sequence loss at every token; under `sequence_mean_token_sum`: mean over sequences of n max(-A
+        s, -A clip(s, ...))
 
-    Args, Returns, Raises, Edge cases: as `Gspo`, in the sequence form. Use it with `aggregate: sequence_mean_token_sum`; under
-        `sequence_mean_token_mean` it is `gspo` again.
-    Source: arXiv 2602.05261; TRL `loss_type: luspo` with `importance_sampling_level: sequence` (T1). Differs: TRL's luspo at token level
-        is `ppo_clip` under `sequence_mean_token_sum`.
+    Args, Returns, Raises, Edge cases: as `Gspo`, in the sequence form. Use it with `aggregate:
+        sequence_mean_token_sum`; under `sequence_mean_token_mean` it is `gspo` again.
+    Source: arXiv 2602.05261; TRL `loss_type: luspo` with `importance_sampling_level: sequence` (T1). Differs: TRL's
+        luspo at token level is `ppo_clip` under `sequence_mean_token_sum`.
     """
 
     form: Literal["token", "sequence"] = "sequence"
@@ -141,7 +155,8 @@ class Reinforce:
         b: `log_prob` [N] with gradient, nats; `advantage` [N], reward units; `loss_mask` [N] bool.
     Returns: TokenLoss of unit "token"; `keep` is the loss mask.
     Edge cases: A = 0: loss and gradient 0. No proximal policy is needed; without one the ratio metrics are absent.
-    Source: Williams, 1992; GPG, arXiv 2504.02546 (with its own advantage). verl `gpg`, `reinforce`. Differs: in nothing.
+    Source: Williams, 1992; GPG, arXiv 2504.02546 (with its own advantage). verl `gpg`, `reinforce`. Differs: in
+        nothing.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"advantage"})

@@ -1,4 +1,5 @@
-"""Cumulative prefix-divergence policy optimization: what earlier tokens have drifted is taken from what a later one may."""
+"""Cumulative prefix-divergence policy optimization: what earlier tokens have drifted is taken from what a later one
+may."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -9,7 +10,7 @@ from torch import Tensor
 from proxima.core.divergence import DIVERGENCES, divergence, divergence_needs
 from proxima.core.loss import TokenLoss
 from proxima.core.metrics import SumCount
-from proxima.core.rows import Block, clamped_quantile, map_rows
+from proxima.core.padded_blocks import Block, clamped_quantile, map_rows
 from proxima.core.segment import segment_count
 from proxima.core.surrogate.dppo import Centre, ratio_loss
 from proxima.data import PolicyBatch, require
@@ -19,7 +20,8 @@ from proxima.data import PolicyBatch, require
 class Cppo:
     """Bound each token's divergence by a threshold of its own and by what the prefix before it has left over.
 
-        D_t = |pi - mu|        w_t = w_min + (1 - w_min)(T - t)/(T - 1)        Z_t = w_t D_t        t = 1 … T over the sampled tokens
+        D_t = |pi - mu|        w_t = w_min + (1 - w_min)(T - t)/(T - 1)        Z_t = w_t D_t
+        t = 1 … T over the sampled tokens
         S_{t-1} = sum_{j<t} Z_j        W_{t-1} = sum_{j<t} w_j        budget = clamp(P90(D_1 … D_T), delta_b, 2 delta_b)
         c_t = min(delta, delta + budget W_{t-1} - S_{t-1})
         keep_t  iff  A (r - 1) <= 0  or  Z_t <= c_t        loss_t = keep_t (-A r)
@@ -27,23 +29,25 @@ class Cppo:
     Early tokens are held tighter (w is largest there): token t alone may move delta / w_t.
 
     Args:
-        delta: threshold of one token, a probability, > 0, inf allowed. .15 for dense models, .20 for mixtures of experts.
+        delta: threshold of one token, a probability, > 0, inf allowed. .15 for dense models, .20 for mixtures of
+            experts.
         w_min: weight of the last token, in (0, 1].
         delta_b: average drift granted to each token of the prefix, >= 0, inf allowed.
         divergence: D; `binary_tv` is the method, the others (see `Dppo`) take its place in every formula.
         budget: `dynamic`, by the 90th percentile of D, or `static`, which is delta_b itself.
-        single_token: the weight of the only token of a sequence: `one`, or `w_min` (the printed formula read as its limit).
+        single_token: the weight of the only token of a sequence: `one`, or `w_min` (the printed formula read as its
+            limit).
         centre: the policy that D and the direction are measured from. `behavior` is the method; `proximal` an ablation.
         b: `log_prob` [N] with gradient, `behavior_log_prob`, `proximal_log_prob` [N], nats; `advantage` [N];
             `loss_mask`, `sampled` [N] bool.
-    Returns: TokenLoss of unit "token": `loss` [N], 0 where dropped; `keep` [N] bool. Metric `prefix_spend`: share of loss tokens
-        for which the prefix term is the smaller one in c_t. `threshold(b)` gives Z and c themselves.
+    Returns: TokenLoss of unit "token": `loss` [N], 0 where dropped; `keep` [N] bool. Metric `prefix_spend`: share of
+        loss tokens for which the prefix term is the smaller one in c_t. `threshold(b)` gives Z and c themselves.
     Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: all sampled tokens take a position and spend, those outside the loss too; tool tokens do neither. A dropped token still
-        spends. c_t may be negative. A = 0 or r = 1 counts as moving back.
+    Edge cases: all sampled tokens take a position and spend, those outside the loss too; tool tokens do neither. A
+        dropped token still spends. c_t may be negative. A = 0 or r = 1 counts as moving back.
         Limits: delta = delta_b = inf is -A r; delta_b = inf and w_min = 1 is `dppo`.
-    Source: arXiv 2606.10968; UniRL `algorithms/cppo.py`. Differs: the paper's formula gives w = w_min for T = 1, the authors' code 1; so do
-        we, see `single_token` (U1). The prose of the authors'
+    Source: arXiv 2606.10968; UniRL `algorithms/cppo.py`. Differs: the paper's formula gives w = w_min for T = 1, the
+        authors' code 1; so do we, see `single_token` (U1). The prose of the authors'
         README has "tight early" the wrong way round. UniRL's masked fraction ignores the loss mask (U7).
     """
 
@@ -54,7 +58,9 @@ class Cppo:
     budget: Literal["dynamic", "static"] = "dynamic"
     single_token: Literal["one", "w_min"] = "one"
     centre: Centre = "behavior"
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "behavior_log_prob", "proximal_log_prob"})  # and top-k for topk_*
+    needs: ClassVar[frozenset[str]] = frozenset(
+        {"advantage", "behavior_log_prob", "proximal_log_prob"}
+    )  # and top-k for topk_*
     zero_advantage_inert: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -90,11 +96,13 @@ class Cppo:
 
     @torch.no_grad()
     def threshold(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
-        """Z_t and c_t, [N] each, detached: what the token has moved, weighted, and what it may. 0 and delta where not sampled."""
+        """Z_t and c_t, [N] each, detached: what the token has moved, weighted, and what it may. 0 and delta where not
+        sampled."""
         sampled = _Sampled.of(b)
         far = sampled.of_batch(divergence(b, self.divergence, self.centre))
         weighted, allowed = (
-            map_rows(lambda block, far, i=i: self._threshold(block, far)[i], sampled.cu_seqlens, far, dtype=far.dtype) for i in (0, 1)
+            map_rows(lambda block, far, i=i: self._threshold(block, far)[i], sampled.cu_seqlens, far, dtype=far.dtype)
+            for i in (0, 1)
         )
         return sampled.spread(weighted, 0.0), sampled.spread(allowed, self.delta)
 
@@ -105,10 +113,15 @@ class Cppo:
 
     def _far_packed(self, b: PolicyBatch, sampled: "_Sampled") -> list[Tensor]:
         """The divergence of every token, where a block can't compute it from two log-probs."""
-        return [sampled.of_batch(divergence(b, self.divergence, self.centre))] if self.divergence.startswith("topk") else []
+        return (
+            [sampled.of_batch(divergence(b, self.divergence, self.centre))]
+            if self.divergence.startswith("topk")
+            else []
+        )
 
     def _threshold(self, block: Block, far: Tensor) -> tuple[Tensor, Tensor]:
-        """Z and c of the rows [s, T] of a block. Prefix sums never leave their row, so no digits are lost to other sequences."""
+        """Z and c of the rows [s, T] of a block. Prefix sums never leave their row, so no digits are lost to other
+        sequences."""
         if block.inside is not None:
             far = torch.where(block.inside, far, 0.0)
         before = torch.arange(block.width, dtype=far.dtype, device=far.device)
@@ -121,7 +134,9 @@ class Cppo:
         weighted = far * weight
         allowed = weighted.cumsum(1).sub_(weighted)  # S, what the tokens before have spent
         prior_weight = before - slope * (before * (before - 1) / 2)  # W, the sum of an arithmetic sequence
-        granted = self._budget(block, far)[:, None] * prior_weight[:, 1:]  # from the second token on: inf · 0 never arises
+        granted = (
+            self._budget(block, far)[:, None] * prior_weight[:, 1:]
+        )  # from the second token on: inf · 0 never arises
         allowed[:, 1:].neg_().add_(granted)
         allowed[:, 0] = 0
         return weighted, allowed.clamp_(max=0).add_(self.delta)

@@ -27,14 +27,15 @@ class Drpo:
 
     Args:
         epsilon: the |pi - mu|, a probability, at which an over-moved token's gradient is zero; > 0, inf allowed.
-        b: `log_prob` [N] with gradient, `proximal_log_prob`, `behavior_log_prob` [N], nats; `advantage` [N], reward units;
-            `loss_mask` [N] bool. All at the sampling temperature.
-    Returns: TokenLoss of unit "token": `loss` [N], 0 where masked; `keep` [N] bool, equal to `loss_mask`. Metric `drpo_pull`: the mean
-        of the second term.
+        b: `log_prob` [N] with gradient, `proximal_log_prob`, `behavior_log_prob` [N], nats; `advantage` [N], reward
+            units; `loss_mask` [N] bool. All at the sampling temperature.
+    Returns: TokenLoss of unit "token": `loss` [N], 0 where masked; `keep` [N] bool, equal to `loss_mask`. Metric
+        `drpo_pull`: the mean of the second term.
     Raises: ValueError naming field, value and bound, at construction, unless epsilon > 0.
     Edge cases: epsilon = inf is -A r. A = 0: loss and gradient 0. NaN under the mask stays out. N = 0: empty loss.
         With `proximal` other than `behavior`, mu stays the behavior probability: the gradient line no longer holds.
-    Source: UniRL `algorithms/drpo.py`. At the public recipe's 12.5 the bracket stays above .92: hardly a pull; try .1 to 1.
+    Source: UniRL `algorithms/drpo.py`. At the public recipe's 12.5 the bracket stays above .92: hardly a pull; try .1
+        to 1.
     Differs: metrics are over the loss tokens of the whole step; UniRL takes a mean per call (U5, U7).
     """
 
@@ -52,7 +53,8 @@ class Drpo:
 
 @dataclass(frozen=True)
 class Spo:
-    """`drpo` without the behavior probability: the pull is on the ratio alone, so rare tokens are held as tight as common ones.
+    """`drpo` without the behavior probability: the pull is on the ratio alone, so rare tokens are held as tight as
+    common ones.
 
         loss_t = -A r + |A| (r - 1)^2 / (2 epsilon)        r = pi / pi_prox
 

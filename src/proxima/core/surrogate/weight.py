@@ -7,11 +7,21 @@ import torch
 
 from proxima.core.loss import TokenLoss
 from proxima.core.metrics import SumCount
-from proxima.core.ratio import LOG_RATIO_LIMIT, Level, either, masked_log_ratio, masked_ratio, sequence_advantage, spread
+from proxima.core.ratio import (
+    LOG_RATIO_LIMIT,
+    Level,
+    either,
+    masked_log_ratio,
+    masked_ratio,
+    sequence_advantage,
+    spread,
+)
 from proxima.core.segment import segment_mean, segment_sum
 from proxima.data import PolicyBatch, require
 
-LEAST_LOG_WEIGHT = -18.420680743952367  # log 1e-8: a sequence this improbable under π has the weight of one just as improbable
+LEAST_LOG_WEIGHT = (
+    -18.420680743952367
+)  # log 1e-8: a sequence this improbable under π has the weight of one just as improbable
 
 
 @dataclass(frozen=True)
@@ -25,12 +35,13 @@ class Cispo:
         epsilon_high: >= 0, inf allowed.
         level: `token`, or `sequence`: r is the geometric mean over the sequence.
         b: as for `PpoClip`.
-    Returns: TokenLoss of unit `level`; `keep` [N] bool, False where the weight was clipped (the token teaches all the same).
-        Metric `weight_mean`.
+    Returns: TokenLoss of unit `level`; `keep` [N] bool, False where the weight was clipped (the token teaches all the
+        same). Metric `weight_mean`.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: r = 1 everywhere is `reinforce`. A = 0: loss and gradient 0.
     Source: MiniMax-M1, arXiv 2506.13585. verl `cispo` (both bounds).
-    Differs: TRL has no lower bound, and its `epsilon_high` is the cap itself, not what is added to 1 (T2): its 5.0 is 4.0 here.
+    Differs: TRL has no lower bound, and its `epsilon_high` is the cap itself, not what is added to 1 (T2): its 5.0 is
+        4.0 here.
     """
 
     epsilon_low: float = 1.0
@@ -41,14 +52,18 @@ class Cispo:
 
     def __post_init__(self) -> None:
         require(0 <= self.epsilon_low <= 1, "epsilon_low", self.epsilon_low, "must be in [0, 1]; 1 is no lower bound")
-        require(self.epsilon_high >= -1, "epsilon_high", self.epsilon_high, "must be >= -1; the cap is 1 + epsilon_high")
+        require(
+            self.epsilon_high >= -1, "epsilon_high", self.epsilon_high, "must be >= -1; the cap is 1 + epsilon_high"
+        )
         require(self.level in ("token", "sequence"), "level", self.level, "must be token or sequence")
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         ratio = masked_ratio(b, self.level).detach()
         weight = ratio.clamp(min=1 - self.epsilon_low).clamp(max=1 + self.epsilon_high)
         loss = -b.masked("advantage") * weight * b.masked("log_prob")
-        return TokenLoss(loss, b.loss_mask & (weight == ratio), {"weight_mean": SumCount.over(weight, b.loss_mask)}, self.level)
+        return TokenLoss(
+            loss, b.loss_mask & (weight == ratio), {"weight_mean": SumCount.over(weight, b.loss_mask)}, self.level
+        )
 
 
 @dataclass(frozen=True)
@@ -64,9 +79,11 @@ class Sapo:
         b: as for `PpoClip`.
     Returns: TokenLoss of unit `level`; `keep` is the loss mask.
     Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: A = 0 takes tau_negative; loss and gradient are 0 all the same. At r = 1 the gradient is that of `reinforce`.
+    Edge cases: A = 0 takes tau_negative; loss and gradient are 0 all the same. At r = 1 the gradient is that of
+        `reinforce`.
     Source: arXiv 2511.20347. verl, TRL, AReaL `sapo`.
-    Differs: verl ignores the requested aggregation (P6); TRL rounds tau to float32 (T6); AReaL doesn't clamp the log-ratio (A6).
+    Differs: verl ignores the requested aggregation (P6); TRL rounds tau to float32 (T6); AReaL doesn't clamp the
+        log-ratio (A6).
     """
 
     tau_positive: float = 1.0
@@ -89,19 +106,21 @@ class Sapo:
 
 @dataclass(frozen=True)
 class Vespo:
-    """Weigh every sequence by a gamma-shaped function of its whole importance weight: small for very likely and very unlikely ones.
+    """Weigh every sequence by a gamma-shaped function of its whole importance weight: small for very likely and very
+    unlikely ones.
 
         w = prod_t r_t        phi(w) = exp(lambda + k log w - lambda w), detached        loss_t = -phi(w) A log pi
         k, lambda: the positive pair where A >= 0, the negative pair where A < 0
 
     Args:
-        k_positive, lambda_positive, k_negative, lambda_negative: shape, all >= 0; phi has its maximum at w = k / lambda, and phi(1) = 1.
+        k_positive, lambda_positive, k_negative, lambda_negative: shape, all >= 0; phi has its maximum at w = k /
+            lambda, and phi(1) = 1.
         b: as for `PpoClip`.
     Returns: TokenLoss of unit "sequence"; `keep` is the loss mask. Metric `weight_mean`, of phi over loss tokens.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: each token's log-ratio is clamped to +-20 and log w to [log 1e-8, 20]. w = 1 is `reinforce`.
-    Source: arXiv 2602.10693; TRL `loss_type: vespo`. Differs: TRL multiplies its sampler correction into w, summed without the mask (T7);
-        here a correction multiplies the loss, as for every surrogate.
+    Source: arXiv 2602.10693; TRL `loss_type: vespo`. Differs: TRL multiplies its sampler correction into w, summed
+        without the mask (T7); here a correction multiplies the loss, as for every surrogate.
     """
 
     k_positive: float = 2.0
@@ -128,17 +147,20 @@ class Vespo:
 
 @dataclass(frozen=True)
 class GeoMean:
-    """The geometric mean of clipped token ratios, one for the sequence: an outlier token moves it less than an arithmetic mean.
+    """The geometric mean of clipped token ratios, one for the sequence: an outlier token moves it less than an
+    arithmetic mean.
 
-        l'_t = a min(a l_t, clip(a l_t, -epsilon_low, epsilon_high)), a = sign A        loss = -A exp(mean_t l'_t), at every token
+        l'_t = a min(a l_t, clip(a l_t, -epsilon_low, epsilon_high)), a = sign A
+        loss = -A exp(mean_t l'_t), at every token
 
     Args:
         epsilon_low, epsilon_high: clip range, nats, >= 0. With `clip: directed` only `epsilon_high` can act.
-        clip: what the range is of: `directed` a l, as the paper prints; `log_ratio` l itself, as verl and TRL compute, so that tokens
-            with a negative advantage are stopped at -epsilon_low. The same where both bounds are equal, as by default.
+        clip: what the range is of: `directed` a l, as the paper prints; `log_ratio` l itself, as verl and TRL compute,
+            so that tokens with a negative advantage are stopped at -epsilon_low. The same where both bounds are equal,
+            as by default.
         b: as for `PpoClip`.
-    Returns: TokenLoss of unit "sequence": the sequence's loss at each of its loss tokens, so `sequence_mean_token_mean` is the paper's
-        mean over sequences; `keep` [N] bool, False where the token's log-ratio is clipped.
+    Returns: TokenLoss of unit "sequence": the sequence's loss at each of its loss tokens, so `sequence_mean_token_mean`
+        is the paper's mean over sequences; `keep` [N] bool, False where the token's log-ratio is clipped.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: a token with A = 0 counts as log-ratio 0; A of the sequence is the mean over its loss tokens.
     Source: GMPO, arXiv 2507.20673. verl `geo_mean`, TRL `GMPOTrainer` (T9).

@@ -1,7 +1,7 @@
 """Surrogates that look at the whole optimizer batch: which tokens are touched depends on all the others.
 
-Each has `pick(b) -> [N] bool`. Called on a batch without `picked`, a spec picks from that batch alone; `core.prepare` picks from the whole
-batch first, so that a split into micro-batches changes nothing.
+Each has `pick(b) -> [N] bool`. Called on a batch without `picked`, a spec picks from that batch alone; `core.prepare`
+picks from the whole batch first, so that a split into micro-batches changes nothing.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from torch import Tensor
 
 from proxima.core.loss import TokenLoss
 from proxima.core.metrics import SumCount
-from proxima.core.pick import second_moment_keep, smallest, value_hash
 from proxima.core.ratio import masked_log_ratio, masked_ratio
 from proxima.core.surrogate.clip import check_clip, clipped
+from proxima.core.token_subset import second_moment_keep, smallest, value_hash
 from proxima.data import PolicyBatch, require
 
 
@@ -32,9 +32,11 @@ def picked(b: PolicyBatch, fresh: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class ClipCov:
-    """`ppo_clip`, and a few tokens with a high covariance of advantage and log-prob, which drive entropy down, teach nothing.
+    """`ppo_clip`, and a few tokens with a high covariance of advantage and log-prob, which drive entropy down, teach
+    nothing.
 
-        cov_t = (A_t - mean A)(log pi_t - mean log pi)        picked: max(1, floor(share n)) of the unclipped with low < cov < high
+        cov_t = (A_t - mean A)(log pi_t - mean log pi)
+        picked: max(1, floor(share n)) of the unclipped with low < cov < high
         loss_t = 0 if picked else ppo_clip_t
 
     Args:
@@ -44,9 +46,11 @@ class ClipCov:
         b: as for `PpoClip`; `picked` [N] bool when the whole batch has chosen already.
     Returns: TokenLoss of unit "token"; `keep` False where clipped or picked. Metric `picked_fraction`.
     Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: with share 0 still one token, as verl; nothing eligible: none. Which of the eligible are picked is pseudo-random but a
-        function of their behavior log-probs and advantages, so that no order of the batch, no split and no random state matters.
-    Source: arXiv 2505.22617. verl `clip_cov`. Differs: verl picks by torch.randperm, in each micro-batch for itself (P8).
+    Edge cases: with share 0 still one token, as verl; nothing eligible: none. Which of the eligible are picked is
+        pseudo-random but a function of their behavior log-probs and advantages, so that no order of the batch, no split
+        and no random state matters.
+    Source: arXiv 2505.22617. verl `clip_cov`. Differs: verl picks by torch.randperm, in each micro-batch for itself
+        (P8).
     """
 
     epsilon_low: float = 0.2
@@ -73,7 +77,9 @@ class ClipCov:
         return smallest(key, eligible, max(1, int(self.share * int(b.loss_mask.sum()))))
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
-        loss, keep, metrics = clipped(masked_ratio(b), b.masked("advantage"), b.loss_mask, self.epsilon_low, self.epsilon_high)
+        loss, keep, metrics = clipped(
+            masked_ratio(b), b.masked("advantage"), b.loss_mask, self.epsilon_low, self.epsilon_high
+        )
         out = picked(b, self.pick(b) if b.picked is None else None)
         loss = torch.where(out, torch.zeros((), dtype=loss.dtype, device=loss.device), loss)
         return TokenLoss(loss, keep & ~out, {**metrics, "picked_fraction": SumCount.over(out, b.loss_mask)})
@@ -81,9 +87,11 @@ class ClipCov:
 
 @dataclass(frozen=True)
 class KlCov:
-    """The unclipped objective, with a pull towards the proximal policy on the tokens with the highest covariance of advantage and log-prob.
+    """The unclipped objective, with a pull towards the proximal policy on the tokens with the highest covariance of
+    advantage and log-prob.
 
-        loss_t = -A r + coefficient |l_t| [t picked]        picked: the max(1, floor(share n)) largest cov_t, see `ClipCov`
+        loss_t = -A r + coefficient |l_t| [t picked]
+        picked: the max(1, floor(share n)) largest cov_t, see `ClipCov`
 
     Args:
         share: of the n loss tokens, in [0, 1].
@@ -91,7 +99,8 @@ class KlCov:
         b: as for `PpoClip`; `picked` [N] bool when the whole batch has chosen already.
     Returns: TokenLoss of unit "token"; `keep` is the loss mask. Metric `picked_fraction`.
     Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: at l = 0 the pull has gradient 0, so it does nothing in the first update after the proximal policy was taken.
+    Edge cases: at l = 0 the pull has gradient 0, so it does nothing in the first update after the proximal policy was
+        taken.
     Source: arXiv 2505.22617. verl `kl_cov` (P9: the pull is |l|, not a KL; its reported `ppo_kl` is mean |l|).
     """
 
@@ -110,25 +119,38 @@ class KlCov:
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         out = picked(b, self.pick(b) if b.picked is None else None)
-        pull = torch.where(out, self.coefficient * masked_log_ratio(b).abs(), torch.zeros((), dtype=b.log_prob.dtype, device=out.device))
-        return TokenLoss(pull - b.masked("advantage") * masked_ratio(b), b.loss_mask, {"picked_fraction": SumCount.over(out, b.loss_mask)})
+        pull = torch.where(
+            out,
+            self.coefficient * masked_log_ratio(b).abs(),
+            torch.zeros((), dtype=b.log_prob.dtype, device=out.device),
+        )
+        return TokenLoss(
+            pull - b.masked("advantage") * masked_ratio(b),
+            b.loss_mask,
+            {"picked_fraction": SumCount.over(out, b.loss_mask)},
+        )
 
 
 @dataclass(frozen=True)
 class M2po:
     """The unclipped objective on the tokens that are left once the second moment of the log-ratio is small enough.
 
-        picked: drop the largest (log pi - log mu)^2 until the mean over the kept tokens is < threshold        loss_t = -A r [kept]
+        picked: drop the largest (log pi - log mu)^2 until the mean over the kept tokens is < threshold
+        loss_t = -A r [kept]
 
     Args:
         threshold: on the mean square, nats^2, > 0.
-        policy: the policy measured against behavior: `current` (the method), or `proximal`, whose mask is known before the forward.
-        b: as for `PpoClip`, and `behavior_log_prob` [N]; `picked` [N] bool (True: dropped) when the whole batch has chosen already.
+        policy: the policy measured against behavior: `current` (the method), or `proximal`, whose mask is known before
+            the forward.
+        b: as for `PpoClip`, and `behavior_log_prob` [N]; `picked` [N] bool (True: dropped) when the whole batch has
+            chosen already.
     Returns: TokenLoss of unit "token"; `keep` [N] bool.
     Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: at least one token is kept. threshold = inf keeps all. With `proximal: behavior` and `policy: proximal` nothing is dropped.
-    Source: arXiv 2510.01161. AReaL `m2_threshold` masks by the proximal policy and clips the rest: that is `ppo_clip` with the correction
-        `second_moment`. Differs: AReaL's mask shrinks the denominator; here dropped tokens stay in it.
+    Edge cases: at least one token is kept. threshold = inf keeps all. With `proximal: behavior` and `policy: proximal`
+        nothing is dropped.
+    Source: arXiv 2510.01161. AReaL `m2_threshold` masks by the proximal policy and clips the rest: that is `ppo_clip`
+        with the correction `second_moment`. Differs: AReaL's mask shrinks the denominator; here dropped tokens stay in
+        it.
     """
 
     threshold: float = 0.04

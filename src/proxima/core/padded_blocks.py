@@ -1,0 +1,139 @@
+"""Row blocks: a few hundred sequences at a time as rows [s, T], so that a prefix sum or a quantile is one call for all
+of them.
+
+A block holds about `tokens_in_block` tokens, few enough to stay in the CPU's cache and to bound the memory; the loop
+runs over blocks, not over sequences. Where all sequences have the same length a block is a view; otherwise sequences
+are taken in order of length, which keeps the padding small.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+CPU_BLOCK = 1 << 17  # 512 KiB of float32
+GPU_BLOCK = 1 << 24  # a launch costs more than memory there
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some sequences as rows.
+
+    Args:
+        index: [s · T] int64, the place of each row element on the packed axis, N (one past the end) for padding; None
+            where the rows are `packed[start:stop]` as they are.
+        start, stop: bounds on the packed axis where `index` is None.
+        count: [s] int64, tokens of each row. width: T, the longest.
+    """
+
+    index: Tensor | None
+    start: int
+    stop: int
+    count: Tensor
+    width: int
+
+    def rows(self, packed: Tensor) -> Tensor:
+        """[N] → [s, T]; padding holds anything finite that the packed axis holds."""
+        if self.index is None:
+            return packed[self.start : self.stop].view(-1, self.width)
+        return packed.index_select(0, self.index.clamp(max=max(len(packed) - 1, 0))).view(-1, self.width)
+
+    def write(self, out: Tensor, rows: Tensor) -> None:
+        """[s, T] → its places in `out` [N + 1]; padding goes to the place past the end."""
+        if self.index is None:
+            out[self.start : self.stop].view(-1, self.width).copy_(rows)
+        else:
+            out.scatter_(0, self.index, rows.reshape(-1))
+
+    @property
+    def inside(self) -> Tensor | None:
+        """[s, T] bool, True where there is a token; None where all are."""
+        if self.index is None:
+            return None
+        return torch.arange(self.width, device=self.count.device) < self.count[:, None]
+
+
+def blocks(cu_seqlens: Tensor, tokens_in_block: int | None = None) -> Iterator[Block]:
+    """The non-empty sequences in blocks."""
+    limit = tokens_in_block or (GPU_BLOCK if cu_seqlens.is_cuda else CPU_BLOCK)
+    cut = cu_seqlens.long()
+    lengths = cut.diff()
+    if len(lengths) == 0:
+        return
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    if shortest == longest > 0:
+        per_block = max(1, limit // longest)
+        for first in range(0, len(lengths), per_block):
+            count = lengths[first : first + per_block]
+            yield Block(None, first * longest, (first + len(count)) * longest, count, longest)
+        return
+    ordered, order = lengths.sort(descending=True)
+    sizes: list[int] = ordered.tolist()
+    first, some = 0, sum(size > 0 for size in sizes)
+    while first < some:
+        width = sizes[first]
+        chosen = order[first : min(first + max(1, limit // width), some)]
+        column = torch.arange(width, device=cut.device)
+        place = cut[chosen][:, None] + column
+        index = torch.where(column < lengths[chosen][:, None], place, int(cut[-1]))
+        yield Block(index.view(-1), 0, 0, lengths[chosen], width)
+        first += len(chosen)
+
+
+def map_rows(
+    function: Callable[..., Tensor],
+    cu_seqlens: Tensor,
+    *packed: Tensor,
+    dtype: torch.dtype,
+    tokens_in_block: int | None = None,
+) -> Tensor:
+    """[N] of `dtype`: `function(block, *rows)` of every block, each `rows` [s, T] of one of the packed [N] tensors; its
+    result is [s, T]."""
+    out = torch.empty(len(packed[0]) + 1, dtype=dtype, device=packed[0].device)
+    for block in blocks(cu_seqlens, tokens_in_block):
+        block.write(out, function(block, *(block.rows(values) for values in packed)))
+    return out[:-1]
+
+
+def clamped_quantile(values: Tensor, block: Block, q: float, low: float, high: float) -> Tensor:
+    """[s] the q-quantile of each row, linearly interpolated at position q (n − 1), clamped to [low, high].
+
+    Most rows need no selection: counting the values at most `low`, and those at least `high`, decides them. In the rows
+    that counting leaves open, two order statistics are selected; nothing is sorted.
+
+    Args:
+        values: [s, T] float, >= 0; 0 at padding.
+        block: the block they belong to. q: in (0, 1). low, high: 0 <= low <= high.
+    """
+    count, width = block.count, block.width
+    position = q * (count - 1).double()
+    rank = position.floor().long()
+    small = (values <= low).sum(1) - (width - count)  # padding is 0, so it was counted
+    large = (values >= high).sum(1)
+    is_low = small >= torch.minimum(rank + 2, count)
+    is_high = ~is_low & (count - large <= rank)
+    out = torch.where(is_high, torch.full((), high, dtype=values.dtype, device=values.device), low)
+    open_ = ~(is_low | is_high)
+    if bool(open_.any()):
+        out[open_] = (
+            _selected(values[open_], count[open_], rank[open_], position[open_]).clamp(low, high).to(values.dtype)
+        )
+    return out
+
+
+def _selected(values: Tensor, count: Tensor, rank: Tensor, position: Tensor) -> Tensor:
+    """[u] the interpolated value between the order statistics `rank` and `rank` + 1 of each row, float64."""
+    width = values.shape[1]
+    kth = int(rank.max())
+    if (
+        int(count.min()) < width
+    ):  # padding so that one rank fits all rows: kth − rank of it below every value, the rest above
+        spare = torch.arange(width, device=values.device) - count[:, None]
+        below = (kth - rank)[:, None]
+        values = torch.where(spare < 0, values, torch.where(spare < below, -torch.inf, torch.inf).to(values.dtype))
+    lower = values.kthvalue(kth + 1, dim=1).values
+    next_ = torch.where(values > lower[:, None], values, torch.inf).amin(1)
+    upto = (values <= lower[:, None]).sum(1)
+    upper = torch.where((upto > kth + 1) | (rank + 1 >= count), lower, next_)
+    return torch.lerp(lower.double(), upper.double(), position - rank)

@@ -1,0 +1,49 @@
+"""Writing a file so that a reader, or a resume after a kill, sees the former content or the new one and nothing
+between."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file beside `path` for writing and put it in the place of `path` when the block ends without an error.
+
+    The data reach the disk (fsync) before the rename, and the rename before this returns. An error inside (a full disk,
+    say) removes the unfinished file, leaves `path` as it was and goes on to the caller; a kill leaves at most a stray
+    `.NAME.part`, which the next write of the same file replaces.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+    sync_folder(path.parent)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace `path` by `content` (text as UTF-8), all or nothing."""
+    with replacing(path) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and new names inside `folder` survive a power cut. Does nothing where a folder can't be opened
+    (Windows)."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

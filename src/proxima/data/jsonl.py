@@ -1,0 +1,78 @@
+"""JSON as the run folder holds it: one line, UTF-8, strict (no NaN), and readable after a kill in the middle of a
+line."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def dumps(value: Any, indent: int | None = None) -> str:
+    """JSON text. A number that is not finite becomes null: NaN is no JSON, and other readers refuse the line.
+
+    Tensors and numpy scalars of one element become numbers; tuples become lists; a lone surrogate, which UTF-8 can't
+    hold, a `?`.
+
+    Raises:
+        TypeError: a value that JSON has no form for.
+    """
+    return utf8(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=indent))
+
+
+def utf8(text: str) -> str:
+    """The text with lone surrogates, which a tokenizer or a file name can bring and UTF-8 can't hold, as `?`."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if not isinstance(value, float) and hasattr(value, "item"):  # a 0-d tensor or numpy scalar
+        return _plain(value.item())
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    raise TypeError(f"{type(value).__name__} has no form in JSON: {value!r:.80}")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The records of a `.jsonl` file; none if it is absent. A torn last line is left out.
+
+    Raises:
+        ValueError: a line in the middle is no JSON object: that is no kill but a damaged file; names file and line.
+    """
+    return [record for record, _ in _lines(path)]
+
+
+def whole_length(path: Path) -> int:
+    """Bytes up to the end of the last whole line: where an interrupted writer goes on."""
+    return max((end for _, end in _lines(path)), default=0)
+
+
+def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    if not path.exists():
+        return
+    content, start, number = path.read_bytes(), 0, 0
+    while start < len(content):
+        end = content.find(b"\n", start) + 1
+        number += 1
+        if end == 0:
+            return  # no newline: torn
+        line, start = content[start:end], end
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("not an object")
+        except ValueError as error:
+            if start == len(content):
+                return  # torn by a power cut that kept the length and lost the data
+            raise ValueError(
+                f"{path}:{number} is no JSON object ({error}); restore the file or delete the line"
+            ) from error
+        yield record, end

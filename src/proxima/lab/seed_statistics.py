@@ -1,0 +1,84 @@
+"""Means over seeds and how sure they are. Two to five seeds are usual here, so the intervals are Student's."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds.
+
+    Args:
+        mean: of the values.
+        half: half the 95 % interval, `t_{n-1} s / sqrt(n)`; None for a single value, which says nothing of its spread.
+        n: how many values.
+        low, high: ends of the interval; the mean itself where `half` is None.
+    """
+
+    mean: float
+    half: float | None
+    n: int
+
+    @property
+    def low(self) -> float:
+        return self.mean - (self.half or 0.0)
+
+    @property
+    def high(self) -> float:
+        return self.mean + (self.half or 0.0)
+
+
+def estimate(values: Sequence[float | None], level: float = 0.95) -> Estimate | None:
+    """Mean and t interval of the values that are there; None when none is.
+
+    half = t_{n-1, (1+level)/2} s / sqrt(n)        s with n - 1 in its denominator
+    """
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    if not known:
+        return None
+    if len(known) == 1:
+        return Estimate(known[0], None, 1)
+    spread = statistics.stdev(known) / math.sqrt(len(known))
+    return Estimate(statistics.fmean(known), t_quantile((1 + level) / 2, len(known) - 1) * spread, len(known))
+
+
+@lru_cache
+def t_quantile(probability: float, freedom: int) -> float:
+    """The value that Student's t with `freedom` degrees stays below with `probability` in (0.5, 1); found by bisection,
+    to 1e-12.
+
+    Source: Abramowitz & Stegun 26.7.3 and 26.7.4, the finite series for whole degrees of freedom.
+    """
+    low, high = 0.0, 1.0
+    while _central(high, freedom) < 2 * probability - 1:
+        high *= 2
+    while high - low > 1e-12 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _central(middle, freedom) < 2 * probability - 1 else (low, middle)
+    return (low + high) / 2
+
+
+def _central(t: float, freedom: int) -> float:
+    """The probability that |T| < t."""
+    angle = math.atan(t / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2 == 1
+    if freedom == 1:
+        return 2 * angle / math.pi
+    term = total = cosine if odd else 1.0
+    for k in range(3 if odd else 2, freedom - 1, 2):  # odd: 2/3, 4/5 …; even: 1/2, 3/4 …
+        term *= (k - 1) / k * cosine * cosine
+        total += term
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """The mean over the tenth of the values around each (three at least; at the ends, over those that are there); under
+    12 as they are."""
+    if len(values) < 12:
+        return list(values)
+    half = max(1, len(values) // 20)
+    return [statistics.fmean(values[max(i - half, 0) : i + half + 1]) for i in range(len(values))]

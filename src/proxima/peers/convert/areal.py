@@ -1,0 +1,426 @@
+"""AReaL: its actor and rollout YAML, from the `behav_imp_weight_cap` of 0.3 to RejectionSamplingConfig."""
+
+from typing import Any
+
+from proxima.config.errors import one_problem
+from proxima.peers.convert import common
+from proxima.peers.convert.draft import Draft
+from proxima.peers.convert.options import Options
+
+LIST = "algorithm.correction"
+CAPS = ("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap")
+FLOORS = ("actor.behave_imp_weight_floor", "actor.behav_imp_weight_floor")
+REJECT = "actor.rejection_sampling."
+GROUPS = ("gconfig.n_samples", "actor.group_size", "group_size", "rollout.gconfig.n_samples")
+
+
+def convert(o: Options) -> Draft:
+    """A recipe from AReaL's options."""
+    d = Draft()
+    common.model(d, o, "actor.path")
+    if o.given("actor.dtype"):
+        written = str(o.get("actor.dtype"))
+        if written in ("bfloat16", "float32"):
+            d.put("model.compute_dtype", written, "from actor.dtype", "master weights stay float32 here")
+        else:
+            d.lacks("actor.dtype", f"{written}; use bfloat16 or float32")
+    if o.given("actor.gradient_checkpointing"):
+        d.put(
+            "model.gradient_checkpointing", o.flag("actor.gradient_checkpointing"), "from actor.gradient_checkpointing"
+        )
+    common.task(d, o, "train_dataset.path")
+    if o.given("train_dataset.shuffle"):
+        d.put("data.shuffle", o.flag("train_dataset.shuffle"), "from train_dataset.shuffle")
+    longest = o.whole("gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens", "actor.max_new_tokens", default=16384)
+    normalised = advantage(d, o)
+    rewards(d, o, normalised, longest)
+    policies(d, o)
+    surrogate(d, o)
+    d.spec("algorithm.aggregate", "token_mean", "AReaL's loss: over all loss tokens, rejected ones included (A1)")
+    penalties(d, o)
+    selection(d, o)
+    names = {name: (f"gconfig.{name}", f"rollout.gconfig.{name}") for name in ("temperature", "top_k", "top_p")}
+    common.sampling(d, o, names, {"temperature": 1.0, "top_k": 0, "top_p": 1.0})
+    d.put(
+        "sampling.max_tokens",
+        longest,
+        o.origin("gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens", "actor.max_new_tokens"),
+    )
+    stop = o.get("gconfig.stop")
+    if isinstance(stop, list) and stop:
+        d.put("sampling.stop", stop, "from gconfig.stop")
+    batch(d, o)
+    training(d, o)
+    return d
+
+
+REWARD, ADV = "actor.reward_norm.", "actor.adv_norm."
+
+
+def advantage(d: Draft, o: Options) -> str:
+    """Reward and advantage normalisation; by what the rewards are divided in the end: `group`, `batch` or `none`."""
+    o.given(*(prefix + name for prefix in (REWARD, ADV) for name in ("group_size", "std_unbiased", "eps")))
+    mean, std = _level(o, REWARD, "mean_level"), _level(o, REWARD, "std_level")
+    adv_mean, adv_std = _level(o, ADV, "mean_level"), _level(o, ADV, "std_level")
+    leave, note, prefix = o.flag(REWARD + "mean_leave1out"), "", REWARD
+    if o.flag("actor.group_reward_norm") and mean is None:
+        mean = std = "group"
+    if mean is None and std is None and adv_mean == "group":
+        mean, std, leave, prefix = "group", adv_std, o.flag(ADV + "mean_leave1out"), ADV
+        note = "AReaL takes this mean over tokens, so that long completions weigh more in it. "
+    elif o.given(ADV + "mean_leave1out"):
+        d.drops(ADV + "mean_leave1out", "rewards are normalised already")
+    if o.given("critic.path"):
+        critic(d, o)
+        return "batch"
+    whitened = adv_std == "batch"
+    if mean == "group":
+        _by_group(d, o, prefix, note, "none" if std is None else std, leave, whitened)
+    else:
+        _by_batch(d, o, whitened)
+    return "batch" if whitened else "none" if std is None else std
+
+
+def _level(o: Options, prefix: str, name: str) -> str | None:
+    """`mean_level` or `std_level`: batch where the section is there and does not say."""
+    written = o.get(prefix + name)
+    if written is None:
+        return "batch" if prefix + name not in o.flat and any(other.startswith(prefix) for other in o.flat) else None
+    if written not in ("group", "batch"):
+        raise o.refused("must be group, batch or null", prefix + name)
+    return str(written)
+
+
+def _by_group(d: Draft, o: Options, prefix: str, note: str, std: str, leave: bool, whitened: bool) -> None:
+    """Rewards minus the mean of their group."""
+    path, origin = "algorithm.advantage", o.origin(prefix + "mean_level", "actor.group_reward_norm")
+    epsilon = (o.number(prefix + "eps", default=1e-5), o.origin(prefix + "eps"))
+    biased = "AReaL's variances are biased (A7)."
+    if whitened and std == "group":
+        fields = {
+            "scale": ("group", f"from {prefix}std_level"),
+            "epsilon": epsilon,
+            "finish": ("tokens", f"from {ADV}std_level"),
+        }
+        d.spec(
+            path,
+            "gdpo",
+            origin,
+            f"{note}Normalised in the group, then whitened over the tokens of the batch. {biased}",
+            **fields,
+        )
+        if leave:
+            d.lacks(
+                prefix + "mean_leave1out",
+                "leaving one out, where rewards are divided by the group's standard deviation",
+            )
+    elif whitened:
+        what = (
+            "the factor n / (n - 1) of leaving one out"
+            if leave
+            else "a standard deviation of the batch"
+            if std == "batch"
+            else ""
+        )
+        cancels = (
+            f" Then whitened over tokens, where {what} cancels."
+            if what
+            else " Then whitened over the tokens of the batch."
+        )
+        d.spec(path, "reinforce_pp_baseline", origin, f"{note}Rewards minus the mean of their group.{cancels} {biased}")
+    elif leave:
+        d.spec(path, "rloo", f"from {prefix}mean_leave1out", note.strip())
+        if std != "none":
+            d.lacks(prefix + "std_level", "dividing after a leave-one-out mean")
+    else:
+        d.spec(path, "grpo", origin, f"{note}{biased}", scale=(std, f"from {prefix}std_level"), epsilon=epsilon)
+    for name in ("actor.discount", "actor.gae_lambda"):
+        if o.number(name, default=1.0) != 1:
+            d.lacks(name, "a discount within a completion, under an advantage of whole completions")
+
+
+def _by_batch(d: Draft, o: Options, whitened: bool) -> None:
+    """No baseline by group: REINFORCE++, where the batch is whitened."""
+    d.spec(
+        "algorithm.advantage",
+        "reinforce_pp",
+        o.origin(ADV + "std_level"),
+        "rewards to go, whitened over the batch",
+        gamma=_gamma(o),
+    )
+    if not whitened:
+        d.lacks("actor.adv_norm", "advantages that are not whitened over the batch, without a baseline by group")
+    if o.number("actor.gae_lambda", default=1.0) != 1:
+        d.lacks("actor.gae_lambda", "a lambda without a critic")
+
+
+def critic(d: Draft, o: Options) -> None:
+    """PPO with a critic."""
+    names = {"gamma": "actor.discount", "lam": "actor.gae_lambda"}
+    fields = {ours: (o.number(name, default=1.0), o.origin(name)) for ours, name in names.items()}
+    d.spec("algorithm.advantage", "gae", "from critic.path", **fields)
+    d.lacks("critic.path", "a critic is not trained yet")
+
+
+def _gamma(o: Options) -> tuple[Any, str]:
+    return o.number("actor.discount", default=1.0), o.origin("actor.discount")
+
+
+def rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
+    """`reward_scaling`, `reward_bias`, and the overlong penalty."""
+    scale = o.number("actor.reward_scaling", default=1.0)
+    weight = (scale, "from actor.reward_scaling") if normalised == "none" and scale != 1 else None
+    common.reward(d, weight)
+    if weight is None and o.given("actor.reward_scaling"):
+        d.drops("actor.reward_scaling", "cancels: rewards or advantages are divided by their standard deviation")
+    if o.given("actor.reward_bias"):
+        d.drops("actor.reward_bias", "cancels: the mean is taken off")
+    if o.given("actor.reward_clip"):
+        d.lacks("actor.reward_clip", "clipping of rewards; no effect while |reward + bias| * scaling stays below it")
+    tokens, factor = "actor.overlong_tokens", "actor.overlong_penalty_factor"
+    if not o.flag("actor.overlong_reward_penalty"):
+        if o.given(tokens, factor):
+            d.drops("actor.overlong_*", "overlong_reward_penalty is false")
+        return
+    for name in (tokens, factor):
+        if not o.given(name):
+            raise one_problem(name, "is missing; AReaL needs it for overlong_reward_penalty", None, o.file)
+    names = ("actor.max_new_tokens", "gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens")
+    most = (o.whole(*names, default=longest), o.origin(*names))
+    common.overlong(d, o, most, (o.whole(tokens), f"from {tokens}"), (o.number(factor), f"from {factor}"))
+    if weight is not None:
+        d.put("reward.1.weight", *weight)
+
+
+def policies(d: Draft, o: Options) -> None:
+    """`use_decoupled_loss`, `recompute_logprob`, `prox_logp_method`, and what bounds the behavior weights."""
+    method = str(o.get("actor.prox_logp_method", default="recompute"))
+    caps = [name for name in (*CAPS, *FLOORS, "actor.behave_imp_weight_mode") if o.given(name)]
+    reject = [name for name in o.flat if name.startswith(REJECT)]
+    if o.flag("actor.use_decoupled_loss"):
+        o.flag("actor.recompute_logprob")
+        origin = "from actor.use_decoupled_loss"
+        if method == "loglinear":
+            d.put("algorithm.proximal", "loglinear", "from actor.prox_logp_method")
+        else:
+            note = {
+                "reuse_train_logp": "the forward is shared where proximal and first update coincide",
+                "metrics": "without its extra metrics",
+            }.get(method, "")
+            d.put("algorithm.proximal", "recompute", origin, note)
+        if reject and o.flat.get("actor.rejection_sampling", True) is not None:
+            rejection(d, o)
+        else:
+            cap(d, o)
+    else:
+        recomputed = o.flag("actor.recompute_logprob")
+        why = "the recomputed log-probs replace the engine's" if recomputed else "the engine's log-probs are the centre"
+        d.put("algorithm.proximal", "recompute" if recomputed else "behavior", o.origin("actor.recompute_logprob"), why)
+        o.asked.update(reject)
+        for name in (*caps, *reject):
+            d.drops(name, "AReaL reads it under use_decoupled_loss only")
+    threshold = o.number("actor.m2_threshold")
+    if threshold is not None:
+        note = "AReaL measures the second moment over each micro-batch"
+        fields = {
+            "threshold": (threshold, "from actor.m2_threshold"),
+            "rejected": ("drop", "AReaL takes the tokens out of the mask"),
+        }
+        d.append(LIST, "second_moment", "from actor.m2_threshold", note, **fields)
+    for name in ("enable_segment_wise_ppo", "rollout.enable_segment_wise_ppo", "actor.enable_segment_wise_ppo"):
+        if o.flag(name):
+            d.lacks(name, "segment-wise decoupled PPO needs asynchronous rollouts")
+    lag = o.whole("rollout.max_head_offpolicyness", "max_head_offpolicyness", default=0)
+    if lag:
+        d.lacks("rollout.max_head_offpolicyness", f"{lag} versions: runs are synchronous, max_lag 0")
+    d.put("runtime.max_lag", 0, o.origin("rollout.max_head_offpolicyness", "max_head_offpolicyness"))
+
+
+def cap(d: Draft, o: Options) -> None:
+    """`behave_imp_weight_cap` with its mode: 5 and token_mask unless the file says otherwise."""
+    mode = str(o.get("actor.behave_imp_weight_mode", default="token_mask"))
+    known = ("token_mask", "token_truncate", "sequence_mask", "sequence_truncate", "disabled")
+    if mode not in known:
+        raise one_problem("actor.behave_imp_weight_mode", f"must be one of {', '.join(known)}", mode, o.file)
+    written = next((name for name in CAPS if name in o.flat), None)
+    if mode == "disabled" or (written is not None and o.flat[written] is None):
+        return
+    upper = (o.number(*CAPS, default=5.0), o.origin(*CAPS))
+    floor = (o.number(*FLOORS, default=0.0), o.origin(*FLOORS) if o.given(*FLOORS) else "AReaL has a cap only")
+    note = (
+        ""
+        if written
+        else "AReaL before rejection_sampling caps at 5 by default; later versions don't: take the entry out if "
+        "yours is later"
+    )
+    level = (
+        ("geometric", "AReaL's sequence ratio is the geometric mean")
+        if mode.startswith("sequence")
+        else ("token", o.origin("actor.behave_imp_weight_mode"))
+    )
+    if mode == "token_mask":
+        d.append(LIST, "cap_floor", o.origin(*CAPS), note, upper=upper, lower=floor)
+        return
+    bound = ("clip" if mode.endswith("mask") else "clamp", o.origin("actor.behave_imp_weight_mode"))
+    d.append(LIST, "importance", o.origin(*CAPS), note, level=level, bound=bound, upper=upper, lower=floor)
+
+
+def rejection(d: Draft, o: Options) -> None:
+    """RejectionSamplingConfig."""
+    level, action = str(o.get(REJECT + "level", default="token")), str(o.get(REJECT + "action", default="mask"))
+    metric, reduce = str(o.get(REJECT + "metric", default="ratio")), str(o.get(REJECT + "agg", default="mean"))
+    upper = (o.number(REJECT + "upper", default=5.0), o.origin(REJECT + "upper"))
+    low = o.number(REJECT + "lower")
+    if metric not in ("ratio", "kl_k1", "kl_k2", "kl_k3"):
+        d.lacks(f"{REJECT}metric={metric}", "no such statistic")
+        return
+    least = (0.0 if low is None else low, "no lower bound" if low is None else f"from {REJECT}lower")
+    weights = "geometric" if level == "sequence" and metric == "ratio" else "token"
+    if action == "clamp":
+        note = "AReaL clamps only sequences whose aggregated ratio is out of bounds (A2)" if level == "sequence" else ""
+        fields: dict[str, tuple[Any, str]] = {
+            "level": (weights, f"from {REJECT}level"),
+            "bound": ("clamp", f"from {REJECT}action"),
+        }
+        d.append(LIST, "importance", f"from {REJECT}action", note, **fields, upper=upper, lower=least)
+        return
+    if level == "token" and metric == "ratio":
+        d.append(LIST, "cap_floor", f"from {REJECT}metric", "", upper=upper, lower=least)
+        return
+    kind = metric.removeprefix("kl_")
+    note = (
+        f"AReaL's {kind} is that of the reciprocal ratio (A3): the bound is not quite the same"
+        if kind in ("k1", "k3")
+        else ""
+    )
+    how: dict[str, tuple[Any, str]] = {
+        "level": (level, o.origin(REJECT + "level")),
+        "statistic": (kind, o.origin(REJECT + "metric")),
+    }
+    if level == "sequence":
+        how["reduce"] = (reduce, o.origin(REJECT + "agg"))
+    how["upper"] = upper
+    if kind == "ratio" or low is not None:
+        how["lower"] = least
+    elif kind == "k1":
+        how["lower"] = (-float("inf"), "no lower bound")
+    d.append(LIST, "rejection", f"from {REJECT}metric", note, **how)
+    d.append(
+        LIST,
+        "importance",
+        "AReaL weighs what is kept",
+        "",
+        level=(weights, f"from {REJECT}level"),
+        bound=("none", "unbounded"),
+    )
+
+
+def surrogate(d: Draft, o: Options) -> None:
+    """PPO's clip, GSPO, SAPO or CISPO."""
+    low = (o.number("actor.eps_clip", default=0.2), o.origin("actor.eps_clip"))
+    high = (
+        o.number("actor.eps_clip_higher", "actor.eps_clip", default=0.2),
+        o.origin("actor.eps_clip_higher", "actor.eps_clip"),
+    )
+    level = str(o.get("actor.importance_sampling_level", default="token"))
+    dual = o.number("actor.c_clip")
+    path = "algorithm.surrogate"
+    taus = {ours: f"actor.sapo_tau_{sign}" for ours, sign in (("tau_positive", "pos"), ("tau_negative", "neg"))}
+    given = [name for name in taus.values() if o.given(name)]
+    if o.flag("actor.use_sapo_loss"):
+        defaults = {"tau_positive": 1.0, "tau_negative": 1.05}
+        fields: dict[str, tuple[Any, str]] = {
+            ours: (o.number(name, default=defaults[ours]), o.origin(name)) for ours, name in taus.items()
+        }
+        d.spec(
+            path,
+            "sapo",
+            "from actor.use_sapo_loss",
+            **fields,
+            level=(level, o.origin("actor.importance_sampling_level")),
+        )
+        for name in ("actor.eps_clip", "actor.eps_clip_higher", "actor.c_clip"):
+            if o.given(name):
+                d.drops(name, "SAPO has no clip")
+        return
+    for name in given:
+        d.drops(name, "use_sapo_loss is false")
+    if o.flag("actor.use_cispo_loss"):
+        d.spec(path, "cispo", "from actor.use_cispo_loss", epsilon_low=low, epsilon_high=high)
+    elif level == "sequence":
+        note = "AReaL's token mean weighs sequences by their length (A5)"
+        form = ("sequence", "from actor.importance_sampling_level")
+        d.spec(
+            path, "gspo", "from actor.importance_sampling_level", note, epsilon_low=low, epsilon_high=high, form=form
+        )
+    else:
+        d.spec(path, "ppo_clip", "AReaL's actor loss", epsilon_low=low, epsilon_high=high)
+        if dual is not None:
+            d.put(f"{path}.dual_clip", dual, "from actor.c_clip")
+        return
+    if dual is not None:
+        d.lacks("actor.c_clip", f"dual clip with {d.entries[f'{path}.kind'].value}")
+
+
+def penalties(d: Draft, o: Options) -> None:
+    """KL in the reward, on by default in AReaL."""
+    value = o.number("actor.kl_ctl", default=0.1)
+    if value:
+        default = "" if o.given("actor.kl_ctl") else " (AReaL's default)"
+        d.lacks("actor.kl_ctl", f"{value:g}{default}: KL in the reward; algorithm.reference_kl puts it into the loss")
+        if o.given("actor.kl_estimator"):
+            d.lacks("actor.kl_estimator", "KL in the reward")
+    else:
+        for name in ("actor.kl_ctl", "actor.kl_estimator"):
+            if o.given(name):
+                d.drops(name, "kl_ctl is 0: off")
+
+
+def selection(d: Draft, o: Options) -> None:
+    """Uniform groups, which AReaL calls dynamic sampling, and completions without an end token."""
+    if o.flag("actor.dynamic_sampling"):
+        note = "AReaL trains on what is left and generates nothing in its place; algorithm.dynamic_sampling would"
+        d.append("algorithm.selection", "drop_uniform_groups", "from actor.dynamic_sampling", note)
+    if o.flag("actor.mask_no_eos_with_zero"):
+        d.append("algorithm.selection", "drop_truncated", "from actor.mask_no_eos_with_zero")
+
+
+def batch(d: Draft, o: Options) -> None:
+    """Prompts, completions, updates."""
+    names = ("train_dataset.batch_size", "rollout.consumer_batch_size")
+    prompts = o.whole(*names, default=1)
+    d.put("train.prompts_per_step", prompts, o.origin(*names))
+    d.put("train.completions_per_prompt", o.whole(*GROUPS, default=1), o.origin(*GROUPS))
+    common.updates(d, prompts, o.whole("actor.ppo_n_minibatches", default=4), o.origin("actor.ppo_n_minibatches"))
+    d.copy("train.tokens_per_micro_batch", o, "actor.mb_spec.max_tokens_per_mb")
+
+
+def training(d: Draft, o: Options) -> None:
+    """Optimizer, schedule, steps."""
+    prefix = "actor.optimizer."
+    kind = o.get(prefix + "type", default="adam")
+    if kind not in ("adam", "adamw", "adam_bf16"):
+        d.lacks(prefix + "type", f"{kind}: only AdamW")
+    names = {name: (prefix + name,) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")}
+    common.optimizer(d, o, names, {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01})
+    common.schedule(d, o, prefix + "lr_scheduler_type", default="constant")
+    steps = o.whole("total_train_steps")
+    common.steps(d, o, steps, "from total_train_steps", "", "total_train_epochs", "AReaL counts total_train_epochs")
+    fixed, share = (
+        o.whole(prefix + "warmup_steps"),
+        o.number(prefix + "warmup_steps_proportion", default=0.001, least=0, most=1),
+    )
+    if fixed:
+        d.put("train.warmup_steps", fixed, f"from {prefix}warmup_steps")
+    elif share and round(share * d.entries["train.steps"].value):
+        d.put(
+            "train.warmup_steps",
+            round(share * d.entries["train.steps"].value),
+            f"{o.origin(prefix + 'warmup_steps_proportion')}, times train.steps",
+        )
+    d.copy("train.final_lr_ratio", o, prefix + "min_lr_ratio")
+    d.copy("train.max_grad_norm", o, prefix + "gradient_clipping", default=1.0)
+    every = o.whole("saver.freq_steps")
+    if every:
+        d.put("checkpoint.every", every, "from saver.freq_steps")
+    d.copy("seed", o, "seed", default=1)

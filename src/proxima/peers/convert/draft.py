@@ -1,0 +1,175 @@
+"""A recipe while it is made: values with the option each came from, and the YAML text with both."""
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxima.config.scalars import for_any_reader
+from proxima.peers.convert.options import Leftover, Options
+
+ALGORITHM = (
+    *("proximal", "behavior", "advantage", "surrogate", "correction", "aggregate"),
+    *("selection", "dynamic_sampling", "reference_kl", "entropy_bonus"),
+)
+SECTIONS = (
+    "model",
+    "task",
+    "data",
+    "reward",
+    "algorithm",
+    "engine",
+    "sampling",
+    "train",
+    "eval",
+    "checkpoint",
+    "runtime",
+    "seed",
+)
+WIDTH = 130
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A leaf of the recipe: its value, the comment at its end, and a note on lines of its own above it."""
+
+    value: Any
+    origin: str
+    note: str = ""
+
+
+@dataclass
+class Draft:
+    """Values by dotted path of our schema, an index for entries of lists: `algorithm.correction.0.kind`."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    unsupported: list[Leftover] = field(default_factory=list)
+    ignored: list[Leftover] = field(default_factory=list)
+    unknown: list[Leftover] = field(default_factory=list)
+    missing: list[Leftover] = field(default_factory=list)
+
+    def put(self, path: str, value: Any, origin: str, note: str = "") -> None:
+        """Set a leaf. `origin`: where the value came from. `note`: where the peer means something else by it, and what
+        was done."""
+        self.entries[path] = Entry(value, origin, note)
+
+    def spec(self, path: str, kind: str, origin: str, note: str = "", /, **fields: tuple[Any, str]) -> None:
+        """Set a slot: its kind, and its fields as (value, origin)."""
+        self.put(f"{path}.kind", kind, origin, note)
+        for name, (value, source) in fields.items():
+            self.put(f"{path}.{name}", value, source)
+
+    def copy(self, path: str, o: Options, *names: str, default: Any = None, note: str = "") -> None:
+        """Set a leaf to an option's number; left out when neither the file nor `default` gives one."""
+        value = o.number(*names, default=default)
+        if value is not None:
+            self.put(path, value, o.origin(*names), note)
+
+    def append(self, path: str, kind: str, origin: str, note: str = "", /, **fields: tuple[Any, str]) -> None:
+        """Add a spec to a list slot."""
+        index = len({name[len(path) + 1 :].split(".")[0] for name in self.entries if name.startswith(f"{path}.")})
+        self.spec(f"{path}.{index}", kind, origin, note, **fields)
+
+    def lacks(self, name: str, why: str) -> None:
+        """Note an option that changes results and has no equivalent yet."""
+        self.unsupported.append(Leftover(name, why))
+
+    def drops(self, name: str, why: str) -> None:
+        """Note an option that changes nothing here."""
+        self.ignored.append(Leftover(name, why))
+
+    def ask(self, path: str, value: Any, what: str, kind: bool = False) -> None:
+        """Put a stand-in where the peer's file says nothing and a recipe must."""
+        self.put(f"{path}.kind" if kind else path, value, f"TO FILL IN: {what}")
+        self.missing.append(Leftover(path, what))
+
+    def tree(self) -> dict[str, Any]:
+        """The recipe as plain dicts and lists."""
+        return {key: _plain(value) for key, value in self._nested().items()}
+
+    def _nested(self) -> dict[str, Any]:
+        root: dict[str, Any] = {}
+        for path, entry in self.entries.items():
+            *parents, last = path.split(".")
+            here = root
+            for part in parents:
+                here = here.setdefault(part, {})
+            here[last] = entry
+        root["algorithm"] = _ordered(root.get("algorithm", {}), ALGORITHM)
+        return _ordered(root, SECTIONS)
+
+    def text(self, head: str) -> str:
+        """The recipe as YAML: `head` and the leftovers as comments, each value with its origin."""
+        lines = [f"# {line}" if line else "#" for line in head.splitlines()]
+        for title, leftovers in self.leftovers():
+            lines += ["#", f"# {title}:"]
+            lines += [f"# {line}" for line in _grouped(leftovers)]
+        lines.append("")
+        for key, value in self._nested().items():
+            lines += [*_block(key, value, 0), *([""] if isinstance(value, dict) else [])]
+        return "\n".join(lines).rstrip() + "\n"
+
+    def leftovers(self) -> list[tuple[str, list[Leftover]]]:
+        """The lists that have something in them, each with its title."""
+        lists = (
+            ("to fill in, the file does not say", self.missing),
+            ("not supported yet", self.unsupported),
+            ("unknown option", self.unknown),
+            ("ignored, no effect here", self.ignored),
+        )
+        return [(title, found) for title, found in lists if found]
+
+    def report(self) -> list[str]:
+        """The same for a terminal."""
+        lines = []
+        for title, found in self.leftovers():
+            lines += [f"{title}:", *_grouped(found)]
+        return lines
+
+
+def _grouped(found: list[Leftover]) -> Iterator[str]:
+    """`  why: name, name`, a line or more for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for one in found:
+        by_reason.setdefault(one.why, []).append(one.name)
+    for why, names in by_reason.items():
+        text = f"{', '.join(names)}: {why}" if len(names) < 4 else f"{why}: {', '.join(names)}"
+        yield from textwrap.wrap(
+            text, WIDTH, initial_indent="  ", subsequent_indent="      ", break_long_words=False, break_on_hyphens=False
+        )
+
+
+def _ordered(fields: dict[str, Any], order: tuple[str, ...]) -> dict[str, Any]:
+    return dict(sorted(fields.items(), key=lambda pair: order.index(pair[0]) if pair[0] in order else len(order)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Entry):
+        return value.value
+    if value and all(key.isdigit() for key in value):
+        return [_plain(value[key]) for key in sorted(value, key=int)]
+    return {key: _plain(child) for key, child in value.items()}
+
+
+def _block(key: str, value: Any, depth: int) -> Iterator[str]:
+    pad = "  " * depth
+    if isinstance(value, Entry):
+        yield from _leaf(f"{pad}{key}:", value, pad)
+    elif value and all(name.isdigit() for name in value):
+        yield f"{pad}{key}:"
+        for index in sorted(value, key=int):
+            lines = [line for name, child in value[index].items() for line in _block(name, child, depth + 2)]
+            first = next(i for i, line in enumerate(lines) if not line.lstrip().startswith("#"))
+            yield from (f"{pad}  {line.lstrip()}" for line in lines[:first])
+            yield f"{pad}  - {lines[first].lstrip()}"
+            yield from lines[first + 1 :]
+    else:
+        yield f"{pad}{key}:"
+        for name, child in value.items():
+            yield from _block(name, child, depth + 1)
+
+
+def _leaf(head: str, entry: Entry, pad: str) -> Iterator[str]:
+    for line in textwrap.wrap(entry.note, WIDTH - len(pad)) if entry.note else ():
+        yield f"{pad}# {line}"
+    yield f"{head} {for_any_reader(entry.value)}  # {entry.origin}"

@@ -1,0 +1,211 @@
+"""TRL's reward functions by name: those of `trl.rewards`, and of open-r1, whose recipes are GRPOConfigs with the
+functions' options."""
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from proxima.config.errors import one_problem
+from proxima.peers.convert import common
+from proxima.peers.convert.draft import Draft
+from proxima.peers.convert.options import Options
+from proxima.peers.convert.read import literal
+
+Fields = dict[str, tuple[Any, str]]
+UNPARSED = (
+    SyntaxError,
+    ValueError,
+    RecursionError,
+    MemoryError,
+)  # what ast.parse makes of text that is no expression, or too deep
+THINK = r"^<think>(?!.*<think>).*?</think>"
+THINK_ANSWER = r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>(\n|$)"
+
+
+@dataclass(frozen=True)
+class Named:
+    """A reward function as it is named: `accuracy_reward`, or `get_soft_overlong_punishment(4096,
+    soft_punish_cache=512)`.
+
+    Args:
+        text: as it stands in the file.
+        name: the function's, without its package where that is TRL's or not known: another's of the same name is
+            another function.
+        arguments: of the call by name or position; None where one can't be read.
+        called: whether there are brackets.
+    """
+
+    text: str
+    name: str
+    arguments: dict[str | int, Any] | None
+    called: bool
+
+    @classmethod
+    def of(cls, text: str) -> "Named":
+        try:
+            node = ast.parse(text.strip(), mode="eval").body
+        except UNPARSED:
+            return cls(text, text.strip(), None, False)
+        called = isinstance(node, ast.Call)
+        package, _, name = ast.unparse(node.func if isinstance(node, ast.Call) else node).rpartition(".")
+        name = name if package.partition(".")[0] in ("", "trl", "open_r1") else f"{package}.{name}"
+        try:
+            given: dict[str | int, Any] = {}
+            if isinstance(node, ast.Call):
+                given |= {index: literal(argument, {}) for index, argument in enumerate(node.args)}
+                given |= {str(keyword.arg): literal(keyword.value, {}) for keyword in node.keywords}
+        except ValueError:
+            return cls(text, name, None, called)
+        return cls(text, name, given, called)
+
+
+def rewards(d: Draft, o: Options) -> None:
+    """`reward_funcs` with `reward_weights`; a stand-in for those that nobody here knows, which are listed by name."""
+    written, weights = o.get("reward_funcs"), o.get("reward_weights")
+    texts = written if isinstance(written, list) else _split(str(written)) if written is not None else []
+    functions = [Named.of(str(text)) for text in texts]
+    if isinstance(weights, list) and not all(
+        isinstance(one, int | float) and not isinstance(one, bool) for one in weights
+    ):
+        raise o.refused("must be a list of numbers; write it out in the file", "reward_weights")
+    if isinstance(weights, list) and functions and len(weights) != len(functions):
+        raise one_problem(
+            "reward_weights",
+            f"has {len(weights)} weights for {len(functions)} functions in reward_funcs",
+            str(weights),
+            o.file,
+        )
+    found = [_known(function, o) for function in functions]
+    if not any(
+        kind in ("math", "gsm8k") for kind, _ in (one for one in found if one)
+    ):  # nothing that says what is right
+        if None in found:
+            found[found.index(None)] = ("", {})
+        else:
+            common.reward(d)
+    summed = o.get("multi_objective_aggregation", default="sum_then_normalize") == "sum_then_normalize"
+    for index, (function, one) in enumerate(zip(functions, found, strict=True)):
+        if one is None or not one[0]:
+            d.lacks("reward_funcs", f"{function.text}: port it and name it as {{kind: function, path: …}}")
+        if one is None:
+            continue
+        place = common.rewards_of(d)
+        if one[0]:
+            d.append("reward", one[0], f"from reward_funcs: {function.name}", **one[1])
+        else:
+            common.reward(d)
+        if summed and isinstance(weights, list) and weights[index] != 1:
+            d.put(f"reward.{place}.weight", weights[index], "from reward_weights")
+    if summed and weights is not None and (not functions or None in found or not isinstance(weights, list)):
+        d.lacks("reward_weights", f"{weights}: they are the `weight` of each entry of `reward`")
+    for name, function_of in OPTIONS.items():
+        if o.given(name) and not any(function.name == function_of for function in functions):
+            d.drops(name, f"reward_funcs does not name {function_of}")
+
+
+def _split(text: str) -> list[str]:
+    """What a list in Python, or words between blanks or commas, names."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except UNPARSED:
+        return text.replace(",", " ").split()
+    return [ast.unparse(item) for item in node.elts] if isinstance(node, ast.List | ast.Tuple) else [text.strip()]
+
+
+def _known(function: Named, o: Options) -> tuple[str, Fields] | None:
+    """Our kind with its fields; None for a function that has no equivalent."""
+    make = KNOWN.get((function.name, function.called))
+    return make(function, o) if make is not None and function.arguments is not None else None
+
+
+def _plain(kind: str, **fields: Any) -> Callable[[Named, Options], tuple[str, Fields] | None]:
+    def make(function: Named, o: Options) -> tuple[str, Fields] | None:
+        return kind, {name: (value, f"as {function.name}") for name, value in fields.items()}
+
+    return make
+
+
+def _overlong(most: Any, buffer: Any, most_from: str, buffer_from: str) -> tuple[str, Fields] | None:
+    """The same number at every length; without a buffer TRL's is a step beyond the limit, which no completion
+    reaches."""
+    if (
+        not all(isinstance(value, int) and not isinstance(value, bool) for value in (most, buffer))
+        or not 1 <= buffer <= most
+    ):
+        return None
+    return "overlong", {"max_tokens": (most, most_from), "buffer_tokens": (buffer, buffer_from)}
+
+
+def _repetition(n: Any, penalty: Any, unit: str, n_from: str, penalty_from: str) -> tuple[str, Fields] | None:
+    """TRL writes the penalty as a negative number."""
+    numbers = (
+        isinstance(n, int)
+        and isinstance(penalty, int | float)
+        and not isinstance(n, bool)
+        and not isinstance(penalty, bool)
+    )
+    if not numbers or n < 1 or penalty > 0:
+        return None
+    return "repetition", {
+        "n": (n, n_from),
+        "unit": (unit, "TRL's" if unit == "tokens" else "open-r1's"),
+        "max_penalty": (0 - penalty, penalty_from),
+    }
+
+
+def _called_overlong(function: Named, o: Options) -> tuple[str, Fields] | None:
+    given = function.arguments or {}
+    most, buffer = given.get("max_completion_len", given.get(0)), given.get("soft_punish_cache", given.get(1))
+    return _overlong(most, buffer, "max_completion_len", "soft_punish_cache")
+
+
+def _called_repetition(function: Named, o: Options) -> tuple[str, Fields] | None:
+    given = function.arguments or {}
+    n, penalty = given.get("ngram_size", given.get(0, 3)), given.get("max_penalty", given.get(1, -1.0))
+    return (
+        _repetition(n, penalty, "tokens", "ngram_size", "max_penalty")
+        if not set(given) - {"ngram_size", "max_penalty", 0, 1}
+        else None
+    )
+
+
+def _optional_overlong(function: Named, o: Options) -> tuple[str, Fields] | None:
+    most, buffer = "max_completion_len", "soft_punish_cache"
+    return _overlong(
+        o.whole(most, default=16384), o.whole(buffer, default=4096), _open_r1(o, most), _open_r1(o, buffer)
+    )
+
+
+def _optional_repetition(function: Named, o: Options) -> tuple[str, Fields] | None:
+    n, penalty = "repetition_n_grams", "repetition_max_penalty"
+    return _repetition(
+        o.whole(n, default=3), o.number(penalty, default=-1.0), "words", _open_r1(o, n), _open_r1(o, penalty)
+    )
+
+
+def _open_r1(o: Options, name: str) -> str:
+    return f"from {name}" if o.given(name) else f"open-r1's default of {name}"
+
+
+OPTIONS = {
+    "max_completion_len": "soft_overlong_punishment",
+    "soft_punish_cache": "soft_overlong_punishment",
+    "repetition_n_grams": "repetition_penalty",
+    "repetition_max_penalty": "repetition_penalty",
+}
+KNOWN: dict[
+    tuple[str, bool], Callable[[Named, Options], tuple[str, Fields] | None]
+] = {  # (name, with brackets) → our reward
+    ("accuracy_reward", False): _plain("math"),
+    ("think_format_reward", False): _plain("format", pattern=THINK),
+    ("get_soft_overlong_punishment", True): _called_overlong,
+    ("get_soft_overlong_punishment", False): _plain(
+        "overlong", max_tokens=1280, buffer_tokens=256
+    ),  # as `trl grpo` knows it by name
+    ("get_repetition_penalty_reward", True): _called_repetition,
+    ("accuracy", False): _plain("math"),
+    ("format", False): _plain("format", pattern=THINK_ANSWER),
+    ("soft_overlong_punishment", False): _optional_overlong,
+    ("repetition_penalty", False): _optional_repetition,
+}

@@ -1,0 +1,214 @@
+"""UniRL: the autoregressive trainer's YAML, with CPPO, DPPO, DRPO (SPO), GRPO or GSPO."""
+
+from typing import Any
+
+from proxima.config.errors import one_problem
+from proxima.peers.convert import common
+from proxima.peers.convert.draft import Draft
+from proxima.peers.convert.options import Options
+
+ALGORITHM = "algorithm."
+HORIZON = 8192
+BY_OPTION = {
+    "cppo_delta": "cppo",
+    "cppo_w_min": "cppo",
+    "cppo_delta_b": "cppo",
+    "dppo_delta": "dppo",
+    "drpo_epsilon": "drpo",
+    "clip_range": "grpo",
+}
+
+
+def convert(o: Options) -> Draft:
+    """A recipe from UniRL's options."""
+    d = Draft()
+    path = "bundle.config.pretrained_model_ckpt_path"
+    common.model(d, o, path, "rollout.config.pretrained_model_ckpt_path")
+    if o.given("bundle.config.attn_implementation"):
+        d.drops("bundle.config.attn_implementation", "chosen by model.attention")
+    common.task(d, o, "data_source.args.run.data_path")
+    rewards(d, o)
+    kind = algorithm(d, o)
+    proximal(d, o, kind)
+    surrogate(d, o, kind)
+    aggregate(d, o, kind)
+    advantage(d, o)
+    names = {name: (f"sampling.{name}", f"sampling.ar.{name}") for name in ("temperature", "top_k", "top_p")}
+    names["max_tokens"] = ("sampling.max_new_tokens", "sampling.ar.max_new_tokens")
+    common.sampling(d, o, names, {"temperature": 0.7, "top_k": 1024, "top_p": 0.9, "max_tokens": 512})
+    tempered = o.number(ALGORITHM + "sampling_temperature")
+    if tempered is not None and tempered != d.entries["sampling.temperature"].value:
+        d.lacks(
+            ALGORITHM + "sampling_temperature",
+            f"{tempered:g}, not the sampling's: here the trainer reads the temperature from the data",
+        )
+    batch(d, o)
+    training(d, o)
+    return d
+
+
+def rewards(d: Draft, o: Options) -> None:
+    """The scorer by its class."""
+    scorer = str(o.get("reward.backend._target_", default="")).rpartition(".")[2]
+    known = {"MathVerifyRewardScorer": "math", "MathBoxedRewardScorer": "boxed"}
+    if scorer in known:
+        d.append("reward", known[scorer], "from reward.backend")
+    else:
+        common.reward(d)
+        if scorer:
+            d.lacks("reward.backend._target_", f"{scorer}: choose `reward`")
+    truncated = str(o.get("reward.truncated_reward", default="zero"))
+    if truncated != "keep":
+        said = o.origin("reward.truncated_reward")
+        d.lacks(
+            "reward.truncated_reward",
+            f"{truncated} ({said}): a cut completion keeps its score here; algorithm.selection drop_truncated "
+            "leaves it out",
+        )
+
+
+def algorithm(d: Draft, o: Options) -> str:
+    """Which algorithm: by its class, else by the names of its options."""
+    target = str(o.get(ALGORITHM + "_target_", default="")).rpartition(".")[2]
+    known = {"CPPO": "cppo", "DPPO": "dppo", "DRPO": "drpo", "GRPO": "grpo", "GSPO": "gspo"}
+    if target and target not in known:
+        raise one_problem(ALGORITHM + "_target_", f"only {', '.join(known)} train language models here", target, o.file)
+    found = known.get(target) or next(
+        (kind for option, kind in BY_OPTION.items() if o.flat.get(ALGORITHM + option) is not None), None
+    )
+    if found is None:
+        raise one_problem(ALGORITHM + "_target_", f"is missing; one of {', '.join(known)}", None, o.file)
+    return found
+
+
+def proximal(d: Draft, o: Options, kind: str) -> None:
+    """`old_logp_source`: rollout is the engine's log-prob, replay the trainer's before the first update."""
+    name = ALGORITHM + "old_logp_source"
+    if kind in ("grpo", "gspo"):
+        d.put("algorithm.proximal", "behavior", f"UniRL's {kind.upper()} is always anchored on the rollout")
+        return
+    source = str(o.get(name, default="rollout")).strip().lower()
+    if source not in ("rollout", "replay"):
+        raise one_problem(name, "must be rollout or replay", source, o.file)
+    d.put("algorithm.proximal", "behavior" if source == "rollout" else "recompute", o.origin(name))
+
+
+def surrogate(d: Draft, o: Options, kind: str) -> None:
+    """The loss with its options."""
+    path, origin = (
+        "algorithm.surrogate",
+        f"from {ALGORITHM}_target_" if o.given(ALGORITHM + "_target_") else "from the names of the options",
+    )
+    replayed = d.entries["algorithm.proximal"].value == "recompute"
+
+    def own(name: str, default: Any) -> tuple[Any, str]:
+        return o.number(ALGORITHM + name, default=default), o.origin(ALGORITHM + name)
+
+    fields: dict[str, tuple[Any, str]]
+    note = ""
+    if kind == "cppo":
+        fields = {
+            "delta": own("cppo_delta", 0.2),
+            "w_min": own("cppo_w_min", 0.8),
+            "delta_b": own("cppo_delta_b", 0.02),
+        }
+    elif kind == "dppo":
+        fields = {"divergence": ("binary_tv", "UniRL's DPPO"), "delta": own("dppo_delta", 0.15)}
+    elif kind == "drpo":
+        weighted = o.flag(ALGORITHM + "penalty_mu_weighted", default=True)
+        kind, fields = ("drpo" if weighted else "spo"), {"epsilon": own("drpo_epsilon", 12.5)}
+        note = "" if weighted else "penalty_mu_weighted is false: plain SPO"
+        if weighted and replayed:
+            note = "UniRL's replay weighs the pull by the replayed probability; here it stays the behavior policy's"
+            d.lacks(ALGORITHM + "old_logp_source", "DRPO's weight from the replayed policy")
+    else:
+        low = own("clip_range", 3e-4 if kind == "gspo" else 1e-4)
+        names = (ALGORITHM + "clip_range_high", ALGORITHM + "clip_range")
+        fields = {"epsilon_low": low, "epsilon_high": (o.number(*names, default=low[0]), o.origin(*names))}
+        if kind == "gspo":
+            fields["form"] = ("sequence", "UniRL's GSPO")
+        written = str(o.get(ALGORITHM + "clip_schedule", default="constant"))
+        if written != "constant":
+            d.lacks(ALGORITHM + "clip_schedule", f"{written}: the clip range is constant here")
+    if replayed and kind in ("cppo", "dppo"):
+        fields["centre"] = ("proximal", f"from {ALGORITHM}old_logp_source: replay overwrites mu too")
+    d.spec(path, {"grpo": "ppo_clip"}.get(kind, kind), origin, note, **fields)
+
+
+AGGREGATES = {
+    "token-mean": "token_mean",
+    "seq-mean-token-mean": "sequence_mean_token_mean",
+    "seq-mean-token-sum-norm": "sequence_mean_token_sum_norm",
+}
+
+
+def aggregate(d: Draft, o: Options, kind: str) -> None:
+    """`loss_agg_mode` with its `horizon`."""
+    names, horizon = (ALGORITHM + "loss_agg_mode", ALGORITHM + "loss_agg"), ALGORITHM + "horizon"
+    written = str(o.get(*names, default="token-mean"))
+    if kind == "gspo":
+        d.spec("algorithm.aggregate", "sequence_mean_token_mean", "UniRL's GSPO is a mean over sequences")
+        for name in (*names, horizon):
+            if o.given(name):
+                d.drops(name, "UniRL's GSPO does not read it")
+        return
+    if written not in AGGREGATES:
+        raise one_problem(names[0], f"no aggregation of this name; known: {', '.join(AGGREGATES)}", written, o.file)
+    if written == "seq-mean-token-sum-norm":
+        common.horizon(d, o.origin(*names), o.number(horizon, default=HORIZON), o.origin(horizon))
+        return
+    note = (
+        "UniRL before its aggregate_token_losses divides by all packed tokens, masked ones too (U3)"
+        if written == "token-mean"
+        else ""
+    )
+    d.spec("algorithm.aggregate", AGGREGATES[written], o.origin(*names), note)
+    if o.given(horizon):
+        d.drops(horizon, f"not read by {written}")
+
+
+def advantage(d: Draft, o: Options) -> None:
+    """`adv_normalization_scope`, `normalize_adv_by_std`."""
+    scope = str(o.get("adv_normalization_scope", default="group"))
+    by_std = o.flag("normalize_adv_by_std", default=True)
+    if scope not in ("group", "global"):
+        raise one_problem("adv_normalization_scope", "must be group or global", scope, o.file)
+    if scope == "global":
+        d.lacks("adv_normalization_scope", "global: one mean over all prompts; the mean is each group's here")
+    scale = "none" if not by_std else "group" if scope == "group" else "batch"
+    fields = {"scale": (scale, o.origin("normalize_adv_by_std")), "epsilon": (1e-8, "UniRL's constant")}
+    d.spec("algorithm.advantage", "grpo", o.origin("adv_normalization_scope"), **fields)
+
+
+def batch(d: Draft, o: Options) -> None:
+    """Prompts, completions, updates."""
+    names = ("batch_size", "data_source.args.algorithm.prompts_per_rollout")
+    o.given(*names)
+    prompts = o.whole(*names, default=1)
+    d.put("train.prompts_per_step", prompts, o.origin(*names))
+    groups = ("sampling.samples_per_prompt", "sampling.ar.samples_per_prompt")
+    d.put("train.completions_per_prompt", o.whole(*groups, default=1), o.origin(*groups))
+    common.updates(
+        d, prompts, o.whole("stack.num_updates_per_batch", default=1), o.origin("stack.num_updates_per_batch")
+    )
+    d.copy("train.tokens_per_micro_batch", o, "stack.micro_planner.token_budget")
+    d.copy("train.max_grad_norm", o, "stack.max_grad_norm", default=1.0)
+    if o.given("num_rollouts"):
+        d.copy("train.steps", o, "num_rollouts")
+    else:
+        d.ask("train.steps", 100, "UniRL's num_rollouts")
+
+
+def training(d: Draft, o: Options) -> None:
+    """Optimizer, schedule, seed."""
+    prefix, scheduler = "backend.optimizer_cfg.", "backend.scheduler_cfg."
+    names = {
+        "lr": (prefix + "learning_rate",),
+        "weight_decay": (prefix + "weight_decay",),
+        "eps": (prefix + "adam_epsilon",),
+    }
+    names |= {beta: (prefix + f"adam_{beta}",) for beta in ("beta1", "beta2")}
+    common.optimizer(d, o, names, {"lr": 1e-6})
+    common.schedule(d, o, scheduler + "type", default="constant")
+    d.copy("train.warmup_steps", o, scheduler + "warmup_steps")
+    d.copy("seed", o, "data_source.args.run.seed")

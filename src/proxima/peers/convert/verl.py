@@ -1,0 +1,425 @@
+"""verl: its trainer's YAML (or a launch script's overrides), from 0.3 to 0.9, with DAPO's options."""
+
+import math
+from typing import Any
+
+from proxima.config.errors import one_problem
+from proxima.peers.convert import common
+from proxima.peers.convert.draft import Draft
+from proxima.peers.convert.options import Options
+from proxima.peers.convert.verl_correction import correction
+
+ACTOR, ROLLOUT, LOSS = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.policy_loss."
+OVERLONG = (
+    "custom_reward_function.overlong_buffer.",  # the first DAPO scripts
+    "reward_model.overlong_buffer.",
+    "reward_model.overlong_buffer_cfg.",
+    "reward_model.reward_kwargs.overlong_buffer_cfg.",
+    "reward.reward_kwargs.overlong_buffer_cfg.",
+)
+
+
+def convert(o: Options) -> Draft:
+    """A recipe from verl's options."""
+    d = Draft()
+    common.model(d, o, "actor_rollout_ref.model.path")
+    longest = o.whole("data.max_response_length", ROLLOUT + "response_length", default=512)
+    prompt = o.whole("data.max_prompt_length", ROLLOUT + "prompt_length", default=512)
+    d.put("model.max_length", prompt + longest, f"{o.origin('data.max_prompt_length')} + max_response_length")
+    if o.given("actor_rollout_ref.model.enable_gradient_checkpointing"):
+        name = "actor_rollout_ref.model.enable_gradient_checkpointing"
+        d.put("model.gradient_checkpointing", o.flag(name), o.origin(name))
+    common.task(d, o, "data.train_files")
+    if o.given("data.shuffle"):
+        d.put("data.shuffle", o.flag("data.shuffle"), o.origin("data.shuffle"))
+    common.reward(d)
+    overlong(d, o, longest)
+    forced = correction(d, o)
+    advantage(d, o)
+    aggregate(d, o, surrogate(d, o, forced), longest)
+    penalties(d, o)
+    selection(d, o)
+    names = {"temperature": (ROLLOUT + "temperature",), "top_k": (ROLLOUT + "top_k",), "top_p": (ROLLOUT + "top_p",)}
+    common.sampling(d, o, names, {"temperature": 1.0, "top_k": -1, "top_p": 1.0})
+    d.put("sampling.max_tokens", longest, o.origin("data.max_response_length", ROLLOUT + "response_length"))
+    batch(d, o)
+    training(d, o)
+    if o.given(ROLLOUT + "calculate_log_probs"):
+        d.drops(ROLLOUT + "calculate_log_probs", "the engine always returns the behavior log-probs")
+    return d
+
+
+def overlong(d: Draft, o: Options, longest: int) -> None:
+    """The overlong buffer of the DAPO reward manager; what that manager's scorer gives is said beside it."""
+    for prefix in OVERLONG:
+        if not o.given(prefix + "enable", prefix + "len", prefix + "penalty_factor"):
+            continue
+        limit = prefix.rpartition("overlong")[0] + "max_resp_len"
+        o.given(prefix + "log", limit)
+        if not o.flag(prefix + "enable"):
+            d.drops(prefix + "*", "enable is false")
+            continue
+        buffer, factor = (o.whole(prefix + "len", least=1), f"from {prefix}len"), prefix + "penalty_factor"
+        if buffer[0] is None:
+            raise one_problem(prefix + "len", "is missing; the penalty needs the length of its buffer", None, o.file)
+        if not o.given(factor) and prefix not in OVERLONG[:2]:
+            raise one_problem(factor, "is missing; the penalty needs its factor", None, o.file)
+        most = (
+            o.whole(limit, default=longest),
+            o.origin(limit, "data.max_response_length", ROLLOUT + "response_length"),
+        )
+        common.overlong(
+            d, o, most, buffer, (o.number(factor, default=0.0), o.origin(factor))
+        )  # 0 in verl's dapo_trainer.yaml
+        if most[0] < longest:
+            d.lacks(
+                limit,
+                f"{most[0]}, below the {longest} tokens of a completion: beyond it verl's penalty goes on growing, "
+                "here it stays",
+            )
+    for name in ("reward_model.reward_manager", "reward.reward_manager.name"):
+        if o.get(name) == "dapo":
+            d.lacks(
+                name,
+                "dapo: choose `reward`; where verl's scorer gives +1 and -1, as for DAPO's data, {kind: math, "
+                "weight: 2} is as far apart",
+            )
+        elif o.get(name, default="naive") != "naive":
+            d.lacks(name, "how the peer's reward manager scores: choose `reward`")
+
+
+ESTIMATORS = {
+    "gae": "gae",
+    "gdpo": "gdpo",
+    "gpg": "gpg",
+    "grpo": "grpo",
+    "grpo_vectorized": "grpo",
+    "grpo_passk": "grpo_passk",
+    "opo": "opo",
+    "optimal_token_baseline": "optimal_token_baseline",
+    "tir_optimal_token_baseline": "optimal_token_baseline",
+    "reinforce_plus_plus": "reinforce_pp",
+    "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
+    "remax": "remax",
+    "rloo": "rloo",
+    "rloo_vectorized": "rloo",
+}
+
+
+def advantage(d: Draft, o: Options) -> None:
+    """`algorithm.adv_estimator`."""
+    name = "algorithm.adv_estimator"
+    written = str(o.get(name, default="gae")).lower().removeprefix("advantageestimator.")
+    if written not in ESTIMATORS:
+        raise one_problem(name, f"no advantage of this name; known: {', '.join(ESTIMATORS)}", written, o.file)
+    kind, origin = ESTIMATORS[written], o.origin(name)
+    note = (
+        "verl gives a group of one its raw reward (P16); here its advantage is 0"
+        if kind in ("grpo", "opo", "gpg")
+        else ""
+    )
+    d.spec("algorithm.advantage", kind, origin, note)
+    by_std = "algorithm.norm_adv_by_std_in_grpo"
+    scaled = o.flag(by_std, default=True)
+    if kind in ("grpo", "grpo_passk", "gdpo"):
+        d.put("algorithm.advantage.scale", "group" if scaled else "none", o.origin(by_std))
+        d.put("algorithm.advantage.epsilon", 1e-6, "verl's constant")
+    elif o.given(by_std):
+        d.drops(by_std, f"verl reads it for grpo, not for {written}")
+    for option, field, kinds in (("gamma", "gamma", ("gae", "reinforce_pp")), ("lam", "lam", ("gae",))):
+        if kind in kinds:
+            d.copy(f"algorithm.advantage.{field}", o, f"algorithm.{option}", default=1.0)
+        elif o.given(f"algorithm.{option}"):
+            d.drops(f"algorithm.{option}", f"verl reads it for gae, not for {written}")
+
+
+def surrogate(d: Draft, o: Options, forced: str | None) -> str:
+    """`policy_loss.loss_mode` with its options; the mode."""
+    name = LOSS + "loss_mode"
+    mode = str(o.get(name, ACTOR + "loss_mode", default="vanilla")).replace("-", "_")
+    low = _clip(o, ACTOR + "clip_ratio_low")
+    high = _clip(o, ACTOR + "clip_ratio_high")
+    cap = (o.number(ACTOR + "clip_ratio_c", default=3.0), o.origin(ACTOR + "clip_ratio_c"))
+    used: dict[str, dict[str, tuple[Any, str]]] = {
+        "vanilla": {"epsilon_low": low, "epsilon_high": high, "dual_clip": cap},
+        "gspo": {"epsilon_low": low, "epsilon_high": high},
+        "geo_mean": {"epsilon_low": low, "epsilon_high": high, "clip": ("log_ratio", "as verl clips")},
+        "cispo": {"epsilon_low": low, "epsilon_high": high},
+        "dppo_tv": {"divergence": ("binary_tv", f"from {name}"), "delta": high, "delta_low": low, "ratio_cap": cap},
+        "dppo_kl": {"divergence": ("binary_kl", f"from {name}"), "delta": high, "delta_low": low, "ratio_cap": cap},
+        "sapo": {"tau_positive": _own(o, ACTOR + "tau_pos", 1.0), "tau_negative": _own(o, ACTOR + "tau_neg", 1.05)},
+        "clip_cov": {
+            "epsilon_low": low,
+            "epsilon_high": high,
+            "share": _own(o, LOSS + "clip_cov_ratio", 2e-4),
+            "low": _own(o, LOSS + "clip_cov_lb", 1.0),
+            "high": _own(o, LOSS + "clip_cov_ub", 5.0),
+        },
+        "kl_cov": {"share": _own(o, LOSS + "kl_cov_ratio", 2e-4), "coefficient": _own(o, LOSS + "ppo_kl_coef", 0.1)},
+        "gpg": {},
+        "dro": {"beta": _own(o, LOSS + "dro_beta", None)},
+    }
+    kinds = {"vanilla": "ppo_clip", "gpg": "reinforce", "dppo_tv": "dppo", "dppo_kl": "dppo"}
+    if mode == "bypass_mode":
+        mode = "vanilla"
+    if mode not in used:
+        raise one_problem(name, f"no surrogate of this name; known: {', '.join(used)}", mode, o.file)
+    fields = used[mode] if forced is None else {}
+    read = {origin for _, origin in fields.values()}
+    for origin in sorted({origin for other in used.values() for _, origin in other.values()} - read - {f"from {name}"}):
+        if origin.startswith("from "):
+            d.drops(
+                origin.removeprefix("from "),
+                f"not read by {f'loss_mode {mode}' if forced is None else 'REINFORCE, which has no clip'}",
+            )
+    if forced is not None:
+        d.spec(
+            "algorithm.surrogate",
+            forced,
+            "from algorithm.rollout_correction",
+            "bypass mode with loss_type reinforce: no clip",
+        )
+        return mode
+    if mode == "dro" and fields["beta"][0] is None:
+        raise one_problem(LOSS + "dro_beta", "is missing; verl refuses dro without it", None, o.file)
+    d.spec(
+        "algorithm.surrogate", kinds.get(mode, mode), o.origin(name, ACTOR + "loss_mode"), _clip_note(o, mode), **fields
+    )
+    return mode
+
+
+def _clip_note(o: Options, mode: str) -> str:
+    notes = []
+    if mode == "vanilla" and not o.given(ACTOR + "clip_ratio_c"):
+        notes.append("verl's dual clip, clip_ratio_c, is on by default.")
+    if mode.startswith("dppo"):
+        notes.append("The cap is clip_ratio_c, 3 by default; the 20 of verl's documentation is never reached (P4).")
+    if o.given(ACTOR + "clip_ratio") and not o.given(ACTOR + "clip_ratio_low", ACTOR + "clip_ratio_high"):
+        notes.append(
+            "verl's own config sets clip_ratio_low and clip_ratio_high to 0.2: unless yours sets them to null, "
+            "clip_ratio had no effect."
+        )
+    return " ".join(notes)
+
+
+def _clip(o: Options, name: str) -> tuple[Any, str]:
+    """A clip bound: its own option, or `clip_ratio`."""
+    names = (name, ACTOR + "clip_ratio")
+    return o.number(*names, default=0.2), o.origin(*names)
+
+
+def _own(o: Options, name: str, default: float | None) -> tuple[Any, str]:
+    return o.number(name, default=default), o.origin(name)
+
+
+AGGREGATES = {
+    "token-mean": "token_mean",
+    "token-sum": "token_sum",
+    "seq-mean-token-mean": "sequence_mean_token_mean",
+    "seq-mean-token-sum": "sequence_mean_token_sum",
+    "seq-mean-token-sum-norm": "sequence_mean_token_sum_norm",
+}
+
+
+def aggregate(d: Draft, o: Options, mode: str, longest: int) -> None:
+    """`loss_agg_mode`, which two of verl's losses don't read."""
+    name, factor, first = ACTOR + "loss_agg_mode", ACTOR + "loss_scale_factor", ACTOR + "use_token_level_loss"
+    written = str(o.get(name, default="token-mean" if o.flag(first, default=True) else "seq-mean-token-mean"))
+    if o.given(first) and not o.given(name):  # what the first DAPO scripts call it
+        name = first
+    scale = o.number(factor)
+    kind = d.entries["algorithm.surrogate.kind"].value
+    if mode in ("sapo", "geo_mean") and kind == mode:
+        why = {
+            "sapo": "verl's sapo always does this (P6)",
+            "geo_mean": "verl's geo_mean always means over sequences (P10)",
+        }[mode]
+        d.spec("algorithm.aggregate", "sequence_mean_token_mean", why)
+        if o.given(name):
+            d.drops(name, f"verl's {mode} does not read it")
+        return
+    if written not in AGGREGATES:
+        raise one_problem(name, f"no aggregation of this name; known: {', '.join(AGGREGATES)}", written, o.file)
+    if written == "seq-mean-token-sum-norm":
+        note = "" if scale is not None else "without loss_scale_factor verl divides by the padded response length"
+        common.horizon(
+            d,
+            o.origin(name),
+            longest if scale is None else scale,
+            o.origin("data.max_response_length" if scale is None else factor),
+            note,
+        )
+        return
+    d.spec("algorithm.aggregate", AGGREGATES[written], o.origin(name))
+    if scale is not None:
+        d.drops(factor, "verl reads it for seq-mean-token-sum-norm only")
+
+
+KL_KINDS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+
+
+def penalties(d: Draft, o: Options) -> None:
+    """KL towards the reference in the loss or in the reward, and entropy."""
+    kind, coefficient = ACTOR + "kl_loss_type", ACTOR + "kl_loss_coef"
+    if o.flag(ACTOR + "use_kl_loss"):
+        written = str(o.get(kind, default="low_var_kl"))
+        ours = KL_KINDS.get(written.removesuffix("+"))
+        if ours is None:
+            d.lacks(f"{kind}={written}", "needs the whole distribution of the reference; no such penalty")
+        else:
+            fields: dict[str, tuple[Any, str]] = {
+                "coefficient": (o.number(coefficient, default=0.001), o.origin(coefficient))
+            }
+            if written.endswith("+"):
+                fields["straight_through"] = (True, f"the + of {kind}")
+            if ours == "k3":
+                fields["limit"] = (10.0, "verl clamps k3 at 10 (P22)")
+            d.spec("algorithm.reference_kl", ours, o.origin(kind), **fields)
+    else:
+        for name in (kind, coefficient):
+            if o.given(name):
+                d.drops(name, "use_kl_loss is false")
+    names = ("kl_penalty", "kl_ctrl.type", "kl_ctrl.kl_coef", "kl_ctrl.horizon", "kl_ctrl.target_kl")
+    given = [f"algorithm.{name}" for name in names if o.given(f"algorithm.{name}")]
+    if o.flag("algorithm.use_kl_in_reward"):
+        for name in ("algorithm.use_kl_in_reward", *given):
+            d.lacks(name, "KL in the reward; algorithm.reference_kl puts it into the loss")
+    else:
+        for name in given:
+            d.drops(name, "use_kl_in_reward is false")
+    common.entropy(d, o, ACTOR + "entropy_coeff")
+
+
+METRICS = {"acc": "accuracy", "score": "reward", "seq_reward": "reward", "seq_final_reward": "reward"}
+
+
+def selection(d: Draft, o: Options) -> None:
+    """DAPO's dynamic sampling: uniform groups dropped, others generated in their place, what is too much thrown
+    away."""
+    prefix = "algorithm.filter_groups."
+    options = tuple(prefix + name for name in ("metric", "max_num_gen_batches", "max_inflight_gen_batches"))
+    prompts, generated = (
+        o.whole("data.train_batch_size", default=1024, least=1),
+        o.whole("data.gen_batch_size", least=1),
+    )
+    alone = o.whole(ROLLOUT + "n", default=1) == 1
+    if alone or not o.flag(prefix + "enable"):
+        for name in (prefix + "enable", *options):
+            if o.given(name) and (alone or name in options):
+                d.drops(name, "verl keeps groups of one" if alone else "filter_groups.enable is false")
+        if generated not in (None, prompts):
+            d.lacks("data.gen_batch_size", "without filter_groups as many prompts are generated as a step consumes")
+        return
+    _filter(d, o, options[0])
+    if not o.flag(prefix + "fill_to_train_bsz", default=True):  # of the first DAPO scripts
+        d.lacks(
+            prefix + "fill_to_train_bsz",
+            "false: what is left of gen_batch_size prompts is a step; here it is prompts_per_step less what is dropped",
+        )
+        return
+    limit = o.whole(options[1], default=0)
+    path = "algorithm.dynamic_sampling."
+    d.put(path + "max_num_gen_batches", limit, o.origin(options[1]), "" if limit > 0 else "no limit, as in verl")
+    d.put(path + "exhausted", "stop", "verl raises then")
+    share, origin, note = 1.0, "verl's default of data.gen_batch_size", ""
+    if generated is not None:
+        share, origin, note = (
+            generated / prompts,
+            "from data.gen_batch_size",
+            f"{generated} prompts at once, for a step of {prompts}",
+        )
+    if share < 1:
+        d.lacks(
+            "data.gen_batch_size",
+            f"{generated}, fewer than the {prompts} of a step: a generation batch has at least as many here",
+        )
+        share, note = 1.0, ""
+    elif math.ceil(share * prompts) > (generated or prompts):
+        share = math.nextafter(share, 0)  # 29 / 7 * 7 is a little more than 29
+    d.put(path + "oversample", share, origin, note)
+    d.put(path + "max_age", 0, "verl throws surplus groups away", "1 keeps them for the next step")
+    if o.given(options[2]):
+        why = (
+            "verl's V1 trainer replaces single prompts as they come, without end; here whole generation batches "
+            "follow one another"
+        )
+        d.lacks(options[2], why)
+
+
+def _filter(d: Draft, o: Options, name: str) -> None:
+    """Which groups are uniform: those of equal `metric`."""
+    metric, origin = o.get(name), o.origin(name)
+    index = len({path.split(".")[2] for path in d.entries if path.startswith("algorithm.selection.")})
+    note = ""
+    ours = METRICS.get(str(metric), "reward")
+    if metric == "score" and any(
+        entry.value == "overlong" for path, entry in d.entries.items() if path.endswith(".kind")
+    ):
+        ours, note = (
+            str(d.entries["reward.0.kind"].value),
+            "verl's score is the scorer's own, before the overlong penalty",
+        )
+    d.append("algorithm.selection", "drop_uniform_groups", "from algorithm.filter_groups.enable", note)
+    if metric is None:
+        d.ask(
+            f"algorithm.selection.{index}.metric",
+            ours,
+            "what verl filters by, filter_groups.metric; accuracy is its acc",
+        )
+        return
+    d.put(f"algorithm.selection.{index}.metric", ours, origin)
+    if metric not in METRICS:
+        d.lacks(name, f"{metric}: something that your own scorer tells; taken: reward. The name of a reward would do")
+
+
+def batch(d: Draft, o: Options) -> None:
+    """Prompts, completions, updates."""
+    prompts = o.whole("data.train_batch_size", default=1024)
+    mini = o.whole(ACTOR + "ppo_mini_batch_size", default=256, least=1)
+    d.put("train.prompts_per_step", prompts, o.origin("data.train_batch_size"))
+    d.put("train.completions_per_prompt", o.whole(ROLLOUT + "n", default=1), o.origin(ROLLOUT + "n"))
+    note = f"{prompts} prompts in mini batches of {mini}: verl counts both in prompts"
+    common.updates(d, prompts, math.ceil(prompts / mini), o.origin(ACTOR + "ppo_mini_batch_size"), note)
+    d.copy("train.epochs_per_step", o, ACTOR + "ppo_epochs", default=1)
+    budget = ACTOR + "ppo_max_token_len_per_gpu"
+    if o.flag(ACTOR + "use_dynamic_bsz"):
+        d.copy("train.tokens_per_micro_batch", o, budget, default=16384)
+    elif o.given(budget):
+        d.drops(budget, "use_dynamic_bsz is false")
+
+
+def training(d: Draft, o: Options) -> None:
+    """Optimizer, schedule, evaluations, checkpoints."""
+    prefix = ACTOR + "optim."
+    names = {"lr": (prefix + "lr",), "weight_decay": (prefix + "weight_decay",)}
+    common.optimizer(d, o, names, {"lr": 1e-6, "weight_decay": 0.01})
+    betas = o.get(prefix + "betas")
+    if isinstance(betas, list) and len(betas) == 2:
+        for beta, value in zip(("beta1", "beta2"), betas, strict=True):
+            d.put(f"train.optimizer.{beta}", value, f"from {prefix}betas")
+    common.schedule(d, o, prefix + "lr_scheduler_type", prefix + "warmup_style", default="constant")
+    total = o.whole("trainer.total_training_steps", prefix + "total_training_steps", default=0)
+    origin = o.origin("trainer.total_training_steps", prefix + "total_training_steps")
+    common.steps(d, o, total, origin, "", "trainer.total_epochs", "verl counts trainer.total_epochs")
+    warmup, ratio = (
+        o.whole(prefix + "lr_warmup_steps", default=-1),
+        o.number(prefix + "lr_warmup_steps_ratio", default=0.0, least=0, most=1),
+    )
+    made = math.prod(d.entries[f"train.{name}"].value for name in ("updates_per_step", "epochs_per_step"))
+    note = f"verl's scheduler counts steps, ours updates: {made} in each" if made > 1 else ""
+    if warmup > 0:
+        d.put("train.warmup_steps", warmup * made, o.origin(prefix + "lr_warmup_steps"), note)
+    elif ratio > 0:
+        steps = round(ratio * d.entries["train.steps"].value)
+        d.put("train.warmup_steps", steps * made, f"from {prefix}lr_warmup_steps_ratio, times train.steps", note)
+    d.copy("train.final_lr_ratio", o, prefix + "min_lr_ratio")
+    d.copy("train.max_grad_norm", o, ACTOR + "grad_clip", prefix + "clip_grad", default=1.0)
+    save = o.whole("trainer.save_freq", default=-1)
+    d.put("checkpoint.every", max(0, save), o.origin("trainer.save_freq"))
+    if o.given("data.val_files", "trainer.val_before_train") or o.given("trainer.test_freq"):
+        every = max(0, o.whole("trainer.test_freq", default=-1))
+        d.lacks("data.val_files", f"held-out questions: set eval.task, and eval.every to {every} (trainer.test_freq)")
+    keep = o.whole("trainer.max_actor_ckpt_to_keep")
+    if keep is not None:
+        d.put("checkpoint.keep_last", keep, o.origin("trainer.max_actor_ckpt_to_keep"))
+    d.copy("seed", o, "data.seed", ACTOR + "data_loader_seed")

@@ -1,0 +1,169 @@
+"""TRL's offline trainers: DPO, KTO, reward model."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.core.preference import PREFERENCES, Kto, PreferencePairs, completion_log_prob, wpo_weight
+from proxima.core.value import RewardLoss
+from proxima.peers.verify.record import Attempt, Check, Record, as_tensor
+
+DIVERGENCES = {
+    "reverse_kl": "reverse_kl",
+    "forward_kl": "forward_kl",
+    "js_divergence": "js",
+    "alpha_divergence": "alpha",
+}
+SMOOTHED = ("aot", "aot_unpaired", "exo_pair", "robust")  # 1.16 ignores label_smoothing elsewhere (T12)
+
+
+def dpo_spec(kind: str, p: dict[str, Any], *, smoothing: bool) -> Any:
+    """Our spec for a TRL `loss_type`."""
+    cls: Any = PREFERENCES[kind]
+    fields: dict[str, Any] = {"beta": p["beta"]}
+    if kind in SMOOTHED or (kind == "sigmoid" and smoothing):
+        fields["label_smoothing"] = p["label_smoothing"]
+    if "divergence" in cls.__dataclass_fields__:
+        fields |= {
+            "divergence": DIVERGENCES[p.get("f_divergence_type", "reverse_kl")],
+            "alpha": p.get("f_alpha_divergence_coef", 0.5),
+        }
+    if kind == "discopop":
+        fields["tau"] = p["discopop_tau"]
+    return cls(**fields)
+
+
+def _flat(record: Record, name: str) -> Tensor:
+    return record.tensor(name).flatten()
+
+
+def dpo(record: Record) -> Iterator[Attempt]:
+    """DPOTrainer._compute_loss"""
+    p = record.params
+    leaves = {side: record.tensor(f"{side}_logp").requires_grad_() for side in ("chosen", "rejected")}
+    masks = {side: as_tensor(record.inputs[f"{side}_mask"]) != 0 for side in leaves}
+    lengths = {side: mask.sum(1) for side, mask in masks.items()}
+    alpha = 1.0 if p.get("ld_alpha") is None else p["ld_alpha"]
+
+    def summed(values: Tensor, side: str, alpha: float = alpha) -> Tensor:
+        rows, width = masks[side].shape
+        other = lengths["rejected" if side == "chosen" else "chosen"]
+        return completion_log_prob(
+            values.flatten(), masks[side].flatten(), torch.arange(rows + 1) * width, other, alpha
+        )
+
+    pairs = PreferencePairs(
+        chosen=summed(leaves["chosen"], "chosen"),
+        rejected=summed(leaves["rejected"], "rejected"),
+        reference_chosen=summed(record.tensor("ref_chosen_logp"), "chosen"),
+        reference_rejected=summed(record.tensor("ref_rejected_logp"), "rejected"),
+        chosen_length=lengths["chosen"],
+        rejected_length=lengths["rejected"],
+    )
+    whole = replace(pairs, chosen=summed(leaves["chosen"], "chosen", 1.0))  # `sft` knows no ld_alpha
+    kinds = [p["loss_type"]] if isinstance(p["loss_type"], str) else p["loss_type"]
+    weights = p.get("loss_weights") or [1.0] * len(kinds)
+    for reason, smoothing in ((None, True), ("T12", False)):
+        specs = [dpo_spec(kind, p, smoothing=smoothing) for kind in kinds]
+        read = [whole if kind == "sft" else pairs for kind in kinds]
+        per_pair = sum((w * spec(one) for w, spec, one in zip(weights, specs, read, strict=True)), torch.zeros(()))
+        if p.get("use_weighting"):
+            per_pair = per_pair * _on_policy(record, leaves, masks)
+        assert isinstance(per_pair, Tensor)
+        numbers = {name: metric.value for name, metric in specs[0].metrics(pairs).items()}
+        numbers |= {"logps/chosen": pairs.chosen.detach().mean(), "logps/rejected": pairs.rejected.detach().mean()}
+        yield reason, _dpo_checks(record, leaves, per_pair.mean(), numbers)
+
+
+def _on_policy(record: Record, leaves: dict[str, Tensor], masks: dict[str, Tensor]) -> Tensor:
+    out = torch.ones(())
+    for side, leaf in leaves.items():
+        rows, width = leaf.shape
+        known = (f"{side}_logp", f"{side}_mask", f"ref_{side}_logp")
+        names = [name for name in record.inputs if side in name and name not in known]  # log Σ p², under whatever name
+        if len(names) != 1:
+            raise KeyError(f"{side}: log of the sum of squared probabilities")
+        out = out * wpo_weight(
+            leaf.flatten(), _flat(record, names[0]), masks[side].flatten(), torch.arange(rows + 1) * width
+        )
+    return out
+
+
+def _dpo_checks(record: Record, leaves: dict[str, Tensor], loss: Tensor, numbers: dict[str, Any]) -> list[Check]:
+    single = record.single or "exo_pair" in str(record.params["loss_type"])
+    loose = (
+        {"rtol": 2e-5, "atol": 2e-6}
+        if record.single
+        else {"rtol": 1e-7 if single else 1e-9, "atol": 1e-8 if single else 1e-11}
+    )
+    gradients = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, allow_unused=True)
+    theirs = record.expected
+    checks = [Check("loss", loss.detach(), theirs["loss"], **loose)]
+    for side, gradient in zip(leaves, gradients, strict=True):
+        own = torch.zeros_like(leaves[side]) if gradient is None else gradient
+        checks.append(Check(f"grad_{side}_logp", own, theirs[f"grad_{side}_logp"], **loose))
+    return [*checks, *record.checks(numbers, rtol=1e-6)]
+
+
+def kto(record: Record) -> Iterator[Attempt]:
+    """KTOTrainer._compute_loss"""
+    p = record.params
+    leaf = record.tensor("logp").requires_grad_()
+    mask = as_tensor(record.inputs["mask"]) != 0
+    rows, width = mask.shape
+    edges = torch.arange(rows + 1) * width
+    ours, theirs = (
+        completion_log_prob(x.flatten(), mask.flatten(), edges) for x in (leaf, record.tensor("reference_logp"))
+    )
+    label = as_tensor(record.inputs["label"]) != 0
+    kl = torch.zeros(())
+    if record.has("kl_logps"):
+        kl = (record.tensor("kl_logps") - record.tensor("kl_ref_logps")).mean()
+    spec = Kto(
+        p["beta"],
+        p["desirable_weight"],
+        p["undesirable_weight"],
+        "zero" if p["loss_type"] == "apo_zero_unpaired" else "kl",
+    )
+    loss = spec(ours, theirs, label, kl).mean()
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    numbers = _kto_numbers(ours.detach(), theirs, label, spec.beta) | {
+        "kl": kl.clamp(min=0) if spec.anchor == "kl" else 0.0
+    }
+    checks = [
+        Check("loss", loss.detach(), record.expected["loss"]),
+        Check("grad_logp", gradient, record.expected["grad_logp"]),
+    ]
+    yield None, [*checks, *record.checks(numbers, rtol=1e-6)]
+
+
+def _kto_numbers(ours: Tensor, reference: Tensor, label: Tensor, beta: float) -> dict[str, Any]:
+    """Implicit rewards β (log π − log π_ref) and log-probs, averaged over each side."""
+    numbers: dict[str, Any] = {}
+    for side, members in (("chosen", label), ("rejected", ~label)):
+        numbers[f"rewards/{side}"] = (beta * (ours - reference)[members]).mean()
+        numbers[f"logps/{side}"] = ours[members].mean()
+    return numbers | {"rewards/margins": numbers["rewards/chosen"] - numbers["rewards/rejected"]}
+
+
+def reward(record: Record) -> Iterator[Attempt]:
+    """RewardTrainer.compute_loss"""
+    chosen, rejected = (record.tensor(name).requires_grad_() for name in ("chosen_rewards", "rejected_rewards"))
+    margin = record.tensor("margin") if record.has("margin") else 0.0
+    token, metrics = RewardLoss(record.params.get("center_rewards_coefficient") or 0.0)(chosen, rejected, margin)
+    loss = token.mean()
+    gradients = torch.autograd.grad(loss, [chosen, rejected])
+    theirs = record.expected
+    checks = [Check("loss", loss.detach(), theirs["loss"]), Check("grad_chosen", gradients[0], theirs["grad_chosen"])]
+    checks.append(Check("grad_rejected", gradients[1], theirs["grad_rejected"]))
+    names = {
+        "accuracy": "accuracy",
+        "margin": "margin",
+        "mean_reward": "reward_mean",
+        "max_reward": "reward_max",
+        "min_reward": "reward_min",
+    }
+    yield None, [*checks, *record.checks({name: metrics[own].value for name, own in names.items()}, rtol=1e-6)]

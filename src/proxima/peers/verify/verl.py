@@ -1,0 +1,310 @@
+"""verl's policy losses, aggregation, value loss and KL."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from proxima.core.advantage import whiten
+from proxima.core.aggregate import AGGREGATE_ALIASES, AGGREGATES, SequenceMeanTokenMean, SequenceMeanTokenSumNorm
+from proxima.core.loss import Corrected, Loss, apply_corrections, policy_loss
+from proxima.core.penalty import PENALTIES, AdaptiveCoefficient
+from proxima.core.ratio import masked_log_ratio
+from proxima.core.segment import segment_mean
+from proxima.core.surrogate import Cispo, ClipCov, Dppo, Dro, GeoMean, Gspo, KlCov, PpoClip, Reinforce, Sapo
+from proxima.core.surrogate.clip import clipped
+from proxima.core.value import ValueLoss
+from proxima.data import PolicyBatch
+from proxima.peers.verify.record import Attempt, Check, Padded, Record, as_tensor
+from proxima.peers.verify.verl_actor import actor_numbers
+from proxima.peers.verify.verl_mismatch import number_checks
+from proxima.peers.verify.verl_options import bands, correction_numbers, filled, importance, rejections
+
+
+@dataclass(frozen=True)
+class Given:
+    """A correction whose weights [N] somebody else computed."""
+
+    weight: Tensor
+    rejected: Literal["count"] = "count"
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, b: PolicyBatch) -> Corrected:
+        return Corrected(self.weight, b.loss_mask & (self.weight > 0), {})
+
+
+def aggregate_of(record: Record, width: int) -> Any:
+    """The aggregation a record asks for; verl's norm divides by the padded width unless told otherwise (P1)."""
+    kind = AGGREGATES[AGGREGATE_ALIASES[record.params["loss_agg_mode"]]]
+    if kind is SequenceMeanTokenSumNorm:
+        return kind(horizon=record.params.get("loss_scale_factor") or width)
+    return kind()
+
+
+def step_value(record: Record, loss: Loss) -> Tensor:
+    """The loss under the denominators of the whole step that the record may give (`global_batch_info`)."""
+    info = {**record.params, **(record.params.get("global_batch_info") or {})}
+    mode, world = info["loss_agg_mode"], info.get("dp_size") or 1
+    given = (
+        info.get("batch_num_tokens")
+        if mode == "token-mean"
+        else info.get("global_batch_size")
+        if mode.startswith("seq")
+        else None
+    )
+    return (loss.value if given is None else loss.numerator / given) * world
+
+
+def surrogate_of(record: Record) -> Any:
+    """Our spec for verl's `loss_mode` and its options; None when there is none."""
+    p = record.params
+    own = p.get("policy_loss") or {}
+    low, high = (p["clip_ratio"] if p.get(key) is None else p[key] for key in ("clip_ratio_low", "clip_ratio_high"))
+    cap = p.get("clip_ratio_c")
+    makers: dict[str, Any] = {
+        "vanilla": lambda: PpoClip(low, high, cap),
+        "dppo_tv": lambda: Dppo("binary_tv", high, low, cap),
+        "dppo_kl": lambda: Dppo("binary_kl", high, low, cap),
+        "gspo": lambda: Gspo(low, high),
+        "sapo": lambda: Sapo(p["tau_pos"], p["tau_neg"]),
+        "gpg": Reinforce,
+        "reinforce": Reinforce,
+        "clip_cov": lambda: ClipCov(low, high, own["clip_cov_ratio"], own["clip_cov_lb"], own["clip_cov_ub"]),
+        "kl_cov": lambda: KlCov(own["kl_cov_ratio"], own["ppo_kl_coef"]),
+        "geo_mean": lambda: GeoMean(low, high, "log_ratio"),
+        "dro": lambda: Dro(own["dro_beta"]),
+        "cispo": lambda: Cispo(low, high),
+    }
+    maker = makers.get(p["loss_mode"])
+    return None if maker is None else maker()
+
+
+def policy(record: Record) -> Iterator[Attempt]:
+    """core_algos.compute_policy_loss_*"""
+    if record.params["loss_mode"] == "bypass_mode":
+        yield from bypass(record)
+        return
+    padded = policy_rows(record)
+    spec, aggregate = surrogate_of(record), aggregate_of(record, padded.mask.shape[1])
+    correction = None if padded.b.weight is None else Given(padded.b.weight)
+    metrics = number_checks(record, actor_numbers(spec, padded.b))
+    yield None, [*loss_checks(record, padded, step_value(record, run(padded.b, spec, aggregate, correction))), *metrics]
+    if record.params["loss_mode"] == "sapo":
+        loss = run(padded.b, spec, SequenceMeanTokenMean(), correction)
+        yield "P6", [*loss_checks(_as_rows(record), padded, step_value(_as_rows(record), loss)), *metrics]
+    if record.params["loss_mode"] == "gspo":
+        loss = run(padded.b, _GspoClampedAtTen(spec), aggregate, correction)
+        yield "P5", [*loss_checks(record, padded, step_value(record, loss)), *metrics]
+    if record.params["loss_mode"] == "geo_mean":
+        loss = run(padded.b, _GeoMeanWeighted(spec), SequenceMeanTokenMean(), None)
+        yield "P10", [*loss_checks(_as_rows(record), padded, loss.numerator / len(padded.mask)), *metrics]
+
+
+def _as_rows(record: Record) -> Record:
+    return replace(record, params={**record.params, "loss_agg_mode": "seq-mean-token-mean"})
+
+
+def run(b: PolicyBatch, spec: Any, aggregate: Any, correction: Any) -> Loss:
+    return policy_loss(b, surrogate=spec, aggregate=aggregate, correction=correction, check=False)
+
+
+def policy_rows(record: Record) -> Padded:
+    fields = {
+        "log_prob": record.tensor("logp"),
+        "advantage": record.tensor("advantages"),
+        "behavior_log_prob": record.tensor("behavior_logp"),
+    }
+    for key in ("rollout_is_weights", "is_weights"):
+        if record.has(key):
+            fields["weight"] = record.tensor(key)
+    return record.batch(**fields)
+
+
+def loss_checks(record: Record, padded: Padded, value: Tensor) -> list[Check]:
+    loose = record.tolerance()
+    checks = [Check("loss", value.detach(), record.expected["loss"], **loose)]
+    return [*checks, Check("grad_logp", padded.gradient(value), record.expected["grad_logp"], **loose)]
+
+
+@dataclass(frozen=True)
+class _GspoClampedAtTen:
+    """verl's gspo: the sequence's log-ratio is clamped at 10 from above, with no gradient beyond, and not from below
+    (P5)."""
+
+    spec: Gspo
+    needs: ClassVar[frozenset[str]] = Gspo.needs
+
+    def __call__(self, b: PolicyBatch) -> Any:
+        own = masked_log_ratio(b)
+        mean = segment_mean(own, b.loss_mask, b.cu_seqlens).detach()[b.sequence_index]
+        ratio = (mean + own - own.detach()).clamp(max=10.0).exp()
+        out = clipped(ratio, b.masked("advantage"), b.loss_mask, self.spec.epsilon_low, self.spec.epsilon_high)
+        return replace(self.spec(b), loss=torch.where(b.loss_mask, out[0], 0.0))
+
+
+@dataclass(frozen=True)
+class _GeoMeanWeighted:
+    """verl's geo_mean: given weights enter as the geometric mean of w + 1e-10 (P10)."""
+
+    spec: GeoMean
+    needs: ClassVar[frozenset[str]] = GeoMean.needs
+
+    def __call__(self, b: PolicyBatch) -> Any:
+        out = self.spec(b)
+        if b.weight is None:
+            return out
+        mean = segment_mean((b.masked("weight") + 1e-10).log(), b.loss_mask, b.cu_seqlens).exp()
+        return replace(out, loss=out.loss * mean[b.sequence_index])
+
+
+def bypass(record: Record) -> Iterator[Attempt]:
+    """Bypass mode: proximal is behavior, rejection is by the current policy and shrinks the mask; only REINFORCE
+    applies weights (P13)."""
+    own = record.params["policy_loss"]["rollout_correction"]
+    padded = policy_rows(record)
+    aggregate = aggregate_of(record, padded.mask.shape[1])
+    reinforce = own.get("loss_type") == "reinforce"
+    p = record.params
+    low, high = (p["clip_ratio"] if p.get(key) is None else p[key] for key in ("clip_ratio_low", "clip_ratio_high"))
+    spec: Any = Reinforce() if reinforce else PpoClip(low, high, p.get("clip_ratio_c"))
+    for shipped in (False, True):
+        chosen: list[Any] = list(bands(own, "current", shipped=True) if shipped else rejections(own, "current"))
+        kept = replace(padded.b, loss_mask=apply_corrections(padded.b, chosen).loss_mask)
+        if reinforce and own.get("rollout_is"):
+            chosen.append(importance(own, "current"))
+        checks = loss_checks(record, padded, step_value(record, run(padded.b, spec, aggregate, chosen or None)))
+        with_empty = filled(padded, proximal=False)
+        for more in (None,) if with_empty is None else (None, with_empty):
+            numbers = actor_numbers(spec, kept) | correction_numbers(own, padded, more, "current", shipped=shipped)
+            yield "P25" if shipped else "P27" if more else None, [*checks, *number_checks(record, numbers)]
+
+
+def aggregation(record: Record) -> Iterator[Attempt]:
+    """core_algos.agg_loss"""
+    matrix = record.tensor("loss_mat").requires_grad_()
+    mask = as_tensor(record.inputs["mask"]) != 0
+    b = PolicyBatch.from_padded(mask, log_prob=matrix)
+    spec = aggregate_of(record, mask.shape[1])
+    loss = Loss(spec(b.log_prob, b), spec.denominator(b.loss_mask, b.cu_seqlens), {}, b.loss_mask)
+    value = step_value(record, loss)
+    (gradient,) = torch.autograd.grad(value, matrix)
+    loose = record.tolerance()
+    theirs = record.expected
+    yield (
+        None,
+        [
+            Check("loss", value.detach(), theirs["loss"], **loose),
+            Check("grad_loss_mat", gradient, theirs["grad_loss_mat"], **loose),
+        ],
+    )
+
+
+def value_loss(record: Record) -> Iterator[Attempt]:
+    """core_algos.compute_value_loss"""
+    mask = as_tensor(record.inputs["mask"]) != 0
+    leaf = record.tensor("vpreds").requires_grad_()
+    b = PolicyBatch.from_padded(
+        mask, log_prob=leaf, advantage=record.tensor("values"), behavior_log_prob=record.tensor("returns")
+    )
+    assert b.advantage is not None and b.behavior_log_prob is not None
+    token, metrics = ValueLoss(epsilon=record.params["cliprange_value"])(
+        b.log_prob, b.advantage, b.behavior_log_prob, b.loss_mask
+    )
+    spec = aggregate_of(record, mask.shape[1])
+    value = step_value(record, Loss(spec(token, b), spec.denominator(b.loss_mask, b.cu_seqlens), {}, b.loss_mask))
+    (gradient,) = torch.autograd.grad(value, leaf)
+    theirs, loose = record.expected, record.tolerance()
+    checks = [
+        Check("loss", value.detach(), theirs["loss"], **loose),
+        Check("grad_vpreds", gradient, theirs["grad_vpreds"], **loose),
+    ]
+    yield None, [*checks, *record.checks({"vf_clipfrac": metrics["value_clip_fraction"].value}, rtol=1e-6)]
+
+
+KL_NAMES = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+
+
+def kl_spec(name: str) -> Any:
+    """verl's name of a KL estimator → ours, with its clamp of k3 at 10."""
+    kind = KL_NAMES[name.removesuffix("+")]
+    more = {"limit": 10.0} if kind == "k3" else {}
+    return PENALTIES[kind](coefficient=1.0, straight_through=name.endswith("+"), **more)
+
+
+def kl_penalty(record: Record) -> Iterator[Attempt]:
+    """core_algos.kl_penalty, over all positions, masked or not."""
+    leaf = record.tensor("logp").requires_grad_()
+    kl = kl_spec(record.params["kl_penalty"]).divergence(leaf, record.tensor("reference_logp"))
+    (gradient,) = torch.autograd.grad(kl.sum(), leaf, retain_graph=True)
+    theirs, loose = record.expected, record.tolerance()
+    checks = [
+        Check("kl", kl.detach(), theirs["kl"], **loose),
+        Check("grad_sum_kl", gradient, theirs["grad_sum_kl"], **loose),
+    ]
+    mask = as_tensor(record.inputs["mask"]) != 0
+    for mode, numbers in theirs.get("agg", {}).items():
+        b = PolicyBatch.from_padded(mask, log_prob=kl)
+        spec = aggregate_of(replace(record, params={"loss_agg_mode": mode}), mask.shape[1])
+        value = Loss(spec(b.log_prob, b), spec.denominator(b.loss_mask, b.cu_seqlens), {}, b.loss_mask).value
+        loose = replace(record, params={"loss_agg_mode": mode}).tolerance()
+        checks.append(Check(f"agg.{mode}.loss", value.detach(), numbers["loss"], **loose))
+        if "grad_logp" in numbers:
+            checks.append(
+                Check(
+                    f"agg.{mode}.grad_logp",
+                    torch.autograd.grad(value, leaf, retain_graph=True)[0],
+                    numbers["grad_logp"],
+                    **loose,
+                )
+            )
+    yield None, checks
+
+
+def adaptive_kl(record: Record) -> Iterator[Attempt]:
+    """core_algos.AdaptiveKLController"""
+    p = record.params
+    controller, beta, values = AdaptiveCoefficient(p["target_kl"], p["horizon"]), p["init_kl_coef"], []
+    for kl, samples in zip(record.inputs["current_kl"], record.inputs["n_steps"], strict=True):
+        beta = controller.next(beta, kl, samples)
+        values.append(beta)
+    yield None, [Check("values", values, record.expected["values"])]
+
+
+def kl_in_reward(record: Record) -> Iterator[Attempt]:
+    """ray_trainer.apply_kl_penalty"""
+    p = record.params
+    mask = as_tensor(record.inputs["mask"]) != 0
+    kl = kl_spec(p["kl_penalty"]).divergence(record.tensor("old_log_probs"), record.tensor("reference_logp"))
+    kl = torch.where(mask, kl, 0.0)
+    rewards = record.tensor("token_level_scores") - p["init_kl_coef"] * kl
+    mean = float((kl.sum(1) / mask.sum(1).clamp(min=1)).mean())
+    after = AdaptiveCoefficient(p["target_kl"], p["horizon"]).next(p["init_kl_coef"], mean, len(mask))
+    theirs = record.expected
+    checks = [
+        Check("token_level_rewards", rewards, theirs["token_level_rewards"]),
+        Check("kl_coef_after", after, theirs["kl_coef_after"], 1e-8),
+    ]
+    metrics = {
+        "actor/reward_kl_penalty": mean,
+        "actor/reward_kl_penalty_coeff": p["init_kl_coef"],
+    }  # the one before the update (P23)
+    yield None, [*checks, *record.checks(metrics)]
+
+
+def whitening(record: Record) -> Iterator[Attempt]:
+    """torch_functional.masked_mean, masked_var, masked_whiten; padding goes through the same map (P18)."""
+    mask = as_tensor(record.inputs["mask"]) != 0
+    values = record.tensor("values")
+    chosen = values[mask]
+    theirs = record.expected
+    checks = [Check("mean", chosen.mean(), theirs["mean"], 1e-8), Check("var", chosen.var(), theirs["var"], 1e-7)]
+    checks += record.checks({"var_biased": chosen.var(correction=0)}, under="")
+    for name, shift in (("whiten", True), ("whiten_noshift", False)):
+        ours = torch.zeros_like(values)
+        ours[mask] = whiten(chosen, torch.ones(int(mask.sum()), dtype=torch.bool), shift=shift)
+        scale = torch.rsqrt(chosen.var() + 1e-8)
+        garbage = (values - chosen.mean()) * scale + (0.0 if shift else chosen.mean())
+        checks.append(Check(name, torch.where(mask, ours, garbage), theirs[name], 1e-7, 1e-8))
+    yield None, checks

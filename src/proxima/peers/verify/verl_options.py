@@ -1,0 +1,104 @@
+"""The rollout correction options of verl 0.7 and 0.9, read: our specs for them, and all that 0.9 reports."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from torch import Tensor
+
+from proxima.core.correction import Importance, Rejection
+from proxima.core.metrics import Metrics
+from proxima.data import PolicyBatch
+from proxima.peers.verify.record import Padded
+from proxima.peers.verify.verl_mismatch import APPLIED, Band, masked_numbers, policy_numbers, weight_numbers
+
+
+def bounds(threshold: Any) -> tuple[float | None, float]:
+    """verl writes "lo_hi", or the upper bound alone."""
+    low, _, high = str(threshold).partition("_")
+    return (float(low), float(high)) if high else (None, float(low))
+
+
+def importance(options: dict[str, Any], towards: Any = "proximal") -> Importance:
+    """`rollout_is` of verl 0.9: an upper bound truncates, two bounds are IcePop."""
+    low, high = bounds(options.get("rollout_is_threshold", 2.0))
+    bound: Literal["truncate", "clip"] = "truncate" if low is None else "clip"
+    normalise = bool(options.get("rollout_is_batch_normalize"))
+    return Importance(
+        level=options["rollout_is"], bound=bound, upper=high, lower=low, normalise=normalise, towards=towards
+    )
+
+
+def rules(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, float | None, float]]:
+    """`rollout_rs` of verl 0.9, several by commas: where and how each is reduced, its statistic, and its bounds as
+    written."""
+    names = [name.strip() for name in (options.get("rollout_rs") or "").split(",") if name.strip()]
+    given = options.get("rollout_rs_threshold")
+    limits = [x.strip() for x in str(given).split(",")] if given is not None else []
+    if len(limits) == 1:
+        limits = limits * len(names)
+    for name, limit in zip(names, limits, strict=True):
+        level, *reduce, kind = name.replace("seq_", "sequence_").split("_")
+        low, high = bounds(limit)
+        if kind == "k1" and low is None:
+            low = 1 / high
+        yield {"level": level, "reduce": reduce[0] if reduce else "mean"}, kind, low, high
+
+
+def rejections(options: dict[str, Any], towards: Any = "proximal") -> list[Rejection]:
+    """Our rejections for `rollout_rs` as documented: k1's bounds are of the ratio."""
+    found = []
+    for how, kind, low, high in rules(options):
+        statistic: Any = "ratio" if kind == "k1" else kind
+        found.append(Rejection(statistic=statistic, upper=high, lower=low, rejected="drop", towards=towards, **how))
+    return found
+
+
+def bands(options: dict[str, Any], towards: Any = "proximal", *, shipped: bool) -> list[Band]:
+    """The statistics that 0.9 tests and reports, k1 = −log ratio. `shipped`: with the bounds as they run, on the
+    reciprocal ratio (P25)."""
+    found = []
+    for how, kind, low, high in rules(options):
+        if kind == "k1":
+            assert low is not None
+            low, high = (math.log(low), math.log(high)) if shipped else (-math.log(high), -math.log(low))
+        statistic: Any = kind
+        found.append(Band(Rejection(statistic=statistic, towards=towards, **how), low, high))
+    return found
+
+
+def filled(padded: Padded, *, proximal: bool = True) -> PolicyBatch | None:
+    """The batch with a token of log-prob 0 under both policies in each empty row; None where no row is empty.
+
+    `proximal`: the training log-probs are the proximal policy's; else the current one's alone."""
+    empty = ~padded.mask.any(1)
+    if not bool(empty.any()):
+        return None
+    b = padded.b
+    assert b.behavior_log_prob is not None
+    mask = padded.mask.clone()
+    mask[empty, 0] = True
+    training, behavior = (padded.rows(x) for x in (b.log_prob, b.behavior_log_prob))
+    more = {"proximal_log_prob": training} if proximal else {}
+    return Padded.of(mask, log_prob=training, behavior_log_prob=behavior, **more).b
+
+
+def prefixed(numbers: Metrics, prefix: str) -> Metrics:
+    """The numbers with `prefix` before their bare names."""
+    return {prefix + name: metric for name, metric in numbers.items()}
+
+
+def correction_numbers(
+    options: dict[str, Any], padded: Padded, more: PolicyBatch | None, towards: Any = "proximal", *, shipped: bool
+) -> Metrics:
+    """All that 0.9 reports for its options; `shipped` and `more` as for `bands` and `weight_numbers`."""
+    b = padded.b
+    numbers = policy_numbers(b, more, towards)
+    if options.get("rollout_is"):
+        numbers |= prefixed(weight_numbers(importance(options, towards), b, more, APPLIED), "rollout_is_")
+    keep: Tensor = b.loss_mask
+    for band in bands(options, towards, shipped=shipped):
+        kind = band.rule.name
+        numbers |= prefixed(band.numbers(b), f"rollout_rs_{kind}_")
+        keep = keep & band(b).keep
+    return numbers | masked_numbers(b, keep, all_rows=more is not None)

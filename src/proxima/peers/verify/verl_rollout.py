@@ -1,0 +1,101 @@
+"""verl's rollout correction in its three generations: PR 3694, 0.7 and 0.9."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from proxima.core.correction import Importance, Rejection
+from proxima.core.loss import Corrections, apply_corrections
+from proxima.data import PolicyBatch
+from proxima.peers.verify.record import Attempt, Check, Padded, Record
+from proxima.peers.verify.verl_mismatch import RAW, masked_numbers, number_checks, policy_numbers, weight_numbers
+from proxima.peers.verify.verl_options import bands, correction_numbers, filled, importance, prefixed, rejections
+
+
+def rows(record: Record) -> Padded:
+    """Training log-probs are the proximal policy's."""
+    training = record.tensor("logp")
+    return record.batch(log_prob=training, behavior_log_prob=record.tensor("behavior_logp"), proximal_log_prob=training)
+
+
+def weight_check(padded: Padded, done: Corrections, record: Record) -> Check:
+    """The weights, 0 at padding; nothing at all where no weights are asked for."""
+    weight = None if done.weight is None else padded.rows(done.weight)
+    return Check("rollout_is_weights", weight, record.expected["rollout_is_weights"], 1e-7, 1e-10)
+
+
+def pr3694(record: Record) -> Iterator[Attempt]:
+    """mismatch_helper.compute_rollout_importance_weights"""
+    p = record.params
+    padded = rows(record)
+    spec = Importance(
+        level=p["rollout_is_level"],
+        bound=p["rollout_is_mode"].replace("mask", "clip"),
+        upper=p["rollout_is_threshold"],
+        lower=p["rollout_is_threshold_lower"],
+        veto=p["rollout_is_veto_threshold"],
+    )
+    weight = weight_check(padded, apply_corrections(padded.b, [spec]), record)
+    for reason, more in _readings(padded, "P35"):
+        numbers = prefixed(weight_numbers(spec, padded.b, more, RAW), "rollout_is_") | policy_numbers(padded.b, more)
+        numbers |= {
+            name.replace("clipped", "masked"): metric for name, metric in numbers.items() if "clipped" in name
+        }  # 0.6's word
+        yield reason, [weight, *number_checks(record, numbers)]
+
+
+def _readings(padded: Padded, reason: str) -> Iterator[tuple[str | None, PolicyBatch | None]]:
+    """Ours, without the empty rows, and verl's, with them where there are any."""
+    yield None, None
+    if (more := filled(padded)) is not None:
+        yield reason, more
+
+
+def version07(record: Record) -> Iterator[Attempt]:
+    """0.7: weights are only truncated, rejection and veto go to the mask."""
+    p = record.params
+    padded = rows(record)
+    weights = [importance(p)] if p.get("rollout_is") else []
+    drops: list[Any] = []
+    bounded: Importance | None = None
+    if (level := p.get("rollout_rs")) is not None:
+        high, low = p["rollout_rs_threshold"], p.get("rollout_rs_threshold_lower")
+        where: tuple[Any, Any] = {
+            "token": ("token", "mean"),
+            "sequence": ("sequence", "sum"),
+            "geometric": ("sequence", "mean"),
+        }[level]
+        drops.append(Rejection(where[0], "ratio", where[1], high, 1 / high if low is None else low, "drop"))
+        bounded = Importance(level, "none", high, low)
+    threshold = p.get("rollout_token_veto_threshold")
+    vetoes = [] if threshold is None else [Importance(bound="none", veto=threshold, rejected="drop")]
+    checks = _mask_checks(record, padded, weights, [*drops, *vetoes])
+    for reason, more in _readings(padded, "P27"):
+        numbers = policy_numbers(padded.b, more)
+        for spec in weights:
+            numbers |= prefixed(weight_numbers(spec, padded.b, more, RAW), "rollout_is_")
+        if bounded is not None:
+            numbers |= prefixed(weight_numbers(bounded, padded.b, more, RAW, fractions_of_rows=True), "rollout_rs_")
+            keep = apply_corrections(padded.b, drops).loss_mask
+            numbers |= masked_numbers(padded.b, keep, all_rows=more is not None)
+        veto = weight_numbers(vetoes[0] if vetoes else Importance(), padded.b, more, RAW)
+        numbers |= {f"rollout_is_{name}": veto[name] for name in ("veto_fraction", "catastrophic_token_fraction")}
+        yield reason, [*checks, *number_checks(record, numbers)]
+
+
+def version09(record: Record) -> Iterator[Attempt]:
+    """0.9: compute_rollout_correction_and_rejection_mask"""
+    p = record.params
+    padded = rows(record)
+    weights = [importance(p)] if p.get("rollout_is") else []
+    for shipped in (False, True) if p.get("rollout_rs") else (False,):
+        drops: list[Any] = bands(p, shipped=True) if shipped else list(rejections(p))
+        checks = _mask_checks(record, padded, weights, drops)
+        for reason, more in _readings(padded, "P27"):
+            numbers = correction_numbers(p, padded, more, shipped=shipped)
+            yield "P25" if shipped else reason, [*checks, *number_checks(record, numbers)]
+
+
+def _mask_checks(record: Record, padded: Padded, weights: list[Any], drops: list[Any]) -> list[Check]:
+    mask = padded.rows(apply_corrections(padded.b, drops).loss_mask)
+    weight = weight_check(padded, apply_corrections(padded.b, weights), record)
+    return [weight, Check("modified_response_mask", mask, record.expected["modified_response_mask"])]

@@ -1,0 +1,88 @@
+"""What the model is asked: the question inside a template, a system prompt before it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from proxima.data import Message, UserError
+from proxima.task.columns import fields_of, fill
+
+
+@dataclass(frozen=True)
+class Template:
+    """A prompt around a question.
+
+    Args:
+        name: key in `TEMPLATES`, or `own`.
+        text: what the user says, with `{question}`; a literal brace is written twice.
+        system: system prompt; None: none.
+    """
+
+    name: str
+    text: str
+    system: str | None = None
+
+    def messages(self, question: str) -> list[Message]:
+        """The chat that asks the question."""
+        asked: Message = {"role": "user", "content": fill(self.text, {"question": question})}
+        return [asked] if self.system is None else [{"role": "system", "content": self.system}, asked]
+
+
+TEMPLATES: dict[str, Template] = {
+    "plain": Template("plain", "{question}"),
+    # The instruction that DAPO-Math-17k itself carries (arXiv 2503.14476), word for word: the answer is what follows
+    # `Answer:`.
+    "dapo": Template(
+        "dapo",
+        "Solve the following math problem step by step. The last line of your response should be of the form "
+        "Answer: $Answer (without "
+        "quotes) where $Answer is the answer to the problem.\n\n{question}\n\n"
+        'Remember to put your answer on its own line after "Answer:".',
+    ),
+    # The instruction that the model cards of Qwen2.5-Math and DeepSeek-R1 give.
+    "boxed": Template("boxed", "{question}\nPlease reason step by step, and put your final answer within \\boxed{{}}."),
+    "gsm8k": Template("gsm8k", "{question}\nThink step by step, then give the final number after ####."),
+    # Tags as in the GSM8K runs of completion pruning (arXiv 2503.22342), worded as in recipes/gsm8k.yaml.
+    "think_answer": Template(
+        "think_answer",
+        "{question}",
+        "Think about the question first, then answer it. Write your thoughts between <think> and </think>, and on "
+        "the next line the final "
+        "answer alone between <answer> and </answer>.",
+    ),
+}
+
+
+def template_of(text: str, system: str | None = None) -> Template:
+    """A preset by name, a text with `{question}`, or the same in a file (`@prompt.txt`).
+
+    Args:
+        text: what was asked for; in a text given directly, backslash and n stand for a line end (a shell passes them
+            so).
+        system: system prompt over the preset's; an empty one takes the preset's away; None leaves it.
+    Raises:
+        ValueError: an unknown name, an unreadable file, a text without `{question}` or with other braces.
+    """
+    if text in TEMPLATES:
+        found = TEMPLATES[text]
+    elif "{" not in text and not text.startswith("@"):
+        raise UserError(
+            f"template={text!r} is no template; take one of {', '.join(TEMPLATES)}, or a text with {{question}} in it"
+        )
+    else:
+        found = Template("own", _from_file(text[1:]) if text.startswith("@") else text.replace("\\n", "\n"))
+    if fields_of(found.text, "template") != {"question"}:
+        raise UserError(
+            f"template={found.text!r:.120} must hold {{question}} and nothing else in braces; write a literal brace "
+            "twice"
+        )
+    return found if system is None else Template(found.name, found.text, system or None)
+
+
+def _from_file(name: str) -> str:
+    try:
+        return Path(name).expanduser().read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as problem:
+        reason = getattr(problem, "strerror", None) or "is not UTF-8 text"
+        raise UserError(
+            f"template='@{name}' can't be read ({reason}); name a text file that holds {{question}}"
+        ) from None

@@ -1,0 +1,155 @@
+"""What a text states as its answer where nothing marks it, which answers are words, and which leave an operation to be
+done."""
+
+import re
+
+from proxima.reward.numeric_answer import tidied, unwrapped
+
+_NUMBER = r"(?:[0-9]++ [0-9]++/[0-9]++|[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?|\.[0-9]++)%?"
+_OPERATION = r"[ (){}$]*+(?:[-+*/^=×÷·\u2212\u2013]|x(?=[ $]*[0-9]))[-+*/^=×÷·\u2212\u2013 (){}$]*+"
+_RUN = rf"(?<![0-9.])[-+\u2212]?\$?[-\u2212]?{_NUMBER}(?:{_OPERATION}{_NUMBER})*+"
+_CANDIDATE = re.compile(
+    rf"\$\$(?P<display>[^$]+)\$\$|(?<!\\)\$(?P<dollars>(?:\\[$]|[^$\n])+)(?<!\\)\$(?![0-9])|\\\((?P<parentheses>(?:(?!\\\)).)+)\\\)"
+    rf"|\\\[(?P<brackets>(?:(?!\\\]).)+)\\\]|(?P<fraction>-?\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})|(?P<run>{_RUN})",
+    re.DOTALL,
+)
+_ANCHOR = re.compile(r"(?i:answer)(?: to [^.\n]{1,80}?)?\s*(?:is|:|=)\s*:?\s*(?:\*\*)?\s*")
+_SENTENCE = re.compile(r"[.;!?](?=\s|\Z)|\n")
+_GOES_ON = re.compile(
+    r"[ )]*(?:(?:[-+*/^×÷·]|plus|minus|times|mod|choose|(?:divided|multiplied) by)[ ({$]*[0-9]|\\(?:times|cdot|div)"
+    r"|(?:squared|cubed|factorial|hundred|thousand|million|billion|trillion|dozen)(?![A-Za-z]))|[A-Za-z_](?![A-Za-z])(?<![mgsLKCFVWJN])"
+)
+_COMES_AFTER = re.compile(
+    r"(?:[A-Za-z0-9)}][ ]?[+/^×÷·]|(?:[0-9)}][ ]?|[A-Za-z])(?:\*\*?|[-\u2212])|\\(?:times|cdot|div)"
+    r"|[0-9)}] (?:plus|minus|times|(?:divided|multiplied) by))[ ($]*\Z"
+)
+
+_LETTERS = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]+")
+_KNOWN = re.compile(
+    r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|sqrt|max|min|gcd|lcm|deg|infty|frac|pi|or|and"
+)
+_RELATION = re.compile(r"([<>]=?|[≤≥]|\\(?:l|g)(?:t|e|eq|eqslant)(?![a-z]))")
+_CLOSED = re.compile(r"[<>]=|[≤≥]|\\.e")
+_VARIABLE = re.compile(r"[A-Za-z]|\\(?:theta|alpha|lambda)")
+_UNFINISHED = {
+    "an integral": re.compile(r"\\i*int(?![a-z])|∫"),
+    "a sum over an index": re.compile(r"\\sum(?![a-z])|∑"),
+    "a product over an index": re.compile(r"\\prod(?![a-z])|∏"),
+    "a limit": re.compile(r"\\lim(?![a-z])"),
+    "a derivative": re.compile(r"\\frac ?\{ ?(?:\\partial|d) ?\} ?\{ ?(?:\\partial|d) ?[a-z] ?\}"),
+}
+
+
+def last_stated(text: str, number: bool) -> str | None:
+    r"""The answer of a text that marks none: the formula between dollars or the plain number right after the last
+    `answer is` or `Answer:`, else the last of either in the text. A number that is part of an operation comes with all
+    of it. None: there is nothing of the kind.
+
+    Args:
+        number: a number is looked for: formulas without a digit don't count.
+    """
+    anchor = _last_anchor(text)
+    if anchor is not None:
+        sentence = _SENTENCE.search(text, anchor.end())
+        found = _candidates(text[: sentence.start() if sentence else len(text)], anchor.end(), number)
+        if found:
+            return found[0]
+    found = _candidates(text, 0, number)
+    return found[-1] if found else None
+
+
+def _last_anchor(text: str) -> re.Match[str] | None:
+    last = None
+    for match in _ANCHOR.finditer(text):
+        last = match
+    return last
+
+
+def _candidates(text: str, start: int, number: bool) -> list[str]:
+    found = []
+    for match in _CANDIDATE.finditer(text, start):
+        formula = match["display"] or match["dollars"] or match["parentheses"] or match["brackets"]
+        if formula is None:
+            before, after = text[max(start, match.start() - 20) : match.start()], text[match.end() : match.end() + 20]
+            part = _GOES_ON.match(after) or _COMES_AFTER.search(before)
+            stated = match["fraction"] or match["run"].strip(" (){}")
+            found.append(f"operation {stated}" if part else stated)
+        elif not number or re.search("[0-9]", formula):
+            found.append(formula)
+    return found
+
+
+def stated_words(text: str) -> str:
+    """What follows the last `answer is` or `Answer:`, to the end of the sentence; without one, nothing."""
+    anchor = _last_anchor(text)
+    return "" if anchor is None else _SENTENCE.split(text[anchor.end() :], 1)[0]
+
+
+def letters(formula: str) -> str:
+    """A text in small letters without what only sets it: fonts, spacing, dollars and brackets around it, a final
+    period."""
+    return " ".join(tidied(formula).casefold().split())
+
+
+def as_words(formula: str) -> str | None:
+    r"""The `letters` of a formula that is mere words (`even`, `\text{no solution}`, `\text{(A)}`); None: it is
+    something else.
+
+    Bare, only one word of two letters or more is such a formula; `\text` and the like may hold several.
+    """
+    words = letters(formula)
+    if not re.fullmatch(r"[^\W\d_]+(?:[ ,.'/-]+[^\W\d_]+)*", words):
+        return None
+    bare = re.sub(r"\\[a-z]+\s*\{[^{}]*\}", "", formula).strip(" .$")
+    return (
+        words if bare == "" or (len(words) > 1 and " " not in words and words.isascii() and "\\" not in bare) else None
+    )
+
+
+def prose(formula: str) -> bool:
+    r"""Whether a formula holds words that a parser would take for products of letters: several bare words, or one of
+    four letters."""
+    bare = re.sub(r"\\(?:begin|end|operatorname\*?)\s*\{[^{}]*\}", " ", formula)
+    bare = re.sub(r"\\(?:text[a-z]*|math[a-z]*|mbox)\s*\{[^{}]*\}", " ", bare)
+    words = [word for word in _LETTERS.findall(re.sub(r"\\[A-Za-z]+", " ", bare)) if not _KNOWN.fullmatch(word)]
+    return any(len(word) > 3 for word in words) or (
+        any(len(word) > 1 for word in words)
+        and re.fullmatch(r"[A-Za-z]+(?: +[A-Za-z']+)+[.!?]?", bare.strip()) is not None
+    )
+
+
+def unfinished(answer: str, gold: str) -> str | None:
+    """An operation that the answer leaves to be done and the gold answer doesn't."""
+    return next((what for what, sign in _UNFINISHED.items() if sign.search(answer) and not sign.search(gold)), None)
+
+
+def as_interval(answer: str, gold: str) -> str:
+    r"""`0 \le x < 5` as `[0,5)` and `x \ge 5` as `[5,\infty)` where the gold answer is written as an interval; else the
+    answer as it is."""
+    if not re.match(r"\s*(?:\\left\s*)?[\[(]", gold) or _RELATION.search(gold):
+        return answer
+    parts = [part.strip() for part in _RELATION.split(answer)]
+    if len(parts) == 5 and _VARIABLE.fullmatch(parts[2]):
+        low, less, _, lesser, high = parts
+        if low and high and less[0] != ">" != lesser[0] and "\\g" not in less + lesser:
+            return f"{'[' if _CLOSED.match(less) else '('}{low},{high}{']' if _CLOSED.match(lesser) else ')'}"
+    if len(parts) == 3 and _VARIABLE.fullmatch(parts[0]) and parts[2]:
+        _, sign, end = parts
+        if sign.startswith((">", "\\g", "≥")):
+            return f"{'[' if _CLOSED.match(sign) else '('}{end},\\infty)"
+        return f"(-\\infty,{end}{']' if _CLOSED.match(sign) else ')'}"
+    return answer
+
+
+def sides(answer: str, gold: str) -> list[str]:
+    r"""What has to equal the gold answer: of `x = 2\sqrt{3} = \sqrt{12}` both formulas, unless the gold answer is an
+    equation itself."""
+    equality = re.compile(r"(?<![<>!:\\])=(?!=)")
+    if equality.search(gold) or re.search(r"[,;<>]|\\(?:le|ge|ne|lt|gt)q?(?![a-z])", answer):
+        return [answer]
+    parts = [part.strip() for part in equality.split(answer)]
+    if len(parts) > 1 and re.fullmatch(
+        r"[^-+*/^0-9<>]*(?:_ ?\{?[A-Za-z0-9]+\}?)?'*(?:\([A-Za-z, ]+\))?", unwrapped(parts[0])
+    ):
+        parts = parts[1:]
+    return parts

@@ -1,0 +1,58 @@
+"""Numbers of a step for metrics.jsonl."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxima.data import Group
+from proxima.runtime.algorithm import Chosen
+
+RENAMED = {"entropy": "entropy/mean"}
+
+
+def mean_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The trainer's metrics under their names in metrics.jsonl; what is not a number (nothing was trained) is left
+    out."""
+    return {RENAMED.get(key, key): value for key, value in metrics.items() if math.isfinite(value)}
+
+
+def rollout_metrics(generated: Sequence[Group], chosen: Chosen) -> dict[str, Any]:
+    """Rewards, lengths and counts over all completions generated in the step; invalid scores enter no mean and are
+    counted.
+
+    Under dynamic sampling these are not the completions trained on: groups that were dropped count, groups from the
+    step before don't, and so the mean reward says how good the policy is and not how the batch was picked. What the
+    batch was made of is in `prompts_used`, `prompts_dropped_<reason>` and `dropped/<reason>` (completions).
+    """
+    pairs = [(c, s) for group in generated for c, s in zip(group.completions, group.scores, strict=True)]
+    values = [s.value for _, s in pairs if s.valid]
+    known = [s.correct for _, s in pairs if s.valid and s.correct is not None]
+    lengths = [len(c.tokens) for c, _ in pairs]
+    mean = sum(values) / len(values) if values else None
+    out: dict[str, Any] = {
+        "prompts": len(generated),
+        "completions": len(pairs),
+        "reward/mean": mean,
+        "reward/std": None
+        if mean is None
+        else math.sqrt(sum((v - mean) ** 2 for v in values) / max(1, len(values) - 1)),
+        "reward/invalid": len(pairs) - len(values),
+        "length/mean": sum(lengths) / len(lengths) if lengths else None,
+        "length/max": max(lengths, default=0),
+        "truncated_fraction": sum(c.truncated for c, _ in pairs) / len(pairs) if pairs else None,
+        "tokens/generated": sum(lengths),
+    }
+    if known:
+        out["accuracy"] = sum(known) / len(known)
+    for name in sorted({part for _, s in pairs if s.valid for part in s.parts}):
+        parts = [s.parts[name] for _, s in pairs if s.valid and name in s.parts]
+        out[f"reward/part/{name}"] = sum(parts) / len(parts)
+    for reason, count in chosen.drop_counts.items():
+        out[f"dropped/{reason}"] = count
+    reasons = Counter(chosen.dropped.values())
+    out["prompts_used"] = len(chosen.kept)
+    out["prompts_dropped_uniform"] = reasons.pop("uniform_group", 0)
+    out |= {f"prompts_dropped_{reason}": count for reason, count in sorted(reasons.items())}
+    out["tokens/dropped"] = chosen.tokens_dropped
+    return out
