@@ -46,6 +46,21 @@ def test_files_and_functions_stay_short():
     assert not found
 
 
+def house_rules():
+    """scripts/house.py as a module."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        import house
+    finally:
+        sys.path.pop(0)
+    return house
+
+
+def test_no_module_imports_itself_through_others():
+    house = house_rules()
+    assert sorted(text for _, text in house.circles(house.read_modules())) == []
+
+
 def test_no_name_says_old():
     """It hides which of the policies is meant: behavior, proximal, or the version before."""
     found = []

@@ -8,7 +8,7 @@ equivalent.
 Where a peer means something else by a number, the number is converted and a note says so; nothing of the peer's is
 imported or executed.
 Imports: pyyaml, `proxima.config` and the tables it names. Imported by `cli`.
-To add a peer: a file with `convert`, a line in `PEERS` and in `RULES`, an example in `tests/convert/examples`, rows in
+To add a peer: a file with `convert`, a line in `PEERS` and in `RULES`, an example in `tests/peers/examples`, rows in
 `docs/migration.md`.
 """
 

@@ -1,0 +1,336 @@
+"""Rules of the house that ruff, mypy and import-linter don't check: `python scripts/house.py [--room ROOM]`.
+
+    sizes          a file has at most 400 lines, a function 60 (docstring not counted), a constructor 8 parameters
+                   (frozen dataclasses are values and may have more)
+    names          a class, a public function and a module name mean one thing in the whole package
+    circles        no module imports itself through others
+    unreachable    no run, command or public API gets there
+
+Exit code 1 if a rule is broken. `ALLOWED_*` below hold the exceptions, each with its reason.
+"""
+
+import argparse
+import ast
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SOURCE = REPOSITORY / "src"
+FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
+
+# Rooms whose `__all__` is public API: what an out-of-tree package may import.
+PUBLIC_ROOMS = ("proxima", "proxima.data", "proxima.core", "proxima.engine", "proxima.reward", "proxima.task")
+ALLOWED_MODULES = {
+    "protocol": "every room with a protocol keeps it in protocol.py",
+    "presets": "every table of presets is in presets.py",
+    "gsm8k": "the task and the reward of one data set",
+    "countdown": "the task and the reward of one data set",
+    "unirl": "what one peer's numbers and options mean",
+    "verl": "what one peer's numbers and options mean",
+    "trl": "what one peer's numbers and options mean",
+    "areal": "what one peer's numbers and options mean",
+}
+ALLOWED_FUNCTIONS = {
+    "add_arguments": "the protocol of a command: every module of cli/ has one",
+    "run": "the protocol of a command: every module of cli/ has one",
+}
+ALLOWED_CLASSES: dict[str, str] = {}
+ALLOWED_UNREACHABLE: dict[str, str] = {}
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def room(self) -> str:
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 1 else "proxima"
+
+
+@dataclass
+class Unit:
+    """A definition that is reached on its own: a function, a class without its methods, a method, a constant."""
+
+    name: str
+    where: str
+    room: str
+    owner: "Unit | None" = None
+    automatic: bool = False  # reached with its owner: dunder methods, overrides of foreign bases
+    mentions: set[str] = field(default_factory=set)
+    reached: bool = False
+
+
+def read_modules() -> list[Module]:
+    found = []
+    for path in sorted((SOURCE / "proxima").rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        text = path.read_text(encoding="utf-8")
+        found.append(Module(name, path, text, ast.parse(text)))
+    return found
+
+
+def short(module: Module) -> str:
+    return str(module.path.relative_to(SOURCE / "proxima"))
+
+
+# sizes
+
+
+def oversized(modules: list[Module]) -> Iterator[tuple[str, str]]:
+    for module in modules:
+        if (lines := module.text.count("\n")) > FILE_LINES:
+            yield module.room, f"{short(module)}: {lines} lines"
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (size := length(node)) > FUNCTION_LINES:
+                yield module.room, f"{short(module)}: function {node.name} has {size} lines"
+            if isinstance(node, ast.ClassDef) and (count := constructor_parameters(node)) > PARAMETERS:
+                yield module.room, f"{short(module)}: constructor of {node.name} has {count} parameters"
+
+
+def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its docstring."""
+    first = node.body[0]
+    docstring = ast.get_docstring(node, clean=False) is not None
+    documented = (first.end_lineno or 0) - first.lineno + 1 if docstring else 0
+    return (node.end_lineno or 0) - node.lineno + 1 - documented
+
+
+def constructor_parameters(node: ast.ClassDef) -> int:
+    """How many arguments its constructor takes; 0 for a frozen dataclass, which is a value."""
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            arguments = item.args
+            return len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs) - 1
+    decorators = [ast.unparse(one) for one in node.decorator_list]
+    if not any("dataclass" in one for one in decorators) or any("frozen=True" in one for one in decorators):
+        return 0
+    return sum(
+        isinstance(item, ast.AnnAssign)
+        and "ClassVar" not in ast.unparse(item.annotation)
+        and "init=False" not in ast.unparse(item)
+        for item in node.body
+    )
+
+
+# names
+
+
+def ambiguous_names(modules: list[Module]) -> Iterator[tuple[str, str]]:
+    classes, functions, files = defaultdict(list), defaultdict(list), defaultdict(list)
+    for module in modules:
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name.lstrip("_")].append(module)
+        for node in module.tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
+                functions[node.name].append(module)
+        if module.path.name != "__init__.py" and not module.path.stem.startswith("__"):
+            files[module.path.stem].append(module)
+    for kind, table, allowed in (
+        ("class", classes, ALLOWED_CLASSES),
+        ("function", functions, ALLOWED_FUNCTIONS),
+        ("module", files, ALLOWED_MODULES),
+    ):
+        for name, places in sorted(table.items()):
+            if len(places) > 1 and name not in allowed:
+                where = ", ".join(short(module) for module in places)
+                for room in sorted({module.room for module in places}):
+                    yield room, f"{kind} {name}: {where}"
+
+
+# circles
+
+
+def circles(modules: list[Module]) -> Iterator[tuple[str, str]]:
+    """Groups of modules that import one another, imports inside functions included."""
+    import grimp
+
+    graph = grimp.build_graph("proxima", exclude_type_checking_imports=True, cache_dir=None)
+    edges = {name: sorted(graph.find_modules_directly_imported_by(name)) for name in sorted(graph.modules)}
+    for group in strongly_connected(edges):
+        if len(group) > 1:
+            for room in sorted({name.split(".")[1] for name in group}):
+                yield room, " ⇄ ".join(name.removeprefix("proxima.") for name in sorted(group))
+
+
+def strongly_connected(edges: dict[str, list[str]]) -> list[list[str]]:
+    """Tarjan's algorithm."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(node: str) -> None:
+        index[node] = low[node] = len(index)
+        stack.append(node)
+        for child in edges[node]:
+            if child not in index:
+                visit(child)
+            if child in stack:
+                low[node] = min(low[node], low[child])
+        if low[node] == index[node]:
+            at = stack.index(node)
+            found.append(stack[at:])
+            del stack[at:]
+
+    for node in edges:
+        if node not in index:
+            visit(node)
+    return found
+
+
+# unreachable
+
+
+def unreachable(modules: list[Module]) -> Iterator[tuple[str, str]]:
+    """Definitions whose name no reached code mentions. By name alone: a name that two definitions share keeps both."""
+    units, roots = collect(modules)
+    by_name: dict[str, list[Unit]] = defaultdict(list)
+    for unit in units:
+        by_name[unit.name].append(unit)
+    pending = sorted(roots)
+    mentioned = set(pending)
+
+    def visit(unit: Unit) -> None:
+        if unit.reached or not (unit.owner is None or unit.owner.reached):
+            return
+        if not unit.automatic and unit.name not in mentioned:
+            return
+        unit.reached = True
+        pending.extend(unit.mentions - mentioned)
+        mentioned.update(unit.mentions)
+        for other in units_of.get(id(unit), ()):
+            visit(other)
+
+    units_of: dict[int, list[Unit]] = defaultdict(list)
+    for unit in units:
+        units_of[id(unit.owner)].append(unit)
+    while pending:
+        for unit in by_name[pending.pop()]:
+            visit(unit)
+    for unit in units:
+        if not unit.reached and (unit.owner is None or unit.owner.reached) and unit.name not in ALLOWED_UNREACHABLE:
+            yield unit.room, unit.where
+
+
+def collect(modules: list[Module]) -> tuple[list[Unit], set[str]]:
+    """All units, and the names that are reached from outside: commands, module-level code, public `__all__`s."""
+    units: list[Unit] = []
+    roots = {"main"}
+    own_classes = {node.name for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)}
+    for module in modules:
+        for node in module.tree.body:
+            if isinstance(node, Definition):
+                collect_definition(node, module, None, units, own_classes)
+                if node.name.startswith("__"):
+                    roots.add(node.name)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            elif (target := constant(node)) is not None:
+                if target == "__all__":
+                    if module.name in PUBLIC_ROOMS:
+                        roots |= names_in(node)
+                elif not target.startswith("__"):
+                    units.append(
+                        Unit(target, f"{short(module)}: {target}", module.room, mentions=names_in(node) - {target})
+                    )
+            elif not is_docstring(node):
+                roots |= names_in(node)
+    return units, roots
+
+
+def collect_definition(
+    node: Definition, module: Module, owner: Unit | None, units: list[Unit], own_classes: set[str]
+) -> None:
+    label = node.name if owner is None else f"{owner.name}.{node.name}"
+    unit = Unit(node.name, f"{short(module)}:{node.lineno}: {label}", module.room, owner)
+    unit.automatic = re.fullmatch(r"__\w+__", node.name) is not None
+    units.append(unit)
+    if not isinstance(node, ast.ClassDef):
+        unit.mentions = names_in(node) - {node.name}
+        return
+    bases = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in node.bases]
+    foreign = any(base not in own_classes and base not in ("object", "ABC", "Generic") for base in bases)
+    for part in (*node.bases, *node.decorator_list, *node.keywords):
+        unit.mentions |= names_in(part)
+    for item in node.body:
+        if isinstance(item, Definition):
+            collect_definition(item, module, unit, units, own_classes)
+            units[-1].automatic |= foreign
+        else:
+            unit.mentions |= names_in(item)
+
+
+def constant(node: ast.stmt) -> str | None:
+    if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+        return node.targets[0].id
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return node.target.id
+    return None
+
+
+def is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Identifiers, attributes, keywords, imported names, and what strings such as `"pkg.module:Class"` name."""
+    found: set[str] = set()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            found.add(part.id)
+        elif isinstance(part, ast.Attribute):
+            found.add(part.attr)
+        elif isinstance(part, ast.keyword) and part.arg:
+            found.add(part.arg)
+        elif isinstance(part, ast.alias):
+            found.add(part.name.rpartition(".")[2])
+        elif isinstance(part, ast.Constant) and isinstance(part.value, str) and len(part.value) < 120:
+            found.update(re.findall(r"[A-Za-z_]\w*", part.value) if re.fullmatch(r"[\w.:\[\], |]+", part.value) else ())
+    return found
+
+
+RULES = {"sizes": oversized, "names": ambiguous_names, "circles": circles, "unreachable": unreachable}
+
+
+def violations(room: str | None = None) -> dict[str, list[str]]:
+    """What breaks each rule, in one room or in all."""
+    modules = read_modules()
+    return {
+        rule: sorted({text for place, text in check(modules) if room in (None, place)}) for rule, check in RULES.items()
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--room", help="only what concerns this room, for example train")
+    parser.add_argument("--lines", action="store_true", help="print the number of lines of each room")
+    options = parser.parse_args()
+    found = violations(options.room)
+    for rule, texts in found.items():
+        print(f"{rule}: {len(texts)}")
+        for text in texts:
+            print(f"  {text}")
+    if options.lines:
+        lines = Counter[str]()
+        for module in read_modules():
+            lines[module.room] += module.text.count("\n")
+        for room, count in sorted(lines.items()):
+            print(f"{room:<10}{count:>7,}")
+        print(f"{'total':<10}{sum(lines.values()):>7,}")
+    return int(any(found.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
