@@ -62,14 +62,14 @@ def pages() -> dict[Path, str]:
 def figures() -> dict[Path, str]:
     """Every generated figure: each surrogate beside the one it is best compared with."""
     from proxima.core.surrogate import SURROGATES
-    from proxima.view.surrogate_curve import Setting
+    from proxima.view.surrogate_curve import TokenSetting
     from proxima.view.surrogate_plot import draw, svg
 
     found = {}
     for kind, cls in SURROGATES.items():
         beside = {"ppo_clip": ["reinforce"], "cppo": ["dppo", "ppo_clip"], "luspo": ["gspo"]}.get(kind, ["ppo_clip"])
         together = {name: SURROGATES[name]() for name in beside} | {kind: cls()}
-        found[PAGES / f"{kind}.svg"] = svg(draw(together, Setting(), over=["ratio"]))
+        found[PAGES / f"{kind}.svg"] = svg(draw(together, TokenSetting(), over=["ratio"]))
     return found
 
 

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from proxima.evaluate import VOTES, canonical, vote
+from proxima.evaluate import ANSWER_EXTRACTORS, canonical, extract_answer
 from proxima.reward import REWARDS, Boxed, Exact, Format, Gsm8k, Math, Number
 
 
@@ -33,13 +33,13 @@ from proxima.reward import REWARDS, Boxed, Exact, Format, Gsm8k, Math, Number
     ],
 )
 def test_the_answer_in_a_text(reward, text, found):
-    assert vote([reward], text) == found
+    assert extract_answer([reward], text) == found
 
 
 def test_the_first_reward_that_can_tell_tells():
-    assert vote([Format(pattern="x"), Number(), Gsm8k()], "#### 3 of 5") == "5"
-    assert vote([Format(pattern="x")], "#### 3") is None
-    assert vote([], "3") is None
+    assert extract_answer([Format(pattern="x"), Number(), Gsm8k()], "#### 3 of 5") == "5"
+    assert extract_answer([Format(pattern="x")], "#### 3") is None
+    assert extract_answer([], "3") is None
 
 
 def test_a_reward_may_know_itself():
@@ -48,11 +48,11 @@ def test_a_reward_may_know_itself():
         def extract(self, text):
             return text.split()[-1] if text else None
 
-    assert vote([Last(), Number()], "it is seven") == "seven"
+    assert extract_answer([Last(), Number()], "it is seven") == "seven"
 
 
 def test_the_table_speaks_of_rewards_that_exist():
-    assert set(VOTES) <= set(REWARDS)
+    assert set(ANSWER_EXTRACTORS) <= set(REWARDS)
 
 
 @pytest.mark.parametrize(

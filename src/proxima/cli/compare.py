@@ -11,7 +11,7 @@ from proxima.cli.common import print_json
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.lab import Comparison
+    from proxima.lab import RunComparison
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.lab import aggregate, find_runs, read_run
+    from proxima.lab import compare_runs, find_runs, read_run
 
     folders = find_runs(arguments.run)
     runs, unread = [], []
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
             unread.append(str(error))
     if not runs:
         raise UserError(f"none of the {len(folders)} runs has recorded anything yet; come back when a step is done")
-    comparison = aggregate(runs, baseline=arguments.baseline, target=arguments.target)
+    comparison = compare_runs(runs, baseline=arguments.baseline, target=arguments.target)
     page = Path(arguments.out) if arguments.out else None if arguments.json else _default_page(arguments.run, folders)
     if page is not None:
         from proxima.view.comparison_page import write_comparison
@@ -70,7 +70,7 @@ def _title(places: list[str]) -> str:
     return Path(places[0]).resolve().name if len(places) == 1 else "Comparison"
 
 
-def _show(comparison: "Comparison", unread: list[str]) -> None:
+def _show(comparison: "RunComparison", unread: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 

@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     from proxima.evaluate.suites import parse_tasks
     from proxima.runtime.eval_run import check_folder, examine
     from proxima.runtime.eval_suites import of_recipe, open_exams
-    from proxima.view.eval_tables import EvaluationView
+    from proxima.view.eval_tables import EvalProgress
 
     folder = arguments.out or _folder(arguments.model)
     check_folder(folder, overwrite=arguments.overwrite)
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             exams = [of_recipe(resolved.config)]
         opened = open_exams(resolved.config, exams, ks)
-        view = EvaluationView(sys.stderr, tell=len(exams) > 1)
+        view = EvalProgress(sys.stderr, tell=len(exams) > 1)
         try:
             done = examine(resolved.config, opened, ks=ks, folder=folder, overwrite=arguments.overwrite, observer=view)
         finally:
@@ -198,7 +198,7 @@ def _print(done: "Examined", arguments: argparse.Namespace) -> None:
         }
         print_json({**done.result, "seconds": done.seconds, "folder": str(done.folder), "answers": answers})
         return
-    from proxima.view.eval_tables import report
+    from proxima.view.eval_tables import results_table
 
     shown = [line for groups in done.groups.values() for line in _shown(groups[: arguments.show])]
     print(
@@ -206,7 +206,7 @@ def _print(done: "Examined", arguments: argparse.Namespace) -> None:
             [
                 *shown,
                 *([""] if shown else []),
-                report(done.result, done.seconds, sys.stdout),
+                results_table(done.result, done.seconds, sys.stdout),
                 "",
                 f"written to {done.folder}",
             ]
@@ -217,13 +217,13 @@ def _print(done: "Examined", arguments: argparse.Namespace) -> None:
 def _compare(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from proxima.evaluate import compare, read_result
-    from proxima.view.eval_tables import comparison
+    from proxima.evaluate import compare_results, read_result
+    from proxima.view.eval_tables import comparison_table
 
     if arguments.model is not None:
         raise UserError(f"--compare takes two results and no model; leave {arguments.model!r} out")
     first, second = (read_result(path) for path in arguments.compare)
-    found = compare(first, second, seed=arguments.seed or 0)
+    found = compare_results(first, second, seed=arguments.seed or 0)
     if arguments.json:
         print_json(
             {
@@ -233,7 +233,7 @@ def _compare(arguments: argparse.Namespace) -> int:
             }
         )
     else:
-        print(comparison(found, (arguments.compare[0], arguments.compare[1]), sys.stdout))
+        print(comparison_table(found, (arguments.compare[0], arguments.compare[1]), sys.stdout))
         for name in first.suites:
             if first.sampled_alike(second, name) is False:
                 print(

@@ -44,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     surrogates = {word: surrogate_of(word) for word in dict.fromkeys(arguments.kind)}
-    from proxima.view.surrogate_curve import Setting
+    from proxima.view.surrogate_curve import TokenSetting
     from proxima.view.surrogate_plot import draw, write_plot
 
-    setting = Setting(
+    setting = TokenSetting(
         advantage=arguments.advantage,
         behavior_probability=tuple(dict.fromkeys(arguments.behavior_probability)),
         position=arguments.position,

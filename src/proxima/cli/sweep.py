@@ -32,25 +32,25 @@ def run(arguments: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from proxima.lab.metrics_follower import State
+    from proxima.lab.metrics_follower import RunState
     from proxima.lab.sweep_runner import run_sweep
-    from proxima.view.sweep_progress import Both, SweepLines, SweepTable, outcome_table
+    from proxima.view.sweep_progress import SweepLines, SweepTable, SweepTee, outcome_table
 
     sweep.folder.mkdir(parents=True, exist_ok=True)
     drawn = sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
     with (sweep.folder / "log.txt").open("a", encoding="utf-8", errors="replace") as log:
         screen = SweepTable(Console()) if drawn else SweepLines(sys.stdout)
-        standings = run_sweep(sweep, runs, Both(SweepLines(log), screen), retry_failed=arguments.retry_failed)
+        progresses = run_sweep(sweep, runs, SweepTee(SweepLines(log), screen), retry_failed=arguments.retry_failed)
     print()
     console = Console(width=None if drawn else 160)
-    console.print(outcome_table(standings))
-    states = {standing.state for standing in standings}
-    if State.DONE in states:
+    console.print(outcome_table(progresses))
+    states = {progress.state for progress in progresses}
+    if RunState.DONE in states:
         print(f"\nproxima compare {shlex.quote(str(sweep.folder))}")
-    if State.WAITING in states or State.STOPPED in states:
+    if RunState.WAITING in states or RunState.STOPPED in states:
         print("stopped; the same command goes on")
         return 130
-    return 1 if State.FAILED in states else 0
+    return 1 if RunState.FAILED in states else 0
 
 
 def _show(sweep: "Sweep", runs: "list[PlannedRun]") -> int:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from proxima.data import UserError
 from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson
 from proxima.evaluate.paired import difference, mcnemar, sign_flip
-from proxima.evaluate.results import Asked, Result, questions_sha
+from proxima.evaluate.results import EvalResult, QuestionResult, questions_sha
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class PairedComparison:
     """What the second result is against the first.
 
     Args:
@@ -37,8 +37,8 @@ class Comparison:
     tied: int
 
 
-def compare(first: Result, second: Result, *, seed: int = 0) -> list[Comparison]:
-    """One `Comparison` a suite that both have, and `all` where there are several.
+def compare_results(first: EvalResult, second: EvalResult, *, seed: int = 0) -> list[PairedComparison]:
+    """One `PairedComparison` a suite that both have, and `all` where there are several.
 
     One sample a question on both sides: McNemar's exact test; otherwise sign flips of the questions' mean differences.
     The intervals of the sides are Wilson's for one sample, bootstrap for several; that of the difference is
@@ -50,7 +50,7 @@ def compare(first: Result, second: Result, *, seed: int = 0) -> list[Comparison]
     """
     pairs = common(first, second)
     found = []
-    both: list[tuple[Asked, Asked]] = []
+    both: list[tuple[QuestionResult, QuestionResult]] = []
     for name, mine, theirs in pairs:
         _same_questions(name, mine, theirs)
         asked = [(mine[uid], theirs[uid]) for uid in mine]
@@ -59,7 +59,9 @@ def compare(first: Result, second: Result, *, seed: int = 0) -> list[Comparison]
     return [*found, _compared("all", both, seed)] if len(found) > 1 else found
 
 
-def common(first: Result, second: Result) -> list[tuple[str, Mapping[int, Asked], Mapping[int, Asked]]]:
+def common(
+    first: EvalResult, second: EvalResult
+) -> list[tuple[str, Mapping[int, QuestionResult], Mapping[int, QuestionResult]]]:
     """The suites that both have; two results of one suite each are compared whatever it is called.
 
     Raises:
@@ -75,7 +77,7 @@ def common(first: Result, second: Result) -> list[tuple[str, Mapping[int, Asked]
     raise UserError(f"no evaluation set in common: {held}; evaluate both on the same")
 
 
-def _same_questions(name: str, mine: Mapping[int, Asked], theirs: Mapping[int, Asked]) -> None:
+def _same_questions(name: str, mine: Mapping[int, QuestionResult], theirs: Mapping[int, QuestionResult]) -> None:
     if {uid: (a.question, a.answer) for uid, a in mine.items()} == {
         uid: (a.question, a.answer) for uid, a in theirs.items()
     }:
@@ -94,7 +96,7 @@ def _same_questions(name: str, mine: Mapping[int, Asked], theirs: Mapping[int, A
     )
 
 
-def _compared(name: str, asked: Sequence[tuple[Asked, Asked]], seed: int) -> Comparison:
+def _compared(name: str, asked: Sequence[tuple[QuestionResult, QuestionResult]], seed: int) -> PairedComparison:
     means = [(_mean(a.correct), _mean(b.correct)) for a, b in asked]
     known = [(a, b) for a, b in means if a is not None and b is not None]
     if not known:
@@ -103,7 +105,7 @@ def _compared(name: str, asked: Sequence[tuple[Asked, Asked]], seed: int) -> Com
     won, lost = sum(d > 1e-12 for d in differences), sum(d < -1e-12 for d in differences)
     samples = (max(len(a.correct) for a, _ in asked), max(len(b.correct) for _, b in asked))
     single = samples == (1, 1)
-    return Comparison(
+    return PairedComparison(
         name=name,
         questions=len(known),
         left_out=len(asked) - len(known),

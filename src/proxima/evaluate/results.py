@@ -64,21 +64,21 @@ SCHEMA = pa.schema(
 )
 
 
-def items_table(groups: Sequence[Group], first_uid: int, find: Callable[[str], str | None] | None) -> pa.Table:
+def completions_table(groups: Sequence[Group], first_uid: int, extract: Callable[[str], str | None] | None) -> pa.Table:
     """A suite's completions as the table above; `first_uid` is the uid of the data set's row 0."""
-    rows = list(_items(groups, first_uid, find))
+    rows = list(_items(groups, first_uid, extract))
     return pa.Table.from_pydict(
         {f.name: pa.array([row[f.name] for row in rows], f.type) for f in SCHEMA}, schema=SCHEMA
     )
 
 
 def _items(
-    groups: Sequence[Group], first_uid: int, find: Callable[[str], str | None] | None
+    groups: Sequence[Group], first_uid: int, extract: Callable[[str], str | None] | None
 ) -> Iterator[dict[str, Any]]:
     for group in groups:
         prompt = group.prompt
         for completion, score in zip(group.completions, group.scores, strict=True):
-            extracted = None if find is None else find(completion.text)
+            extracted = None if extract is None else extract(completion.text)
             vote = canonical(extracted)
             yield {
                 "row": prompt.uid - first_uid,
@@ -123,7 +123,7 @@ def questions_sha(questions: Sequence[tuple[str, Any]]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class QuestionResult:
     """One question of a result, with what its samples came to."""
 
     question: str
@@ -133,7 +133,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class EvalResult:
     """A result read back.
 
     Args:
@@ -143,16 +143,16 @@ class Result:
     """
 
     path: Path
-    suites: Mapping[str, Mapping[int, Asked]]
+    suites: Mapping[str, Mapping[int, QuestionResult]]
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    def sampled_alike(self, other: "Result", name: str) -> bool | None:
+    def sampled_alike(self, other: "EvalResult", name: str) -> bool | None:
         """Whether both drew with the same settings; None where one does not say."""
         mine, theirs = (one.facts.get("suites", {}).get(name, {}).get("sampling") for one in (self, other))
         return None if mine is None or theirs is None else bool(mine == theirs)
 
 
-def read_result(path: str | Path) -> Result:
+def read_result(path: str | Path) -> EvalResult:
     """An evaluation's folder, a run's folder (its last evaluation), or a Parquet file of either.
 
     Raises:
@@ -160,8 +160,8 @@ def read_result(path: str | Path) -> Result:
     """
     place = Path(path).expanduser()
     if place.is_file():
-        return Result(
-            path=place, suites={"held-out" if place.parent.name == "evals" else place.stem: read_items(place)}
+        return EvalResult(
+            path=place, suites={"held-out" if place.parent.name == "evals" else place.stem: read_completions(place)}
         )
     if (place / RESULT).is_file():
         try:
@@ -169,16 +169,18 @@ def read_result(path: str | Path) -> Result:
             names = list(facts["suites"])
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{place / RESULT} is no result of proxima eval ({error}); evaluate again") from None
-        return Result(path=place, suites={name: read_items(place / f"{name}.parquet") for name in names}, facts=facts)
+        return EvalResult(
+            path=place, suites={name: read_completions(place / f"{name}.parquet") for name in names}, facts=facts
+        )
     if files := sorted((place / "evals").glob("[0-9]*-*.parquet"), key=lambda file: int(file.stem.partition("-")[0])):
-        return Result(path=place, suites={"held-out": read_items(files[-1])})
+        return EvalResult(path=place, suites={"held-out": read_completions(files[-1])})
     if not place.exists():
         raise UserError(f"{path} does not exist; give the folder that proxima eval wrote, or a run")
     unfinished = " (its evaluation did not end: run it again with --overwrite)" if list(place.glob("*.parquet")) else ""
     raise UserError(f"{path} holds no {RESULT}{unfinished}; give the folder that proxima eval wrote, or a run")
 
 
-def read_items(file: Path) -> dict[int, Asked]:
+def read_completions(file: Path) -> dict[int, QuestionResult]:
     """uid → what came of the question, samples in order.
 
     Raises:
@@ -194,7 +196,7 @@ def read_items(file: Path) -> dict[int, Asked]:
     for row in rows:
         found.setdefault(row["prompt_uid"], []).append(row)
     return {
-        uid: Asked(
+        uid: QuestionResult(
             question=own[0]["question"],
             answer=own[0]["answer"],
             correct=tuple(row["correct"] for row in sorted(own, key=lambda row: row["sample"])),

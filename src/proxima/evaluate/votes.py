@@ -1,8 +1,8 @@
-r"""What a text votes for: its answer, written in one way. The majority vote of maj@k counts these.
+r"""The answer that a text votes for, in one canonical form. The majority vote of maj@k counts these.
 
-A reward that knows how it finds an answer says so itself, by a method `extract(text) -> str | None`; for the kinds of
-this package that have none, `VOTES` says it. The reward stays the judge: what it calls right is one answer, however
-written (`estimators.maj_at_k`).
+A reward that extracts answers has a method `extract(text) -> str | None`; for the built-in kinds without one,
+`ANSWER_EXTRACTORS` holds a function. The reward remains the judge: all answers that it calls right are one class,
+however they are written (`estimators.maj_at_k`).
 """
 
 import re
@@ -62,7 +62,7 @@ def _filled(text: str | None) -> str | None:
     return (text or "").strip() or None
 
 
-VOTES: dict[str, Extract] = {
+ANSWER_EXTRACTORS: dict[str, Extract] = {
     "accuracy_1_5_2": _tagged,
     "boxed": _boxed,
     "exact": _whole,
@@ -72,22 +72,22 @@ VOTES: dict[str, Extract] = {
 }
 
 
-def voter(rewards: Sequence[Any]) -> Callable[[str], str | None] | None:
+def answer_extractor(rewards: Sequence[Any]) -> Callable[[str], str | None] | None:
     """How the first reward that can tell finds the answer in a text; None where none can: there is no vote then."""
     for reward in rewards:
         own = getattr(reward, "extract", None)
         if callable(own):
             return lambda text, own=own: own(text)  # type: ignore[misc]
-        table = VOTES.get(getattr(reward, "kind", ""))
+        table = ANSWER_EXTRACTORS.get(getattr(reward, "kind", ""))
         if table is not None:
             return lambda text, table=table, reward=reward: table(reward, text)  # type: ignore[misc]
     return None
 
 
-def vote(rewards: Sequence[Any], text: str) -> str | None:
+def extract_answer(rewards: Sequence[Any], text: str) -> str | None:
     """The answer in a text as the rewards find it, or None."""
-    find = voter(rewards)
-    return None if find is None else find(text)
+    extract = answer_extractor(rewards)
+    return None if extract is None else extract(text)
 
 
 _FRAC = re.compile(

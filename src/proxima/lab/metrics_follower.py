@@ -12,7 +12,7 @@ from proxima.lab.sweep_plan import PlannedRun
 RECENT = 20  # steps whose median duration says how long the rest will take
 
 
-class State(StrEnum):
+class RunState(StrEnum):
     """Of a run in a sweep. `stopped` was ended by Ctrl-C and goes on with the same command."""
 
     WAITING = "waiting"
@@ -23,7 +23,7 @@ class State(StrEnum):
 
 
 @dataclass
-class Standing:
+class RunProgress:
     """Where a run stands.
 
     Args:
@@ -35,7 +35,7 @@ class Standing:
     """
 
     run: PlannedRun
-    state: State = State.WAITING
+    state: RunState = RunState.WAITING
     step: int = 0
     seconds: float = 0.0
     reward: float | None = None
@@ -53,7 +53,7 @@ class Standing:
     def left(self) -> float | None:
         """Seconds of training to come, by the median of the last steps; None before the first one. Evaluations are not
         counted in."""
-        if self.state is State.DONE:
+        if self.state is RunState.DONE:
             return 0.0
         return statistics.median(self.recent) * max(self.run.steps - self.step, 0) if self.recent else None
 
@@ -73,16 +73,16 @@ class Standing:
         self.step, self.seconds, self.reward, self.evaluated, self.recent = 0, 0.0, None, [], []
 
 
-class Tail:
+class MetricsFollower:
     """Reads what a run has added to its metrics.jsonl since the last look.
 
     Args:
-        standing: learns from it.
+        progress: learns from it.
     """
 
-    def __init__(self, standing: Standing) -> None:
-        self.standing = standing
-        self.file: Path = standing.run.folder / "metrics.jsonl"
+    def __init__(self, progress: RunProgress) -> None:
+        self.progress = progress
+        self.file: Path = progress.run.folder / "metrics.jsonl"
         self._read, self._id = 0, -1
 
     def look(self) -> list[dict[str, Any]]:
@@ -91,7 +91,7 @@ class Tail:
         try:
             facts = self.file.stat()
             if facts.st_size < self._read or facts.st_ino != self._id:
-                self.standing.forget()
+                self.progress.forget()
                 self._read, self._id = 0, facts.st_ino
             if facts.st_size == self._read:
                 return []
@@ -111,6 +111,6 @@ class Tail:
             ):  # damaged: the run itself says so when it resumes, and `compare` when it reads the folder
                 continue
             if isinstance(record, dict):
-                self.standing.take(record)
+                self.progress.take(record)
                 records.append(record)
         return records

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 
 @dataclass(frozen=True)
-class Estimate:
+class SeedMean:
     """A mean over seeds.
 
     Args:
@@ -31,7 +31,7 @@ class Estimate:
         return self.mean + (self.half or 0.0)
 
 
-def estimate(values: Sequence[float | None], level: float = 0.95) -> Estimate | None:
+def mean_over_seeds(values: Sequence[float | None], level: float = 0.95) -> SeedMean | None:
     """Mean and t interval of the values that are there; None when none is.
 
     half = t_{n-1, (1+level)/2} s / sqrt(n)        s with n - 1 in its denominator
@@ -40,9 +40,9 @@ def estimate(values: Sequence[float | None], level: float = 0.95) -> Estimate | 
     if not known:
         return None
     if len(known) == 1:
-        return Estimate(known[0], None, 1)
+        return SeedMean(known[0], None, 1)
     spread = statistics.stdev(known) / math.sqrt(len(known))
-    return Estimate(statistics.fmean(known), t_quantile((1 + level) / 2, len(known) - 1) * spread, len(known))
+    return SeedMean(statistics.fmean(known), t_quantile((1 + level) / 2, len(known) - 1) * spread, len(known))
 
 
 @lru_cache

@@ -19,7 +19,7 @@ from proxima.config.errors import ConfigError, Problem, one_problem, suggestion
 from proxima.config.read import read_yaml, shown_path
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Layout, Node, Source, merge
-from proxima.lab.sweep_plan import Cell, Sweep
+from proxima.lab.sweep_plan import Sweep, SweepCell
 
 FIELDS = ("recipe", "folder", "seeds", "jobs", "set", "grid", "cells")
 TAKEN = {"seed": "seeds: [1, 2, 3] gives the seeds", "folder": "each run gets one below the sweep's own"}
@@ -45,7 +45,7 @@ def read_sweep(
     if not file.is_file():
         raise one_problem(shown_path(file), "no such sweep; give the path of a YAML file, see docs/laboratory.md")
     root = read_yaml(file)
-    reader = _Reader(file, root.mapping or {})
+    reader = _SweepFileReader(file, root.mapping or {})
     recipe, seeds = reader.recipe(), reader.seeds()
     wanted_jobs, cells = reader.jobs(jobs), reader.cells(recipe)
     if reader.problems:
@@ -65,7 +65,7 @@ def read_sweep(
     )
 
 
-def _chosen(cells: tuple[Cell, ...], only: Sequence[str]) -> tuple[Cell, ...]:
+def _chosen(cells: tuple[SweepCell, ...], only: Sequence[str]) -> tuple[SweepCell, ...]:
     names = [cell.name for cell in cells]
     for wanted in only:
         if not fnmatch.filter(names, wanted) and wanted not in names:
@@ -75,7 +75,7 @@ def _chosen(cells: tuple[Cell, ...], only: Sequence[str]) -> tuple[Cell, ...]:
     )
 
 
-class _Reader:
+class _SweepFileReader:
     """The fields of a sweep file; collects what is wrong with them."""
 
     def __init__(self, file: Path, fields: Mapping[str, Node]) -> None:
@@ -132,13 +132,13 @@ class _Reader:
             return 1
         return value
 
-    def cells(self, recipe: Path | None) -> tuple[Cell, ...]:
+    def cells(self, recipe: Path | None) -> tuple[SweepCell, ...]:
         layout = layout_of(RunConfig)
         common, axes, named = self.layer("set", self.fields.get("set")), self.axes(), self.named()
         if self.problems:
             return ()
         short = _short([key for key, _ in axes])
-        made: dict[str, Cell] = {}
+        made: dict[str, SweepCell] = {}
         for name, own in named or [("", Node({}, _source(self.file)))]:
             for chosen in itertools.product(*(values for _, values in axes)):
                 cell = _made(
@@ -232,7 +232,7 @@ def _nested(key: str, node: Node) -> Node:
     return node
 
 
-def _made(name: str, own: Node, common: Node, chosen: Sequence[tuple[str, str, Node]], layout: Layout) -> Cell:
+def _made(name: str, own: Node, common: Node, chosen: Sequence[tuple[str, str, Node]], layout: Layout) -> SweepCell:
     """`set`, then the value of each axis (its key, its short key, the value), then what is written under the cell's
     name."""
     parts, tree = [name] if name else [], merge(Node({}, own.source), common, layout)
@@ -243,7 +243,7 @@ def _made(name: str, own: Node, common: Node, chosen: Sequence[tuple[str, str, N
     leaves = list(_leaves("", tree, layout))
     overrides = tuple(f"{path}={json.dumps(node.plain(), ensure_ascii=False, allow_nan=True)}" for path, node in leaves)
     overrides = tuple(re.sub(r"\bInfinity\b", ".inf", text) for text in overrides)
-    return Cell(
+    return SweepCell(
         name=_safe(",".join(parts)), overrides=overrides, written={path: node.source.text for path, node in leaves}
     )
 

@@ -19,7 +19,7 @@ from proxima.config.validate import check
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class SweepCell:
     """One cell of a sweep.
 
     Args:
@@ -48,8 +48,8 @@ class Sweep:
     folder: Path
     seeds: tuple[int, ...]
     jobs: int
-    cells: tuple[Cell, ...]
-    every: tuple[Cell, ...]
+    cells: tuple[SweepCell, ...]
+    every: tuple[SweepCell, ...]
     asked: Mapping[str, Any]
 
 
@@ -99,7 +99,7 @@ def plan_runs(sweep: Sweep, *, cores: int | None = None) -> list[PlannedRun]:
             whose config is another.
     """
     share = _threads(sweep.jobs, cores)
-    runs, found = [], _Found([cell.name for cell in sweep.cells])
+    runs, found = [], _CellProblems([cell.name for cell in sweep.cells])
     for seed, cell in itertools.product(sweep.seeds, sweep.cells):
         try:
             run = _planned(sweep, cell, seed, share)
@@ -149,7 +149,7 @@ def _same_place(first: str, second: str) -> bool:
     return Path(first).exists() and Path(second).exists() and Path(first).samefile(second)
 
 
-def _planned(sweep: Sweep, cell: Cell, seed: int, share: int | None) -> PlannedRun:
+def _planned(sweep: Sweep, cell: SweepCell, seed: int, share: int | None) -> PlannedRun:
     folder = sweep.folder / cell.name / f"seed-{seed}"
     overrides = (*cell.overrides, f"seed={seed}", f"folder={json.dumps(str(folder), ensure_ascii=False)}")
     resolved = resolve(sweep.recipe, overrides)
@@ -183,14 +183,14 @@ def _threads(jobs: int, cores: int | None) -> int | None:
     return max(1, cores // jobs)
 
 
-class _Found:
+class _CellProblems:
     """Problems with the cells that have them, so that what is wrong with the recipe is said once."""
 
     def __init__(self, cells: Sequence[str]) -> None:
         self.cells, self.alone = cells, list[Problem]()
         self._of: dict[Problem, list[str]] = {}
 
-    def add(self, cell: Cell, problems: Iterable[Problem]) -> None:
+    def add(self, cell: SweepCell, problems: Iterable[Problem]) -> None:
         for problem in problems:
             cells = self._of.setdefault(_written_at(problem, cell), [])
             if cell.name not in cells:  # each seed finds it again
@@ -208,7 +208,7 @@ class _Found:
         return out + self.alone
 
 
-def _written_at(problem: Problem, cell: Cell) -> Problem:
+def _written_at(problem: Problem, cell: SweepCell) -> Problem:
     """`command line`, by which a cell's values reach the config, as the line of the sweep file."""
     if problem.source is None or "command line" not in problem.source:
         return problem

@@ -27,7 +27,7 @@ from proxima.config.dump import dump
 from proxima.data import UserError
 from proxima.data.atomic_files import write_whole
 from proxima.data.jsonl import dumps
-from proxima.lab.metrics_follower import Standing, State, Tail
+from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
 from proxima.lab.sweep_plan import PlannedRun, Sweep
 from proxima.runtime.environment import describe_environment
 from proxima.runtime.folder import RunFolder
@@ -47,13 +47,13 @@ STOPPED_BY_HAND = (130, -signal.SIGINT, -signal.SIGTERM)
 Command = Callable[[PlannedRun], Sequence[str]]
 
 
-class Watcher(Protocol):
+class SweepObserver(Protocol):
     """Who is told how a sweep goes; all in the order in which it happens."""
 
-    def started(self, sweep: Sweep, standings: Sequence[Standing]) -> None:
+    def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
         """The states are known; nothing has begun."""
 
-    def changed(self, standing: Standing, records: Sequence[dict[str, Any]]) -> None:
+    def changed(self, progress: RunProgress, records: Sequence[dict[str, Any]]) -> None:
         """A run has another state, or new records in its metrics."""
 
     def tick(self) -> None:
@@ -62,7 +62,7 @@ class Watcher(Protocol):
     def warning(self, text: str) -> None:
         """Something a person should know."""
 
-    def finished(self, standings: Sequence[Standing]) -> None:
+    def finished(self, progresses: Sequence[RunProgress]) -> None:
         """Nothing runs any more."""
 
 
@@ -75,12 +75,12 @@ def train_command(run: PlannedRun) -> list[str]:
 def run_sweep(
     sweep: Sweep,
     runs: Sequence[PlannedRun],
-    watcher: Watcher,
+    watcher: SweepObserver,
     *,
     retry_failed: bool = False,
     command: Command = train_command,
     poll: float = POLL,
-) -> list[Standing]:
+) -> list[RunProgress]:
     """Run what is not done, `sweep.jobs` side by side, and return where every run stands at the end.
 
     Ctrl-C (SIGTERM, a closed terminal) asks the running ones to end with a checkpoint and begins no other; the second
@@ -96,68 +96,68 @@ def run_sweep(
     """
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with _held(sweep.folder):
-        standings = [standing_of(run, retry_failed) for run in runs]
+        progresses = [read_progress(run, retry_failed) for run in runs]
         write_whole(sweep.folder / "sweep.json", dumps(_facts(sweep), indent=2) + "\n")
-        loop = _Loop(sweep, standings, watcher, command, poll)
-        watcher.started(sweep, standings)
+        loop = _SweepLoop(sweep, progresses, watcher, command, poll)
+        watcher.started(sweep, progresses)
         with loop.interruptible():
             loop.run()
-        watcher.finished(standings)
-    return standings
+        watcher.finished(progresses)
+    return progresses
 
 
-def standing_of(run: PlannedRun, retry_failed: bool = False) -> Standing:
+def read_progress(run: PlannedRun, retry_failed: bool = False) -> RunProgress:
     """Where a run stands by its folder: done, failed, or waiting to begin or go on."""
-    standing = Standing(run)
-    Tail(standing).look()
+    progress = RunProgress(run)
+    MetricsFollower(progress).look()
     try:
         summary = json.loads(RunFolder(run.folder).summary.read_text(encoding="utf-8"))
         status = summary.get("status")
     except (OSError, ValueError, AttributeError):
-        return standing
+        return progress
     if status == "done":
-        standing.state, standing.before = State.DONE, True
+        progress.state, progress.before = RunState.DONE, True
     elif status == "failed" and not retry_failed:
-        standing.state, standing.before = State.FAILED, True
-        standing.error = f"{summary.get('error') or 'failed'}; run it again with --retry-failed"
-    return standing
+        progress.state, progress.before = RunState.FAILED, True
+        progress.error = f"{summary.get('error') or 'failed'}; run it again with --retry-failed"
+    return progress
 
 
 @dataclass
-class _Job:
+class _RunningJob:
     """A run that goes on. `process` and `output` are None for one that another process runs; `begun`: where in
     output.txt ours begins."""
 
-    standing: Standing
-    tail: Tail
+    progress: RunProgress
+    tail: MetricsFollower
     process: "subprocess.Popen[bytes] | None" = None
     output: IO[bytes] | None = None
     begun: int = 0
 
 
 @dataclass
-class _Loop:
+class _SweepLoop:
     sweep: Sweep
-    standings: Sequence[Standing]
-    watcher: Watcher
+    progresses: Sequence[RunProgress]
+    watcher: SweepObserver
     command: Command
     poll: float
-    jobs: list[_Job] = field(default_factory=list)
+    jobs: list[_RunningJob] = field(default_factory=list)
     interrupts: int = 0
     obeyed: int = 0
 
     def run(self) -> None:
-        waiting = [standing for standing in self.standings if standing.state is State.WAITING]
+        waiting = [progress for progress in self.progresses if progress.state is RunState.WAITING]
         try:
             while waiting or self.jobs:
                 self.obey(waiting)
                 while waiting and len(self.jobs) < self.sweep.jobs and not self.interrupts:
-                    standing = waiting.pop(0)
+                    progress = waiting.pop(0)
                     try:
-                        self.begin(standing)
+                        self.begin(progress)
                     except OSError as error:  # a full disk, no more processes: this one's loss, not its neighbours'
-                        standing.state, standing.error = State.FAILED, f"could not begin: {error}"
-                        self.changed(standing)
+                        progress.state, progress.error = RunState.FAILED, f"could not begin: {error}"
+                        self.changed(progress)
                 time.sleep(self.poll)
                 for job in list(self.jobs):
                     self.look(job, waiting)
@@ -166,11 +166,11 @@ class _Loop:
         finally:
             self.end()
 
-    def begin(self, standing: Standing) -> None:
+    def begin(self, progress: RunProgress) -> None:
         """Start a run; follow it instead where another process has its folder."""
-        run = standing.run
+        run = progress.run
         if _in_use(run.folder):
-            self.follow(standing)
+            self.follow(progress)
             return
         run.folder.mkdir(parents=True, exist_ok=True)
         write_whole(run.file, dump(run.resolved))
@@ -192,51 +192,51 @@ class _Loop:
         except OSError:
             output.close()
             raise
-        standing.state = State.RUNNING
-        self.jobs.append(_Job(standing, Tail(standing), process, output, begun))
-        self.changed(standing)
+        progress.state = RunState.RUNNING
+        self.jobs.append(_RunningJob(progress, MetricsFollower(progress), process, output, begun))
+        self.changed(progress)
 
-    def follow(self, standing: Standing) -> None:
-        standing.state = State.RUNNING
-        self.jobs.append(_Job(standing, Tail(standing)))
+    def follow(self, progress: RunProgress) -> None:
+        progress.state = RunState.RUNNING
+        self.jobs.append(_RunningJob(progress, MetricsFollower(progress)))
         self.warn(
-            f"{standing.run.name}: running elsewhere, perhaps left by a sweep that was killed; waiting for it to end"
+            f"{progress.run.name}: running elsewhere, perhaps left by a sweep that was killed; waiting for it to end"
         )
-        self.changed(standing)
+        self.changed(progress)
 
-    def look(self, job: _Job, waiting: list[Standing]) -> None:
-        standing = job.standing
+    def look(self, job: _RunningJob, waiting: list[RunProgress]) -> None:
+        progress = job.progress
         code = (
             job.process.poll() if job.process else None
         )  # asked first: what is written before the end is then seen below
-        going = code is None if job.process else _in_use(standing.run.folder)
+        going = code is None if job.process else _in_use(progress.run.folder)
         records = job.tail.look()
         if going and (job.process or not self.interrupts):
             if records:
-                self.changed(standing, records)
+                self.changed(progress, records)
             return
         self.jobs.remove(job)
         if job.output:
             job.output.close()
         if code is None:
-            self.left(standing, going, waiting)
-        elif code == 0 and _status(standing.run) == "done":
-            standing.state = State.DONE
+            self.left(progress, going, waiting)
+        elif code == 0 and _status(progress.run) == "done":
+            progress.state = RunState.DONE
         elif self.interrupts or code in STOPPED_BY_HAND:
-            standing.state = State.STOPPED
-        elif code == WRONG_INPUT and _in_use(standing.run.folder):  # another one took the folder after we had looked
-            return self.follow(standing)
+            progress.state = RunState.STOPPED
+        elif code == WRONG_INPUT and _in_use(progress.run.folder):  # another one took the folder after we had looked
+            return self.follow(progress)
         else:
-            standing.state, standing.error = State.FAILED, _reason(standing.run, code, job.begun)
-        self.changed(standing, records)
+            progress.state, progress.error = RunState.FAILED, _reason(progress.run, code, job.begun)
+        self.changed(progress, records)
 
-    def left(self, standing: Standing, going: bool, waiting: list[Standing]) -> None:
+    def left(self, progress: RunProgress, going: bool, waiting: list[RunProgress]) -> None:
         """A run elsewhere has ended, or we end and it does not: it is as its folder says; what is not over goes on
         here."""
-        after = standing_of(standing.run)
-        standing.state, standing.error = (State.WAITING, None) if going else (after.state, after.error)
-        if standing.state is State.WAITING and not self.interrupts:
-            waiting.insert(0, standing)
+        after = read_progress(progress.run)
+        progress.state, progress.error = (RunState.WAITING, None) if going else (after.state, after.error)
+        if progress.state is RunState.WAITING and not self.interrupts:
+            waiting.insert(0, progress)
 
     def end(self) -> None:
         """An error of our own must not leave processes behind that nobody watches: each may write a checkpoint, then it
@@ -251,15 +251,15 @@ class _Loop:
                 process.wait(max(0.0, until - time.monotonic()))
             _signal_group(process, signal.SIGKILL)
 
-    def changed(self, standing: Standing, records: Sequence[dict[str, Any]] = ()) -> None:
+    def changed(self, progress: RunProgress, records: Sequence[dict[str, Any]] = ()) -> None:
         with _unless_full():
-            self.watcher.changed(standing, records)
+            self.watcher.changed(progress, records)
 
     def warn(self, text: str) -> None:
         with _unless_full():
             self.watcher.warning(text)
 
-    def obey(self, waiting: list[Standing]) -> None:
+    def obey(self, waiting: list[RunProgress]) -> None:
         """Pass on the Ctrl-Cs that have come since."""
         while self.obeyed < self.interrupts:
             self.obeyed += 1
@@ -271,7 +271,7 @@ class _Loop:
                         f"stopping: {len(ours)} running, each writes a checkpoint first; press Ctrl-C again to kill "
                         "them"
                     )
-                if others := [job.standing.run.name for job in self.jobs if not job.process]:
+                if others := [job.progress.run.name for job in self.jobs if not job.process]:
                     self.warn(f"{' and '.join(others)}: running elsewhere, and not stopped")
                 for process in ours:
                     with suppress(ProcessLookupError):

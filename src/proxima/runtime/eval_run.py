@@ -20,9 +20,9 @@ import torch
 from proxima.data import Group, UserError
 from proxima.data.atomic_files import replacing, write_whole
 from proxima.data.jsonl import dumps
-from proxima.evaluate.figures import figures
-from proxima.evaluate.results import ENVIRONMENT, FORMAT, RESULT, items_table, questions_sha
-from proxima.evaluate.votes import voter
+from proxima.evaluate.eval_metrics import eval_metrics
+from proxima.evaluate.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
+from proxima.evaluate.votes import answer_extractor
 from proxima.model import LoadedModel
 from proxima.reward.runner import RewardRunner
 from proxima.runtime.build import EVAL_UID, load_model
@@ -179,7 +179,7 @@ def _ask(config: "RunConfig", one: OpenExam, engine: Any, observer: Observer) ->
 def _facts(config: "RunConfig", one: OpenExam, groups: Sequence[Group], ks: Sequence[int]) -> dict[str, Any]:
     """The set's part of result.json."""
     exam = one.exam
-    found = figures(groups, samples=exam.samples, ks=ks, find=voter(exam.rewards), seed=config.seed)
+    found = eval_metrics(groups, samples=exam.samples, ks=ks, extract=answer_extractor(exam.rewards), seed=config.seed)
     return {
         **found,
         "sampling": asdict(one.sampling),
@@ -202,7 +202,7 @@ def described(spec: Any) -> dict[str, Any]:
 
 
 def _write_items(folder: Path, one: OpenExam, groups: Sequence[Group]) -> None:
-    table = items_table(groups, EVAL_UID, voter(one.exam.rewards))
+    table = completions_table(groups, EVAL_UID, answer_extractor(one.exam.rewards))
     with replacing(folder / f"{one.exam.name}.parquet") as file:
         pq.write_table(table, file, compression="zstd")
 

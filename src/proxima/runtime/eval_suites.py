@@ -14,7 +14,7 @@ import torch
 from proxima.data import Prompt, UserError
 from proxima.engine import ENGINES
 from proxima.engine.protocol import Sampling
-from proxima.evaluate.figures import check_ks
+from proxima.evaluate.eval_metrics import check_ks
 from proxima.evaluate.suites import Suite
 from proxima.model.load import load_config, load_tokenizer
 from proxima.reward import REWARDS

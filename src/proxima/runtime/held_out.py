@@ -7,7 +7,7 @@ from typing import Any
 
 from proxima.data import Completion, Group, Prompt
 from proxima.engine.protocol import Engine, Request, Sampling
-from proxima.evaluate.figures import powers_of_two, question_of
+from proxima.evaluate.eval_metrics import powers_of_two, question_scores
 from proxima.evaluate.intervals import bootstrap_mean, wilson
 from proxima.reward.runner import RewardRunner
 from proxima.runtime.folder import RunFolder
@@ -114,7 +114,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
 
 def _estimates(groups: Sequence[Group]) -> dict[str, float]:
     """Bounds of the accuracy, and what several answers a question allow to say; nothing where no reward knows."""
-    questions = [question for group in groups if (question := question_of(group, None)).known]
+    questions = [question for group in groups if (question := question_scores(group, None)).known]
     if not questions:
         return {}
     samples = max(len(question.correct) for question in questions)

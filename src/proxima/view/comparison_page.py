@@ -1,7 +1,7 @@
 """compare.html: cells of runs beside each other, in one file that needs no network and can be mailed.
 
 Curves against steps, tokens and time, mean and 95 % interval over seeds; the final table; what sets the cells apart.
-Everything that is read here was computed by `lab.aggregate`; names of folders and values of configs reach the page
+Everything that is read here was computed by `lab.run_comparison`; names of folders and values of configs reach the page
 through jinja's escaping.
 """
 
@@ -17,8 +17,8 @@ from markupsafe import Markup
 
 from proxima.config.scalars import in_one_line
 from proxima.data.atomic_files import write_whole
-from proxima.lab.aggregate import Band, Cell, Comparison, Reach, Row
-from proxima.lab.seed_statistics import Estimate
+from proxima.lab.run_comparison import CellRuns, CellSummary, RunComparison, SeedBand, TargetCost
+from proxima.lab.seed_statistics import SeedMean
 from proxima.view.chart import Series, line_chart
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, signed, significant
 
@@ -65,7 +65,7 @@ CURVES: tuple[tuple[str, str, str, float], ...] = (
 SHARES = ("accuracy/held_out", "masked_fraction")  # between 0 and 1
 
 
-def write_comparison(comparison: Comparison, path: Path | str, *, title: str = "Comparison") -> Path:
+def write_comparison(comparison: RunComparison, path: Path | str, *, title: str = "Comparison") -> Path:
     """Write the page and return where it lies.
 
     Raises:
@@ -85,7 +85,7 @@ def write_comparison(comparison: Comparison, path: Path | str, *, title: str = "
     return Path(path)
 
 
-def gather(comparison: Comparison) -> dict[str, Any]:
+def gather(comparison: RunComparison) -> dict[str, Any]:
     """All that the page shows, with every number written out."""
     rows = comparison.rows()
     axes = [axis for axis in AXES if axis in comparison.axes]
@@ -125,7 +125,7 @@ def title_of(axis: str, unit: str) -> str:
     return name.replace(unit.split()[-1], unit, 1) if unit.split()[-1] in name else f"{name}, {unit}"
 
 
-def scale_of(axis: str, cells: Sequence[Cell]) -> tuple[float, str]:
+def scale_of(axis: str, cells: Sequence[CellRuns]) -> tuple[float, str]:
     """The unit in which the longest run makes a readable number, as (size, name)."""
     longest = max((max(run.position(axis).values()) for cell in cells for run in cell.used), default=0.0)
     fitting = [unit for unit in AXES[axis].units if longest >= ENOUGH * unit[0]]
@@ -133,7 +133,7 @@ def scale_of(axis: str, cells: Sequence[Cell]) -> tuple[float, str]:
 
 
 def chart_of(
-    comparison: Comparison, scales: Mapping[str, tuple[float, str]], title: str, key: str, tells: str, factor: float
+    comparison: RunComparison, scales: Mapping[str, tuple[float, str]], title: str, key: str, tells: str, factor: float
 ) -> dict[str, Any] | None:
     """A figure with a drawing for each axis; None where no cell has the key, or it is 0 throughout."""
     pictures = []
@@ -156,7 +156,7 @@ def chart_of(
     return {"title": title, "tells": tells, "pictures": pictures}
 
 
-def bounds_of(bands: Sequence[Band | None], highest: float) -> tuple[float, float]:
+def bounds_of(bands: Sequence[SeedBand | None], highest: float) -> tuple[float, float]:
     """What the axis has to show: a third of the means' range beyond them, and not beyond what the quantity can be.
 
     The interval of two seeds would else flatten every line; where it is wider, its area runs off the plot.
@@ -167,7 +167,7 @@ def bounds_of(bands: Sequence[Band | None], highest: float) -> tuple[float, floa
     return (low - room if low < 0 else max(0.0, low - room)), min(high + room, highest)
 
 
-def series_of(index: int, band: Band | None, size: float, factor: float) -> Series:
+def series_of(index: int, band: SeedBand | None, size: float, factor: float) -> Series:
     """A cell's curve with its area, in the units of the axis."""
     if band is None:
         return Series(name="", points=())
@@ -176,14 +176,14 @@ def series_of(index: int, band: Band | None, size: float, factor: float) -> Seri
     return Series(name="", points=points, color=color_of(index), band=area, dash=dash_of(index))
 
 
-def intervals(rows: Sequence[Row]) -> dict[str, Any] | None:
+def intervals(rows: Sequence[CellSummary]) -> dict[str, Any] | None:
     """Accuracy after training, a bar a cell, on an axis that spans them all. Where no run was evaluated at its end: the
     best of each.
 
     The axis ends at 0 and 1: a bar whose interval goes beyond has an open end there (`cut`).
     """
     key = "after" if any(row.after for row in rows) else "best"
-    known: list[tuple[int, str, Estimate]] = [
+    known: list[tuple[int, str, SeedMean]] = [
         (i, row.cell, e) for i, row in enumerate(rows) if (e := getattr(row, key)) is not None
     ]
     if not known:
@@ -195,7 +195,7 @@ def intervals(rows: Sequence[Row]) -> dict[str, Any] | None:
     def place(value: float) -> float:
         return round(min(max(100 * (value - low) / span, 0.0), 100.0), 2)
 
-    def cut(e: Estimate) -> str:
+    def cut(e: SeedMean) -> str:
         return " ".join(name for name, beyond in (("open-left", e.low < low), ("open-right", e.high > high)) if beyond)
 
     bars = [
@@ -218,7 +218,7 @@ def intervals(rows: Sequence[Row]) -> dict[str, Any] | None:
     }
 
 
-def head_of(comparison: Comparison) -> list[str]:
+def head_of(comparison: RunComparison) -> list[str]:
     """Names of the columns of the final table."""
     known = [axis for axis in COSTS if axis in comparison.axes and comparison.target is not None]
     costs = [f"{COSTS[axis]} to target{' (×)' if axis in RATIOS else ''}" for axis in known]
@@ -246,7 +246,7 @@ WRITTEN: dict[str, Callable[[float], str]] = {
 }
 
 
-def table_row(row: Row, comparison: Comparison) -> list[str]:
+def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
     """A cell's line, a text a column of `head_of`."""
     baseline = row.cell == comparison.baseline.name
     costs = [(axis, row.reach[axis]) for axis in COSTS if axis in comparison.axes and axis in row.reach]
@@ -258,7 +258,7 @@ def table_row(row: Row, comparison: Comparison) -> list[str]:
     return [row.cell, seeds, *accuracy, *reach, clock, f"{generate} + {train}", rates]
 
 
-def cost(reach: Reach, write: Callable[[float], str]) -> str:
+def cost(reach: TargetCost, write: Callable[[float], str]) -> str:
     """`1m 40s`, `never`, `not yet`, and `(2/3)` where not all seeds got there."""
     if not reach.values:
         return "not yet"
@@ -270,7 +270,7 @@ def cost(reach: Reach, write: Callable[[float], str]) -> str:
     )
 
 
-def ratio_of(reach: Reach) -> str:
+def ratio_of(reach: TargetCost) -> str:
     """` (1.67 ×)`: the baseline's cost over this one's, ` (1.67 × of 2)` where fewer seeds are common; nothing where no
     median tells."""
     if reach.ratio is None:
@@ -279,8 +279,8 @@ def ratio_of(reach: Reach) -> str:
     return f" ({'∞' if reach.ratio == float('inf') else fixed(reach.ratio, 2)} ×{of})"
 
 
-def paired_rows(rows: Sequence[Row]) -> list[list[str]]:
-    """Cell, common seeds, then the difference of each measure."""
+def paired_rows(rows: Sequence[CellSummary]) -> list[list[str]]:
+    """CellRuns, common seeds, then the difference of each measure."""
     return [
         [row.cell, str(max(e.n for e in row.difference.values())), *(difference(row, name) for name in PAIRED)]
         for row in rows
@@ -291,7 +291,7 @@ def paired_rows(rows: Sequence[Row]) -> list[list[str]]:
 PAIRED = ("after", "best", "reward", "clock", "cpu")
 
 
-def difference(row: Row, name: str) -> str:
+def difference(row: CellSummary, name: str) -> str:
     """`+0.021 ± 0.010`."""
     found = row.difference.get(name)
     if found is None:
@@ -301,7 +301,7 @@ def difference(row: Row, name: str) -> str:
     return signed(found.mean, places) + (f" ± {fixed(found.half, places)}" if found.half is not None else "") + unit
 
 
-def plus_minus(value: Estimate | None, places: int = 3) -> str:
+def plus_minus(value: SeedMean | None, places: int = 3) -> str:
     """`0.940 ± 0.012`; the mean alone of a single seed."""
     if value is None:
         return NONE

@@ -10,7 +10,7 @@ Record = Mapping[str, Any]
 AGAIN = 10  # steps before the same remark is made once more
 
 
-class Remarks:
+class Diagnostics:
     """Remembers what was said, so that a lasting state is not said at every step."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxima.evaluate.intervals import Interval
-from proxima.evaluate.question_pairs import Comparison
+from proxima.evaluate.question_pairs import PairedComparison
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import NullObserver, Stage
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed
@@ -21,7 +21,7 @@ MUCH = 0.05  # share of cut or unanswered answers that wants a remark
 SURE = 0.05  # p below which a difference is called one
 
 
-class EvaluationView(NullObserver):
+class EvalProgress(NullObserver):
     """Progress of an evaluation: a bar with rate and time left on a terminal, elsewhere a line a minute.
 
     Args:
@@ -91,7 +91,7 @@ class EvaluationView(NullObserver):
         self._stream.flush()
 
 
-def report(result: Mapping[str, Any], seconds: Mapping[str, float], stream: TextIO) -> str:
+def results_table(result: Mapping[str, Any], seconds: Mapping[str, float], stream: TextIO) -> str:
     """Model and settings, a line a set, and what a person should know of the numbers."""
     model, suites = result["model"], result["suites"]
     head = "  ".join(
@@ -228,7 +228,7 @@ def _why_unknown(facts: Mapping[str, Any]) -> str:
     return f"{count(facts['invalid'])} of {count(facts['answers'])} answers have no score{rest}"
 
 
-def comparison(found: Sequence[Comparison], names: tuple[str, str], stream: TextIO) -> str:
+def comparison_table(found: Sequence[PairedComparison], names: tuple[str, str], stream: TextIO) -> str:
     """The second result against the first, a line a set, and in words what it means."""
     table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
     table.add_column("")
@@ -259,7 +259,7 @@ def comparison(found: Sequence[Comparison], names: tuple[str, str], stream: Text
     return "\n".join([*lines, *(verdict(one) for one in found), how])
 
 
-def verdict(one: Comparison) -> str:
+def verdict(one: PairedComparison) -> str:
     """`gsm8k: B is better by 0.045 (p = 0.012)`, or that it can't be told."""
     if one.p >= SURE:
         half = one.difference.half

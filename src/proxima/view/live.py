@@ -17,7 +17,7 @@ from rich.text import Text
 
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import RunInfo, Sample, Stage
-from proxima.view.diagnostics import Remarks
+from proxima.view.diagnostics import Diagnostics
 from proxima.view.formatting import count, duration, fixed, percent, printable, rate, signed, sparkline
 from proxima.view.log_lines import (
     arithmetic,
@@ -72,7 +72,7 @@ class LiveView:
         self._evals: list[Record] = []
         self._sample: Sample | None = None
         self._stage = Text("starting", style="dim")
-        self._remarks = Remarks()
+        self._remarks = Diagnostics()
         self._drawn = float("-inf")
         self._running = False
         self._live = Live(

@@ -16,7 +16,7 @@ from proxima.config.estimate import besides
 from proxima.evaluate.intervals import wilson
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import Observer, RunInfo, Sample, Stage
-from proxima.view.diagnostics import Remarks
+from proxima.view.diagnostics import Diagnostics
 from proxima.view.formatting import count, duration, fixed, magnitude, percent, printable, rate, signed
 
 Record = Mapping[str, Any]
@@ -25,7 +25,7 @@ SEE_WHY = "; why: `error` in evals/*.parquet"
 PATIENCE = 60.0  # seconds without a line before progress gets one
 
 
-class PlainLines:
+class LogLines:
     """Tells the run in lines of fixed order, width and units.
 
     Args:
@@ -37,7 +37,7 @@ class PlainLines:
         self._write = write
         self._clock = clock or SystemClock()
         self._info: RunInfo | None = None
-        self._remarks = Remarks()
+        self._remarks = Diagnostics()
         self._steps: list[float] = []
         self._accuracy: dict[str, float] = {}
         self._last = self._clock.now()
@@ -99,7 +99,7 @@ class PlainLines:
         self._write(f"{time_of_day(self._clock.wall())}  {text}".rstrip())
 
 
-class LogFile(PlainLines):
+class LogFile(LogLines):
     """The lines appended to log.txt of the run folder, each handed to the system at once. What comes before `started`
     waits for it."""
 
@@ -136,7 +136,7 @@ def lines_to(stream: TextIO, clock: Clock | None = None) -> Observer:
         stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
         stream.flush()
 
-    return PlainLines(write, clock)
+    return LogLines(write, clock)
 
 
 def time_of_day(wall: str) -> str:

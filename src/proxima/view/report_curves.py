@@ -18,7 +18,7 @@ LATE = ("stale", "surplus")  # reasons of prompts that had been accepted before 
 
 
 @dataclass(frozen=True)
-class Curve:
+class ChartSpec:
     """A chart of the report: its title, the keys of metrics.jsonl with their names, how a value is written, what it
     tells."""
 
@@ -32,56 +32,60 @@ class Curve:
 
 
 CURVES = (
-    Curve(
+    ChartSpec(
         "Reward",
         {"reward/mean": "mean"},
         lambda v: fixed(v, 3),
         "mean over the valid completions of a step",
         zero=False,
     ),
-    Curve(
+    ChartSpec(
         "Accuracy",
         {"accuracy": "training"},
         lambda v: fixed(v, 3),
         "share of right answers; dots: held-out, with 95 % interval",
     ),
-    Curve("Length", {"length/mean": "mean", "length/max": "longest"}, lambda v: fixed(v, 1), "tokens of a completion"),
-    Curve(
+    ChartSpec(
+        "Length", {"length/mean": "mean", "length/max": "longest"}, lambda v: fixed(v, 1), "tokens of a completion"
+    ),
+    ChartSpec(
         "Entropy",
         {"entropy/mean": "mean"},
         lambda v: fixed(v, 3),
         "nats a token; at 0 the policy has stopped exploring",
     ),
-    Curve("KL", {"approx_kl": "behavior to current"}, significant, "nats a token, how far an update moved the policy"),
-    Curve(
+    ChartSpec(
+        "KL", {"approx_kl": "behavior to current"}, significant, "nats a token, how far an update moved the policy"
+    ),
+    ChartSpec(
         "Masked",
         {"masked_fraction": "masked"},
         lambda v: f"{fixed(v, 2)} %",
         "% of tokens, outside the trust region",
         scale=100.0,
     ),
-    Curve("Gradient norm", {"grad_norm": "before clipping"}, lambda v: fixed(v, 3), "of the whole update"),
-    Curve(
+    ChartSpec("Gradient norm", {"grad_norm": "before clipping"}, lambda v: fixed(v, 3), "of the whole update"),
+    ChartSpec(
         "Speed", {"tokens_per_second/generate": "generate", "tokens_per_second/train": "train"}, rate, "tokens a second"
     ),
-    Curve(
+    ChartSpec(
         "Loss", {"loss": "surrogate"}, significant, "its level says little in policy gradients; jumps do", zero=False
     ),
-    Curve(
+    ChartSpec(
         "Cut off",
         {"truncated_fraction": "cut off"},
         lambda v: f"{fixed(v, 1)} %",
         "% of completions, at the length limit",
         scale=100.0,
     ),
-    Curve(
+    ChartSpec(
         "Engine against trainer", {"rollout_replay_logp_absdiff_mean": "mean |Δ log-prob|"}, significant, "nats a token"
     ),
-    Curve("Learning rate", {"lr": "lr"}, significant, "at the last update of the step", smooth=False),
+    ChartSpec("Learning rate", {"lr": "lr"}, significant, "at the last update of the step", smooth=False),
 )
 # Where a step used other prompts than it generated.
 REFILL = (
-    Curve(
+    ChartSpec(
         "Acceptance",
         {"acceptance": "accepted"},
         lambda v: f"{fixed(v, 1)} %",
@@ -89,8 +93,10 @@ REFILL = (
         smooth=False,
         scale=100.0,
     ),
-    Curve("Generation batches", {"gen_batches": "made"}, count, "until the batch of the step was full", smooth=False),
-    Curve(
+    ChartSpec(
+        "Generation batches", {"gen_batches": "made"}, count, "until the batch of the step was full", smooth=False
+    ),
+    ChartSpec(
         "Age",
         {"age/mean": "mean", "age/max": "oldest"},
         lambda v: fixed(v, 2),
@@ -98,7 +104,7 @@ REFILL = (
         smooth=False,
     ),
 )
-KEPT = Curve(
+KEPT = ChartSpec(
     "Completions",
     {"completions": "generated", "kept": "left for the update"},
     count,
@@ -118,7 +124,7 @@ PHASE_COLORS = {
 def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
     """The cards in the order of the page; those of which the run has no figures are left out."""
     more = with_derived(train)
-    curves: list[Curve] = [*CURVES[:1], *parts_of(train), *CURVES[1:]]
+    curves: list[ChartSpec] = [*CURVES[:1], *parts_of(train), *CURVES[1:]]
     if any(r.get("dropped/pruned") for r in train):
         curves.append(KEPT)
     cards = [card for curve in curves if (card := chart(curve, more, evals)) is not None]
@@ -161,7 +167,7 @@ def with_derived(train: Sequence[Record]) -> list[Record]:
     return found
 
 
-def parts_of(train: Sequence[Record]) -> Iterator[Curve]:
+def parts_of(train: Sequence[Record]) -> Iterator[ChartSpec]:
     """A chart of what each reward gave, where there are several; those beyond the five colours are left out."""
     found = dict.fromkeys(
         key.removeprefix("reward/part/") for r in train for key in r if key.startswith("reward/part/")
@@ -170,12 +176,12 @@ def parts_of(train: Sequence[Record]) -> Iterator[Curve]:
     if len(names) > 1:
         shown = {f"reward/part/{name}": name for name in names[: len(COLORS)]}
         left = f"; {len(names) - len(shown)} more in metrics.jsonl" if len(names) > len(shown) else ""
-        yield Curve(
+        yield ChartSpec(
             "Reward parts", shown, lambda v: fixed(v, 3), f"mean of each reward, before its weight{left}", zero=False
         )
 
 
-def chart(curve: Curve, train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
+def chart(curve: ChartSpec, train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
     """A card: the drawing, and each series' value at each step for the ruler. None when no record has any of the
     keys."""
     known = {key: name for key, name in curve.keys.items() if any(r.get(key) is not None for r in train)}

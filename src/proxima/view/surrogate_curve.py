@@ -5,7 +5,7 @@ All of it comes out of the surrogate itself, by autograd, so a curve can't drift
 more than the token; these are drawn in a fixed setting, which `remark_on` states:
 
     cppo
-    the token stands in the middle of a completion whose other tokens have all moved by `Setting.drift`
+    the token stands in the middle of a completion whose other tokens have all moved by `TokenSetting.drift`
     kl_cov, clip_cov, m2po   what the whole batch decides is decided: picked, not picked, one of four tokens
     of unit "sequence"       the token is a sequence of its own
 """
@@ -27,7 +27,7 @@ Over = Literal["ratio", "probability"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class TokenSetting:
     """Where the drawn token stands.
 
     Args:
@@ -58,7 +58,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Curve:
+class SurrogateCurve:
     """`x`, and at each of them `loss` and `weight`: [POINTS] float64 each."""
 
     x: Tensor
@@ -66,7 +66,7 @@ class Curve:
     weight: Tensor
 
 
-def curve(spec: Surrogate, over: Over, mu: float, sign: int, setting: Setting) -> Curve:
+def curve(spec: Surrogate, over: Over, mu: float, sign: int, setting: TokenSetting) -> SurrogateCurve:
     """Loss and gradient weight of one token.
 
     Args:
@@ -85,14 +85,14 @@ def curve(spec: Surrogate, over: Over, mu: float, sign: int, setting: Setting) -
     x = probability / mu if over == "ratio" else probability
     check_needs(spec, _alone(log_prob, behavior, advantage))
     if isinstance(spec, Cppo):
-        return Curve(x, *_within_completion(spec, log_prob, behavior, advantage, setting))
+        return SurrogateCurve(x, *_within_completion(spec, log_prob, behavior, advantage, setting))
     if hasattr(spec, "pick"):
-        return Curve(x, *_decided(spec, log_prob, behavior, advantage))
+        return SurrogateCurve(x, *_decided(spec, log_prob, behavior, advantage))
     loss = spec(_alone(log_prob, behavior, advantage)).loss
-    return Curve(x, loss.detach(), gradient_weight(spec, log_prob, behavior, advantage))
+    return SurrogateCurve(x, loss.detach(), gradient_weight(spec, log_prob, behavior, advantage))
 
 
-def remark_on(spec: Surrogate, setting: Setting) -> str:
+def remark_on(spec: Surrogate, setting: TokenSetting) -> str:
     """The setting in which the surrogate is drawn, where the token alone doesn't say it; else nothing."""
     if isinstance(spec, Cppo):
         where = f"token {setting.position} of {setting.length}"
@@ -129,7 +129,7 @@ def _batch(log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> PolicyBatch
 
 
 def _within_completion(
-    spec: Cppo, log_prob: Tensor, behavior: Tensor, advantage: Tensor, setting: Setting
+    spec: Cppo, log_prob: Tensor, behavior: Tensor, advantage: Tensor, setting: TokenSetting
 ) -> tuple[Tensor, Tensor]:
     """Each point is the token at `position` of a completion of its own."""
     shape, at = (len(log_prob), setting.length), setting.position - 1

@@ -19,7 +19,7 @@ from proxima.data import UserError
 from proxima.data.atomic_files import write_whole
 from proxima.view.chart import Frame, ticks
 from proxima.view.formatting import significant
-from proxima.view.surrogate_curve import Curve, Over, Setting, curve, remark_on
+from proxima.view.surrogate_curve import Over, SurrogateCurve, TokenSetting, curve, remark_on
 
 Quantity = Literal["loss", "weight"]
 MOST = 8  # curves that can still be told apart
@@ -47,7 +47,7 @@ text { fill: var(--muted); } .title { fill: var(--ink); font-weight: 600; } .nam
 
 
 @dataclass(frozen=True)
-class Line:
+class SurrogateLine:
     """One curve of a panel: its number among the surrogates, and its pieces, each without a jump."""
 
     number: int
@@ -55,7 +55,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Panel:
+class SurrogatePanel:
     """`title`, the name of the x axis, the ranges shown, where r = 1 is, and the curves."""
 
     title: str
@@ -63,25 +63,25 @@ class Panel:
     x_range: tuple[float, float]
     y_range: tuple[float, float]
     mark: float
-    lines: tuple[Line, ...]
+    lines: tuple[SurrogateLine, ...]
 
 
 @dataclass(frozen=True)
-class Drawing:
+class SurrogateFigure:
     """Rows of panels, the surrogates' names in their order, and remarks for below the figure."""
 
     names: tuple[str, ...]
-    rows: tuple[tuple[Panel, ...], ...]
+    rows: tuple[tuple[SurrogatePanel, ...], ...]
     remarks: tuple[str, ...]
 
 
 def draw(
     surrogates: Mapping[str, Surrogate],
-    setting: Setting,
+    setting: TokenSetting,
     *,
     quantities: Sequence[Quantity] = ("loss", "weight"),
     over: Sequence[Over] = ("ratio", "probability"),
-) -> Drawing:
+) -> SurrogateFigure:
     """All panels of a figure, a row for the ratio and one for each behavior probability.
 
     Args:
@@ -106,14 +106,14 @@ def draw(
         f"One token, μ = {mus}, A = ±{setting.advantage:g}; the proximal policy is μ. Gradient weight: "
         "−(∂loss/∂log π) / A."
     )
-    return Drawing(
+    return SurrogateFigure(
         tuple(surrogates), made, (about, *(f"{', '.join(who)}: {text}." for text, who in remarks.items() if text))
     )
 
 
 def _row(
-    surrogates: Mapping[str, Surrogate], setting: Setting, quantities: Sequence[Quantity], over: Over, mu: float
-) -> Iterator[Panel]:
+    surrogates: Mapping[str, Surrogate], setting: TokenSetting, quantities: Sequence[Quantity], over: Over, mu: float
+) -> Iterator[SurrogatePanel]:
     curves = {
         sign: [_named(name, spec, over, mu, sign, setting) for name, spec in surrogates.items()] for sign in (1, -1)
     }
@@ -122,10 +122,13 @@ def _row(
         for sign in (1, -1):
             ys = [getattr(c, quantity) for c in curves[sign]]
             y_range = _y_range(ys, tuple(scale * edge for edge in WINDOW[quantity]))
-            lines = (Line(i, _pieces(c.x, y, y_range)) for i, (c, y) in enumerate(zip(curves[sign], ys, strict=True)))
+            lines = (
+                SurrogateLine(i, _pieces(c.x, y, y_range))
+                for i, (c, y) in enumerate(zip(curves[sign], ys, strict=True))
+            )
             x = curves[sign][0].x
             label = "loss" if quantity == "loss" else "gradient weight"
-            yield Panel(
+            yield SurrogatePanel(
                 f"{label}, A {'>' if sign > 0 else '<'} 0",
                 NAMES[over] + (f", μ = {mu:g}" if over == "probability" else ""),
                 (0.0, float(x[-1]) if over == "ratio" else 1.0),
@@ -135,7 +138,7 @@ def _row(
             )
 
 
-def _named(name: str, spec: Surrogate, over: Over, mu: float, sign: int, setting: Setting) -> Curve:
+def _named(name: str, spec: Surrogate, over: Over, mu: float, sign: int, setting: TokenSetting) -> SurrogateCurve:
     try:
         return curve(spec, over, mu, sign, setting)
     except ValueError as error:
@@ -177,7 +180,7 @@ def _thinned(piece: list[tuple[float, float]], tolerance: float) -> Iterator[tup
         yield piece[-1]
 
 
-def svg(drawing: Drawing) -> str:
+def svg(drawing: SurrogateFigure) -> str:
     """The figure as the text of an SVG file."""
     columns = max(len(row) for row in drawing.rows)
     width = columns * PANEL["width"]
@@ -219,7 +222,7 @@ def _stroke(number: int) -> str:
     return f'stroke="var(--c{number})" stroke-width="{WIDTHS[number]}"{dash}{faint}'
 
 
-def _panel(panel: Panel, name: str) -> str:
+def _panel(panel: SurrogatePanel, name: str) -> str:
     (x_low, x_high), (y_low, y_high) = panel.x_range, panel.y_range
     frame = Frame(**PANEL, x_low=x_low, x_high=x_high, y_low=y_low, y_high=y_high)
     right, foot = frame.width - frame.right, frame.height - frame.bottom
@@ -254,7 +257,7 @@ def _panel(panel: Panel, name: str) -> str:
     return "".join(parts) + "</g>"
 
 
-def png(drawing: Drawing, path: Path) -> None:
+def png(drawing: SurrogateFigure, path: Path) -> None:
     """The figure as a PNG file.
 
     Raises:
@@ -303,7 +306,7 @@ def png(drawing: Drawing, path: Path) -> None:
     figure.savefig(path, format="png")
 
 
-def write_plot(drawing: Drawing, out: Path | str) -> Path:
+def write_plot(drawing: SurrogateFigure, out: Path | str) -> Path:
     """Write the figure as `out`, an .svg or a .png; return it.
 
     Raises:

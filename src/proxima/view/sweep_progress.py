@@ -11,10 +11,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from proxima.lab.metrics_follower import Standing, State
-from proxima.lab.seed_statistics import estimate
+from proxima.lab.metrics_follower import RunProgress, RunState
+from proxima.lab.seed_statistics import mean_over_seeds
 from proxima.lab.sweep_plan import Sweep
-from proxima.lab.sweep_runner import Watcher
+from proxima.lab.sweep_runner import SweepObserver
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.view.comparison_page import plus_minus
 from proxima.view.formatting import duration, fixed, printable
@@ -23,11 +23,11 @@ from proxima.view.log_lines import time_of_day
 Record = Mapping[str, Any]
 PATIENCE = 60.0  # seconds without a line before one says where things stand
 STYLES = {
-    State.DONE: "green",
-    State.RUNNING: "cyan",
-    State.FAILED: "red",
-    State.STOPPED: "yellow",
-    State.WAITING: "dim",
+    RunState.DONE: "green",
+    RunState.RUNNING: "cyan",
+    RunState.FAILED: "red",
+    RunState.STOPPED: "yellow",
+    RunState.WAITING: "dim",
 }
 
 
@@ -41,36 +41,36 @@ class SweepLines:
 
     def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
         self._stream, self._clock = stream, clock or SystemClock()
-        self._standings: Sequence[Standing] = ()
+        self._standings: Sequence[RunProgress] = ()
         self._jobs, self._last = 1, self._clock.now()
 
-    def started(self, sweep: Sweep, standings: Sequence[Standing]) -> None:
-        self._standings, self._jobs = standings, sweep.jobs
-        self._line(opening(sweep, standings))
-        for standing in standings:
-            if standing.state is State.FAILED:
-                self._line(f"failed before  {standing.run.name}  {printable(standing.error or '', 300)}")
+    def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
+        self._standings, self._jobs = progresses, sweep.jobs
+        self._line(opening(sweep, progresses))
+        for progress in progresses:
+            if progress.state is RunState.FAILED:
+                self._line(f"failed before  {progress.run.name}  {printable(progress.error or '', 300)}")
 
-    def changed(self, standing: Standing, records: Sequence[Record]) -> None:
+    def changed(self, progress: RunProgress, records: Sequence[Record]) -> None:
         for record in records:
             if record.get("kind") == "eval" and record.get("accuracy") is not None:
                 accuracy = f"accuracy {fixed(record['accuracy'], 3)}"
-                self._line(f"eval     {standing.run.name}  step {record['step']}/{standing.run.steps}  {accuracy}")
-        if records and standing.state is State.RUNNING:
+                self._line(f"eval     {progress.run.name}  step {record['step']}/{progress.run.steps}  {accuracy}")
+        if records and progress.state is RunState.RUNNING:
             return
-        self._line(f"{standing.state.value:<8} {standing.run.name}  {so_far(standing)}".rstrip())
+        self._line(f"{progress.state.value:<8} {progress.run.name}  {so_far(progress)}".rstrip())
 
     def tick(self) -> None:
         if self._clock.now() - self._last < PATIENCE:
             return
-        running = [f"{s.run.name} step {s.step}/{s.run.steps}" for s in self._standings if s.state is State.RUNNING]
+        running = [f"{s.run.name} step {s.step}/{s.run.steps}" for s in self._standings if s.state is RunState.RUNNING]
         self._line(f"{tally(self._standings, self._jobs)}   {'; '.join(running)}")
 
     def warning(self, text: str) -> None:
         self._line(f"WARNING  {printable(text)}")
 
-    def finished(self, standings: Sequence[Standing]) -> None:
-        self._line(tally(standings, self._jobs))
+    def finished(self, progresses: Sequence[RunProgress]) -> None:
+        self._line(tally(progresses, self._jobs))
 
     def _line(self, text: str) -> None:
         self._last = self._clock.now()
@@ -89,19 +89,19 @@ class SweepTable:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._standings: Sequence[Standing] = ()
+        self._standings: Sequence[RunProgress] = ()
         self._jobs, self._notes = 1, list[str]()
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop", get_renderable=self._view)
 
-    def started(self, sweep: Sweep, standings: Sequence[Standing]) -> None:
-        self._standings, self._jobs = standings, sweep.jobs
-        self._console.print(opening(sweep, standings), highlight=False, markup=False)
+    def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
+        self._standings, self._jobs = progresses, sweep.jobs
+        self._console.print(opening(sweep, progresses), highlight=False, markup=False)
         self._live.start()
         atexit.register(self._live.stop)
 
-    def changed(self, standing: Standing, records: Sequence[Record]) -> None:
-        if standing.state is State.FAILED:
-            self.warning(f"{standing.run.name}: {standing.error}")
+    def changed(self, progress: RunProgress, records: Sequence[Record]) -> None:
+        if progress.state is RunState.FAILED:
+            self.warning(f"{progress.run.name}: {progress.error}")
 
     def tick(self) -> None:
         self._live.refresh()
@@ -109,7 +109,7 @@ class SweepTable:
     def warning(self, text: str) -> None:
         self._live.console.print(Text(f"WARNING {printable(text)}", style="yellow"))
 
-    def finished(self, standings: Sequence[Standing]) -> None:
+    def finished(self, progresses: Sequence[RunProgress]) -> None:
         self._live.refresh()
         self._live.stop()
 
@@ -128,7 +128,7 @@ class SweepTable:
         shown = foremost(self._standings, room)
         for s in shown:
             state = Text(s.state.value, style=STYLES[s.state])
-            eta = duration(s.left) if s.state is State.RUNNING and s.left is not None else ""
+            eta = duration(s.left) if s.state is RunState.RUNNING and s.left is not None else ""
             table.add_row(
                 s.run.cell,
                 str(s.run.seed),
@@ -143,22 +143,22 @@ class SweepTable:
         return table
 
 
-def foremost(standings: Sequence[Standing], room: int) -> list[Standing]:
+def foremost(progresses: Sequence[RunProgress], room: int) -> list[RunProgress]:
     """As many as there is room for, in their order: the running ones, then the failed, the waiting, and the done from
     the last."""
-    if len(standings) <= room:
-        return list(standings)
-    rank = [State.RUNNING, State.FAILED, State.STOPPED, State.WAITING, State.DONE]
+    if len(progresses) <= room:
+        return list(progresses)
+    rank = [RunState.RUNNING, RunState.FAILED, RunState.STOPPED, RunState.WAITING, RunState.DONE]
     order = sorted(
-        range(len(standings)),
-        key=lambda i: (rank.index(standings[i].state), -i if standings[i].state is State.DONE else i),
+        range(len(progresses)),
+        key=lambda i: (rank.index(progresses[i].state), -i if progresses[i].state is RunState.DONE else i),
     )
-    return [standings[i] for i in sorted(order[: room - 1])]
+    return [progresses[i] for i in sorted(order[: room - 1])]
 
 
-def opening(sweep: Sweep, standings: Sequence[Standing]) -> str:
+def opening(sweep: Sweep, progresses: Sequence[RunProgress]) -> str:
     """`sweep trust_regions  4 cells × 3 seeds = 12 runs, 2 side by side  5 done before      runs/trust_regions`."""
-    before = sum(s.before and s.state is State.DONE for s in standings)
+    before = sum(s.before and s.state is RunState.DONE for s in progresses)
     side = f", {sweep.jobs} side by side" if sweep.jobs > 1 else ""
     names = (sweep.file.stem, sweep.folder.resolve().name, sweep.file.resolve().parent.name)
     name = next((name for name in names if name != "sweep"), "")  # `sweep sweep` says nothing
@@ -172,63 +172,63 @@ def size_of(sweep: Sweep) -> str:
     return f"{cells} cell{'s' * (cells != 1)} × {seeds} seed{'s' * (seeds != 1)} = {runs} run{'s' * (runs != 1)}"
 
 
-def tally(standings: Sequence[Standing], jobs: int) -> str:
+def tally(progresses: Sequence[RunProgress], jobs: int) -> str:
     """`5/12 done, 2 running, 5 waiting   eta 1h 12m`."""
-    counts = Counter(s.state for s in standings)
-    done = f"{counts[State.DONE]}/{len(standings)} done"
+    counts = Counter(s.state for s in progresses)
+    done = f"{counts[RunState.DONE]}/{len(progresses)} done"
     others = [
         f"{counts[state]} {state.value}"
-        for state in (State.RUNNING, State.WAITING, State.FAILED, State.STOPPED)
+        for state in (RunState.RUNNING, RunState.WAITING, RunState.FAILED, RunState.STOPPED)
         if counts[state]
     ]
-    left = time_left(standings, jobs) if counts[State.RUNNING] else None
+    left = time_left(progresses, jobs) if counts[RunState.RUNNING] else None
     return ", ".join([done, *others]) + (f"   eta {duration(left)}" if left else "")
 
 
-def time_left(standings: Sequence[Standing], jobs: int) -> float | None:
+def time_left(progresses: Sequence[RunProgress], jobs: int) -> float | None:
     """Seconds of training to come: a waiting run takes as long as those that are known do on average. None while
     nothing is known."""
-    known = [s.seconds + (s.left or 0.0) for s in standings if s.left is not None and s.step]
+    known = [s.seconds + (s.left or 0.0) for s in progresses if s.left is not None and s.step]
     if not known:
         return None
-    running = [s.left for s in standings if s.state is State.RUNNING and s.left is not None]
-    unknown = sum(s.state is State.WAITING or (s.state is State.RUNNING and s.left is None) for s in standings)
+    running = [s.left for s in progresses if s.state is RunState.RUNNING and s.left is not None]
+    unknown = sum(s.state is RunState.WAITING or (s.state is RunState.RUNNING and s.left is None) for s in progresses)
     total = sum(running) + unknown * sum(known) / len(known)
     return max(total / jobs, max(running, default=0.0))
 
 
-def so_far(standing: Standing) -> str:
+def so_far(progress: RunProgress) -> str:
     """`step 50/50  reward 0.93  accuracy 0.025 → 0.940  3m 12s`, or why it failed."""
-    if standing.error and standing.state is State.FAILED:
-        return printable(standing.error, 300)
-    if not standing.step and not standing.evaluated:
+    if progress.error and progress.state is RunState.FAILED:
+        return printable(progress.error, 300)
+    if not progress.step and not progress.evaluated:
         return ""
-    parts = [f"step {standing.step}/{standing.run.steps}"]
-    if standing.reward is not None:
-        parts.append(f"reward {fixed(standing.reward, 3)}")
-    if standing.evaluated:
-        values = [value for _, value in standing.evaluated]
+    parts = [f"step {progress.step}/{progress.run.steps}"]
+    if progress.reward is not None:
+        parts.append(f"reward {fixed(progress.reward, 3)}")
+    if progress.evaluated:
+        values = [value for _, value in progress.evaluated]
         parts.append(
             f"accuracy {' → '.join(fixed(v, 3) for v in ([values[0], values[-1]] if len(values) > 1 else values))}"
         )
-    return "  ".join([*parts, duration(standing.seconds)])
+    return "  ".join([*parts, duration(progress.seconds)])
 
 
-def outcome_table(standings: Sequence[Standing]) -> Table:
+def outcome_table(progresses: Sequence[RunProgress]) -> Table:
     """A row a cell: how many of its seeds are done, accuracy before and after, last reward and seconds, each mean ±
     half its interval."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("cell", overflow="fold")
     for name in ("done", "before", "after", "reward", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
-    cells: dict[str, list[Standing]] = {}
-    for standing in standings:
-        cells.setdefault(standing.run.cell, []).append(standing)
+    cells: dict[str, list[RunProgress]] = {}
+    for progress in progresses:
+        cells.setdefault(progress.run.cell, []).append(progress)
     for name, runs in cells.items():
-        done = [s for s in runs if s.state is State.DONE]
-        before = estimate([s.evaluated[0][1] for s in done if s.evaluated and s.evaluated[0][0] == 0])
-        after = estimate([s.accuracy for s in done if s.evaluated and s.evaluated[-1][0] == s.step])
-        reward, seconds = estimate([s.reward for s in done]), estimate([s.seconds for s in done])
+        done = [s for s in runs if s.state is RunState.DONE]
+        before = mean_over_seeds([s.evaluated[0][1] for s in done if s.evaluated and s.evaluated[0][0] == 0])
+        after = mean_over_seeds([s.accuracy for s in done if s.evaluated and s.evaluated[-1][0] == s.step])
+        reward, seconds = mean_over_seeds([s.reward for s in done]), mean_over_seeds([s.seconds for s in done])
         table.add_row(
             name,
             f"{len(done)}/{len(runs)}",
@@ -240,19 +240,19 @@ def outcome_table(standings: Sequence[Standing]) -> Table:
     return table
 
 
-class Both:
+class SweepTee:
     """Tells two watchers the same."""
 
-    def __init__(self, *watchers: Watcher) -> None:
+    def __init__(self, *watchers: SweepObserver) -> None:
         self._watchers = watchers
 
-    def started(self, sweep: Sweep, standings: Sequence[Standing]) -> None:
+    def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
         for watcher in self._watchers:
-            watcher.started(sweep, standings)
+            watcher.started(sweep, progresses)
 
-    def changed(self, standing: Standing, records: Sequence[dict[str, Any]]) -> None:
+    def changed(self, progress: RunProgress, records: Sequence[dict[str, Any]]) -> None:
         for watcher in self._watchers:
-            watcher.changed(standing, records)
+            watcher.changed(progress, records)
 
     def tick(self) -> None:
         for watcher in self._watchers:
@@ -262,6 +262,6 @@ class Both:
         for watcher in self._watchers:
             watcher.warning(text)
 
-    def finished(self, standings: Sequence[Standing]) -> None:
+    def finished(self, progresses: Sequence[RunProgress]) -> None:
         for watcher in self._watchers:
-            watcher.finished(standings)
+            watcher.finished(progresses)

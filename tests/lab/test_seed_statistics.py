@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from proxima.lab.seed_statistics import Estimate, estimate, smoothed, t_quantile
+from proxima.lab.seed_statistics import SeedMean, mean_over_seeds, smoothed, t_quantile
 
 
 @pytest.mark.parametrize(
@@ -26,17 +26,17 @@ def test_two_degrees_in_closed_form():
 
 
 def test_interval_of_three_values():
-    found = estimate([0.90, 0.92, 0.97])
+    found = mean_over_seeds([0.90, 0.92, 0.97])
     assert found.mean == pytest.approx(0.93)
     assert found.half == pytest.approx(4.302653 * math.sqrt(0.0013) / math.sqrt(3), rel=1e-6)  # s² = .0026 / 2
     assert (found.n, found.low, found.high) == (3, found.mean - found.half, found.mean + found.half)
 
 
 def test_what_is_missing_does_not_count():
-    assert estimate([None, 2.0, float("nan")]) == Estimate(2.0, None, 1)
-    assert estimate([2.0]).low == 2.0
-    assert estimate([None]) is None
-    assert estimate([3.0, 3.0]).half == 0.0
+    assert mean_over_seeds([None, 2.0, float("nan")]) == SeedMean(2.0, None, 1)
+    assert mean_over_seeds([2.0]).low == 2.0
+    assert mean_over_seeds([None]) is None
+    assert mean_over_seeds([3.0, 3.0]).half == 0.0
 
 
 def test_running_mean():

@@ -5,9 +5,9 @@ import io
 import pytest
 
 from proxima.evaluate.intervals import Interval
-from proxima.evaluate.question_pairs import Comparison
+from proxima.evaluate.question_pairs import PairedComparison
 from proxima.runtime.clock import ManualClock
-from proxima.view.eval_tables import EvaluationView, comparison, p_value, report
+from proxima.view.eval_tables import EvalProgress, comparison_table, p_value, results_table
 
 
 class Terminal(io.StringIO):
@@ -45,7 +45,7 @@ def result(**suites):
 
 
 def test_one_set():
-    text = report(result(gsm8k=facts()), {"gsm8k": 62.0}, io.StringIO())
+    text = results_table(result(gsm8k=facts()), {"gsm8k": 62.0}, io.StringIO())
     assert text.splitlines() == [
         "SmolLM2-135M-Instruct  134.5 M  cpu 2 threads bfloat16  seed 1",
         "greedy, up to 512 tokens",
@@ -68,7 +68,9 @@ def test_several_samples_and_what_to_mind():
     }
     sampling = facts()["sampling"] | {"temperature": 0.7, "top_p": 0.95, "max_tokens": 8192}
     more = {"truncated": 0.4, "unanswered": 0.06, "invalid": 3, "data": {"skipped": 2}, "reward": 0.5}
-    text = report(result(aime24=facts(samples=4, estimates=estimates, sampling=sampling, **more)), {}, io.StringIO())
+    text = results_table(
+        result(aime24=facts(samples=4, estimates=estimates, sampling=sampling, **more)), {}, io.StringIO()
+    )
     lines = text.splitlines()
     assert lines[1] == "4 samples a question at temperature 0.7, top_p 0.95, up to 8,192 tokens"
     assert lines[3].split() == [
@@ -125,34 +127,34 @@ def test_each_k_that_was_asked_for_has_a_column():
     }
     sampling = facts()["sampling"] | {"temperature": 0.7}
     shown = result(aime24=facts(samples=4, estimates=estimates, sampling=sampling, reward=None)) | {"k": [1, 2, 4]}
-    head, row = (line.split() for line in report(shown, {}, io.StringIO()).splitlines()[3:5])
+    head, row = (line.split() for line in results_table(shown, {}, io.StringIO()).splitlines()[3:5])
     assert head[4:10] == ["pass@1", "pass@2", "pass@4", "maj@1", "maj@2", "maj@4"]
     assert row[4:10] == ["0.300", "0.400", "0.500", "0.300", "0.320", "0.350"]
 
 
 def test_nobody_knows():
-    text = report(result(mine=facts(estimates={}, known=0, correct=0, reward=0.7)), {"mine": 3.0}, io.StringIO())
+    text = results_table(result(mine=facts(estimates={}, known=0, correct=0, reward=0.7)), {"mine": 3.0}, io.StringIO())
     assert "mine: accuracy unknown: no reward says what is right" in text and " 0.700 " in text
 
 
 def test_failed_scores_are_no_opinion():
     facts_of = {"estimates": {}, "known": 0, "correct": 0, "reward": None}
-    text = report(result(mine=facts(**facts_of, answers=4, invalid=4)), {}, io.StringIO())
+    text = results_table(result(mine=facts(**facts_of, answers=4, invalid=4)), {}, io.StringIO())
     assert "mine: accuracy unknown: 4 of 4 answers have no score" in text and "no reward says what is right" not in text
-    text = report(result(mine=facts(**facts_of, answers=4, invalid=1)), {}, io.StringIO())
+    text = results_table(result(mine=facts(**facts_of, answers=4, invalid=1)), {}, io.StringIO())
     assert "1 of 4 answers have no score; of the others no reward says whether they are right" in text
 
 
 def test_a_terminal_gets_colours_and_no_more_than_its_width(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm-256color")
-    text = report(result(gsm8k=facts()), {"gsm8k": 62.0}, Terminal())
+    text = results_table(result(gsm8k=facts()), {"gsm8k": 62.0}, Terminal())
     assert "\x1b[1m" in text and "0.086–0.178" in text
 
 
 def test_progress_on_a_terminal():
     clock, stream = ManualClock(), Terminal()
-    view = EvaluationView(stream, clock)
+    view = EvalProgress(stream, clock)
     view.progress("load", 0, 1, "models")
     view.begins("gsm8k", 200, 200)
     clock.advance(20)
@@ -166,7 +168,7 @@ def test_progress_on_a_terminal():
 
 def test_progress_elsewhere_is_a_line_a_minute():
     clock, stream = ManualClock(), io.StringIO()
-    view = EvaluationView(stream, clock)
+    view = EvalProgress(stream, clock)
     view.begins("gsm8k", 200, 200)
     for done in range(1, 14):
         clock.advance(10)
@@ -182,7 +184,7 @@ def test_progress_elsewhere_is_a_line_a_minute():
 
 def test_each_of_several_sets_is_told_when_it_is_done():
     stream = io.StringIO()
-    view = EvaluationView(stream, ManualClock(), tell=True)
+    view = EvalProgress(stream, ManualClock(), tell=True)
     view.ends("gsm8k", facts(), 62.0)
     view.ends("mine", facts(estimates={}), 62.0)
     assert stream.getvalue() == "gsm8k  0.125  0.086–0.178  1m 02s\nmine  accuracy unknown  1m 02s\n"
@@ -193,7 +195,7 @@ def side(value, low, high):
 
 
 def test_comparison():
-    chance = Comparison(
+    chance = PairedComparison(
         name="gsm8k",
         questions=200,
         left_out=0,
@@ -207,7 +209,7 @@ def test_comparison():
         lost=3,
         tied=189,
     )
-    sure = Comparison(
+    sure = PairedComparison(
         name="math500",
         questions=500,
         left_out=2,
@@ -221,7 +223,7 @@ def test_comparison():
         lost=80,
         tied=380,
     )
-    text = comparison([chance, sure], ("evals/a", "evals/b"), io.StringIO())
+    text = comparison_table([chance, sure], ("evals/a", "evals/b"), io.StringIO())
     assert text.splitlines() == [
         "A  evals/a",
         "B  evals/b",

@@ -18,7 +18,7 @@ from proxima.evaluate.votes import canonical
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class QuestionScores:
     """What the samples of one question came to; entries in the order of the samples.
 
     Args:
@@ -57,11 +57,11 @@ class Question:
         return maj_at_k([vote for vote, _ in pairs], [one for _, one in pairs], k) if len(pairs) >= k else None
 
 
-def question_of(group: Group, find: Callable[[str], str | None] | None) -> Question:
-    """A scored group as a `Question`; `find` takes the answer out of a text (`votes.voter`), None where nobody can."""
+def question_scores(group: Group, extract: Callable[[str], str | None] | None) -> QuestionScores:
+    """The scores of a group; `extract` finds the answer in a text (`votes.answer_extractor`), None if nothing can."""
     correct = tuple(score.correct if score.valid else None for score in group.scores)
-    votes = tuple(None if find is None else canonical(find(completion.text)) for completion in group.completions)
-    return Question(correct=correct, votes=votes)
+    votes = tuple(None if extract is None else canonical(extract(completion.text)) for completion in group.completions)
+    return QuestionScores(correct=correct, votes=votes)
 
 
 def powers_of_two(samples: int) -> tuple[int, ...]:
@@ -82,7 +82,7 @@ def check_ks(ks: Sequence[int], samples: int) -> None:
 
 
 def estimates(
-    questions: Sequence[Question], samples: int, ks: Sequence[int], *, vote: bool, seed: int = 0
+    questions: Sequence[QuestionScores], samples: int, ks: Sequence[int], *, vote: bool, seed: int = 0
 ) -> dict[str, Interval]:
     """`greedy`-like accuracy and, for several samples, mean@n, pass@k and maj@k, each with its 95 % interval.
 
@@ -101,10 +101,10 @@ def estimates(
                 value=sum(known) / len(known), low=low, high=high, method="wilson", questions=len(known)
             )
         }
-    wanted: dict[str, Callable[[Question], float | None]] = {f"mean@{samples}": Question.mean}
-    wanted |= {f"pass@{k}": partial(Question.passed, k=k) for k in ks if k > 1}
+    wanted: dict[str, Callable[[QuestionScores], float | None]] = {f"mean@{samples}": QuestionScores.mean}
+    wanted |= {f"pass@{k}": partial(QuestionScores.passed, k=k) for k in ks if k > 1}
     if vote:
-        wanted |= {f"maj@{k}": partial(Question.majority, k=k) for k in ks if k > 1}
+        wanted |= {f"maj@{k}": partial(QuestionScores.majority, k=k) for k in ks if k > 1}
     found = {}
     for name, figure in wanted.items():
         values = [value for question in questions if (value := figure(question)) is not None]
@@ -113,12 +113,12 @@ def estimates(
     return found
 
 
-def figures(
+def eval_metrics(
     groups: Sequence[Group],
     *,
     samples: int,
     ks: Sequence[int] = (),
-    find: Callable[[str], str | None] | None = None,
+    extract: Callable[[str], str | None] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Every figure of an evaluation, as JSON values.
@@ -127,7 +127,7 @@ def figures(
         groups: the questions with their completions and scores.
         samples: completions a question.
         ks: of pass@k and maj@k, each 1 … samples; empty: powers of two and `samples`.
-        find: takes the answer out of a text; None: no vote, and `unanswered` is null.
+        extract: takes the answer out of a text; None: no vote, and `unanswered` is null.
         seed: of the bootstrap.
     Returns: `questions`, `samples`, `answers`, `correct`, `invalid`, `estimates` {name: value, low, high, method,
         questions}, `reward`, `length` (tokens: mean, median, max), `truncated` and `unanswered` (shares of the
@@ -135,13 +135,13 @@ def figures(
     """
     ks = tuple(sorted(set(ks))) or powers_of_two(samples)
     check_ks(ks, samples)
-    questions = [question_of(group, find) for group in groups]
+    questions = [question_scores(group, extract) for group in groups]
     pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
     known = [one for question in questions for one in question.known]
     lengths = [len(completion.tokens) for completion, _ in pairs]
     values = [score.value for _, score in pairs if score.valid]
     votes = [vote for question in questions for vote in question.votes]
-    found = estimates(questions, samples, ks, vote=find is not None, seed=seed)
+    found = estimates(questions, samples, ks, vote=extract is not None, seed=seed)
     return {
         "questions": len(groups),
         "samples": samples,
@@ -155,6 +155,6 @@ def figures(
         if lengths
         else None,
         "truncated": sum(completion.truncated for completion, _ in pairs) / len(pairs) if pairs else None,
-        "unanswered": sum(vote is None for vote in votes) / len(votes) if votes and find is not None else None,
+        "unanswered": sum(vote is None for vote in votes) / len(votes) if votes and extract is not None else None,
         "tokens": sum(lengths),
     }

@@ -9,9 +9,9 @@ import pytest
 
 from proxima.runtime.clock import ManualClock
 from proxima.view import LogFile, observer_for, screen
-from proxima.view.diagnostics import Remarks
+from proxima.view.diagnostics import Diagnostics
 from proxima.view.live import LiveView
-from proxima.view.log_lines import PlainLines, lines_to, no_accuracy, prompts_used
+from proxima.view.log_lines import LogLines, lines_to, no_accuracy, prompts_used
 from tests.view.synthetic import evaluation, info, make_run, record, sample
 
 
@@ -36,7 +36,7 @@ def lines():
 
 @pytest.fixture
 def plain(lines, clock):
-    return PlainLines(lines.append, clock)
+    return LogLines(lines.append, clock)
 
 
 def quiet(step, **more):
@@ -163,7 +163,7 @@ def test_progress_speaks_only_after_a_minute_of_silence(plain, lines, clock):
 
 def test_remarks_say_what_it_means_and_what_to_do():
     def remarks(**more):
-        return Remarks().of({**quiet(13), "completions": 64, **more})
+        return Diagnostics().of({**quiet(13), "completions": 64, **more})
 
     assert remarks() == []
     (nothing,) = remarks(**{"updates": 1, "tokens/trained": 0})
@@ -177,7 +177,7 @@ def test_remarks_say_what_it_means_and_what_to_do():
 
 
 def test_a_lasting_state_is_not_remarked_on_at_every_step():
-    remarks = Remarks()
+    remarks = Diagnostics()
     said = [step for step in range(1, 31) if remarks.of({**quiet(step), "truncated_fraction": 0.51})]
     assert said == [1, 11, 21]
 
@@ -215,10 +215,10 @@ def test_the_view_follows_the_stream(monkeypatch):
             return True
 
     monkeypatch.setenv("TERM", "xterm-256color")
-    assert isinstance(screen(io.StringIO()), PlainLines)
+    assert isinstance(screen(io.StringIO()), LogLines)
     assert isinstance(screen(Terminal()), LiveView)
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(screen(Terminal()), PlainLines)
+    assert isinstance(screen(Terminal()), LogLines)
 
 
 def test_all_watchers_together(tmp_path):
@@ -247,7 +247,7 @@ def test_a_report_that_fails_does_not_fail_the_run(tmp_path):
     observer = observer_for(stream)
     observer.started(info(tmp_path))  # no run is there
     observer.finished({"status": "done", "steps": 40, "seconds": 9.0})
-    assert "WARNING ReportFile failed in finished (ValueError:" in stream.getvalue()
+    assert "WARNING ReportFile failed in finished (UserError:" in stream.getvalue()
     assert "done: 40 steps" in stream.getvalue().splitlines()[-1]
 
 
@@ -366,7 +366,7 @@ def test_an_evaluation_without_accuracy_says_why(failed, said):
     record = evaluation(0, "before", 0, questions=4) | {"accuracy": None, "invalid": failed}
     assert no_accuracy(record).startswith(said)
     lines, screen = [], io.StringIO()
-    PlainLines(lines.append).evaluated(record)
+    LogLines(lines.append).evaluated(record)
     assert said in lines[0] and ("; why: `error` in evals/*.parquet" in lines[0]) == bool(failed)
     view, screen = live_on(width=120)
     view.started(info(Path("runs/a")))

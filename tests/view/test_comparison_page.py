@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from proxima.lab import aggregate, find_runs, read_run
+from proxima.lab import compare_runs, find_runs, read_run
 from proxima.view.comparison_page import bounds_of, gather, scale_of, shown, title_of, write_comparison
 from tests.lab.runs import CONFIG, curve, make_run, make_sweep
 from tests.view.test_report import Page as ReportPage
@@ -19,7 +19,7 @@ class Page(ReportPage):
 
 
 def comparison(root, **more):
-    return aggregate([read_run(folder) for folder in find_runs([root])], **more)
+    return compare_runs([read_run(folder) for folder in find_runs([root])], **more)
 
 
 @pytest.fixture

@@ -5,12 +5,12 @@ import math
 
 import pytest
 
-from proxima.lab import aggregate, find_runs, read_run
+from proxima.lab import compare_runs, find_runs, read_run
 from tests.lab.runs import CONFIG, answered, curve, make_run, make_sweep, step
 
 
 def comparison(root, **more):
-    return aggregate([read_run(folder) for folder in find_runs([root])], **more)
+    return compare_runs([read_run(folder) for folder in find_runs([root])], **more)
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_wrong_questions(two):
     with pytest.raises(ValueError, match=r"target=90 must be a held-out accuracy in \(0, 1\]"):
         comparison(two, target=90)
     with pytest.raises(ValueError, match="no runs to compare"):
-        aggregate([])
+        compare_runs([])
 
 
 def test_a_run_before_its_first_step_takes_no_axis_from_the_others(two):

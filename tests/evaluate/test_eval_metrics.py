@@ -3,12 +3,12 @@
 import pytest
 
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.evaluate import Question, figures, question_of
-from proxima.evaluate.figures import powers_of_two
-from proxima.evaluate.votes import voter
+from proxima.evaluate import QuestionScores, eval_metrics, question_scores
+from proxima.evaluate.eval_metrics import powers_of_two
+from proxima.evaluate.votes import answer_extractor
 from proxima.reward import Gsm8k
 
-FIND = voter([Gsm8k()])
+FIND = answer_extractor([Gsm8k()])
 RIGHT, WRONG, FAILED = Score(value=1.0, correct=True), Score(value=0.0, correct=False), Score.failed("timed out")
 
 
@@ -41,7 +41,7 @@ def test_one_answer_a_question():
         group(2, ("dunno", WRONG, "length")),
         group(3, ("#### 7", FAILED)),
     ]
-    found = figures(groups, samples=1, find=FIND)
+    found = eval_metrics(groups, samples=1, extract=FIND)
     assert found["estimates"] == {
         "accuracy": {
             "value": pytest.approx(1 / 3),
@@ -64,7 +64,7 @@ def test_several_answers_a_question():
         group(1, ("#### 7", RIGHT), ("#### 1", WRONG), ("#### 2", WRONG), ("", WRONG)),
         group(2, ("#### 1", WRONG), ("#### 1", WRONG), ("", WRONG), ("", WRONG)),
     ]
-    estimates = figures(groups, samples=4, find=FIND)["estimates"]
+    estimates = eval_metrics(groups, samples=4, extract=FIND)["estimates"]
     assert list(estimates) == ["mean@4", "pass@2", "pass@4", "maj@2", "maj@4"]
     assert estimates["mean@4"]["value"] == pytest.approx((1 / 2 + 1 / 4) / 3)
     assert estimates["pass@2"]["value"] == pytest.approx((5 / 6 + 1 / 2) / 3)
@@ -78,28 +78,28 @@ def test_several_answers_a_question():
 
 def test_only_the_ks_asked_for():
     groups = [group(i, *[("#### 7", RIGHT if i else WRONG)] * 8) for i in range(3)]
-    assert list(figures(groups, samples=8, ks=(1, 5), find=FIND)["estimates"]) == ["mean@8", "pass@5", "maj@5"]
+    assert list(eval_metrics(groups, samples=8, ks=(1, 5), extract=FIND)["estimates"]) == ["mean@8", "pass@5", "maj@5"]
     assert powers_of_two(1) == (1,) and powers_of_two(8) == (1, 2, 4, 8) and powers_of_two(6) == (1, 2, 4, 6)
     with pytest.raises(ValueError, match="k=9 must be <= samples=8"):
-        figures(groups, samples=8, ks=(9,))
+        eval_metrics(groups, samples=8, ks=(9,))
 
 
 def test_a_failed_scorer_is_not_a_wrong_answer():
     groups = [group(0, ("#### 7", RIGHT), ("#### 7", FAILED)), group(1, ("#### 7", FAILED), ("#### 7", FAILED))]
-    found = figures(groups, samples=2, find=FIND)
+    found = eval_metrics(groups, samples=2, extract=FIND)
     assert found["estimates"]["mean@2"]["value"] == 1.0 and found["estimates"]["mean@2"]["questions"] == 1
     assert "pass@2" not in found["estimates"] and found["invalid"] == 3  # no question has two known samples
 
 
 def test_nobody_knows_what_is_right():
-    found = figures([group(0, ("a", Score(value=0.25)))], samples=1, find=None)
+    found = eval_metrics([group(0, ("a", Score(value=0.25)))], samples=1, extract=None)
     assert found["estimates"] == {} and found["reward"] == 0.25 and found["unanswered"] is None
-    assert figures([], samples=1)["length"] is None
+    assert eval_metrics([], samples=1)["length"] is None
 
 
 def test_a_question():
-    one = question_of(group(0, ("#### 7.0", RIGHT), ("#### 7", WRONG), ("", FAILED)), FIND)
+    one = question_scores(group(0, ("#### 7.0", RIGHT), ("#### 7", WRONG), ("", FAILED)), FIND)
     assert one.correct == (True, False, None) and one.votes[0] == one.votes[1] == 7 and one.votes[2] is None
     assert (one.mean(), one.passed(2), one.passed(3), one.majority(2)) == (0.5, 1.0, None, 0.5)
     with pytest.raises(ValueError, match="votes=1 must be as many as correct"):
-        Question(correct=(True, False), votes=(None,))
+        QuestionScores(correct=(True, False), votes=(None,))

@@ -1,7 +1,7 @@
 """Runs held against each other: those that differ in the seed alone become one cell, a cell gets means and intervals
 over its seeds.
 
-comparison = aggregate([read_run(folder) for folder in find_runs(["runs/trust_regions"])], target=0.9)
+comparison = compare_runs([read_run(folder) for folder in find_runs(["runs/trust_regions"])], target=0.9)
 band = comparison.cells[0].band("reward/mean", "time")          x, mean, low, high: what to draw
 comparison.rows()                                                what the final table says
 """
@@ -17,7 +17,7 @@ from typing import Any
 from proxima.config.errors import suggestion
 from proxima.data import UserError
 from proxima.lab.run_reader import AXES, Run
-from proxima.lab.seed_statistics import Estimate, estimate, smoothed, t_quantile
+from proxima.lab.seed_statistics import SeedMean, mean_over_seeds, smoothed, t_quantile
 
 # What two runs of a cell may differ in: the seed, where they lie, how the machine is used, and the name of a preset
 # (its fields count).
@@ -26,7 +26,7 @@ CLOCKS = ("step", "generated", "time", "cpu")
 
 
 @dataclass(frozen=True)
-class Band:
+class SeedBand:
     """A curve over seeds: at `x` the `mean`, and the 95 % interval where there is more than one seed (else `low` and
     `high` are empty)."""
 
@@ -38,7 +38,7 @@ class Band:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class CellRuns:
     """Runs of one config with different seeds.
 
     Args:
@@ -60,7 +60,7 @@ class Cell:
         """True when all its runs recorded the axis."""
         return all(run.has(axis) for run in self.used)
 
-    def band(self, key: str, axis: str = "step") -> Band | None:
+    def band(self, key: str, axis: str = "step") -> SeedBand | None:
         """A key of the training records (or `accuracy/held_out`) against an axis; None where no run has it, or not all
         have the axis.
 
@@ -77,7 +77,7 @@ class Cell:
             return None
         points = [_sure([curve[step] for curve in curves]) for step in steps]
         several = len(curves) > 1
-        return Band(
+        return SeedBand(
             x=tuple(statistics.fmean(place[step] for place in places) for step in steps),
             mean=tuple(point.mean for point in points),
             low=tuple(point.low for point in points) if several else (),
@@ -85,13 +85,13 @@ class Cell:
             n=len(curves),
         )
 
-    def over_seeds(self, measure: Callable[[Run], float | None]) -> Estimate | None:
+    def over_seeds(self, measure: Callable[[Run], float | None]) -> SeedMean | None:
         """Mean and interval of a number of each run."""
-        return estimate([measure(run) for run in self.used])
+        return mean_over_seeds([measure(run) for run in self.used])
 
 
 @dataclass(frozen=True)
-class Reach:
+class TargetCost:
     """Where a cell's runs reach the target on one axis.
 
     Args:
@@ -116,7 +116,7 @@ class Reach:
 
 
 @dataclass(frozen=True)
-class Row:
+class CellSummary:
     """A line of the final table: estimates over the used runs of a cell.
 
     Args:
@@ -130,22 +130,22 @@ class Row:
     cell: str
     n: int
     runs: int
-    before: Estimate | None
-    after: Estimate | None
-    best: Estimate | None
-    reward: Estimate | None
-    generate: Estimate | None
-    train: Estimate | None
-    clock: Estimate | None
-    cpu: Estimate | None
-    generate_rate: Estimate | None
-    train_rate: Estimate | None
-    reach: Mapping[str, Reach]
-    difference: Mapping[str, Estimate]
+    before: SeedMean | None
+    after: SeedMean | None
+    best: SeedMean | None
+    reward: SeedMean | None
+    generate: SeedMean | None
+    train: SeedMean | None
+    clock: SeedMean | None
+    cpu: SeedMean | None
+    generate_rate: SeedMean | None
+    train_rate: SeedMean | None
+    reach: Mapping[str, TargetCost]
+    difference: Mapping[str, SeedMean]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """Cells beside each other.
 
     Args:
@@ -157,15 +157,15 @@ class Comparison:
         warnings: why the comparison may not be fair. notes: what is not finished, was left out, or rests on two seeds.
     """
 
-    cells: tuple[Cell, ...]
-    baseline: Cell
+    cells: tuple[CellRuns, ...]
+    baseline: CellRuns
     target: float | None
     axes: tuple[str, ...]
     differing: Mapping[str, tuple[Any, ...]]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[CellSummary]:
         """The final table."""
         return [_row(cell, self.baseline, self.target) for cell in self.cells]
 
@@ -180,7 +180,7 @@ class Comparison:
         return plain
 
 
-def aggregate(runs: Sequence[Run], *, baseline: str | None = None, target: float | None = None) -> Comparison:
+def compare_runs(runs: Sequence[Run], *, baseline: str | None = None, target: float | None = None) -> RunComparison:
     """Group runs into cells and find what sets them apart.
 
     Args:
@@ -204,7 +204,7 @@ def aggregate(runs: Sequence[Run], *, baseline: str | None = None, target: float
     values = {
         path: of for path, of in values.items() if not any(other.startswith(path + ".") for other in values)
     }  # `[]` beside a list
-    return Comparison(
+    return RunComparison(
         cells=cells,
         baseline=cells[names.index(baseline) if baseline else 0],
         target=target,
@@ -215,7 +215,7 @@ def aggregate(runs: Sequence[Run], *, baseline: str | None = None, target: float
     )
 
 
-def _cells(runs: Sequence[Run]) -> tuple[Cell, ...]:
+def _cells(runs: Sequence[Run]) -> tuple[CellRuns, ...]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         known = {path: value for path, value in run.config.items() if not _free(path)}
@@ -223,7 +223,7 @@ def _cells(runs: Sequence[Run]) -> tuple[Cell, ...]:
     members = list(groups.values())
     configs = [{path: value for path, value in group[0].config.items() if not _free(path)} for group in members]
     return tuple(
-        Cell(name=name, runs=tuple(group), config=config)
+        CellRuns(name=name, runs=tuple(group), config=config)
         for name, group, config in zip(_names(members, configs), members, configs, strict=True)
     )
 
@@ -256,7 +256,7 @@ def _names(groups: Sequence[Sequence[Run]], configs: Sequence[Mapping[str, Any]]
     return [n if names.count(n) == 1 else f"{folder.parent.name}/{n}" for n, folder in zip(names, folders, strict=True)]
 
 
-def _warnings(cells: Sequence[Cell], values: Mapping[str, Sequence[Any]]) -> list[str]:
+def _warnings(cells: Sequence[CellRuns], values: Mapping[str, Sequence[Any]]) -> list[str]:
     """What makes a comparison unfair, a line each."""
     found = []
     differing = [path for path, of in values.items() if any(value != of[0] for value in of)]
@@ -294,7 +294,7 @@ def _machine(run: Run) -> str:
     return f"{machine.get('processor', 'unknown')}, {torch.get('threads', '?')} threads"
 
 
-def _notes(cells: Sequence[Cell]) -> list[str]:
+def _notes(cells: Sequence[CellRuns]) -> list[str]:
     """What is missing, a line a run or cell."""
     found = []
     if pairs := [cell.name for cell in cells if len(cell.used) == 2]:
@@ -328,10 +328,10 @@ MEASURES: dict[str, Callable[[Run], float | None]] = {
 }
 
 
-def _row(cell: Cell, baseline: Cell, target: float | None) -> Row:
+def _row(cell: CellRuns, baseline: CellRuns, target: float | None) -> CellSummary:
     measured = {name: cell.over_seeds(measure) for name, measure in MEASURES.items()}
     reach = {axis: _reach(cell, baseline, target, axis) for axis in CLOCKS if target is not None and cell.has(axis)}
-    return Row(
+    return CellSummary(
         cell=cell.name,
         n=len(cell.used),
         runs=len(cell.runs),
@@ -348,19 +348,19 @@ def _row(cell: Cell, baseline: Cell, target: float | None) -> Row:
     )
 
 
-def paired(cell: Cell, baseline: Cell, measure: Callable[[Run], float | None]) -> Estimate | None:
+def paired(cell: CellRuns, baseline: CellRuns, measure: Callable[[Run], float | None]) -> SeedMean | None:
     """Mean and interval over common seeds of (cell - baseline); None without a common seed."""
     pairs = [(measure(run), measure(other)) for run, other in _pairs(cell, baseline)]
-    return estimate([mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None])
+    return mean_over_seeds([mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None])
 
 
-def _pairs(cell: Cell, baseline: Cell) -> list[tuple[Run, Run]]:
+def _pairs(cell: CellRuns, baseline: CellRuns) -> list[tuple[Run, Run]]:
     """Runs of the same seed, both of them done: half a run against a whole one says nothing."""
     others = {run.seed: run for run in baseline.used if run.seed is not None and run.status == "done"}
     return [(run, others[run.seed]) for run in cell.used if run.seed in others and run.status == "done"]
 
 
-def _reach(cell: Cell, baseline: Cell, target: float, axis: str) -> Reach:
+def _reach(cell: CellRuns, baseline: CellRuns, target: float, axis: str) -> TargetCost:
     def cost(run: Run) -> float:
         found = run.first_reach(target, axis)
         return math.inf if found is None else found
@@ -374,7 +374,7 @@ def _reach(cell: Cell, baseline: Cell, target: float, axis: str) -> Reach:
         if min(mine, theirs) < math.inf
     ]
     known = tuple(None if value == math.inf else value for value in values)
-    return Reach(
+    return TargetCost(
         known,
         None if median == math.inf else median,
         _sure_median(ratios, len(pairs)),
@@ -417,8 +417,8 @@ def _by_step(run: Run, key: str) -> dict[int, float]:
     return dict(zip((int(x) for x, _ in curve), smoothed([value for _, value in curve]), strict=True))
 
 
-def _sure(values: Sequence[float]) -> Estimate:
-    found = estimate(values)
+def _sure(values: Sequence[float]) -> SeedMean:
+    found = mean_over_seeds(values)
     assert found is not None  # metrics.jsonl holds finite numbers only
     return found
 

@@ -14,10 +14,10 @@ import pytest
 
 from proxima.config import load
 from proxima.config.resolve import resolve
-from proxima.lab.metrics_follower import Standing, State, Tail
+from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
 from proxima.lab.sweep_file import read_sweep
-from proxima.lab.sweep_plan import Cell, PlannedRun, Sweep, plan_runs
-from proxima.lab.sweep_runner import run_sweep, standing_of, train_command
+from proxima.lab.sweep_plan import PlannedRun, Sweep, SweepCell, plan_runs
+from proxima.lab.sweep_runner import read_progress, run_sweep, train_command
 from proxima.runtime.clock import ManualClock
 from proxima.view.sweep_progress import SweepLines, foremost, outcome_table, tally, time_left
 
@@ -88,12 +88,12 @@ class Ear:
     def __init__(self, **on):
         self.heard, self.on = [], on
 
-    def started(self, sweep, standings):
-        self.heard.append(f"started {len(standings)}")
+    def started(self, sweep, progresses):
+        self.heard.append(f"started {len(progresses)}")
 
-    def changed(self, standing, records):
-        if not records or standing.state is not State.RUNNING:
-            self.say(f"{standing.state} {standing.run.cell}")
+    def changed(self, progress, records):
+        if not records or progress.state is not RunState.RUNNING:
+            self.say(f"{progress.state} {progress.run.cell}")
 
     def tick(self):
         self.say("tick")
@@ -101,7 +101,7 @@ class Ear:
     def warning(self, text):
         self.say("warning")
 
-    def finished(self, standings):
+    def finished(self, progresses):
         self.say("finished")
 
     def say(self, text):
@@ -118,7 +118,7 @@ def lab(tmp_path):
 
     def make(jobs=1, seeds=(1,), threads=None, **cells):
         folder = tmp_path / "sweep"
-        names = tuple(Cell(name=name) for name in cells)
+        names = tuple(SweepCell(name=name) for name in cells)
         sweep = Sweep(
             file=Path("s.yaml"),
             recipe=Path("r.yaml"),
@@ -155,8 +155,8 @@ def lab(tmp_path):
     return make
 
 
-def states(standings):
-    return {s.run.cell: str(s.state) for s in standings}
+def states(progresses):
+    return {s.run.cell: str(s.state) for s in progresses}
 
 
 def most_at_once(times):
@@ -170,10 +170,10 @@ def most_at_once(times):
 def test_all_are_run_and_the_second_time_none(lab):
     made = lab(seeds=(1, 2), a="done", b="done")
     ear = Ear()
-    standings = made.run(ear)
-    assert [(s.run.name, s.state, s.step, s.reward, s.accuracy, s.seconds) for s in standings][:2] == [
-        ("a seed 1", State.DONE, 3, 0.3, 0.51, 6.0),
-        ("b seed 1", State.DONE, 3, 0.3, 0.51, 6.0),
+    progresses = made.run(ear)
+    assert [(s.run.name, s.state, s.step, s.reward, s.accuracy, s.seconds) for s in progresses][:2] == [
+        ("a seed 1", RunState.DONE, 3, 0.3, 0.51, 6.0),
+        ("b seed 1", RunState.DONE, 3, 0.3, 0.51, 6.0),
     ]
     assert ear.heard == ["started 4", *["running a", "done a", "running b", "done b"] * 2, "finished"]
     assert most_at_once(made.times) == 1
@@ -181,7 +181,7 @@ def test_all_are_run_and_the_second_time_none(lab):
     assert [run["folder"] for run in facts["runs"]] == ["a/seed-1", "a/seed-2", "b/seed-1", "b/seed-2"]
     assert facts["asked"] == {"jobs": 1} and facts["machine"]["cores"] >= 1 and facts["packages"]["torch"]
     again = Ear()
-    assert all(s.before and s.state is State.DONE and s.accuracy for s in made.run(again))
+    assert all(s.before and s.state is RunState.DONE and s.accuracy for s in made.run(again))
     assert again.heard == ["started 4", "finished"]
     assert len(made.times.read_text().splitlines()) == 8
 
@@ -218,7 +218,7 @@ def test_a_run_that_says_nothing_of_being_done_is_not_done(lab):
     made.runs[0].folder.mkdir(parents=True)
     for text in ('{"status": "stopped"}', "{", "[]"):
         (made.runs[0].folder / "summary.json").write_text(text)
-        assert standing_of(made.runs[0]).state is State.WAITING
+        assert read_progress(made.runs[0]).state is RunState.WAITING
 
 
 def interrupt(ear):
@@ -242,7 +242,7 @@ def test_ctrl_c_reaches_the_runs_once_and_nothing_else_begins(lab):
     assert ear.heard.count("warning") == 1
     assert signal.getsignal(signal.SIGINT) is before
     assert json.loads((made.folder / "a" / "seed-1" / "summary.json").read_text())["status"] == "stopped"
-    assert [standing_of(run).state for run in made.runs] == [State.WAITING] * 3  # the same command goes on
+    assert [read_progress(run).state for run in made.runs] == [RunState.WAITING] * 3  # the same command goes on
 
 
 def test_the_second_ctrl_c_kills(lab):
@@ -292,9 +292,9 @@ def test_a_run_that_goes_on_elsewhere_is_followed_and_not_begun_again(lab, elsew
     (folder / "output.txt").write_text("what it said\n")
     let_go = lambda ear: (folder / "let go").touch() if "running a" in ear.heard else None  # noqa: E731
     ear = Ear(tick=let_go)
-    (standing,) = made.run(ear)
+    (progress,) = made.run(ear)
     assert ear.heard == ["started 1", "warning", "running a", *heard, "finished"]
-    assert (standing.state, standing.step) == (State.DONE, 2 if outcome == "done" else 3)
+    assert (progress.state, progress.step) == (RunState.DONE, 2 if outcome == "done" else 3)
     assert made.times.exists() == (outcome == "killed")
     assert (folder / "output.txt").read_text().startswith("what it said\n")
 
@@ -319,8 +319,8 @@ def test_the_folder_is_taken_between_our_look_and_our_run(lab, elsewhere):
         return [sys.executable, "-S", "-c", "import sys; sys.exit('error: in use' and 2)"]
 
     ear = Ear(warning=lambda ear: (folder / "let go").touch())
-    (standing,) = run_sweep(made.sweep, made.runs, ear, command=command, poll=0.02)
-    assert (standing.state, len(begun)) == (State.DONE, 1)
+    (progress,) = run_sweep(made.sweep, made.runs, ear, command=command, poll=0.02)
+    assert (progress.state, len(begun)) == (RunState.DONE, 1)
 
 
 def test_what_a_run_said_is_kept_and_the_last_word_is_of_this_time(lab):
@@ -339,9 +339,9 @@ def test_a_run_that_can_not_begin_costs_no_other(lab, monkeypatch):
     made = lab(jobs=2, a="done", b="done", c="done")
     made.runs[1].folder.parent.mkdir(parents=True)
     made.runs[1].folder.write_text("a file")
-    standings = {s.run.cell: s for s in made.run()}
-    assert states(standings.values()) == {"a": "done", "b": "failed", "c": "done"}
-    assert standings["b"].error.startswith("could not begin: [Errno 17] File exists")
+    progresses = {s.run.cell: s for s in made.run()}
+    assert states(progresses.values()) == {"a": "done", "b": "failed", "c": "done"}
+    assert progresses["b"].error.startswith("could not begin: [Errno 17] File exists")
 
     made.runs[1].folder.unlink()
     (made.runs[2].folder / "summary.json").unlink()
@@ -353,9 +353,9 @@ def test_a_run_that_can_not_begin_costs_no_other(lab, monkeypatch):
         return real(command, **more)
 
     monkeypatch.setattr("proxima.lab.sweep_runner.subprocess.Popen", popen)
-    standings = {s.run.cell: s for s in made.run()}
-    assert states(standings.values()) == {"a": "done", "b": "failed", "c": "done"}
-    assert standings["b"].error == "could not begin: [Errno 28] No space left on device"
+    progresses = {s.run.cell: s for s in made.run()}
+    assert states(progresses.values()) == {"a": "done", "b": "failed", "c": "done"}
+    assert progresses["b"].error == "could not begin: [Errno 28] No space left on device"
 
 
 def full(ear):
@@ -403,32 +403,32 @@ def test_metrics_are_read_as_they_grow(tmp_path):
     run = PlannedRun(
         cell="a", seed=1, recipe=Path(), folder=tmp_path, overrides=(), steps=10, threads=None, resolved=None
     )
-    tail, file = Tail(Standing(run)), tmp_path / "metrics.jsonl"
+    tail, file = MetricsFollower(RunProgress(run)), tmp_path / "metrics.jsonl"
     assert tail.look() == []
     file.write_text('{"kind": "train", "step": 1, "reward/mean": 0.5, "time/step": 4}\n{"kind": "tr')
     assert [r["step"] for r in tail.look()] == [1]
     with file.open("a") as more:
         more.write('ain", "step": 2, "reward/mean": 0.6, "time/step": 2}\nnot json\n')
     assert [r["step"] for r in tail.look()] == [2]
-    assert (tail.standing.step, tail.standing.seconds, tail.standing.left) == (2, 6.0, 24.0)
+    assert (tail.progress.step, tail.progress.seconds, tail.progress.left) == (2, 6.0, 24.0)
     other = tmp_path / "other"
     other.write_text('{"kind": "train", "step": 1, "reward/mean": 0.5, "time/step": 4}\n')
     other.replace(file)  # a resume rewinds the file
     assert [r["step"] for r in tail.look()] == [1]
-    assert (tail.standing.step, tail.standing.seconds) == (1, 4.0)
+    assert (tail.progress.step, tail.progress.seconds) == (1, 4.0)
 
 
-def standing(cell, state, step=0, times=(), steps=10, **more):
+def progress(cell, state, step=0, times=(), steps=10, **more):
     run = PlannedRun(
         cell=cell, seed=1, recipe=Path(), folder=Path(cell), overrides=(), steps=steps, threads=None, resolved=None
     )
-    return Standing(run, state=state, step=step, recent=list(times), seconds=sum(times), **more)
+    return RunProgress(run, state=state, step=step, recent=list(times), seconds=sum(times), **more)
 
 
 def test_time_left():
-    done = standing("a", State.DONE, 10, [2.0] * 10)
-    running = standing("b", State.RUNNING, 5, [4.0] * 5)
-    waiting = standing("c", State.WAITING)
+    done = progress("a", RunState.DONE, 10, [2.0] * 10)
+    running = progress("b", RunState.RUNNING, 5, [4.0] * 5)
+    waiting = progress("c", RunState.WAITING)
     assert time_left([done, running, waiting], 1) == pytest.approx(20 + (20 + 40) / 2)
     assert time_left([done, running, waiting], 2) == pytest.approx(25)
     assert time_left([done, running], 4) == pytest.approx(20)  # no job helps another
@@ -437,9 +437,9 @@ def test_time_left():
 
 
 def test_a_small_terminal_shows_what_moves():
-    all_of_them = [standing(str(i), State.DONE) for i in range(8)] + [
-        standing("r", State.RUNNING),
-        standing("w", State.WAITING),
+    all_of_them = [progress(str(i), RunState.DONE) for i in range(8)] + [
+        progress("r", RunState.RUNNING),
+        progress("w", RunState.WAITING),
     ]
     assert [s.run.cell for s in foremost(all_of_them, 5)] == ["6", "7", "r", "w"]
     assert foremost(all_of_them, 10) == all_of_them
@@ -449,9 +449,9 @@ def test_lines_say_each_event_and_where_things_stand_each_minute(tmp_path, monke
     clock, out = ManualClock("2026-01-01T12:00:00+00:00"), io.StringIO()
     monkeypatch.setattr("proxima.view.sweep_progress.time_of_day", lambda wall: wall[11:19])
     lines = SweepLines(out, clock)
-    one = standing("a", State.RUNNING, 5, [4.0] * 5, reward=0.25, evaluated=[(0, 0.1)])
-    failed = standing("b", State.FAILED, error="exit code 1: \x1b[2Jbad")
-    cells = (Cell(name="a"), Cell(name="b"))
+    one = progress("a", RunState.RUNNING, 5, [4.0] * 5, reward=0.25, evaluated=[(0, 0.1)])
+    failed = progress("b", RunState.FAILED, error="exit code 1: \x1b[2Jbad")
+    cells = (SweepCell(name="a"), SweepCell(name="b"))
     sweep = Sweep(
         file=Path("s.yaml"),
         recipe=Path(),
@@ -469,7 +469,7 @@ def test_lines_say_each_event_and_where_things_stand_each_minute(tmp_path, monke
     clock.advance(61)
     lines.tick()
     lines.tick()
-    one.state, one.step, one.evaluated = State.DONE, 10, [(0, 0.1), (10, 0.9)]
+    one.state, one.step, one.evaluated = RunState.DONE, 10, [(0, 0.1), (10, 0.9)]
     lines.changed(one, [])
     assert out.getvalue().splitlines() == [
         "12:00:00  sweep s  2 cells × 1 seed = 2 runs, 2 side by side  runs/s",
@@ -486,7 +486,7 @@ def test_the_table_of_a_terminal():
     from proxima.view.sweep_progress import SweepTable
 
     console = Console(width=90, height=40, record=True, file=io.StringIO(), force_terminal=True, color_system=None)
-    cells = (Cell(name="a"), Cell(name="b"))
+    cells = (SweepCell(name="a"), SweepCell(name="b"))
     sweep = Sweep(
         file=Path("s.yaml"),
         recipe=Path(),
@@ -498,15 +498,15 @@ def test_the_table_of_a_terminal():
         asked={},
     )
     table = SweepTable(console)
-    standings = [
-        standing("a", State.RUNNING, 5, [4.0] * 5, reward=0.25, evaluated=[(0, 0.1)]),
-        standing("b", State.FAILED, error="\x1b[2J bad"),
+    progresses = [
+        progress("a", RunState.RUNNING, 5, [4.0] * 5, reward=0.25, evaluated=[(0, 0.1)]),
+        progress("b", RunState.FAILED, error="\x1b[2J bad"),
     ]
-    table.started(sweep, standings)
+    table.started(sweep, progresses)
     table.tick()
-    table.changed(standings[1], [])
-    standings[0].state = State.STOPPED
-    table.finished(standings)
+    table.changed(progresses[1], [])
+    progresses[0].state = RunState.STOPPED
+    table.finished(progresses)
     text = console.export_text()
     assert "sweep s  2 cells × 1 seed = 2 runs  runs/s" in text
     rows = [line.split() for line in text.splitlines()]
