@@ -99,7 +99,9 @@ class FakeRewards:
         self.journal, self.hang_on, self.fail_on, self.seen = journal, hang_on, fail_on, []
 
     async def score(self, prompt, completions):
-        self.seen.append((prompt.uid, self.journal.entry(prompt.uid).state if self.journal.entry(prompt.uid) else None))
+        self.seen.append(
+            (prompt.uid, self.journal.prompt(prompt.uid).state if self.journal.prompt(prompt.uid) else None)
+        )
         if prompt.uid == self.hang_on:
             await asyncio.Event().wait()
         return [
@@ -225,7 +227,7 @@ def test_a_failed_score_costs_one_completion(tmp_path):
         "1 of 12 completions have no score (timed out after 30 s); left out of every mean; see `error` in "
         "rollouts/000001.parquet"
     ]
-    assert world.journal.entry(1).invalid == 1 and world.journal.entry(1).reward == pytest.approx(2 / 3)
+    assert world.journal.prompt(1).invalid == 1 and world.journal.prompt(1).reward == pytest.approx(2 / 3)
 
 
 def test_an_engine_that_fails_ends_the_run_and_nothing_is_consumed(tmp_path):

@@ -130,15 +130,15 @@ def test_every_pair_of_states(journal, source, target):
     journal.admit(prompts(1))
     for state in WAY[source]:
         MOVES[state](journal)
-    before = journal.entry(1)
+    before = journal.prompt(1)
     assert before.state == source
     if (source, target) in LEGAL:
         MOVES[target](journal)
-        assert journal.entry(1).state == target
+        assert journal.prompt(1).state == target
     else:
         with pytest.raises(ValueError, match=r"prompts? \[?1\]? (is|were)"):
             MOVES[target](journal)
-        assert journal.entry(1) == before
+        assert journal.prompt(1) == before
 
 
 def test_the_rules_stand_in_the_database(tmp_path, journal):
@@ -172,12 +172,12 @@ def test_errors_name_the_prompt_and_where_it_stands(journal):
     journal.admit(prompts(7))
     with pytest.raises(ValueError, match="prompt 7 was admitted before \\(queued\\); a uid is used once"):
         journal.admit(prompts(8, 7))
-    assert journal.entry(8) is None  # the whole admission was taken back
+    assert journal.prompt(8) is None  # the whole admission was taken back
     with pytest.raises(ValueError, match="prompt 7 is queued, and only generating becomes scored"):
         journal.scored([group(7)])
     with pytest.raises(ValueError, match="prompt 9 is not in the journal"):
         journal.generating([7, 9])
-    assert journal.entry(7).attempts == 0
+    assert journal.prompt(7).attempts == 0
 
 
 def test_consume_wants_exactly_what_was_selected(journal):
@@ -208,9 +208,9 @@ def test_a_failed_prompt_is_tried_again_and_counted(journal):
         journal.generating([1])
         journal.requeue([1])
     journal.generating([1])
-    assert journal.entry(1).attempts == 3
+    assert journal.prompt(1).attempts == 3
     journal.select(1, [], {1: "failed"})
-    assert journal.entry(1).reason == "failed"
+    assert journal.prompt(1).reason == "failed"
 
 
 def synchronous_steps(journal, last, batch=2):
@@ -246,7 +246,7 @@ def test_rewind_queues_again_what_the_cursor_has_passed(journal):
     journal.consume(2, [2], 5, {})
     assert journal.rewind(1) == 4
     assert [(e.uid, e.state, e.attempts) for e in journal.unconsumed()] == [(2, "queued", 1), (3, "queued", 0)]
-    assert journal.entry(4) is None
+    assert journal.prompt(4) is None
 
 
 def test_rewind_to_the_same_step_drops_the_unfinished_step_only(journal):

@@ -11,7 +11,7 @@ from proxima.data import atomic_files as files
 from proxima.runtime.rollouts import (
     EVAL_SCHEMA,
     ROLLOUT_SCHEMA,
-    Fate,
+    CompletionRecord,
     read_rows,
     read_table,
     write_evals,
@@ -48,14 +48,14 @@ def make_group(uid=7, text="Four.", scores=None):
 
 
 FATES = (
-    Fate(
+    CompletionRecord(
         outcome="trained",
         advantage=0.5,
         log_prob=(-0.25, -0.5, -1.0),
         keep=(True, False, True),
         entropy=(0.125, 0.0, 2.0),
     ),
-    Fate(outcome="invalid"),
+    CompletionRecord(outcome="invalid"),
 )
 
 
@@ -171,7 +171,7 @@ def test_lengths_are_checked(tmp_path):
     path = tmp_path / "a.parquet"
     with pytest.raises(ValueError, match="fates: 1 for 2 completions"):
         write_rollouts(path, 1, [make_group()], FATES[:1])
-    short = Fate(outcome="trained", keep=(True,))
+    short = CompletionRecord(outcome="trained", keep=(True,))
     with pytest.raises(ValueError, match=r"fates.keep: 1 values for 3 tokens of prompt 7, sample 0"):
         write_rollouts(path, 1, [make_group()], (short, FATES[1]))
     assert list(tmp_path.iterdir()) == []

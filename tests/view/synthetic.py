@@ -13,7 +13,7 @@ from proxima.runtime.environment import describe_environment
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import RunInfo, Sample
-from proxima.runtime.rollouts import Fate, write_evals, write_rollouts
+from proxima.runtime.rollouts import CompletionRecord, write_evals, write_rollouts
 
 CONFIG = """\
 model:
@@ -179,12 +179,12 @@ def fates(groups):
         for completion, score in zip(each.completions, each.scores, strict=True):
             n = len(completion.tokens)
             if not score.valid:
-                out.append(Fate(outcome="invalid"))
+                out.append(CompletionRecord(outcome="invalid"))
             elif score.value == mean:
-                out.append(Fate(outcome="skipped_zero_advantage", advantage=0.0))
+                out.append(CompletionRecord(outcome="skipped_zero_advantage", advantage=0.0))
             else:
                 facts = {"log_prob": [-0.2] * n, "keep": [True] * (n - 1) + [False], "entropy": [0.5] * n}
-                out.append(Fate(outcome="trained", advantage=score.value - mean, **facts))
+                out.append(CompletionRecord(outcome="trained", advantage=score.value - mean, **facts))
     return out
 
 

@@ -156,25 +156,25 @@ def test_progress_on_a_terminal():
     clock, stream = ManualClock(), Terminal()
     view = EvalProgress(stream, clock)
     view.progress("load", 0, 1, "models")
-    view.begins("gsm8k", 200, 200)
+    view.suite_started("gsm8k", 200, 200)
     clock.advance(20)
     view.progress("evaluate", 50, 200, "answers")
     view.progress("evaluate", 51, 200, "answers")  # sooner than a tenth of a second: not drawn
     last = stream.getvalue().rpartition("\r")[2]
     assert last == "gsm8k  50/200 answers   2.5/s   eta 1m 00s  " + "━" * 6 + "╌" * 18
-    view.ends("gsm8k", {}, 80.0)
+    view.suite_finished("gsm8k", {}, 80.0)
     assert stream.getvalue().endswith("\r" + " " * len(last) + "\r")
 
 
 def test_progress_elsewhere_is_a_line_a_minute():
     clock, stream = ManualClock(), io.StringIO()
     view = EvalProgress(stream, clock)
-    view.begins("gsm8k", 200, 200)
+    view.suite_started("gsm8k", 200, 200)
     for done in range(1, 14):
         clock.advance(10)
         view.progress("evaluate", done, 20, "answers")
     view.warning("two\x1b[2J")
-    view.ends("gsm8k", {}, 1.0)
+    view.suite_finished("gsm8k", {}, 1.0)
     assert stream.getvalue().splitlines() == [
         "gsm8k  6/20 answers   0.1/s   eta 2m 20s",
         "gsm8k  12/20 answers   0.1/s   eta 1m 20s",
@@ -185,8 +185,8 @@ def test_progress_elsewhere_is_a_line_a_minute():
 def test_each_of_several_sets_is_told_when_it_is_done():
     stream = io.StringIO()
     view = EvalProgress(stream, ManualClock(), tell=True)
-    view.ends("gsm8k", facts(), 62.0)
-    view.ends("mine", facts(estimates={}), 62.0)
+    view.suite_finished("gsm8k", facts(), 62.0)
+    view.suite_finished("mine", facts(estimates={}), 62.0)
     assert stream.getvalue() == "gsm8k  0.125  0.086–0.178  1m 02s\nmine  accuracy unknown  1m 02s\n"
 
 

@@ -23,8 +23,8 @@ from proxima.data import UserError
 if TYPE_CHECKING:
     from proxima.config import Resolved
     from proxima.data import Group
-    from proxima.runtime.eval_run import Examined
-    from proxima.runtime.eval_suites import Exam
+    from proxima.runtime.eval_run import EvalOutcome
+    from proxima.runtime.eval_suites import EvalSuite
 
 # Where key=value may say something that an evaluation of named sets does not have of its own.
 SETTABLE = ("data.", "engine", "eval.limit", "eval.samples", "eval.sampling", "model.", "runtime.", "seed")
@@ -81,21 +81,21 @@ def run(arguments: argparse.Namespace) -> int:
     resolved = _resolve(model, recipe, overrides, suites=bool(arguments.task))
 
     from proxima.evaluate.suites import parse_tasks
-    from proxima.runtime.eval_run import check_folder, examine
-    from proxima.runtime.eval_suites import of_recipe, open_exams
+    from proxima.runtime.eval_run import check_folder, run_eval
+    from proxima.runtime.eval_suites import load_suites, recipe_suite
     from proxima.view.eval_tables import EvalProgress
 
     folder = arguments.out or _folder(arguments.model)
     check_folder(folder, overwrite=arguments.overwrite)
     with resolved.blame():
         if arguments.task:
-            exams = _suites(resolved, parse_tasks(arguments.task), arguments.data)
+            suites = _suites(resolved, parse_tasks(arguments.task), arguments.data)
         else:
-            exams = [of_recipe(resolved.config)]
-        opened = open_exams(resolved.config, exams, ks)
-        view = EvalProgress(sys.stderr, tell=len(exams) > 1)
+            suites = [recipe_suite(resolved.config)]
+        opened = load_suites(resolved.config, suites, ks)
+        view = EvalProgress(sys.stderr, tell=len(suites) > 1)
         try:
-            done = examine(resolved.config, opened, ks=ks, folder=folder, overwrite=arguments.overwrite, observer=view)
+            done = run_eval(resolved.config, opened, ks=ks, folder=folder, overwrite=arguments.overwrite, observer=view)
         finally:
             view.close()
     _print(done, arguments)
@@ -153,11 +153,11 @@ def _resolve(model: str, recipe: str | None, overrides: Sequence[str], *, suites
     return resolved
 
 
-def _suites(resolved: "Resolved", tasks: Mapping[str, Path | None], data: Path | None) -> list["Exam"]:
-    """The exams of named sets, drawn as the command line says; what a recipe says of its own evaluation is not
+def _suites(resolved: "Resolved", tasks: Mapping[str, Path | None], data: Path | None) -> list["EvalSuite"]:
+    """The tasks of named sets, drawn as the command line says; what a recipe says of its own evaluation is not
     theirs."""
     from proxima.evaluate.suites import suite
-    from proxima.runtime.eval_suites import of_suite
+    from proxima.runtime.eval_suites import named_suite
 
     said = {
         entry.path: entry.value
@@ -171,7 +171,7 @@ def _suites(resolved: "Resolved", tasks: Mapping[str, Path | None], data: Path |
         sampling["stop"] = tuple(sampling["stop"])
     samples, limit = int(said.get("eval.samples", 1)), int(said.get("eval.limit", 0))
     return [
-        of_suite(suite(n), given=p, data=data, samples=samples, limit=limit, sampling=sampling)
+        named_suite(suite(n), given=p, data=data, samples=samples, limit=limit, sampling=sampling)
         for n, p in tasks.items()
     ]
 
@@ -190,7 +190,7 @@ def _folder(model: str) -> Path:
     return Path("evals") / f"{Path(model).name or 'model'}-{stamp}"
 
 
-def _print(done: "Examined", arguments: argparse.Namespace) -> None:
+def _print(done: "EvalOutcome", arguments: argparse.Namespace) -> None:
     if arguments.json:
         answers = {
             name: [_answer(group, i) for group in groups for i in range(len(group.completions))]

@@ -12,12 +12,12 @@ import torch
 from proxima.core.advantage import needs_baseline
 from proxima.core.selection import prompts_factor, select
 from proxima.data import Group, Outcomes, Trajectory
-from proxima.runtime.rollouts import Fate
+from proxima.runtime.rollouts import CompletionRecord
 from proxima.train import TrajectoryFacts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class StepBatch:
     """What a step trains on, and what became of the rest.
 
     Args:
@@ -60,7 +60,7 @@ class Chosen:
         completions = (completion for group in self.groups for completion in group.completions)
         return sum(len(c.tokens) for c, reason in zip(completions, self.reasons, strict=True) if reason)
 
-    def fates(self, facts: dict[int, TrajectoryFacts]) -> list[Fate]:
+    def fates(self, facts: dict[int, TrajectoryFacts]) -> list[CompletionRecord]:
         """What became of each completion; `facts` by trajectory, from the trainer."""
         place = {row: i for i, row in enumerate(self.rows)}
         out = []
@@ -70,7 +70,7 @@ class Chosen:
                 outcome = reason if reason == "invalid" else f"dropped_{reason}"
             else:
                 outcome = "skipped_zero_advantage" if fact is None else "trained"
-            fate = Fate(outcome=outcome, advantage=advantage)
+            fate = CompletionRecord(outcome=outcome, advantage=advantage)
             out.append(
                 fate if fact is None else replace(fate, log_prob=fact.log_prob, keep=fact.keep, entropy=fact.entropy)
             )
@@ -112,7 +112,7 @@ class Algorithm:
         left = {groups[i].prompt.uid for i in outcomes.group[keep].tolist()}
         return {uid: why for uid, why in _by_group(groups, reasons).items() if uid not in left}
 
-    def choose(self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()) -> Chosen:
+    def choose(self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()) -> StepBatch:
         """Advantages over the full groups, then selection, then the deal.
 
         Args:
@@ -138,7 +138,7 @@ class Algorithm:
                 row += 1
         valid = outcomes.valid.tolist()
         before = [reason for group, reason in dropped for _ in group.completions]
-        return Chosen(
+        return StepBatch(
             groups=(*ordered, *(group for group, _ in dropped)),
             advantage=(
                 *(value if ok else None for value, ok in zip(values, valid, strict=True)),

@@ -19,7 +19,7 @@ from proxima.runtime.folder import RunFolder
 from proxima.runtime.held_out import Evaluation
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer
-from proxima.runtime.preflight import Answers, survey_answers
+from proxima.runtime.preflight import ReferenceAnswers, validate_answers
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource
 from proxima.train import Trainer
@@ -33,7 +33,7 @@ EVAL_UID = 1 << 40  # uids of held-out questions begin here: their draws are nev
 
 
 @dataclass(kw_only=True)
-class Opened:
+class RunData:
     """What can be known without weights."""
 
     tokenizer: Any
@@ -43,7 +43,7 @@ class Opened:
     notes: list[str]
 
 
-def open_data(config: "RunConfig") -> Opened:
+def load_run_data(config: "RunConfig") -> RunData:
     """Tokenizer, questions and their lengths.
 
     Raises:
@@ -55,7 +55,7 @@ def open_data(config: "RunConfig") -> Opened:
     limit = int(getattr(model_config.get_text_config(), "max_position_embeddings", 0) or 1 << 20)
     max_length = min(config.model.max_length or limit, limit)
     source, notes = _source(config, config.task, tokenizer, max_length, shuffle=config.data.shuffle)
-    asked = [Answers(name="task", rows=source.rows, count=len(source.rows))]
+    asked = [ReferenceAnswers(name="task", rows=source.rows, count=len(source.rows))]
     held_out: list[Prompt] = []
     if config.eval.task is not None:
         held, more = _source(config, config.eval.task, tokenizer, max_length, shuffle=False)
@@ -63,9 +63,9 @@ def open_data(config: "RunConfig") -> Opened:
         count = min(config.eval.limit or len(held.rows), len(held.rows))
         fitting = (held.prompt(Draw(uid=EVAL_UID + i, index=i, epoch=0)) for i in range(count))
         held_out = [prompt for prompt in fitting if prompt is not None]
-        asked.append(Answers(name="eval.task", rows=held.rows, count=count))
-    notes += survey_answers(config, asked)
-    return Opened(tokenizer=tokenizer, source=source, held_out=held_out, max_length=max_length, notes=notes)
+        asked.append(ReferenceAnswers(name="eval.task", rows=held.rows, count=count))
+    notes += validate_answers(config, asked)
+    return RunData(tokenizer=tokenizer, source=source, held_out=held_out, max_length=max_length, notes=notes)
 
 
 def _source(
@@ -127,7 +127,7 @@ def make_rewards(config: "RunConfig") -> RewardRunner:
 
 def make_evaluation(
     config: "RunConfig",
-    opened: Opened,
+    opened: RunData,
     engine: Engine,
     rewards: RewardRunner,
     observer: Observer,
@@ -212,7 +212,7 @@ def make_reference(config: "RunConfig") -> Policy | None:
 def make_controller(
     config: "RunConfig",
     loaded: LoadedModel,
-    opened: Opened,
+    opened: RunData,
     *,
     folder: RunFolder,
     journal: Journal,

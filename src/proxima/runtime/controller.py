@@ -19,7 +19,7 @@ from proxima.data import Group, Trajectory
 from proxima.engine.protocol import Engine, Sampling
 from proxima.model import Policy
 from proxima.reward.runner import RewardRunner
-from proxima.runtime.algorithm import Algorithm, Chosen
+from proxima.runtime.algorithm import Algorithm, StepBatch
 from proxima.runtime.carried_groups import PENDING, write_groups
 from proxima.runtime.clock import Clock
 from proxima.runtime.collect import CannotGoOn, Collected, Collector, NothingScored, errors_of
@@ -195,7 +195,7 @@ class Controller:
         self._times["score"] = collected.scoring
         return collected
 
-    def update(self, chosen: Chosen) -> UpdateResult:
+    def update(self, chosen: StepBatch) -> UpdateResult:
         """Log-probs of the frozen policies, then the optimizer steps."""
         with self.timed("train"):
             trajectories = self.with_log_probs(chosen.trajectories)
@@ -227,7 +227,7 @@ class Controller:
             await self.engine.resume()
 
     def finish_step(
-        self, step: int, collected: Collected, chosen: Chosen, result: UpdateResult, record: Mapping[str, Any]
+        self, step: int, collected: Collected, chosen: StepBatch, result: UpdateResult, record: Mapping[str, Any]
     ) -> None:
         """Files first, then the journal's one transaction: a step that is in the journal has left all its traces."""
         write_rollouts(self.folder.rollout_file(step), step, chosen.groups, chosen.fates(result.facts))
@@ -308,7 +308,7 @@ class Controller:
             for waiting in (task, stop):
                 waiting.cancel()
 
-    def record(self, step: int, collected: Collected, chosen: Chosen, result: UpdateResult) -> dict[str, Any]:
+    def record(self, step: int, collected: Collected, chosen: StepBatch, result: UpdateResult) -> dict[str, Any]:
         """The step's line of metrics.jsonl."""
         rollout = rollout_metrics(collected.generated, chosen)
         seconds = {f"time/{name}": value for name, value in self._times.items()}
@@ -328,7 +328,7 @@ class Controller:
             "policy_version": step,
         }
 
-    def warn(self, record: Mapping[str, Any], collected: Collected, chosen: Chosen) -> None:
+    def warn(self, record: Mapping[str, Any], collected: Collected, chosen: StepBatch) -> None:
         """Say what a person should know about the step, and what to do."""
         invalid = int(record["reward/invalid"])
         if invalid:
@@ -361,7 +361,7 @@ class Controller:
         return -max(found)[1] if found else None
 
 
-def _sample(chosen: Chosen, step: int) -> Sample | None:
+def _sample(chosen: StepBatch, step: int) -> Sample | None:
     """One completion for people to look at: another prompt each step."""
     if not chosen.groups:
         return None

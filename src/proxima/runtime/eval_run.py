@@ -28,7 +28,7 @@ from proxima.reward.runner import RewardRunner
 from proxima.runtime.build import EVAL_UID, load_model
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.environment import describe_environment
-from proxima.runtime.eval_suites import OpenExam, kind_of
+from proxima.runtime.eval_suites import LoadedSuite, kind_of
 from proxima.runtime.held_out import Evaluation
 from proxima.runtime.interrupt import quiet_transformers
 from proxima.runtime.observer import NullObserver, Observer
@@ -39,28 +39,28 @@ if TYPE_CHECKING:
 WEIGHTS = (".bin", ".gguf", ".jinja", ".json", ".model", ".safetensors")  # what a model folder is made of
 
 
-class ExamObserver(Observer, Protocol):
+class EvalObserver(Observer, Protocol):
     """An observer that also hears of the sets of questions."""
 
-    def begins(self, name: str, questions: int, answers: int) -> None:
+    def suite_started(self, name: str, questions: int, answers: int) -> None:
         """A set is asked next: so many questions, so many answers to be written."""
         ...
 
-    def ends(self, name: str, facts: Mapping[str, Any], seconds: float) -> None:
+    def suite_finished(self, name: str, facts: Mapping[str, Any], seconds: float) -> None:
         """A set is done; `facts` is its part of result.json."""
         ...
 
 
-class Unwatched(NullObserver):
+class NullEvalObserver(NullObserver):
     """Hears nothing."""
 
-    def begins(self, name: str, questions: int, answers: int) -> None: ...
+    def suite_started(self, name: str, questions: int, answers: int) -> None: ...
 
-    def ends(self, name: str, facts: Mapping[str, Any], seconds: float) -> None: ...
+    def suite_finished(self, name: str, facts: Mapping[str, Any], seconds: float) -> None: ...
 
 
 @dataclass(kw_only=True)
-class Examined:
+class EvalOutcome:
     """What came of it.
 
     Args:
@@ -95,27 +95,27 @@ def check_folder(folder: Path, *, overwrite: bool = False) -> None:
         )
 
 
-def examine(
+def run_eval(
     config: "RunConfig",
-    opened: Sequence[OpenExam],
+    loaded_suites: Sequence[LoadedSuite],
     *,
     ks: Sequence[int] = (),
     folder: Path | None = None,
     overwrite: bool = False,
-    observer: ExamObserver | None = None,
+    observer: EvalObserver | None = None,
     clock: Clock | None = None,
-) -> Examined:
+) -> EvalOutcome:
     """Ask the model everything, and write what it said.
 
     Args:
-        config: says model, engine, seed, reward time-outs; its tasks and rewards are those of the exams.
+        config: says model, engine, seed, reward time-outs; its tasks and rewards are those of the tasks.
         ks: of pass@k and maj@k; empty: powers of two up to the samples.
-        folder: a new folder, or with `overwrite` one of an earlier evaluation; None writes nothing.
+        folder: a new folder, or with `overwrite` item of an earlier evaluation; None writes nothing.
 
     Raises:
         ValueError: as `check_folder`, or the model can't be loaded.
     """
-    observer, clock = observer or Unwatched(), clock or SystemClock()
+    observer, clock = observer or NullEvalObserver(), clock or SystemClock()
     began = clock.now()
     if folder is not None:
         _begin(config, folder, overwrite)
@@ -123,20 +123,20 @@ def examine(
     with quiet_transformers(), ThreadPoolExecutor(1) as aside:
         hashing = aside.submit(model_sha, config.model.path, config.model.revision)
         loaded = load_model(config)
-        engine = config.engine.build(loaded, max_length=opened[0].context)
-        done = Examined(result={}, seconds={"load": clock.now() - began}, folder=folder)
+        engine = config.engine.build(loaded, max_length=loaded_suites[0].context)
+        done = EvalOutcome(result={}, seconds={"load": clock.now() - began}, folder=folder)
         suites: dict[str, Any] = {}
-        for one in opened:
-            name, start = one.exam.name, clock.now()
-            for note in one.notes:
+        for item in loaded_suites:
+            name, start = item.suite.name, clock.now()
+            for note in item.notes:
                 observer.warning(note)
-            observer.begins(name, len(one.prompts), len(one.prompts) * one.exam.samples)
-            done.groups[name] = _ask(config, one, engine, observer)
-            suites[name] = _facts(config, one, done.groups[name], ks)
+            observer.suite_started(name, len(item.prompts), len(item.prompts) * item.suite.samples)
+            done.groups[name] = _ask(config, item, engine, observer)
+            suites[name] = _facts(config, item, done.groups[name], ks)
             done.seconds[name] = clock.now() - start
             if folder is not None:
-                _write_items(folder, one, done.groups[name])
-            observer.ends(name, suites[name], done.seconds[name])
+                _write_items(folder, item, done.groups[name])
+            observer.suite_finished(name, suites[name], done.seconds[name])
         done.result = {"format": FORMAT, **_whole(config, loaded, hashing.result(), ks), "suites": suites}
     if folder is not None:
         write_whole(folder / ENVIRONMENT, dumps(_environment(config, done), indent=2) + "\n")
@@ -155,20 +155,20 @@ def _begin(config: "RunConfig", folder: Path, overwrite: bool) -> None:
     write_whole(folder / ENVIRONMENT, dumps(describe_environment(config.seed), indent=2) + "\n")
 
 
-def _ask(config: "RunConfig", one: OpenExam, engine: Any, observer: Observer) -> list[Group]:
+def _ask(config: "RunConfig", loaded: LoadedSuite, engine: Any, observer: Observer) -> list[Group]:
     rewards = RewardRunner(
-        one.exam.rewards, timeout=config.runtime.reward_timeout, workers=config.runtime.reward_workers
+        loaded.suite.rewards, timeout=config.runtime.reward_timeout, workers=config.runtime.reward_workers
     )
     rewards.start()
     try:
         evaluation = Evaluation(
-            prompts=one.prompts,
+            prompts=loaded.prompts,
             engine=engine,
             rewards=rewards,
-            sampling=one.sampling,
+            sampling=loaded.sampling,
             observer=observer,
             seed=config.seed,
-            samples=one.exam.samples,
+            samples=loaded.suite.samples,
         )
         groups, _ = asyncio.run(evaluation.groups())
         return groups
@@ -176,22 +176,24 @@ def _ask(config: "RunConfig", one: OpenExam, engine: Any, observer: Observer) ->
         rewards.close()
 
 
-def _facts(config: "RunConfig", one: OpenExam, groups: Sequence[Group], ks: Sequence[int]) -> dict[str, Any]:
+def _facts(config: "RunConfig", loaded: LoadedSuite, groups: Sequence[Group], ks: Sequence[int]) -> dict[str, Any]:
     """The set's part of result.json."""
-    exam = one.exam
-    found = eval_metrics(groups, samples=exam.samples, ks=ks, extract=answer_extractor(exam.rewards), seed=config.seed)
+    suite = loaded.suite
+    found = eval_metrics(
+        groups, samples=suite.samples, ks=ks, extract=answer_extractor(suite.rewards), seed=config.seed
+    )
     return {
         **found,
-        "sampling": asdict(one.sampling),
+        "sampling": asdict(loaded.sampling),
         "system": config.data.system,
-        "task": described(exam.task),
-        "rewards": [described(reward) for reward in exam.rewards],
+        "task": described(suite.task),
+        "rewards": [described(reward) for reward in suite.rewards],
         "data": {
-            "source": exam.data,
-            "rows": one.rows,
-            "limit": exam.limit,
-            "skipped": one.skipped,
-            "sha256": questions_sha([(prompt.question, prompt.answer) for prompt in one.prompts]),
+            "source": suite.data,
+            "rows": loaded.rows,
+            "limit": suite.limit,
+            "skipped": loaded.skipped,
+            "sha256": questions_sha([(prompt.question, prompt.answer) for prompt in loaded.prompts]),
         },
     }
 
@@ -201,9 +203,9 @@ def described(spec: Any) -> dict[str, Any]:
     return {"kind": kind_of(spec), **(asdict(spec) if is_dataclass(spec) and not isinstance(spec, type) else {})}
 
 
-def _write_items(folder: Path, one: OpenExam, groups: Sequence[Group]) -> None:
-    table = completions_table(groups, EVAL_UID, answer_extractor(one.exam.rewards))
-    with replacing(folder / f"{one.exam.name}.parquet") as file:
+def _write_items(folder: Path, loaded: LoadedSuite, groups: Sequence[Group]) -> None:
+    table = completions_table(groups, EVAL_UID, answer_extractor(loaded.suite.rewards))
+    with replacing(folder / f"{loaded.suite.name}.parquet") as file:
         pq.write_table(table, file, compression="zstd")
 
 
@@ -234,7 +236,7 @@ def _whole(config: "RunConfig", loaded: LoadedModel, sha: str | None, ks: Sequen
     }
 
 
-def _environment(config: "RunConfig", done: Examined) -> dict[str, Any]:
+def _environment(config: "RunConfig", done: EvalOutcome) -> dict[str, Any]:
     """What may differ between two runs of one command."""
     tokens = {name: facts["tokens"] for name, facts in done.result["suites"].items()}
     rates = {name: count / done.seconds[name] if done.seconds[name] else None for name, count in tokens.items()}

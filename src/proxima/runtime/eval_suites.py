@@ -1,7 +1,7 @@
-"""What an evaluation from the command line asks: sets of questions, opened before any weights are read.
+"""The question sets of `proxima eval`, loaded and validated before any weights are read.
 
-An `Exam` is a named set or a recipe's `eval`; `open_exams` finds its data, lets the rewards look at the answers, and
-makes the prompts, so that what is wrong with them is said first. `runtime.examine` asks the model.
+An `EvalSuite` is a named set or a recipe's `eval` section. `load_suites` finds its data, lets the rewards check the
+reference answers, and builds the prompts; `eval_run` then runs the model on them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from proxima.model.load import load_config, load_tokenizer
 from proxima.reward import REWARDS
 from proxima.runtime.build import EVAL_UID, evaluation_sampling
 from proxima.runtime.interrupt import quiet_transformers
-from proxima.runtime.preflight import Answers, survey_answers
+from proxima.runtime.preflight import ReferenceAnswers, validate_answers
 from proxima.task import TASKS
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exam:
+class EvalSuite:
     """A set of questions, how it is put and how it is judged.
 
     Args:
@@ -54,18 +54,18 @@ class Exam:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OpenExam:
-    """An exam whose questions are ready to be asked.
+class LoadedSuite:
+    """A suite whose questions are ready to be asked.
 
     Args:
         prompts: those that fit the context; `skipped` do not.
         rows: of the whole data set.
-        sampling: that of the exam, with no more tokens than the context has.
+        sampling: that of the suite, with no more tokens than the context has.
         context: tokens that prompt and answer may have together.
         notes: what a person should know of the data.
     """
 
-    exam: Exam
+    suite: EvalSuite
     prompts: list[Prompt]
     skipped: int
     rows: int
@@ -74,7 +74,7 @@ class OpenExam:
     notes: tuple[str, ...] = ()
 
 
-def of_suite(
+def named_suite(
     suite: Suite,
     *,
     given: Path | None = None,
@@ -82,9 +82,8 @@ def of_suite(
     samples: int = 1,
     limit: int = 0,
     sampling: Mapping[str, Any],
-) -> Exam:
-    """The exam of a suite: greedy for one sample, temperature 1 for several, the suite's `max_tokens`; `sampling` holds
-    what differs.
+) -> EvalSuite:
+    """A named suite: greedy for one sample, temperature 1 for several, its own `max_tokens`; `sampling` overrides.
 
     Raises:
         ValueError: no data at the place given, a reward's package is missing, several samples at temperature 0.
@@ -94,7 +93,7 @@ def of_suite(
         remedy = "greedy answers are all the same; set --temperature 1, or --samples 1"
         raise UserError(f"samples={samples} must be 1 at temperature 0: {remedy}")
     task, place = suite.find(given, data)
-    return Exam(
+    return EvalSuite(
         name=suite.name,
         task=task,
         rewards=tuple(suite.judges()),
@@ -106,8 +105,8 @@ def of_suite(
     )
 
 
-def of_recipe(config: "RunConfig") -> Exam:
-    """The exam that a recipe's `eval` is, judged by its rewards.
+def recipe_suite(config: "RunConfig") -> EvalSuite:
+    """The suite that a recipe's `eval` section describes, judged by its rewards.
 
     Raises:
         ValueError: it has none.
@@ -118,7 +117,7 @@ def of_recipe(config: "RunConfig") -> Exam:
             "--task gsm8k"
         )
     held_out, name = config.eval, kind_of(config.eval.task)
-    return Exam(
+    return EvalSuite(
         name=name,
         task=held_out.task,
         rewards=tuple(config.reward),
@@ -129,56 +128,58 @@ def of_recipe(config: "RunConfig") -> Exam:
     )
 
 
-def open_exams(config: "RunConfig", exams: Sequence[Exam], ks: Sequence[int] = ()) -> list[OpenExam]:
-    """Data and prompts of all exams; needs the tokenizer, no weights.
+def load_suites(config: "RunConfig", suites: Sequence[EvalSuite], ks: Sequence[int] = ()) -> list[LoadedSuite]:
+    """Data and prompts of all suites; needs the tokenizer, no weights.
 
     Raises:
         ValueError: a k above the samples, data that can't be had, answers that no reward can read (more than
             `data.max_unreadable`), prompts none of which fits; one line each.
     """
-    for exam in exams:
-        check_ks(ks, exam.samples)
+    for suite in suites:
+        check_ks(ks, suite.samples)
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     opened = [
-        (exam, *_rows(config, exam)) for exam in exams
+        (suite, *_rows(config, suite)) for suite in suites
     ]  # a file that isn't there is said before transformers is imported
     with quiet_transformers():
         found = load_config(config.model.path, config.model.revision)
         tokenizer = load_tokenizer(config.model.path, config.model.revision)
     limit = int(getattr(found.get_text_config(), "max_position_embeddings", 0) or 1 << 20)
     context = min(config.model.max_length or limit, limit)
-    return [_open(config, exam, rows, notes, tokenizer, context) for exam, rows, notes in opened]
+    return [_open(config, suite, rows, notes, tokenizer, context) for suite, rows, notes in opened]
 
 
-def _rows(config: "RunConfig", exam: Exam) -> tuple[Any, list[str]]:
+def _rows(config: "RunConfig", suite: EvalSuite) -> tuple[Any, list[str]]:
     """The rows, and what the rewards say of their answers."""
     try:
-        rows = exam.task.rows(config.seed)
+        rows = suite.task.rows(config.seed)
     except ValueError as error:
-        if not exam.remedy:
+        if not suite.remedy:
             raise
         reason = " ".join(str(error).split()).partition("; without a network")[0]
-        raise UserError(f"{exam.name}: {reason}; {exam.remedy}") from None
-    asked = Answers(name=exam.name, rows=rows, count=min(exam.limit or len(rows), len(rows)))
-    return rows, survey_answers(replace(config, reward=exam.rewards), [asked])
+        raise UserError(f"{suite.name}: {reason}; {suite.remedy}") from None
+    asked = ReferenceAnswers(name=suite.name, rows=rows, count=min(suite.limit or len(rows), len(rows)))
+    return rows, validate_answers(replace(config, reward=suite.rewards), [asked])
 
 
-def _open(config: "RunConfig", exam: Exam, rows: Any, notes: Sequence[str], tokenizer: Any, context: int) -> OpenExam:
+def _open(
+    config: "RunConfig", suite: EvalSuite, rows: Any, notes: Sequence[str], tokenizer: Any, context: int
+) -> LoadedSuite:
     cursor, data = Cursor(len(rows), config.seed, False), config.data
     source = PromptSource(
         rows, tokenizer, context=context, cursor=cursor, system=data.system, over_length=data.over_length
     )
-    count = min(exam.limit or len(rows), len(rows))
+    count = min(suite.limit or len(rows), len(rows))
     fitting = [source.prompt(Draw(uid=EVAL_UID + i, index=i, epoch=0)) for i in range(count)]
     prompts = [prompt for prompt in fitting if prompt is not None]
     if not prompts:
         raise UserError(
-            f"{exam.name}: none of the {count} questions fits a context of {context} tokens; raise model.max_length"
+            f"{suite.name}: none of the {count} questions fits a context of {context} tokens; raise model.max_length"
         )
-    sampling = exam.sampling if exam.sampling.max_tokens < context else _shorter(exam.sampling, context)
+    sampling = suite.sampling if suite.sampling.max_tokens < context else _shorter(suite.sampling, context)
     skipped = count - len(prompts)
-    return OpenExam(
-        exam=exam,
+    return LoadedSuite(
+        suite=suite,
         prompts=prompts,
         skipped=skipped,
         rows=len(rows),

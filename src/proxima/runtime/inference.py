@@ -11,7 +11,7 @@ from proxima.engine.local import LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import load
 from proxima.model.load import DTYPES
-from proxima.runtime.build import load_model, make_evaluation, make_rewards, open_data
+from proxima.runtime.build import load_model, load_run_data, make_evaluation, make_rewards
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.held_out import summarise
 from proxima.runtime.interrupt import quiet_transformers
@@ -34,7 +34,7 @@ def evaluate(config: "RunConfig", *, observer: Observer | None = None, clock: Cl
     if config.eval.task is None:
         raise UserError("eval.task=None: there is nothing to evaluate; name a task, for example eval.task.kind=gsm8k")
     with quiet_transformers():
-        opened = open_data(config)
+        opened = load_run_data(config)
         loaded = load_model(config)
         rewards = make_rewards(config)
         try:

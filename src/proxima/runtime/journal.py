@@ -79,7 +79,7 @@ CREATE TRIGGER steps_stand BEFORE UPDATE ON steps BEGIN SELECT RAISE(ABORT, 'a s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class PromptRecord:
     """A prompt's row, as `unconsumed` and `entry` return it; times are ISO 8601, UTC."""
 
     uid: int
@@ -220,7 +220,7 @@ class Journal:
                         row,
                     )
                 except sqlite3.IntegrityError as error:
-                    found = self.entry(row[0])
+                    found = self.prompt(row[0])
                     raise UserError(
                         f"prompt {row[0]} was admitted before ({found.state if found else error}); a uid is used once"
                     ) from error
@@ -315,17 +315,17 @@ class Journal:
                 self._move_one(uid, "consumed", "consumed_at = :now", {})
             self._set("cursor", cursor_state)
 
-    def unconsumed(self) -> list[Entry]:
+    def unconsumed(self) -> list[PromptRecord]:
         """What was admitted and not consumed, in the order of uid: the work that an interrupted run still holds."""
-        return self._entries("WHERE state != 'consumed' ORDER BY uid")
+        return self._records("WHERE state != 'consumed' ORDER BY uid")
 
-    def entry(self, uid: int) -> Entry | None:
+    def prompt(self, uid: int) -> PromptRecord | None:
         """Where one prompt stands; None if it was never admitted."""
-        return next(iter(self._entries("WHERE uid = ?", (uid,))), None)
+        return next(iter(self._records("WHERE uid = ?", (uid,))), None)
 
-    def consumed(self, step: int) -> list[Entry]:
+    def consumed(self, step: int) -> list[PromptRecord]:
         """What a finished step consumed, in the order of uid; the dropped ones have a `reason`."""
-        return self._entries("WHERE state = 'consumed' AND step = ? ORDER BY uid", (step,))
+        return self._records("WHERE state = 'consumed' AND step = ? ORDER BY uid", (step,))
 
     def counts(self) -> dict[State, int]:
         """How many prompts are in each state that has any."""
@@ -400,7 +400,7 @@ class Journal:
                 f"UPDATE prompts SET state = :target, {columns} WHERE uid = :uid", named
             ).rowcount
         except sqlite3.IntegrityError as error:
-            found = self.entry(uid)
+            found = self.prompt(uid)
             sources = [
                 row[0]
                 for row in self._db.execute("SELECT source FROM moves WHERE target = ? ORDER BY source", (target,))
@@ -412,10 +412,10 @@ class Journal:
         if not changed:
             raise UserError(f"prompt {uid} is not in the journal, so it can't become {target}; admit it first")
 
-    def _entries(self, where: str, values: Sequence[Any] = ()) -> list[Entry]:
-        names = list(Entry.__dataclass_fields__)
+    def _records(self, where: str, values: Sequence[Any] = ()) -> list[PromptRecord]:
+        names = list(PromptRecord.__dataclass_fields__)
         rows = self._db.execute(f"SELECT {', '.join(names)} FROM prompts {where}", values).fetchall()
-        return [Entry(**dict(zip(names, row, strict=True))) for row in rows]
+        return [PromptRecord(**dict(zip(names, row, strict=True))) for row in rows]
 
     def _set(self, key: str, value: Any) -> None:
         self._db.execute(

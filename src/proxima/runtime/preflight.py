@@ -23,7 +23,7 @@ SHOWN = 5  # unreadable answers quoted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers:
+class ReferenceAnswers:
     """Rows whose answers will be compared with.
 
     Args:
@@ -38,7 +38,7 @@ class Answers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unreadable:
+class UnreadableAnswer:
     """A row whose answer a reward can't read: its number, the answer, and why, after the reward's name."""
 
     row: int
@@ -46,11 +46,11 @@ class Unreadable:
     why: str
 
 
-def survey_answers(config: "RunConfig", sets: Sequence[Answers]) -> list[str]:
+def validate_answers(config: "RunConfig", sets: Sequence[ReferenceAnswers]) -> list[str]:
     """Ask the rewards whether they are ready, and read the answers; what a person should know, a line for each set that
     has something.
 
-    Unreadable rows are not left out: what the run consumes is a function of the data's order alone.
+    Rows with such answers are not left out: what the run consumes is a function of the data's order alone.
 
     Raises:
         ValueError: a reward isn't ready, or more than `data.max_unreadable` of a set's answers can't be read.
@@ -65,7 +65,9 @@ def survey_answers(config: "RunConfig", sets: Sequence[Answers]) -> list[str]:
         rewards.close()
 
 
-def unreadable(answers: Answers, rewards: RewardRunner, limit: int, seed: int) -> tuple[int, list[Unreadable]]:
+def unreadable(
+    answers: ReferenceAnswers, rewards: RewardRunner, limit: int, seed: int
+) -> tuple[int, list[UnreadableAnswer]]:
     """How many rows were looked at, and those of them whose answer can't be read, in the order of the rows.
 
     Args:
@@ -77,11 +79,11 @@ def unreadable(answers: Answers, rewards: RewardRunner, limit: int, seed: int) -
     read = [answers.rows[number].answer for number in numbers]
     reasons = zip(numbers, read, rewards.unreadable(read), strict=True)
     return len(numbers), [
-        Unreadable(row=number, answer=answer, why=why) for number, answer, why in reasons if why is not None
+        UnreadableAnswer(row=number, answer=answer, why=why) for number, answer, why in reasons if why is not None
     ]
 
 
-def _notes(config: "RunConfig", answers: Answers, rewards: RewardRunner) -> list[str]:
+def _notes(config: "RunConfig", answers: ReferenceAnswers, rewards: RewardRunner) -> list[str]:
     looked, found = unreadable(answers, rewards, config.data.check_answers, config.seed)
     if not found:
         return []

@@ -28,7 +28,7 @@ FREE = (
 )
 
 
-def frozen_values(config: "RunConfig") -> dict[str, Any]:
+def fixed_values(config: "RunConfig") -> dict[str, Any]:
     """Dotted path → JSON value of every field that a resume must bring again."""
     found: dict[str, Any] = {}
     _walk("", config, found)
@@ -39,13 +39,13 @@ def frozen_values(config: "RunConfig") -> dict[str, Any]:
     }
 
 
-def check_frozen(journal: Journal, config: "RunConfig") -> None:
+def check_resume(journal: Journal, config: "RunConfig") -> None:
     """Bind a new journal to the config, and hold a resumed one to it.
 
     Raises:
         ValueError: names the first field that differs, both values, and the remedy.
     """
-    now = frozen_values(config)
+    now = fixed_values(config)
     before = journal.get("config")
     if before is None:
         journal.set("config", now)
@@ -60,7 +60,7 @@ def check_frozen(journal: Journal, config: "RunConfig") -> None:
             )
 
 
-def horizon_note(journal: Journal, config: "RunConfig") -> str | None:
+def schedule_note(journal: Journal, config: "RunConfig") -> str | None:
     """What a resume with another `train.steps` does to a learning rate that falls towards the last step; None: nothing
     to say."""
     begun, now = journal.get("steps"), config.train.steps

@@ -73,7 +73,7 @@ ROLLOUT_SCHEMA = pa.schema(_COMMON + _TRAINING, metadata={"proxima": "rollouts 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fate:
+class CompletionRecord:
     """What became of one completion in its step.
 
     Args:
@@ -91,7 +91,7 @@ class Fate:
     entropy: Sequence[float] | None = None
 
 
-def write_rollouts(path: Path, step: int, groups: Sequence[Group], fates: Sequence[Fate]) -> None:
+def write_rollouts(path: Path, step: int, groups: Sequence[Group], fates: Sequence[CompletionRecord]) -> None:
     """Write a step's completions: to a name aside, fsynced, renamed. A failure leaves a former file whole.
 
     Args:
@@ -165,7 +165,7 @@ def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> 
     }
 
 
-def _training(prompt: Prompt, completion: Completion, score: Score, fate: Fate) -> dict[str, Any]:
+def _training(prompt: Prompt, completion: Completion, score: Score, fate: CompletionRecord) -> dict[str, Any]:
     for name in ("log_prob", "keep", "entropy"):
         values = getattr(fate, name)
         if values is not None and len(values) != len(completion.tokens):

@@ -12,7 +12,7 @@ from proxima.config.dump import dump
 from proxima.config.estimate import at_once, pruned
 from proxima.data import Group, UserError
 from proxima.model import LoadedModel
-from proxima.runtime.build import Opened, load_model, make_controller, open_data
+from proxima.runtime.build import RunData, load_model, load_run_data, make_controller
 from proxima.runtime.carried_groups import PENDING, read_groups
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.environment import describe_environment
@@ -20,7 +20,7 @@ from proxima.runtime.folder import RunFolder
 from proxima.runtime.interrupt import quiet_transformers, stop_on_interrupt
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import NullObserver, Observer, RunInfo
-from proxima.runtime.resume_check import check_frozen, horizon_note
+from proxima.runtime.resume_check import check_resume, schedule_note
 from proxima.runtime.summary import Summary, algorithm_name, summarise_run
 from proxima.train.checkpoint import Checkpoint, checkpoints, restore
 
@@ -53,7 +53,7 @@ def train(
     folder = RunFolder(_folder_of(config, resolved, clock))
     folder.check(resume=resume, overwrite=overwrite)
     with quiet_transformers():
-        opened = open_data(
+        opened = load_run_data(
             config
         )  # tokenizer and data: their errors come before the folder is touched and the weights are read
         resuming = folder.begin(resume=resume, overwrite=overwrite)
@@ -66,7 +66,7 @@ def train(
 async def _train(
     config: "RunConfig",
     resolved: "Resolved | None",
-    opened: Opened,
+    opened: RunData,
     folder: RunFolder,
     resuming: bool,
     observer: Observer,
@@ -75,7 +75,7 @@ async def _train(
     checkpoint, carried = None, list[Group]()
     if resuming:  # the run's own word on its config comes before the weights are read
         with Journal(folder.journal, clock) as journal:
-            check_frozen(journal, config)
+            check_resume(journal, config)
             last = journal.step
             checkpoint, carried = _rewind(folder, journal, opened)
             if journal.step < last:
@@ -88,8 +88,8 @@ async def _train(
     observer.progress("load", 0, 1, "models")
     loaded = _load(config, checkpoint)
     with Journal(folder.journal, clock) as journal:  # from here on there is a run in the folder
-        check_frozen(journal, config)
-        if note := horizon_note(journal, config):
+        check_resume(journal, config)
+        if note := schedule_note(journal, config):
             observer.warning(note)
         if resolved is not None:
             folder.write_config(dump(resolved))
@@ -128,7 +128,7 @@ def _load(config: "RunConfig", checkpoint: Checkpoint | None) -> LoadedModel:
         raise UserError(f"{checkpoint.path}: {error}; delete this checkpoint to use the one before") from error
 
 
-def _rewind(folder: RunFolder, journal: Journal, opened: Opened) -> tuple[Checkpoint | None, list[Group]]:
+def _rewind(folder: RunFolder, journal: Journal, opened: RunData) -> tuple[Checkpoint | None, list[Group]]:
     """Put journal, records and data cursor back to the last whole checkpoint, to the beginning where there is none;
     with its surplus."""
     whole = checkpoints(folder.checkpoints)

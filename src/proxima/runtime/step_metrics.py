@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxima.data import Group
-from proxima.runtime.algorithm import Chosen
+from proxima.runtime.algorithm import StepBatch
 
 RENAMED = {"entropy": "entropy/mean"}
 
@@ -17,7 +17,7 @@ def mean_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return {RENAMED.get(key, key): value for key, value in metrics.items() if math.isfinite(value)}
 
 
-def rollout_metrics(generated: Sequence[Group], chosen: Chosen) -> dict[str, Any]:
+def rollout_metrics(generated: Sequence[Group], chosen: StepBatch) -> dict[str, Any]:
     """Rewards, lengths and counts over all completions generated in the step; invalid scores enter no mean and are
     counted.
 

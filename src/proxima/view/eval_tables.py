@@ -47,11 +47,11 @@ class EvalProgress(NullObserver):
             share=done / total if total else 1.0,
         )
 
-    def begins(self, name: str, questions: int, answers: int) -> None:
+    def suite_started(self, name: str, questions: int, answers: int) -> None:
         self._name, self._began = name, self._clock.now()
         self._show(f"{name}  0/{count(answers)} answers", share=0.0, force=True)
 
-    def ends(self, name: str, facts: Mapping[str, Any], seconds: float) -> None:
+    def suite_finished(self, name: str, facts: Mapping[str, Any], seconds: float) -> None:
         self.close()
         if self._tell:
             main = main_figure(facts)

@@ -8,8 +8,8 @@ import pytest
 from proxima.config import resolve
 from proxima.config.schema import DataConfig
 from proxima.reward import Exact, Gsm8k, Http, Length, Math, Number, RewardRunner
-from proxima.runtime.build import open_data
-from proxima.runtime.preflight import Answers, survey_answers, unreadable
+from proxima.runtime.build import load_run_data
+from proxima.runtime.preflight import ReferenceAnswers, unreadable, validate_answers
 from proxima.task.protocol import Row
 from tests.reward.server import lengths, scorer
 from tests.runtime.tiny_run import Watcher, go, recipe
@@ -103,20 +103,24 @@ def test_all_rows_or_a_sample_drawn_by_the_seed():
     answers = ["1"] * 50 + ["x"] * 50
     for limit, seed, looked in ((0, 1, 100), (100, 1, 100), (20, 1, 20), (20, 2, 20)):
         rows = Listed(answers)
-        count, found = unreadable(Answers(name="task", rows=rows, count=100), RewardRunner(NUMBER), limit, seed)
+        count, found = unreadable(
+            ReferenceAnswers(name="task", rows=rows, count=100), RewardRunner(NUMBER), limit, seed
+        )
         assert count == looked == len(rows.read) and rows.read == sorted(set(rows.read))
         assert [one.row for one in found] == [row for row in rows.read if row >= 50]
     first, again, other = (
         [
             one.row
-            for one in unreadable(Answers(name="task", rows=Listed(answers), count=100), RewardRunner(NUMBER), 20, s)[1]
+            for one in unreadable(
+                ReferenceAnswers(name="task", rows=Listed(answers), count=100), RewardRunner(NUMBER), 20, s
+            )[1]
         ]
         for s in (1, 1, 2)
     )
     assert first == again != other
     rows = Listed(answers)
     assert (
-        unreadable(Answers(name="eval.task", rows=rows, count=60), RewardRunner(NUMBER), 0, 1)[0] == 60
+        unreadable(ReferenceAnswers(name="eval.task", rows=rows, count=60), RewardRunner(NUMBER), 0, 1)[0] == 60
         and max(rows.read) == 59
     )
 
@@ -136,8 +140,8 @@ NUMBER = (Number(),)
 
 def survey(*answers, rewards=NUMBER, **data):
     rows = Listed(list(answers))
-    return survey_answers(
-        Config(reward=rewards, data=DataConfig(**data)), [Answers(name="task", rows=rows, count=len(rows))]
+    return validate_answers(
+        Config(reward=rewards, data=DataConfig(**data)), [ReferenceAnswers(name="task", rows=rows, count=len(rows))]
     ), rows.read
 
 
@@ -207,16 +211,16 @@ def test_both_data_sets_are_looked_at_before_weights_are_loaded(tiny_model, tmp_
     with pytest.raises(
         ValueError, match=r'data.max_unreadable=0.01: eval.task: 1 of 8 answers can\'t be read: row 1 "two"'
     ):
-        open_data(resolve(tree).config)
-    opened = open_data(resolve({**tree, "data": {"max_unreadable": 0.2}}).config)
+        load_run_data(resolve(tree).config)
+    opened = load_run_data(resolve({**tree, "data": {"max_unreadable": 0.2}}).config)
     assert len(opened.held_out) == 8 and opened.notes == [
         "eval.task: 1 of 8 answers can't be read: row 1 \"two\" (number: not a number; use 'exact' or 'math'); "
         "these rows are generated like the others, and none of their completions will have a score"
     ]
     tree["eval"]["limit"] = 1
-    assert open_data(resolve(tree).config).notes == []
+    assert load_run_data(resolve(tree).config).notes == []
     with pytest.raises(ValueError, match="data.max_unreadable=0.01: task: 1 of 8 answers"):
-        open_data(resolve(recipe(model, reward=["number"], task=bad, eval__task=None)).config)
+        load_run_data(resolve(recipe(model, reward=["number"], task=bad, eval__task=None)).config)
 
 
 def test_a_run_says_it_and_goes_on(tiny_model, tmp_path):
