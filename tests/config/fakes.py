@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
+from proxima.core.advantage import GroupAdvantage, TokenAdvantage
+from proxima.core.loss import Surrogate
 from proxima.data import require
 from proxima.task.protocol import Row
 
@@ -65,7 +67,7 @@ class Everything:
 
 
 @dataclass(frozen=True)
-class NeedsTopK:
+class NeedsTopK(Surrogate):
     """Wants what the local engine has not.
 
     Args:
@@ -77,22 +79,19 @@ class NeedsTopK:
 
 
 @dataclass(frozen=True)
-class NeedsReference:
+class NeedsReference(Surrogate):
     """Wants the reference policy."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"reference_log_prob"})
 
 
 @dataclass(frozen=True)
-class PerToken:
+class PerToken(TokenAdvantage):
     """An advantage for each token."""
-
-    needs: ClassVar[frozenset[str]] = frozenset()
-    per_token: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class NeedsValue:
+class NeedsValue(GroupAdvantage):
     """Wants a critic."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"value"})

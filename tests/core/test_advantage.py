@@ -150,7 +150,7 @@ def test_gae_by_hand() -> None:
     assert one_step.tolist() == pytest.approx([0.9 * 0.5 - 0.2, 0.9 * 0.8 - 0.5, 0.2])
     truncated = token_rewards([0, 0, 0], value=value, bootstrap=torch.tensor([0.7], dtype=torch.float64))
     assert plain(truncated).tolist() == pytest.approx([0.5, 0.2, -0.1])
-    with pytest.raises(ValueError, match="TokenRewards.value is missing: the critic gives it"):
+    with pytest.raises(ValueError, match="Gae needs `value`: a forward pass of the critic supplies it"):
         plain(token_rewards([1.0]))
 
 

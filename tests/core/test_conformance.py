@@ -21,7 +21,7 @@ from proxima.core import (
     TokenSum,
     merge,
     policy_loss,
-    prepare,
+    precompute,
 )
 from proxima.data import PolicyBatch
 from tests.core.batches import fresh, make_batch, policy_batches
@@ -124,7 +124,7 @@ def test_order_of_sequences_is_irrelevant(kind: str, b: PolicyBatch, data: st.Da
 
 def assert_split_is_exact(b: PolicyBatch, owner: list[int], spec: Any, aggregate: Any, correction: Any = None) -> None:
     """Three micro-batches, in any assignment, give the numerator, denominator, gradient and metrics of the whole."""
-    ready = prepare(b, surrogate=spec, correction=correction)
+    ready = precompute(b, surrogate=spec, correction=correction)
     how = {"surrogate": spec, "aggregate": aggregate, "correction": correction}
     whole = policy_loss(b, **how)
     pieces = [
@@ -298,7 +298,7 @@ def test_two_thousand_random_batches(part: int) -> None:
 
 def assert_slope(b: PolicyBatch, kind: str, correction: Any, data: st.DataObject) -> None:
     """The gradient at one loss token against a central difference, unless the step switches a mask."""
-    ready = prepare(b, surrogate=SPECS[kind](), correction=correction).batch
+    ready = precompute(b, surrogate=SPECS[kind](), correction=correction).batch
     if not bool(ready.loss_mask.any()):
         return
     at = int(data.draw(st.sampled_from(ready.loss_mask.nonzero().flatten().tolist())))

@@ -18,10 +18,10 @@ from proxima.core import (
     TokenSum,
     health,
     policy_loss,
-    prepare,
+    precompute,
 )
 from proxima.core.correction import CapFloor, Icepop, OffPolicySequence, SecondMoment, TopEntropy
-from proxima.core.precompute import needs_prepare
+from proxima.core.precompute import needs_precompute
 from proxima.data import PolicyBatch
 from tests.core.batches import make_batch
 
@@ -101,7 +101,7 @@ def test_normalised_weights_have_mean_one_over_the_whole_batch_only() -> None:
     assert float(Importance(normalise=True)(b).weight.mean()) == pytest.approx(1)
     per_sequence = Importance("geometric", bound="none", normalise=True)(b).weight
     assert (per_sequence[0] + per_sequence[2] + per_sequence[3]).item() == pytest.approx(3)
-    ready = prepare(b, surrogate=PpoClip(), correction=Importance(normalise=True))
+    ready = precompute(b, surrogate=PpoClip(), correction=Importance(normalise=True))
     alone = policy_loss(
         ready.batch.take([1]), surrogate=PpoClip(), aggregate=TokenSum(), correction=Importance(normalise=True)
     )
@@ -223,11 +223,11 @@ def test_presets_are_corrections_and_their_names_verls() -> None:
 
 
 def test_who_needs_preparing() -> None:
-    assert not needs_prepare(PpoClip(), [Importance(), Rejection()])
-    assert needs_prepare(PpoClip(), [Importance(normalise=True)]) and needs_prepare(
+    assert not needs_precompute(PpoClip(), [Importance(), Rejection()])
+    assert needs_precompute(PpoClip(), [Importance(normalise=True)]) and needs_precompute(
         PpoClip(), [Rejection(rejected="drop")]
     )
-    assert needs_prepare(PpoClip(), [TopEntropy()])
+    assert needs_precompute(PpoClip(), [TopEntropy()])
 
 
 def test_health_says_what_to_do() -> None:

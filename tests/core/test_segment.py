@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxima.core.padded_blocks import Block, blocks, clamped_quantile, map_rows
+from proxima.core.padded_blocks import PaddedBlock, blocks, clamped_quantile, map_padded
 from proxima.core.segment import segment_count, segment_mean, segment_sum
 
 
@@ -23,7 +23,7 @@ def test_by_hand() -> None:
 
 def quantiles(values: torch.Tensor, lengths: list[int], q: float, low: float, high: float, size: int) -> list[float]:
     """One number a sequence, taken from the first token of each row."""
-    rows = map_rows(
+    rows = map_padded(
         lambda block, v: clamped_quantile(masked(block, v), block, q, low, high)[:, None].expand(v.shape),
         cut(lengths),
         values,
@@ -33,7 +33,7 @@ def quantiles(values: torch.Tensor, lengths: list[int], q: float, low: float, hi
     return [float(part[0]) for part in rows.split(lengths) if len(part)]
 
 
-def masked(block: Block, rows: torch.Tensor) -> torch.Tensor:
+def masked(block: PaddedBlock, rows: torch.Tensor) -> torch.Tensor:
     return rows if block.inside is None else torch.where(block.inside, rows, 0.0)
 
 
@@ -59,7 +59,7 @@ def test_quantiles_equal_torch_quantile_on_each_sequence(
 def test_blocks_visit_every_token_once(lengths: list[int], size: int) -> None:
     values = torch.arange(sum(lengths), dtype=torch.float64)
     assert torch.equal(
-        map_rows(lambda block, v: 2 * v, cut(lengths), values, dtype=torch.float64, tokens_in_block=size), 2 * values
+        map_padded(lambda block, v: 2 * v, cut(lengths), values, dtype=torch.float64, tokens_in_block=size), 2 * values
     )
     assert sum(int(block.count.sum()) for block in blocks(cut(lengths), size)) == sum(lengths)
 
@@ -67,7 +67,7 @@ def test_blocks_visit_every_token_once(lengths: list[int], size: int) -> None:
 def test_prefix_sums_do_not_lose_digits_behind_millions_of_tokens() -> None:
     """A cumulative sum over the whole axis in float32 would leave nothing of the last sequence's."""
     values = torch.cat([torch.full((3_000_000,), 0.7), torch.tensor([1e-6, 2e-6, 3e-6])])
-    sums = map_rows(lambda block, v: masked(block, v).cumsum(1), cut([3_000_000, 3]), values, dtype=torch.float32)
+    sums = map_padded(lambda block, v: masked(block, v).cumsum(1), cut([3_000_000, 3]), values, dtype=torch.float32)
     assert sums[-3:].tolist() == pytest.approx([1e-6, 3e-6, 6e-6], rel=1e-5)
 
 

@@ -76,7 +76,7 @@ def test_what_the_batch_decides_is_decided_as_the_remark_says():
     # one of four: dropped once l^2 / 4 reaches .04, so at r = exp(.4)
     step = 2.5 / (POINTS - 1)
     assert last_kept(curve(M2po(), "ratio", 0.3, 1, TokenSetting())) == pytest.approx(math.exp(0.4), abs=step)
-    assert "picked" in remark_on(KlCov(), TokenSetting()) and "four" in remark_on(M2po(), TokenSetting())
+    assert "selected" in remark_on(KlCov(), TokenSetting()) and "four" in remark_on(M2po(), TokenSetting())
 
 
 def test_sequence_level_ones_say_so():

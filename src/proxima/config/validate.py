@@ -15,7 +15,7 @@ from proxima.config.describe import table_of
 from proxima.config.errors import ConfigError, Problem
 from proxima.config.read import shown_path
 from proxima.config.resolve import Resolved, resolve
-from proxima.core.advantage import needs_baseline
+from proxima.core.advantage import Advantage, needs_baseline
 from proxima.core.selection import Balance, Prune
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
 
@@ -99,7 +99,7 @@ def needs_are_met(r: Resolved) -> Iterator[Problem]:
     specs = {slot: getattr(algorithm, slot) for slot in ("surrogate", "aggregate", "reference_kl")}
     specs |= {f"correction.{i}": spec for i, spec in enumerate(algorithm.correction)}
     for slot, spec in specs.items():
-        missing = frozenset(getattr(spec, "needs", ())) - supplied
+        missing = (frozenset() if spec is None else spec.needs) - supplied
         kind = r.entry(f"algorithm.{slot}.kind").value if missing else None
         if missing & FROM_TOP_K and getattr(engine, "top_k_log_probs", None) == 0:  # one switch for all of them
             message = f"{kind!r} with these values needs the engine's top-k log-probs; set engine.top_k_log_probs=20"
@@ -124,11 +124,11 @@ def advantage_can_be_had(r: Resolved) -> Iterator[Problem]:
         yield r.problem("algorithm.advantage.kind", f"{kind!r} {found}, which this loop has not; take one of {usable}")
 
 
-def beyond_the_loop(advantage: object) -> str | None:
+def beyond_the_loop(advantage: Advantage | type[Advantage]) -> str | None:
     """What an advantage, or its class, wants that the loop has not: ``needs `value` ``; None where it can be had."""
-    if needs := sorted(set(getattr(advantage, "needs", ())) - {"baseline", "group"}):
+    if needs := sorted(set(advantage.needs) - {"baseline", "group"}):
         return f"needs `{needs[0]}`"
-    return "gives a number for each token" if getattr(advantage, "per_token", False) else None
+    return "gives a number for each token" if advantage.per_token else None
 
 
 def freed_places_are_filled(r: Resolved) -> Iterator[Problem]:

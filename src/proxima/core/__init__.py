@@ -4,7 +4,7 @@
     selection    which completions go on             correction/  behavior → proximal weights, rejections, their health
     divergence   how far a token has moved           penalty      KL towards the reference, entropy
     aggregate    per-token losses → one number       loss         all of them together: `policy_loss`
-    prepare      what the whole batch decides        proximal     the centre, where no forward was run for it
+    precompute   what the whole batch decides        proximal     the centre, where no forward was run for it
     preference   DPO's family, KTO                   value        the critic's and the reward model's loss
     metrics      statistics that merge               segment      sums and quantiles of packed sequences
     gradient     how much a token teaches            verify/
@@ -36,7 +36,7 @@ from proxima.core.gradient import gradient_weight
 from proxima.core.loss import Loss, TokenLoss, policy_loss
 from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge
 from proxima.core.penalty import PENALTIES
-from proxima.core.precompute import needs_prepare, prepare
+from proxima.core.precompute import needs_precompute, precompute
 from proxima.core.preference import PREFERENCES, PreferencePairs
 from proxima.core.proximal import interpolated_proximal
 from proxima.core.selection import SELECTIONS, select
@@ -86,8 +86,8 @@ __all__ = [
     "health",
     "interpolated_proximal",
     "merge",
-    "needs_prepare",
+    "needs_precompute",
     "policy_loss",
-    "prepare",
+    "precompute",
     "select",
 ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from proxima.core.loss import Aggregate
 from proxima.core.segment import segment_count
 from proxima.data import PolicyBatch, require
 
@@ -26,7 +27,7 @@ def _sequences(loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TokenMean:
+class TokenMean(Aggregate):
     """Every loss token weighs the same.
 
         Σ loss / Σ m
@@ -49,7 +50,7 @@ class TokenMean:
 
 
 @dataclass(frozen=True)
-class SequenceMeanTokenMean:
+class SequenceMeanTokenMean(Aggregate):
     """Every sequence weighs the same; a token weighs less the longer its sequence.
 
         Σ_s (Σ_t loss / n_s) / S        n_s loss tokens of sequence s, S sequences with n_s > 0
@@ -68,7 +69,7 @@ class SequenceMeanTokenMean:
 
 
 @dataclass(frozen=True)
-class SequenceMeanTokenSum:
+class SequenceMeanTokenSum(Aggregate):
     """The mean over sequences of their summed token losses: Σ loss / S.
 
     Args, Returns, Edge cases: as `TokenMean`; the denominator is S, the sequences with a loss token.
@@ -83,7 +84,7 @@ class SequenceMeanTokenSum:
 
 
 @dataclass(frozen=True)
-class SequenceMeanTokenSumNorm:
+class SequenceMeanTokenSumNorm(Aggregate):
     """The mean over sequences of their summed token losses, over a constant length: a longer completion does not make
     the rest smaller.
 
@@ -110,7 +111,7 @@ class SequenceMeanTokenSumNorm:
 
 
 @dataclass(frozen=True)
-class TokenSum:
+class TokenSum(Aggregate):
     """The plain sum; nothing divides it: Σ loss, with denominator 0, which says "divide by one".
 
     Args, Returns: as `TokenMean`. The size of the gradient grows with the batch. Source: verl `token-sum`.

@@ -56,21 +56,30 @@ class Corrected:
 
 
 class Surrogate(Protocol):
-    """A frozen dataclass whose fields are its config; calling it is the mathematics.
+    """A frozen dataclass whose fields are its config; calling it is the mathematics. Subclass it to get the defaults.
 
-    `needs` names the optional fields of `PolicyBatch` it reads. `zero_advantage_inert` is True where an advantage of
-    exactly 0 gives zero loss and zero gradient and enters no statistic, so that such a sequence may skip forward and
-    backward.
+    needs: the optional fields of `PolicyBatch` that it reads.
+    zero_advantage_inert: an advantage of exactly 0 gives zero loss and zero gradient and enters no statistic, so such a
+        sequence may skip forward and backward.
+    whole_batch: `select_tokens` depends on all tokens of the optimizer batch (see `core.precompute`).
     """
 
-    needs: ClassVar[frozenset[str]]
-    zero_advantage_inert: ClassVar[bool]
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
+    zero_advantage_inert: ClassVar[bool] = False
+    whole_batch: ClassVar[bool] = False
 
     def __call__(self, b: PolicyBatch) -> TokenLoss: ...
 
+    def select_tokens(self, b: PolicyBatch) -> Tensor | None:
+        """[N] bool, the tokens that the surrogate treats differently because of all the others; None: it has none."""
+        return None
+
 
 class Aggregate(Protocol):
-    """Sums per-token losses; the denominator needs no forward, and both add over micro-batches and ranks."""
+    """Sums per-token losses; the denominator needs no forward, and both add over micro-batches and ranks. `needs` as
+    for a surrogate."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
 
     def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor: ...
 
@@ -78,19 +87,27 @@ class Aggregate(Protocol):
 
 
 class Correction(Protocol):
-    """Weights and rejections from behavior to proximal policy. `rejected` says whether a rejected token stays in the
-    denominator."""
+    """Weights and rejections from behavior to proximal policy. Subclass it to get the defaults.
 
-    needs: ClassVar[frozenset[str]]
+    needs: the optional fields of `PolicyBatch` that it reads.
+    rejected: a rejected token stays in the denominator (`count`) or leaves it (`drop`).
+    whole_batch: the result for a token depends on all tokens of the optimizer batch (see `core.precompute`).
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"behavior_log_prob", "proximal_log_prob"})
 
     @property
     def rejected(self) -> Literal["count", "drop"]: ...
+
+    @property
+    def whole_batch(self) -> bool:
+        return self.rejected == "drop"
 
     def __call__(self, b: PolicyBatch) -> Corrected: ...
 
 
 class Penalty(Protocol):
-    """[N] per-token penalty, times its coefficient, added to the loss."""
+    """[N] per-token penalty, times its coefficient, added to the loss. `needs` as for a surrogate."""
 
     needs: ClassVar[frozenset[str]]
 
@@ -137,7 +154,7 @@ def policy_loss(
         batch: packed tokens. Positions outside the loss mask may hold NaN.
         surrogate, aggregate, correction, penalty: specs of the tables SURROGATES, AGGREGATES, CORRECTIONS, PENALTIES,
             or anything alike; of the last two also several. Corrections are computed on the batch at hand, unless
-            `core.prepare` has put their weights into it.
+            `core.precompute` has put their weights into it.
         check: refuse log-probs that can't be; costs one device sync a call.
 
     Returns: `Loss`. In a training loop of your own: `policy_loss(b, surrogate=Cppo(),
@@ -156,7 +173,7 @@ def policy_loss(
     Differs: penalties are weighted by no correction (verl and TRL weight only the policy loss too, T5). verl's
         `geo_mean` takes the geometric mean over rejected tokens too, as 1e-10 (P10).
     """
-    corrections, penalties = _listed(correction), _listed(penalty)
+    corrections, penalties = as_list(correction), as_list(penalty)
     for spec in (surrogate, *corrections, *penalties):
         check_needs(spec, batch)
     if check:
@@ -176,7 +193,7 @@ def policy_loss(
     return Loss(numerator, aggregate.denominator(batch.loss_mask, batch.cu_seqlens), metrics, keep)
 
 
-def _listed(specs: Any) -> list[Any]:
+def as_list(specs: Any) -> list[Any]:
     return [] if specs is None else list(specs) if isinstance(specs, (list, tuple)) else [specs]
 
 
@@ -196,7 +213,7 @@ def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> 
     keep = loss_mask = batch.loss_mask
     if not corrections:
         return Corrections(None, keep, loss_mask, {})
-    if batch.weight is not None:  # prepared: the loss mask is already reduced and the metrics are counted
+    if batch.weight is not None:  # precomputed: the loss mask is already reduced and the metrics are counted
         return Corrections(batch.weight, keep & (batch.weight > 0), loss_mask, {})
     weight: Tensor | None = None
     metrics: Metrics = {}
@@ -220,10 +237,9 @@ def _geometric_mean(b: PolicyBatch, weight: Tensor) -> Tensor:
     return torch.where(kept, mean[b.sequence_index], torch.zeros_like(weight))
 
 
-def check_needs(spec: object, batch: PolicyBatch) -> None:
+def check_needs(spec: Surrogate | Correction | Penalty, batch: PolicyBatch) -> None:
     """Raise ValueError naming the first tensor that `spec.needs` and the batch lacks, and what would supply it."""
-    needs: frozenset[str] = getattr(spec, "needs", frozenset())
-    for name in sorted(needs):
+    for name in sorted(spec.needs):
         if getattr(batch, name) is None:
             raise ValueError(
                 f"{type(spec).__name__} needs `{name}`, which the batch lacks: "

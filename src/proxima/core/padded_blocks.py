@@ -17,7 +17,7 @@ GPU_BLOCK = 1 << 24  # a launch costs more than memory there
 
 
 @dataclass(frozen=True)
-class Block:
+class PaddedBlock:
     """Some sequences as rows.
 
     Args:
@@ -54,7 +54,7 @@ class Block:
         return torch.arange(self.width, device=self.count.device) < self.count[:, None]
 
 
-def blocks(cu_seqlens: Tensor, tokens_in_block: int | None = None) -> Iterator[Block]:
+def blocks(cu_seqlens: Tensor, tokens_in_block: int | None = None) -> Iterator[PaddedBlock]:
     """The non-empty sequences in blocks."""
     limit = tokens_in_block or (GPU_BLOCK if cu_seqlens.is_cuda else CPU_BLOCK)
     cut = cu_seqlens.long()
@@ -66,7 +66,7 @@ def blocks(cu_seqlens: Tensor, tokens_in_block: int | None = None) -> Iterator[B
         per_block = max(1, limit // longest)
         for first in range(0, len(lengths), per_block):
             count = lengths[first : first + per_block]
-            yield Block(None, first * longest, (first + len(count)) * longest, count, longest)
+            yield PaddedBlock(None, first * longest, (first + len(count)) * longest, count, longest)
         return
     ordered, order = lengths.sort(descending=True)
     sizes: list[int] = ordered.tolist()
@@ -77,11 +77,11 @@ def blocks(cu_seqlens: Tensor, tokens_in_block: int | None = None) -> Iterator[B
         column = torch.arange(width, device=cut.device)
         place = cut[chosen][:, None] + column
         index = torch.where(column < lengths[chosen][:, None], place, int(cut[-1]))
-        yield Block(index.view(-1), 0, 0, lengths[chosen], width)
+        yield PaddedBlock(index.view(-1), 0, 0, lengths[chosen], width)
         first += len(chosen)
 
 
-def map_rows(
+def map_padded(
     function: Callable[..., Tensor],
     cu_seqlens: Tensor,
     *packed: Tensor,
@@ -96,7 +96,7 @@ def map_rows(
     return out[:-1]
 
 
-def clamped_quantile(values: Tensor, block: Block, q: float, low: float, high: float) -> Tensor:
+def clamped_quantile(values: Tensor, block: PaddedBlock, q: float, low: float, high: float) -> Tensor:
     """[s] the q-quantile of each row, linearly interpolated at position q (n − 1), clamped to [low, high].
 
     Most rows need no selection: counting the values at most `low`, and those at least `high`, decides them. In the rows

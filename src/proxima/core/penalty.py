@@ -11,13 +11,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from proxima.core.loss import Penalty
 from proxima.core.metrics import k2, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_ratio
 from proxima.data import PolicyBatch, require
 
 
 @dataclass(frozen=True)
-class _ReferenceKl:
+class _ReferenceKl(Penalty):
     coefficient: float = 0.001
     straight_through: bool = False
     unbiased: bool = False
@@ -115,7 +116,7 @@ class K3(_ReferenceKl):
 
 
 @dataclass(frozen=True)
-class EntropyBonus:
+class EntropyBonus(Penalty):
     """−coefficient · H_t: rewards an undecided policy.
 
     Args:

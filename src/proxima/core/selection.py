@@ -15,24 +15,29 @@ from proxima.data import Outcomes, require
 
 
 class Selection(Protocol):
-    """A frozen dataclass; calling it gives [S] bool, True for the completions that stay. `reason` names its drops in
-    logs.
+    """A frozen dataclass; calling it gives [S] bool, True for the completions that are kept. Subclass it to get the
+    defaults.
 
-    `local`: what it says of a group depends on that group alone. Dynamic sampling asks the local specs before the first
-    other one which groups are worth keeping while the batch is still being filled; a spec without the attribute is not
-    local.
+    reason: names its drops in logs.
+    local: the decision on a group depends on that group alone. While dynamic sampling fills a batch, it asks the local
+        specs before the first other one which groups are worth keeping.
     """
 
     reason: ClassVar[str]
 
     @property
-    def local(self) -> bool: ...
+    def local(self) -> bool:
+        return False
+
+    def prompts_factor(self, size: int) -> int:
+        """How many times as many prompts a step takes, with groups of `size`, because of this spec."""
+        return 1
 
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
-class DropUniformGroups:
+class DropUniformGroups(Selection):
     """Drop the groups whose valid rewards are all equal: their group-relative advantages are 0 and teach nothing.
 
     Args:
@@ -66,7 +71,7 @@ class DropUniformGroups:
 
 
 @dataclass(frozen=True)
-class DropTruncated:
+class DropTruncated(Selection):
     """Drop completions that hit the length limit: their reward says little about what they would have become.
 
     Args: outcomes: `truncated`. advantage: not looked at. Returns: [S] bool.
@@ -82,7 +87,7 @@ class DropTruncated:
 
 
 @dataclass(frozen=True)
-class Prune:
+class Prune(Selection):
     """Keep only the completions whose advantage says most: a gradient from few completions for the price of few.
 
         k = max(1, floor(G (1 - rate) + 1e-9)) of G, in the stable order (-|A|, index)
@@ -168,7 +173,7 @@ class Prune:
 
 
 @dataclass(frozen=True)
-class Balance:
+class Balance(Selection):
     """As many completions with a positive as with a negative advantage: drop those of the commoner sign with the
     smallest |A|.
 
@@ -237,7 +242,7 @@ def select(specs: Sequence[Selection], outcomes: Outcomes, advantage: Tensor) ->
 def prompts_factor(specs: Sequence[Selection], size: int) -> int:
     """How many times as many prompts a step takes, with groups of `size`: pruning with `allocate` fills the places that
     it frees."""
-    return math.prod(spec.prompts_factor(size) for spec in specs if hasattr(spec, "prompts_factor"))
+    return math.prod(spec.prompts_factor(size) for spec in specs)
 
 
 SELECTIONS: dict[str, type] = {

@@ -30,7 +30,7 @@ class PolicyBatch:
         entropy: [N] float, nats, of the current policy at the position; carries a gradient when it was asked for.
         top_k: [N, K] int, token ids of the behavior policy's most probable tokens, with `behavior_top_k_log_prob` and
             `top_k_log_prob` [N, K] float, nats, their log-probs under μ and, with gradient, under π.
-        picked: [N] bool, the tokens that a surrogate looking at the whole optimizer batch has singled out; see
+        selected: [N] bool, the tokens that a surrogate looking at the whole optimizer batch has selected; see
             `proxima.core.precompute`.
         weight: [N] float, the correction's weights when they were computed over the whole optimizer batch, 0 where
             rejected; likewise.
@@ -54,7 +54,7 @@ class PolicyBatch:
     top_k: Annotated[Tensor | None, "int N K"] = None
     top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
     behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
-    picked: Annotated[Tensor | None, "bool N"] = None
+    selected: Annotated[Tensor | None, "bool N"] = None
     weight: Annotated[Tensor | None, "float N"] = None
     group: Annotated[Tensor | None, "int S"] = None
 

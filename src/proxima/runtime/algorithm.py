@@ -106,7 +106,7 @@ class Algorithm:
 
     def unusable(self, groups: Sequence[Group]) -> dict[int, str]:
         """uid → reason, for the groups of which the selections that look at one group at a time leave nothing."""
-        local = tuple(takewhile(lambda spec: getattr(spec, "local", False), self.selection))
+        local = tuple(takewhile(lambda spec: spec.local, self.selection))
         outcomes = Outcomes.from_groups(groups)
         keep, reasons = select(local, outcomes, self.advantage(outcomes))
         left = {groups[i].prompt.uid for i in outcomes.group[keep].tolist()}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from proxima.core.loss import Aggregate, Correction, Penalty, Surrogate, policy_loss
 from proxima.core.metrics import Metrics, merge
-from proxima.core.precompute import Prepared, needs_prepare, prepare
+from proxima.core.precompute import Precomputed, needs_precompute, precompute
 from proxima.core.proximal import interpolated_proximal
 from proxima.data import PackedBatch, PolicyBatch, Trajectory, UserError
 from proxima.model import Policy, TokenOutputs
@@ -87,7 +87,7 @@ class Trainer:
         self.policy = policy
         self.surrogate, self.aggregate = surrogate, aggregate
         self.corrections, self.penalties = tuple(corrections), tuple(penalties)
-        self.prepares = needs_prepare(surrogate, self.corrections)
+        self.prepares = needs_precompute(surrogate, self.corrections)
         self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
         self.optimizer: torch.optim.Optimizer = (optimizer or AdamW()).build(self.parameters)
         self.peak = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -211,14 +211,14 @@ class Trainer:
         return torch.where(denominator == 0, torch.ones_like(denominator), denominator)
 
     @torch.no_grad()
-    def _prepare(self, trajectories: Sequence[Trajectory], version: int) -> Prepared:
+    def _prepare(self, trajectories: Sequence[Trajectory], version: int) -> Precomputed:
         """Run all of an update's tokens forward, so that what depends on the whole batch is decided before it is
         split."""
         parts = []
         for cut in self._cut(trajectories):
             batch = self.policy.pack([trajectories[i] for i in cut])
             parts.append(self._policy_batch(batch, self.policy(batch, entropy=self.entropy_first), version))
-        return prepare(PolicyBatch.cat(parts), surrogate=self.surrogate, correction=self.corrections)
+        return precompute(PolicyBatch.cat(parts), surrogate=self.surrogate, correction=self.corrections)
 
     def _policy_batch(self, batch: PackedBatch, outputs: TokenOutputs, version: int) -> PolicyBatch:
         """What the loss reads, with the proximal policy that was asked for."""

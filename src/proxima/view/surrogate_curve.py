@@ -6,7 +6,7 @@ more than the token; these are drawn in a fixed setting, which `remark_on` state
 
     cppo
     the token stands in the middle of a completion whose other tokens have all moved by `TokenSetting.drift`
-    kl_cov, clip_cov, m2po   what the whole batch decides is decided: picked, not picked, one of four tokens
+    kl_cov, clip_cov, m2po   what the whole batch decides is decided: selected, not selected, one of four tokens
     of unit "sequence"       the token is a sequence of its own
 """
 
@@ -86,7 +86,7 @@ def curve(spec: Surrogate, over: Over, mu: float, sign: int, setting: TokenSetti
     check_needs(spec, _alone(log_prob, behavior, advantage))
     if isinstance(spec, Cppo):
         return SurrogateCurve(x, *_within_completion(spec, log_prob, behavior, advantage, setting))
-    if hasattr(spec, "pick"):
+    if spec.whole_batch:
         return SurrogateCurve(x, *_decided(spec, log_prob, behavior, advantage))
     loss = spec(_alone(log_prob, behavior, advantage)).loss
     return SurrogateCurve(x, loss.detach(), gradient_weight(spec, log_prob, behavior, advantage))
@@ -98,10 +98,10 @@ def remark_on(spec: Surrogate, setting: TokenSetting) -> str:
         where = f"token {setting.position} of {setting.length}"
         return f"{where}, all the others have moved by |π − μ| = {setting.drift:g}" if setting.length > 1 else ""
     if isinstance(spec, ClipCov):
-        return "a token that is not picked; a picked one has loss and weight 0"
+        return "a token that is not selected; a selected one has loss and weight 0"
     if isinstance(spec, KlCov):
-        return "a picked token; the others have no pull"
-    if hasattr(spec, "pick"):
+        return "a selected token; the others have no pull"
+    if spec.whole_batch:
         return "one of four tokens, the other three have not moved"
     return "a sequence of this one token" if isinstance(spec, Gspo) or _unit(spec) == "sequence" else ""
 
@@ -142,19 +142,19 @@ def _within_completion(
 
 
 def _decided(spec: Any, log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-    """With `picked` as `remark_on` says."""
+    """With `selected` as `remark_on` says."""
     b = _alone(log_prob, behavior, advantage)
     if isinstance(spec, ClipCov):
-        picked = torch.zeros_like(b.loss_mask)
+        selected = torch.zeros_like(b.loss_mask)
     elif isinstance(spec, KlCov):
-        picked = torch.ones_like(b.loss_mask)
+        selected = torch.ones_like(b.loss_mask)
     else:
         still = behavior[:, None].expand(-1, 3)
         rows = [torch.cat([first[:, None], more], dim=1) for first, more in ((log_prob, still), (behavior, still))]
-        picked = torch.stack(
-            [spec.pick(_alone(p, q, a.expand(4)))[0] for p, q, a in zip(*rows, advantage, strict=True)]
+        selected = torch.stack(
+            [spec.select_tokens(_alone(p, q, a.expand(4)))[0] for p, q, a in zip(*rows, advantage, strict=True)]
         )
-    b = replace(b, picked=picked)
+    b = replace(b, selected=selected)
     return _differentiated(b, spec(b))
 
 

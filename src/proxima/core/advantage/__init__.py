@@ -14,7 +14,6 @@ the dict.
 """
 
 from proxima.core.advantage.group import (
-    Advantage,
     Gdpo,
     Gpg,
     GroupStatistics,
@@ -25,7 +24,8 @@ from proxima.core.advantage.group import (
     Remax,
     Rloo,
 )
-from proxima.core.advantage.token import Gae, OptimalTokenBaseline, ReinforcePp, TokenAdvantage, TokenRewards, whiten
+from proxima.core.advantage.protocol import ADVANTAGE_NEEDS, Advantage, GroupAdvantage, TokenAdvantage, TokenRewards
+from proxima.core.advantage.token import Gae, OptimalTokenBaseline, ReinforcePp, whiten
 
 ADVANTAGES: dict[str, type] = {
     "gae": Gae,
@@ -42,18 +42,20 @@ ADVANTAGES: dict[str, type] = {
 }
 
 
-def needs_baseline(advantage: object) -> bool:
+def needs_baseline(advantage: Advantage) -> bool:
     """Whether an advantage compares with the reward of each prompt's greedy completion, so that one has to be made and
     scored."""
-    return "baseline" in getattr(advantage, "needs", ())
+    return "baseline" in advantage.needs
 
 
 __all__ = [
     "ADVANTAGES",
+    "ADVANTAGE_NEEDS",
     "Advantage",
     "Gae",
     "Gdpo",
     "Gpg",
+    "GroupAdvantage",
     "GroupStatistics",
     "Grpo",
     "GrpoPassk",

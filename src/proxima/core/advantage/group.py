@@ -1,22 +1,13 @@
 """Advantages of whole completions: [S] rewards in, [S] advantages out."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from proxima.core.advantage.protocol import GroupAdvantage, required
 from proxima.data import Outcomes, require
-
-
-class Advantage(Protocol):
-    """A frozen dataclass; calling it gives [S] advantages, 0 where `valid` is False. `needs` names optional fields of
-    `Outcomes`."""
-
-    needs: ClassVar[frozenset[str]]
-    per_token: ClassVar[bool]
-
-    def __call__(self, outcomes: Outcomes) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -90,7 +81,7 @@ def whitened_over_tokens(advantage: Tensor, outcomes: Outcomes, epsilon: float =
 
 
 @dataclass(frozen=True)
-class Grpo:
+class Grpo(GroupAdvantage):
     """Reward minus the mean of its group, divided by a standard deviation or not.
 
         A = (r - mean_group) / (std + epsilon)
@@ -111,8 +102,6 @@ class Grpo:
 
     scale: Literal["none", "group", "batch"] = "none"
     epsilon: float = 1e-6
-    needs: ClassVar[frozenset[str]] = frozenset()
-    per_token: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(self.scale in ("none", "group", "batch"), "scale", self.scale, "must be none, group or batch")
@@ -127,7 +116,7 @@ class Grpo:
 
 
 @dataclass(frozen=True)
-class Rloo:
+class Rloo(GroupAdvantage):
     """Reward minus the mean of the others in its group.
 
         A_i = r_i - mean_{j != i} r_j = (r_i - mean_group) n / (n - 1)
@@ -143,8 +132,6 @@ class Rloo:
     """
 
     normalise: bool = False
-    needs: ClassVar[frozenset[str]] = frozenset()
-    per_token: ClassVar[bool] = False
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         group = GroupStatistics.of(outcomes)
@@ -163,7 +150,7 @@ def standardised(advantage: Tensor, valid: Tensor, epsilon: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Opo:
+class Opo(GroupAdvantage):
     """Reward minus the length-weighted mean of its group, the baseline of least variance when a token's gradient has a
     constant norm.
 
@@ -175,9 +162,6 @@ class Opo:
     Source: arXiv 2505.23585. verl `opo`. Differs: verl gives a group of one its raw reward (P16).
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    per_token: ClassVar[bool] = False
-
     def __call__(self, outcomes: Outcomes) -> Tensor:
         group = GroupStatistics.of(outcomes)
         length = torch.where(outcomes.valid, outcomes.length, 0).to(group.reward.dtype)
@@ -186,7 +170,7 @@ class Opo:
 
 
 @dataclass(frozen=True)
-class GrpoPassk:
+class GrpoPassk(GroupAdvantage):
     """Pass@k: only the best completion of a group has an advantage, its lead over the second best.
 
         A_best = (r_best - r_second) / (std + epsilon), 0 for the others
@@ -202,8 +186,6 @@ class GrpoPassk:
 
     scale: Literal["none", "group"] = "group"
     epsilon: float = 1e-6
-    needs: ClassVar[frozenset[str]] = frozenset()
-    per_token: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(self.scale in ("none", "group"), "scale", self.scale, "must be none or group")
@@ -223,7 +205,7 @@ class GrpoPassk:
 
 
 @dataclass(frozen=True)
-class Gpg:
+class Gpg(GroupAdvantage):
     """Centred rewards, scaled up by the share of the batch that says anything.
 
         A = alpha (r - mean_group) / f_norm        alpha = completions / completions with a non-zero reward
@@ -236,8 +218,6 @@ class Gpg:
     """
 
     f_norm: float = 1.0
-    needs: ClassVar[frozenset[str]] = frozenset()
-    per_token: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(self.f_norm > 0, "f_norm", self.f_norm, "must be > 0")
@@ -249,7 +229,7 @@ class Gpg:
 
 
 @dataclass(frozen=True)
-class Remax:
+class Remax(GroupAdvantage):
     """Reward minus the reward of the greedy completion of the same prompt: A = r − r_greedy.
 
     Args:
@@ -261,12 +241,9 @@ class Remax:
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"baseline"})
-    per_token: ClassVar[bool] = False
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
-        baseline = _field(
-            outcomes, "baseline", "Remax", "the greedy completion of each prompt must be generated and scored too"
-        )
+        baseline = required(self, "baseline", outcomes.baseline)
         zero = torch.zeros_like(outcomes.reward)
         return torch.where(
             outcomes.valid & baseline.isfinite(), torch.where(outcomes.valid, outcomes.reward, zero) - baseline, zero
@@ -274,7 +251,7 @@ class Remax:
 
 
 @dataclass(frozen=True)
-class ReinforcePpBaseline:
+class ReinforcePpBaseline(GroupAdvantage):
     """REINFORCE++ with a group baseline: rewards centred in their group, then whitened over the loss tokens of the
     whole batch.
 
@@ -288,16 +265,13 @@ class ReinforcePpBaseline:
         (P16).
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
-    per_token: ClassVar[bool] = False
-
     def __call__(self, outcomes: Outcomes) -> Tensor:
         group = GroupStatistics.of(outcomes)
         return whitened_over_tokens(_where_it_counts(outcomes, group, group.reward - group.mean), outcomes)
 
 
 @dataclass(frozen=True)
-class Gdpo:
+class Gdpo(GroupAdvantage):
     """Each reward normalised in its group on its own, then summed: a reward with a small scale still counts.
 
         A = finish(sum_k weight_k (r_k - mean_group r_k) / (std_group r_k + epsilon))
@@ -320,8 +294,6 @@ class Gdpo:
     scale: Literal["none", "group"] = "group"
     epsilon: float = 1e-6
     finish: Literal["tokens", "completions", "none"] = "tokens"
-    needs: ClassVar[frozenset[str]] = frozenset()
-    per_token: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(self.scale in ("none", "group"), "scale", self.scale, "must be none or group")
@@ -354,10 +326,3 @@ class Gdpo:
             if self.finish == "tokens"
             else standardised(total, outcomes.valid, self.epsilon)
         )
-
-
-def _field(outcomes: Outcomes, name: str, who: str, remedy: str) -> Tensor:
-    value: Tensor | None = getattr(outcomes, name)
-    if value is None:
-        raise ValueError(f"{who} needs `{name}`, which the outcomes lack: {remedy}.")
-    return value

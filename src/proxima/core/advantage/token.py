@@ -2,51 +2,14 @@
 them."""
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from proxima.core.advantage.protocol import TokenAdvantage, TokenRewards, required
 from proxima.core.segment import segment_index
-from proxima.data import check_fields, require
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenRewards:
-    """Rewards and what else a token advantage reads, on the packed axis of a `PolicyBatch`.
-
-    Args:
-        reward: [N] float, reward units; the terminal score sits on the last loss token, see `place_scores`. Anything
-            outside the loss.
-        loss_mask: [N] bool; other tokens are skipped: no time passes there.
-        cu_seqlens: [S+1] int.
-        value: [N] float, the critic's estimate before the token; for `gae`.
-        bootstrap: [S] float, the critic's estimate after the last token of a truncated completion; 0, or omitted, where
-            it ended by itself.
-        group: [S] int; for `optimal_token_baseline`.
-        score_variance: [N] float, 1 − 2 π_t + Σ_v π_v², the squared norm of the softmax score; for
-            `optimal_token_baseline`.
-    """
-
-    reward: Annotated[Tensor, "float N"]
-    loss_mask: Annotated[Tensor, "bool N"]
-    cu_seqlens: Annotated[Tensor, "int S+1"]
-    value: Annotated[Tensor | None, "float N"] = None
-    bootstrap: Annotated[Tensor | None, "float S"] = None
-    group: Annotated[Tensor | None, "int S"] = None
-    score_variance: Annotated[Tensor | None, "float N"] = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-class TokenAdvantage(Protocol):
-    """A frozen dataclass; calling it gives [N] advantages, 0 outside the loss."""
-
-    needs: ClassVar[frozenset[str]]
-    per_token: ClassVar[bool]
-
-    def __call__(self, rewards: TokenRewards) -> Tensor: ...
+from proxima.data import require
 
 
 @dataclass(frozen=True)
@@ -131,7 +94,7 @@ def with_kl(reward: Tensor, kl: Tensor, mask: Tensor, coefficient: float) -> Ten
 
 
 @dataclass(frozen=True)
-class Gae:
+class Gae(TokenAdvantage):
     """Generalised advantage estimation with a critic.
 
         delta_t = r_t + gamma V_{t+1} - V_t        A_t = delta_t + gamma lambda A_{t+1}        over loss tokens
@@ -155,7 +118,6 @@ class Gae:
     lam: float = 1.0
     whiten: bool = True
     needs: ClassVar[frozenset[str]] = frozenset({"value"})
-    per_token: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "must be in [0, 1]")
@@ -168,11 +130,11 @@ class Gae:
     def returns(self, rewards: TokenRewards) -> Tensor:
         """[N] A + V before whitening; 0 outside the loss."""
         zero = torch.zeros_like(rewards.reward)
-        return self._raw(rewards) + torch.where(rewards.loss_mask, _needed(rewards, "value"), zero)
+        return self._raw(rewards) + torch.where(rewards.loss_mask, required(self, "value", rewards.value), zero)
 
     def _raw(self, rewards: TokenRewards) -> Tensor:
         rows = _Rows.of(rewards.loss_mask, rewards.cu_seqlens)
-        value = rows.padded(_needed(rewards, "value").detach())
+        value = rows.padded(required(self, "value", rewards.value).detach())
         after = torch.cat([value[:, 1:], value[:, :1] * 0], dim=1) if value.shape[1] else value
         if rewards.bootstrap is not None and value.shape[1]:
             count = rows.inside.sum(1)
@@ -183,7 +145,7 @@ class Gae:
 
 
 @dataclass(frozen=True)
-class ReinforcePp:
+class ReinforcePp(TokenAdvantage):
     """REINFORCE++: the discounted reward-to-go, whitened over the loss tokens of the whole batch. No group, no critic.
 
         A_t = whiten(G_t)        G_t = sum_{k >= t} gamma^(k-t) r_k
@@ -198,8 +160,6 @@ class ReinforcePp:
     """
 
     gamma: float = 1.0
-    needs: ClassVar[frozenset[str]] = frozenset()
-    per_token: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "must be in [0, 1]")
@@ -209,7 +169,7 @@ class ReinforcePp:
 
 
 @dataclass(frozen=True)
-class OptimalTokenBaseline:
+class OptimalTokenBaseline(TokenAdvantage):
     """A baseline for every position: the group's mean return, weighted by how much gradient variance each completion
     has piled up so far.
 
@@ -230,16 +190,15 @@ class OptimalTokenBaseline:
     epsilon: float = 1e-8
     zero_tail: bool = True
     needs: ClassVar[frozenset[str]] = frozenset({"group", "score_variance"})
-    per_token: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
 
     def __call__(self, rewards: TokenRewards) -> Tensor:
         rows = _Rows.of(rewards.loss_mask, rewards.cu_seqlens)
-        label, index = torch.unique(_needed(rewards, "group"), return_inverse=True)
+        label, index = torch.unique(required(self, "group", rewards.group), return_inverse=True)
         returns = _scan(rows.padded(rewards.reward), 1.0, rows.inside)
-        energy = rows.padded(_needed(rewards, "score_variance").detach()).cumsum(1) * rows.inside
+        energy = rows.padded(required(self, "score_variance", rewards.score_variance).detach()).cumsum(1) * rows.inside
         shape = (len(label), returns.shape[1])
         above = torch.zeros(shape, dtype=torch.float64, device=returns.device).index_add(0, index, returns * energy)
         below = torch.zeros(shape, dtype=torch.float64, device=returns.device).index_add(0, index, energy)
@@ -250,15 +209,3 @@ class OptimalTokenBaseline:
         size = torch.bincount(index, minlength=len(label))[index]
         advantage = torch.where((size > 1)[:, None], returns - baseline[index], 0.0)
         return rows.packed(advantage, rewards.reward)
-
-
-def _needed(rewards: TokenRewards, name: str) -> Tensor:
-    value: Tensor | None = getattr(rewards, name)
-    if value is None:
-        source = {
-            "value": "the critic gives it",
-            "group": "the data does",
-            "score_variance": "the model does, with Σ π² on demand",
-        }[name]
-        raise ValueError(f"TokenRewards.{name} is missing: {source}.")
-    return value

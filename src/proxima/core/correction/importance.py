@@ -15,7 +15,7 @@ from proxima.core.correction.mismatch import (
     policy_statistics,
     weight_statistics,
 )
-from proxima.core.loss import Corrected
+from proxima.core.loss import Corrected, Correction
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import LOG_RATIO_LIMIT
 from proxima.core.segment import segment_count
@@ -35,7 +35,7 @@ def log_ratio_to(b: PolicyBatch, towards: str = "proximal") -> Tensor:
 
 
 @dataclass(frozen=True)
-class Importance:
+class Importance(Correction):
     """Weigh each token by how likely it is under the proximal policy against the behavior policy, which sampled it.
 
         rho_t = log pi_prox - log mu        token: w = exp(rho_t)    sequence: w = exp(sum rho)
@@ -52,9 +52,9 @@ class Importance:
         veto: ratio of a single token, in (0, 1), below which its whole sequence gets weight 0; none: off. Tested on
             unclamped rho.
         normalise: divide the weights by their mean over the loss tokens of the batch (sequence, geometric: over its
-            sequences). Needs `core.prepare` to be exact over micro-batches.
+            sequences). Needs `core.precompute` to be exact over micro-batches.
         rejected: tokens of weight 0 by clip or veto stay in the denominator (`count`), or leave the loss mask (`drop`,
-            needs `core.prepare`).
+            needs `core.precompute`).
         apply: False: weights stay 1 and nothing is rejected, but every metric is there.
         towards: the numerator. `proximal`; `current`, for a surrogate without a ratio of its own (verl's bypass mode
             with REINFORCE); or `next`, the version right after the sampling one (segment-wise decoupled PPO).
@@ -106,6 +106,10 @@ class Importance:
         require(self.rejected in ("count", "drop"), "rejected", self.rejected, "must be count or drop")
         require(self.towards in FIELDS, "towards", self.towards, f"must be one of {', '.join(FIELDS)}")
         object.__setattr__(self, "needs", frozenset({"behavior_log_prob", FIELDS[self.towards]}))
+
+    @property
+    def whole_batch(self) -> bool:
+        return self.normalise or self.rejected == "drop"
 
     @property
     def floor(self) -> float:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.correction.importance import FIELDS, PREFIX, Rejected, Towards, log_ratio_to
-from proxima.core.loss import Corrected
+from proxima.core.loss import Corrected, Correction
 from proxima.core.metrics import Metrics, Peak, Spread, SumCount, k3
 from proxima.core.ratio import spread
 from proxima.core.segment import segment_count, segment_mean, segment_sum
@@ -27,7 +27,7 @@ def as_correction(b: PolicyBatch, keep: Tensor, name: str, metrics: Metrics | No
 
 
 @dataclass(frozen=True)
-class Rejection:
+class Rejection(Correction):
     """Drop tokens or whole sequences on which behavior and proximal policy disagree too much.
 
         ratio: exp(rho)    k1: -rho    k2: rho^2 / 2    k3: exp(rho) - 1 - rho        rho = log pi_prox - log mu
@@ -42,7 +42,7 @@ class Rejection:
         upper: of the statistic; > 0.
         lower: none: 1 / upper for `ratio`, -upper for `k1`, no bound for `k2` and `k3`, which are >= 0.
         rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs
-            `core.prepare`).
+            `core.precompute`).
         towards: the policy compared with behavior: `proximal`, `current`, or `next`, the version right after the
             sampling one.
         b: `behavior_log_prob` and the other policy's log-prob [N], nats; `loss_mask` [N] bool.
@@ -132,7 +132,7 @@ class Rejection:
 
 
 @dataclass(frozen=True)
-class SecondMoment:
+class SecondMoment(Correction):
     """Drop the tokens on which behavior and proximal policy disagree most, until the second moment of the rest is small
     enough.
 
@@ -141,9 +141,9 @@ class SecondMoment:
     Args:
         threshold: nats^2, > 0.
         rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs
-            `core.prepare`).
+            `core.precompute`).
         b: `behavior_log_prob`, `proximal_log_prob` [N], nats; `loss_mask` [N] bool. Looks at the whole batch: see
-            `core.prepare`.
+            `core.precompute`.
     Returns: Corrected with weights 0 and 1. Raises: ValueError at construction. Edge cases: at least one token is kept.
     Source: M2PO, arXiv 2510.01161, as AReaL applies it (`m2_threshold`); the surrogate `m2po` measures the current
         policy instead.
@@ -166,7 +166,7 @@ class SecondMoment:
 
 
 @dataclass(frozen=True)
-class OffPolicySequence:
+class OffPolicySequence(Correction):
     """Drop a sequence with a negative advantage that the current policy has left far behind: pushing it down further
     teaches nothing.
 
@@ -197,7 +197,7 @@ class OffPolicySequence:
 
 
 @dataclass(frozen=True)
-class TopEntropy:
+class TopEntropy(Correction):
     """Teach only at the tokens where the policy was least sure: the forks, not the words that follow from them.
 
         keep  iff  H_t >= the (1 - share) quantile of H over the loss tokens of the batch
@@ -205,8 +205,8 @@ class TopEntropy:
     Args:
         share: of the loss tokens, in (0, 1].
         rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs
-            `core.prepare`).
-        b: `entropy` [N], nats; `loss_mask` [N] bool. Looks at the whole batch: see `core.prepare`.
+            `core.precompute`).
+        b: `entropy` [N], nats; `loss_mask` [N] bool. Looks at the whole batch: see `core.precompute`.
     Returns: Corrected with weights 0 and 1. Raises: ValueError at construction. Edge cases: ties at the quantile are
         kept.
     Source: arXiv 2506.01939; TRL `top_entropy_quantile` (T9). Differs: TRL's quantile is float32; here it is in the

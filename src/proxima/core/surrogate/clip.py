@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from proxima.core.loss import TokenLoss
+from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import masked_log_ratio, masked_ratio, sequence_advantage
 from proxima.data import PolicyBatch, require
@@ -40,7 +40,7 @@ def clipped(
 
 
 @dataclass(frozen=True)
-class PpoClip:
+class PpoClip(Surrogate):
     """Stop rewarding a token once its ratio has left the clip range in the direction the advantage pushes.
 
         loss_t = max(-A r, -A clip(r, 1 - epsilon_low, 1 + epsilon_high))        r = pi / pi_prox
@@ -68,7 +68,6 @@ class PpoClip:
     epsilon_low: float = 0.2
     epsilon_high: float = 0.2
     dual_clip: float | None = None
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
     zero_advantage_inert: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -80,7 +79,7 @@ class PpoClip:
 
 
 @dataclass(frozen=True)
-class Gspo:
+class Gspo(Surrogate):
     """The clipped objective on one ratio for the whole sequence: the geometric mean of its tokens' ratios.
 
         s = exp(mean_t l_t)        l = log pi - log pi_prox, over the loss tokens of the sequence
@@ -113,7 +112,6 @@ class Gspo:
     epsilon_high: float = 4e-4
     form: Literal["token", "sequence"] = "token"
     dual_clip: float | None = None
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
     zero_advantage_inert: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -146,7 +144,7 @@ class Luspo(Gspo):
 
 
 @dataclass(frozen=True)
-class Reinforce:
+class Reinforce(Surrogate):
     """The plain policy gradient: nothing bounds the update.
 
         loss_t = -A log pi

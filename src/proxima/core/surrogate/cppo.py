@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from proxima.core.divergence import DIVERGENCES, divergence, divergence_needs
-from proxima.core.loss import TokenLoss
+from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
-from proxima.core.padded_blocks import Block, clamped_quantile, map_rows
+from proxima.core.padded_blocks import PaddedBlock, clamped_quantile, map_padded
 from proxima.core.segment import segment_count
 from proxima.core.surrogate.dppo import Centre, ratio_loss
 from proxima.data import PolicyBatch, require
 
 
 @dataclass(frozen=True)
-class Cppo:
+class Cppo(Surrogate):
     """Bound each token's divergence by a threshold of its own and by what the prefix before it has left over.
 
         D_t = |pi - mu|        w_t = w_min + (1 - w_min)(T - t)/(T - 1)        Z_t = w_t D_t
@@ -84,14 +84,14 @@ class Cppo:
         sampled = _Sampled.of(b)
         assert b.advantage is not None
 
-        def judge(block: Block, here: Tensor, there: Tensor, advantage: Tensor, *far: Tensor) -> Tensor:
+        def judge(block: PaddedBlock, here: Tensor, there: Tensor, advantage: Tensor, *far: Tensor) -> Tensor:
             weighted, allowed = self._threshold(block, far[0] if far else DIVERGENCES[self.divergence](there, here))
             keep = (weighted <= allowed) | (advantage * (here - there).sign() <= 0)
             return keep.to(torch.uint8).add_((allowed < self.delta).to(torch.uint8), alpha=2)
 
         log_probs = [sampled.of_batch(x).detach() for x in (b.log_prob, self._centre(b))]
         packed = [*log_probs, sampled.of_batch(b.advantage), *self._far_packed(b, sampled)]
-        answer = sampled.spread(map_rows(judge, sampled.cu_seqlens, *packed, dtype=torch.uint8), 0)
+        answer = sampled.spread(map_padded(judge, sampled.cu_seqlens, *packed, dtype=torch.uint8), 0)
         return b.loss_mask & (answer & 1).bool(), b.loss_mask & (answer > 1)
 
     @torch.no_grad()
@@ -101,7 +101,7 @@ class Cppo:
         sampled = _Sampled.of(b)
         far = sampled.of_batch(divergence(b, self.divergence, self.centre))
         weighted, allowed = (
-            map_rows(lambda block, far, i=i: self._threshold(block, far)[i], sampled.cu_seqlens, far, dtype=far.dtype)
+            map_padded(lambda block, far, i=i: self._threshold(block, far)[i], sampled.cu_seqlens, far, dtype=far.dtype)
             for i in (0, 1)
         )
         return sampled.spread(weighted, 0.0), sampled.spread(allowed, self.delta)
@@ -119,7 +119,7 @@ class Cppo:
             else []
         )
 
-    def _threshold(self, block: Block, far: Tensor) -> tuple[Tensor, Tensor]:
+    def _threshold(self, block: PaddedBlock, far: Tensor) -> tuple[Tensor, Tensor]:
         """Z and c of the rows [s, T] of a block. Prefix sums never leave their row, so no digits are lost to other
         sequences."""
         if block.inside is not None:
@@ -141,7 +141,7 @@ class Cppo:
         allowed[:, 0] = 0
         return weighted, allowed.clamp_(max=0).add_(self.delta)
 
-    def _budget(self, block: Block, far: Tensor) -> Tensor:
+    def _budget(self, block: PaddedBlock, far: Tensor) -> Tensor:
         """[s]: the drift that each token of the prefix is granted, by sequence."""
         if self.budget == "static" or self.delta_b == float("inf"):
             return far.new_full((len(far),), self.delta_b)

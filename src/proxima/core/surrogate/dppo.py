@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.divergence import divergence, divergence_needs
-from proxima.core.loss import TokenLoss
+from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.ratio import either, masked_ratio
 from proxima.data import PolicyBatch, require
 
@@ -31,7 +31,7 @@ def ratio_loss(b: PolicyBatch, keep: Tensor, cap: float | None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Dppo:
+class Dppo(Surrogate):
     """Keep a token while its divergence from the behavior policy is small, or while the update brings it back.
 
         keep_t  iff  A (r - 1) <= 0  or  D_t <= delta        loss_t = keep_t (-A r)        r = pi / pi_prox

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from proxima.core.loss import TokenLoss
+from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
 from proxima.core.ratio import masked_ratio
 from proxima.data import PolicyBatch, require
@@ -19,7 +19,7 @@ def _pulled(b: PolicyBatch, probability: Tensor | float, epsilon: float) -> tupl
 
 
 @dataclass(frozen=True)
-class Drpo:
+class Drpo(Surrogate):
     """Pull an over-moved token back, the harder the farther; no token is dropped.
 
         loss_t = -A r + |A| mu (r - 1)^2 / (2 epsilon)        r = pi / pi_prox, mu = behavior probability
@@ -52,7 +52,7 @@ class Drpo:
 
 
 @dataclass(frozen=True)
-class Spo:
+class Spo(Surrogate):
     """`drpo` without the behavior probability: the pull is on the ratio alone, so rare tokens are held as tight as
     common ones.
 
@@ -66,7 +66,6 @@ class Spo:
     """
 
     epsilon: float = 0.2
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
     zero_advantage_inert: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from proxima.core.loss import TokenLoss
+from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
 from proxima.core.ratio import (
     LOG_RATIO_LIMIT,
@@ -25,7 +25,7 @@ LEAST_LOG_WEIGHT = (
 
 
 @dataclass(frozen=True)
-class Cispo:
+class Cispo(Surrogate):
     """Weigh every token by its clipped ratio; a clipped token still teaches.
 
         loss_t = -A sg(clip(r, 1 - epsilon_low, 1 + epsilon_high)) log pi        r = pi / pi_prox
@@ -47,7 +47,6 @@ class Cispo:
     epsilon_low: float = 1.0
     epsilon_high: float = 4.0
     level: Level = "token"
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
     zero_advantage_inert: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -67,7 +66,7 @@ class Cispo:
 
 
 @dataclass(frozen=True)
-class Sapo:
+class Sapo(Surrogate):
     """A smooth gate in place of the clip: the gradient fades as the ratio leaves 1, on either side.
 
         loss_t = -A (4 / tau) sigmoid(tau (r - 1))        tau = tau_positive if A > 0 else tau_negative
@@ -89,7 +88,6 @@ class Sapo:
     tau_positive: float = 1.0
     tau_negative: float = 1.05
     level: Level = "token"
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
     zero_advantage_inert: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -105,7 +103,7 @@ class Sapo:
 
 
 @dataclass(frozen=True)
-class Vespo:
+class Vespo(Surrogate):
     """Weigh every sequence by a gamma-shaped function of its whole importance weight: small for very likely and very
     unlikely ones.
 
@@ -127,7 +125,6 @@ class Vespo:
     lambda_positive: float = 3.0
     k_negative: float = 3.0
     lambda_negative: float = 2.0
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
     zero_advantage_inert: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -146,7 +143,7 @@ class Vespo:
 
 
 @dataclass(frozen=True)
-class GeoMean:
+class GeoMean(Surrogate):
     """The geometric mean of clipped token ratios, one for the sequence: an outlier token moves it less than an
     arithmetic mean.
 
@@ -170,7 +167,6 @@ class GeoMean:
     epsilon_low: float = 0.4
     epsilon_high: float = 0.4
     clip: Literal["directed", "log_ratio"] = "directed"
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
     zero_advantage_inert: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

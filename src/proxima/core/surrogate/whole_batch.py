@@ -1,7 +1,7 @@
 """Surrogates that look at the whole optimizer batch: which tokens are touched depends on all the others.
 
-Each has `pick(b) -> [N] bool`. Called on a batch without `picked`, a spec picks from that batch alone; `core.prepare`
-picks from the whole batch first, so that a split into micro-batches changes nothing.
+Called on a batch without `selected`, a spec selects from that batch alone; `core.precompute` selects from the whole
+batch first, so that a split into micro-batches changes nothing.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from proxima.core.loss import TokenLoss
+from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
 from proxima.core.ratio import masked_log_ratio, masked_ratio
 from proxima.core.surrogate.clip import check_clip, clipped
@@ -26,27 +26,29 @@ def covariance(b: PolicyBatch) -> Tensor:
     return torch.where(b.loss_mask, centred, torch.zeros_like(centred))
 
 
-def picked(b: PolicyBatch, fresh: Tensor | None) -> Tensor:
-    return b.picked if b.picked is not None else fresh if fresh is not None else torch.zeros_like(b.loss_mask)
+def selected(b: PolicyBatch, spec: Surrogate) -> Tensor:
+    """[N] bool: what the whole batch has selected, or what this batch alone does."""
+    chosen = spec.select_tokens(b) if b.selected is None else b.selected
+    return torch.zeros_like(b.loss_mask) if chosen is None else chosen
 
 
 @dataclass(frozen=True)
-class ClipCov:
+class ClipCov(Surrogate):
     """`ppo_clip`, and a few tokens with a high covariance of advantage and log-prob, which drive entropy down, teach
     nothing.
 
         cov_t = (A_t - mean A)(log pi_t - mean log pi)
-        picked: max(1, floor(share n)) of the unclipped with low < cov < high
-        loss_t = 0 if picked else ppo_clip_t
+        selected: max(1, floor(share n)) of the unclipped with low < cov < high
+        loss_t = 0 if selected else ppo_clip_t
 
     Args:
         epsilon_low, epsilon_high: how far the ratio may fall below 1, in [0, 1], and rise above it, >= 0.
         share: of the n loss tokens, in [0, 1].
         low, high: the covariances that are eligible, low < high.
-        b: as for `PpoClip`; `picked` [N] bool when the whole batch has chosen already.
-    Returns: TokenLoss of unit "token"; `keep` False where clipped or picked. Metric `picked_fraction`.
+        b: as for `PpoClip`; `selected` [N] bool when the whole batch has decided already.
+    Returns: TokenLoss of unit "token"; `keep` False where clipped or selected. Metric `selected_fraction`.
     Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: with share 0 still one token, as verl; nothing eligible: none. Which of the eligible are picked is
+    Edge cases: with share 0 still one token, as verl; nothing eligible: none. Which of the eligible are selected is
         pseudo-random but a function of their behavior log-probs and advantages, so that no order of the batch, no split
         and no random state matters.
     Source: arXiv 2505.22617. verl `clip_cov`. Differs: verl picks by torch.randperm, in each micro-batch for itself
@@ -58,8 +60,7 @@ class ClipCov:
     share: float = 2e-4
     low: float = 1.0
     high: float = 5.0
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
-    zero_advantage_inert: ClassVar[bool] = False
+    whole_batch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_clip(self.epsilon_low, self.epsilon_high)
@@ -67,7 +68,7 @@ class ClipCov:
         require(self.low < self.high, "low", self.low, f"must be < high={self.high}")
 
     @torch.no_grad()
-    def pick(self, b: PolicyBatch) -> Tensor:
+    def select_tokens(self, b: PolicyBatch) -> Tensor:
         _, free, _ = clipped(masked_ratio(b), b.masked("advantage"), b.loss_mask, self.epsilon_low, self.epsilon_high)
         cov = covariance(b)
         eligible = free & (cov > self.low) & (cov < self.high)
@@ -80,24 +81,24 @@ class ClipCov:
         loss, keep, metrics = clipped(
             masked_ratio(b), b.masked("advantage"), b.loss_mask, self.epsilon_low, self.epsilon_high
         )
-        out = picked(b, self.pick(b) if b.picked is None else None)
+        out = selected(b, self)
         loss = torch.where(out, torch.zeros((), dtype=loss.dtype, device=loss.device), loss)
-        return TokenLoss(loss, keep & ~out, {**metrics, "picked_fraction": SumCount.over(out, b.loss_mask)})
+        return TokenLoss(loss, keep & ~out, {**metrics, "selected_fraction": SumCount.over(out, b.loss_mask)})
 
 
 @dataclass(frozen=True)
-class KlCov:
+class KlCov(Surrogate):
     """The unclipped objective, with a pull towards the proximal policy on the tokens with the highest covariance of
     advantage and log-prob.
 
-        loss_t = -A r + coefficient |l_t| [t picked]
-        picked: the max(1, floor(share n)) largest cov_t, see `ClipCov`
+        loss_t = -A r + coefficient |l_t| [t selected]
+        selected: the max(1, floor(share n)) largest cov_t, see `ClipCov`
 
     Args:
         share: of the n loss tokens, in [0, 1].
         coefficient: >= 0, reward units a nat.
-        b: as for `PpoClip`; `picked` [N] bool when the whole batch has chosen already.
-    Returns: TokenLoss of unit "token"; `keep` is the loss mask. Metric `picked_fraction`.
+        b: as for `PpoClip`; `selected` [N] bool when the whole batch has decided already.
+    Returns: TokenLoss of unit "token"; `keep` is the loss mask. Metric `selected_fraction`.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: at l = 0 the pull has gradient 0, so it does nothing in the first update after the proximal policy was
         taken.
@@ -106,19 +107,18 @@ class KlCov:
 
     share: float = 2e-4
     coefficient: float = 1.0
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
-    zero_advantage_inert: ClassVar[bool] = False
+    whole_batch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(0 <= self.share <= 1, "share", self.share, "must be in [0, 1]")
         require(0 <= self.coefficient < float("inf"), "coefficient", self.coefficient, "must be >= 0 and finite")
 
     @torch.no_grad()
-    def pick(self, b: PolicyBatch) -> Tensor:
+    def select_tokens(self, b: PolicyBatch) -> Tensor:
         return smallest(-covariance(b), b.loss_mask, max(1, int(self.share * int(b.loss_mask.sum()))))
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
-        out = picked(b, self.pick(b) if b.picked is None else None)
+        out = selected(b, self)
         pull = torch.where(
             out,
             self.coefficient * masked_log_ratio(b).abs(),
@@ -127,23 +127,23 @@ class KlCov:
         return TokenLoss(
             pull - b.masked("advantage") * masked_ratio(b),
             b.loss_mask,
-            {"picked_fraction": SumCount.over(out, b.loss_mask)},
+            {"selected_fraction": SumCount.over(out, b.loss_mask)},
         )
 
 
 @dataclass(frozen=True)
-class M2po:
+class M2po(Surrogate):
     """The unclipped objective on the tokens that are left once the second moment of the log-ratio is small enough.
 
-        picked: drop the largest (log pi - log mu)^2 until the mean over the kept tokens is < threshold
+        selected: drop the largest (log pi - log mu)^2 until the mean over the kept tokens is < threshold
         loss_t = -A r [kept]
 
     Args:
         threshold: on the mean square, nats^2, > 0.
         policy: the policy measured against behavior: `current` (the method), or `proximal`, whose mask is known before
             the forward.
-        b: as for `PpoClip`, and `behavior_log_prob` [N]; `picked` [N] bool (True: dropped) when the whole batch has
-            chosen already.
+        b: as for `PpoClip`, and `behavior_log_prob` [N]; `selected` [N] bool (True: dropped) when the whole batch has
+            decided already.
     Returns: TokenLoss of unit "token"; `keep` [N] bool.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: at least one token is kept. threshold = inf keeps all. With `proximal: behavior` and `policy: proximal`
@@ -156,26 +156,26 @@ class M2po:
     threshold: float = 0.04
     policy: str = "current"
     needs: ClassVar[frozenset[str]] = frozenset({"advantage", "behavior_log_prob", "proximal_log_prob"})
-    zero_advantage_inert: ClassVar[bool] = False
+    whole_batch: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.threshold > 0, "threshold", self.threshold, "must be > 0")
         require(self.policy in ("current", "proximal"), "policy", self.policy, "must be current or proximal")
 
     @torch.no_grad()
-    def pick(self, b: PolicyBatch) -> Tensor:
+    def select_tokens(self, b: PolicyBatch) -> Tensor:
         measured = b.masked("log_prob" if self.policy == "current" else "proximal_log_prob")
         squares = (measured - b.masked("behavior_log_prob")).square()
         return b.loss_mask & ~second_moment_keep(squares, b.loss_mask, self.threshold)
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
-        keep = b.loss_mask & ~picked(b, self.pick(b) if b.picked is None else None)
+        keep = b.loss_mask & ~selected(b, self)
         loss = -b.masked("advantage") * masked_ratio(b)
         return TokenLoss(torch.where(keep, loss, torch.zeros((), dtype=loss.dtype, device=loss.device)), keep, {})
 
 
 @dataclass(frozen=True)
-class Dro:
+class Dro(Surrogate):
     """Policy gradient with a quadratic pull of the log-ratio towards 0; no ratio, so no exponential.
 
         loss_t = -(A log pi - beta / 2 (log pi - log pi_prox)^2)
@@ -190,8 +190,6 @@ class Dro:
     """
 
     beta: float = 0.5
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
-    zero_advantage_inert: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(0 < self.beta < float("inf"), "beta", self.beta, "must be > 0 and finite")

@@ -31,7 +31,7 @@ def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
         both: Any = own["clip_fraction_low"] + own["clip_fraction_high"]  # type: ignore[operator]  # shares of the same tokens
         numbers |= {"pg_clipfrac": replace(both, count=both.count / 2), "pg_clipfrac_lower": own["clip_fraction_dual"]}
     elif isinstance(spec, ClipCov):
-        numbers["pg_clipfrac"] = spec(b).metrics["picked_fraction"]
+        numbers["pg_clipfrac"] = spec(b).metrics["selected_fraction"]
     elif isinstance(spec, Cispo):
         numbers["pg_clipfrac"] = SumCount.over(~spec(b).keep, mask)
     elif isinstance(spec, GeoMean):  # tokens outside the range on either side, by the sign of A

@@ -1,0 +1,78 @@
+"""The slot's protocol: what an advantage reads, and whether it speaks per completion or per token."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Protocol
+
+from torch import Tensor
+
+from proxima.data import Outcomes, check_fields
+
+ADVANTAGE_NEEDS: dict[str, str] = {
+    "baseline": "generating and scoring the greedy completion of each prompt supplies it",
+    "group": "the data supplies it",
+    "value": "a forward pass of the critic supplies it",
+    "score_variance": "a forward pass of the policy supplies it, with the sum of squared probabilities on request",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenRewards:
+    """Rewards and what else a token advantage reads, on the packed axis of a `PolicyBatch`.
+
+    Args:
+        reward: [N] float, reward units; the terminal score sits on the last loss token, see `place_scores`. Anything
+            outside the loss.
+        loss_mask: [N] bool; other tokens are skipped: no time passes there.
+        cu_seqlens: [S+1] int.
+        value: [N] float, the critic's estimate before the token; for `gae`.
+        bootstrap: [S] float, the critic's estimate after the last token of a truncated completion; 0, or omitted, where
+            it ended by itself.
+        group: [S] int; for `optimal_token_baseline`.
+        score_variance: [N] float, 1 − 2 π_t + Σ_v π_v², the squared norm of the softmax score; for
+            `optimal_token_baseline`.
+    """
+
+    reward: Annotated[Tensor, "float N"]
+    loss_mask: Annotated[Tensor, "bool N"]
+    cu_seqlens: Annotated[Tensor, "int S+1"]
+    value: Annotated[Tensor | None, "float N"] = None
+    bootstrap: Annotated[Tensor | None, "float S"] = None
+    group: Annotated[Tensor | None, "int S"] = None
+    score_variance: Annotated[Tensor | None, "float N"] = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+class Advantage(Protocol):
+    """A frozen dataclass; calling it is the mathematics. Subclass `GroupAdvantage` or `TokenAdvantage`.
+
+    needs: what must be computed before the call, names of `ADVANTAGE_NEEDS`: fields of `Outcomes` or `TokenRewards`.
+    per_token: it takes `TokenRewards` and gives [N]; otherwise it takes `Outcomes` and gives [S].
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    per_token: ClassVar[bool]
+
+
+class GroupAdvantage(Advantage, Protocol):
+    """Gives [S] advantages, 0 where `valid` is False."""
+
+    per_token: ClassVar[bool] = False
+
+    def __call__(self, outcomes: Outcomes) -> Tensor: ...
+
+
+class TokenAdvantage(Advantage, Protocol):
+    """Gives [N] advantages, 0 outside the loss."""
+
+    per_token: ClassVar[bool] = True
+
+    def __call__(self, rewards: TokenRewards) -> Tensor: ...
+
+
+def required(spec: Advantage, name: str, value: Tensor | None) -> Tensor:
+    """`value`; raises ValueError naming what would supply it when it is None."""
+    if value is None:
+        raise ValueError(f"{type(spec).__name__} needs `{name}`: {ADVANTAGE_NEEDS[name]}.")
+    return value
