@@ -6,9 +6,9 @@ from proxima.data import Completion, Group, Prompt, Score
 from proxima.evaluate import QuestionScores, eval_metrics, question_scores
 from proxima.evaluate.eval_metrics import powers_of_two
 from proxima.evaluate.votes import answer_extractor
-from proxima.reward import Gsm8k
+from proxima.reward import Gsm8kReward
 
-FIND = answer_extractor([Gsm8k()])
+FIND = answer_extractor([Gsm8kReward()])
 RIGHT, WRONG, FAILED = Score(value=1.0, correct=True), Score(value=0.0, correct=False), Score.failed("timed out")
 
 

@@ -6,18 +6,18 @@ from fractions import Fraction
 import pytest
 
 from proxima.evaluate import ANSWER_EXTRACTORS, canonical, extract_answer
-from proxima.reward import REWARDS, Boxed, Exact, Format, Gsm8k, Math, Number
+from proxima.reward import REWARDS, Boxed, Exact, Format, Gsm8kReward, Math, Number
 
 
 @pytest.mark.parametrize(
     ("reward", "text", "found"),
     [
-        (Gsm8k(), "She has 3 + 4 = 7.\n#### 7", "7"),
-        (Gsm8k(), "#### 5\nno, wait\n#### $1,234.50", "1234.50"),
-        (Gsm8k(), "The answer is 12.", "12"),
-        (Gsm8k(strict=True), "The answer is 12.", None),
-        (Gsm8k(), "#### none", None),
-        (Gsm8k(), "I don't know.", None),
+        (Gsm8kReward(), "She has 3 + 4 = 7.\n#### 7", "7"),
+        (Gsm8kReward(), "#### 5\nno, wait\n#### $1,234.50", "1234.50"),
+        (Gsm8kReward(), "The answer is 12.", "12"),
+        (Gsm8kReward(strict=True), "The answer is 12.", None),
+        (Gsm8kReward(), "#### none", None),
+        (Gsm8kReward(), "I don't know.", None),
         (Number(), "first 3, then -5", "-5"),
         (Boxed(), r"so \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (Boxed(), r"so \boxed{ }", None),
@@ -37,7 +37,7 @@ def test_the_answer_in_a_text(reward, text, found):
 
 
 def test_the_first_reward_that_can_tell_tells():
-    assert extract_answer([Format(pattern="x"), Number(), Gsm8k()], "#### 3 of 5") == "5"
+    assert extract_answer([Format(pattern="x"), Number(), Gsm8kReward()], "#### 3 of 5") == "5"
     assert extract_answer([Format(pattern="x")], "#### 3") is None
     assert extract_answer([], "3") is None
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from proxima.reward import Math
-from proxima.reward.math import unevaluable
-from proxima.reward.numeric_answer import plain, same_number
+from proxima.reward.math.numeric_answer import parse_number, same_number
+from proxima.reward.math.symbolic import unevaluable
 from tests.reward.make import completions, prompt, runner, scored
 
 pytest.importorskip("math_verify")
@@ -454,7 +454,9 @@ def test_plain_numbers_are_equal_where_math_verify_holds_them_equal():
     differ = []
     for found in PLAIN:
         for answer in PLAIN:
-            if verify(parse(f"${answer}$"), parse(f"\\boxed{{{found}}}")) != same_number(plain(answer), plain(found)):
+            if verify(parse(f"${answer}$"), parse(f"\\boxed{{{found}}}")) != same_number(
+                parse_number(answer), parse_number(found)
+            ):
                 differ.append((answer, found))
     assert differ == []
 

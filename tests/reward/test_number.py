@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.reward import Number
-from proxima.reward.extract import as_number, last_number
+from proxima.reward.math.extract import as_number, last_number
 from tests.reward.make import completions, corrects, prompt
 
 TEN = [

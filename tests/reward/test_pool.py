@@ -27,7 +27,7 @@ def code(tmp_path: Path, body: str) -> Job:
     """A job that runs `body` in the worker: loading a module executes it."""
     file = tmp_path / f"module_{abs(hash(body))}.py"
     file.write_text(textwrap.dedent(body) + "\ndef fn(): pass\n")
-    return Job(grader="prepare", arguments={"path": f"{file}:fn"})
+    return Job(grader="load", arguments={"path": f"{file}:fn"})
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_an_argument_that_is_no_json_is_its_own_error(pool):
 
 @pytest.mark.parametrize("error", ["RecursionError", "MemoryError"])
 def test_a_worker_that_gives_up_after_a_job_costs_none_of_the_others(pool, tmp_path, error):
-    broken = Job(grader="prepare", arguments={"path": f"{tmp_path}/broken.py:fn"})
+    broken = Job(grader="load", arguments={"path": f"{tmp_path}/broken.py:fn"})
     (tmp_path / "broken.py").write_text(f"def __getattr__(name):\n    raise {error}('told')\n")
     answers = asyncio.run(pool.run([regex("1"), broken, regex("3"), broken, regex("5")]))
     assert [answer.error for answer in answers] == [None, f"{error}: told", None, f"{error}: told", None]
@@ -155,7 +155,7 @@ def test_death_is_reported_and_the_rest_goes_on(pool, tmp_path):
 def test_a_worker_killed_while_idle_costs_nothing(pool):
     assert found(asyncio.run(pool.run([regex("1")]))) == ["1"]
     children = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(pool._nursery._process.pid)], capture_output=True, text=True
+        ["ps", "-o", "pid=", "--ppid", str(pool._fork_server._process.pid)], capture_output=True, text=True
     ).stdout.split()
     assert len(children) == 1
     os.kill(int(children[0]), signal.SIGKILL)
@@ -167,8 +167,8 @@ def test_a_worker_killed_while_idle_costs_nothing(pool):
 
 def test_a_killed_nursery_is_replaced(pool):
     assert found(asyncio.run(pool.run([regex("1")]))) == ["1"]
-    pool._nursery._process.kill()
-    pool._nursery._process.wait()
+    pool._fork_server._process.kill()
+    pool._fork_server._process.wait()
     asyncio.run(pool.run([regex("2")]))  # the worker may outlive the nursery by this chunk, or be gone already
     assert found(asyncio.run(pool.run([HANGS_SHORT, regex("3")])))[1] == "3"
 
@@ -186,7 +186,7 @@ def test_workers_are_recycled(pool):
 def test_close_ends_everything_and_says_so():
     pool = WorkerPool()
     asyncio.run(pool.run([regex("1")]))
-    nursery = pool._nursery._process
+    nursery = pool._fork_server._process
     pool.close()
     pool.close()
     assert nursery.poll() is not None
@@ -215,7 +215,7 @@ pool = WorkerPool(timeout=600)
 job = Job(grader="regex", arguments={"pattern": "(?:a+)+$", "text": "a" * 40 + "!"})
 threading.Thread(target=lambda: asyncio.run(pool.run([job])), daemon=True).start()
 while not pool.started: pass
-print(pool._nursery._process.pid, flush=True)
+print(pool._fork_server._process.pid, flush=True)
 sys.stdin.read()
 """
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from proxima.reward import ReasoningGym
-from proxima.task import ReasoningGym as Task
+from proxima.reward import ReasoningGymReward
+from proxima.task import ReasoningGymTask as Task
 from proxima.task import to_prompt
 from tests.reward.make import completions, prompt, runner
 from tests.tiny import tiny_tokenizer
@@ -23,7 +23,7 @@ NEEDS_CONFIG = {"composite"}
 
 @pytest.fixture(scope="module")
 def judged():
-    with runner(ReasoningGym(), workers=1, timeout=60) as made:
+    with runner(ReasoningGymReward(), workers=1, timeout=60) as made:
         yield lambda row, *texts: asyncio.run(made.score(row, completions(*texts)))
 
 
@@ -84,10 +84,11 @@ def test_a_scorer_that_evaluates_its_answer_reads_literals_only(judged, tmp_path
 def test_tag_and_threshold():
     row = row_of("basic_arithmetic")
     assert [
-        s.value for s in ReasoningGym(strict=True).score(row, completions(row.answer, f"<answer>{row.answer}</answer>"))
+        s.value
+        for s in ReasoningGymReward(strict=True).score(row, completions(row.answer, f"<answer>{row.answer}</answer>"))
     ] == [0.0, 1.0]
-    assert [s.value for s in ReasoningGym(tag=None).score(row, completions(row.answer))] == [1.0]
-    (partly,) = ReasoningGym(correct_at=0.01).score(
+    assert [s.value for s in ReasoningGymReward(tag=None).score(row, completions(row.answer))] == [1.0]
+    (partly,) = ReasoningGymReward(correct_at=0.01).score(
         row_of("chain_sum"), completions(f"It is {row_of('chain_sum').answer}, I think")
     )
     assert 0 < partly.value < 1 and partly.correct is True

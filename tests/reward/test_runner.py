@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from proxima.data import Score
-from proxima.reward import Exact, Format, Function, Gsm8k, Length, Number, RewardRunner, WeightedReward
+from proxima.reward import Exact, Format, Function, Gsm8kReward, Length, Number, RewardRunner, WeightedReward
 from tests.reward.make import completion, completions, prompt, runner, scored
 
 THOUGHT = "<think>17 + 25 is 42</think>\n<answer>42</answer>"
@@ -32,7 +32,7 @@ def test_correct_comes_from_the_first_reward_that_knows():
 
 
 def test_a_failure_names_the_reward_and_keeps_the_other_parts():
-    (score,) = scored([Number(), Length(), Gsm8k(name="again")], "many", "It is 42")
+    (score,) = scored([Number(), Length(), Gsm8kReward(name="again")], "many", "It is 42")
     assert not score.valid and score.value != score.value
     assert score.parts == {"length": 0.0}
     assert score.error.startswith(

@@ -4,8 +4,8 @@ completions each."""
 import pytest
 
 from proxima.data import Score
-from proxima.reward import Accuracy152, Boxed, Exact, Format, Gsm8k, Length, Overlong, Regex, Repetition
-from proxima.reward.extract import as_fraction, last_boxed, last_tagged
+from proxima.reward import Accuracy152, Boxed, Exact, Format, Gsm8kReward, Length, Overlong, Regex, Repetition
+from proxima.reward.math.extract import as_fraction, last_boxed, last_tagged
 from tests.reward.make import completion, completions, corrects, prompt
 
 THOUGHT = "<think>17 + 25 is 42</think>\n<answer>42</answer>"
@@ -24,7 +24,7 @@ CASES = {
         ("", "42", False),
     ],
     Exact(ignore_case=True): [("paris", "Paris", True), ("STRASSE", "straße", True), ("Lyon", "Paris", False)],
-    Gsm8k(): [
+    Gsm8kReward(): [
         ("Natalia sold 48/2 = 24 clips in May.\n#### 72", "72", True),
         ("#### $1,200", "1200", True),
         ("#### 5 dollars, paid in 2 parts", "5", True),
@@ -37,7 +37,7 @@ CASES = {
         ("18 eggs, so 3 left", "18", False),
         ("", "18", False),
     ],
-    Gsm8k(strict=True): [("She has 18 left.", "18", False), ("#### 18", "18", True)],
+    Gsm8kReward(strict=True): [("She has 18 left.", "18", False), ("#### 18", "18", True)],
     Boxed(): [
         (r"so \boxed{42}", "42", True),
         (r"\boxed{1} then \boxed{2}", "2", True),
@@ -251,7 +251,7 @@ def test_repetition_of_tokens():
     assert Repetition(unit="tokens", n=1).score(prompt(), [same])[0].value == pytest.approx(-11 / 12)
 
 
-@pytest.mark.parametrize("reward", [Accuracy152(), Exact(), Gsm8k(), Boxed(), Regex()])
+@pytest.mark.parametrize("reward", [Accuracy152(), Exact(), Gsm8kReward(), Boxed(), Regex()])
 def test_a_row_without_an_answer_is_an_error(reward):
     with pytest.raises(ValueError, match=f"'{reward.kind}' compares with an answer, and prompt 7 has none"):
         reward.score(prompt(None), completions("42"))
@@ -310,4 +310,4 @@ def test_bad_fields(call, message):
 
 def test_gsm8k_answer_without_a_number():
     with pytest.raises(ValueError, match="is not a number after '####'"):
-        corrects(Gsm8k(), "#### many", "5")
+        corrects(Gsm8kReward(), "#### many", "5")

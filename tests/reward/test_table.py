@@ -117,9 +117,9 @@ def _scores(kind, *several):
     """Scores as a run makes them: of the group, then of the batch."""
     row = prompt("42")
     if kind == "reasoning_gym":
-        from proxima.task import ReasoningGym
+        from proxima.task import ReasoningGymTask
 
-        row = dataclasses.replace(row, metadata=ReasoningGym(task="basic_arithmetic", size=1).rows(1)[0].metadata)
+        row = dataclasses.replace(row, metadata=ReasoningGymTask(task="basic_arithmetic", size=1).rows(1)[0].metadata)
 
     async def both(made):
         scores = await made.score(row, several)

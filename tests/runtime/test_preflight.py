@@ -7,7 +7,7 @@ import pytest
 
 from proxima.config import resolve
 from proxima.config.schema import DataConfig
-from proxima.reward import Exact, Gsm8k, Http, Length, Math, Number, RewardRunner
+from proxima.reward import Exact, Gsm8kReward, Http, Length, Math, Number, RewardRunner
 from proxima.runtime.build import load_run_data
 from proxima.runtime.preflight import ReferenceAnswers, unreadable, validate_answers
 from proxima.task.protocol import Row
@@ -46,7 +46,7 @@ def test_what_each_reward_can_read():
         "number: not a number; use 'exact' or 'math'",
         "number: not a number; use 'exact' or 'math'",
     ]
-    assert reasons([Gsm8k()], ["so 9 * 2\n#### 18", "18", "#### many"])[0] == [
+    assert reasons([Gsm8kReward()], ["so 9 * 2\n#### 18", "18", "#### many"])[0] == [
         None,
         None,
         "gsm8k: not a number after '####'",

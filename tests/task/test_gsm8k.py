@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from proxima.task import Gsm8k
+from proxima.task import Gsm8kTask
 
 ROWS = [
     {
@@ -31,29 +31,29 @@ def folder_of(path, split="train", rows=ROWS, form="jsonl"):
 def test_folders(tmp_path, form, inside):
     folder_of(tmp_path / inside, form=form)
     folder_of(tmp_path / inside, "test", ROWS[:1], form)
-    rows = Gsm8k(path=str(tmp_path)).rows(1)
+    rows = Gsm8kTask(path=str(tmp_path)).rows(1)
     assert [rows[i].answer for i in range(len(rows))] == ["72", "70000", "-5"]
     assert rows[1].messages == ({"role": "user", "content": "How much is the house {now}?"},)
     assert rows[2].metadata == {"solution": "It fell by 5."}
-    assert len(Gsm8k(path=str(tmp_path), split="test").rows(1)) == 1
+    assert len(Gsm8kTask(path=str(tmp_path), split="test").rows(1)) == 1
 
 
 def test_a_file_and_a_template(tmp_path):
     path = folder_of(tmp_path) / "train.jsonl"
-    row = Gsm8k(path=str(path), template="{question}\nEnd with #### and the number.").rows(1)[1]
+    row = Gsm8kTask(path=str(path), template="{question}\nEnd with #### and the number.").rows(1)[1]
     assert row.messages[0]["content"] == "How much is the house {now}?\nEnd with #### and the number."
 
 
 def test_what_is_not_gsm8k(tmp_path):
     folder_of(tmp_path, rows=[{"question": "?", "answer": "42"}])
     with pytest.raises(ValueError, match=r"gsm8k row 0: the answer .* has no number after '####'; is this GSM8K\?"):
-        Gsm8k(path=str(tmp_path)).rows(1)[0]
+        Gsm8kTask(path=str(tmp_path)).rows(1)[0]
     with pytest.raises(ValueError, match=r"holds neither test.jsonl nor test\*.parquet"):
-        Gsm8k(path=str(tmp_path), split="test").rows(1)
+        Gsm8kTask(path=str(tmp_path), split="test").rows(1)
     with pytest.raises(ValueError, match="no such file"):
-        Gsm8k(path=str(tmp_path / "nope.jsonl")).rows(1)
+        Gsm8kTask(path=str(tmp_path / "nope.jsonl")).rows(1)
     with pytest.raises(ValueError, match="no such folder"):
-        Gsm8k(path=str(tmp_path / "nope")).rows(1)
+        Gsm8kTask(path=str(tmp_path / "nope")).rows(1)
 
 
 @pytest.mark.parametrize(
@@ -67,4 +67,4 @@ def test_what_is_not_gsm8k(tmp_path):
 )
 def test_bad_fields(fields, message):
     with pytest.raises(ValueError, match=message):
-        Gsm8k(**fields)
+        Gsm8kTask(**fields)

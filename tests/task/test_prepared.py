@@ -2,7 +2,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from proxima.task import Prepared
+from proxima.task import PreparedTask
 from proxima.task.prepared import how_to_make
 
 ROWS = [
@@ -23,13 +23,13 @@ def folder(tmp_path):
 
 
 def test_the_prompt_is_the_cards(folder):
-    rows = Prepared(path=str(folder), metadata=("level",)).rows(1)
+    rows = PreparedTask(path=str(folder), metadata=("level",)).rows(1)
     assert [rows[i].messages for i in range(3)] == [tuple(row["messages"]) for row in ROWS]
     assert (rows[2].answer, rows[2].metadata) == ("2", {"level": 2})
 
 
 def test_a_template_of_ones_own(folder):
-    row = Prepared(path=str(folder), template="{question}\nAnswer in \\boxed{{}}.").rows(1)[1]
+    row = PreparedTask(path=str(folder), template="{question}\nAnswer in \\boxed{{}}.").rows(1)[1]
     assert row.messages == ({"role": "user", "content": "1 {}?\nAnswer in \\boxed{}."},)
 
 
@@ -49,7 +49,7 @@ def test_what_is_missing(path, split, message, tmp_path, monkeypatch):
     (tmp_path / "empty" / "math").mkdir(parents=True)
     parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "made" / "train.parquet")
     with pytest.raises(ValueError, match=message) as caught:
-        Prepared(path=path, split=split).rows(1)
+        PreparedTask(path=path, split=split).rows(1)
     assert "\n" not in str(caught.value)
 
 
@@ -63,7 +63,7 @@ def test_what_is_missing(path, split, message, tmp_path, monkeypatch):
 )
 def test_bad_fields(fields, message):
     with pytest.raises(ValueError, match=message):
-        Prepared(**fields)
+        PreparedTask(**fields)
 
 
 def test_the_command_for_a_path():

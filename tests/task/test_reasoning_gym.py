@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from proxima.reward.workers.graders import thaw
-from proxima.task import ReasoningGym
-from proxima.task.reasoning_gym import freeze
+from proxima.reward.workers.graders import decode_json
+from proxima.task import ReasoningGymTask
+from proxima.task.reasoning_gym import encode_json
 
 pytest.importorskip("reasoning_gym")
 
@@ -12,12 +12,12 @@ pytest.importorskip("reasoning_gym")
 def test_rows_carry_the_entry_that_the_scorer_reads():
     from reasoning_gym import create_dataset
 
-    rows = ReasoningGym(task="countdown", size=3, config={"min_numbers": 3, "max_numbers": 3}).rows(5)
+    rows = ReasoningGymTask(task="countdown", size=3, config={"min_numbers": 3, "max_numbers": 3}).rows(5)
     assert len(rows) == 3 and rows[0].answer and rows[0].messages[0]["content"] != rows[1].messages[0]["content"]
     source = json.loads(json.dumps(rows[2].metadata))["reasoning_gym"]
     assert source["task"] == "countdown"
-    entry = create_dataset("countdown", size=3, **thaw(source["config"]))[2]
-    assert thaw(source["entry"]) == entry
+    entry = create_dataset("countdown", size=3, **decode_json(source["config"]))[2]
+    assert decode_json(source["entry"]) == entry
     assert rows[2].messages[0]["content"] == entry["question"] and rows[2].answer == entry["answer"]
     with pytest.raises(IndexError):
         rows[3]
@@ -25,7 +25,7 @@ def test_rows_carry_the_entry_that_the_scorer_reads():
 
 def test_seeds_and_sides_differ_and_nothing_else():
     def first(seed, split="train"):
-        return ReasoningGym(task="chain_sum", size=2, split=split).rows(seed)[1]
+        return ReasoningGymTask(task="chain_sum", size=2, split=split).rows(seed)[1]
 
     assert first(1) == first(1)
     assert len({first(seed, split).messages[0]["content"] for seed in (1, 2) for split in ("train", "test")}) == 4
@@ -36,7 +36,7 @@ def test_seeds_and_sides_differ_and_nothing_else():
     [(1, (2, [3])), {"a": (1,), "b": {1: (2,), (3, 4): None}}, [True, None, 1.5, "x"], {"__tuple__": [1], "b": 1}, {}],
 )
 def test_frozen_values_survive_json(value):
-    assert thaw(json.loads(json.dumps(freeze(value)))) == value
+    assert decode_json(json.loads(json.dumps(encode_json(value)))) == value
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_frozen_values_survive_json(value):
 )
 def test_bad_fields(fields, message):
     with pytest.raises(ValueError, match=message) as caught:
-        ReasoningGym(**fields).rows(1)
+        ReasoningGymTask(**fields).rows(1)
     assert "\n" not in str(caught.value)
 
 
 def test_composite_mixes_tasks():
     parts = [{"name": "chain_sum"}, {"name": "spiral_matrix", "weight": 1, "config": {"max_n": 3}}]
-    rows = ReasoningGym(task="composite", size=20, config={"datasets": parts}).rows(1)
+    rows = ReasoningGymTask(task="composite", size=20, config={"datasets": parts}).rows(1)
     names = {rows[i].metadata["reasoning_gym"]["entry"]["metadata"]["source_dataset"] for i in range(20)}
     assert names == {"chain_sum", "spiral_matrix"}

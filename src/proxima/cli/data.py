@@ -18,7 +18,7 @@ from proxima.cli.common import print_json
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.prepare import EvalSet, Options, Part, Prepared
+    from proxima.prepare import EvalSet, Part, PreparedFolder, PrepareOptions
 
 DATA = Path("data")
 _PER_CARD = ("out", "overwrite", "dry_run", "json", "quiet")  # change nothing of what is made
@@ -149,11 +149,11 @@ class _Wanted:
 
 
 def _prepare(arguments: argparse.Namespace) -> int:
-    from proxima.prepare import Options, beside, eval_set, find_origin, prepare
-    from proxima.prepare.atomic_folder import refuse_if_taken
+    from proxima.prepare import PrepareOptions, load_eval_set, locate_files, prepare, sibling_eval_sets
+    from proxima.prepare.atomic_folder import refuse_existing
 
     parts = _parts(arguments.source)
-    options = Options(
+    options = PrepareOptions(
         template=arguments.template,
         system=arguments.system,
         held_out=arguments.held_out,
@@ -167,8 +167,8 @@ def _prepare(arguments: argparse.Namespace) -> int:
     command = _command(arguments)
     for one in wanted if not arguments.dry_run else ():
         if one.must:
-            refuse_if_taken(one.folder, overwrite=arguments.overwrite)
-    made: list[Prepared] = []
+            refuse_existing(one.folder, overwrite=arguments.overwrite)
+    made: list[PreparedFolder] = []
     missing: list[str] = []
     for one in wanted:
         if not one.must and not arguments.overwrite and _is_prepared(one.folder):
@@ -177,17 +177,19 @@ def _prepare(arguments: argparse.Namespace) -> int:
             )
             continue
         try:
-            origin = find_origin(one.part, one.place, subset=arguments.subset, revision=arguments.revision)
+            origin = locate_files(one.part, one.place, subset=arguments.subset, revision=arguments.revision)
         except ValueError as problem:
             if one.must:
                 raise
             missing.append(str(problem))
             continue
-        named = beside(one.folder) if arguments.against is None else arguments.against
+        named = sibling_eval_sets(one.folder) if arguments.against is None else arguments.against
         own = {done.test.name: done.test for done in made if done.test}
         known: list[EvalSet] = []
         if one.part.side == "train":
-            known = [eval_set(name) for name in named if arguments.against is not None or Path(name).name not in own]
+            known = [
+                load_eval_set(name) for name in named if arguments.against is not None or Path(name).name not in own
+            ]
             known += [found for name, found in own.items() if name not in {other.name for other in known}]
         try:
             with _Progress(arguments.quiet) as progress:
@@ -232,12 +234,12 @@ def _parts(name: str) -> tuple["Part", ...]:
     return alone[name]
 
 
-def _check_template(parts: Sequence["Part"], options: "Options") -> None:
+def _check_template(parts: Sequence["Part"], options: "PrepareOptions") -> None:
     """Before anything is read."""
-    from proxima.prepare import template_of
+    from proxima.prepare import resolve_template
 
     for part in parts:
-        template_of(options.template if options.template is not None else part.template, options.system)
+        resolve_template(options.template if options.template is not None else part.template, options.system)
 
 
 def _wanted(parts: Sequence["Part"], arguments: argparse.Namespace) -> list[_Wanted]:
@@ -355,9 +357,9 @@ def _duration(seconds: float) -> str:
     return f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"
 
 
-def _account(done: "Prepared", dry_run: bool) -> Iterator[str]:
+def _account(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
     """What became of every row, a line a step."""
-    from proxima.prepare.dataset_card import recipe_lines, repetition_line
+    from proxima.prepare.dataset_card import recipe_snippet, repetition_line
 
     card = done.card
     source = card["source"]
@@ -389,7 +391,7 @@ def _account(done: "Prepared", dry_run: bool) -> Iterator[str]:
             yield f"  {'would write' if dry_run else 'wrote'} {done.folder / name}  {facts['rows']:,} rows{how}"
     yield from (f"  note: {note}" for note in done.notes)
     if not dry_run:
-        yield "  in a recipe: " + recipe_lines(card, str(done.folder)).replace("\n", "\n               ")
+        yield "  in a recipe: " + recipe_snippet(card, str(done.folder)).replace("\n", "\n               ")
 
 
 def _met(card: dict[str, Any]) -> str:
@@ -400,14 +402,14 @@ def _show(arguments: argparse.Namespace) -> int:
     from pyarrow import parquet
 
     from proxima.prepare import read_card
-    from proxima.prepare.dataset_card import for_people
+    from proxima.prepare.dataset_card import card_markdown
 
     folder = Path(arguments.folder).expanduser()
     card = read_card(folder)
     if arguments.json:
         print_json(card)
         return 0
-    print(for_people(card, arguments.folder).rstrip())
+    print(card_markdown(card, arguments.folder).rstrip())
     for name in card["outputs"]:
         if not name.endswith(".parquet") or arguments.rows < 1:
             continue

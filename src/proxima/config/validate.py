@@ -250,10 +250,10 @@ def _context_of(file: Path) -> int | None:
 
 def data_is_there(r: Resolved) -> Iterator[Problem]:
     """A task that names a data file, or prepared data, names some that exist."""
-    from proxima.task.prepared import Prepared, how_to_make
+    from proxima.task.prepared import PreparedTask, how_to_make
 
     for slot, task in (("task", r.config.task), ("eval.task", r.config.eval.task)):
-        if isinstance(task, Prepared) and (missing := task.problem()):
+        if isinstance(task, PreparedTask) and (missing := task.problem()):
             yield r.problem(f"{slot}.path", missing)
         for name, value in vars(task).items() if task is not None else ():
             if isinstance(value, str) and value.endswith(DATA_SUFFIXES) and "://" not in value and "*" not in value:

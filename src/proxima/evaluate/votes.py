@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
 from typing import Any
 
-from proxima.reward.extract import as_fraction, as_number, first_number, last_boxed, last_number, last_tagged
+from proxima.reward.math.extract import as_fraction, as_number, first_number, last_boxed, last_number, last_tagged
 
 LONGEST = 200  # characters of an answer that is compared as mathematics
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from proxima.reward.extract import as_number, last_boxed
+from proxima.reward.math.extract import as_number, last_boxed
 
 _BOXED_BARE = re.compile(r"\\boxed\s+([^\s${}]+)|\\boxed([0-9])")
 _LONGEST = 40  # digits of an integer; longer ones are a damaged row

@@ -16,7 +16,7 @@ except ImportError:  # Windows has none: two that make one folder are not caught
 
 
 @contextmanager
-def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A folder beside `target` to write into; it takes the place of `target` when the block ends without an error.
 
     Files reach the disk before the rename. An error inside removes the unfinished folder and leaves `target` as it was;
@@ -32,10 +32,10 @@ def whole_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     made = [above for above in target.parents if not above.exists()]
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _held(target):
+        with _locked(target):
             if before.is_dir() and not target.exists():
                 before.rename(target)
-            refuse_if_taken(target, overwrite=overwrite)
+            refuse_existing(target, overwrite=overwrite)
             for left in _parts(target):  # we hold the lock: nobody is writing into one
                 shutil.rmtree(left, ignore_errors=True)
             part.mkdir()
@@ -72,7 +72,7 @@ def _parts(target: Path) -> list[Path]:
 
 
 @contextmanager
-def _held(target: Path) -> Iterator[None]:
+def _locked(target: Path) -> Iterator[None]:
     """One at a time makes `target`."""
     path = target.with_name(f".{target.name}.lock")
     while True:
@@ -103,11 +103,11 @@ def _is_at(handle: int, path: Path) -> bool:
         return False
 
 
-def refuse_if_taken(target: Path, *, overwrite: bool) -> None:
+def refuse_existing(target: Path, *, overwrite: bool) -> None:
     """Nothing that is there is lost by accident.
 
     Raises:
-        ValueError: as `whole_folder`.
+        ValueError: as `atomic_folder`.
     """
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.data import UserError
 from proxima.prepare.catalog import Part
-from proxima.prepare.locate import CARD, Origin
+from proxima.prepare.locate import CARD, SourceFiles
 from proxima.prepare.prompt_template import Template
-from proxima.prepare.read_files import Input
+from proxima.prepare.read_files import InputFile
 from proxima.prepare.write_files import COLUMNS
 
 if TYPE_CHECKING:
-    from proxima.prepare.decontaminate import EvalSet, Overlap
-    from proxima.prepare.deduplicate import Tally
-    from proxima.prepare.pipeline import Options, _Lists
+    from proxima.prepare.decontaminate import EvalSet, OverlapIndex
+    from proxima.prepare.deduplicate import RowCounts
+    from proxima.prepare.pipeline import PrepareOptions, _ExclusionLists
 
 FORMAT = 1
 README = "README.md"
@@ -36,19 +36,19 @@ LISTS = {
 }
 
 
-def describe(
+def build_card(
     part: Part,
-    origin: Origin,
+    origin: SourceFiles,
     template: Template,
-    options: "Options",
+    options: "PrepareOptions",
     held_out: float | None,
     command: str,
     *,
-    inputs: Mapping[str, Sequence[Input]],
-    tallies: Mapping[str, "Tally"],
+    inputs: Mapping[str, Sequence[InputFile]],
+    tallies: Mapping[str, "RowCounts"],
     against: Sequence["EvalSet"],
-    overlap: "Overlap",
-    left_out: "_Lists",
+    overlap: "OverlapIndex",
+    left_out: "_ExclusionLists",
     files: Mapping[str, int],
 ) -> dict[str, Any]:
     """The card, without the hashes of what is written (`write_card` adds them). It holds no date, and no path but those
@@ -96,7 +96,7 @@ def describe(
     }
 
 
-def _input_lines(inputs: Sequence[Input]) -> list[dict[str, Any]]:
+def _input_lines(inputs: Sequence[InputFile]) -> list[dict[str, Any]]:
     if len(inputs) <= _LISTED_INPUTS:
         return [{"file": one.name, "bytes": one.size, "sha256": one.sha256} for one in inputs]
     lines = "".join(f"{one.sha256} {one.name}\n" for one in inputs)
@@ -111,7 +111,7 @@ def _input_lines(inputs: Sequence[Input]) -> list[dict[str, Any]]:
     ]
 
 
-def _counts(side: str, tally: "Tally", left_out: "_Lists", files: Mapping[str, int]) -> dict[str, int]:
+def _counts(side: str, tally: "RowCounts", left_out: "_ExclusionLists", files: Mapping[str, int]) -> dict[str, int]:
     """What became of the rows of a side.
 
     rows = unreadable_rows + repeats + questions; questions = conflicts_dropped + contaminated + train + test.
@@ -136,7 +136,7 @@ def write_card(folder: Path, card: dict[str, Any]) -> None:
     for name, facts in card["outputs"].items():
         content = _hash(folder / name)
         facts |= {"bytes": content[0], "sha256": content[1]}
-    (folder / README).write_text(for_people(card), encoding="utf-8", newline="\n")
+    (folder / README).write_text(card_markdown(card), encoding="utf-8", newline="\n")
     card["outputs"][README] = dict(zip(("bytes", "sha256"), _hash(folder / README), strict=True))
     (folder / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
 
@@ -160,14 +160,14 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Checked:
+class FileStatus:
     """A file against its card: `same`, `altered`, `missing`, or `extra` (a table that the card does not know)."""
 
     file: str
     verdict: str
 
 
-def check_folder(folder: Path) -> list[Checked]:
+def check_folder(folder: Path) -> list[FileStatus]:
     """Every file of a prepared folder against the hashes of its card.
 
     Raises:
@@ -178,9 +178,9 @@ def check_folder(folder: Path) -> list[Checked]:
     for name, facts in outputs.items():
         path = folder / name
         same = path.is_file() and _hash(path) == (facts.get("bytes"), facts.get("sha256"))
-        found.append(Checked(name, "same" if same else "altered" if path.is_file() else "missing"))
+        found.append(FileStatus(name, "same" if same else "altered" if path.is_file() else "missing"))
     extra = sorted(path.name for path in folder.glob("*.parquet") if path.name not in outputs)
-    return found + [Checked(name, "extra") for name in extra]
+    return found + [FileStatus(name, "extra") for name in extra]
 
 
 def _hash(path: Path) -> tuple[int, str]:
@@ -189,7 +189,7 @@ def _hash(path: Path) -> tuple[int, str]:
     return path.stat().st_size, digest.hexdigest()
 
 
-def for_people(card: Mapping[str, Any], folder: str | None = None) -> str:
+def card_markdown(card: Mapping[str, Any], folder: str | None = None) -> str:
     """`README.md`; its recipe names `folder`, or `data/<name>`."""
     return "\n".join(_lines(card, folder)) + "\n"
 
@@ -240,7 +240,7 @@ def _lines(card: Mapping[str, Any], folder: str | None) -> Iterator[str]:
     yield "".join(f"\n`{name}`: {LISTS[name]}.\n" for name in card["outputs"] if name in LISTS)
     yield "| column | meaning |\n|---|---|"
     yield from (f"| `{name}` | {meaning} |" for name, meaning in COLUMNS.items())
-    yield f"\n## In a recipe\n\n```yaml\n{recipe_lines(card, folder)}\n```"
+    yield f"\n## In a recipe\n\n```yaml\n{recipe_snippet(card, folder)}\n```"
 
 
 _COUNTED = {
@@ -256,7 +256,7 @@ _COUNTED = {
 }
 
 
-def recipe_lines(card: Mapping[str, Any], folder: str | None = None) -> str:
+def recipe_snippet(card: Mapping[str, Any], folder: str | None = None) -> str:
     """How a recipe names the data."""
     path = folder or f"data/{card['name']}"
     trained = "train.parquet" in card["outputs"]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from proxima.prepare.normalize import telling, words
+from proxima.prepare.normalize import comparison_text, words
 
 COVERED = 0.5  # share of an evaluation question's runs in one training question that no phrase of the trade explains
 
@@ -26,7 +26,7 @@ class EvalSet:
 
 
 @dataclass(frozen=True)
-class Hit:
+class OverlapMatch:
     """A training question that meets an evaluation question.
 
     Args:
@@ -40,7 +40,7 @@ class Hit:
     covers: bool = field(default=False, compare=False)
 
 
-class Overlap:
+class OverlapIndex:
     """Compares questions with evaluation sets: the same text (`telling`: case and punctuation apart), or a common run
     of `n` words.
 
@@ -76,7 +76,7 @@ class Overlap:
             for gram in grams:
                 self._grams.setdefault(gram, []).append((known.name, number))
 
-    def look(self, question: str, *, count: bool = True) -> list[Hit]:
+    def look(self, question: str, *, count: bool = True) -> list[OverlapMatch]:
         """Where a question meets an evaluation question, the same text first.
 
         Args:
@@ -93,15 +93,15 @@ class Overlap:
         for gram in shared:
             for where in self._grams[gram]:
                 found.setdefault(where, []).append(gram)
-        hits = [Hit(where, ()) for where in same]
+        hits = [OverlapMatch(where, ()) for where in same]
         numbers = _numbers(question) if found else Counter()
         for where, grams in found.items():
             if where not in same:
                 runs, needed = self._asked[where]
-                hits.append(Hit(where, tuple(grams), len(grams) >= COVERED * runs and needed <= numbers))
+                hits.append(OverlapMatch(where, tuple(grams), len(grams) >= COVERED * runs and needed <= numbers))
         return hits
 
-    def contaminated(self, hits: Iterable[Hit], apart_from: str | None = None) -> list[Hit]:
+    def contaminated(self, hits: Iterable[OverlapMatch], apart_from: str | None = None) -> list[OverlapMatch]:
         """The hits that count: the same text, a run that is no common phrase, or the evaluation question with something
         added.
 
@@ -115,7 +115,7 @@ class Overlap:
             if not rare and hit.covers:
                 rare = hit.grams
             if hit.where[0] != apart_from and (rare or not hit.grams):
-                kept.append(Hit(hit.where, rare, hit.covers))
+                kept.append(OverlapMatch(hit.where, rare, hit.covers))
         return kept
 
     @property
@@ -133,7 +133,7 @@ class Overlap:
 
 
 def _key(question: str) -> bytes:
-    return blake2b(telling(question).encode("utf-8", "replace"), digest_size=16).digest()
+    return blake2b(comparison_text(question).encode("utf-8", "replace"), digest_size=16).digest()
 
 
 def _numbers(question: str) -> Counter[str]:

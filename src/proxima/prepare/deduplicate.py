@@ -15,8 +15,8 @@ from hashlib import blake2b
 from typing import IO, Any, Literal
 
 from proxima.prepare.answer_kinds import ANSWERS
-from proxima.prepare.normalize import bare, key_of, sound
-from proxima.prepare.read_files import Placed
+from proxima.prepare.normalize import question_key, sound, strip_instructions
+from proxima.prepare.read_files import SourceRow
 
 LISTED = 10_000  # rows of a list that are kept with their text; all are counted
 _REMEMBERED = 1 << 17  # hashes of rows as written, recognised without normalising them again
@@ -31,7 +31,7 @@ Conflicts = Literal["drop", "first", "majority"]
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class Question:
     """A question with its answer, as it will be written."""
 
     question: str
@@ -45,7 +45,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class UniqueQuestion:
     """A distinct question.
 
     Args:
@@ -55,14 +55,14 @@ class Entry:
         question: for the list of conflicts.
     """
 
-    item: Item | None
+    item: Question | None
     repeats: int
     answers: dict[str, int]
     question: str
 
 
 @dataclass
-class Tally:
+class RowCounts:
     """What was counted. rows = unreadable_rows + repeats + questions."""
 
     rows: int = 0
@@ -74,7 +74,7 @@ class Tally:
     repetition: Counter[int] = field(default_factory=Counter)
 
 
-class Distinct:
+class Deduplicator:
     """Takes rows, gives entries in the order of their first row.
 
     Args:
@@ -83,17 +83,17 @@ class Distinct:
     """
 
     def __init__(self, kind: str, spool: IO[str]) -> None:
-        self.tally = Tally()
+        self.tally = RowCounts()
         self.unreadable: list[dict[str, Any]] = []
         self._reading, self._spool = ANSWERS[kind], spool
         self._index: dict[bytes, int] = {}
         self._repeats = array("q")
         self._answers = array("Q")  # 8 bytes of the hash of each question's first answer
-        self._others: dict[int, dict[str, tuple[int, Item]]] = {}  # of conflicts: answers other than the first
+        self._others: dict[int, dict[str, tuple[int, Question]]] = {}  # of conflicts: answers other than the first
         self._bad: dict[bytes, int] = {}
         self._remembered: dict[bytes, int] = {}
 
-    def add(self, placed: Placed) -> None:
+    def add(self, placed: SourceRow) -> None:
         """Take one row."""
         self.tally.rows += 1
         raw = placed.raw
@@ -111,10 +111,10 @@ class Distinct:
         answer, reason = self._reading(raw.answer)
         if answer is None:
             return self._refuse(placed, f"has an answer that {reason}")
-        question = sound(bare(raw.question))
+        question = sound(strip_instructions(raw.question))
         if not question:
             return self._refuse(placed, "has no question")
-        item = Item(
+        item = Question(
             question,
             sound(answer),
             _sound(raw.solution),
@@ -131,14 +131,14 @@ class Distinct:
             self._remembered[written] = index
         return None
 
-    def _place(self, item: Item) -> int | None:
+    def _place(self, item: Question) -> int | None:
         """The number of the item's question; None where its answer is not the first row's."""
-        key, answer = key_of(item.question), _hashed(item.answer)
+        key, answer = question_key(item.question), _hashed(item.answer)
         index = self._index.setdefault(key, len(self._repeats))
         if index == len(self._repeats):
             self._repeats.append(1)
             self._answers.append(answer)
-            json.dump([getattr(item, name) for name in Item.__slots__], self._spool, ensure_ascii=False)
+            json.dump([getattr(item, name) for name in Question.__slots__], self._spool, ensure_ascii=False)
             self._spool.write("\n")
             return index
         self._repeats[index] += 1
@@ -150,11 +150,11 @@ class Distinct:
         others[name] = count + 1, first
         return None
 
-    def _refuse(self, placed: Placed, reason: str) -> None:
+    def _refuse(self, placed: SourceRow, reason: str) -> None:
         self.tally.unreadable_rows += 1
         raw = placed.raw
         shown = {
-            "question": "" if raw is None else sound(bare(raw.question)),
+            "question": "" if raw is None else sound(strip_instructions(raw.question)),
             "answer": None if raw is None else _shown(raw.answer),
         }
         key = blake2b(json.dumps([*shown.values(), reason]).encode(), digest_size=16).digest()
@@ -175,7 +175,7 @@ class Distinct:
         self._remembered.clear()
         self._index.clear()
 
-    def entries(self, rule: Conflicts) -> Iterator[Entry]:
+    def entries(self, rule: Conflicts) -> Iterator[UniqueQuestion]:
         """The distinct questions in the order of their first row.
 
         Args:
@@ -185,18 +185,18 @@ class Distinct:
         self._spool.flush()
         self._spool.seek(0)
         for index, line in enumerate(self._spool):
-            first = Item(*json.loads(line))
+            first = Question(*json.loads(line))
             others = self._others.get(index)
             if others is None:
-                yield Entry(first, self._repeats[index], {first.answer: self._repeats[index]}, first.question)
+                yield UniqueQuestion(first, self._repeats[index], {first.answer: self._repeats[index]}, first.question)
                 continue
             given = {first.answer: self._repeats[index] - sum(count for count, _ in others.values())}
             given |= {item.answer: count for count, item in others.values()}
             kept = {"drop": None, "first": first, "majority": _majority(first, given, others)}[rule]
-            yield Entry(kept, self._repeats[index], given, first.question)
+            yield UniqueQuestion(kept, self._repeats[index], given, first.question)
 
 
-def _majority(first: Item, given: dict[str, int], others: dict[str, tuple[int, Item]]) -> Item | None:
+def _majority(first: Question, given: dict[str, int], others: dict[str, tuple[int, Question]]) -> Question | None:
     items = {first.answer: first} | {item.answer: item for _, item in others.values()}
     answer, count = max(given.items(), key=lambda pair: pair[1])
     return items[answer] if 2 * count > sum(given.values()) else None

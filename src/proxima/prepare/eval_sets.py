@@ -6,15 +6,15 @@ from pathlib import Path
 from proxima.data import UserError
 from proxima.prepare.catalog import Part
 from proxima.prepare.decontaminate import EvalSet
-from proxima.prepare.locate import CARD, find_origin
-from proxima.prepare.normalize import bare, key_of, sound
+from proxima.prepare.locate import CARD, locate_files
+from proxima.prepare.normalize import question_key, sound, strip_instructions
 from proxima.prepare.pipeline import sha256_of
-from proxima.prepare.read_files import inspect, stream
+from proxima.prepare.read_files import inspect_file, read_rows
 
 _ANY = Part("evaluation set", "", (), side="test", answer="expression", template="plain", reward="math")
 
 
-def eval_set(given: str) -> EvalSet:
+def load_eval_set(given: str) -> EvalSet:
     """The test questions of a prepared folder, of a file, of a folder as published, or of a data set on the hub; each
     once.
 
@@ -26,11 +26,11 @@ def eval_set(given: str) -> EvalSet:
     if path == given and (place / CARD).is_file():
         raise UserError(f"against={given!r} has no test.parquet: nothing is evaluated on it; leave it out")
     try:
-        origin = find_origin(_ANY, path)
-        inputs = tuple(inspect(*pair) for pair in origin.sides["test"])
+        origin = locate_files(_ANY, path)
+        inputs = tuple(inspect_file(*pair) for pair in origin.sides["test"])
         questions = {
-            key_of(row.raw.question): sound(bare(row.raw.question))
-            for row in stream(inputs)
+            question_key(row.raw.question): sound(strip_instructions(row.raw.question))
+            for row in read_rows(inputs)
             if row.raw and row.raw.question
         }
     except ValueError as problem:
@@ -41,7 +41,7 @@ def eval_set(given: str) -> EvalSet:
     return EvalSet(name, list(questions.values()), sha256_of(inputs))
 
 
-def beside(out: Path) -> list[str]:
+def sibling_eval_sets(out: Path) -> list[str]:
     """Folders beside `out` that are evaluated on: those with a `test.parquet`, apart from test sides split off a
     training set."""
     if not out.parent.is_dir():

@@ -21,12 +21,12 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
 CARD = "card.json"  # what a prepared folder has
 
 
-class NotThere(ValueError):
+class DataNotFound(ValueError):
     """The data can't be had from this place; another may have them."""
 
 
 @dataclass(frozen=True)
-class Origin:
+class SourceFiles:
     """Where a part comes from.
 
     Args:
@@ -44,9 +44,9 @@ class Origin:
     sides: dict[str, tuple[tuple[Path, str], ...]]
 
 
-def find_origin(
+def locate_files(
     part: Part, given: str | None = None, *, subset: str | None = None, revision: str | None = None
-) -> Origin:
+) -> SourceFiles:
     """The files of a part.
 
     Args:
@@ -62,14 +62,14 @@ def find_origin(
     if given is not None and not _is_hub_name(given):
         if revision is not None:
             raise UserError(f"revision={revision!r} is for data sets on the hub; {given!r} is a path")
-        return Origin("files", given, None, part.license, _sides(_local(given, subset), part, given))
+        return SourceFiles("files", given, None, part.license, _sides(_local(given, subset), part, given))
     known = {hub.name: hub for hub in part.hubs}
     hubs = part.hubs if given is None else (known.get(given, Hub(given)),)
     problems = []
     for hub in hubs:
         try:
             return _from_hub(hub if subset is None else Hub(hub.name, (subset,), hub.license), part, revision)
-        except NotThere as problem:
+        except DataNotFound as problem:
             problems.append(str(problem))
     others = "" if len(hubs) == 1 else f" (nor {', '.join(hub.name for hub in hubs[1:])})"
     raise UserError(
@@ -115,13 +115,13 @@ def _below(folder: Path, subsets: tuple[str, ...], given: str) -> list[tuple[Pat
         if any(wanted):
             starts = [start for start in wanted if start is not None]
             if len(starts) < len(subsets):
-                raise NotThere(f"{given} holds {len(starts)} of the subsets {', '.join(subsets)}")
+                raise DataNotFound(f"{given} holds {len(starts)} of the subsets {', '.join(subsets)}")
         elif files := [
             pair for pair in _files(folder, folder) if any(name.lower() in pair[0].stem.lower() for name in subsets)
         ]:
             return files  # configurations that are files: aime2025-I.jsonl
         else:
-            raise NotThere(f"{given} holds no subset {', '.join(subsets)}")
+            raise DataNotFound(f"{given} holds no subset {', '.join(subsets)}")
     else:
         usual = next((top / name for top in tops for name in _USUAL_SUBSETS if (top / name).is_dir()), None)
         starts = [usual or folder]
@@ -156,7 +156,7 @@ def _sides(files: list[tuple[Path, str]], part: Part, given: str) -> dict[str, t
         sides = {side: tuple(found) for side, found in (("train", train), ("test", by_name["test"])) if found}
     if part.side not in sides:
         seen = ", ".join(name for _, name in files[:5]) or "no data file"
-        raise NotThere(f"{given} holds no {part.side} side ({seen}); wanted is Parquet, JSON Lines, JSON or Arrow")
+        raise DataNotFound(f"{given} holds no {part.side} side ({seen}); wanted is Parquet, JSON Lines, JSON or Arrow")
     _whole_shards([pair for found in sides.values() for pair in found], given)
     return sides
 
@@ -178,10 +178,10 @@ def _whole_shards(files: Iterable[tuple[Path, str]], given: str) -> None:
             seen[match[1], match[3]] = seen.get((match[1], match[3]), 0) + 1
     for (stem, count), found in seen.items():
         if found != int(count):
-            raise NotThere(f"{given} holds {found} of the {int(count)} files {stem}-*-of-{count}")
+            raise DataNotFound(f"{given} holds {found} of the {int(count)} files {stem}-*-of-{count}")
 
 
-def _from_hub(hub: Hub, part: Part, revision: str | None) -> Origin:
+def _from_hub(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
     from huggingface_hub import constants, snapshot_download
 
     patterns = [f"*{suffix}" for suffix in SUFFIXES]
@@ -197,7 +197,7 @@ def _from_hub(hub: Hub, part: Part, revision: str | None) -> Origin:
                 )
             )
             sides = _sides(_below(folder, hub.subsets, hub.name), part, hub.name)
-        except NotThere as problem:
+        except DataNotFound as problem:
             reason = str(problem)
         except (
             Exception
@@ -207,13 +207,15 @@ def _from_hub(hub: Hub, part: Part, revision: str | None) -> Origin:
         else:
             if part.side == "train" and "test" in part.published and "test" not in sides and local and not offline:
                 continue  # the cache holds a part of it
-            return Origin("hub", hub.name, folder.name if _is_commit(folder.name) else revision, hub.license, sides)
+            return SourceFiles(
+                "hub", hub.name, folder.name if _is_commit(folder.name) else revision, hub.license, sides
+            )
     with suppress(ValueError, ImportError):
         return _from_datasets(hub, part, revision)
-    raise NotThere(reason if reason.startswith(hub.name) else f"{hub.name} {reason}")
+    raise DataNotFound(reason if reason.startswith(hub.name) else f"{hub.name} {reason}")
 
 
-def _from_datasets(hub: Hub, part: Part, revision: str | None) -> Origin:
+def _from_datasets(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
     """What the `datasets` library has in its own cache, as Arrow files."""
     from proxima.task.hub import load
 
@@ -234,9 +236,9 @@ def _from_datasets(hub: Hub, part: Part, revision: str | None) -> Origin:
     if part.side == "test":
         sides = {"test": sides.get("test") or sides["train"]} if sides else {}
     if part.side not in sides:
-        raise NotThere(f"{hub.name} is in no cache")
+        raise DataNotFound(f"{hub.name} is in no cache")
     commit = commits.pop() if len(commits) == 1 else ""
-    return Origin("hub", hub.name, commit if _is_commit(commit) else revision, hub.license, sides)
+    return SourceFiles("hub", hub.name, commit if _is_commit(commit) else revision, hub.license, sides)
 
 
 def _is_commit(text: str) -> bool:

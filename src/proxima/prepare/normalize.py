@@ -42,7 +42,7 @@ _SIGN = r"(?<![^\W\d_]{2})-|-(?![^\W\d_]{2})|[+*/^=<>|%\u00b0\u00b1\u00d7\u00f7\
 _TELLING = re.compile(f"{_WORD.pattern}|{_SIGN}")
 
 
-def bare(text: str) -> str:
+def strip_instructions(text: str) -> str:
     """The question alone: known instructions before and after it stripped, and outer whitespace."""
     for pattern in _BEFORE:
         if match := pattern.match(text):
@@ -53,7 +53,7 @@ def bare(text: str) -> str:
     return text.strip()
 
 
-def normalised(text: str) -> str:
+def normalize(text: str) -> str:
     """The bare question as it is seen: equal texts are the same question.
 
     Unseen characters are gone, the rest is in Unicode's NFKC, every run of whitespace is one space, none before a mark
@@ -61,12 +61,14 @@ def normalised(text: str) -> str:
     Case stays: `A` and `a` may be two quantities. NFKC also writes x² as x2; a clash of two questions by it shows as a
     conflict of answers.
     """
-    return _BEFORE_MARK.sub("", " ".join(unicodedata.normalize("NFKC", bare(_UNSEEN.sub("", sound(text)))).split()))
+    return _BEFORE_MARK.sub(
+        "", " ".join(unicodedata.normalize("NFKC", strip_instructions(_UNSEEN.sub("", sound(text)))).split())
+    )
 
 
-def key_of(text: str) -> bytes:
+def question_key(text: str) -> bytes:
     """16 bytes that stand for the normalised question."""
-    return blake2b(normalised(text).encode(), digest_size=16).digest()
+    return blake2b(normalize(text).encode(), digest_size=16).digest()
 
 
 def words(text: str) -> list[str]:
@@ -74,18 +76,18 @@ def words(text: str) -> list[str]:
     return _WORD.findall(_small(text))
 
 
-def telling(text: str) -> str:
+def comparison_text(text: str) -> str:
     """The words of the bare question and its signs of arithmetic: equal for questions that differ in case, punctuation
     and `$` alone.
 
     `Compute $2^{10}$.` and `compute 2^{10}` are one, `2+2?` and `2-2?` two. A question without any is its normalised
     text.
     """
-    return " ".join(_TELLING.findall(_small(text).replace("\u2212", "-"))) or normalised(text)
+    return " ".join(_TELLING.findall(_small(text).replace("\u2212", "-"))) or normalize(text)
 
 
 def _small(text: str) -> str:
-    return unicodedata.normalize("NFKC", bare(_UNSEEN.sub("", text))).casefold()
+    return unicodedata.normalize("NFKC", strip_instructions(_UNSEEN.sub("", text))).casefold()
 
 
 def sound(text: str) -> str:

@@ -11,27 +11,27 @@ from typing import Any, get_args
 
 from proxima.data import UserError, require
 from proxima.data.random import share_of
-from proxima.prepare.atomic_folder import refuse_if_taken, whole_folder
+from proxima.prepare.atomic_folder import atomic_folder, refuse_existing
 from proxima.prepare.catalog import Part
-from proxima.prepare.dataset_card import describe, write_card
-from proxima.prepare.decontaminate import EvalSet, Hit, Overlap
-from proxima.prepare.deduplicate import Conflicts, Distinct, Entry, Item, Tally
-from proxima.prepare.locate import Origin
-from proxima.prepare.normalize import normalised
-from proxima.prepare.prompt_template import Template, template_of
-from proxima.prepare.read_files import Input, inspect, stream
-from proxima.prepare.write_files import Row, TableWriter, write_lines
+from proxima.prepare.dataset_card import build_card, write_card
+from proxima.prepare.decontaminate import EvalSet, OverlapIndex, OverlapMatch
+from proxima.prepare.deduplicate import Conflicts, Deduplicator, Question, RowCounts, UniqueQuestion
+from proxima.prepare.locate import SourceFiles
+from proxima.prepare.normalize import normalize
+from proxima.prepare.prompt_template import Template, resolve_template
+from proxima.prepare.read_files import InputFile, inspect_file, read_rows
+from proxima.prepare.write_files import PreparedRow, TableWriter, write_lines
 
 HELD_OUT = 0.02  # share of the questions for testing, where a source has no test side
 _EVERY = 4096  # rows between two calls of the observer
 _SIDE = "its own test side"  # among the evaluation sets
 
-Observe = Callable[[str, int, int | None], None]
+ProgressCallback = Callable[[str, int, int | None], None]
 """`observe(stage, rows done, rows in all or None)`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class PrepareOptions:
     """What a user may choose.
 
     Args:
@@ -67,7 +67,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedFolder:
     """What was made.
 
     Args:
@@ -84,25 +84,25 @@ class Prepared:
 
 
 @dataclass
-class _Side:
+class _SplitData:
     """A side while it is read: its files and what became of their rows."""
 
-    inputs: tuple[Input, ...]
-    distinct: Distinct
+    inputs: tuple[InputFile, ...]
+    distinct: Deduplicator
 
 
 def prepare(
     part: Part,
-    origin: Origin,
+    origin: SourceFiles,
     out: Path,
-    options: Options,
+    options: PrepareOptions,
     *,
     against: Sequence[EvalSet] = (),
     command: str = "",
     overwrite: bool = False,
     dry_run: bool = False,
-    observe: Observe = lambda stage, done, total: None,
-) -> Prepared:
+    observe: ProgressCallback = lambda stage, done, total: None,
+) -> PreparedFolder:
     """Make one folder: `train.parquet`, `test.parquet`, `card.json`, `README.md` and the lists of what was left out.
 
     The same files and options give the same bytes, wherever they lie and whenever it is done; the order is that of the
@@ -122,28 +122,28 @@ def prepare(
         ValueError: damaged files, too many unreadable answers, nothing left, `out` taken; one line with the remedy.
             Nothing is left behind.
     """
-    template = template_of(options.template if options.template is not None else part.template, options.system)
+    template = resolve_template(options.template if options.template is not None else part.template, options.system)
     held_out = _held_out(part, origin, options)
     if not dry_run:
-        refuse_if_taken(out, overwrite=overwrite)
+        refuse_existing(out, overwrite=overwrite)
     with ExitStack() as stack:
-        folder = stack.enter_context(_thrown_away() if dry_run else whole_folder(out, overwrite=overwrite))
+        folder = stack.enter_context(_temporary_folder() if dry_run else atomic_folder(out, overwrite=overwrite))
         sides = {side: _read(part, side, origin, folder, options, stack, observe) for side in sorted(origin.sides)}
         own, kept_test = _own_test(sides, options, held_out)
-        overlap = Overlap(options.words, options.common)
+        overlap = OverlapIndex(options.words, options.common)
         for known in (*against, *([own] if own else ())):
             overlap.learn(known)
-        writer = _Writer(folder, part, template, {side: sides[side].inputs for side in sides}, out.name)
+        writer = _SplitWriter(folder, part, template, {side: sides[side].inputs for side in sides}, out.name)
         if "test" in sides:
             writer.write("test", kept_test)
-        left_out = _Lists(sides, options)
+        left_out = _ExclusionLists(sides, options)
         if "train" in sides:
             _split(sides["train"].distinct, overlap, held_out, options, writer, left_out, observe)
         files = writer.close() | left_out.write(folder)
         for side in sides:
             (folder / f".{side}.spool").unlink()
         _refuse_empty(part, sides, files)
-        card = describe(
+        card = build_card(
             part,
             origin,
             template,
@@ -160,16 +160,16 @@ def prepare(
         write_card(folder, card)
         written = card["outputs"].get("test.parquet")
         test = None if written is None else EvalSet(out.name, writer.test_questions, written["sha256"])
-    return Prepared(out, card, test, tuple(_notes(part, origin, card)))
+    return PreparedFolder(out, card, test, tuple(_notes(part, origin, card)))
 
 
 @contextmanager
-def _thrown_away() -> Iterator[Path]:
+def _temporary_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="proxima-data-") as folder:
         yield Path(folder)
 
 
-def _held_out(part: Part, origin: Origin, options: Options) -> float | None:
+def _held_out(part: Part, origin: SourceFiles, options: PrepareOptions) -> float | None:
     """The share that is split off; None where the source has a test side or is one."""
     if part.side == "test" or "test" in origin.sides:
         if options.held_out:
@@ -182,28 +182,36 @@ def _held_out(part: Part, origin: Origin, options: Options) -> float | None:
 
 
 def _read(
-    part: Part, side: str, origin: Origin, folder: Path, options: Options, stack: ExitStack, observe: Observe
-) -> _Side:
-    """All rows of a side through `Distinct`."""
+    part: Part,
+    side: str,
+    origin: SourceFiles,
+    folder: Path,
+    options: PrepareOptions,
+    stack: ExitStack,
+    observe: ProgressCallback,
+) -> _SplitData:
+    """All rows of a side through `Deduplicator`."""
     inputs = []
     for path, name in origin.sides[side]:
-        inputs.append(inspect(path, name))
+        inputs.append(inspect_file(path, name))
         observe(f"hash {side}", len(inputs), len(origin.sides[side]))
     total = sum(one.rows or 0 for one in inputs) if all(one.rows is not None for one in inputs) else None
     spool = stack.enter_context((folder / f".{side}.spool").open("w+", encoding="utf-8"))
-    distinct = Distinct(part.answer, spool)
+    distinct = Deduplicator(part.answer, spool)
     done = 0
-    for done, placed in enumerate(stream(tuple(inputs)), 1):
+    for done, placed in enumerate(read_rows(tuple(inputs)), 1):
         distinct.add(placed)
         if done % _EVERY == 0:
             observe(f"read {side}", done, total)
     observe(f"read {side}", done, done)
     distinct.close()
     _refuse_unreadable(part, side, inputs, distinct, options)
-    return _Side(tuple(inputs), distinct)
+    return _SplitData(tuple(inputs), distinct)
 
 
-def _refuse_unreadable(part: Part, side: str, inputs: Sequence[Input], distinct: Distinct, options: Options) -> None:
+def _refuse_unreadable(
+    part: Part, side: str, inputs: Sequence[InputFile], distinct: Deduplicator, options: PrepareOptions
+) -> None:
     tally = distinct.tally
     share = tally.unreadable / max(tally.unreadable + tally.questions, 1)
     if tally.unreadable and share > options.max_unreadable:
@@ -217,8 +225,8 @@ def _refuse_unreadable(part: Part, side: str, inputs: Sequence[Input], distinct:
 
 
 def _own_test(
-    sides: dict[str, _Side], options: Options, held_out: float | None
-) -> tuple[EvalSet | None, list[tuple[Item, int]]]:
+    sides: dict[str, _SplitData], options: PrepareOptions, held_out: float | None
+) -> tuple[EvalSet | None, list[tuple[Question, int]]]:
     """The test side as an evaluation set, and the rows to write of it where the source has one."""
     if "test" in sides:
         rows = [
@@ -231,26 +239,26 @@ def _own_test(
     return EvalSet(_SIDE, [e.item.question for e in entries if e.item and _is_held_out(e.item, held_out)]), []
 
 
-def _is_held_out(item: Item, share: float) -> bool:
+def _is_held_out(item: Question, share: float) -> bool:
     """By a hash of the question alone: more data, another order or another file leave a question on its side."""
-    return share_of(f"held out: {normalised(item.question)}") < share
+    return share_of(f"held out: {normalize(item.question)}") < share
 
 
 def _split(
-    distinct: Distinct,
-    overlap: Overlap,
+    distinct: Deduplicator,
+    overlap: OverlapIndex,
     held_out: float | None,
-    options: Options,
-    writer: "_Writer",
-    left_out: "_Lists",
-    observe: Observe,
+    options: PrepareOptions,
+    writer: "_SplitWriter",
+    left_out: "_ExclusionLists",
+    observe: ProgressCallback,
 ) -> None:
     """Training questions to their sides; those that meet an evaluation question are listed instead.
 
     Twice over the spool: how many training questions hold a run of words is known after the first.
     """
     total = distinct.tally.questions
-    suspects: dict[int, list[Hit]] = {}
+    suspects: dict[int, list[OverlapMatch]] = {}
     for number, entry in _watched(distinct.entries(options.conflicts), "compare", total, observe):
         if entry.item:
             asked = bool(held_out) and _is_held_out(entry.item, held_out or 0)
@@ -266,7 +274,9 @@ def _split(
             writer.write("test" if asked else "train", [(entry.item, entry.repeats)])
 
 
-def _watched(entries: Iterator[Entry], stage: str, total: int, observe: Observe) -> Iterator[tuple[int, Entry]]:
+def _watched(
+    entries: Iterator[UniqueQuestion], stage: str, total: int, observe: ProgressCallback
+) -> Iterator[tuple[int, UniqueQuestion]]:
     for number, entry in enumerate(entries):
         yield number, entry
         if (number + 1) % _EVERY == 0:
@@ -274,22 +284,22 @@ def _watched(entries: Iterator[Entry], stage: str, total: int, observe: Observe)
     observe(stage, total, total)
 
 
-class _Writer:
+class _SplitWriter:
     """The tables of the two sides, opened when their first row comes."""
 
     def __init__(
-        self, folder: Path, part: Part, template: Template, inputs: dict[str, tuple[Input, ...]], name: str
+        self, folder: Path, part: Part, template: Template, inputs: dict[str, tuple[InputFile, ...]], name: str
     ) -> None:
         self.test_questions: list[str] = []
         self._folder, self._template, self._inputs, self._name = folder, template, inputs, name
         self._tables: dict[str, TableWriter] = {}
 
-    def write(self, side: str, rows: Sequence[tuple[Item, int]]) -> None:
+    def write(self, side: str, rows: Sequence[tuple[Question, int]]) -> None:
         names = self._inputs.get(side) or self._inputs["train"]
         for item, repeats in rows:
             if side not in self._tables:
                 self._tables[side] = TableWriter(self._folder / f"{side}.parquet")
-            self._tables[side].add(Row.of(item, repeats, names[item.file].name, self._template))
+            self._tables[side].add(PreparedRow.of(item, repeats, names[item.file].name, self._template))
             if side == "test":
                 self.test_questions.append(item.question)
 
@@ -298,10 +308,10 @@ class _Writer:
         return {f"{side}.parquet": table.close() for side, table in sorted(self._tables.items())}
 
 
-class _Lists:
+class _ExclusionLists:
     """What was left out, and why: `unreadable.jsonl`, `conflicts.jsonl`, `contaminated.jsonl`."""
 
-    def __init__(self, sides: dict[str, _Side], options: Options) -> None:
+    def __init__(self, sides: dict[str, _SplitData], options: PrepareOptions) -> None:
         self._sides, self._options = sides, options
         self._contaminated: list[dict[str, Any]] = []
         self.dropped: dict[str, int] = {}
@@ -312,7 +322,7 @@ class _Lists:
     def contaminated_questions(self) -> int:
         return len(self._contaminated)
 
-    def contaminated(self, item: Item, hits: Sequence[Hit]) -> None:
+    def contaminated(self, item: Question, hits: Sequence[OverlapMatch]) -> None:
         for name in dict.fromkeys(hit.where[0] for hit in hits):
             self.dropped[name] = self.dropped.get(name, 0) + 1
             self.same[name] = self.same.get(name, 0) + any(hit.where[0] == name and not hit.grams for hit in hits)
@@ -339,10 +349,10 @@ class _Lists:
         return {name: write_lines(folder / name, rows) for name, rows in lists.items() if rows}
 
 
-def _refuse_empty(part: Part, sides: dict[str, _Side], files: dict[str, int]) -> None:
+def _refuse_empty(part: Part, sides: dict[str, _SplitData], files: dict[str, int]) -> None:
     if f"{part.side}.parquet" in files:
         return
-    tally: Tally = sides[part.side].distinct.tally
+    tally: RowCounts = sides[part.side].distinct.tally
     lists = ", ".join(f"{count} in {name}" for name, count in files.items() if name.endswith(".jsonl")) or "no rows"
     raise UserError(
         f"{part.name}: no {part.side} question is left of {tally.rows:,} rows ({lists}); change --conflicts, "
@@ -350,7 +360,7 @@ def _refuse_empty(part: Part, sides: dict[str, _Side], files: dict[str, int]) ->
     )
 
 
-def _notes(part: Part, origin: Origin, card: dict[str, Any]) -> Iterator[str]:
+def _notes(part: Part, origin: SourceFiles, card: dict[str, Any]) -> Iterator[str]:
     if part.side == "train" and "test" in part.published and "test" not in origin.sides:
         share = card["split"]["held_out"]
         yield (
@@ -363,7 +373,7 @@ def _notes(part: Part, origin: Origin, card: dict[str, Any]) -> Iterator[str]:
             yield f"{part.name}: {found:,} distinct {side} questions, {count:,} are published; is the source whole?"
 
 
-def sha256_of(inputs: Sequence[Input]) -> str:
+def sha256_of(inputs: Sequence[InputFile]) -> str:
     """One hash for several files: of one file its own."""
     if len(inputs) == 1:
         return inputs[0].sha256

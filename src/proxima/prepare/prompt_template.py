@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxima.data import Message, UserError
-from proxima.task.columns import fields_of, fill
+from proxima.task.columns import fill, template_fields
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ TEMPLATES: dict[str, Template] = {
 }
 
 
-def template_of(text: str, system: str | None = None) -> Template:
+def resolve_template(text: str, system: str | None = None) -> Template:
     """A preset by name, a text with `{question}`, or the same in a file (`@prompt.txt`).
 
     Args:
@@ -70,7 +70,7 @@ def template_of(text: str, system: str | None = None) -> Template:
         )
     else:
         found = Template("own", _from_file(text[1:]) if text.startswith("@") else text.replace("\\n", "\n"))
-    if fields_of(found.text, "template") != {"question"}:
+    if template_fields(found.text, "template") != {"question"}:
         raise UserError(
             f"template={found.text!r:.120} must hold {{question}} and nothing else in braces; write a literal brace "
             "twice"

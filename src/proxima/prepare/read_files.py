@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
-from proxima.prepare.row_formats import Raw, Reader, reader_for
+from proxima.prepare.row_formats import RowReader, SourceQuestion, reader_for
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".arrow")
 _BATCH = 2048  # rows in memory
@@ -17,7 +17,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Input:
+class InputFile:
     """A file that is read.
 
     Args:
@@ -37,16 +37,16 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class SourceRow:
     """A row and where it stood; `raw` is None where the row has not the form of its file's reader, with the reason."""
 
-    raw: Raw | None
+    raw: SourceQuestion | None
     file: int
     row: int
     reason: str = ""
 
 
-def inspect(path: Path, name: str) -> Input:
+def inspect_file(path: Path, name: str) -> InputFile:
     """Hash a file and count its rows.
 
     Raises:
@@ -65,10 +65,10 @@ def inspect(path: Path, name: str) -> Input:
     rows: int | None = lines + (last != b"\n") if path.suffix in (".jsonl", ".ndjson") else None
     if path.suffix == ".parquet":
         rows = _parquet(path).metadata.num_rows
-    return Input(path, name, size, digest.hexdigest(), rows)
+    return InputFile(path, name, size, digest.hexdigest(), rows)
 
 
-def stream(inputs: tuple[Input, ...]) -> Iterator[Placed]:
+def read_rows(inputs: tuple[InputFile, ...]) -> Iterator[SourceRow]:
     """The rows of all files, in order.
 
     Raises:
@@ -77,21 +77,21 @@ def stream(inputs: tuple[Input, ...]) -> Iterator[Placed]:
     for index, one in enumerate(inputs):
         for row, values, reader in _values(one.path):
             try:
-                yield Placed(reader.read(values), index, row)
+                yield SourceRow(reader.read(values), index, row)
             except (KeyError, TypeError, ValueError, AttributeError) as problem:
                 what = (
                     f"has no {problem.args[0]!r}" if isinstance(problem, KeyError) else f"has another form: {problem}"
                 )
-                yield Placed(None, index, row, what)
+                yield SourceRow(None, index, row, what)
 
 
-def _values(path: Path) -> Iterator[tuple[int, Any, Reader]]:
+def _values(path: Path) -> Iterator[tuple[int, Any, RowReader]]:
     if path.suffix == ".parquet":
         yield from _parquet_values(path)
     elif path.suffix == ".arrow":
         yield from _arrow_values(path)
     else:
-        reader: Reader | None = None
+        reader: RowReader | None = None
         for row, values in enumerate(_json_values(path)):
             reader = reader or reader_for(values, str(path))
             yield row, values, reader
@@ -109,7 +109,7 @@ def _parquet(path: Path) -> Any:
         ) from None
 
 
-def _parquet_values(path: Path) -> Iterator[tuple[int, Any, Reader]]:
+def _parquet_values(path: Path) -> Iterator[tuple[int, Any, RowReader]]:
     import pyarrow
 
     file = _parquet(path)
@@ -128,7 +128,7 @@ def _parquet_values(path: Path) -> Iterator[tuple[int, Any, Reader]]:
         ) from None
 
 
-def _arrow_values(path: Path) -> Iterator[tuple[int, Any, Reader]]:
+def _arrow_values(path: Path) -> Iterator[tuple[int, Any, RowReader]]:
     """A file of the `datasets` library: an Arrow stream."""
     import pyarrow
 

@@ -12,7 +12,7 @@ Values = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Raw:
+class SourceQuestion:
     """A row as the source has it.
 
     Args:
@@ -33,19 +33,19 @@ class Raw:
 
 
 @dataclass(frozen=True)
-class Reader:
+class RowReader:
     """How a format is read.
 
     Args:
         needs: columns that must be there.
         takes: columns that are read besides, where they are there.
-        read: a row's values into `Raw`; raises KeyError, TypeError or ValueError where they have another form.
+        read: a row's values into `SourceQuestion`; raises KeyError, TypeError or ValueError for another form.
         any_of: at least one of these must be there; empty: no such rule.
     """
 
     needs: tuple[str, ...]
     takes: tuple[str, ...]
-    read: Callable[[Values], Raw]
+    read: Callable[[Values], SourceQuestion]
     any_of: tuple[str, ...] = ()
 
     def fits(self, columns: Iterable[str]) -> bool:
@@ -57,11 +57,11 @@ class Reader:
         return (*self.needs, *self.any_of, *self.takes)
 
 
-def _chat(values: Values) -> Raw:
+def _chat(values: Values) -> SourceQuestion:
     """The rows of DAPO-Math-17k, and of data prepared for verl: a chat, the answer inside `reward_model`."""
     prompt, rule, extra = values["prompt"], _object(values["reward_model"]), _object(values.get("extra_info") or {})
     name = extra.get("index", extra.get("id"))
-    return Raw(_asked(prompt), rule["ground_truth"], source_id=None if name is None else str(name))
+    return SourceQuestion(_asked(prompt), rule["ground_truth"], source_id=None if name is None else str(name))
 
 
 def _asked(prompt: Any) -> str:
@@ -83,13 +83,13 @@ def _object(value: Any) -> Mapping[str, Any]:
     return found
 
 
-def _problem(values: Values) -> Raw:
+def _problem(values: Values) -> SourceQuestion:
     r"""The rows of MATH, MATH-500 and most copies of the AIME: the answer in its column, or in the last `\boxed{…}` of
     the solution."""
     solution = _text(values.get("solution"))
     answer = values.get("answer")
     missing = answer is None or answer == ""
-    return Raw(
+    return SourceQuestion(
         str(values["problem"] or ""),
         solution if missing else answer,
         solution,
@@ -99,19 +99,19 @@ def _problem(values: Values) -> Raw:
     )
 
 
-def _capital(values: Values) -> Raw:
+def _capital(values: Values) -> SourceQuestion:
     """The rows of Maxwell-Jia/AIME_2024."""
-    return Raw(
+    return SourceQuestion(
         str(values["Problem"] or ""), values["Answer"], _text(values.get("Solution")), source_id=_first(values, "ID")
     )
 
 
-def _question(values: Values) -> Raw:
+def _question(values: Values) -> SourceQuestion:
     """The rows of GSM8K, where the answer is a solution that ends in `#### number`, and of sets with a bare answer."""
     answer = values["answer"]
     before, marker, _ = str(answer).rpartition("####")
     solution = before.strip() if marker else _text(values.get("solution"))
-    return Raw(
+    return SourceQuestion(
         str(values["question"] or ""),
         answer,
         solution or None,
@@ -121,9 +121,9 @@ def _question(values: Values) -> Raw:
     )
 
 
-def _prompt(values: Values) -> Raw:
+def _prompt(values: Values) -> SourceQuestion:
     """Rows of a prompt and its final answer, which such sets call the solution."""
-    return Raw(_asked(values["prompt"]), values.get("solution", values.get("answer")))
+    return SourceQuestion(_asked(values["prompt"]), values.get("solution", values.get("answer")))
 
 
 def _text(value: Any) -> str | None:
@@ -140,21 +140,23 @@ def _first(values: Values, *names: str) -> str | None:
     return next((str(values[name]) for name in names if values.get(name) is not None), None)
 
 
-READERS: dict[str, Reader] = {  # in this order: the first that fits is taken
-    "chat": Reader(("prompt", "reward_model"), ("extra_info",), _chat),
-    "problem": Reader(
+READERS: dict[str, RowReader] = {  # in this order: the first that fits is taken
+    "chat": RowReader(("prompt", "reward_model"), ("extra_info",), _chat),
+    "problem": RowReader(
         ("problem",),
         ("subject", "type", "level", "unique_id", "id", "problem_idx", "url"),
         _problem,
         any_of=("answer", "solution"),
     ),
-    "capital": Reader(("Problem", "Answer"), ("Solution", "ID"), _capital),
-    "question": Reader(("question", "answer"), ("solution", "subject", "level", "unique_id", "id", "url"), _question),
-    "prompt": Reader(("prompt",), (), _prompt, any_of=("solution", "answer")),
+    "capital": RowReader(("Problem", "Answer"), ("Solution", "ID"), _capital),
+    "question": RowReader(
+        ("question", "answer"), ("solution", "subject", "level", "unique_id", "id", "url"), _question
+    ),
+    "prompt": RowReader(("prompt",), (), _prompt, any_of=("solution", "answer")),
 }
 
 
-def reader_for(columns: Iterable[str], source: str) -> Reader:
+def reader_for(columns: Iterable[str], source: str) -> RowReader:
     """The reader of these columns.
 
     Raises:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import Message
-from proxima.prepare.deduplicate import Item
-from proxima.prepare.normalize import key_of
+from proxima.prepare.deduplicate import Question
+from proxima.prepare.normalize import question_key
 from proxima.prepare.prompt_template import Template
 
 _ROWS = 4096  # in a row group
@@ -29,7 +29,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PreparedRow:
     """A row of the written table, see `COLUMNS`."""
 
     id: str
@@ -45,9 +45,9 @@ class Row:
     repeats: int
 
     @classmethod
-    def of(cls, item: Item, repeats: int, source: str, template: Template) -> "Row":
+    def of(cls, item: Question, repeats: int, source: str, template: Template) -> "PreparedRow":
         return cls(
-            key_of(item.question).hex(),
+            question_key(item.question).hex(),
             item.question,
             item.answer,
             template.messages(item.question),
@@ -69,10 +69,10 @@ class TableWriter:
 
         self._schema = _schema()
         self._file = parquet.ParquetWriter(path, self._schema, compression="zstd", compression_level=3)
-        self._waiting: list[Row] = []
+        self._waiting: list[PreparedRow] = []
         self._rows = 0
 
-    def add(self, row: Row) -> None:
+    def add(self, row: PreparedRow) -> None:
         self._waiting.append(row)
         self._rows += 1
         if len(self._waiting) >= _ROWS:
@@ -88,7 +88,7 @@ class TableWriter:
         import pyarrow
 
         if self._waiting:
-            columns = {field.name: [getattr(row, field.name) for row in self._waiting] for field in fields(Row)}
+            columns = {field.name: [getattr(row, field.name) for row in self._waiting] for field in fields(PreparedRow)}
             self._file.write_table(pyarrow.table(columns, schema=self._schema))
             self._waiting.clear()
 
@@ -98,7 +98,7 @@ def _schema() -> Any:
 
     text, chat = pa.string(), pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
     types = {"messages": chat, "level": pa.int8(), "row": pa.int64(), "repeats": pa.int32()}
-    return pa.schema([(field.name, types.get(field.name, text)) for field in fields(Row)])
+    return pa.schema([(field.name, types.get(field.name, text)) for field in fields(PreparedRow)])
 
 
 def write_lines(path: Path, rows: Sequence[dict[str, Any]]) -> int:

@@ -16,21 +16,21 @@ Out of tree: `{kind: my_pkg.rewards:Style, weight: 0.2}`. Stable: `WeightedRewar
 Private: `pool`, `worker`, `threads`, `graders`, `post`.
 """
 
-from proxima.reward.accuracy_1_5_2 import Accuracy152
 from proxima.reward.base import WeightedReward
-from proxima.reward.boxed import Boxed
 from proxima.reward.diversity import Diversity
 from proxima.reward.exact import Exact
 from proxima.reward.format import Format
 from proxima.reward.function import Function, FunctionBatch
-from proxima.reward.gsm8k import Gsm8k
 from proxima.reward.http import Http
 from proxima.reward.length import Length
-from proxima.reward.math import Math
-from proxima.reward.number import Number
+from proxima.reward.math.accuracy_1_5_2 import Accuracy152
+from proxima.reward.math.boxed import Boxed
+from proxima.reward.math.gsm8k import Gsm8kReward
+from proxima.reward.math.number import Number
+from proxima.reward.math.symbolic import Math
 from proxima.reward.overlong import Overlong
 from proxima.reward.protocol import Reward
-from proxima.reward.reasoning_gym import ReasoningGym
+from proxima.reward.reasoning_gym import ReasoningGymReward
 from proxima.reward.regex import Regex
 from proxima.reward.repetition import Repetition
 from proxima.reward.runner import RewardRunner
@@ -43,13 +43,13 @@ REWARDS: dict[str, type] = {
     "format": Format,
     "function": Function,
     "function_batch": FunctionBatch,
-    "gsm8k": Gsm8k,
+    "gsm8k": Gsm8kReward,
     "http": Http,
     "length": Length,
     "math": Math,
     "number": Number,
     "overlong": Overlong,
-    "reasoning_gym": ReasoningGym,
+    "reasoning_gym": ReasoningGymReward,
     "regex": Regex,
     "repetition": Repetition,
 }
@@ -63,13 +63,13 @@ __all__ = [
     "Format",
     "Function",
     "FunctionBatch",
-    "Gsm8k",
+    "Gsm8kReward",
     "Http",
     "Length",
     "Math",
     "Number",
     "Overlong",
-    "ReasoningGym",
+    "ReasoningGymReward",
     "Regex",
     "Repetition",
     "Reward",

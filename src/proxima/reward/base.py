@@ -77,7 +77,7 @@ class WeightedReward:
     def unreadable(self, answer: Any) -> str | None:
         """Why this reward could score nothing in a row of this answer, or None where it could. By default any answer
         will do but none."""
-        return missing(answer)
+        return missing_answer(answer)
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score for each completion, in the same order; raises what `score_one` raises."""
@@ -131,7 +131,9 @@ class PooledReward(WeightedReward):
     def read(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         """A score from what the grader returned: `value`, and where it knows, `correct`; other keys are parts."""
         extra = {key: number_of(part, key) for key, part in result.items() if key not in ("value", "correct")}
-        return checked(Score(value=number_of(result.get("value"), "value"), correct=result.get("correct"), parts=extra))
+        return validated(
+            Score(value=number_of(result.get("value"), "value"), correct=result.get("correct"), parts=extra)
+        )
 
     def batch_job(self, groups: Sequence[Group]) -> Job:
         """What a worker has to do for the whole batch; for rewards with `whole_batch`."""
@@ -143,7 +145,7 @@ class PooledReward(WeightedReward):
 
     def reading(self, answer: Any) -> Job | str | None:
         """What `unreadable` says, or where that takes a worker, the job that finds out: its result has it as `why`."""
-        return missing(answer)
+        return missing_answer(answer)
 
     def unreadable(self, answer: Any) -> str | None:
         from proxima.reward.workers.graders import GRADERS
@@ -174,7 +176,7 @@ def label_of(reward: object) -> str:
     return str(label or type(reward).__name__.lower())
 
 
-def checked(score: object) -> Score:
+def validated(score: object) -> Score:
     """The score in Python's own numbers, after a look at what a careless scorer may have put into it (`correct=1`, a
     numpy float).
 
@@ -185,27 +187,27 @@ def checked(score: object) -> Score:
         ValueError: what is wrong with it.
     """
     if not isinstance(score, Score):
-        raise UserError(f"returned {score!r:.80}, expected a Score")
+        raise ValueError(f"returned {score!r:.80}, expected a Score")
     if not score.valid:
-        raise UserError(score.error or "returned an invalid score without an error")
+        raise ValueError(score.error or "returned an invalid score without an error")
     value = number_of(score.value, "value")
     if not math.isfinite(value):
-        raise UserError(f"returned {value}, expected a finite number")
+        raise ValueError(f"returned {value}, expected a finite number")
     if score.correct not in (None, True, False):
-        raise UserError(f"returned correct={score.correct!r:.80}, expected true, false or nothing")
+        raise ValueError(f"returned correct={score.correct!r:.80}, expected true, false or nothing")
     parts = {str(key): number_of(part, str(key)) for key, part in score.parts.items()}
     for key, part in parts.items():
         if not math.isfinite(part):
-            raise UserError(f"returned {key}={part}, expected a finite number; a part without a value is left out")
+            raise ValueError(f"returned {key}={part}, expected a finite number; a part without a value is left out")
     return replace(score, value=value, correct=None if score.correct is None else bool(score.correct), parts=parts)
 
 
-def verdict(right: bool) -> Score:
+def binary_score(right: bool) -> Score:
     """1 and correct, or 0 and not correct."""
     return Score(value=float(right), correct=right)
 
 
-def needs_package(module: str, kind: str, extra: str) -> None:
+def require_package(module: str, kind: str, extra: str) -> None:
     """Say early that a reward's package is missing.
 
     Raises:
@@ -217,19 +219,19 @@ def needs_package(module: str, kind: str, extra: str) -> None:
         )
 
 
-def missing(answer: Any) -> str | None:
+def missing_answer(answer: Any) -> str | None:
     """What is wrong with no answer at all."""
     return "there is none; map the task's answer column" if answer is None else None
 
 
-def answer_of(prompt: Prompt, kind: str) -> Any:
+def required_answer(prompt: Prompt, kind: str) -> Any:
     """The answer that a reward compares with.
 
     Raises:
         ValueError: the row has none.
     """
     if prompt.answer is None:
-        raise UserError(
+        raise ValueError(
             f"'{kind}' compares with an answer, and prompt {prompt.uid} has none; map the task's answer column"
         )
     return prompt.answer

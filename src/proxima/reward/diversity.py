@@ -12,8 +12,7 @@ from proxima.reward.repetition import Unit, ngrams, units
 
 @dataclass(frozen=True, kw_only=True)
 class Diversity(WeightedReward):
-    """The share of a completion's n-grams that no other completion of its batch of generation holds, whatever its
-    prompt.
+    """The share of a completion's n-grams that occur in no other completion of the generated batch.
 
         value = (number of different n-grams in this completion alone) / (number of different n-grams in it)
 

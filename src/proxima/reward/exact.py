@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proxima.data import Completion, Prompt, Score
-from proxima.reward.base import WeightedReward, Where, answer_of, verdict
+from proxima.reward.base import WeightedReward, Where, binary_score, required_answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,5 +26,5 @@ class Exact(WeightedReward):
     where: ClassVar[Where] = "inline"
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        found, expected = completion.text.strip(), str(answer_of(prompt, self.kind)).strip()
-        return verdict(found.casefold() == expected.casefold() if self.ignore_case else found == expected)
+        found, expected = completion.text.strip(), str(required_answer(prompt, self.kind)).strip()
+        return binary_score(found.casefold() == expected.casefold() if self.ignore_case else found == expected)

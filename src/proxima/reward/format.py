@@ -30,7 +30,7 @@ class Format(PooledReward):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        compiled(self.pattern)
+        compile_pattern(self.pattern)
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         return Job(grader="format", arguments={"pattern": self.pattern, "text": completion.text})
@@ -39,7 +39,7 @@ class Format(PooledReward):
         return Score(value=float(result["value"]))
 
 
-def compiled(pattern: str) -> re.Pattern[str]:
+def compile_pattern(pattern: str) -> re.Pattern[str]:
     """The compiled pattern.
 
     Raises:

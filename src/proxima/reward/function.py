@@ -82,8 +82,7 @@ class Function(UserFunction):
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionBatch(UserFunction):
-    """What your function `fn(groups)` returns, called once a batch of generation with all its groups, in a worker
-    process of its own.
+    """What your function `fn(groups)` returns, called once per generated batch in a worker process of its own.
 
     It gets a tuple of `proxima.data.Group`, each a prompt with its completions and what the other rewards say of them,
     and returns a list for each group, in the same order, of what `function` may return for each completion. So it can

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from proxima.data import Completion, Prompt, Score, UserError, require
-from proxima.reward.base import WeightedReward, checked
+from proxima.reward.base import WeightedReward, validated
 from proxima.reward.post import MAX_WAIT, PostFailed, post
 from proxima.reward.workers.graders import number_of
 
@@ -108,12 +108,12 @@ class Http(WeightedReward):
         try:
             answer = json.loads(data, parse_int=_whole)
         except (ValueError, RecursionError) as problem:
-            raise UserError(f"the answer is not JSON: {problem}") from None
+            raise ValueError(f"the answer is not JSON: {problem}") from None
         scores = answer.get("scores") if isinstance(answer, dict) else None
         if not isinstance(scores, list):
-            raise UserError(f"the answer has no list 'scores': {data[:80].decode(errors='replace')}")
+            raise ValueError(f"the answer has no list 'scores': {data[:80].decode(errors='replace')}")
         if len(scores) != len(completions):
-            raise UserError(f"the answer has {len(scores)} scores for {len(completions)} completions")
+            raise ValueError(f"the answer has {len(scores)} scores for {len(completions)} completions")
         return [_score(item) for item in scores]
 
     def _post(self, prompt: Prompt | None, completions: Sequence[Completion]) -> bytes:
@@ -170,8 +170,8 @@ def _score(item: Any) -> Score:
             if item.get("error") is not None:
                 return Score.failed(" ".join(str(item["error"]).split())[:300] or "an error without a word")
             if "value" not in item:
-                raise UserError(f"a score without 'value' (keys: {', '.join(item) or 'none'})")
-            return checked(Score(value=item["value"], correct=item.get("correct"), parts=item.get("parts") or {}))
-        return checked(Score(value=number_of(item, "value")))
+                raise ValueError(f"a score without 'value' (keys: {', '.join(item) or 'none'})")
+            return validated(Score(value=item["value"], correct=item.get("correct"), parts=item.get("parts") or {}))
+        return validated(Score(value=number_of(item, "value")))
     except (AttributeError, TypeError, ValueError) as problem:
         return Score.failed(f"ValueError: {problem}"[:300])

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proxima.data import Completion, Prompt, Score, UserError, require
-from proxima.reward.base import Job, PooledReward, checked, needs_package
-from proxima.reward.extract import last_tagged
+from proxima.data import Completion, Prompt, Score, require
+from proxima.reward.base import Job, PooledReward, require_package, validated
+from proxima.reward.math.extract import last_tagged
 from proxima.reward.workers.graders import number_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReasoningGym(PooledReward):
+class ReasoningGymReward(PooledReward):
     """The score in [0, 1] that the row's own reasoning_gym task gives the answer; correct from `correct_at` up.
 
     The answer is what stands in the last `<tag>…</tag>`, else the whole text without outer space. Only rows of the task
@@ -41,7 +41,7 @@ class ReasoningGym(PooledReward):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        needs_package("reasoning_gym", self.kind, "gym")
+        require_package("reasoning_gym", self.kind, "gym")
         require(self.tag is None or self.tag.isidentifier(), "tag", self.tag, "must be a plain name such as 'answer'")
         require(0 < self.correct_at <= 1, "correct_at", self.correct_at, "must be in (0, 1]")
         require(self.cpu_seconds > 0, "cpu_seconds", self.cpu_seconds, "must be > 0 seconds")
@@ -49,7 +49,7 @@ class ReasoningGym(PooledReward):
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         source = prompt.metadata.get("reasoning_gym")
         if not isinstance(source, Mapping):
-            raise UserError(
+            raise ValueError(
                 f"prompt {prompt.uid} is no row of the task 'reasoning_gym': its metadata has no entry to score with"
             )
         answer = self._answer(completion.text)
@@ -59,7 +59,7 @@ class ReasoningGym(PooledReward):
 
     def read(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         value = number_of(result["value"], "value")
-        return checked(Score(value=value, correct=value >= self.correct_at))
+        return validated(Score(value=value, correct=value >= self.correct_at))
 
     def _answer(self, text: str) -> str | None:
         if self.tag is None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from proxima.data import Completion, Prompt, Score
-from proxima.reward.base import Job, PooledReward, answer_of, verdict
-from proxima.reward.extract import same_answer
-from proxima.reward.format import compiled
+from proxima.reward.base import Job, PooledReward, binary_score, required_answer
+from proxima.reward.format import compile_pattern
+from proxima.reward.math.extract import same_answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +30,12 @@ class Regex(PooledReward):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        compiled(self.pattern)
+        compile_pattern(self.pattern)
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
-        answer_of(prompt, self.kind)
+        required_answer(prompt, self.kind)
         return Job(grader="regex", arguments={"pattern": self.pattern, "text": completion.text})
 
     def read(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         found = result["found"]
-        return verdict(found is not None and same_answer(found, prompt.answer))
+        return binary_score(found is not None and same_answer(found, prompt.answer))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
-from proxima.reward.base import Job, PooledReward, checked, label_of
+from proxima.reward.base import Job, PooledReward, label_of, validated
 from proxima.reward.function import UserFunction
 from proxima.reward.protocol import Reward
 from proxima.reward.workers.pool import Answer, WorkerPool
@@ -63,7 +63,7 @@ class RewardRunner:
         text = {reward.kind for reward in pooled if reward.where == "text"}
         functions = [reward.absolute for reward in pooled if isinstance(reward, UserFunction)]
         warm = sorted(text & {"math", "reasoning_gym"})
-        setup = [Job(grader="prepare", arguments={"path": path}) for path in functions]
+        setup = [Job(grader="load", arguments={"path": path}) for path in functions]
         self._pools: dict[str, WorkerPool] = {}
         if text:
             self._pools["text"] = WorkerPool(workers, timeout=timeout, warm=warm, memory_mb=memory_mb)
@@ -299,7 +299,7 @@ def _scores(reward: Reward, prompt: Prompt, completions: Sequence[Completion]) -
 def _checked(score: object) -> Score:
     if isinstance(score, Score) and not score.valid and score.error:
         return score  # failed in its own words
-    return _attempt(partial(checked, score))
+    return _attempt(partial(validated, score))
 
 
 def _batch_scores(reward: Any, groups: Sequence[Group]) -> list[list[Score]] | Score:

@@ -12,22 +12,22 @@ To add one: (1) a file with a frozen dataclass and `rows`; (2) a line in `TASKS`
 
 from proxima.task.arithmetic import Arithmetic
 from proxima.task.cursor import Cursor, Draw
-from proxima.task.gsm8k import Gsm8k
+from proxima.task.gsm8k import Gsm8kTask
 from proxima.task.hub import Dataset
 from proxima.task.local_files import Jsonl, Parquet
-from proxima.task.prepared import Prepared
+from proxima.task.prepared import PreparedTask
 from proxima.task.prompts import PromptSource, prompt_tokens, to_prompt
 from proxima.task.protocol import Row, Rows, Task
-from proxima.task.reasoning_gym import ReasoningGym
+from proxima.task.reasoning_gym import ReasoningGymTask
 
 TASKS: dict[str, type] = {
     "arithmetic": Arithmetic,
     "dataset": Dataset,
-    "gsm8k": Gsm8k,
+    "gsm8k": Gsm8kTask,
     "jsonl": Jsonl,
     "parquet": Parquet,
-    "prepared": Prepared,
-    "reasoning_gym": ReasoningGym,
+    "prepared": PreparedTask,
+    "reasoning_gym": ReasoningGymTask,
 }
 
 __all__ = [
@@ -36,12 +36,12 @@ __all__ = [
     "Cursor",
     "Dataset",
     "Draw",
-    "Gsm8k",
+    "Gsm8kTask",
     "Jsonl",
     "Parquet",
-    "Prepared",
+    "PreparedTask",
     "PromptSource",
-    "ReasoningGym",
+    "ReasoningGymTask",
     "Row",
     "Rows",
     "Task",

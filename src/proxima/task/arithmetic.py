@@ -8,7 +8,7 @@ from typing import Literal
 
 from proxima.data import UserError, require
 from proxima.data.random import mix, permutation, share_of
-from proxima.task.columns import fields_of
+from proxima.task.columns import template_fields
 from proxima.task.protocol import Row, Rows
 
 _ENUMERATED = 1 << 20  # pairs of operands up to which all are listed; beyond, pairs are drawn until enough are distinct
@@ -69,7 +69,7 @@ class Arithmetic:
             self.held_out,
             "must be > 0 for split 'test': it is the test side's share",
         )
-        fields = fields_of(self.template, "template")
+        fields = template_fields(self.template, "template")
         require(
             fields >= {"a", "b"} and fields <= {"a", "b", "op"},
             "template",

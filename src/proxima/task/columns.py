@@ -15,7 +15,7 @@ from proxima.task.protocol import Row
 ROLES = ("system", "user", "assistant")
 
 
-def fields_of(template: str, field: str) -> set[str]:
+def template_fields(template: str, field: str) -> set[str]:
     """The names in the braces of a template.
 
     Raises:
@@ -58,15 +58,15 @@ def look_up(values: Mapping[str, Any], name: str) -> Any:
 
 def as_text(value: Any) -> str:
     """Text as it is, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(to_json_value(value), ensure_ascii=False)
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """A value as JSON can hold it: dates, decimals and bytes become text."""
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_json_value(item) for item in value]
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, float) and not math.isfinite(value):
@@ -130,7 +130,7 @@ class Columns:
         """
         try:
             answer = None if self.answer is None else _take(self.answer, values)
-            metadata = {name: plain(look_up(values, name)) for name in self.metadata}
+            metadata = {name: to_json_value(look_up(values, name)) for name in self.metadata}
             if self.messages is not None:
                 return Row(
                     messages=as_messages(look_up(values, self.messages), f"{source}: column {self.messages!r}"),
@@ -173,8 +173,8 @@ def as_messages(value: Any, source: str) -> tuple[Message, ...]:
 
 
 def _names(text: str, field: str) -> set[str]:
-    return fields_of(text, field) if "{" in text else {text}
+    return template_fields(text, field) if "{" in text else {text}
 
 
 def _take(text: str, values: Mapping[str, Any]) -> Any:
-    return fill(text, values) if "{" in text else plain(look_up(values, text))
+    return fill(text, values) if "{" in text else to_json_value(look_up(values, text))

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from proxima.data import UserError, require
-from proxima.task.columns import fields_of
+from proxima.task.columns import template_fields
 from proxima.task.hub import Dataset
 from proxima.task.local_files import Jsonl, Parquet
 from proxima.task.protocol import Row, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gsm8k:
-    """GSM8K by its hub name or from files: 7,473 training and 1,319 test questions; the answer is the number after
-    `####`.
+class Gsm8kTask:
+    """GSM8K from the hub or from files: 7,473 training and 1,319 test questions; the answer follows `####`.
 
     Args:
         path: hub name, a .jsonl or .parquet file, or a folder with `train.jsonl` and `test.jsonl` (or Parquet files
@@ -35,7 +34,7 @@ class Gsm8k:
         require(bool(self.path), "path", self.path, "must be a hub name, a folder or a file")
         require(self.split in ("train", "test"), "split", self.split, "must be 'train' or 'test'")
         require(
-            fields_of(self.template, "template") == {"question"},
+            template_fields(self.template, "template") == {"question"},
             "template",
             self.template,
             "must hold {question} and nothing else in braces",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from proxima.data import UserError, require
-from proxima.task.columns import fields_of, fill
+from proxima.task.columns import fill, template_fields
 from proxima.task.local_files import Parquet
 from proxima.task.protocol import Row, Rows
 
@@ -29,7 +29,7 @@ def how_to_make(path: str | Path) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class PreparedTask:
     """A folder that `proxima data prepare` made: each question in the prompt that its card names.
 
     Args:
@@ -51,7 +51,7 @@ class Prepared:
         object.__setattr__(self, "metadata", tuple(self.metadata))
         require(bool(self.path), "path", self.path, "must name a folder")
         require(self.split in ("train", "test"), "split", self.split, "must be 'train' or 'test'")
-        fits = self.template is None or fields_of(self.template, "template") == {"question"}
+        fits = self.template is None or template_fields(self.template, "template") == {"question"}
         require(fits, "template", self.template, "must hold {question} and nothing else in braces")
 
     def problem(self) -> str | None:

@@ -12,9 +12,8 @@ from proxima.task.protocol import Row, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReasoningGym:
-    """Generated puzzles of one reasoning_gym task (`basic_arithmetic`, `countdown`, `sudoku` …), made on access from
-    seed and number.
+class ReasoningGymTask:
+    """Puzzles of one reasoning_gym task (`basic_arithmetic`, `countdown`, `sudoku` …), made on access from the seed.
 
     Each row carries its entry, so that the reward `reasoning_gym` scores it with the task's own scorer. Training and
     test rows come from different seeds; tasks with few possible puzzles may still repeat some.
@@ -61,7 +60,7 @@ class ReasoningGymRows:
             raise IndexError(index)
         entry = self._dataset[index]
         answer = entry.get("answer")
-        source = {"task": self._task, "config": freeze(self._settings), "entry": freeze(entry)}
+        source = {"task": self._task, "config": encode_json(self._settings), "entry": encode_json(entry)}
         return Row(
             messages=({"role": "user", "content": entry["question"]},),
             answer=None if answer is None else as_text(answer),
@@ -69,19 +68,19 @@ class ReasoningGymRows:
         )
 
 
-def freeze(value: Any) -> Any:
+def encode_json(value: Any) -> Any:
     """A value of tuples, lists, dicts and scalars as JSON; tuples and keys that are no text are tagged.
 
     The reward's worker turns it back exactly: some scorers tell a tuple from a list.
     """
     if isinstance(value, tuple):
-        return {"__tuple__": [freeze(item) for item in value]}
+        return {"__tuple__": [encode_json(item) for item in value]}
     if isinstance(value, list):
-        return [freeze(item) for item in value]
+        return [encode_json(item) for item in value]
     if isinstance(value, Mapping):
         if all(isinstance(key, str) for key in value):
-            return {key: freeze(item) for key, item in value.items()}
-        return {"__pairs__": [[freeze(key), freeze(item)] for key, item in value.items()]}
+            return {key: encode_json(item) for key, item in value.items()}
+        return {"__pairs__": [[encode_json(key), encode_json(item)] for key, item in value.items()]}
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
 
 

@@ -80,8 +80,8 @@ def read_math_answer(*, answer: str) -> dict[str, Any]:
 
 def grade_reasoning_gym(*, source: Mapping[str, Any], answer: str) -> dict[str, Any]:
     """The task's own score of the answer."""
-    dataset = _reasoning_gym(source["task"], repr(thaw(source["config"])))
-    entry = thaw(source["entry"])
+    dataset = _reasoning_gym(source["task"], repr(decode_json(source["config"])))
+    entry = decode_json(source["entry"])
     try:
         return {"value": float(dataset.score_answer(answer, entry))}
     except (ArithmeticError, IndexError, KeyError, SyntaxError, TypeError, ValueError):
@@ -109,17 +109,17 @@ def _reasoning_gym(task: str, config: str) -> Any:
     return reasoning_gym.create_dataset(task, **settings)
 
 
-def thaw(value: Any) -> Any:
+def decode_json(value: Any) -> Any:
     """JSON as the task `reasoning_gym` wrote it, with its tuples and odd keys restored."""
     if isinstance(value, list):
-        return [thaw(item) for item in value]
+        return [decode_json(item) for item in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {"__tuple__"}:
-        return tuple(thaw(item) for item in value["__tuple__"])
+        return tuple(decode_json(item) for item in value["__tuple__"])
     if value.keys() == {"__pairs__"}:
-        return {thaw(key): thaw(item) for key, item in value["__pairs__"]}
-    return {key: thaw(item) for key, item in value.items()}
+        return {decode_json(key): decode_json(item) for key, item in value["__pairs__"]}
+    return {key: decode_json(item) for key, item in value.items()}
 
 
 def grade_function(*, path: str, prompt: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
@@ -264,7 +264,7 @@ def _load_module(name: str) -> Any:
         raise ValueError(f"path: module {name!r} can't be loaded: {type(problem).__name__}: {problem}") from problem
 
 
-def prepare(*, path: str) -> dict[str, Any]:
+def load_user_function(*, path: str) -> dict[str, Any]:
     """Load a user's function before its first call, outside the time of any completion."""
     load_function(path)
     return {}
@@ -400,7 +400,7 @@ GRADERS: dict[str, Callable[..., dict[str, Any]]] = {
     "function_batch": grade_function_batch,
     "math": grade_math,
     "math_answer": read_math_answer,
-    "prepare": prepare,
+    "load": load_user_function,
     "reasoning_gym": grade_reasoning_gym,
     "regex": grade_regex,
 }

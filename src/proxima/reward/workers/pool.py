@@ -76,7 +76,7 @@ class WorkerPool:
         self._options = {"warm": sorted(warm), "restricted": restricted, "memory_mb": memory_mb}
         self._tasks: queue.SimpleQueue[tuple[Sequence[Job], Future[list[Answer]]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._nursery: _Nursery | None = None
+        self._fork_server: _ForkServer | None = None
         self._lock = threading.Lock()
         self._closed = False
         self.started = 0  # workers forked so far
@@ -104,7 +104,7 @@ class WorkerPool:
         """End the workers, whatever they are doing. Chunks not yet begun are answered `closed`. May be called twice."""
         with self._lock:
             self._closed = True
-            nursery, self._nursery = self._nursery, None
+            nursery, self._fork_server = self._fork_server, None
         for _ in self._threads:
             self._tasks.put(None)
         if nursery is not None:
@@ -177,9 +177,9 @@ class WorkerPool:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the pool is closed")
-            if self._nursery is None or not self._nursery.alive:
-                self._nursery = _Nursery(self._options)
-            worker = self._nursery.fork()
+            if self._fork_server is None or not self._fork_server.alive:
+                self._fork_server = _ForkServer(self._options)
+            worker = self._fork_server.fork()
             self.started += 1
         for job in self.setup:
             one = secrets.token_hex(8)
@@ -199,7 +199,7 @@ def _line_of(job: Job, one: str) -> str | Answer:
         return Answer(error=f"can't be sent to a worker: {problem}")
 
 
-class _Nursery:
+class _ForkServer:
     """The process that forks the workers (`worker.nursery`)."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -274,8 +274,8 @@ class _Nursery:
 class _Worker:
     """One worker process and the socket to it."""
 
-    def __init__(self, nursery: _Nursery, pid: int, channel: socket.socket) -> None:
-        self._nursery, self._pid, self._channel, self._buffer = nursery, pid, channel, b""
+    def __init__(self, nursery: _ForkServer, pid: int, channel: socket.socket) -> None:
+        self._fork_server, self._pid, self._channel, self._buffer = nursery, pid, channel, b""
         self.done = 0
 
     def send(self, line: str, timeout: float) -> None:
@@ -329,7 +329,7 @@ class _Worker:
 
     def end(self) -> int:
         self._channel.close()
-        return self._nursery.end(self._pid)
+        return self._fork_server.end(self._pid)
 
 
 def _said(line: bytes, one: str) -> dict[str, Any] | None:

@@ -33,7 +33,7 @@ def load_graders() -> Any:
     return module
 
 
-def nursery(control: socket.socket) -> None:
+def fork_server(control: socket.socket) -> None:
     """Answer `fork` (with a socket) by a process id and `end` by how that worker ended, until the control socket
     closes."""
     setup = json.loads(control.makefile("rb", buffering=0).readline())
@@ -171,4 +171,4 @@ def reply(control: socket.socket, message: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    nursery(socket.socket(fileno=int(sys.argv[1])))
+    fork_server(socket.socket(fileno=int(sys.argv[1])))

@@ -1,6 +1,6 @@
 """When a training question gives an evaluation question away."""
 
-from proxima.prepare.decontaminate import EvalSet, Hit, Overlap
+from proxima.prepare.decontaminate import EvalSet, OverlapIndex, OverlapMatch
 
 from .published import AFTER, BEFORE, LONG
 
@@ -8,7 +8,7 @@ W = [f"w{i}" for i in range(40)]
 
 
 def overlap(*questions, **options):
-    found = Overlap(**options)
+    found = OverlapIndex(**options)
     found.learn(EvalSet("eval", questions))
     return found
 
@@ -19,7 +19,7 @@ def hits(found, question):
 
 def test_the_same_text_in_other_clothes():
     found = overlap("What is  $2+2$?")
-    assert hits(found, BEFORE + "What is $2+2$?" + AFTER) == [Hit(("eval", 0), ())]
+    assert hits(found, BEFORE + "What is $2+2$?" + AFTER) == [OverlapMatch(("eval", 0), ())]
     assert hits(found, "What is $2-2$?") == []  # the same words with another sign are another question
     found = overlap("Compute $2^{10}$.", "Is $n!$ for $n = 5!$ well-known?", "?")
     for text in (
@@ -29,8 +29,8 @@ def test_the_same_text_in_other_clothes():
         "Compute\u200b $2^{10}$ .",
         "\ufeffCompute $2^{10}$.",
     ):
-        assert hits(found, text) == [Hit(("eval", 0), ())], text
-    assert hits(found, "is n! for n=5! well known") == [Hit(("eval", 1), ())]
+        assert hits(found, text) == [OverlapMatch(("eval", 0), ())], text
+    assert hits(found, "is n! for n=5! well known") == [OverlapMatch(("eval", 1), ())]
     assert hits(found, "Is n! for n=5 well known") == []
     assert hits(found, "!") == []  # no word and no sign: the text itself
     assert hits(overlap("Compute $2^{10}$.", n=0), "compute 2^{10}") != []
@@ -67,7 +67,7 @@ def test_characters_that_nobody_sees_hide_no_run():
 def test_thirteen_words_in_a_row():
     question = " ".join(W[:20])
     found = overlap(question)
-    assert hits(found, " ".join(["a", *W[3:16], "b"])) == [Hit(("eval", 0), (" ".join(W[3:16]),))]
+    assert hits(found, " ".join(["a", *W[3:16], "b"])) == [OverlapMatch(("eval", 0), (" ".join(W[3:16]),))]
     assert hits(found, " ".join(["a", *W[3:15], "b"])) == []  # twelve
     assert hits(overlap(question, n=12), " ".join(["a", *W[3:15], "b"])) != []
     assert hits(overlap(question, n=0), " ".join(["a", *W[:19]])) == []
@@ -102,7 +102,7 @@ def test_a_phrase_of_the_trade_says_nothing():
     assert not any(found.contaminated(one) for one in looked)
     assert found.phrases == [(phrase, 4)]
     assert found.contaminated(found.look(f"{phrase} one two three")) == [
-        Hit(("eval", 0), ())
+        OverlapMatch(("eval", 0), ())
     ]  # the same text always counts
 
 
@@ -127,7 +127,7 @@ def test_common_0_takes_nothing_for_a_phrase():
 
 
 def test_several_sets_and_one_left_out():
-    found = Overlap()
+    found = OverlapIndex()
     found.learn(EvalSet("a", ["x?", "y?"]))
     found.learn(EvalSet("b", ["y?"]))
     looked = found.look("y?")

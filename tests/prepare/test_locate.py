@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from proxima.prepare import SOURCES, find_origin
-from proxima.prepare.locate import NotThere
+from proxima.prepare import SOURCES, locate_files
+from proxima.prepare.locate import DataNotFound
 
 from .published import GSM8K_TEST, GSM8K_TRAIN, gsm8k_folder, math_row, write_dapo, write_jsonl, write_parquet
 
@@ -43,7 +43,7 @@ def test_a_folder_with_other_files_beside_the_sides(tmp_path):
     folder = gsm8k_folder(tmp_path / "g")
     write_jsonl(folder / "model_solutions.jsonl", GSM8K_TEST)
     (folder / "LICENSE").write_text("MIT")
-    origin = find_origin(PARTS["gsm8k"], str(folder))
+    origin = locate_files(PARTS["gsm8k"], str(folder))
     assert names(origin) == {"train": ["train.jsonl"], "test": ["test.jsonl"]}
     assert (origin.kind, origin.revision, origin.license) == ("files", None, "MIT")
 
@@ -53,36 +53,36 @@ def test_shards_patterns_and_folders_named_by_side(tmp_path):
         write_parquet(tmp_path / "s" / "main" / f"train-0000{i}-of-00002.parquet", GSM8K_TRAIN)
     write_parquet(tmp_path / "s" / "main" / "test-00000-of-00001.parquet", GSM8K_TEST)
     write_parquet(tmp_path / "s" / "socratic" / "train-00000-of-00001.parquet", GSM8K_TRAIN)
-    assert names(find_origin(PARTS["gsm8k"], str(tmp_path / "s"))) == {
+    assert names(locate_files(PARTS["gsm8k"], str(tmp_path / "s"))) == {
         "train": ["main/train-00000-of-00002.parquet", "main/train-00001-of-00002.parquet"],
         "test": ["main/test-00000-of-00001.parquet"],
     }
-    only = find_origin(PARTS["gsm8k"], str(tmp_path / "s"), subset="socratic")
+    only = locate_files(PARTS["gsm8k"], str(tmp_path / "s"), subset="socratic")
     assert names(only) == {"train": ["socratic/train-00000-of-00001.parquet"]}
     assert (
-        names(find_origin(PARTS["gsm8k"], str(tmp_path / "s" / "main" / "train-*.parquet")))["train"][1]
+        names(locate_files(PARTS["gsm8k"], str(tmp_path / "s" / "main" / "train-*.parquet")))["train"][1]
         == "train-00001-of-00002.parquet"
     )
     for side in ("train", "test"):
         for i in (1, 10, 2):
             (tmp_path / "m" / side / "algebra").mkdir(parents=True, exist_ok=True)
             (tmp_path / "m" / side / "algebra" / f"{i}.json").write_text(json.dumps(math_row(f"{side} {i}?", i)))
-    assert names(find_origin(PARTS["math"], str(tmp_path / "m")))["test"] == [
+    assert names(locate_files(PARTS["math"], str(tmp_path / "m")))["test"] == [
         f"test/algebra/{i}.json" for i in (1, 10, 2)
     ]
 
 
 def test_a_side_is_a_word_of_its_own(tmp_path):
     write_parquet(tmp_path / "trainer.parquet", GSM8K_TRAIN)
-    assert names(find_origin(PARTS["dapo-math"], str(tmp_path))) == {"train": ["trainer.parquet"]}
-    assert names(find_origin(PARTS["aime24"], str(tmp_path))) == {
+    assert names(locate_files(PARTS["dapo-math"], str(tmp_path))) == {"train": ["trainer.parquet"]}
+    assert names(locate_files(PARTS["aime24"], str(tmp_path))) == {
         "test": ["trainer.parquet"]
     }  # every row is a question
 
 
 def test_a_test_set_whose_only_split_is_called_train(tmp_path):
     write_parquet(tmp_path / "data" / "train-00000-of-00001.parquet", [{"problem": "1?", "answer": "1"}])
-    assert names(find_origin(PARTS["aime24"], str(tmp_path))) == {"test": ["data/train-00000-of-00001.parquet"]}
+    assert names(locate_files(PARTS["aime24"], str(tmp_path))) == {"test": ["data/train-00000-of-00001.parquet"]}
 
 
 def test_the_cache_of_the_hub(tmp_path):
@@ -91,10 +91,10 @@ def test_the_cache_of_the_hub(tmp_path):
             write_parquet(folder / "main" / f"{side}-00000-of-00001.parquet", rows)
 
     cached(tmp_path, "openai/gsm8k", write)
-    origin = find_origin(PARTS["gsm8k"])
+    origin = locate_files(PARTS["gsm8k"])
     assert (origin.kind, origin.name, origin.revision, origin.license) == ("hub", "openai/gsm8k", COMMIT, "MIT")
     assert set(names(origin)) == {"train", "test"}
-    assert find_origin(PARTS["gsm8k"], "openai/gsm8k") == origin
+    assert locate_files(PARTS["gsm8k"], "openai/gsm8k") == origin
 
 
 def test_the_second_data_set_where_the_first_is_not_cached(tmp_path):
@@ -103,7 +103,7 @@ def test_the_second_data_set_where_the_first_is_not_cached(tmp_path):
         "math-ai/aime24",
         lambda folder: write_jsonl(folder / "test.jsonl", [{"problem": "1?", "solution": "\\boxed{204}"}]),
     )
-    assert find_origin(PARTS["aime24"]).name == "math-ai/aime24"
+    assert locate_files(PARTS["aime24"]).name == "math-ai/aime24"
 
 
 def test_configurations_that_are_files(tmp_path):
@@ -112,7 +112,7 @@ def test_configurations_that_are_files(tmp_path):
             write_jsonl(folder / f"{name}.jsonl", [{"question": f"{name}?", "answer": "1"}])
 
     cached(tmp_path, "opencompass/AIME2025", write)
-    assert names(find_origin(PARTS["aime25"], "opencompass/AIME2025")) == {
+    assert names(locate_files(PARTS["aime25"], "opencompass/AIME2025")) == {
         "test": ["aime2025-I.jsonl", "aime2025-II.jsonl"]
     }
 
@@ -122,7 +122,7 @@ def test_the_cache_of_datasets(tmp_path, monkeypatch):
     import datasets
 
     from proxima.prepare import locate as module
-    from proxima.prepare.read_files import inspect, stream
+    from proxima.prepare.read_files import inspect_file, read_rows
 
     folder = tmp_path / "datasets" / "openai___gsm8k" / "main" / "0.0.0" / COMMIT
     made = {}
@@ -136,28 +136,28 @@ def test_the_cache_of_datasets(tmp_path, monkeypatch):
         made[side] = datasets.Dataset.from_file(str(path))
     monkeypatch.setattr("proxima.task.hub.load", lambda name, subset, side, revision: made[side])
     assert module._from_datasets(PARTS["gsm8k"].hubs[0], PARTS["gsm8k"], None).revision == COMMIT
-    origin = find_origin(PARTS["gsm8k"])
+    origin = locate_files(PARTS["gsm8k"])
     assert names(origin) == {"train": ["main/gsm8k-train.arrow"], "test": ["main/gsm8k-test.arrow"]}
-    inputs = tuple(inspect(*pair) for pair in origin.sides["train"])
-    assert [row.raw.answer for row in stream(inputs)] == [row["answer"] for row in GSM8K_TRAIN]
+    inputs = tuple(inspect_file(*pair) for pair in origin.sides["train"])
+    assert [row.raw.answer for row in read_rows(inputs)] == [row["answer"] for row in GSM8K_TRAIN]
 
 
 def test_a_download_that_was_cut_off(tmp_path):
     write_parquet(tmp_path / "train-00001-of-00002.parquet", GSM8K_TRAIN)
-    with pytest.raises(NotThere, match=r"holds 1 of the 2 files train-\*-of-00002"):
-        find_origin(PARTS["gsm8k"], str(tmp_path))
+    with pytest.raises(DataNotFound, match=r"holds 1 of the 2 files train-\*-of-00002"):
+        locate_files(PARTS["gsm8k"], str(tmp_path))
 
 
 def test_what_save_to_disk_wrote(tmp_path):
     import datasets
 
-    from proxima.prepare.read_files import inspect, stream
+    from proxima.prepare.read_files import inspect_file, read_rows
 
     sides = {side: datasets.Dataset.from_list(rows) for side, rows in (("train", GSM8K_TRAIN), ("test", GSM8K_TEST))}
     datasets.DatasetDict(sides).save_to_disk(str(tmp_path / "saved"))
-    origin = find_origin(PARTS["gsm8k"], str(tmp_path / "saved"))
+    origin = locate_files(PARTS["gsm8k"], str(tmp_path / "saved"))
     assert names(origin)["test"] == ["test/data-00000-of-00001.arrow"]
-    assert [row.raw.question for row in stream((inspect(*origin.sides["test"][0]),))] == [
+    assert [row.raw.question for row in read_rows((inspect_file(*origin.sides["test"][0]),))] == [
         row["question"] for row in GSM8K_TEST
     ]
 
@@ -192,7 +192,7 @@ def test_what_the_cache_has_is_not_fetched_again(tmp_path, monkeypatch):
         lambda folder: write_jsonl(folder / "test.jsonl", [{"problem": "1?", "answer": "1"}]),
     )
     network = Network(monkeypatch, fetch=lambda: None)
-    assert find_origin(PARTS["aime25"]).revision == COMMIT
+    assert locate_files(PARTS["aime25"]).revision == COMMIT
     assert network.asked == [("math-ai/aime25", "cache")]
 
 
@@ -206,7 +206,7 @@ def test_half_of_it_in_the_cache_is_fetched_whole(tmp_path, monkeypatch):
 
     cached(tmp_path, "openai/gsm8k", half)
     network = Network(monkeypatch, whole)
-    assert set(names(find_origin(PARTS["gsm8k"]))) == {"train", "test"}
+    assert set(names(locate_files(PARTS["gsm8k"]))) == {"train", "test"}
     assert network.asked == [("openai/gsm8k", "cache"), ("openai/gsm8k", "hub")]
 
 
@@ -223,7 +223,7 @@ def test_a_hub_that_refuses(monkeypatch):
         ValueError,
         match="gsm8k: openai/gsm8k can't be fetched: ConnectionError: 503 Service Unavailable; give a copy with",
     ):
-        find_origin(PARTS["gsm8k"])
+        locate_files(PARTS["gsm8k"])
 
 
 @pytest.mark.parametrize(
@@ -254,13 +254,13 @@ def test_nothing_there_is_one_line(part, given, message, tmp_path, monkeypatch):
     write_parquet(tmp_path / "done" / "train.parquet", GSM8K_TRAIN)
     (tmp_path / "done" / "card.json").write_text("{}")
     with pytest.raises(ValueError, match=message) as caught:
-        find_origin(PARTS[part], given)
+        locate_files(PARTS[part], given)
     assert "\n" not in str(caught.value)
 
 
 def test_a_revision_of_a_path_and_a_subset_that_is_not_there(tmp_path):
     path = write_dapo(tmp_path / "d.parquet", [("1?", "1")])
     with pytest.raises(ValueError, match="revision='main' is for data sets on the hub"):
-        find_origin(PARTS["dapo-math"], str(path), revision="main")
+        locate_files(PARTS["dapo-math"], str(path), revision="main")
     with pytest.raises(ValueError, match="holds no subset en"):
-        find_origin(PARTS["dapo-math"], str(tmp_path), subset="en")
+        locate_files(PARTS["dapo-math"], str(tmp_path), subset="en")

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proxima.data import Completion, Prompt, Score, UserError
-from proxima.reward.base import WeightedReward, Where, answer_of, missing, verdict
-from proxima.reward.extract import as_number, last_number
+from proxima.data import Completion, Prompt, Score
+from proxima.reward.base import WeightedReward, Where, binary_score, missing_answer, required_answer
+from proxima.reward.math.extract import as_number, last_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,13 @@ class Number(WeightedReward):
     where: ClassVar[Where] = "inline"
 
     def unreadable(self, answer: Any) -> str | None:
-        return missing(answer) or (None if as_number(answer) is not None else "not a number; use 'exact' or 'math'")
+        return missing_answer(answer) or (
+            None if as_number(answer) is not None else "not a number; use 'exact' or 'math'"
+        )
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        answer = answer_of(prompt, self.kind)
+        answer = required_answer(prompt, self.kind)
         expected = as_number(answer)
         if expected is None:
-            raise UserError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number; use 'exact' or 'math'")
-        return verdict(last_number(completion.text) == expected)
+            raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number; use 'exact' or 'math'")
+        return binary_score(last_number(completion.text) == expected)

@@ -5,14 +5,14 @@ import json
 import pytest
 
 from proxima.prepare.answer_kinds import ANSWERS
-from proxima.prepare.read_files import inspect, stream
-from proxima.prepare.row_formats import Raw
+from proxima.prepare.read_files import inspect_file, read_rows
+from proxima.prepare.row_formats import SourceQuestion
 
 from .published import AFTER, BEFORE, math_row, write_dapo, write_jsonl, write_parquet
 
 
 def rows_of(*paths):
-    return list(stream(tuple(inspect(path, path.name) for path in paths)))
+    return list(read_rows(tuple(inspect_file(path, path.name) for path in paths)))
 
 
 def only(path):
@@ -33,32 +33,38 @@ def only(path):
                 "url": "https://e.org",
                 "year": "2024",
             },
-            Raw("1?", "033", "It is 33.", None, None, "60"),
+            SourceQuestion("1?", "033", "It is 33.", None, None, "60"),
         ),
         (  # Maxwell-Jia/AIME_2024
             {"ID": "2024-II-4", "Problem": "1?", "Solution": "It is 33.", "Answer": 33},
-            Raw("1?", 33, "It is 33.", None, None, "2024-II-4"),
+            SourceQuestion("1?", 33, "It is 33.", None, None, "2024-II-4"),
         ),
         (  # math-ai/aime24: the answer inside the solution
             {"id": 60, "problem": "1?", "solution": "\\boxed{204}", "url": "https://e.org"},
-            Raw("1?", "\\boxed{204}", "\\boxed{204}", None, None, "60"),
+            SourceQuestion("1?", "\\boxed{204}", "\\boxed{204}", None, None, "60"),
         ),
-        ({"problem": "1?", "answer": "70", "id": "0"}, Raw("1?", "70", None, None, None, "0")),  # math-ai/aime25
+        (
+            {"problem": "1?", "answer": "70", "id": "0"},
+            SourceQuestion("1?", "70", None, None, None, "0"),
+        ),  # math-ai/aime25
         (  # MathArena/aime_2025
             {"problem_idx": 1, "problem": "1?", "answer": 70, "problem_type": ["Number Theory"]},
-            Raw("1?", 70, None, None, None, "1"),
+            SourceQuestion("1?", 70, None, None, None, "1"),
         ),
-        ({"question": "1?", "answer": "70"}, Raw("1?", "70")),  # opencompass/AIME2025
+        ({"question": "1?", "answer": "70"}, SourceQuestion("1?", "70")),  # opencompass/AIME2025
         # math-ai/amc23
-        ({"id": 0, "question": "1?", "answer": 27.0, "url": "https://e.org"}, Raw("1?", 27.0, None, None, None, "0")),
-        ({"question": "1?", "answer": "1+1=2\n#### 2"}, Raw("1?", "1+1=2\n#### 2", "1+1=2")),  # openai/gsm8k
+        (
+            {"id": 0, "question": "1?", "answer": 27.0, "url": "https://e.org"},
+            SourceQuestion("1?", 27.0, None, None, None, "0"),
+        ),
+        ({"question": "1?", "answer": "1+1=2\n#### 2"}, SourceQuestion("1?", "1+1=2\n#### 2", "1+1=2")),  # openai/gsm8k
         (  # hendrycks MATH
             {"problem": "1?", "level": "Level 5", "type": "Algebra", "solution": "so $\\boxed{2}$"},
-            Raw("1?", "so $\\boxed{2}$", "so $\\boxed{2}$", "Algebra", 5),
+            SourceQuestion("1?", "so $\\boxed{2}$", "so $\\boxed{2}$", "Algebra", 5),
         ),
         (  # a few rows of MATH have no level
             {"problem": "1?", "level": "Level ?", "type": "Geometry", "solution": "so $\\boxed{2}$"},
-            Raw("1?", "so $\\boxed{2}$", "so $\\boxed{2}$", "Geometry", None),
+            SourceQuestion("1?", "so $\\boxed{2}$", "so $\\boxed{2}$", "Geometry", None),
         ),
         (  # HuggingFaceH4/MATH-500
             {
@@ -69,7 +75,7 @@ def only(path):
                 "level": 2,
                 "unique_id": "test/a/807.json",
             },
-            Raw("1?", "\\pi", "so", "Precalculus", 2, "test/a/807.json"),
+            SourceQuestion("1?", "\\pi", "so", "Precalculus", 2, "test/a/807.json"),
         ),
         (  # open-r1/DAPO-Math-17k-Processed
             {
@@ -81,16 +87,16 @@ def only(path):
                 "reward_model": {"ground_truth": "34", "style": "rule"},
                 "extra_info": {"index": "9a9b"},
             },
-            Raw("1?", "34", None, None, None, "9a9b"),
+            SourceQuestion("1?", "34", None, None, None, "9a9b"),
         ),
         (  # prepared for verl: objects as JSON text
             {
                 "prompt": json.dumps([{"role": "user", "content": "1?"}]),
                 "reward_model": json.dumps({"ground_truth": "34"}),
             },
-            Raw("1?", "34"),
+            SourceQuestion("1?", "34"),
         ),
-        ({"prompt": "1?", "answer": "34"}, Raw("1?", "34")),
+        ({"prompt": "1?", "answer": "34"}, SourceQuestion("1?", "34")),
     ],
 )
 def test_every_form(tmp_path, row, expected):
@@ -99,7 +105,7 @@ def test_every_form(tmp_path, row, expected):
 
 
 def test_dapo(tmp_path):
-    assert only(write_dapo(tmp_path / "d.parquet", [("1?", "34", "9a9b")])) == Raw(
+    assert only(write_dapo(tmp_path / "d.parquet", [("1?", "34", "9a9b")])) == SourceQuestion(
         BEFORE + "1?" + AFTER, "34", None, None, None, "9a9b"
     )
 
@@ -126,9 +132,9 @@ def test_json_files(tmp_path):
 def test_what_is_known_of_a_file_before_it_is_read(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"question": "1?", "answer": "1"}\n{"question": "2?", "answer": "2"}')  # no line end at the end
-    one = inspect(path, "a.jsonl")
+    one = inspect_file(path, "a.jsonl")
     assert (one.rows, one.size) == (2, path.stat().st_size)
-    assert inspect(write_dapo(tmp_path / "d.parquet", [("1?", "1")] * 7), "d").rows == 7
+    assert inspect_file(write_dapo(tmp_path / "d.parquet", [("1?", "1")] * 7), "d").rows == 7
 
 
 def test_rows_of_another_form_are_not_dropped_in_silence(tmp_path):

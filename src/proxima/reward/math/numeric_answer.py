@@ -10,8 +10,6 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from proxima.data import UserError
-
 LONGEST = 4000  # characters; Python reads no integer of over 4,300 digits
 
 _WRAPPED = re.compile(r"\\(?:text(?:bf|rm|it|sf|tt|normal)?|math(?:rm|bf|it|sf|tt)|mbox|boldsymbol)\s*\{([^{}]*)\}")
@@ -47,7 +45,7 @@ _NAME = re.compile(
 
 
 @dataclass(frozen=True)
-class Plain:
+class WrittenNumber:
     """A number that somebody wrote down.
 
     Args:
@@ -65,7 +63,7 @@ class Plain:
     finished: bool = True
 
 
-def plain(text: str) -> Plain | None:
+def parse_number(text: str) -> WrittenNumber | None:
     r"""The number that a whole text states, or None where it states none: a formula, several numbers, a false equality.
 
     Read are signs, thousands (`1,000`, `1{,}000`, `1\,000`), decimals, `0.\overline{3}`, fractions, mixed numbers,
@@ -75,16 +73,16 @@ def plain(text: str) -> Plain | None:
     """
     if len(text) > LONGEST:
         return None
-    text = tidied(text)
+    text = strip_markup(text)
     parts = _EQUALS.split(text)
     sides, exact = [side.strip() for side in parts[::2]], [sign is None for sign in parts[1::2]]
-    number = _written(sides[-1])
+    number = _parse_side(sides[-1])
     if number is None or len(sides) == 1:
         return number
     name = None
     for i, side in enumerate(sides[:-1]):
-        other = _written(side)
-        value = other.value if other else evaluated(side)
+        other = _parse_side(side)
+        value = other.value if other else evaluate(side)
         if i == 0 and (not side or _NAME.fullmatch(side)):
             name = side or None
         elif value is not None:
@@ -94,10 +92,10 @@ def plain(text: str) -> Plain | None:
                 return None
         elif re.search(r"(?<![\\A-Za-z])[A-Za-z]", side) or not side:
             return None  # an equation to be solved
-    return Plain(number.value, number.places, number.percent, name, number.finished)
+    return WrittenNumber(number.value, number.places, number.percent, name, number.finished)
 
 
-def same_number(gold: Plain, answer: Plain) -> bool:
+def same_number(gold: WrittenNumber, answer: WrittenNumber) -> bool:
     """Equal in value, of decimals of six places or more up to rounding; 50 % is 50 and 0.5. Two different names make
     two answers."""
     if gold.name and answer.name and gold.name.replace(" ", "") != answer.name.replace(" ", ""):
@@ -109,10 +107,10 @@ def same_number(gold: Plain, answer: Plain) -> bool:
     return any(_same_value(one, other, places) for one, other in pairs)
 
 
-def tidied(text: str) -> str:
+def strip_markup(text: str) -> str:
     """The text without what only sets it: dollars around it, fonts, spacing, a final period, outer brackets."""
     text = (
-        unwrapped(text)
+        unwrap_fonts(text)
         .replace("\\!", "")
         .replace("{,}", ",")
         .replace("\\$", "$")
@@ -137,7 +135,7 @@ def tidied(text: str) -> str:
     return text
 
 
-def unwrapped(text: str) -> str:
+def unwrap_fonts(text: str) -> str:
     r"""`\text{…}` and the like as what stands in them."""
     for _ in range(2):
         text = _WRAPPED.sub(r" \1 ", text)
@@ -151,7 +149,7 @@ def _with_braces(match: re.Match[str]) -> str:
     return f"\\frac{{{only_over}}}{{" if only_over else f"\\frac{braced}{{{behind}}}"
 
 
-def _written(side: str) -> Plain | None:
+def _parse_side(side: str) -> WrittenNumber | None:
     """One side of an equality as a number."""
     match = _VALUE.fullmatch(side)
     if match is None or not _is_unit(match["unit"]):
@@ -179,7 +177,7 @@ def _written(side: str) -> Plain | None:
             return None  # 54 * 10^2 is a product
         if power or match["exponent"]:
             value, places = value * Fraction(10) ** int(power or match["exponent"]), None
-    return Plain(-value if signs % 2 else value, places, bool(match["percent"]), None, finished)
+    return WrittenNumber(-value if signs % 2 else value, places, bool(match["percent"]), None, finished)
 
 
 def _is_unit(unit: str | None) -> bool:
@@ -202,7 +200,7 @@ def _same_value(one: Fraction, other: Fraction, places: int | None) -> bool:
     return one == other or (places is not None and places >= 6 and round(one, places) == round(other, places))
 
 
-def evaluated(side: str) -> Fraction | None:
+def evaluate(side: str) -> Fraction | None:
     """The value of a sum, product, quotient or small power of plain numbers; None: it is something else."""
     text = re.sub(r"\\frac ?\{([^{}]*)\} ?\{([^{}]*)\}", r"((\1)/(\2))", side)
     for written, meant in (
@@ -231,11 +229,11 @@ def _arithmetic(node: ast.expr) -> Fraction:
     if isinstance(node, ast.UnaryOp):
         return -_arithmetic(node.operand) if isinstance(node.op, ast.USub) else _arithmetic(node.operand)
     if not isinstance(node, ast.BinOp):
-        raise UserError("not arithmetic")
+        raise ValueError("not arithmetic")
     left, right = _arithmetic(node.left), _arithmetic(node.right)
     if isinstance(node.op, ast.Pow):
         if right.denominator > 1 or abs(right) > 99 or max(abs(left.numerator), left.denominator) > 10**30:
-            raise UserError("no small power")
+            raise ValueError("no small power")
         return left ** int(right)
     if isinstance(node.op, ast.Add):
         return left + right
@@ -245,4 +243,4 @@ def _arithmetic(node: ast.expr) -> Fraction:
         return left * right
     if isinstance(node.op, ast.Div):
         return left / right
-    raise UserError("not arithmetic")
+    raise ValueError("not arithmetic")

@@ -3,7 +3,7 @@ done."""
 
 import re
 
-from proxima.reward.numeric_answer import tidied, unwrapped
+from proxima.reward.math.numeric_answer import strip_markup, unwrap_fonts
 
 _NUMBER = r"(?:[0-9]++ [0-9]++/[0-9]++|[0-9]++(?:,[0-9]{3})*+(?:\.[0-9]++)?|\.[0-9]++)%?"
 _OPERATION = r"[ (){}$]*+(?:[-+*/^=×÷·\u2212\u2013]|x(?=[ $]*[0-9]))[-+*/^=×÷·\u2212\u2013 (){}$]*+"
@@ -40,7 +40,7 @@ _UNFINISHED = {
 }
 
 
-def last_stated(text: str, number: bool) -> str | None:
+def find_unmarked_answer(text: str, number: bool) -> str | None:
     r"""The answer of a text that marks none: the formula between dollars or the plain number right after the last
     `answer is` or `Answer:`, else the last of either in the text. A number that is part of an operation comes with all
     of it. None: there is nothing of the kind.
@@ -79,25 +79,25 @@ def _candidates(text: str, start: int, number: bool) -> list[str]:
     return found
 
 
-def stated_words(text: str) -> str:
+def words_after_marker(text: str) -> str:
     """What follows the last `answer is` or `Answer:`, to the end of the sentence; without one, nothing."""
     anchor = _last_anchor(text)
     return "" if anchor is None else _SENTENCE.split(text[anchor.end() :], 1)[0]
 
 
-def letters(formula: str) -> str:
+def normalize_words(formula: str) -> str:
     """A text in small letters without what only sets it: fonts, spacing, dollars and brackets around it, a final
     period."""
-    return " ".join(tidied(formula).casefold().split())
+    return " ".join(strip_markup(formula).casefold().split())
 
 
-def as_words(formula: str) -> str | None:
+def parse_words(formula: str) -> str | None:
     r"""The `letters` of a formula that is mere words (`even`, `\text{no solution}`, `\text{(A)}`); None: it is
     something else.
 
     Bare, only one word of two letters or more is such a formula; `\text` and the like may hold several.
     """
-    words = letters(formula)
+    words = normalize_words(formula)
     if not re.fullmatch(r"[^\W\d_]+(?:[ ,.'/-]+[^\W\d_]+)*", words):
         return None
     bare = re.sub(r"\\[a-z]+\s*\{[^{}]*\}", "", formula).strip(" .$")
@@ -106,7 +106,7 @@ def as_words(formula: str) -> str | None:
     )
 
 
-def prose(formula: str) -> bool:
+def is_prose(formula: str) -> bool:
     r"""Whether a formula holds words that a parser would take for products of letters: several bare words, or one of
     four letters."""
     bare = re.sub(r"\\(?:begin|end|operatorname\*?)\s*\{[^{}]*\}", " ", formula)
@@ -118,7 +118,7 @@ def prose(formula: str) -> bool:
     )
 
 
-def unfinished(answer: str, gold: str) -> str | None:
+def unfinished_operation(answer: str, gold: str) -> str | None:
     """An operation that the answer leaves to be done and the gold answer doesn't."""
     return next((what for what, sign in _UNFINISHED.items() if sign.search(answer) and not sign.search(gold)), None)
 
@@ -141,7 +141,7 @@ def as_interval(answer: str, gold: str) -> str:
     return answer
 
 
-def sides(answer: str, gold: str) -> list[str]:
+def equation_sides(answer: str, gold: str) -> list[str]:
     r"""What has to equal the gold answer: of `x = 2\sqrt{3} = \sqrt{12}` both formulas, unless the gold answer is an
     equation itself."""
     equality = re.compile(r"(?<![<>!:\\])=(?!=)")
@@ -149,7 +149,7 @@ def sides(answer: str, gold: str) -> list[str]:
         return [answer]
     parts = [part.strip() for part in equality.split(answer)]
     if len(parts) > 1 and re.fullmatch(
-        r"[^-+*/^0-9<>]*(?:_ ?\{?[A-Za-z0-9]+\}?)?'*(?:\([A-Za-z, ]+\))?", unwrapped(parts[0])
+        r"[^-+*/^0-9<>]*(?:_ ?\{?[A-Za-z0-9]+\}?)?'*(?:\([A-Za-z, ]+\))?", unwrap_fonts(parts[0])
     ):
         parts = parts[1:]
     return parts

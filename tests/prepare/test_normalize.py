@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.prepare.answer_kinds import ANSWERS
-from proxima.prepare.normalize import bare, key_of, normalised, sound, words
-from proxima.prepare.prompt_template import TEMPLATES, template_of
+from proxima.prepare.normalize import normalize, question_key, sound, strip_instructions, words
+from proxima.prepare.prompt_template import TEMPLATES, resolve_template
 
 from .published import AFTER, BEFORE
 
@@ -33,12 +33,12 @@ BOXED_BEFORE = (
     ],
 )
 def test_instructions_are_no_part_of_the_question(text):
-    assert bare(text) == "What is $2+2$?"
+    assert strip_instructions(text) == "What is $2+2$?"
 
 
 def test_an_instruction_in_the_middle_stays():
     text = "He says: Please reason step by step, and put your final answer within \\boxed{}. What does he mean?"
-    assert bare(text) == text
+    assert strip_instructions(text) == text
 
 
 @pytest.mark.parametrize("name", sorted(TEMPLATES))
@@ -46,25 +46,25 @@ def test_every_preset_that_adds_to_the_question_is_stripped_again_or_keeps_it(na
     asked = TEMPLATES[name].messages("What is $\\frac{1}{2}$?")[-1]["content"]
     assert "What is $\\frac{1}{2}$?" in asked
     if name in ("dapo", "boxed", "plain", "think_answer"):
-        assert bare(asked) == "What is $\\frac{1}{2}$?"
+        assert strip_instructions(asked) == "What is $\\frac{1}{2}$?"
 
 
 def test_same_question():
-    assert normalised("a\u00a0 b\n\tc") == "a b c"
-    assert key_of("What is  2\n+ 2?") == key_of(BEFORE + "What is 2 + 2?" + AFTER)
-    assert key_of("ﬁnd x") == key_of("find x")  # NFKC
+    assert normalize("a\u00a0 b\n\tc") == "a b c"
+    assert question_key("What is  2\n+ 2?") == question_key(BEFORE + "What is 2 + 2?" + AFTER)
+    assert question_key("ﬁnd x") == question_key("find x")  # NFKC
     for seen_alike in ("What is\u200b 2+2?", "\ufeffWhat is 2+2?", "What is 2+2 ?", "W\u00adhat is\u00a02+2 \u200b?"):
-        assert key_of(seen_alike) == key_of("What is 2+2?")
-    assert normalised("Is .5 > 1 : 3 , or 3 .5 ?") == "Is .5 > 1: 3, or 3 .5?"
-    assert key_of("half \ud83d") == key_of(sound("half \ud83d"))
-    assert key_of("Is A = 2?") != key_of("Is a = 2?")
+        assert question_key(seen_alike) == question_key("What is 2+2?")
+    assert normalize("Is .5 > 1 : 3 , or 3 .5 ?") == "Is .5 > 1: 3, or 3 .5?"
+    assert question_key("half \ud83d") == question_key(sound("half \ud83d"))
+    assert question_key("Is A = 2?") != question_key("Is a = 2?")
 
 
 @given(st.text())
 def test_normalising_twice_changes_nothing(text):
-    once = normalised(sound(text))
-    assert normalised(once) == once
-    assert key_of(once) == key_of(sound(text))
+    once = normalize(sound(text))
+    assert normalize(once) == once
+    assert question_key(once) == question_key(sound(text))
 
 
 def test_words():
@@ -114,16 +114,16 @@ def test_answers(kind, raw, answer):
 
 
 def test_templates():
-    assert template_of("Q: {question}\\nA:").messages("1+1?") == [{"role": "user", "content": "Q: 1+1?\nA:"}]
-    assert template_of("plain", "Be brief.").messages("1+1?")[0] == {"role": "system", "content": "Be brief."}
-    assert template_of("think_answer").system and template_of("think_answer", "").system is None
-    assert template_of("boxed").messages("x")[0]["content"].endswith("within \\boxed{}.")
-    assert template_of("dapo").messages("x")[0]["content"] == BEFORE + "x" + AFTER
+    assert resolve_template("Q: {question}\\nA:").messages("1+1?") == [{"role": "user", "content": "Q: 1+1?\nA:"}]
+    assert resolve_template("plain", "Be brief.").messages("1+1?")[0] == {"role": "system", "content": "Be brief."}
+    assert resolve_template("think_answer").system and resolve_template("think_answer", "").system is None
+    assert resolve_template("boxed").messages("x")[0]["content"].endswith("within \\boxed{}.")
+    assert resolve_template("dapo").messages("x")[0]["content"] == BEFORE + "x" + AFTER
 
 
 def test_a_template_from_a_file(tmp_path):
     (tmp_path / "t.txt").write_text("Think \\neq.\n{question}\n")
-    assert template_of(f"@{tmp_path / 't.txt'}").text == "Think \\neq.\n{question}"
+    assert resolve_template(f"@{tmp_path / 't.txt'}").text == "Think \\neq.\n{question}"
 
 
 @pytest.mark.parametrize(
@@ -138,4 +138,4 @@ def test_a_template_from_a_file(tmp_path):
 )
 def test_bad_templates(text, message):
     with pytest.raises(ValueError, match=message):
-        template_of(text)
+        resolve_template(text)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proxima.data import Completion, Prompt, Score
-from proxima.reward.base import WeightedReward, Where, answer_of, verdict
-from proxima.reward.extract import last_boxed, same_answer
+from proxima.reward.base import WeightedReward, Where, binary_score, required_answer
+from proxima.reward.math.extract import last_boxed, same_answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,6 @@ class Boxed(WeightedReward):
     where: ClassVar[Where] = "inline"
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        answer = answer_of(prompt, self.kind)
+        answer = required_answer(prompt, self.kind)
         found = last_boxed(completion.text)
-        return verdict(found is not None and same_answer(found, answer))
+        return binary_score(found is not None and same_answer(found, answer))

@@ -7,14 +7,13 @@ from fractions import Fraction
 from typing import ClassVar
 
 from proxima.data import Completion, Prompt, Score, require
-from proxima.reward.base import WeightedReward, Where, answer_of
-from proxima.reward.extract import as_fraction, as_number, last_tagged
+from proxima.reward.base import WeightedReward, Where, required_answer
+from proxima.reward.math.extract import as_fraction, as_number, last_tagged
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy152(WeightedReward):
-    """2 if the tagged answer is the row's answer to the letter, 1.5 if both are the same number, else 0; says whether
-    it is correct.
+    """2 if the tagged answer is exactly the row's answer, 1.5 if both are the same number, else 0; sets `correct`.
 
     Judged is what stands in the last `<tag>…</tag>`, outer space removed. Read as numbers are `18.0`, `$18`, `1,000`,
     `1/2`, `x = 18` and a number with plain words behind it, `18 dollars`, but none that makes it another: `2 dozens`,
@@ -44,7 +43,7 @@ class Accuracy152(WeightedReward):
         require(self.tag is None or self.tag.isidentifier(), "tag", self.tag, "must be a plain name such as 'answer'")
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        expected = str(answer_of(prompt, self.kind)).rpartition("####")[2].strip()
+        expected = str(required_answer(prompt, self.kind)).rpartition("####")[2].strip()
         found = completion.text if self.tag is None else last_tagged(completion.text, self.tag)
         found = "" if found is None else found.strip()
         if found == expected:

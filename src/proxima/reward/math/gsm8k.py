@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proxima.data import Completion, Prompt, Score, UserError
-from proxima.reward.base import WeightedReward, Where, answer_of, missing, verdict
-from proxima.reward.extract import as_number, first_number, last_number
+from proxima.data import Completion, Prompt, Score
+from proxima.reward.base import WeightedReward, Where, binary_score, missing_answer, required_answer
+from proxima.reward.math.extract import as_number, first_number, last_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gsm8k(WeightedReward):
+class Gsm8kReward(WeightedReward):
     """1 if the number after the last `####` equals the answer; without `####`, the last number of the text.
 
     The answer may itself be a full GSM8K solution: then what follows its `####` counts.
@@ -30,16 +30,16 @@ class Gsm8k(WeightedReward):
     where: ClassVar[Where] = "inline"
 
     def unreadable(self, answer: Any) -> str | None:
-        return missing(answer) or (
+        return missing_answer(answer) or (
             None if as_number(str(answer).rpartition("####")[2]) is not None else "not a number after '####'"
         )
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        answer = answer_of(prompt, self.kind)
+        answer = required_answer(prompt, self.kind)
         expected = as_number(str(answer).rpartition("####")[2])
         if expected is None:
-            raise UserError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number after '####'")
+            raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number after '####'")
         _, marker, tail = completion.text.rpartition("####")
         if marker:
-            return verdict(first_number(tail) == expected)
-        return verdict(not self.strict and last_number(completion.text) == expected)
+            return binary_score(first_number(tail) == expected)
+        return binary_score(not self.strict and last_number(completion.text) == expected)

@@ -5,17 +5,17 @@ import tracemalloc
 
 import pytest
 
-from proxima.prepare.deduplicate import Distinct
-from proxima.prepare.read_files import Placed
-from proxima.prepare.row_formats import Raw
+from proxima.prepare.deduplicate import Deduplicator
+from proxima.prepare.read_files import SourceRow
+from proxima.prepare.row_formats import SourceQuestion
 
 from .published import AFTER, BEFORE
 
 
 def fed(rows, kind="integer"):
-    distinct = Distinct(kind, io.StringIO())
+    distinct = Deduplicator(kind, io.StringIO())
     for number, row in enumerate(rows):
-        distinct.add(row if isinstance(row, Placed) else Placed(Raw(*row), 0, number))
+        distinct.add(row if isinstance(row, SourceRow) else SourceRow(SourceQuestion(*row), 0, number))
     distinct.close()
     return distinct
 
@@ -116,7 +116,7 @@ def test_what_is_unreadable_is_listed_once_and_is_no_conflict():
             ("y?", None),
             ("z?", ["1"]),
             ("z?", True),
-            Placed(None, 0, 8, "has no 'answer'"),
+            SourceRow(None, 0, 8, "has no 'answer'"),
         ]
     )
     assert written(distinct) == [("x?", "1", 1)]
@@ -142,10 +142,10 @@ def test_hostile_text_passes():
 def test_memory_does_not_grow_with_the_text(tmp_path):
     """5,000 questions of 4 kB, each twice: 40 MB of text go through; what stays are hashes and counts."""
     with (tmp_path / "spool").open("w+", encoding="utf-8") as spool:
-        distinct = Distinct("integer", spool)
+        distinct = Deduplicator("integer", spool)
         tracemalloc.start()
         for number in range(10_000):
-            distinct.add(Placed(Raw(f"{number % 5000} " + "x" * 4000, "1"), 0, number))
+            distinct.add(SourceRow(SourceQuestion(f"{number % 5000} " + "x" * 4000, "1"), 0, number))
         distinct.close()
         count = sum(entry.repeats == 2 for entry in distinct.entries("drop"))
         peak = tracemalloc.get_traced_memory()[1]

@@ -8,10 +8,20 @@ import sys
 
 import pytest
 
-from proxima.prepare import SOURCES, EvalSet, Options, beside, check_folder, eval_set, find_origin, prepare, read_card
-from proxima.prepare.atomic_folder import whole_folder
+from proxima.prepare import (
+    SOURCES,
+    EvalSet,
+    PrepareOptions,
+    check_folder,
+    load_eval_set,
+    locate_files,
+    prepare,
+    read_card,
+    sibling_eval_sets,
+)
+from proxima.prepare.atomic_folder import atomic_folder
 from proxima.prepare.write_files import COLUMNS
-from proxima.task import Parquet, Prepared
+from proxima.task import Parquet, PreparedTask
 from proxima.task.prepared import PREPARED
 
 from .published import (
@@ -36,9 +46,9 @@ def make(name, place, out, *, against=(), overwrite=False, dry_run=False, **opti
     part = PARTS[name]
     return prepare(
         part,
-        find_origin(part, str(place)),
+        locate_files(part, str(place)),
         out,
-        Options(**options),
+        PrepareOptions(**options),
         against=against,
         command="proxima data prepare",
         overwrite=overwrite,
@@ -291,7 +301,7 @@ def test_held_out_where_there_is_a_test_side(tmp_path):
 )
 def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
-        Options(**options)
+        PrepareOptions(**options)
 
 
 # Folders
@@ -307,7 +317,7 @@ def test_nothing_that_is_there_is_lost(tmp_path):
     with pytest.raises(ValueError, match="out exists; take --overwrite"):
         make("gsm8k", tmp_path / "raw", tmp_path / "out")
     before = (tmp_path / "out" / "card.json").read_bytes()
-    with pytest.raises(RuntimeError), whole_folder(tmp_path / "out", overwrite=True) as folder:
+    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "out", overwrite=True) as folder:
         (folder / "half").write_text("x")
         raise RuntimeError
     assert (tmp_path / "out" / "card.json").read_bytes() == before and sorted(os.listdir(tmp_path)) == [
@@ -333,7 +343,7 @@ def test_one_at_a_time_makes_a_folder(tmp_path):
     (tmp_path / ".out.part-1").mkdir()  # of processes that were killed
     (tmp_path / ".out.part").mkdir()
     (tmp_path / ".out.partial").mkdir()  # is not ours
-    with whole_folder(tmp_path / "out") as folder:
+    with atomic_folder(tmp_path / "out") as folder:
         assert folder.name == f".out.part-{os.getpid()}"
         assert sorted(os.listdir(tmp_path)) == [".out.lock", folder.name, ".out.partial"]
         (folder / "card.json").write_text("mine")
@@ -342,14 +352,14 @@ def test_one_at_a_time_makes_a_folder(tmp_path):
         ):
             make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "out")
         code = (
-            "import sys, pathlib; from proxima.prepare.atomic_folder import whole_folder; "
-            "whole_folder(pathlib.Path(sys.argv[1])).__enter__()"
+            "import sys, pathlib; from proxima.prepare.atomic_folder import atomic_folder; "
+            "atomic_folder(pathlib.Path(sys.argv[1])).__enter__()"
         )
         other = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True)
         assert "out is being made by another process" in other.stderr
         assert (folder / "card.json").read_text() == "mine" and not (tmp_path / "out").exists()
     assert sorted(os.listdir(tmp_path)) == [".out.partial", "out", "raw"]
-    with whole_folder(tmp_path / "out", overwrite=True) as folder:  # the lock is free again
+    with atomic_folder(tmp_path / "out", overwrite=True) as folder:  # the lock is free again
         (folder / "card.json").write_text("second")
     assert (tmp_path / "out" / "card.json").read_text() == "second"
 
@@ -384,20 +394,20 @@ def test_evaluation_sets_of_every_kind(tmp_path):
     made = make("gsm8k", raw, tmp_path / "data" / "gsm8k").folder
     questions = ["Bo has 9 nuts and eats 2. How many are left?", "How many legs have 4 cows?"]
     for place, name in ((made, "gsm8k"), (made / "test.parquet", "gsm8k"), (raw, "raw"), (raw / "test.jsonl", "raw")):
-        found = eval_set(str(place))
+        found = load_eval_set(str(place))
         assert (found.name, list(found.questions)) == (name, questions), place
     wrapped = write_dapo(tmp_path / "aime.parquet", [("1?", "1")] * 32)
-    assert list(eval_set(str(wrapped)).questions) == ["1?"]
+    assert list(load_eval_set(str(wrapped)).questions) == ["1?"]
     half = tmp_path / "half.jsonl"
     half.write_text('{"question": "a \\ud800 b", "answer": "1"}\n{"question": "c", "answer": "1"}\n')
-    assert list(eval_set(str(half)).questions) == ["a ? b", "c"]
+    assert list(load_eval_set(str(half)).questions) == ["a ? b", "c"]
     empty = write_dapo(tmp_path / "empty.parquet", [])
     for place, message in (
         ("nowhere", "against='nowhere': 'nowhere': no such file"),
         (str(empty), "holds no questions"),
     ):
         with pytest.raises(ValueError, match=message):
-            eval_set(place)
+            load_eval_set(place)
 
 
 def test_what_lies_beside(tmp_path):
@@ -410,10 +420,10 @@ def test_what_lies_beside(tmp_path):
         words=0,
     )
     make("dapo-math", tmp_path / "d.parquet", tmp_path / "data" / "only-train", held_out=0)
-    assert beside(tmp_path / "data" / "new") == [str(tmp_path / "data" / "gsm8k")]
-    assert beside(tmp_path / "data" / "gsm8k") == []
+    assert sibling_eval_sets(tmp_path / "data" / "new") == [str(tmp_path / "data" / "gsm8k")]
+    assert sibling_eval_sets(tmp_path / "data" / "gsm8k") == []
     with pytest.raises(ValueError, match=r"has no test.parquet: nothing is evaluated on it"):
-        eval_set(str(tmp_path / "data" / "only-train"))
+        load_eval_set(str(tmp_path / "data" / "only-train"))
 
 
 # In a recipe
@@ -421,7 +431,7 @@ def test_what_lies_beside(tmp_path):
 
 def test_tasks_read_it(tmp_path):
     folder = make("gsm8k", gsm8k_folder(tmp_path / "raw"), tmp_path / "out", system="Be brief.").folder
-    rows = Prepared(path=str(folder), metadata=("solution",)).rows(1)
+    rows = PreparedTask(path=str(folder), metadata=("solution",)).rows(1)
     same = Parquet(path=str(folder / "train.parquet"), messages="messages", metadata=("solution",)).rows(1)
     assert [rows[i] for i in range(3)] == [same[i] for i in range(3)]
     assert [message["role"] for message in rows[1].messages] == ["system", "user"] and rows[1].answer == "7"

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from proxima.data import Completion, Prompt, Score, UserError, require
-from proxima.reward.answer_text import (
+from proxima.data import Completion, Prompt, Score, require
+from proxima.reward.base import Job, PooledReward, binary_score, missing_answer, require_package, required_answer
+from proxima.reward.math.answer_text import (
     as_interval,
-    as_words,
-    last_stated,
-    letters,
-    prose,
-    sides,
-    stated_words,
-    unfinished,
+    equation_sides,
+    find_unmarked_answer,
+    is_prose,
+    normalize_words,
+    parse_words,
+    unfinished_operation,
+    words_after_marker,
 )
-from proxima.reward.base import Job, PooledReward, answer_of, missing, needs_package, verdict
-from proxima.reward.extract import last_boxed, last_tagged
-from proxima.reward.numeric_answer import Plain, plain, same_number
+from proxima.reward.math.extract import last_boxed, last_tagged
+from proxima.reward.math.numeric_answer import WrittenNumber, parse_number, same_number
 
 _MAX_DIGITS, _MAX_DEPTH, _MAX_EXPONENT = 400, 30, 9999
 _DIGITS = re.compile(rf"[0-9]{{{_MAX_DIGITS + 1}}}")
@@ -78,31 +78,31 @@ class Math(PooledReward):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        needs_package("math_verify", self.kind, "math")
+        require_package("math_verify", self.kind, "math")
         require(self.cpu_seconds > 0, "cpu_seconds", self.cpu_seconds, "must be > 0 seconds")
         require(self.max_chars >= 16, "max_chars", self.max_chars, "must be >= 16")
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
-        answer = str(answer_of(prompt, self.kind))
+        answer = str(required_answer(prompt, self.kind))
         gold = _gold(answer)
         if isinstance(gold, str):
-            return verdict(gold in map(letters, self._found(completion.text, words=True)))
+            return binary_score(gold in map(normalize_words, self._found(completion.text, words=True)))
         found = self._found(completion.text, number=gold is not None)
         if any(_PERIOD.sub("", one).strip() == answer.strip() != "" for one in found[:1]):
-            return verdict(True)
+            return binary_score(True)
         if gold is not None:
-            return verdict(_same_plain(gold, found))
+            return binary_score(_same_plain(gold, found))
         return self._by_algebra(answer, found[0] if found else "")
 
     def _by_algebra(self, answer: str, found: str) -> Job:
         found = as_interval(_PERIOD.sub("", found), answer)  # math-verify takes 42. for another answer than 42
         if problem := self._unevaluable(answer):
-            raise UserError(f"row's answer not evaluated: {problem}")
-        if _DIGITS.search(found) or unfinished(found, answer):
+            raise ValueError(f"row's answer not evaluated: {problem}")
+        if _DIGITS.search(found) or unfinished_operation(found, answer):
             found = ""  # wrong, if the row's answer can be read
         if problem := self._unevaluable(found):
-            raise UserError(f"answer not evaluated: {problem}")
-        texts = [f"\\boxed{{{side}}}" for side in sides(found, answer)]
+            raise ValueError(f"answer not evaluated: {problem}")
+        texts = [f"\\boxed{{{side}}}" for side in equation_sides(found, answer)]
         return Job(grader="math", arguments={"answer": answer, "texts": texts}, cpu_seconds=self.cpu_seconds)
 
     def _found(self, text: str, number: bool = False, words: bool = False) -> list[str]:
@@ -113,13 +113,13 @@ class Math(PooledReward):
             return []
         tagged, end = last_tagged(text, "answer"), text[-self.max_chars :]
         if words:
-            return [stated_words(end) if tagged is None else tagged]
-        stated = last_stated(end if tagged is None else tagged[-self.max_chars :], number)
+            return [words_after_marker(end) if tagged is None else tagged]
+        stated = find_unmarked_answer(end if tagged is None else tagged[-self.max_chars :], number)
         return [one for one in (tagged, stated) if one is not None]
 
     def reading(self, answer: Any) -> Job | str | None:
         if answer is None:
-            return missing(answer)
+            return missing_answer(answer)
         formula = str(answer)
         try:
             if _gold(formula) is not None:  # most rows of most data: no worker needed
@@ -137,23 +137,23 @@ class Math(PooledReward):
 
 
 @lru_cache(maxsize=4096)
-def _gold(answer: str) -> Plain | str | None:
+def _gold(answer: str) -> WrittenNumber | str | None:
     """The row's answer as a plain number or as words; None: it takes algebra.
 
     Raises:
         ValueError: it is prose.
     """
-    number = None if re.match(r"\s*(?:\\left)?\(.*,", answer, re.DOTALL) else plain(answer)  # (1,000) is a point
+    number = None if re.match(r"\s*(?:\\left)?\(.*,", answer, re.DOTALL) else parse_number(answer)  # (1,000) is a point
     if number is not None:
         return number
-    words = as_words(answer)
-    if words is None and prose(answer):
-        raise UserError("is prose, not mathematics; write words as \\text{…}, or use 'exact'")
+    words = parse_words(answer)
+    if words is None and is_prose(answer):
+        raise ValueError("is prose, not mathematics; write words as \\text{…}, or use 'exact'")
     return words
 
 
-def _same_plain(gold: Plain, found: Sequence[str]) -> bool:
-    number = next((number for one in found if (number := plain(one)) is not None), None)
+def _same_plain(gold: WrittenNumber, found: Sequence[str]) -> bool:
+    number = next((number for one in found if (number := parse_number(one)) is not None), None)
     return number is not None and number.finished and same_number(gold, number)
 
 
