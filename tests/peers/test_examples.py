@@ -115,7 +115,7 @@ def test_areal_decoupled(example):
     )
     assert (config.train.optimizer.lr, config.train.warmup_steps) == (1.7e-5, 29)
     assert (config.sampling.temperature, config.sampling.top_k) == (0.9, 0)
-    assert [type(one).__name__ for one in config.reward] == ["Gsm8k"] and config.reward[
+    assert [type(one).__name__ for one in config.reward] == ["Gsm8kReward"] and config.reward[
         0
     ].weight == 1  # the scaling cancels
     assert {"rollout.max_head_offpolicyness", "actor.kl_ctl"} <= names(done.unsupported)
