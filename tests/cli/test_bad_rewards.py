@@ -63,7 +63,7 @@ def test_answers_that_no_reward_reads(proxima, recipe, here):
     code, out, err = proxima("train", recipe(), "task={kind: jsonl, path: q.jsonl}", "folder=run")
     assert (code, out) == (2, "") and not (here / "run").exists()
     assert err == (
-        "error: data.max_unreadable=0.01 (default): task: 1 of 3 answers can't be read: "
+        "error: data.max_unreadable=0.01 (default): is exceeded: task: 1 of 3 answers can't be read: "
         "row 1 \"two\" (number: not a number; use 'exact' or 'math'); "
         "repair or remove these rows, take a reward that reads them, or raise data.max_unreadable\n"
     )

@@ -322,7 +322,7 @@ def test_no_model_and_a_model_that_is_not_there(proxima, here, gsm8k):
 
 def test_a_recipe_without_a_task(proxima, recipe):
     code, _, err = proxima("eval", "some/model", recipe(), "eval.task=null")
-    assert code == 2 and err.startswith("error: eval.task=null (command line): there is nothing to evaluate; ")
+    assert code == 2 and err.startswith("error: eval.task=null (command line): leaves nothing to evaluate; name a task")
 
 
 def test_a_folder_that_holds_something(proxima, here, tiny_model, gsm8k):

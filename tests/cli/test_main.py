@@ -96,23 +96,59 @@ def test_overrides_and_options_in_any_order(proxima, recipe):
     assert "warmup_steps: 3 " in out
 
 
-def test_a_bug_keeps_its_traceback(proxima, monkeypatch, here):
+def broken():
+    raise KeyError("a bug")
+
+
+@pytest.mark.parametrize("problem", [broken, lambda: int("x"), lambda: os.stat("\0")])
+def test_a_bug_is_one_line_and_exit_70(proxima, monkeypatch, here, problem):
+    """A ValueError of a library or of proxima's own code included: only `UserError` is the user's."""
     import proxima.cli.doctor as doctor
 
-    def broken():
-        raise KeyError("a bug")
+    monkeypatch.setattr(doctor, "examine", problem)
+    (here / "runs").mkdir()
+    code, out, err = proxima("doctor")
+    (file,) = (here / "runs").iterdir()
+    assert (code, out) == (70, "")
+    assert err.startswith("internal error: ") and err.endswith(f"report it with the traceback in runs/{file.name}\n")
+    assert len(err.splitlines()) == 1
+    assert "Traceback (most recent call last)" in file.read_text()
+
+
+def test_a_shape_error_of_the_mathematics_is_a_bug(proxima, monkeypatch, here):
+    import torch
+
+    import proxima.cli.doctor as doctor
+    from proxima.data import PolicyBatch
+
+    def wrong_shape():
+        PolicyBatch.from_padded(torch.ones(3))
+
+    monkeypatch.setattr(doctor, "examine", wrong_shape)
+    code, _, err = proxima("doctor")
+    assert code == 70 and err.startswith("internal error: ValueError: from_padded: mask has shape [3]")
+
+
+def test_the_traceback_can_be_printed(proxima, monkeypatch, here):
+    import proxima.cli.doctor as doctor
 
     monkeypatch.setattr(doctor, "examine", broken)
-    with pytest.raises(KeyError):
-        proxima("doctor")
+    monkeypatch.setenv("PROXIMA_DEBUG", "1")
+    code, _, err = proxima("doctor")
+    assert code == 70 and err.startswith("Traceback (most recent call last)") and "KeyError: 'a bug'" in err
 
 
-def test_a_library_value_error_is_a_bug_too(proxima, monkeypatch, here):
-    import proxima.cli.doctor as doctor
+def test_a_bug_in_a_run_is_in_its_log(proxima, monkeypatch, recipe, here):
+    from proxima.runtime.controller import Controller
 
-    monkeypatch.setattr(doctor, "examine", lambda: int("x"))
-    with pytest.raises(ValueError, match="invalid literal"):
-        proxima("doctor")
+    async def run(self):
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(Controller, "run", run)
+    code, _, err = proxima("train", recipe(), "folder=run", "--quiet")
+    assert code == 70 and err.endswith("report it with the traceback in run/log.txt\n")
+    log = (here / "run" / "log.txt").read_text()
+    assert "Traceback (most recent call last)" in log and "ValueError: a bug" in log
 
 
 def test_interrupt_ends_with_130(proxima, monkeypatch, here):

@@ -10,6 +10,7 @@ from proxima.core.advantage import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.selection import DropUniformGroups
 from proxima.core.surrogate import SURROGATES, Cppo, Drpo, PpoClip
+from proxima.data import FieldError, UserError, within
 from tests.config.conftest import BASE
 from tests.config.fakes import Sums
 
@@ -213,30 +214,29 @@ def test_a_bound_broken_by_a_default_says_so(recipe):
     ]
 
 
-def test_blame_gives_a_late_error_its_path(recipe):
-    resolved = resolve(recipe(), ["task.high=20"])
-    for raised, line in [
-        ("high=20: give only 3 questions", "task.high=20 (command line): give only 3 questions"),
-        ("model.path='org/model' can't be read", "model.path=org/model (run.yaml:1): can't be read"),
-        ("the data is broken", "task (run.yaml:2): the data is broken"),
-        ("high=2: of another task", "task (run.yaml:2): high=2: of another task"),
-    ]:
-        path = "model" if raised.startswith("model") else "task"
-        with pytest.raises(ConfigError) as error, resolved.blame(path):
-            raise ValueError(raised)
-        assert str(error.value) == line
-
-
-def test_blame_without_a_path_looks_everywhere_and_guesses_nothing(recipe):
+@pytest.mark.parametrize(
+    ("section", "error", "line"),
+    [
+        ("task", FieldError("high", 20, "gives only 3"), "task.high=20 (command line): gives only 3"),
+        ("task", FieldError("high", 20, "is too low", remedy="take 30"), None),
+        ("model", FieldError("path", "x", "can't be read"), "model.path=org/model (run.yaml:1): can't be read"),
+        ("eval.task", FieldError("high", 20, "is bad"), "eval.task.high=30 (command line): is bad"),
+        ("model", FieldError("path.part", 1, "is bad"), "model.path.part=1 (run.yaml:1): is bad"),
+    ],
+)
+def test_a_late_field_error_gets_its_path_and_origin(recipe, section, error, line):
     resolved = resolve(recipe(), ["task.high=20", "eval.task.kind=tests.config.fakes:Sums", "eval.task.high=30"])
-    for raised, line in [
-        ("high=30: give only 3 questions", "eval.task.high=30 (command line): give only 3 questions"),
-        ("high=3: give only 3 questions", "high=3: give only 3 questions"),
-        ("low=0 is in both", "low=0 is in both"),
-    ]:
-        with pytest.raises(ValueError) as error, resolved.blame():
-            raise ValueError(raised)
-        assert str(error.value) == line
+    with pytest.raises(ConfigError) as caught, resolved.locating(), within(section):
+        raise error
+    assert str(caught.value) == (line or "task.high=20 (command line): is too low; take 30")
+
+
+def test_what_is_no_field_of_the_config_passes_unchanged(recipe):
+    resolved = resolve(recipe(), ["task.high=20"])
+    for error in (FieldError("high", 20, "is bad"), UserError("high=20: is bad"), ValueError("task.high=20 is bad")):
+        with pytest.raises(ValueError) as caught, resolved.locating():
+            raise error
+        assert caught.value is error
 
 
 @pytest.mark.parametrize("preset", sorted(ALGORITHMS))

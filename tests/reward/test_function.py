@@ -213,10 +213,10 @@ def test_a_module_on_the_path(monkeypatch, folder):
     [
         ("my_reward.py", "must be 'package.module:function' or './file.py:function'"),
         (":fn", "must be 'package.module:function'"),
-        ("{folder}/nope.py:length", "no file '.*nope.py'"),
+        ("{folder}/nope.py:length", "names a file that does not exist, '.*nope.py'"),
         ("{folder}/my_reward.py:lenght", "has no function 'lenght'; did you mean 'length'?"),
         ("{folder}/my_reward.py:CALLS", "has no function 'CALLS'"),
-        ("{folder}/broken.py:fn", "broken.py' can't be loaded: SyntaxError"),
+        ("{folder}/broken.py:fn", "broken.py', which can't be loaded: SyntaxError"),
         ("no_such_package.rewards:fn", "no module 'no_such_package' .*; is its folder on PYTHONPATH"),
         ("math:sqroot", "has no function 'sqroot'; did you mean 'sqrt'"),
     ],

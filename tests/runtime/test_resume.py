@@ -233,7 +233,7 @@ def test_resume_of_another_run_is_refused(changes, field, tiny_model, tmp_path):
     before = RunFolder(tmp_path / "run").metrics.read_bytes()
     other = tree(tiny_model("llama"), train__steps=1, eval__every=0, **changes)
     with pytest.raises(
-        ValueError, match="was begun with .*; resume with that value, or begin another run with folder=PATH"
+        ValueError, match="differs from .*; resume with that value, or start another run with folder=PATH"
     ) as caught:
         go(tmp_path / "run", other, resume=True)
     assert str(caught.value).startswith(field) and "\n" not in str(caught.value)
@@ -243,7 +243,9 @@ def test_resume_of_another_run_is_refused(changes, field, tiny_model, tmp_path):
 def test_resume_with_another_model_is_refused_before_weights_are_loaded(tiny_model, tmp_path, monkeypatch):
     go(tmp_path / "run", tree(tiny_model("llama"), train__steps=1, eval__every=0))
     monkeypatch.setattr("proxima.runtime.build.load", lambda *a, **k: pytest.fail("weights were loaded"))
-    with pytest.raises(ValueError, match=r"^model.path=.*qwen2-0': the run in .* was begun with .*llama-0'"):
+    with pytest.raises(
+        ValueError, match=r"^model.path=.*qwen2-0' differs from .*llama-0', with which the run in .* was started"
+    ):
         go(tmp_path / "run", tree(tiny_model("qwen2"), train__steps=1, eval__every=0), resume=True)
 
 

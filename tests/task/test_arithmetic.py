@@ -74,8 +74,8 @@ def test_too_small_a_range_names_the_counts():
     with pytest.raises(ValueError) as caught:
         Arithmetic(high=12, size=108, held_out=0.2).rows(1)
     assert str(caught.value) == (
-        "size=108: operands 1…12 and 1…12 with + give only 107 distinct questions on the train side (held_out=0.2); "
-        "widen the range or lower size"
+        "size=108 must be <= 107, the number of distinct questions that operands 1…12 and 1…12 with + give on the "
+        "train side (held_out=0.2); widen the range or lower size"
     )
 
 

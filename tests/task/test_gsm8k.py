@@ -50,9 +50,9 @@ def test_what_is_not_gsm8k(tmp_path):
         Gsm8kTask(path=str(tmp_path)).rows(1)[0]
     with pytest.raises(ValueError, match=r"holds neither test.jsonl nor test\*.parquet"):
         Gsm8kTask(path=str(tmp_path), split="test").rows(1)
-    with pytest.raises(ValueError, match="no such file"):
+    with pytest.raises(ValueError, match="names a file that does not exist"):
         Gsm8kTask(path=str(tmp_path / "nope.jsonl")).rows(1)
-    with pytest.raises(ValueError, match="no such folder"):
+    with pytest.raises(ValueError, match="names a folder that does not exist"):
         Gsm8kTask(path=str(tmp_path / "nope")).rows(1)
 
 

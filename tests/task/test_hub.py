@@ -49,7 +49,7 @@ def test_what_can_go_wrong_is_one_line(folder, tmp_path):
             {"path": str(folder), "split": "dev", "question": "problem", "answer": None},
             'split dev.*can\'t be opened: ValueError: Unknown split "dev"',
         ),
-        ({"path": str(tmp_path / "nope")}, "no such folder"),
+        ({"path": str(tmp_path / "nope")}, "names a folder that does not exist"),
         (
             {"path": "nobody/nothing-at-all"},
             "data set 'nobody/nothing-at-all' .*can't be opened: .*without a network, name a folder",

@@ -78,7 +78,7 @@ def test_refused_prompts_are_named():
     with pytest.raises(ValueError) as caught:
         made.next(2)
     assert str(caught.value) == (
-        "data.over_length='refuse': the prompt of row 1 has 52 tokens; the model holds 10 tokens and one must be "
+        "data.over_length='refuse' refuses row 1: its prompt has 52 tokens; the model holds 10 tokens and one must be "
         "left to generate: "
         "shorten the rows or raise model.max_length, or set data.over_length=skip"
     )
@@ -95,7 +95,7 @@ def test_data_that_never_fits_ends_instead_of_turning_round():
 def test_survey_counts_and_moves_nothing():
     made = source([1, 50, 2, 50, 3], context=10)
     assert (made.survey(), made.survey(2), made.skipped, made.cursor.drawn) == (2, 1, 0, 0)
-    with pytest.raises(ValueError, match="row 1 has 52 tokens"):
+    with pytest.raises(ValueError, match="row 1: its prompt has 52 tokens"):
         source([1, 50], context=10, over_length="refuse").survey()
 
 

@@ -42,22 +42,22 @@ def test_frozen_values_survive_json(value):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"task": "countdwn"}, "task='countdwn' is no reasoning_gym task; did you mean 'countdown'"),
+        ({"task": "countdwn"}, "task='countdwn' is not a reasoning_gym task; did you mean 'countdown'"),
         ({"task": "qqqq"}, "it knows ab, acre, advanced_geometry"),
         ({"task": "countdown", "size": 0}, "size=0 must be >= 1"),
         ({"task": "countdown", "split": "dev"}, "split='dev' must be"),
         ({"task": "countdown", "config": {"seed": 3}}, r"config=\['seed'\] is set by the run's seed and by `size`"),
         (
             {"task": "countdown", "config": {"min_number": 3}},
-            "task 'countdown' has no such setting; did you mean 'min_numbers'",
+            "is not a setting of the reasoning_gym task 'countdown'; did you mean 'min_numbers'",
         ),
         ({"task": "countdown", "config": {"zzz": 3}}, "it has max_numbers, max_target"),
         (
             {"task": "countdown", "config": {"min_numbers": 0}},
-            "task 'countdown' refuses it: min_numbers must be greater than 1",
+            "is refused by the reasoning_gym task 'countdown': min_numbers must be greater than 1",
         ),
         ({"task": "composite", "config": {"datasets": [{"name": "chain_sun"}]}}, "did you mean 'chain_sum'"),
-        ({"task": "composite"}, "task 'composite' refuses it: Must specify at least one dataset"),
+        ({"task": "composite"}, "is refused by the reasoning_gym task 'composite': Must specify at least one dataset"),
     ],
 )
 def test_bad_fields(fields, message):

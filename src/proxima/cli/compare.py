@@ -30,14 +30,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.lab import compare_runs, find_runs, read_run
+    from proxima.lab.run_reader import NoMetrics
 
     folders = find_runs(arguments.run)
     runs, unread = [], []
     for folder in folders:
         try:
             runs.append(read_run(folder))
-        except ValueError as error:
-            if len(folders) == 1 or "without metrics" not in str(error):
+        except NoMetrics as error:
+            if len(folders) == 1:
                 raise
             unread.append(str(error))
     if not runs:

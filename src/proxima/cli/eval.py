@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     folder = arguments.out or _folder(arguments.model)
     check_folder(folder, overwrite=arguments.overwrite)
-    with resolved.blame():
+    with resolved.locating():
         if arguments.task:
             suites = _suites(resolved, parse_tasks(arguments.task), arguments.data)
         else:

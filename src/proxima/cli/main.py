@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from proxima import __version__
+from proxima.cli.bug_report import report_bug
 from proxima.data.errors import UserError
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -44,14 +45,15 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; the exit code."""
+    """Run a command line and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that can't show a character must not end a run
+    arguments = argparse.Namespace(run_folder=None)
     try:
-        return _run(words)
-    except UsageError as error:
+        return _run(words, arguments)
+    except (UsageError, UserError) as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -61,22 +63,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         return _refuse(f"{error.filename}: {error.strerror}; give another path")
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        place = f"{error.filename}: " if error.filename else ""
-        print(
-            f"error: {place}no space left on the disk; free some, then the same command with --resume goes on",
-            file=sys.stderr,
-        )
-        return 1
-    except ValueError as error:
-        if not _is_the_users(error):
-            raise
-        return _refuse(str(error))
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            return _disk_full(error)
+        return report_bug(error, arguments.run_folder)
 
 
-def _run(words: list[str]) -> int:
+def _disk_full(error: OSError) -> int:
+    place = f"{error.filename}: " if error.filename else ""
+    print(f"error: {place}no space left on the disk; free some space, then run again with --resume", file=sys.stderr)
+    return 1
+
+
+def _run(words: list[str], arguments: argparse.Namespace) -> int:
     parser = Parser(
         prog="proxima",
         description="Trust-region reinforcement learning for language models.",
@@ -96,7 +95,7 @@ def _run(words: list[str]) -> int:
             command = importlib.import_module(module)
             below.description = command.__doc__
             command.add_arguments(below)
-    arguments, rest = parser.parse_known_args(words)
+    _, rest = parser.parse_known_args(words, arguments)
     if arguments.command is None:
         parser.print_help()
         return 0
@@ -118,17 +117,6 @@ def _refuse(text: str) -> int:
     for line in text.splitlines():
         print(f"error: {line}", file=sys.stderr)
     return 2
-
-
-def _is_the_users(error: ValueError) -> bool:
-    """True for a line written for the user: a `UserError`, or a ValueError of one line raised by proxima's own code."""
-    if isinstance(error, UserError):
-        return True
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    module = trace.tb_frame.f_globals.get("__name__", "") if trace else ""
-    return type(error) is ValueError and module.partition(".")[0] == "proxima"
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

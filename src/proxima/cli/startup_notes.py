@@ -1,18 +1,19 @@
-"""Says through the others, once the run has begun, what was odd about its config."""
+"""Repeats the config's warnings once the run has started, so that its log has them too."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from proxima.runtime.observer import NullObserver, Observer, RunInfo
 
 
-class Reminder(NullObserver):
-    """Tells `observer` the `remarks` as warnings, so that they stand in the log too. `began` says whether the run has
-    begun."""
+class StartupNotes(NullObserver):
+    """Passes `notes` to `observer` as warnings when the run starts, and remembers the run's folder."""
 
-    def __init__(self, observer: Observer, remarks: Sequence[str]) -> None:
-        self.observer, self.remarks, self.began = observer, remarks, False
+    def __init__(self, observer: Observer, notes: Sequence[str]) -> None:
+        self.observer, self.notes = observer, notes
+        self.run_folder: Path | None = None
 
     def started(self, info: RunInfo) -> None:
-        self.began = True
-        for remark in self.remarks:
-            self.observer.warning(remark)
+        self.run_folder = info.folder
+        for note in self.notes:
+            self.observer.warning(note)

@@ -35,27 +35,23 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume and not resolved.config.folder:
         raise UserError("--resume: which run? Its folder was printed when it began: proxima train runs/NAME --resume")
 
-    from proxima.cli.startup_notes import Reminder
+    from proxima.cli.startup_notes import StartupNotes
     from proxima.runtime.collect import CannotGoOn
     from proxima.runtime.observer import Tee
     from proxima.runtime.run import train
     from proxima.view import observer_for
 
     watcher = observer_for(None if arguments.quiet else sys.stdout)
-    reminder = Reminder(watcher, [str(problem) for problem in warnings(resolved)])
+    notes = StartupNotes(watcher, [str(problem) for problem in warnings(resolved)])
     how = {"resume": arguments.resume, "overwrite": arguments.overwrite}
     try:
-        with resolved.blame():
-            summary = train(resolved.config, resolved=resolved, observer=Tee(watcher, reminder), **how)
+        with resolved.locating():
+            summary = train(resolved.config, resolved=resolved, observer=Tee(watcher, notes), **how)
     except CannotGoOn as end:  # an outcome of the run, not a fault in it
         print(f"error: {end}", file=sys.stderr)
         return exit_code("failed")
-    except ValueError as error:
-        if not reminder.began:
-            raise
-        raise RuntimeError(
-            "the run failed after it had begun"
-        ) from error  # no wrong input any more: this wants its traceback
+    finally:
+        arguments.run_folder = notes.run_folder
     if arguments.quiet:
         print(outcome(summary))
     return exit_code(summary.status)

@@ -27,6 +27,7 @@ from proxima.config.read import read_overrides, read_recipe, shown_path
 from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig, Slot
 from proxima.config.tree import DEFAULT, Layout, Node, Source, merge, node_of
+from proxima.data.errors import FieldError
 
 
 @dataclass(frozen=True)
@@ -84,41 +85,20 @@ class Resolved:
         return Problem(entry.path, message, in_one_line(entry.value), entry.where)
 
     @contextmanager
-    def blame(self, path: str = "") -> Iterator[None]:
-        """Turn a late `field=value …` of a spec into the user's line, with the whole path and where the value came
-        from.
+    def locating(self) -> Iterator[None]:
+        """Turn a `FieldError` whose field is a path of this config into the user's line, with the value's origin.
 
-        `with resolved.blame("task"): rows = config.task.rows(seed)`. A ValueError that names no value of this config
-        below `path`, or the same value of several fields, gets `path` before it; without a `path` it passes as it is.
+        `with resolved.locating(), within("task"): rows = config.task.rows(seed)`. Other errors pass unchanged.
         """
         try:
             yield
-        except ConfigError:
-            raise
-        except ValueError as error:
-            message = " ".join(str(error).split())
-            found = {
-                entry.path: rest
-                for entry in self.entries
-                if entry.path.startswith(path) and (rest := _said_of(entry, message))
-            }
-            if len(found) == 1:
-                raise ConfigError([self.problem(*next(iter(found.items())))]) from error
-            if not path:
+        except FieldError as error:
+            at = next((e for e in self.entries if error.field == e.path or error.field.startswith(e.path + ".")), None)
+            if at is None:
                 raise
-            raise ConfigError([Problem(path, message, None, self.entry(path).where)]) from error
-
-
-def _said_of(entry: Entry, message: str) -> str | None:
-    """What is said of the entry's value in `field=value …`, where field is the end of its path; None if it is not
-    spoken of."""
-    parts = entry.path.split(".")
-    for start in range(len(parts)):
-        for text in (repr(entry.value), str(entry.value), in_one_line(entry.value)):
-            rest = message.removeprefix(f"{'.'.join(parts[start:])}={text}")
-            if rest != message and not rest[:1].isalnum():
-                return rest.lstrip(" :;,")
-    return None
+            value = at.value if at.path == error.field else plain(error.value)
+            message = " ".join(error.requirement.split())
+            raise ConfigError([Problem(error.field, message, in_one_line(value), at.where)]) from error
 
 
 def resolve(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Resolved:
@@ -269,21 +249,20 @@ class _Builder:
             return FAILED
         try:
             return cls(**values)
-        except (ValueError, TypeError) as error:
-            return self.refused(str(error), values, node, path)
+        except FieldError as error:
+            return self.refused(error, node, path)
+        except (ValueError, TypeError) as error:  # a spec from elsewhere that names no field
+            self.problems.append(Problem(path or "recipe", " ".join(str(error).split()), None, node.source.text))
+            return FAILED
 
-    def refused(self, message: str, values: dict[str, Any], node: Node, path: str) -> Any:
-        """A spec's own `field=value must be …` with the full path and the source."""
-        message = " ".join(message.split())
-        for name, value in values.items():
-            if message.startswith(f"{name}={value!r}"):
-                message = message.removeprefix(f"{name}={value!r}").lstrip(" :;,")
-                child = (node.mapping or {}).get(name)
-                if child is None:
-                    child = Node(None, DEFAULT, in_one_line(plain(value)))
-                return self.fail(_join(path, name), message, child)
-        self.problems.append(Problem(path or "recipe", message, None, node.source.text))
-        return FAILED
+    def refused(self, error: FieldError, node: Node, path: str) -> Any:
+        """A spec's own error with the full path and the place where the value was written."""
+        child: Node | None = node
+        for name in error.field.split("."):
+            child = child.mapping.get(name) if child and child.mapping else None
+        if child is None:
+            child = Node(None, DEFAULT, in_one_line(plain(error.value)))
+        return self.fail(_join(path, error.field), " ".join(error.requirement.split()), child)
 
     def field(self, info: FieldInfo, node: Node | None, path: str) -> Any:
         if info.slot is not None:

@@ -18,7 +18,7 @@ follows from those.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from proxima.data.errors import FieldError, UserError, require
+from proxima.data.errors import FieldError, UserError, require, within
 from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
 
 if TYPE_CHECKING:
@@ -60,4 +60,5 @@ __all__ = [
     "check_fields",
     "pack",
     "require",
+    "within",
 ]

@@ -1,11 +1,13 @@
 """Errors that the user can fix. Everything else that is raised is a bug in proxima.
 
     UserError     the command line prints it as one line and exits with 2
-    FieldError    one field of a spec, a config or a file holds a bad value; the config adds the field's path and origin
+    FieldError    one field of a spec, a config or a file holds a bad value; the config adds where it was written
 
 No code parses a message: what a handler needs is an attribute.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -19,28 +21,53 @@ class UserError(ValueError):
 
     def __init__(self, message: str, *, remedy: str = "") -> None:
         super().__init__(message)
-        self.message, self.remedy = message, remedy
+        self.remedy = remedy
+
+    @property
+    def reason(self) -> str:
+        """What is wrong, without the remedy."""
+        return str(self.args[0])
 
     def __str__(self) -> str:
-        return f"{self.message}; {self.remedy}" if self.remedy else self.message
+        return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
 
 
 class FieldError(UserError):
     """A field holds a value that it may not hold.
 
     Args:
-        field: name of the field, or its dotted path below the object that raised.
+        field: name of the field, or its dotted path below the object that raised; `within` prefixes it.
         value: the offending value.
-        bound: what the value must be, starting with a verb: "must be > 0".
+        bound: what the value must be, or what is wrong with it, starting with a verb: "must be > 0".
         remedy: see `UserError`.
     """
 
     def __init__(self, field: str, value: Any, bound: str, *, remedy: str = "") -> None:
-        super().__init__(f"{field}={value!r} {bound}", remedy=remedy)
+        super().__init__("", remedy=remedy)
+        self.args = (field, value, bound)  # what pickle passes to __init__
         self.field, self.value, self.bound = field, value, bound
+
+    @property
+    def reason(self) -> str:
+        return f"{self.field}={self.value!r} {self.bound}"
+
+    @property
+    def requirement(self) -> str:
+        """Bound and remedy, for a reader who is shown field and value already."""
+        return f"{self.bound}; {self.remedy}" if self.remedy else self.bound
 
 
 def require(condition: bool, field: str, value: object, bound: str, *, remedy: str = "") -> None:
     """Raise `FieldError` unless the condition holds."""
     if not condition:
         raise FieldError(field, value, bound, remedy=remedy)
+
+
+@contextmanager
+def within(section: str) -> Iterator[None]:
+    """Prefix the field of a `FieldError` raised inside: `with within("task"): rows = config.task.rows(seed)`."""
+    try:
+        yield
+    except FieldError as error:
+        error.field = f"{section}.{error.field}"
+        raise

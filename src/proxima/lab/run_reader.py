@@ -29,6 +29,10 @@ Record = Mapping[str, Any]
 Curve = list[tuple[float, float]]
 
 
+class NoMetrics(UserError):
+    """The run has not recorded a step or an evaluation yet."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """One run.
@@ -129,7 +133,7 @@ def read_run(folder: str | Path) -> Run:
         )
     records = place.read_metrics()
     if not records:
-        raise UserError(
+        raise NoMetrics(
             f"{shown_path(place.path)} holds a run without metrics; it has not finished a step or an evaluation yet"
         )
     config = _config(place.config)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima.data import UserError
+from proxima.data import FieldError
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe shall not wait for it
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -62,17 +62,15 @@ def check_path(path: str) -> None:
     place = Path(path)
     if place.is_dir():
         if not (place / "config.json").is_file():
-            raise UserError(f"model.path={path!r} is a folder without config.json; give a Hugging Face model folder.")
+            remedy = "give a Hugging Face model folder"
+            raise FieldError("model.path", path, "is a folder without config.json", remedy=remedy)
     elif place.is_file():
         if place.suffix != ".gguf":
-            raise UserError(
-                f"model.path={path!r} is a file but not .gguf; give the folder that holds config.json, or a .gguf file."
-            )
+            remedy = "give the folder that holds config.json, or a .gguf file"
+            raise FieldError("model.path", path, "is a file but not .gguf", remedy=remedy)
     elif path.startswith((".", "/", "~")) or path.count("/") != 1 or place.parent.is_dir():
-        raise UserError(
-            f"model.path={path!r} does not exist; give an existing folder, a .gguf file, or a hub name like "
-            "'Qwen/Qwen3-0.6B'."
-        )
+        remedy = "give an existing folder, a .gguf file, or a hub name like 'Qwen/Qwen3-0.6B'"
+        raise FieldError("model.path", path, "does not exist", remedy=remedy)
 
 
 def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
@@ -85,7 +83,7 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, revision=revision, **extra)
         return config
     except Exception as error:  # a damaged file makes every reader fail in its own way
-        raise UserError(f"model.path={path!r} can't be read: {_first_line(error)}") from error
+        raise FieldError("model.path", path, f"can't be read: {_first_line(error)}") from error
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokenizerBase":
@@ -97,7 +95,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokeniz
     try:
         return AutoTokenizer.from_pretrained(folder, revision=revision, **extra)
     except Exception as error:
-        raise UserError(f"model.path={path!r} has no usable tokenizer: {_first_line(error)}") from error
+        raise FieldError("model.path", path, f"has no usable tokenizer: {_first_line(error)}") from error
 
 
 def load(
@@ -124,12 +122,10 @@ def load(
             folder, revision=revision, dtype=dtype, output_loading_info=True, **extra
         )
     except Exception as error:
-        raise UserError(f"model.path={path!r} can't be loaded: {_first_line(error)}") from error
+        raise FieldError("model.path", path, f"can't be loaded: {_first_line(error)}") from error
     if missing := sorted(report["missing_keys"]):  # Hugging Face draws them at random and only warns
-        raise UserError(
-            f"model.path={path!r} lacks {len(missing)} of the model's weights, {missing[0]} among them; get the "
-            "whole folder"
-        )
+        reason = f"lacks {len(missing)} of the model's weights, {missing[0]} among them"
+        raise FieldError("model.path", path, reason, remedy="download the whole folder")
     if model.dtype != dtype:
         model = model.to(dtype)
     model.eval()

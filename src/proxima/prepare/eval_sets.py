@@ -34,7 +34,7 @@ def load_eval_set(given: str) -> EvalSet:
             if row.raw and row.raw.question
         }
     except ValueError as problem:
-        raise UserError(f"against={given!r}: {str(problem).removeprefix('evaluation set: ')}") from None
+        raise UserError(f"against={given!r}: {problem}") from None
     if not questions:
         raise UserError(f"against={given!r} holds no questions")
     name = place.name if place.is_dir() or place.stem != "test" else place.resolve().parent.name

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from proxima.data import Completion, Prompt, Score, UserError
+from proxima.data import Completion, FieldError, Prompt, Score
 from proxima.reward.base import Job, PooledReward
 
 
@@ -48,4 +48,4 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error as problem:
-        raise UserError(f"pattern={pattern!r} is not a regular expression: {problem}") from None
+        raise FieldError("pattern", pattern, f"is not a regular expression: {problem}") from None

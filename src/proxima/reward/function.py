@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from proxima.data import Completion, Group, Prompt, Score, UserError
+from proxima.data import Completion, FieldError, Group, Prompt, Score
 from proxima.reward.base import Job, PooledReward, Where
 from proxima.reward.workers.graders import load_function
 
@@ -28,7 +28,10 @@ class UserFunction(PooledReward):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        function = load_function(self.absolute)
+        try:
+            function = load_function(self.absolute)
+        except ValueError as problem:
+            raise FieldError("path", self.path, str(problem)) from problem
         try:
             signature = inspect.signature(function)
         except ValueError:  # some functions of C have none: the first call shows
@@ -37,7 +40,8 @@ class UserFunction(PooledReward):
             signature.bind(*self.takes)
         except TypeError as problem:
             called = f"'{self.kind}' calls it with ({', '.join(self.takes)})"
-            raise UserError(f"path={self.path!r}: {called}, and it is defined with {signature}: {problem}") from None
+            message = f"names a function with the signature {signature}, and {called}: {problem}"
+            raise FieldError("path", self.path, message) from None
 
     @property
     def label(self) -> str:

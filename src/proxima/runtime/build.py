@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.core.penalty import EntropyBonus
-from proxima.data import Group, Prompt
+from proxima.data import Group, Prompt, within
 from proxima.engine.protocol import Engine, Sampling
 from proxima.model import LoadedModel, Policy, load
 from proxima.model.load import DTYPES, load_config, load_tokenizer
@@ -54,11 +54,11 @@ def load_run_data(config: "RunConfig") -> RunData:
     tokenizer = load_tokenizer(config.model.path, config.model.revision)
     limit = int(getattr(model_config.get_text_config(), "max_position_embeddings", 0) or 1 << 20)
     max_length = min(config.model.max_length or limit, limit)
-    source, notes = _source(config, config.task, tokenizer, max_length, shuffle=config.data.shuffle)
+    source, notes = _source(config, "task", config.task, tokenizer, max_length, shuffle=config.data.shuffle)
     asked = [ReferenceAnswers(name="task", rows=source.rows, count=len(source.rows))]
     held_out: list[Prompt] = []
     if config.eval.task is not None:
-        held, more = _source(config, config.eval.task, tokenizer, max_length, shuffle=False)
+        held, more = _source(config, "eval.task", config.eval.task, tokenizer, max_length, shuffle=False)
         notes += more
         count = min(config.eval.limit or len(held.rows), len(held.rows))
         fitting = (held.prompt(Draw(uid=EVAL_UID + i, index=i, epoch=0)) for i in range(count))
@@ -69,10 +69,11 @@ def load_run_data(config: "RunConfig") -> RunData:
 
 
 def _source(
-    config: "RunConfig", task: Any, tokenizer: Any, max_length: int, *, shuffle: bool
+    config: "RunConfig", section: str, task: Any, tokenizer: Any, max_length: int, *, shuffle: bool
 ) -> tuple[PromptSource, list[str]]:
     """Prompts of a task in order, and what a person should know of them."""
-    rows = task.rows(config.seed)
+    with within(section):
+        rows = task.rows(config.seed)
     cursor = Cursor(len(rows), config.seed, shuffle)
     data = config.data
     source = PromptSource(

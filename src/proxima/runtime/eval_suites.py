@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima.data import Prompt, UserError
+from proxima.data import FieldError, Prompt, UserError
 from proxima.engine import ENGINES
 from proxima.engine.protocol import Sampling
 from proxima.evaluate.eval_metrics import check_ks
@@ -112,10 +112,8 @@ def recipe_suite(config: "RunConfig") -> EvalSuite:
         ValueError: it has none.
     """
     if config.eval.task is None:
-        raise UserError(
-            "eval.task=None: there is nothing to evaluate; name a task, for example eval.task.kind=gsm8k, or "
-            "--task gsm8k"
-        )
+        remedy = "name a task, for example eval.task.kind=gsm8k, or --task gsm8k"
+        raise FieldError("eval.task", None, "leaves nothing to evaluate", remedy=remedy)
     held_out, name = config.eval, kind_of(config.eval.task)
     return EvalSuite(
         name=name,
@@ -153,11 +151,10 @@ def _rows(config: "RunConfig", suite: EvalSuite) -> tuple[Any, list[str]]:
     """The rows, and what the rewards say of their answers."""
     try:
         rows = suite.task.rows(config.seed)
-    except ValueError as error:
+    except UserError as error:
         if not suite.remedy:
             raise
-        reason = " ".join(str(error).split()).partition("; without a network")[0]
-        raise UserError(f"{suite.name}: {reason}; {suite.remedy}") from None
+        raise UserError(f"{suite.name}: {' '.join(error.reason.split())}", remedy=suite.remedy) from None
     asked = ReferenceAnswers(name=suite.name, rows=rows, count=min(suite.limit or len(rows), len(rows)))
     return rows, validate_answers(replace(config, reward=suite.rewards), [asked])
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima.data import Completion, Message, Prompt, UserError
+from proxima.data import Completion, FieldError, Message, Prompt
 from proxima.engine.local import LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import load
@@ -32,7 +32,8 @@ def evaluate(config: "RunConfig", *, observer: Observer | None = None, clock: Cl
     """
     observer, clock = observer or NullObserver(), clock or SystemClock()
     if config.eval.task is None:
-        raise UserError("eval.task=None: there is nothing to evaluate; name a task, for example eval.task.kind=gsm8k")
+        remedy = "name a task, for example eval.task.kind=gsm8k"
+        raise FieldError("eval.task", None, "leaves nothing to evaluate", remedy=remedy)
     with quiet_transformers():
         opened = load_run_data(config)
         loaded = load_model(config)

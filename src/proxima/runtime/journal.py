@@ -134,7 +134,9 @@ class Journal:
             found = self.get("format")
         except sqlite3.DatabaseError as error:
             self._db.close()
-            if isinstance(error, sqlite3.OperationalError) and "no such" not in str(error):  # not the file's fault
+            if (
+                isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR
+            ):  # the disk
                 raise UserError(
                     f"{self.path} can't be read or written ({error}); see to the disk, then go on with --resume"
                 ) from error
@@ -382,7 +384,7 @@ class Journal:
         except BaseException as error:
             if self._db.in_transaction:  # a full disk may have rolled back by itself
                 self._db.execute("ROLLBACK")
-            if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
+            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_FULL:
                 raise OSError(
                     errno.ENOSPC, "no space left; free some and go on with --resume", str(self.path)
                 ) from error

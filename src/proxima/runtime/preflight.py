@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from proxima.data import UserError
+from proxima.data import FieldError
 from proxima.reward.runner import RewardRunner
 from proxima.task.protocol import Rows
 
@@ -94,7 +94,7 @@ def _notes(config: "RunConfig", answers: ReferenceAnswers, rewards: RewardRunner
     share = config.data.max_unreadable
     if len(found) > share * looked:
         remedy = "repair or remove these rows, take a reward that reads them, or raise data.max_unreadable"
-        raise UserError(f"data.max_unreadable={share:g}: {facts}; {remedy}")
+        raise FieldError("data.max_unreadable", share, f"is exceeded: {facts}", remedy=remedy)
     return [f"{facts}; these rows are generated like the others, and none of their completions will have a score"]
 
 

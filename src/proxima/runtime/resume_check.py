@@ -5,7 +5,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.data import UserError
+from proxima.data import FieldError
 from proxima.runtime.journal import Journal
 
 if TYPE_CHECKING:
@@ -54,10 +54,9 @@ def check_resume(journal: Journal, config: "RunConfig") -> None:
         if before.get(path) != now.get(path) and not (
             path == "model.path" and _same_place(before.get(path), now.get(path))
         ):
-            raise UserError(
-                f"{path}={now.get(path)!r}: the run in {journal.path.parent} was begun with {before.get(path)!r}; "
-                "resume with that value, or begin another run with folder=PATH"
-            )
+            reason = f"differs from {before.get(path)!r}, with which the run in {journal.path.parent} was started"
+            remedy = "resume with that value, or start another run with folder=PATH"
+            raise FieldError(path, now.get(path), reason, remedy=remedy)
 
 
 def schedule_note(journal: Journal, config: "RunConfig") -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from proxima.data import UserError, require
+from proxima.data import FieldError, require
 from proxima.data.random import mix, permutation, share_of
 from proxima.task.columns import template_fields
 from proxima.task.protocol import Row, Rows
@@ -97,11 +97,11 @@ class Arithmetic:
         questions = list(islice(_in_turns([self._questions(operator, seed) for operator in self.operators]), self.size))
         if len(questions) < self.size:
             (a, b), (c, d) = self.ranges
-            raise UserError(
-                f"size={self.size}: operands {a}…{b} and {c}…{d} with {' '.join(self.operators)} give only "
-                f"{len(questions)} distinct "
-                f"questions on the {self.split} side (held_out={self.held_out:g}); widen the range or lower size"
+            available = (
+                f"must be <= {len(questions)}, the number of distinct questions that operands {a}…{b} and {c}…{d} with "
+                f"{' '.join(self.operators)} give on the {self.split} side (held_out={self.held_out:g})"
             )
+            raise FieldError("size", self.size, available, remedy="widen the range or lower size")
         return ArithmeticRows(questions, self.template)
 
     def _questions(self, operator: str, seed: int) -> Iterator[Question]:

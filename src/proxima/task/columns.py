@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any, ClassVar
 
-from proxima.data import Message, UserError, require
+from proxima.data import FieldError, Message, UserError, require
 from proxima.task.protocol import Row
 
 ROLES = ("system", "user", "assistant")
@@ -24,7 +24,9 @@ def template_fields(template: str, field: str) -> set[str]:
     try:
         names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
     except ValueError as problem:
-        raise UserError(f"{field}={template!r} is not a template: {problem}; write a literal brace twice") from None
+        raise FieldError(
+            field, template, f"is not a template: {problem}", remedy="write a literal brace twice"
+        ) from None
     require(
         all(names) and not any("[" in name for name in names),
         field,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from proxima.data import UserError, require
+from proxima.data import FieldError, UserError, require
 from proxima.task.columns import template_fields
 from proxima.task.hub import Dataset
 from proxima.task.local_files import Jsonl, Parquet
@@ -54,9 +54,9 @@ class Gsm8kTask:
                     return Jsonl(path=str(folder / f"{self.split}.jsonl"))
                 if parts := sorted(str(part) for part in folder.glob(f"{self.split}*.parquet")):
                     return Parquet(path=tuple(parts))
-            raise UserError(f"path={self.path!r} holds neither {self.split}.jsonl nor {self.split}*.parquet")
+            raise FieldError("path", self.path, f"holds neither {self.split}.jsonl nor {self.split}*.parquet")
         if place.suffix in (".jsonl", ".parquet"):
-            raise UserError(f"path={self.path!r}: no such file")
+            raise FieldError("path", self.path, "names a file that does not exist")
         return Dataset(path=self.path, subset="main", split=self.split)
 
 

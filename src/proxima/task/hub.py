@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from proxima.data import UserError, require
+from proxima.data import FieldError, UserError, require
 from proxima.task.columns import Columns
 from proxima.task.protocol import Row, Rows
 
@@ -75,7 +75,7 @@ def load(path: str, subset: str | None, split: str, revision: str | None = None)
         raise UserError("Hugging Face data sets need the package datasets: pip install 'proxima-rl[data]'") from None
     folder = Path(path)
     if not folder.exists() and (path.startswith(("/", ".", "~")) or path.count("/") > 1):
-        raise UserError(f"path={path!r}: no such folder")
+        raise FieldError("path", path, "names a folder that does not exist")
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
             stored = datasets.load_from_disk(path)
@@ -84,9 +84,10 @@ def load(path: str, subset: str | None, split: str, revision: str | None = None)
             return datasets.load_dataset(path, subset, split=split, revision=revision)
     except Exception as problem:  # the library and the network below it raise dozens of kinds; each means: no data
         reason = next(iter(str(problem).strip().splitlines()), "") or type(problem).__name__
-        where = "" if folder.exists() else "; without a network, name a folder or a data set in the cache"
+        remedy = "" if folder.exists() else "without a network, name a folder or a data set in the cache"
         what = f"data set {path!r} (subset {subset}, split {split})"
-        raise UserError(f"{what} can't be opened: {type(problem).__name__}: {reason[:200]}{where}") from None
+        message = f"{what} can't be opened: {type(problem).__name__}: {reason[:200]}"
+        raise UserError(message, remedy=remedy) from None
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxima.data import UserError, require
+from proxima.data import FieldError, UserError, require
 from proxima.task.columns import Columns
 from proxima.task.protocol import Row, Rows
 
@@ -180,14 +180,9 @@ def find_files(path: str | Sequence[str]) -> list[Path]:
         names = sorted(glob.glob(pattern, recursive=True)) or [pattern]
         for name in names:
             if not Path(name).is_file():
-                what = (
-                    "is a folder; name its files, as in"
-                    if Path(name).is_dir()
-                    else "names no file; a pattern looks like"
-                )
-                raise UserError(
-                    f"path={pattern!r} {what} "
-                    f"{str(Path(name) / '*.jsonl') if Path(name).is_dir() else 'data/*.jsonl'!r}"
-                )
+                if Path(name).is_dir():
+                    remedy = f"name its files, as in {str(Path(name) / '*.jsonl')!r}"
+                    raise FieldError("path", pattern, "is a folder", remedy=remedy)
+                raise FieldError("path", pattern, "names no file", remedy="a pattern looks like 'data/*.jsonl'")
             found.append(Path(name))
     return found

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from proxima.data import UserError, require
+from proxima.data import FieldError, require
 from proxima.task.columns import fill, template_fields
 from proxima.task.local_files import Parquet
 from proxima.task.protocol import Row, Rows
@@ -70,7 +70,7 @@ class PreparedTask:
     def rows(self, seed: int) -> Rows:
         """The rows in the order of the data; the seed changes nothing."""
         if problem := self.problem():
-            raise UserError(f"path={self.path!r} {problem}")
+            raise FieldError("path", self.path, problem)
         file = str(Path(self.path).expanduser() / f"{self.split}.parquet")
         if self.template is None:
             return Parquet(path=file, messages="messages", metadata=self.metadata).rows(seed)

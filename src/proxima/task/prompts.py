@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from proxima.data import Message, Prompt, UserError, require
+from proxima.data import FieldError, Message, Prompt, UserError, require
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.protocol import Row, Rows
 
@@ -114,11 +114,9 @@ class PromptSource:
         if len(prompt.tokens) < self.context:
             return prompt
         if self.over_length == "refuse":
-            raise UserError(
-                f"data.over_length='refuse': the prompt of row {draw.index} has {len(prompt.tokens)} tokens; "
-                f"{self._limit()}, "
-                f"or set data.over_length=skip"
-            )
+            reason = f"refuses row {draw.index}: its prompt has {len(prompt.tokens)} tokens"
+            remedy = f"{self._limit()}, or set data.over_length=skip"
+            raise FieldError("data.over_length", self.over_length, reason, remedy=remedy)
         return None
 
     def survey(self, limit: int = 0) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from proxima.data import UserError, require
+from proxima.data import FieldError, UserError, require
 from proxima.data.random import mix
 from proxima.task.columns import as_text
 from proxima.task.protocol import Row, Rows
@@ -98,7 +98,7 @@ def _known_task(name: str) -> None:
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(sorted(known))}"
-        raise UserError(f"task={name!r} is no reasoning_gym task; {hint}")
+        raise FieldError("task", name, "is not a reasoning_gym task", remedy=hint)
 
 
 def _create(name: str, settings: Mapping[str, Any]) -> Any:
@@ -110,12 +110,14 @@ def _create(name: str, settings: Mapping[str, Any]) -> Any:
             hint = (
                 f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(set(known) - {'seed', 'size'}))}"
             )
-            raise UserError(f"config.{key}={settings[key]!r}: reasoning_gym task {name!r} has no such setting; {hint}")
+            message = f"is not a setting of the reasoning_gym task {name!r}"
+            raise FieldError(f"config.{key}", settings[key], message, remedy=hint)
     try:
         return create(name, **_with_specs(name, settings))
     except Exception as problem:  # the tasks check their settings by assertions of their own
         reason = " ".join(str(problem).split()) or type(problem).__name__
-        raise UserError(f"config={dict(settings)!r}: reasoning_gym task {name!r} refuses it: {reason[:200]}") from None
+        message = f"is refused by the reasoning_gym task {name!r}: {reason[:200]}"
+        raise FieldError("config", dict(settings), message) from None
 
 
 def _with_specs(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -225,20 +225,20 @@ def load_function(path: str) -> Callable[..., Any]:
     """
     where, colon, name = path.rpartition(":")
     if not colon or not where or not name:
-        raise ValueError(f"path={path!r} must be 'package.module:function' or './file.py:function'")
+        raise ValueError("must be 'package.module:function' or './file.py:function'")
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     function = getattr(module, name, None)
     if not callable(function):
         known = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known) or 'no function'}"
-        raise ValueError(f"path={path!r}: {where!r} has no function {name!r}; {hint}")
+        raise ValueError(f"names {where!r}, which has no function {name!r}; {hint}")
     return function  # type: ignore[no-any-return]
 
 
 def _load_file(file: Path) -> Any:
     if not file.is_file():
-        raise ValueError(f"path: no file {str(file)!r}")
+        raise ValueError(f"names a file that does not exist, {str(file)!r}")
     name = f"proxima_reward_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
@@ -249,7 +249,9 @@ def _load_file(file: Path) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as problem:
-        raise ValueError(f"path: {str(file)!r} can't be loaded: {type(problem).__name__}: {problem}") from problem
+        raise ValueError(
+            f"names {str(file)!r}, which can't be loaded: {type(problem).__name__}: {problem}"
+        ) from problem
     return module
 
 
@@ -258,10 +260,12 @@ def _load_module(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as problem:
         raise ValueError(
-            f"path: no module {problem.name!r} (looking for {name!r}); is its folder on PYTHONPATH?"
+            f"can't be imported: no module {problem.name!r} (looking for {name!r}); is its folder on PYTHONPATH?"
         ) from problem
     except Exception as problem:
-        raise ValueError(f"path: module {name!r} can't be loaded: {type(problem).__name__}: {problem}") from problem
+        raise ValueError(
+            f"names the module {name!r}, which can't be loaded: {type(problem).__name__}: {problem}"
+        ) from problem
 
 
 def load_user_function(*, path: str) -> dict[str, Any]:
