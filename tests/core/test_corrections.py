@@ -20,7 +20,16 @@ from proxima.core import (
     policy_loss,
     precompute,
 )
-from proxima.core.correction import CapFloor, Icepop, OffPolicySequence, SecondMoment, TopEntropy
+from proxima.core.correction import (
+    CapFloor,
+    Icepop,
+    MismatchGuard,
+    OffPolicySequence,
+    SecondMoment,
+    TopEntropy,
+    mismatch_metrics,
+)
+from proxima.core.metrics import merge
 from proxima.core.precompute import needs_precompute
 from proxima.data import PolicyBatch
 from tests.core.batches import make_batch
@@ -45,7 +54,7 @@ def of_ratios(*sequences: list[float], current: list[float] | None = None, **mor
 
 
 def metric(spec: Any, b: PolicyBatch, name: str) -> float:
-    return spec(b).metrics[f"mismatch/{name}"].value
+    return spec(b).metrics[f"correction/{name}"].value
 
 
 def test_worked_example() -> None:
@@ -93,7 +102,7 @@ def test_metrics_only_leaves_loss_and_gradient_alone() -> None:
     plain = policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean())
     measured = policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean(), correction=Importance(apply=False, veto=0.98))
     assert torch.equal(plain.value, measured.value) and torch.equal(plain.keep, measured.keep)
-    assert measured.metrics["mismatch/rollout_is_veto_fraction"].value > 0
+    assert measured.metrics["correction/rollout_is_veto_fraction"].value > 0
 
 
 def test_normalised_weights_have_mean_one_over_the_whole_batch_only() -> None:
@@ -128,7 +137,7 @@ def test_what_a_rejected_token_does_to_the_denominator(rejected: str, value: flo
     b = of_ratios([1.0, 9.0], [1.0, 8.0])
     loss = policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean(), correction=Rejection(rejected=rejected))  # type: ignore[arg-type]
     assert float(loss.value) == pytest.approx(value)
-    assert loss.metrics["mismatch/rejected_fraction"].value == pytest.approx(0.5)
+    assert loss.metrics["correction/rejected_fraction"].value == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +215,7 @@ def test_perplexities_and_chi_square() -> None:
 def test_percentiles_are_exact_over_micro_batches() -> None:
     b = of_ratios(*[[float(i)] for i in range(1, 11)])
     parts = [
-        Importance(upper=100)(b.take(rows)).metrics["mismatch/rollout_is_p25"]
+        Importance(upper=100)(b.take(rows)).metrics["correction/rollout_is_p25"]
         for rows in ([9, 0, 4], [1, 2, 3, 5, 6, 7, 8])
     ]
     assert (parts[0] + parts[1]).value == pytest.approx(3.25)  # type: ignore[operator]
@@ -232,16 +241,24 @@ def test_who_needs_preparing() -> None:
 
 def test_health_says_what_to_do() -> None:
     values = {
-        "mismatch/rollout_is_eff_sample_size": 0.5,
-        "mismatch/rollout_is_veto_fraction": 0.01,
+        "correction/rollout_is_eff_sample_size": 0.5,
+        "correction/rollout_is_veto_fraction": 0.01,
         "mismatch/rollout_is_mean": 1.8,
     }
     verdicts = {v.metric: v for v in health(values)}
     assert [v.level for v in verdicts.values()] == ["watch", "ok", "act"]
-    assert "50.0% of the batch is left" in verdicts["mismatch/rollout_is_eff_sample_size"].sentence
-    assert "lower `correction.upper`" in verdicts["mismatch/rollout_is_eff_sample_size"].sentence
-    assert "compare log-probs" in verdicts["mismatch/rollout_is_mean"].sentence
+    assert "50.0% of the batch is left" in verdicts["correction/rollout_is_eff_sample_size"].sentence
+    assert "lower `correction.upper`" in verdicts["correction/rollout_is_eff_sample_size"].sentence
+    assert "same weights" in verdicts["mismatch/rollout_is_mean"].sentence
     assert health({}) == []
+
+
+def test_health_judges_engine_against_trainer_by_the_limits_of_the_guard() -> None:
+    values = {"mismatch/k3_kl": 0.02, "mismatch/rollout_is_catastrophic_seq_fraction": 0.0}
+    assert [v.level for v in health(values)] == ["watch", "ok"]
+    assert [v.level for v in health(values, MismatchGuard(max_k3_kl=0.015))] == ["act", "ok"]
+    assert "decoupled_token_is" in health(values)[0].sentence
+    assert "2 policy versions old" in health({**values, "age/max": 2})[0].sentence
 
 
 @pytest.mark.parametrize(
@@ -252,8 +269,85 @@ def test_health_says_what_to_do() -> None:
         (lambda: Importance(level="row"), "level='row' must be token, sequence or geometric"),  # type: ignore[arg-type]
         (lambda: Rejection(upper=1.0, lower=2.0), r"lower=2.0 must be <= upper=1.0"),
         (lambda: TopEntropy(0.0), r"share=0.0 must be in \(0, 1\]"),
+        (lambda: MismatchGuard(measure=False, on_mismatch="stop"), "on_mismatch='stop' must be warn while measure"),
     ],
 )
 def test_a_field_that_makes_no_sense_is_named(make: Any, line: str) -> None:
     with pytest.raises(ValueError, match=line):
         make()
+
+
+def measured(b: PolicyBatch) -> dict[str, float]:
+    return {name.removeprefix("mismatch/"): metric.value for name, metric in mismatch_metrics(b).items()}
+
+
+def test_the_mismatch_is_of_the_current_policy_at_every_level() -> None:
+    m = measured(of_ratios([0.4, 0.8, 6.0], current=[0.4, 0.8, 6.0]))
+    assert m["rollout_is_mean"] == pytest.approx(2.4) and m["rollout_is_max"] == pytest.approx(6)
+    assert m["rollout_is_eff_sample_size"] == pytest.approx(2.4**2 / ((0.16 + 0.64 + 36) / 3))
+    assert m["rollout_is_sequence_mean"] == pytest.approx(1.92)
+    assert m["rollout_is_geometric_mean"] == pytest.approx(1.24289, rel=1e-5)
+    assert m["k3_kl"] == pytest.approx(1.18256, rel=1e-5) and m["kl"] == pytest.approx(-math.log(1.92) / 3)
+    assert m["chi2_token"] == pytest.approx((0.16 + 0.64 + 36) / 3 - 1) and m["chi2_seq"] == pytest.approx(1.92**2 - 1)
+    assert m["log_prob_absdiff_max"] == pytest.approx(math.log(6))
+    assert m["prob_absdiff_max"] == pytest.approx(5 * math.exp(-8))
+    assert m["rollout_is_p50"] == pytest.approx(0.8, rel=0.01)
+
+
+@pytest.mark.parametrize("proximal", ["behavior", "recompute", "loglinear"])
+def test_the_mismatch_knows_neither_proximal_policy_nor_correction(proximal: str) -> None:
+    b = make_batch([7, 3, 0, 9], seed=3, proximal=proximal)
+    want = measured(make_batch([7, 3, 0, 9], seed=3, proximal="recompute"))
+    here = measured(replace(b, log_prob=make_batch([7, 3, 0, 9], seed=3, proximal="recompute").log_prob))
+    assert here == pytest.approx(want, nan_ok=True)
+    assert all(math.isfinite(here[name]) for name in ("k3_kl", "training_ppl", "rollout_is_seq_std"))
+
+
+def test_the_mismatch_merges_over_micro_batches() -> None:
+    b = make_batch([7, 3, 0, 9, 4, 1], seed=4, spread=0.05)
+    parts = merge([mismatch_metrics(b.take(rows)) for rows in ([5, 1], [2], [0, 4, 3])])
+    assert {name: m.value for name, m in parts.items()} == pytest.approx(
+        {name: m.value for name, m in mismatch_metrics(b).items()}, nan_ok=True, rel=1e-9
+    )
+
+
+def test_the_mismatch_of_nothing_has_every_key() -> None:
+    empty, some = make_batch([0, 0]), make_batch([4])
+    assert mismatch_metrics(empty).keys() == mismatch_metrics(some).keys()
+    assert all(math.isnan(m.value) for m in mismatch_metrics(empty).values())
+    with pytest.raises(ValueError, match="lacks: the engine supplies it"):
+        mismatch_metrics(replace(some, behavior_log_prob=None))
+
+
+def test_the_mismatch_by_position_and_probability() -> None:
+    behavior = torch.tensor([0.0005, 0.05, 0.3, 0.95], dtype=torch.float64).log()
+    b = replace(of_ratios([1.0] * 4), behavior_log_prob=behavior, log_prob=behavior + torch.tensor([0, 0, 0.1, -0.2]))
+    m = measured(b)
+    assert [m[f"position_{i}_of_4/log_prob_absdiff"] for i in (1, 2, 3, 4)] == pytest.approx([0, 0, 0.1, 0.2])
+    assert m["probability_0.9_1/log_prob_absdiff"] == pytest.approx(0.2)
+    assert m["probability_0.1_0.5/k3_kl"] == pytest.approx(math.expm1(0.1) - 0.1)
+    assert m["probability_0_0.001/token_fraction"] == 0.25 and m["probability_0.5_0.9/token_fraction"] == 0
+    assert math.isnan(m["probability_0.5_0.9/k3_kl"])
+
+
+def test_quantiles_of_the_mismatch_are_within_one_percent_of_the_log_ratio() -> None:
+    rho = 0.02 * torch.randn(5001, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    m = measured(of_ratios(rho.exp().tolist(), current=rho.exp().tolist()))
+    for name, q in (("p25", 0.25), ("p75", 0.75), ("p95", 0.95), ("p99", 0.99)):
+        assert math.log(m[f"rollout_is_{name}"]) == pytest.approx(float(rho.quantile(q)), rel=0.02)
+
+
+def test_the_guard_rejects_what_brings_the_step_above_its_limit_and_only_then() -> None:
+    close, far, hopeless = [1.0, 1.0, 1.01, 1.0], [1.0, 3.0], [1.0] * 7 + [0.5e-4]
+
+    def rejects(*sequences: list[float], **limits: float) -> list[int]:
+        return MismatchGuard(on_mismatch="reject", **limits).rejects(of_ratios(*sequences)).int().tolist()
+
+    assert rejects(close, close) == [0, 0]
+    assert rejects(close, far, [], close) == [0, 1, 0, 0]
+    assert rejects(*[close] * 20, far) == [0] * 21  # the step as a whole is within the limit
+    assert rejects(close, hopeless, max_k3_kl=100.0) == [0, 1]
+    assert rejects(close, hopeless, max_k3_kl=100.0, max_catastrophic=0.6) == [0, 0]
+    assert MismatchGuard().exceeded({"mismatch/k3_kl": 0.01}) is None
+    over = MismatchGuard(max_k3_kl=0.005).exceeded({"mismatch/k3_kl": 0.01})
+    assert over == "mismatch/k3_kl is 0.01, above algorithm.mismatch.max_k3_kl=0.005"

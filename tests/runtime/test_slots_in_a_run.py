@@ -29,7 +29,7 @@ def test_a_correction_that_looks_at_the_entropy(tiny_model, tmp_path):
     algorithm = {"preset": "grpo", "correction": [{"kind": "top_entropy", "share": 0.3}]}
     assert go(tmp_path / "run", recipe(tiny_model("llama"), algorithm=algorithm)).status == "done"
     records = [r for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "train"]
-    assert all(0.5 < r["mismatch/top_entropy_masked_fraction"] < 0.8 for r in records)
+    assert all(0.5 < r["correction/top_entropy_masked_fraction"] < 0.8 for r in records)
 
 
 def test_a_function_that_says_correct_by_a_number(tiny_model, tmp_path):

@@ -31,7 +31,15 @@ from proxima.core.aggregate import (
     TokenMean,
     TokenSum,
 )
-from proxima.core.correction import CORRECTION_PRESETS, CORRECTIONS, Importance, Rejection, health
+from proxima.core.correction import (
+    CORRECTION_PRESETS,
+    CORRECTIONS,
+    Importance,
+    MismatchGuard,
+    Rejection,
+    health,
+    mismatch_metrics,
+)
 from proxima.core.gradient import gradient_weight
 from proxima.core.loss import Loss, TokenLoss, policy_loss
 from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge
@@ -62,6 +70,7 @@ __all__ = [
     "Gspo",
     "Importance",
     "Loss",
+    "MismatchGuard",
     "Outcomes",
     "Peak",
     "PolicyBatch",
@@ -86,6 +95,7 @@ __all__ = [
     "health",
     "interpolated_proximal",
     "merge",
+    "mismatch_metrics",
     "needs_precompute",
     "policy_loss",
     "precompute",

@@ -224,8 +224,8 @@ def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> 
         loss_mask = loss_mask & own.keep if spec.rejected == "drop" else loss_mask
         metrics |= own.metrics
     some, hit = (segment_count(x, batch.cu_seqlens) > 0 for x in (batch.loss_mask, batch.loss_mask & ~keep))
-    metrics["mismatch/rejected_fraction"] = SumCount.over(~keep, batch.loss_mask)
-    metrics["mismatch/rejected_seq_fraction"] = SumCount.over(hit, some)
+    metrics["correction/rejected_fraction"] = SumCount.over(~keep, batch.loss_mask)
+    metrics["correction/rejected_seq_fraction"] = SumCount.over(hit, some)
     return Corrections(weight, keep, loss_mask, metrics)
 
 

@@ -1,8 +1,9 @@
 """Statistics that travel: sums not yet divided and extremes, both merging with `+` over micro-batches, ranks and
 steps."""
 
+import math
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -154,7 +155,54 @@ class Quantile:
         return float(torch.lerp(ordered[low], ordered[high], position - low))
 
 
-Metrics = dict[str, SumCount | Peak | Spread | Quantile]
+@dataclass(frozen=True)
+class QuantileSketch:
+    """A quantile of exp(x), from a histogram of x of fixed size, however many values go in.
+
+    Args:
+        counts: [2 BINS] float64, detached: of x < 0 by falling |x|, then of x >= 0 by rising |x|. |x| has bins of 1 %
+            from 1e-7 to 20; what is smaller or larger falls in the first or last.
+        q: in [0, 1].
+    """
+
+    counts: Tensor
+    q: float
+    BINS: ClassVar[int] = 1922  # ceil(log(20 / 1e-7) / log(1.01)) + 1
+    SMALLEST: ClassVar[float] = 1e-7
+
+    @classmethod
+    def over(cls, values: Tensor, q: float) -> Self:
+        """Of all of `values` [n], without NaN."""
+        return cls(cls.histogram(values), q)
+
+    @classmethod
+    def histogram(cls, values: Tensor) -> Tensor:
+        """The counts of `values` [n], which several quantiles may share."""
+        size = (values.detach().abs().double() / cls.SMALLEST).clamp(min=1).log().div(math.log(1.01)).round()
+        index = size.clamp(max=cls.BINS - 1).long()
+        index = torch.where(values < 0, cls.BINS - 1 - index, cls.BINS + index)
+        counts = torch.zeros(2 * cls.BINS, dtype=torch.float64, device=values.device)
+        return counts.index_add(0, index, torch.ones_like(index, dtype=torch.float64))
+
+    def __add__(self, other: "QuantileSketch") -> Self:
+        if self.q != other.q:
+            raise ValueError(f"QuantileSketch: q={self.q} and q={other.q} don't merge.")
+        return type(self)(self.counts + other.counts, self.q)
+
+    @property
+    def value(self) -> float:
+        """The quantile of exp(x), without interpolation; NaN when nothing went in (this one syncs)."""
+        running = self.counts.cumsum(0)
+        total = float(running[-1])
+        if not total:
+            return float("nan")
+        index = int(torch.searchsorted(running, self.q * (total - 1), right=True))
+        size = index - self.BINS if index >= self.BINS else self.BINS - 1 - index
+        magnitude = 0.0 if size == 0 else self.SMALLEST * 1.01**size
+        return math.exp(magnitude if index >= self.BINS else -magnitude)
+
+
+Metrics = dict[str, SumCount | Peak | Spread | Quantile | QuantileSketch]
 
 
 def merge(parts: list[Metrics]) -> Metrics:

@@ -1,24 +1,26 @@
 """Corrections: weights and rejections from the behavior policy, which sampled, to the proximal one, which the surrogate
 starts from.
 
-    importance   weights at token, sequence or geometric level, bounded; veto; self-normalised; `cap_floor` and
-                 `icepop` are settings of it
-    rejection
-    tokens or sequences dropped by ratio, k1, k2 or k3; by second moment; old-policy sequences; low-entropy tokens
-    mismatch     every statistic of the two policies, mergeable        health   what the statistics mean, in one line
-    presets      verl's names (`decoupled_token_is` …) as lists of these
+    importance         weights at token, sequence or geometric level, bounded; veto; self-normalised; `cap_floor` and
+                       `icepop` are settings of it
+    rejection          tokens or sequences dropped by ratio, k1, k2 or k3; by second moment; low-entropy tokens
+    weight_statistics  statistics of weights, and of the two policies behind them
+    presets            verl's names (`decoupled_token_is` …) as lists of these
+    mismatch           the same statistics of engine and trainer, measured in every run, corrected or not
+    guard, health      what a run does about them, and what they mean in a sentence
 
 A correction is a frozen dataclass with `needs` and `__call__(PolicyBatch) -> Corrected(weight, keep, metrics)`, all
-detached. Several
-compose: their weights multiply, their rejections add up. Every surrogate composes with every correction: one whose loss
-is its sequence's takes the geometric mean of the weights. What a rejection does to the denominator is the field
-`rejected`: `count` (stays in it) or `drop`.
+detached. Several compose: their weights multiply, their rejections add up. Every surrogate composes with every
+correction: one whose loss is its sequence's takes the geometric mean of the weights. What a rejection does to the
+denominator is the field `rejected`: `count` (stays in it) or `drop`.
 Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `train`, `config`.
 To add one: a dataclass, a line in `CORRECTIONS`, a golden file. Out of tree: `{kind: my_lab.weights:Soft}`.
 """
 
-from proxima.core.correction.health import Verdict, health
+from proxima.core.correction.guard import MismatchGuard
+from proxima.core.correction.health import HealthVerdict, health
 from proxima.core.correction.importance import CapFloor, Icepop, Importance
+from proxima.core.correction.mismatch import mismatch_metrics
 from proxima.core.correction.presets import CORRECTION_PRESETS
 from proxima.core.correction.rejection import OffPolicySequence, Rejection, SecondMoment, TopEntropy
 
@@ -36,12 +38,14 @@ __all__ = [
     "CORRECTIONS",
     "CORRECTION_PRESETS",
     "CapFloor",
+    "HealthVerdict",
     "Icepop",
     "Importance",
+    "MismatchGuard",
     "OffPolicySequence",
     "Rejection",
     "SecondMoment",
     "TopEntropy",
-    "Verdict",
     "health",
+    "mismatch_metrics",
 ]

@@ -1,101 +1,146 @@
-"""What the mismatch statistics of a step mean, in words."""
+"""The health check of a step: what its mismatch and correction statistics mean, and what to change."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from proxima.core.correction.guard import MismatchGuard
+
+HealthLevel = Literal["ok", "watch", "act"]
+
 
 @dataclass(frozen=True)
-class Verdict:
+class HealthVerdict:
     """`level` ok, watch or act; `metric` and its `value`; `sentence` says what it means and what to change."""
 
-    level: Literal["ok", "watch", "act"]
+    level: HealthLevel
     metric: str
     value: float
     sentence: str
 
 
 @dataclass(frozen=True)
-class _Rule:
+class HealthRule:
+    """`ok` is the last healthy value, `act` the last that needs no action; with `falling`, small values are bad."""
+
     metric: str
-    ok: float  # the last healthy value
-    act: float  # the first that needs action
-    falling: bool  # True: small values are bad
-    means: str
+    ok: float
+    act: float
+    meaning: str
     remedy: str
+    falling: bool = False
+
+    def level(self, value: float) -> HealthLevel:
+        bad = [value < bound if self.falling else value > bound for bound in (self.act, self.ok)]
+        return "act" if bad[0] else "watch" if bad[1] else "ok"
 
 
-RULES: tuple[_Rule, ...] = (
-    _Rule(
-        "mismatch/rollout_is_eff_sample_size",
-        0.8,
-        0.3,
-        True,
-        "of the batch is left once tokens are weighted",
-        "lower `correction.upper`, publish weights more often, or take the engine's log-probs at the trainer's "
-        "precision",
-    ),
-    _Rule(
-        "mismatch/rollout_is_veto_fraction",
-        0.05,
-        0.2,
-        False,
-        "of the sequences hold a token that the proximal policy all but excludes",
-        "check that engine and trainer have the same weights, tokenizer and temperature; then raise `correction.veto`",
-    ),
-    _Rule(
-        "mismatch/rollout_is_catastrophic_token_fraction",
-        0.01,
-        0.05,
-        False,
-        "of the tokens are all but excluded by the proximal policy",
-        "check weight publication (tied embeddings!) and that both sides see the same prompt tokens",
-    ),
-    _Rule(
-        "mismatch/rejected_fraction",
-        0.2,
-        0.5,
-        False,
-        "of the tokens are rejected",
-        "widen the bounds of the correction, or reduce the lag of the rollouts",
-    ),
+SAME_WEIGHTS = "check that engine and trainer have the same weights, tokenizer, prompt tokens and temperature"
+PRECISION = (
+    "set model.compute_dtype=float32 or serve in the dtype that is trained, or weight the tokens: "
+    "algorithm.proximal=recompute algorithm.correction=decoupled_token_is"
 )
+STALE = "some groups are {age:.0f} policy versions old, so lower runtime.max_lag, or correct for it: docs/mismatch.md"
+
+
+def rules(guard: MismatchGuard) -> tuple[HealthRule, ...]:
+    """The rules, in the order in which they are reported; the guard's thresholds are the bounds of its two metrics."""
+    return (
+        HealthRule(
+            "mismatch/k3_kl",
+            min(0.01, guard.max_k3_kl),
+            guard.max_k3_kl,
+            "{value:.3g} nats a token between rollout engine and trainer (k3)",
+            PRECISION,
+        ),
+        HealthRule(
+            "mismatch/rollout_is_catastrophic_seq_fraction",
+            min(0.01, guard.max_catastrophic),
+            guard.max_catastrophic,
+            "{value:.1%} of the sequences hold a token that the trainer all but excludes (ratio below 1e-4)",
+            SAME_WEIGHTS,
+        ),
+        HealthRule(
+            "mismatch/log_prob_absdiff_mean",
+            0.05,
+            0.1,
+            "log-probs of engine and trainer differ by {value:.3f} nats a token on average",
+            PRECISION,
+        ),
+        HealthRule(
+            "mismatch/rollout_is_eff_sample_size",
+            0.8,
+            0.3,
+            "{value:.1%} of the batch would be left if its tokens were weighted by their ratio",
+            PRECISION,
+            falling=True,
+        ),
+        HealthRule(
+            "correction/rollout_is_eff_sample_size",
+            0.8,
+            0.3,
+            "{value:.1%} of the batch is left once the correction weights it",
+            "use `level: token`, lower `correction.upper`, or publish weights more often",
+            falling=True,
+        ),
+        HealthRule(
+            "correction/rollout_is_veto_fraction",
+            0.05,
+            0.2,
+            "{value:.1%} of the sequences hold a token below the veto",
+            f"{SAME_WEIGHTS}; then lower `correction.veto`",
+        ),
+        HealthRule(
+            "correction/rejected_fraction",
+            0.2,
+            0.5,
+            "{value:.1%} of the tokens are rejected",
+            "widen the bounds of the correction, or lower runtime.max_lag",
+        ),
+        HealthRule(
+            "mismatch/rejected_seq_fraction",
+            0.05,
+            0.2,
+            "{value:.1%} of the sequences were rejected by algorithm.mismatch.on_mismatch",
+            SAME_WEIGHTS,
+        ),
+    )
+
+
 MEAN = "mismatch/rollout_is_mean"
 
 
-def health(values: Mapping[str, float]) -> list[Verdict]:
+def health(values: Mapping[str, object], guard: MismatchGuard | None = None) -> list[HealthVerdict]:
     """Judge a step's merged metrics.
 
     Args:
         values: metric → value, as in metrics.jsonl; metrics that are absent are not judged.
-    Returns: one verdict a rule that could be judged, in the order: effective sample size (> 80 % ok), veto (< 5 %),
-        catastrophic tokens (< 1 %), rejected tokens (< 20 %), mean weight (within 10 % of 1).
+        guard: the thresholds of `mismatch/k3_kl` and of catastrophic sequences.
+    Returns: one verdict for each rule that could be judged, in the order of `rules`, then the mean token weight, which
+        is healthy within 10 % of 1 and needs action beyond 50 %. docs/mismatch.md has the table.
     """
     verdicts = []
-    for rule in RULES:
-        if rule.metric in values:
-            value = values[rule.metric]
-            bad = [value < x if rule.falling else value > x for x in (rule.act, rule.ok)]
+    for rule in rules(guard or MismatchGuard()):
+        value = values.get(rule.metric)
+        if isinstance(value, int | float):
             verdicts.append(
-                _verdict(
-                    "act" if bad[0] else "watch" if bad[1] else "ok",
-                    rule.metric,
-                    value,
-                    f"{value:.1%} {rule.means}",
-                    rule.remedy,
-                )
+                _verdict(rule.level(value), rule.metric, value, rule.meaning.format(value=value), rule.remedy, values)
             )
-    if MEAN in values:
-        value = values[MEAN]
-        off = abs(value - 1)
-        level: Literal["ok", "watch", "act"] = "act" if off > 0.5 else "watch" if off > 0.1 else "ok"
-        remedy = (
-            "a mean far from 1 is no sampling noise: compare log-probs of engine and trainer on one prompt "
-            "(`proxima doctor`)"
+    mean = values.get(MEAN)
+    if isinstance(mean, int | float):
+        level = HealthRule(MEAN, 0.1, 0.5, "", "").level(abs(mean - 1))
+        verdicts.append(
+            _verdict(
+                level, MEAN, mean, f"the mean token weight is {mean:.3f} where 1 is expected", SAME_WEIGHTS, values
+            )
         )
-        verdicts.append(_verdict(level, MEAN, value, f"the mean weight is {value:.3f}, 1 is expected", remedy))
     return verdicts
 
 
-def _verdict(level: Literal["ok", "watch", "act"], metric: str, value: float, meaning: str, remedy: str) -> Verdict:
-    return Verdict(level, metric, value, f"{meaning}." if level == "ok" else f"{meaning}: {remedy}.")
+def _verdict(
+    level: HealthLevel, metric: str, value: float, meaning: str, remedy: str, values: Mapping[str, object]
+) -> HealthVerdict:
+    age = values.get("age/max")
+    if metric.startswith("mismatch/") and isinstance(age, int | float) and age > 0:
+        remedy = STALE.format(age=age)
+    return HealthVerdict(level, metric, value, f"{meaning}." if level == "ok" else f"{meaning}: {remedy}.")

@@ -7,17 +7,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from proxima.core.correction.mismatch import (
+from proxima.core.correction.weight_statistics import (
     CATASTROPHIC,
+    LossTokens,
     WeightLevel,
     applied_statistics,
     log_weight,
     policy_statistics,
+    safe_exp,
     weight_statistics,
 )
 from proxima.core.loss import Corrected, Correction
 from proxima.core.metrics import Metrics, SumCount
-from proxima.core.ratio import LOG_RATIO_LIMIT
 from proxima.core.segment import segment_count
 from proxima.data import PolicyBatch, require
 
@@ -25,7 +26,7 @@ Bound = Literal["truncate", "clamp", "clip", "none"]
 Rejected = Literal["count", "drop"]
 Towards = Literal["proximal", "current", "next"]
 FIELDS: dict[str, str] = {"proximal": "proximal_log_prob", "current": "log_prob", "next": "next_log_prob"}
-PREFIX = "mismatch/"
+PREFIX = "correction/"
 
 
 @torch.no_grad()
@@ -60,7 +61,7 @@ class Importance(Correction):
             with REINFORCE); or `next`, the version right after the sampling one (segment-wise decoupled PPO).
         b: `behavior_log_prob` and the numerator's log-prob [N], nats; `loss_mask` [N] bool.
     Returns: Corrected: `weight` [N] detached in the batch's dtype, 0 outside the loss; `keep` [N] bool; `metrics` under
-        `mismatch/`.
+        `correction/`.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: exponents are clamped at +-20. `proximal: behavior` gives weight 1 everywhere. A sequence without loss
         tokens enters nothing.
@@ -122,11 +123,10 @@ class Importance(Correction):
     def __call__(self, b: PolicyBatch) -> Corrected:
         rho = log_ratio_to(b, self.towards)
         log_w = log_weight(rho, b, self.level)
-        weight = torch.where(b.loss_mask, self.bounded(log_w.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()), 0.0)
-        metrics = weight_statistics(log_w, b, self.level, self.upper, self.floor) | applied_statistics(
-            weight, log_w, b, self.floor
-        )
-        metrics |= policy_statistics(rho, b, b.masked(FIELDS[self.towards]).double())
+        weight = torch.where(b.loss_mask, self.bounded(safe_exp(log_w)), 0.0)
+        metrics = weight_statistics(log_w, b, self.level, self.upper, self.floor) | applied_statistics(weight, log_w, b)
+        tokens = LossTokens.of(b)
+        metrics |= policy_statistics(tokens.select(rho), tokens.select(b.masked(FIELDS[self.towards])), tokens)
         vetoed = self.vetoed(rho, b)
         some = segment_count(b.loss_mask, b.cu_seqlens) > 0
         metrics["rollout_is_veto_fraction"] = SumCount.over(vetoed, some)

@@ -1,114 +1,103 @@
-"""Statistics of how far behavior and proximal policy disagree. All merge exactly over micro-batches and ranks.
+"""The mismatch of rollout engine and trainer, measured in every run, whatever the correction."""
 
-Weights here are unbounded (but for exp's safety clamp at ±20) unless the name ends in `_bounded`: an effective sample
-size of weights that were truncated first says little. Averages over sequences leave out those without a loss token;
-verl counts them as ratio 1 (P27, P35).
-"""
-
-from typing import Literal
+import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from proxima.core.metrics import Metrics, Peak, Quantile, Spread, SumCount, k3
-from proxima.core.ratio import LOG_RATIO_LIMIT
-from proxima.core.segment import segment_count, segment_mean, segment_sum
+from proxima.core.correction.weight_statistics import (
+    CATASTROPHIC,
+    PERCENTILES,
+    LossTokens,
+    distribution,
+    mean_of,
+    peak_of,
+    policy_statistics,
+    safe_exp,
+    sequence_statistics,
+)
+from proxima.core.metrics import Metrics, QuantileSketch, SumCount, k3
 from proxima.data import PolicyBatch
 
-WeightLevel = Literal["token", "sequence", "geometric"]
-PERCENTILES = {"p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
-CATASTROPHIC = 1e-4  # a ratio below this is a token that the other policy would hardly ever sample
+MISMATCH = "mismatch/"
+POSITIONS = 4  # equal parts of a completion
+PROBABILITIES = (0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 1.0)  # edges of the bins of the behavior probability
 
 
-def log_weight(rho: Tensor, b: PolicyBatch, level: WeightLevel) -> Tensor:
-    """[N] the log-weight of each loss token at its level, from ρ [N] (0 outside the loss); the same within a sequence
-    but at token level."""
-    if level == "token":
-        return rho
-    reduce = segment_sum(rho, b.cu_seqlens) if level == "sequence" else segment_mean(rho, b.loss_mask, b.cu_seqlens)
-    return torch.where(b.loss_mask, reduce[b.sequence_index], torch.zeros_like(rho))
+@torch.no_grad()
+def mismatch_metrics(b: PolicyBatch) -> Metrics:
+    """Measure the current policy π against the behavior policy μ, which sampled.
 
+        rho_t = log pi - log mu    weights: token exp(rho_t), sequence exp(sum rho), geometric exp(mean rho)
 
-def weight_statistics(log_w: Tensor, b: PolicyBatch, level: WeightLevel, upper: float, lower: float) -> Metrics:
-    """Distribution of the weights, from their logs [N], against the bounds that the correction has."""
-    mask, edges = b.loss_mask, b.cu_seqlens
-    raw = log_w.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
-    bounded = raw.clamp(lower, upper)
-    some = segment_count(mask, edges) > 0
-    row = segment_mean(raw, mask, edges)
-    own, own_mask = (row, some) if level == "sequence" else (raw, mask)  # a whole sequence's weight counts once
-    metrics: Metrics = {
-        "rollout_is_mean": SumCount.over(raw, mask),
-        "rollout_is_std": Spread.over(raw, mask),
-        "rollout_is_std_bounded": Spread.over(bounded, mask),
-        "rollout_is_eff_sample_size": Spread.over(raw, mask, "effective_sample_size"),
-        "rollout_is_eff_sample_size_bounded": Spread.over(bounded, mask, "effective_sample_size"),
-        "rollout_is_max": Peak.over(raw, mask),
-        "rollout_is_min": Peak.over(raw, mask, largest=False),
-        "rollout_is_ratio_fraction_high": SumCount.over(own > upper, own_mask),
-        "rollout_is_ratio_fraction_low": SumCount.over(own < lower, own_mask),
-        "rollout_is_seq_mean": SumCount.over(row, some),
-        "rollout_is_seq_std": Spread.over(row, some, "sample_std"),
-        "rollout_is_seq_max": Peak.over(row, some),
-        "rollout_is_seq_min": Peak.over(row, some, largest=False),
-        "rollout_is_seq_max_deviation": Peak.over((row - 1).abs(), some),
-        "rollout_is_seq_fraction_high": SumCount.over(row > upper, some),
-        "rollout_is_seq_fraction_low": SumCount.over(row < lower, some),
-    }
-    values = raw[mask].double()
-    return metrics | {f"rollout_is_{name}": Quantile(values, q) for name, q in PERCENTILES.items()}
-
-
-def applied_statistics(weight: Tensor, log_w: Tensor, b: PolicyBatch, lower: float) -> Metrics:
-    """Of the weights that are really applied, [N], before normalisation; and how many a bound has moved."""
-    mask, edges = b.loss_mask, b.cu_seqlens
-    some = segment_count(mask, edges) > 0
-    row = segment_mean(weight, mask, edges)
-    moved = mask & (weight != log_w.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp())
-    return {
-        "rollout_is_mean_applied": SumCount.over(weight, mask),
-        "rollout_is_std_applied": Spread.over(weight, mask),
-        "rollout_is_max_applied": Peak.over(weight, mask),
-        "rollout_is_min_applied": Peak.over(weight, mask, largest=False),
-        "rollout_is_eff_sample_size_applied": Spread.over(weight, mask, "effective_sample_size"),
-        "rollout_is_seq_mean_applied": SumCount.over(row, some),
-        "rollout_is_seq_std_applied": Spread.over(row, some, "sample_std"),
-        "rollout_is_seq_max_applied": Peak.over(row, some),
-        "rollout_is_seq_min_applied": Peak.over(row, some, largest=False),
-        "rollout_is_seq_max_deviation_applied": Peak.over((row - 1).abs(), some),
-        "rollout_is_clipped_fraction": SumCount.over(moved, mask),
-        "rollout_is_seq_clipped_fraction": SumCount.over(segment_count(moved, edges) > 0, some),
-    }
-
-
-def policy_statistics(rho: Tensor, b: PolicyBatch, target: Tensor) -> Metrics:
-    """Divergence and perplexity of the two policies, from ρ and the target policy's log-probs [N], both 0 outside the
-    loss.
-
-    `kl` is k1 and `k3_kl` k3 of KL(μ‖π_prox), per token; χ² is mean(w²) − 1, per token and per sequence (its exponents
-    clamped at ±20, P30). Perplexities are of sequences, exp(−mean log-prob), averaged over sequences; `log_ppl_diff` is
-    training minus rollout.
+    Args:
+        b: `log_prob`, `behavior_log_prob` [N], nats, at the sampling temperature; `loss_mask` [N] bool. No other
+            log-prob is read, so it is all the same whether there is a correction and what the proximal policy is.
+    Returns: over the loss tokens, under `mismatch/`:
+        `rollout_is_{mean,std,min,max,eff_sample_size}` and `_p25` … `_p99` (to 1 % of rho) of the token weights;
+        `rollout_is_seq_{mean,std,min,max,max_deviation}` of each sequence's mean token weight;
+        `rollout_is_{sequence,geometric}_{mean,std,min,max,eff_sample_size}` of the sequences' weights;
+        `rollout_is_catastrophic_{token,seq}_fraction`: tokens with a weight below 1e-4, sequences that have one;
+        `kl`, `k3_kl`, `chi2_{token,seq}` and the perplexities of `policy_statistics`;
+        `log_prob_absdiff_{mean,max}` |rho|, nats, and `prob_absdiff_{mean,std,max}` |pi - mu|;
+        `position_<i>_of_4/{k3_kl,log_prob_absdiff}` by relative position in the completion;
+        `probability_<low>_<high>/{k3_kl,log_prob_absdiff,token_fraction}` by low <= mu < high.
+    Raises: ValueError: the batch lacks `behavior_log_prob`.
+    Edge cases: weights are clamped at exp(+-20). A batch without loss tokens gives every key, with nothing in it. After
+        an update on the same data, rho also holds what the update has moved: measure the first forward.
+    Source: verl's rollout correction metrics; UniRL's `rollout_replay_logp_absdiff_mean` is `log_prob_absdiff_mean`.
+    Differs: verl reports bounded weights (P28, P29).
     """
-    mask, edges = b.loss_mask, b.cu_seqlens
-    some = segment_count(mask, edges) > 0
-    training = -segment_mean(target, mask, edges)
-    gap = -segment_mean(rho, mask, edges)
-    rollout = training - gap
-    square = 2 * rho.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    whole = 2 * segment_sum(rho, edges).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    if b.behavior_log_prob is None:
+        raise ValueError("mismatch_metrics needs `behavior_log_prob`, which the batch lacks: the engine supplies it.")
+    tokens = LossTokens.of(b)
+    current, behavior = tokens.select(b.log_prob), tokens.select(b.behavior_log_prob)
+    rho = current - behavior
+    weight, catastrophic = safe_exp(rho), rho < math.log(CATASTROPHIC)
+    total = tokens.sums(rho)
+    levels = {
+        "rollout_is": weight,
+        "rollout_is_sequence": safe_exp(total),
+        "rollout_is_geometric": safe_exp(total / tokens.lengths),
+    }
+    out: Metrics = {f"{level}_{name}": m for level, w in levels.items() for name, m in distribution(w).items()}
+    counts = QuantileSketch.histogram(rho)
+    out |= {f"rollout_is_{name}": QuantileSketch(counts, q) for name, q in PERCENTILES.items()}
+    out |= sequence_statistics(tokens.means(weight)) | policy_statistics(rho, current, tokens)
+    probability = behavior.exp()
+    gap, distance = rho.abs(), distribution((current.exp() - probability).abs())
+    out |= {
+        "rollout_is_catastrophic_seq_fraction": mean_of(tokens.sums(catastrophic.double()) > 0),
+        "log_prob_absdiff_mean": mean_of(gap),
+        "log_prob_absdiff_max": peak_of(gap),
+        **{f"prob_absdiff_{name}": distance[name] for name in ("mean", "std", "max")},
+    }
+    columns = {"k3_kl": k3(rho), "log_prob_absdiff": gap}
+    out |= _by_position(b, tokens, columns) | _by_probability(probability, columns)
+    return {MISMATCH + name: metric for name, metric in out.items()}
+
+
+def _by_position(b: PolicyBatch, tokens: LossTokens, columns: dict[str, Tensor]) -> dict[str, SumCount]:
+    place = torch.arange(len(b), device=b.cu_seqlens.device) - b.cu_seqlens[:-1].long()[b.sequence_index]
+    bucket = (place * POSITIONS).div(b.lengths[b.sequence_index].long(), rounding_mode="floor")[tokens.mask]
+    names = [f"position_{i}_of_{POSITIONS}" for i in range(1, POSITIONS + 1)]
+    return _bucket_means(bucket, names, columns)
+
+
+def _by_probability(probability: Tensor, columns: dict[str, Tensor]) -> dict[str, SumCount]:
+    inner = torch.tensor(PROBABILITIES[1:-1], dtype=torch.float64, device=probability.device)
+    names = [f"probability_{low:g}_{high:g}" for low, high in pairwise(PROBABILITIES)]
+    out = _bucket_means(torch.bucketize(probability, inner, right=True), names, columns)
+    every = probability.new_full((), len(probability))
+    return out | {f"{name}/token_fraction": SumCount(out[f"{name}/k3_kl"].count, every) for name in names}
+
+
+def _bucket_means(bucket: Tensor, names: list[str], columns: dict[str, Tensor]) -> dict[str, SumCount]:
+    """The mean of each column over the tokens of each bucket; `bucket` [n] int64 indexes `names`."""
+    empty = torch.zeros(len(names), dtype=torch.float64, device=bucket.device)
+    counts = empty.index_add(0, bucket, torch.ones(len(bucket), dtype=torch.float64, device=bucket.device))
+    sums = {column: empty.index_add(0, bucket, values) for column, values in columns.items()}
     return {
-        "kl": SumCount.over(-rho, mask),
-        "k3_kl": SumCount.over(k3(rho), mask),
-        "chi2_token": SumCount.over(torch.expm1(square), mask),
-        "chi2_seq": SumCount.over(torch.expm1(whole), some),
-        "training_ppl": SumCount.over(training.exp(), some),
-        "training_log_ppl": SumCount.over(training, some),
-        "rollout_ppl": SumCount.over(rollout.exp(), some),
-        "rollout_log_ppl": SumCount.over(rollout, some),
-        "ppl_ratio": SumCount.over(gap.exp(), some),
-        "log_ppl_diff": SumCount.over(gap, some),
-        "log_ppl_diff_abs": SumCount.over(gap.abs(), some),
-        "log_ppl_diff_max": Peak.over(gap, some),
-        "log_ppl_diff_min": Peak.over(gap, some, largest=False),
-        "rollout_is_catastrophic_token_fraction": SumCount.over(rho.exp() < CATASTROPHIC, mask),
+        f"{name}/{column}": SumCount(sums[column][i], counts[i]) for i, name in enumerate(names) for column in columns
     }

@@ -47,7 +47,7 @@ class Rejection(Correction):
             sampling one.
         b: `behavior_log_prob` and the other policy's log-prob [N], nats; `loss_mask` [N] bool.
     Returns: Corrected with weights 0 and 1. Metrics: the statistic's mean, max, min, std, fraction_high, fraction_low,
-        and the shares of tokens and sequences it masked, under `mismatch/rollout_rs_<name>_`, with <name> as verl's
+        and the shares of tokens and sequences it masked, under `correction/rollout_rs_<name>_`, with <name> as verl's
         (`token_k1`, `seq_mean_k3` …).
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: bounds are inclusive. A sequence without loss tokens has nothing to reject and enters no metric.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from proxima.core.correction import Importance, Rejection
 from proxima.core.correction.importance import PREFIX, log_ratio_to
-from proxima.core.correction.mismatch import log_weight
+from proxima.core.correction.weight_statistics import log_weight
 from proxima.core.loss import Corrected
 from proxima.core.metrics import Metrics, Peak, Spread, SumCount
 from proxima.core.ratio import LOG_RATIO_LIMIT

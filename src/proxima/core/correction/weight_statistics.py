@@ -1,0 +1,169 @@
+"""Statistics of importance weights and of the two policies behind them. All merge over micro-batches and ranks.
+
+Weights are unbounded (but for exp's safety clamp at ±20) unless the name ends in `_bounded` or `_applied`: an effective
+sample size of weights that were truncated first says little. Averages over sequences leave out those without a loss
+token; verl counts them as ratio 1 (P27, P35).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from proxima.core.metrics import Metrics, Peak, Quantile, Spread, SumCount, k3
+from proxima.core.ratio import LOG_RATIO_LIMIT
+from proxima.core.segment import segment_count, segment_mean, segment_sum
+from proxima.data import PolicyBatch
+
+WeightLevel = Literal["token", "sequence", "geometric"]
+PERCENTILES = {"p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
+CATASTROPHIC = 1e-4  # a ratio below this is a token that the other policy would hardly ever sample
+
+
+def log_weight(rho: Tensor, b: PolicyBatch, level: WeightLevel) -> Tensor:
+    """[N] the log-weight of each loss token at its level, from ρ [N] (0 outside the loss); the same within a sequence
+    but at token level."""
+    if level == "token":
+        return rho
+    reduce = segment_sum(rho, b.cu_seqlens) if level == "sequence" else segment_mean(rho, b.loss_mask, b.cu_seqlens)
+    return torch.where(b.loss_mask, reduce[b.sequence_index], torch.zeros_like(rho))
+
+
+def safe_exp(log_w: Tensor) -> Tensor:
+    """exp, its exponent clamped at ±20."""
+    return log_w.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+@dataclass(frozen=True)
+class LossTokens:
+    """The n loss tokens of a batch, alone, and the m sequences that have one.
+
+    Args:
+        mask: [N] bool, the loss mask.
+        sequences: [m] int64, the sequences that have a loss token.
+        lengths: [m] int64, how many each has.
+    """
+
+    mask: Tensor
+    sequences: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, b: PolicyBatch) -> "LossTokens":
+        counts = segment_count(b.loss_mask, b.cu_seqlens)
+        sequences = counts.nonzero().squeeze(1)
+        return cls(b.loss_mask, sequences, counts[sequences])
+
+    def select(self, values: Tensor) -> Tensor:
+        """[N] → [n] float64, detached; what lies outside the loss may be NaN."""
+        return values.detach()[self.mask].double()
+
+    def sums(self, values: Tensor) -> Tensor:
+        """[n] → [m] sums over each sequence."""
+        if not len(self.lengths):
+            return values.new_zeros(0)
+        return torch.segment_reduce(values, "sum", lengths=self.lengths, initial=0.0, unsafe=True)
+
+    def means(self, values: Tensor) -> Tensor:
+        """[n] → [m] means over each sequence."""
+        return self.sums(values) / self.lengths
+
+
+def mean_of(values: Tensor) -> SumCount:
+    """The mean of all of `values`; of a bool tensor the share that is True."""
+    return SumCount(values.sum(dtype=torch.float64), values.new_full((), len(values), dtype=torch.float64))
+
+
+def peak_of(values: Tensor, *, largest: bool = True) -> Peak:
+    """The largest, or smallest, of all of `values`; there may be none."""
+    if not len(values):
+        return Peak(values.new_full((), -math.inf if largest else math.inf), largest)
+    return Peak(values.amax() if largest else values.amin(), largest)
+
+
+def distribution(values: Tensor, *, sample: bool = False) -> dict[str, SumCount | Spread | Peak]:
+    """Mean, std (with `sample`, ddof = 1), min, max and effective sample size, 1 / mean((w / mean w)²)."""
+    mean = mean_of(values)
+    centre = mean.sum / mean.count.clamp(min=1)
+    moments = mean.count, centre, (values - centre).square().sum()
+    return {
+        "mean": mean,
+        "std": Spread(*moments, "sample_std" if sample else "std"),
+        "min": peak_of(values, largest=False),
+        "max": peak_of(values),
+        "eff_sample_size": Spread(*moments, "effective_sample_size"),
+    }
+
+
+def sequence_statistics(row: Tensor) -> Metrics:
+    """Of each sequence's mean token weight, [m], under verl's names."""
+    found = distribution(row, sample=True)
+    out: Metrics = {f"rollout_is_seq_{name}": found[name] for name in ("mean", "std", "min", "max")}
+    return out | {"rollout_is_seq_max_deviation": peak_of((row - 1).abs())}
+
+
+def weight_statistics(log_w: Tensor, b: PolicyBatch, level: WeightLevel, upper: float, lower: float) -> Metrics:
+    """Distribution of the weights, from their logs [N], and how many lie outside the bounds of the correction."""
+    tokens = LossTokens.of(b)
+    raw = safe_exp(tokens.select(log_w))
+    bounded, row = distribution(raw.clamp(lower, upper)), tokens.means(raw)
+    each = row if level == "sequence" else raw  # the weight of a whole sequence counts once
+    out: Metrics = {f"rollout_is_{name}": metric for name, metric in distribution(raw).items()}
+    out |= {f"rollout_is_{name}_bounded": bounded[name] for name in ("std", "eff_sample_size")}
+    out |= {f"rollout_is_{name}": Quantile(raw, q) for name, q in PERCENTILES.items()}
+    return (
+        out
+        | sequence_statistics(row)
+        | {
+            "rollout_is_ratio_fraction_high": mean_of(each > upper),
+            "rollout_is_ratio_fraction_low": mean_of(each < lower),
+            "rollout_is_seq_fraction_high": mean_of(row > upper),
+            "rollout_is_seq_fraction_low": mean_of(row < lower),
+        }
+    )
+
+
+def applied_statistics(weight: Tensor, log_w: Tensor, b: PolicyBatch) -> Metrics:
+    """Of the weights that are applied, [N], before normalisation; and how many a bound has changed."""
+    tokens = LossTokens.of(b)
+    applied = tokens.select(weight)
+    changed = applied != safe_exp(tokens.select(log_w))
+    out = {f"rollout_is_{name}": metric for name, metric in distribution(applied).items()}
+    found: Metrics = {
+        f"{name}_applied": value for name, value in (out | sequence_statistics(tokens.means(applied))).items()
+    }
+    return found | {
+        "rollout_is_clipped_fraction": mean_of(changed),
+        "rollout_is_seq_clipped_fraction": mean_of(tokens.sums(changed.double()) > 0),
+    }
+
+
+def policy_statistics(rho: Tensor, target: Tensor, tokens: LossTokens) -> Metrics:
+    """Divergence and perplexity of the two policies, from ρ and the target policy's log-probs, both [n], loss tokens
+    alone.
+
+    `kl` is k1 and `k3_kl` k3 of KL(μ‖π), nats a token; χ² is mean(w²) − 1, per token and per sequence (its exponents
+    clamped at ±20, P30). Perplexities are of sequences, exp(−mean log-prob), averaged over sequences; `log_ppl_diff` is
+    training minus rollout.
+    """
+    total = tokens.sums(rho)
+    training, gap = -tokens.means(target), -total / tokens.lengths
+    rollout = training - gap
+    return {
+        "kl": mean_of(-rho),
+        "k3_kl": mean_of(k3(rho)),
+        "chi2_token": mean_of(torch.expm1(2 * rho.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))),
+        "chi2_seq": mean_of(torch.expm1(2 * total.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))),
+        "training_ppl": mean_of(training.exp()),
+        "training_log_ppl": mean_of(training),
+        "rollout_ppl": mean_of(rollout.exp()),
+        "rollout_log_ppl": mean_of(rollout),
+        "ppl_ratio": mean_of(gap.exp()),
+        "log_ppl_diff": mean_of(gap),
+        "log_ppl_diff_abs": mean_of(gap.abs()),
+        "log_ppl_diff_max": peak_of(gap),
+        "log_ppl_diff_min": peak_of(gap, largest=False),
+        "rollout_is_catastrophic_token_fraction": mean_of(rho < math.log(CATASTROPHIC)),
+    }
