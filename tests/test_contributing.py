@@ -60,7 +60,7 @@ def completion(tokens):
         sample=0,
         tokens=tokens,
         text="",
-        behavior_log_prob=zeros,
+        sampled_log_prob=zeros,
         untruncated_log_prob=zeros,
         policy_version=(0,) * len(tokens),
         finish_reason="stop",

@@ -21,7 +21,7 @@ def completion(sample: int, text: str) -> Completion:
         sample=sample,
         tokens=(1,),
         text=text,
-        behavior_log_prob=(0.0,),
+        sampled_log_prob=(0.0,),
         untruncated_log_prob=(0.0,),
         policy_version=(0,),
         finish_reason="stop",

@@ -31,7 +31,7 @@ def main() -> None:
             sample=sample,
             tokens=ids(n),
             text="",
-            behavior_log_prob=(-10.0,) * n,
+            sampled_log_prob=(-10.0,) * n,
             untruncated_log_prob=(-10.0,) * n,
             policy_version=(0,) * n,
             finish_reason="stop",

@@ -91,8 +91,8 @@ def test_generate_from_a_run(run, proxima):
     assert [c["sample"] for c in found["completions"]] == [0, 1]
     for completion in found["completions"]:
         assert 1 <= len(completion["tokens"]) <= 5
-        assert len(completion["behavior_log_prob"]) == len(completion["tokens"])
-        assert all(log_prob <= 0 for log_prob in completion["behavior_log_prob"])
+        assert len(completion["sampled_log_prob"]) == len(completion["tokens"])
+        assert all(log_prob <= 0 for log_prob in completion["sampled_log_prob"])
 
 
 def test_generate_text_goes_to_standard_output_and_the_rate_to_standard_error(proxima, here, tiny_model, monkeypatch):

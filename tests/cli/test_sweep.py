@@ -61,7 +61,7 @@ def test_faults_are_lines_and_nothing_runs(proxima, sweep, here):
 
 def first_step(run):
     rows = parquet.read_table(run / "rollouts" / "000001.parquet").to_pylist()
-    return {(r["prompt_uid"], r["sample"]): (r["question"], r["tokens"], r["behavior_log_prob"]) for r in rows}
+    return {(r["prompt_uid"], r["sample"]): (r["question"], r["tokens"], r["sampled_log_prob"]) for r in rows}
 
 
 @pytest.mark.slow

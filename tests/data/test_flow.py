@@ -1,7 +1,9 @@
 """Host objects: what a completion, a trajectory, a group and outcomes refuse, and how one becomes the other."""
 
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,7 +17,7 @@ def completion(tokens=(5, 6), **changes):
         "sample": 0,
         "tokens": tokens,
         "text": "x",
-        "behavior_log_prob": (-0.5,) * n,
+        "sampled_log_prob": (-0.5,) * n,
         "untruncated_log_prob": (-1.0,) * n,
         "policy_version": (4,) * n,
         "finish_reason": "stop",
@@ -30,7 +32,7 @@ PROMPT = Prompt(
 
 
 def test_a_completion_needs_a_value_for_each_token():
-    for name in ("behavior_log_prob", "untruncated_log_prob", "policy_version"):
+    for name in ("sampled_log_prob", "untruncated_log_prob", "policy_version"):
         with pytest.raises(ValueError, match=f"Completion.{name}: 1 values for 2 tokens."):
             completion(**{name: (1,)})
     assert completion(finish_reason="length").truncated and not completion(finish_reason="abort").truncated
@@ -47,13 +49,36 @@ def test_a_failed_score_is_not_a_reward_of_zero():
 
 
 def test_a_trajectory_takes_the_behavior_asked_for_and_the_temperature_of_the_data():
-    row = Trajectory.of(PROMPT, completion(), group=9, advantage=-2.0)
-    assert row.behavior_log_prob == (-1.0, -1.0) and row.temperature == 0.7 and row.policy_version == (4, 4)
-    assert (row.prompt_tokens, row.tokens, row.group, row.advantage, len(row)) == ((1, 2), (5, 6), 9, -2.0, 4)
-    assert Trajectory.of(PROMPT, completion(), group=9, advantage=0.0, behavior="sampled").behavior_log_prob == (
-        -0.5,
-        -0.5,
-    )
+    made = completion(sample=2, turn=1)
+    row = Trajectory.of(PROMPT, made, group=9, advantage=-2.0)
+    assert row.behavior_log_prob.tolist() == [-1.0, -1.0] and row.policy_version.tolist() == [4, 4]
+    assert (row.group, row.temperature, len(row)) == (9, 0.7, 4) and row.advantage.tolist() == [-2.0, -2.0]
+    assert (row.uid, row.sample, row.turn) == (3, 2, 1)
+    assert row.prompt_tokens is PROMPT.tokens and row.tokens is made.tokens  # shared, not copied
+    sampled = Trajectory.of(PROMPT, made, group=9, advantage=[0.5, -0.5], behavior="sampled")
+    assert sampled.behavior_log_prob is made.sampled_log_prob and sampled.advantage.tolist() == [0.5, -0.5]
+
+
+def test_columns_are_arrays_whatever_they_are_made_from():
+    made = completion(tokens=[5, 6], sampled_log_prob=torch.tensor([-0.5, -0.25]), top_k=[[1, 2, 3]] * 2)
+    dtypes = {
+        name: getattr(made, name).dtype.name for name in ("tokens", "sampled_log_prob", "policy_version", "top_k")
+    }
+    assert dtypes == {"tokens": "int32", "sampled_log_prob": "float32", "policy_version": "int32", "top_k": "int32"}
+    assert made.top_k.shape == (2, 3) and made.top_k_log_prob is None
+    assert made == made.with_() and made.with_(tokens=(5, 6)) == made
+    assert made != made.with_(tokens=(5, 7)) and made != made.with_(turn=1) and made != made.with_(top_k=None)
+    unknown = made.with_(sampled_log_prob=(float("nan"), -1.0))
+    assert unknown == unknown.with_(sampled_log_prob=np.array([np.nan, -1.0]))
+    shared = np.array([-1.0, -2.0], np.float32)
+    assert completion(untruncated_log_prob=shared).untruncated_log_prob is shared
+    scalar = completion(policy_version=7)
+    assert scalar.policy_version.tolist() == [7, 7] and scalar.policy_version.base.size == 1
+    with pytest.raises(ValueError, match=r"Completion.tokens: dtype float64, expected int32"):
+        completion(tokens=(1.5, 2.0))
+    with pytest.raises(ValueError, match=r"Trajectory.loss_mask: dtype int64, expected bool"):
+        Trajectory(prompt_tokens=(1,), tokens=(1,), group=0, loss_mask=(1,))
+    assert json.dumps(PROMPT.to_json()) and made.to_json()["tokens"] == [5, 6]
 
 
 def test_a_greedy_completion_is_not_for_training():

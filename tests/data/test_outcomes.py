@@ -6,7 +6,7 @@ from proxima.data import Completion, Group, Outcomes, Prompt, Score
 
 def test_each_reward_is_a_column_in_the_order_of_the_recipe_and_a_failed_one_is_nan():
     def answer(sample):
-        facts = {"behavior_log_prob": (-1.0,), "untruncated_log_prob": (-1.0,), "policy_version": (0,)}
+        facts = {"sampled_log_prob": (-1.0,), "untruncated_log_prob": (-1.0,), "policy_version": (0,)}
         return Completion(
             prompt_uid=0, sample=sample, tokens=(1,), text="", finish_reason="stop", temperature=1.0, **facts
         )

@@ -63,4 +63,4 @@ def trainer_log_prob(
 
 
 def behavior(given: Sequence[Completion]) -> Tensor:
-    return torch.tensor([x for c in given for x in c.behavior_log_prob])
+    return torch.tensor([x for c in given for x in c.sampled_log_prob])

@@ -81,7 +81,7 @@ def test_the_drawn_distribution_is_the_stated_one(case):
     found, out = distribution(logits, **case)
     assert ((found > 0) == (expected > 0)).all()
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)
-    torch.testing.assert_close(out.behavior_log_prob.double(), expected[out.token].log(), rtol=0, atol=2e-6)
+    torch.testing.assert_close(out.sampled_log_prob.double(), expected[out.token].log(), rtol=0, atol=2e-6)
     torch.testing.assert_close(out.untruncated_log_prob.double(), untruncated[out.token].log(), rtol=0, atol=2e-6)
 
 
@@ -99,7 +99,7 @@ def test_ties_and_every_truncation_together(logits, temperature, top_k, top_p, m
     out = sample_tokens(torch.tensor([logits]), settings(1, **case), torch.tensor([u]))
     token = int(out.token)
     assert p[token] > 0, "a token outside the truncation was drawn"
-    assert float(out.behavior_log_prob) == pytest.approx(math.log(p[token]), abs=1e-5)
+    assert float(out.sampled_log_prob) == pytest.approx(math.log(p[token]), abs=1e-5)
     below = sum(p[:token])
     assert below - 1e-5 <= u <= below + p[token] + 1e-5
 
@@ -128,11 +128,11 @@ def test_rows_do_not_know_each_other():
             logits[i : i + 1].clone(), settings(1, **{k: [v[i]] for k, v in mixed.items()}), u[i : i + 1]
         )
         assert int(alone.token) == int(together.token[i])
-        for name in ("behavior_log_prob", "untruncated_log_prob"):
+        for name in ("sampled_log_prob", "untruncated_log_prob"):
             assert getattr(alone, name)[0].item() == pytest.approx(getattr(together, name)[i].item(), abs=2e-6)
         case = {k: v[i] for k, v in mixed.items() if k != "temperature"} if mixed["temperature"][i] else {}
         p = brute(logits[i].tolist(), temperature=mixed["temperature"][i] or 1.0, **case)
-        assert alone.behavior_log_prob.item() == pytest.approx(math.log(p[int(alone.token)]), abs=1e-5)
+        assert alone.sampled_log_prob.item() == pytest.approx(math.log(p[int(alone.token)]), abs=1e-5)
 
 
 def test_greedy_takes_the_largest_and_reports_temperature_one():
@@ -140,7 +140,7 @@ def test_greedy_takes_the_largest_and_reports_temperature_one():
     out = sample_tokens(logits.clone(), settings(2, temperature=0.0, top_k=1, top_p=0.1), torch.tensor([0.99, 0.99]))
     assert out.token.tolist() == [1, 0]
     expected = logits.log_softmax(dim=1)[[0, 1], [1, 0]]
-    torch.testing.assert_close(out.behavior_log_prob, expected)
+    torch.testing.assert_close(out.sampled_log_prob, expected)
     torch.testing.assert_close(out.untruncated_log_prob, expected)
 
 

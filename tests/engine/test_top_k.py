@@ -36,7 +36,7 @@ def rolled(tiny_model):
 def test_the_top_k_of_the_engine_are_those_of_a_plain_forward(rolled):
     loaded, trajectories, completions = rolled
     for item, completion in zip(trajectories, completions, strict=True):
-        ids = torch.tensor([item.prompt_tokens + item.tokens])
+        ids = torch.tensor([[*item.prompt_tokens, *item.tokens]])
         with torch.no_grad():
             plain = (loaded.model(ids).logits[0] / 0.8).log_softmax(-1)[len(item.prompt_tokens) - 1 : -1]
         values, tokens = plain.topk(K)

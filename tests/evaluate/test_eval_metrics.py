@@ -23,7 +23,7 @@ def group(uid, *samples):
                 sample=i,
                 tokens=(1,) * n,
                 text=text,
-                behavior_log_prob=(-0.5,) * n,
+                sampled_log_prob=(-0.5,) * n,
                 untruncated_log_prob=(-0.5,) * n,
                 policy_version=(0,) * n,
                 finish_reason=end[0] if end else "stop",

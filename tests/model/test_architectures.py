@@ -98,7 +98,7 @@ def test_the_engine_agrees_with_the_plain_forward(kind):
     ]
     with torch.no_grad():
         expected = reference(make(kind).model, trajectories) if kind != "mamba" else plain(make(kind), trajectories)
-    behavior = torch.tensor([x for c in completions for x in c.behavior_log_prob])
+    behavior = torch.tensor([x for c in completions for x in c.sampled_log_prob])
     torch.testing.assert_close(behavior, expected, rtol=0, atol=3e-5)
 
 

@@ -19,7 +19,7 @@ def completion(text: str, *, tokens: int = 3, sample: int = 0) -> Completion:
         sample=sample,
         tokens=(5,) * tokens,
         text=text,
-        behavior_log_prob=(-1.0,) * tokens,
+        sampled_log_prob=(-1.0,) * tokens,
         untruncated_log_prob=(-1.0,) * tokens,
         policy_version=(0,) * tokens,
         finish_reason="stop",

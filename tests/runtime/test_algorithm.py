@@ -17,7 +17,7 @@ def group(uid, rewards, tokens=3, correct=None):
             sample=i,
             tokens=tuple(range(tokens)),
             text="",
-            behavior_log_prob=(-0.5,) * tokens,
+            sampled_log_prob=(-0.5,) * tokens,
             untruncated_log_prob=(-1.0,) * tokens,
             policy_version=(0,) * tokens,
             finish_reason="length" if i % 2 else "stop",
@@ -52,7 +52,9 @@ def test_an_invalid_score_enters_nothing():
     )
     assert chosen.advantage == (0.5, None, -0.5, None, None, None, 0.0, 0.0, None)
     assert chosen.reasons == (None, "invalid", None, "invalid", "invalid", "invalid", None, None, "invalid")
-    assert chosen.rows == (0, 2, 6, 7) and [t.advantage for t in chosen.trajectories] == [0.5, -0.5, 0.0, 0.0]
+    assert chosen.rows == (0, 2, 6, 7) and [t.advantage.tolist() for t in chosen.trajectories] == [
+        [a] * 3 for a in (0.5, -0.5, 0.0, 0.0)
+    ]
     assert chosen.kept == [0, 2] and chosen.dropped == {1: "invalid"} and chosen.drop_counts == {"invalid": 5}
     metrics = rollout_metrics(chosen.groups, chosen)
     assert metrics["reward/mean"] == 0.75 and metrics["reward/invalid"] == 5 == metrics["dropped/invalid"]
@@ -137,8 +139,8 @@ def test_fates_of_all_completions():
 
 def test_the_behavior_asked_for():
     groups = [group(0, [1, 0])]
-    assert algorithm().choose(groups, 1).trajectories[0].behavior_log_prob == (-1.0,) * 3
-    assert algorithm(behavior="sampled").choose(groups, 1).trajectories[0].behavior_log_prob == (-0.5,) * 3
+    assert algorithm().choose(groups, 1).trajectories[0].behavior_log_prob.tolist() == [-1.0] * 3
+    assert algorithm(behavior="sampled").choose(groups, 1).trajectories[0].behavior_log_prob.tolist() == [-0.5] * 3
 
 
 def test_parts_and_accuracy():

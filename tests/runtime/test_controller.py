@@ -72,7 +72,7 @@ class FakeEngine:
                     sample=sample,
                     tokens=tokens,
                     text=f"{uid}.{sample}",
-                    behavior_log_prob=(-5.0,) * n,
+                    sampled_log_prob=(-5.0,) * n,
                     untruncated_log_prob=(-5.0,) * n,
                     policy_version=(self.version,) * n,
                     finish_reason="stop",

@@ -297,7 +297,7 @@ def test_what_no_file_can_hold_does_not_cost_the_checkpoint(tmp_path):
         sample=0,
         tokens=(5,),
         text="a\ud800",
-        behavior_log_prob=(-1.0,),
+        sampled_log_prob=(-1.0,),
         untruncated_log_prob=(-1.0,),
         policy_version=(0,),
         finish_reason="stop",

@@ -78,7 +78,7 @@ class Engine:
                 sample=request.sample,
                 tokens=(request.sample,),
                 text=str(request.sample),
-                behavior_log_prob=(0.0,),
+                sampled_log_prob=(0.0,),
                 untruncated_log_prob=(0.0,),
                 policy_version=(0,),
                 finish_reason="stop",

@@ -25,7 +25,7 @@ def group(uid, rewards=(1.0, 0.0), versions=((3, 3), (4,))):
             sample=i,
             tokens=tuple(range(len(v))),
             text="t",
-            behavior_log_prob=(-0.5,) * len(v),
+            sampled_log_prob=(-0.5,) * len(v),
             untruncated_log_prob=(-0.5,) * len(v),
             policy_version=v,
             finish_reason="stop",
@@ -344,7 +344,7 @@ while journal.step < last:
     journal.admit(prompts, cursor_state=cursor + 3)
     journal.generating(uids)
     score = Namespace(valid=True, value=1.0)
-    journal.scored([Namespace(prompt=p, scores=[score], completions=[Namespace(policy_version=(step,))]) for p in prompts])
+    journal.scored([Namespace(prompt=p, scores=[score], completions=[None], oldest_version=step) for p in prompts])
     journal.select(step, uids[:2], {uids[2]: "uniform"})
     cursor += 3
     journal.consume(step, uids[:2], cursor, {"step": step})

@@ -179,7 +179,7 @@ def test_behavior_log_probs_are_those_of_the_weights_that_sampled(whole):
         ]
         with torch.no_grad():
             found = policy(policy.pack(items)).log_prob
-        behavior = torch.tensor([x for r in rows for x in r["behavior_log_prob"]])
+        behavior = torch.tensor([x for r in rows for x in r["sampled_log_prob"]])
         torch.testing.assert_close(found, behavior, rtol=0, atol=1e-5)
 
 

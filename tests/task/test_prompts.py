@@ -37,7 +37,7 @@ def test_a_prompt_is_the_chat_template_with_its_generation_prompt():
     )
     assert (prompt.uid, prompt.question, prompt.answer, prompt.metadata) == (11, "Hi", "42", {"level": 3})
     assert prompt.messages == (SYSTEM, {"role": "user", "content": "Hi"})
-    assert all(type(token) is int for token in prompt.tokens)
+    assert prompt.tokens.dtype == "int32"
 
 
 def test_a_system_prompt_goes_only_before_rows_that_have_none():

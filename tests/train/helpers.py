@@ -27,16 +27,16 @@ def trajectories(
     out = []
     for i, row in enumerate(plain):
         with torch.no_grad():
-            own = plain_log_prob(model, row) if row.tokens else torch.zeros(0)
+            own = plain_log_prob(model, row) if len(row.tokens) else torch.zeros(0)
         moved = (own + spread * torch.randn(len(own), generator=draw)).clamp(max=-1e-3)
         mask = tuple((t + i) % 5 != 3 for t in range(len(row.tokens)))
         out.append(
             row.with_(
-                behavior_log_prob=tuple(moved.tolist()),
+                behavior_log_prob=moved,
                 policy_version=(0,) * len(row.tokens),
                 advantage=advantages[i % len(advantages)],
                 loss_mask=mask,
-                reference_log_prob=tuple((moved - 0.2).tolist()),
+                reference_log_prob=moved - 0.2,
             )
         )
     return out
@@ -86,13 +86,13 @@ def naive_gradients(
     """One padded-free batch of plain forwards, one sequence at a time, one backward: no trainer, no packing, no
     micro-batches."""
     model = tiny(kind)
-    log_prob = torch.cat([plain_log_prob(model, row) for row in items if row.tokens])
+    log_prob = torch.cat([plain_log_prob(model, row) for row in items if len(row.tokens)])
     lengths = torch.tensor([len(row.tokens) for row in items])
     batch = PolicyBatch(
         log_prob=log_prob,
         loss_mask=torch.tensor([m for row in items for m in row.loss_mask]),
         cu_seqlens=torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]),
-        advantage=torch.tensor([row.advantage for row in items]).repeat_interleave(lengths),
+        advantage=torch.tensor([x for row in items for x in row.advantage]),
         behavior_log_prob=torch.tensor([x for row in items for x in row.behavior_log_prob]),
         reference_log_prob=torch.tensor([x for row in items for x in row.reference_log_prob]),
         group=torch.tensor([row.group for row in items]),

@@ -146,7 +146,7 @@ def group(uid, texts, rights, question=None, failed=()):
     for i, (text, right) in enumerate(zip(texts, rights, strict=True)):
         tokens = tuple(range(10, 11 + len(text) % 5))
         log_prob = tuple(-0.1 * (t + 1) for t in range(len(tokens)))
-        facts = {"behavior_log_prob": log_prob, "untruncated_log_prob": log_prob, "policy_version": (0,) * len(tokens)}
+        facts = {"sampled_log_prob": log_prob, "untruncated_log_prob": log_prob, "policy_version": (0,) * len(tokens)}
         completions.append(
             Completion(
                 prompt_uid=uid, sample=i, tokens=tokens, text=text, finish_reason="stop", temperature=1.0, **facts

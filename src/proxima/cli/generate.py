@@ -123,7 +123,7 @@ def _as_json(prompt: str, completion: "Completion") -> dict[str, Any]:
         "text": completion.text,
         "finish_reason": completion.finish_reason,
         "temperature": completion.temperature,
-        "tokens": list(completion.tokens),
-        "behavior_log_prob": list(completion.behavior_log_prob),
-        "untruncated_log_prob": list(completion.untruncated_log_prob),
+        "tokens": completion.tokens.tolist(),
+        "sampled_log_prob": completion.sampled_log_prob.tolist(),
+        "untruncated_log_prob": completion.untruncated_log_prob.tolist(),
     }

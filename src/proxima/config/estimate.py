@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from proxima.config.schema import DynamicSamplingConfig, RunConfig
@@ -194,7 +195,7 @@ def _micro_batches(prompts: int, completions: int, prompt: int, length: int, bud
     """What the trainer's own packing makes of `prompts` groups when everything is as long as it can be."""
     from proxima.train.micro_batch import micro_batches
 
-    question, answer = (0,) * max(prompt, 1), (0,) * length
+    question, answer = np.zeros(max(prompt, 1), np.int32), np.zeros(length, np.int32)
     longest = [
         Trajectory(prompt_tokens=question, tokens=answer, group=group)
         for group in range(prompts)

@@ -4,26 +4,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from proxima.data.columns import Columns, Floats, Ints
+
 FinishReason = Literal["stop", "length", "abort"]
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": …}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prompt:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prompt(Columns):
     """One question as the policy sees it.
 
     Args:
         uid: unique in a run and a function of the data order alone (epoch x size + position), so that seeds made from
             it survive a resume.
         messages: the chat before the chat template.
-        tokens: token ids after the chat template, generation prompt included.
+        tokens: [P] int32, token ids after the chat template, generation prompt included.
         answer: what a reward compares with; any JSON value, None where the reward needs none.
         metadata: the other columns of the row (difficulty, source …), JSON values; a reward may read them.
     """
 
     uid: int
     messages: tuple[Message, ...]
-    tokens: tuple[int, ...]
+    tokens: Ints
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
@@ -33,45 +35,40 @@ class Prompt:
         return next((m["content"] for m in reversed(self.messages) if m["role"] == "user"), "")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Completion:
-    """What an engine made of a prompt. All per-token fields have the length of `tokens`.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Completion(Columns):
+    """What an engine generated for a prompt; see `Columns` for what a column accepts.
 
     Args:
         prompt_uid: the `uid` of the prompt.
         sample: 0 … G-1 within the prompt's group.
-        tokens: generated ids, the stop token included when one was sampled. May be empty (aborted at once).
+        turn: 0 for the first completion of a conversation, counting up.
+        tokens: [T] int32, generated ids, the stop token included when one was sampled. T may be 0 (aborted at once).
         text: `tokens` decoded without special tokens, and without the stop string that ended it.
-        behavior_log_prob: log-prob, nats, of each token under the distribution really sampled (temperature and
+        sampled_log_prob: [T] float32, nats, of each token under the distribution really sampled (temperature and
             truncation applied).
-        untruncated_log_prob: the same at the temperature alone, before top-k, top-p and min-p. Equal to the above when
-            nothing is
-        truncated.
-        policy_version: the version of the weights that sampled each token.
+        untruncated_log_prob: [T] float32, the same at the temperature alone, before top-k, top-p and min-p. Equal to
+            `sampled_log_prob`, and then the same array, when nothing is truncated.
+        policy_version: [T] int32, the version of the weights that sampled each token.
         finish_reason: `stop` (stop token or string), `length` (`max_tokens` or the context is full), `abort`.
         temperature: the sampling temperature. The trainer divides its logits by this very number. 0 is greedy; greedy
             log-probs are reported at temperature 1 and such completions are not for training.
-        top_k, top_k_log_prob: the K most probable tokens at each position and their untruncated log-probs, nats; None
-            unless asked for.
+        top_k, top_k_log_prob: [T, K] int32 and float32, the K most probable tokens at each position and their
+            untruncated log-probs, nats; None unless asked for.
     """
 
     prompt_uid: int
     sample: int
-    tokens: tuple[int, ...]
+    turn: int = 0
+    tokens: Ints
     text: str
-    behavior_log_prob: tuple[float, ...]
-    untruncated_log_prob: tuple[float, ...]
-    policy_version: tuple[int, ...]
+    sampled_log_prob: Floats
+    untruncated_log_prob: Floats
+    policy_version: Ints
     finish_reason: FinishReason
     temperature: float
-    top_k: tuple[tuple[int, ...], ...] | None = None
-    top_k_log_prob: tuple[tuple[float, ...], ...] | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("behavior_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob"):
-            values = getattr(self, name)
-            if values is not None and len(values) != len(self.tokens):
-                raise ValueError(f"Completion.{name}: {len(values)} values for {len(self.tokens)} tokens.")
+    top_k: Ints | None = None
+    top_k_log_prob: Floats | None = None
 
     @property
     def truncated(self) -> bool:
@@ -123,3 +120,8 @@ class Group:
                 f"Group.scores: {len(self.scores)} scores for {len(self.completions)} completions of prompt "
                 f"{self.prompt.uid}."
             )
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest policy version among the tokens of the completions; None where there is no token."""
+        return min((int(c.policy_version.min()) for c in self.completions if len(c.tokens)), default=None)

@@ -15,10 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from proxima.data.check import check_fields
+from proxima.data.columns import column_dtypes
 from proxima.data.policy_batch import PolicyBatch
 from proxima.data.trajectory import Trajectory
 
@@ -35,6 +38,7 @@ class PackedBatch:
             t given all before).
         target: [N] int64, the response token ids.
         temperature: [N] float32.
+        reward, returns, value: [N] float32, see `Trajectory`.
         the rest: see `PolicyBatch`.
     """
 
@@ -53,7 +57,11 @@ class PackedBatch:
     behavior_log_prob: Annotated[Tensor | None, "float N"] = None
     policy_version: Annotated[Tensor | None, "int N"] = None
     proximal_log_prob: Annotated[Tensor | None, "float N"] = None
+    next_log_prob: Annotated[Tensor | None, "float N"] = None
     reference_log_prob: Annotated[Tensor | None, "float N"] = None
+    reward: Annotated[Tensor | None, "float N"] = None
+    returns: Annotated[Tensor | None, "float N"] = None
+    value: Annotated[Tensor | None, "float N"] = None
     top_k: Annotated[Tensor | None, "int N K"] = None
     behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
 
@@ -73,22 +81,13 @@ class PackedBatch:
     def policy_batch(
         self, log_prob: Tensor, entropy: Tensor | None = None, top_k_log_prob: Tensor | None = None
     ) -> PolicyBatch:
-        """What the loss reads, once the model has answered."""
+        """What the loss reads, once the model has answered: the columns that both batches have, and these."""
+        shared = {f.name for f in fields(self)} & {f.name for f in fields(PolicyBatch)}
         return PolicyBatch(
             log_prob=log_prob,
             entropy=entropy,
-            loss_mask=self.loss_mask,
-            sampled=self.sampled,
-            cu_seqlens=self.cu_seqlens,
-            group=self.group,
-            advantage=self.advantage,
-            behavior_log_prob=self.behavior_log_prob,
-            proximal_log_prob=self.proximal_log_prob,
-            reference_log_prob=self.reference_log_prob,
-            policy_version=self.policy_version,
-            top_k=self.top_k,
             top_k_log_prob=top_k_log_prob,
-            behavior_top_k_log_prob=self.behavior_top_k_log_prob,
+            **{name: getattr(self, name) for name in shared},
         )
 
 
@@ -99,65 +98,67 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True) -> Pa
         ValueError: trajectories of one group with different prompts, or a per-token fact that only some trajectories
             have.
     """
-    tokens: list[int] = []
-    position: list[int] = []
-    segment_cu, parent, predict = [0], [], []
-    prompt_at = -1  # segment of the prompt laid out last
-    before: Trajectory | None = None
-
-    def lay(ids: Sequence[int], start: int, parent_segment: int) -> None:
-        tokens.extend(ids)
-        position.extend(range(start, start + len(ids)))
-        segment_cu.append(len(tokens))
-        parent.append(parent_segment)
-
-    for item in trajectories:
-        same_group = before is not None and before.group == item.group
-        if same_group and before is not None and before.prompt_tokens != item.prompt_tokens:
+    lengths = np.array([len(item.tokens) for item in trajectories], np.int64)
+    group = np.array([item.group for item in trajectories], np.int64)
+    opens = np.append(True, group[1:] != group[:-1])[: len(group)]  # another group than its neighbour's
+    for before, item, other in zip(trajectories, trajectories[1:], opens[1:], strict=False):
+        if not other and not np.array_equal(before.prompt_tokens, item.prompt_tokens):
             raise ValueError(f"pack: group {item.group} mixes prompts; each prompt needs its own group number.")
-        if not (share_prompt and same_group):
-            lay(item.prompt_tokens, 0, -1)
-            prompt_at = len(parent) - 1
-        before = item
-        if item.tokens:
-            predict.append(segment_cu[prompt_at + 1] - 1)
-            predict.extend(range(len(tokens), len(tokens) + len(item.tokens) - 1))
-        lay(item.tokens[:-1], len(item.prompt_tokens), prompt_at)
+    if not share_prompt:
+        opens[:] = True
 
-    lengths = [len(item.tokens) for item in trajectories]
-    counts = torch.tensor(lengths, dtype=torch.long)
-    return PackedBatch(
-        tokens=torch.tensor(tokens, dtype=torch.long),
-        position=torch.tensor(position, dtype=torch.long),
-        segment_cu=torch.tensor(segment_cu, dtype=torch.long),
-        parent=torch.tensor(parent, dtype=torch.long),
-        predict=torch.tensor(predict, dtype=torch.long),
-        target=torch.tensor([t for item in trajectories for t in item.tokens], dtype=torch.long),
-        temperature=torch.tensor([item.temperature for item in trajectories]).repeat_interleave(counts),
-        cu_seqlens=torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
-        group=torch.tensor([item.group for item in trajectories], dtype=torch.long),
-        advantage=torch.tensor([item.advantage for item in trajectories], dtype=torch.float32).repeat_interleave(
-            counts
-        ),
-        **_per_token(trajectories),
-    )
+    # segments: each response, with its prompt before it where the prompt is laid out
+    pieces: list[NDArray[Any]] = []
+    for item, own_prompt in zip(trajectories, opens, strict=True):
+        pieces += [item.prompt_tokens, item.tokens[:-1]] if own_prompt else [item.tokens[:-1]]
+    segment_cu = _prefix_sum(np.array([len(piece) for piece in pieces], np.int64))
+    response = np.cumsum(1 + opens) - 1  # [S], the segment of each response
+    prompt = (response - 1)[opens][np.cumsum(opens) - 1] if len(opens) else response  # [S], of its prompt
+    parent = np.full(len(pieces), -1, np.int64)
+    parent[response] = prompt
+    start = np.zeros(len(pieces), np.int64)  # position of each segment's first token
+    start[response] = [len(item.prompt_tokens) for item in trajectories]
+    cu_seqlens = _prefix_sum(lengths)
+    # token t of a response is predicted at t - 1 of its segment, the first at the end of its prompt
+    predict = np.arange(cu_seqlens[-1]) + np.repeat(segment_cu[response] - 1 - cu_seqlens[:-1], lengths)
+    predict[cu_seqlens[:-1][lengths > 0]] = segment_cu[prompt + 1][lengths > 0] - 1
+    columns = {
+        "tokens": _joined(pieces, np.int64),
+        "position": np.arange(segment_cu[-1]) - np.repeat(segment_cu[:-1] - start, np.diff(segment_cu)),
+        "segment_cu": segment_cu,
+        "parent": parent,
+        "predict": predict,
+        "target": _joined([item.tokens for item in trajectories], np.int64),
+        "temperature": np.repeat(np.array([item.temperature for item in trajectories], np.float32), lengths),
+        "cu_seqlens": cu_seqlens,
+        "group": group,
+        "advantage": _joined([item.advantage for item in trajectories], np.float32),
+    }
+    return PackedBatch(**{name: torch.from_numpy(array) for name, array in (columns | _optional(trajectories)).items()})
 
 
-def _per_token(trajectories: Sequence[Trajectory]) -> dict[str, Tensor]:
-    out: dict[str, Tensor] = {}
-    for name in ("loss_mask", "sampled"):
-        values = [v for item in trajectories for v in (getattr(item, name) or (True,) * len(item.tokens))]
-        out[name] = torch.tensor(values, dtype=torch.bool)
-    dtypes: dict[str, Any] = dict.fromkeys(
-        ("behavior_log_prob", "proximal_log_prob", "reference_log_prob"), torch.float32
-    )
-    dtypes |= {"behavior_top_k_log_prob": torch.float32, "policy_version": torch.long, "top_k": torch.long}
-    for name, dtype in dtypes.items():
-        present = [getattr(item, name) is not None for item in trajectories]
-        if any(present):
-            if not all(present):
-                raise ValueError(
-                    f"pack: {name} is missing from trajectory {present.index(False)} and present in others."
-                )
-            out[name] = torch.tensor([v for item in trajectories for v in getattr(item, name)], dtype=dtype)
+def _optional(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
+    """The columns that a trajectory may lack, joined; a mask that is None is all True."""
+    out: dict[str, NDArray[Any]] = {}
+    for name, dtype in column_dtypes(Trajectory).items():
+        if name in ("prompt_tokens", "tokens", "advantage"):
+            continue
+        values = [getattr(item, name) for item in trajectories]
+        if name in ("loss_mask", "sampled"):
+            given = zip(values, trajectories, strict=True)
+            values = [np.broadcast_to(True, len(item.tokens)) if mask is None else mask for mask, item in given]
+        present = [value is not None for value in values]
+        if any(present) and not all(present):
+            raise ValueError(f"pack: {name} is missing from trajectory {present.index(False)} and present in others.")
+        if all(present) and (values or dtype.kind == "b"):
+            out[name] = _joined(values, np.int64 if dtype.kind == "i" else dtype)
     return out
+
+
+def _joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
+    filled = [part for part in parts if len(part)] or [np.empty((0, *parts[0].shape[1:]) if parts else 0, dtype)]
+    return np.concatenate(filled, dtype=dtype, casting="same_kind")
+
+
+def _prefix_sum(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(counts)])

@@ -1,54 +1,64 @@
-"""One completion on its way to the trainer: host side, one row of a packed batch."""
+"""One completion on its way to the trainer: host side, one sequence of a packed batch."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import ClassVar
 
+import numpy as np
+from numpy.typing import ArrayLike
+
+from proxima.data.columns import Bools, Columns, Floats, Ints
 from proxima.data.flow import Completion, Prompt
 
-PER_TOKEN = (
-    "behavior_log_prob",
-    "policy_version",
-    "loss_mask",
-    "sampled",
-    "proximal_log_prob",
-    "reference_log_prob",
-    "top_k",
-    "behavior_top_k_log_prob",
-)
+
+def _zero() -> Floats:
+    return np.zeros((), np.float32)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trajectory:
-    """Prompt, response and every per-token fact the update needs, before packing.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trajectory(Columns):
+    """Prompt, response and every per-token fact the update needs, before packing; see `Columns` for what a column
+    accepts.
 
     Args:
-        prompt_tokens: token ids the response is conditioned on; at least one.
-        tokens: response token ids, T of them; T may be 0.
+        uid, sample, turn: the completion that the response is; uid -1 for a trajectory that no engine made.
         group: the same number for completions of one prompt. Trajectories of a group have equal `prompt_tokens`.
+        prompt_tokens: [P] int32, token ids the response is conditioned on; at least one.
+        tokens: [T] int32, response token ids; T may be 0.
         temperature: the sampling temperature; the trainer divides its logits by it; > 0.
-        behavior_log_prob, policy_version: T values, from the engine.
-        advantage: one number for the whole response, reward units.
-        loss_mask, sampled: T booleans; None is all True.
-        top_k, behavior_top_k_log_prob: T rows of K, from an engine that was asked for them.
-        proximal_log_prob, reference_log_prob: T values where a forward was run for them; None otherwise.
+        behavior_log_prob: [T] float32, nats, the policy μ that the algorithm chose of the engine's two.
+        policy_version: [T] int32, the version of the weights that sampled each token.
+        advantage, reward, returns, value: [T] float32, reward units; `returns` is what a value is trained towards.
+        loss_mask, sampled: [T] bool; None is all True.
+        proximal_log_prob, next_log_prob, reference_log_prob: [T] float32, nats, where a forward was run for them.
+        top_k, behavior_top_k_log_prob: [T, K] int32 and float32, from an engine that was asked for them.
     """
 
-    prompt_tokens: tuple[int, ...]
-    tokens: tuple[int, ...]
+    other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
+
+    uid: int = -1
+    sample: int = 0
+    turn: int = 0
     group: int
+    prompt_tokens: Ints
+    tokens: Ints
     temperature: float = 1.0
-    behavior_log_prob: tuple[float, ...] | None = None
-    policy_version: tuple[int, ...] | None = None
-    advantage: float = 0.0
-    loss_mask: tuple[bool, ...] | None = None
-    sampled: tuple[bool, ...] | None = None
-    proximal_log_prob: tuple[float, ...] | None = None
-    reference_log_prob: tuple[float, ...] | None = None
-    top_k: tuple[tuple[int, ...], ...] | None = None
-    behavior_top_k_log_prob: tuple[tuple[float, ...], ...] | None = None
+    behavior_log_prob: Floats | None = None
+    policy_version: Ints | None = None
+    advantage: Floats = field(default_factory=_zero)
+    reward: Floats | None = None
+    returns: Floats | None = None
+    value: Floats | None = None
+    loss_mask: Bools | None = None
+    sampled: Bools | None = None
+    proximal_log_prob: Floats | None = None
+    next_log_prob: Floats | None = None
+    reference_log_prob: Floats | None = None
+    top_k: Ints | None = None
+    behavior_top_k_log_prob: Floats | None = None
 
     def __post_init__(self) -> None:
-        if not self.prompt_tokens:
+        super().__post_init__()
+        if not len(self.prompt_tokens):
             raise ValueError(
                 "Trajectory.prompt_tokens: empty; the first response token would have nothing to be predicted from."
             )
@@ -57,32 +67,28 @@ class Trajectory:
                 f"Trajectory.temperature={self.temperature} must be > 0: a greedy completion has no log-probs to "
                 "train on."
             )
-        for name in PER_TOKEN:
-            value = getattr(self, name)
-            if value is not None and len(value) != len(self.tokens):
-                raise ValueError(f"Trajectory.{name}: {len(value)} values for {len(self.tokens)} tokens.")
 
     def __len__(self) -> int:
         return len(self.prompt_tokens) + len(self.tokens)
 
-    def with_(self, **changes: Any) -> "Trajectory":
-        """A copy with some fields replaced."""
-        return replace(self, **changes)
-
     @classmethod
     def of(
-        cls, prompt: Prompt, completion: Completion, *, group: int, advantage: float, behavior: str = "untruncated"
+        cls, prompt: Prompt, completion: Completion, *, group: int, advantage: ArrayLike, behavior: str = "untruncated"
     ) -> "Trajectory":
-        """A single-turn completion; `behavior` says which of the engine's two log-probs is μ."""
-        log_prob = completion.untruncated_log_prob if behavior == "untruncated" else completion.behavior_log_prob
+        """A single-turn completion; `behavior` says which of the engine's two log-probs is μ, `untruncated` or
+        `sampled`. No column is copied."""
+        untruncated = behavior == "untruncated"
         return cls(
+            uid=completion.prompt_uid,
+            sample=completion.sample,
+            turn=completion.turn,
+            group=group,
             prompt_tokens=prompt.tokens,
             tokens=completion.tokens,
-            group=group,
             temperature=completion.temperature,
-            behavior_log_prob=log_prob,
+            behavior_log_prob=completion.untruncated_log_prob if untruncated else completion.sampled_log_prob,
             policy_version=completion.policy_version,
+            advantage=np.asarray(advantage, np.float32),
             top_k=completion.top_k,
             behavior_top_k_log_prob=completion.top_k_log_prob,
-            advantage=advantage,
         )

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from proxima.data.columns import Ints
 from proxima.engine.cache import KVCache
 
 PACK = True  # lay CPU weights out for their products; a switch for comparisons
@@ -27,7 +29,7 @@ class Decoder(Protocol):
         """An empty cache for this model."""
         ...
 
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
+    def prefill(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor]]:
         """Run prompts, packed. Returns the last hidden state of each [P, D], and each one's KV [layers, 2, H_kv,
         length, D]."""
         ...
@@ -47,13 +49,14 @@ def padded_rows(count: int) -> int:
     return -(-count // ROWS) * ROWS
 
 
-def packed(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
+def packed(prompts: Sequence[Ints], device: torch.device) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
     """Prompts behind one another, padded to a multiple of ROWS: tokens [L], position [L] in their own prompt, and the
     span of each."""
     lengths = [len(prompt) for prompt in prompts]
     ends = list(accumulate(lengths))
     padding = -sum(lengths) % ROWS
-    tokens = torch.tensor([t for prompt in prompts for t in prompt] + [0] * padding, device=device)
+    joined = np.concatenate([*prompts, np.zeros(padding, np.int32)], dtype=np.int64)
+    tokens = torch.from_numpy(joined).to(device)
     position = torch.cat([torch.arange(n) for n in (*lengths, padding)]).to(device)
     return tokens, position, [(end - n, end) for end, n in zip(ends, lengths, strict=True)]
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from proxima.data.columns import Ints
 from proxima.engine.cache import KVCache
 from proxima.engine.decoder import Matrix, cached_attention, causal_attention, head_logits, packed, reach_mask, reach_of
 
@@ -119,7 +120,7 @@ class FastDecoder:
         return head_logits(hidden, self.head)
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
+    def prefill(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor]]:
         tokens, position, spans = packed(prompts, self.device)
         held: list[Tensor] = []
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from proxima.data.columns import Ints
 from proxima.engine.cache import KVCache
 from proxima.engine.decoder import Matrix, cached_attention, causal_attention, head_logits, packed, reach_mask, reach_of
 from proxima.model.attention import hugging_face_name
@@ -66,7 +67,7 @@ class GeneralDecoder(_Copy):
         return KVCache(self.layers, slots, self.kv_heads, self.head_dim, self.dtype, self.device)
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
+    def prefill(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor]]:
         tokens, position, spans = packed(prompts, self.device)
         held: dict[int, Tensor] = {}
 
@@ -111,8 +112,8 @@ class RecomputeDecoder(_Copy):
         return KVCache(1, slots, 1, 1, torch.long, self.device, parts=1)
 
     @torch.no_grad()
-    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, list[Tensor]]:
-        held = [torch.tensor(prompt, device=self.device) for prompt in prompts]
+    def prefill(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor]]:
+        held = [torch.tensor(prompt, dtype=torch.long, device=self.device) for prompt in prompts]
         return torch.cat([self._last(ids[None], [len(ids)]) for ids in held]), [
             ids.view(1, 1, 1, -1, 1) for ids in held
         ]

@@ -72,7 +72,7 @@ class _Row:
     sink: Callable[[Completion], None]
     uniform: np.ndarray
     tokens: list[int] = field(default_factory=list)
-    behavior_log_prob: list[float] = field(default_factory=list)
+    sampled_log_prob: list[float] = field(default_factory=list)
     untruncated_log_prob: list[float] = field(default_factory=list)
     version: list[int] = field(default_factory=list)
     top_k: list[tuple[int, ...]] = field(default_factory=list)
@@ -305,7 +305,12 @@ class LocalEngine:
         at = 0
         while at < len(self.running):
             batch = self.running[at : at + ROWS]
-            _, kv = self.decoder.prefill([(*row.request.prompt.tokens, *row.tokens[:-1]) for row in batch])
+            _, kv = self.decoder.prefill(
+                [
+                    np.concatenate([row.request.prompt.tokens, row.tokens[:-1]], dtype=np.int32, casting="unsafe")
+                    for row in batch
+                ]
+            )
             for i, held in enumerate(kv):
                 self.cache.put(torch.tensor([at + i], device=self.device), held)
             at += len(batch)
@@ -325,10 +330,10 @@ class LocalEngine:
 
     def _accept(self, rows: Sequence[_Row], sampled: Sampled) -> None:
         self.generated_tokens += len(rows)
-        columns = (sampled.token.tolist(), sampled.behavior_log_prob.tolist(), sampled.untruncated_log_prob.tolist())
+        columns = (sampled.token.tolist(), sampled.sampled_log_prob.tolist(), sampled.untruncated_log_prob.tolist())
         for at, (row, token, behavior, untruncated) in enumerate(zip(rows, *columns, strict=True)):
             row.tokens.append(token)
-            row.behavior_log_prob.append(behavior)
+            row.sampled_log_prob.append(behavior)
             row.untruncated_log_prob.append(untruncated)
             row.version.append(self.version)
             if sampled.top_k is not None and sampled.top_k_log_prob is not None:
@@ -368,18 +373,19 @@ class LocalEngine:
         text = self.tokenizer.decode(row.tokens, skip_special_tokens=True)
         if row.request.sampling.stop and (at := self._stop_at(row)) is not None:
             text = text[:at]
+        top = self.top_k_log_probs
         return Completion(
             prompt_uid=row.request.prompt.uid,
             sample=row.request.sample,
-            tokens=tuple(row.tokens),
+            tokens=np.array(row.tokens, np.int32),
             text=text,
-            behavior_log_prob=tuple(row.behavior_log_prob),
-            untruncated_log_prob=tuple(row.untruncated_log_prob),
-            policy_version=tuple(row.version),
+            sampled_log_prob=np.array(row.sampled_log_prob, np.float32),
+            untruncated_log_prob=np.array(row.untruncated_log_prob, np.float32),
+            policy_version=np.array(row.version, np.int32),
             finish_reason=reason,
             temperature=row.request.sampling.temperature,
-            top_k=tuple(row.top_k) if self.top_k_log_probs else None,
-            top_k_log_prob=tuple(row.top_k_log_prob) if self.top_k_log_probs else None,
+            top_k=np.array(row.top_k, np.int32).reshape(-1, top) if top else None,
+            top_k_log_prob=np.array(row.top_k_log_prob, np.float32).reshape(-1, top) if top else None,
         )
 
 

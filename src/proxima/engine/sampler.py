@@ -25,14 +25,14 @@ class SamplingRows:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """token [n] int64; behavior_log_prob (really sampled) and untruncated_log_prob (temperature alone) [n] float32,
+    """token [n] int64; sampled_log_prob (really sampled) and untruncated_log_prob (temperature alone) [n] float32,
     nats.
 
     top_k [n, K] int64 and top_k_log_prob [n, K] float32: the most probable tokens, untruncated; None unless asked for.
     """
 
     token: Tensor
-    behavior_log_prob: Tensor
+    sampled_log_prob: Tensor
     untruncated_log_prob: Tensor
     top_k: Tensor | None = None
     top_k_log_prob: Tensor | None = None
@@ -70,7 +70,7 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
         )
         parts.append(_sample_block(logits[own].to(torch.float32, copy=True), block, uniform[own], plain, greedy, top))
     token, behavior, untruncated, ids, log_probs = (torch.cat(column) for column in zip(*parts, strict=True))
-    found = Sampled(token=token, behavior_log_prob=behavior, untruncated_log_prob=untruncated)
+    found = Sampled(token=token, sampled_log_prob=behavior, untruncated_log_prob=untruncated)
     return replace(found, top_k=ids, top_k_log_prob=log_probs) if top else found
 
 

@@ -87,7 +87,7 @@ def _items(
                 "question": utf8(prompt.question),
                 "answer": utf8(_json(prompt.answer)),
                 "text": utf8(completion.text),
-                "tokens": completion.tokens,
+                "tokens": completion.tokens.tolist(),
                 "correct": score.correct if score.valid else None,
                 "reward": float(score.value) if score.valid else None,
                 "parts": utf8(_json(dict(score.parts))),
@@ -97,7 +97,7 @@ def _items(
                 "finish_reason": completion.finish_reason,
                 "valid": score.valid,
                 "error": None if score.error is None else utf8(score.error),
-                "log_prob_sum": float(sum(completion.behavior_log_prob)),
+                "log_prob_sum": float(completion.sampled_log_prob.sum(dtype="float64")),
                 "metadata": utf8(_json(dict(prompt.metadata))),
             }
 

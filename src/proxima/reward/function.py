@@ -80,7 +80,7 @@ class Function(UserFunction):
     takes: ClassVar[tuple[str, ...]] = ("prompt", "completion")
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
-        arguments = {"path": self.absolute, "prompt": asdict(prompt), "completion": asdict(completion)}
+        arguments = {"path": self.absolute, "prompt": prompt.to_json(), "completion": completion.to_json()}
         return Job(grader="function", arguments=arguments)
 
 
@@ -109,9 +109,15 @@ class FunctionBatch(UserFunction):
     whole_batch: ClassVar[bool] = True
 
     def batch_job(self, groups: Sequence[Group]) -> Job:
-        return Job(
-            grader="function_batch", arguments={"path": self.absolute, "groups": [asdict(group) for group in groups]}
-        )
+        sent = [
+            {
+                "prompt": group.prompt.to_json(),
+                "completions": [completion.to_json() for completion in group.completions],
+                "scores": [asdict(score) for score in group.scores],
+            }
+            for group in groups
+        ]
+        return Job(grader="function_batch", arguments={"path": self.absolute, "groups": sent})
 
     def read_batch(self, groups: Sequence[Group], result: Mapping[str, Any]) -> list[list[Score]]:
         return [

@@ -126,7 +126,7 @@ class Http(WeightedReward):
                 "metadata": dict(prompt.metadata),
             }
         sent = [
-            {"sample": c.sample, "text": c.text, "tokens": c.tokens, "finish_reason": c.finish_reason}
+            {"sample": c.sample, "text": c.text, "tokens": c.tokens.tolist(), "finish_reason": c.finish_reason}
             for c in completions
         ]
         headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "proxima"}

@@ -54,7 +54,7 @@ class Repetition(WeightedReward):
 
 def units(completion: Completion, unit: Unit) -> Sequence[Hashable]:
     """What n-grams are made of."""
-    return completion.text.lower().split() if unit == "words" else completion.tokens
+    return completion.text.lower().split() if unit == "words" else completion.tokens.tolist()
 
 
 def ngrams(of: Sequence[Hashable], n: int) -> list[tuple[Hashable, ...]]:

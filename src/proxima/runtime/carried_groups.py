@@ -15,13 +15,14 @@ from proxima.data.jsonl import dumps, utf8
 
 PENDING = "pending.parquet"
 
-_TOKENS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float64())  # log-probs are Python floats: float64 loses nothing
+_TOKENS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
 _COMPLETION = pa.struct(
     [
         pa.field("sample", pa.int32()),
+        pa.field("turn", pa.int32()),
         pa.field("tokens", _TOKENS),
         pa.field("text", pa.string()),
-        pa.field("behavior_log_prob", _NUMBERS),
+        pa.field("sampled_log_prob", _NUMBERS),
         pa.field("untruncated_log_prob", _NUMBERS),
         pa.field("policy_version", _TOKENS),
         pa.field("finish_reason", pa.string()),
@@ -50,7 +51,7 @@ SCHEMA = pa.schema(
         pa.field("scores", pa.list_(_SCORE)),
         pa.field("baseline", pa.float64()),
     ],
-    metadata={"proxima": "pending 1"},
+    metadata={"proxima": "pending 2"},
 )
 
 
@@ -88,7 +89,7 @@ def _row(group: Group) -> dict[str, Any]:
         "answer": dumps(prompt.answer),
         "metadata": dumps(prompt.metadata),
         "completions": [
-            {name: value for name, value in vars(c).items() if name != "prompt_uid"} | {"text": utf8(c.text)}
+            {name: value for name, value in c.to_json().items() if name != "prompt_uid"} | {"text": utf8(c.text)}
             for c in group.completions
         ],
         "scores": [
@@ -103,16 +104,10 @@ def _group(row: Mapping[str, Any]) -> Group:
     prompt = Prompt(
         uid=row["uid"],
         messages=tuple(json.loads(row["messages"])),
-        tokens=tuple(row["prompt_tokens"]),
+        tokens=row["prompt_tokens"],
         answer=json.loads(row["answer"]),
         metadata=json.loads(row["metadata"]),
     )
-    completions = tuple(
-        Completion(prompt_uid=prompt.uid, **{k: _tuples(v) for k, v in c.items()}) for c in row["completions"]
-    )
+    completions = tuple(Completion(prompt_uid=prompt.uid, **c) for c in row["completions"])
     scores = tuple(Score(**{**s, "parts": json.loads(s["parts"])}) for s in row["scores"])
     return Group(prompt=prompt, completions=completions, scores=scores, baseline=row["baseline"])
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

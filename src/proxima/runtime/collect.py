@@ -308,4 +308,5 @@ def errors_of(groups: Sequence[Group]) -> str:
 
 def group_age(group: Group, version: int) -> int:
     """How many policy versions the oldest token of the group is behind; 0 for a group without tokens."""
-    return version - min((v for c in group.completions for v in c.policy_version), default=version)
+    oldest = group.oldest_version
+    return 0 if oldest is None else version - oldest

@@ -242,9 +242,8 @@ class Journal:
         with self._transaction():
             for group in groups:
                 values = [s.value for s in group.scores if s.valid]
-                versions = [v for c in group.completions for v in c.policy_version]
                 facts = {
-                    "version": min(versions, default=None),
+                    "version": group.oldest_version,
                     "completions": len(group.completions),
                     "invalid": len(group.scores) - len(values),
                     "reward": sum(values) / len(values) if values else None,

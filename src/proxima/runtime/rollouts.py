@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from proxima.data import Completion, Group, Prompt, Score, UserError
 from proxima.data.atomic_files import replacing
+from proxima.data.columns import Bools, Floats
 from proxima.data.jsonl import dumps, utf8
 
 _COMMON = [
@@ -37,7 +38,7 @@ _COMMON = [
 _TRAINING = [
     pa.field("prompt_tokens", pa.list_(pa.int32()), nullable=False),
     pa.field(
-        "behavior_log_prob",
+        "sampled_log_prob",
         pa.list_(pa.float32()),
         nullable=False,
         metadata={"doc": "nats, under the distribution really sampled"},
@@ -86,9 +87,9 @@ class CompletionRecord:
 
     outcome: str
     advantage: float | None = None
-    log_prob: Sequence[float] | None = None
-    keep: Sequence[bool] | None = None
-    entropy: Sequence[float] | None = None
+    log_prob: Floats | None = None
+    keep: Bools | None = None
+    entropy: Floats | None = None
 
 
 def write_rollouts(path: Path, step: int, groups: Sequence[Group], fates: Sequence[CompletionRecord]) -> None:
@@ -173,7 +174,7 @@ def _training(prompt: Prompt, completion: Completion, score: Score, fate: Comple
             raise UserError(f"fates.{name}: {len(values)} values for {len(completion.tokens)} tokens of {where}")
     return {
         "prompt_tokens": prompt.tokens,
-        "behavior_log_prob": completion.behavior_log_prob,
+        "sampled_log_prob": completion.sampled_log_prob,
         "untruncated_log_prob": completion.untruncated_log_prob,
         "policy_version": completion.policy_version,
         "log_prob": fate.log_prob,

@@ -3,7 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 from proxima.data import FieldError, Message, Prompt, UserError, require
+from proxima.data.columns import Ints
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.protocol import Row, Rows
 
@@ -25,7 +28,7 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
     return ({"role": "system", "content": system}, *messages)
 
 
-def prompt_tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[int, ...]:
+def prompt_tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> Ints:
     """Token ids of a chat, ready for the answer.
 
     With a chat template: the template with its generation prompt; it adds the special tokens itself. Without one (a
@@ -36,13 +39,13 @@ def prompt_tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> tuple[in
         ids = tokenizer.apply_chat_template(
             list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
         )
-        return tuple(int(token) for token in ids)
+        return np.array(ids, np.int32)
     text = "\n".join(message["content"] for message in messages) + "\n"
     ids = list(tokenizer(text)["input_ids"])
     end = getattr(tokenizer, "eos_token_id", None)
     if ids and end is not None and ids[-1] == end and len(ids) > 1:
         ids.pop()
-    return tuple(int(token) for token in ids)
+    return np.array(ids, np.int32)
 
 
 def to_prompt(row: Row, uid: int, tokenizer: Tokenizer, system: str | None = None) -> Prompt:

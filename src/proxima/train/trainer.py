@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +13,7 @@ from proxima.core.metrics import Metrics, merge
 from proxima.core.precompute import Precomputed, needs_precompute, precompute
 from proxima.core.proximal import interpolated_proximal
 from proxima.data import PackedBatch, PolicyBatch, Trajectory, UserError
+from proxima.data.columns import Bools, Floats
 from proxima.model import Policy, TokenOutputs
 from proxima.train.micro_batch import micro_batches, tokens_fed
 from proxima.train.optimizer import AdamW, learning_rate_factor
@@ -19,13 +21,13 @@ from proxima.train.optimizer import AdamW, learning_rate_factor
 Proximal = Literal["given", "first_forward", "loglinear"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrajectoryFacts:
     """What the first forward said of one trajectory, a value a token: kept for the rollouts' Parquet."""
 
-    log_prob: list[float]
-    keep: list[bool]
-    entropy: list[float] | None = None
+    log_prob: Floats
+    keep: Bools
+    entropy: Floats | None = None
 
 
 @dataclass(kw_only=True)
@@ -110,15 +112,15 @@ class Trainer:
         self.updates = 0
 
     @torch.no_grad()
-    def log_prob(self, trajectories: Sequence[Trajectory], policy: Policy | None = None) -> list[tuple[float, ...]]:
+    def log_prob(self, trajectories: Sequence[Trajectory], policy: Policy | None = None) -> list[Floats]:
         """Log-probs of the response tokens, nats, at each trajectory's temperature, no gradient; of the present
         weights, or of `policy`."""
         policy = policy or self.policy
-        out: list[tuple[float, ...]] = []
+        out: list[Floats] = []
         for rows in self._cut(trajectories):
             batch = policy.pack([trajectories[i] for i in rows])
             values = policy(batch).log_prob
-            out.extend(tuple(part.tolist()) for part in values.split(batch.cu_seqlens.diff().tolist()))
+            out.extend(part.numpy() for part in values.cpu().split(batch.cu_seqlens.diff().tolist()))
         return out
 
     def update(
@@ -157,7 +159,7 @@ class Trainer:
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.policy.device)
         for number, (rows, active, _) in enumerate(plan):
             before = len(metrics)
-            skipped += sum(bool(trajectories[i].tokens) for i in rows) - len(active)
+            skipped += sum(len(trajectories[i].tokens) > 0 for i in rows) - len(active)
             prepared = self._prepare([trajectories[i] for i in active], version) if self.prepares and active else None
             if prepared is None:
                 denominator = self._denominator([trajectories[i] for i in rows])
@@ -189,8 +191,8 @@ class Trainer:
         return result
 
     def _plan(self, rows: Sequence[int], trajectories: Sequence[Trajectory]) -> tuple[list[int], list[int], int]:
-        active = [i for i in rows if not (self.skip_zero_advantage and trajectories[i].advantage == 0)]
-        active = [i for i in active if trajectories[i].tokens]
+        active = [i for i in rows if not self.skip_zero_advantage or trajectories[i].advantage.any()]
+        active = [i for i in active if len(trajectories[i].tokens)]
         shared = self.policy.share_prompt
         cuts = self._cut([trajectories[i] for i in active])
         tokens = sum(tokens_fed([trajectories[active[i]] for i in cut], share_prompt=shared) for cut in cuts)
@@ -201,10 +203,11 @@ class Trainer:
 
     def _denominator(self, trajectories: Sequence[Trajectory]) -> Tensor:
         """Of the whole update, from masks alone: those that are skipped count too."""
-        mask = [m for item in trajectories for m in (item.loss_mask or (True,) * len(item.tokens))]
+        masks = (np.ones(len(t.tokens), bool) if t.loss_mask is None else t.loss_mask for t in trajectories)
+        mask = torch.from_numpy(np.concatenate([np.empty(0, bool), *masks]))
         lengths = torch.tensor([len(item.tokens) for item in trajectories], dtype=torch.long)
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        return self._divisor(torch.tensor(mask, dtype=torch.bool), cut).to(self.policy.device)
+        return self._divisor(mask, cut).to(self.policy.device)
 
     def _divisor(self, loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
         denominator = self.aggregate.denominator(loss_mask, cu_seqlens)
@@ -262,13 +265,11 @@ class Trainer:
         value.backward()
         metrics.append(loss.metrics)
         lengths = batch.cu_seqlens.diff().tolist()
-        entropy = [None] * len(lengths) if outputs.entropy is None else outputs.entropy.detach().split(lengths)
-        parts = zip(members, outputs.log_prob.detach().split(lengths), loss.keep.split(lengths), entropy, strict=True)
-        for member, log_prob, keep, ent in parts:
+        columns = [outputs.log_prob.detach(), loss.keep]
+        columns += [] if outputs.entropy is None else [outputs.entropy.detach()]
+        for member, *parts in zip(members, *(column.cpu().split(lengths) for column in columns), strict=True):
             if member not in result.facts:
-                result.facts[member] = TrajectoryFacts(
-                    log_prob=log_prob.tolist(), keep=keep.tolist(), entropy=None if ent is None else ent.tolist()
-                )
+                result.facts[member] = TrajectoryFacts(*(part.numpy() for part in parts))
         return value.detach()
 
     def _step(self) -> Tensor:

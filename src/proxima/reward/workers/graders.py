@@ -163,16 +163,13 @@ def _attempted(score: Any) -> dict[str, Any]:
 def _prompt(fields: Mapping[str, Any]) -> Any:
     from proxima.data import Prompt
 
-    return Prompt(**{**fields, "messages": tuple(fields["messages"]), "tokens": tuple(fields["tokens"])})
+    return Prompt(**{**fields, "messages": tuple(fields["messages"])})
 
 
 def _completion(fields: Mapping[str, Any]) -> Any:
     from proxima.data import Completion
 
-    whole: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, (list, tuple)) else value for key, value in fields.items()
-    }
-    return Completion(**whole)
+    return Completion(**fields)
 
 
 def _returned(result: Any) -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""Per-token columns: numpy arrays of one dtype and length, made from any sequence and compared exactly."""
+
+from dataclasses import fields, replace
+from typing import Any, ClassVar, Self, get_type_hints
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+
+_DTYPES: dict[Any, np.dtype[Any]] = {Ints: np.dtype("int32"), Floats: np.dtype("float32"), Bools: np.dtype("bool")}
+_HINTS: dict[type, dict[str, np.dtype[Any]]] = {}
+
+
+def as_column(values: ArrayLike, dtype: np.dtype[Any], *, name: str = "column") -> NDArray[Any]:
+    """The values as an array of `dtype`; an array that has it already is shared, not copied.
+
+    Raises:
+        ValueError: the values are not numbers, or a conversion would lose more than precision (float to int, int to
+            bool).
+    """
+    array = np.asarray(values)
+    if array.dtype == dtype:
+        return array
+    if array.size == 0:
+        return np.empty(array.shape, dtype)
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise ValueError(f"{name}: dtype {array.dtype}, expected {dtype}.")
+    return array.astype(dtype)
+
+
+class Columns:
+    """Base of the frozen dataclasses that hold columns.
+
+    A field annotated `Ints`, `Floats` or `Bools` (or one of them with `| None`) accepts any sequence, array or CPU
+    tensor, and holds a numpy array. A scalar is broadcast to the length of `tokens` and takes no memory. Arrays are
+    shared with the caller: treat them as immutable. Two objects are equal when all fields are, arrays value by value,
+    with NaN equal to NaN.
+    """
+
+    other_length: ClassVar[tuple[str, ...]] = ()  # columns that do not have one entry per token
+
+    def __post_init__(self) -> None:
+        """Convert the columns and check their lengths.
+
+        Raises:
+            ValueError: names the class, the column and what does not fit.
+        """
+        owner, length = type(self).__name__, None
+        for name, dtype in column_dtypes(type(self)).items():
+            values = getattr(self, name)
+            if values is None:
+                continue
+            column = as_column(values, dtype, name=f"{owner}.{name}")
+            if column.ndim == 0 and length is not None:
+                column = np.broadcast_to(column, length)
+            if name == "tokens":
+                length = len(column)
+            elif name not in self.other_length and len(column) != length:
+                raise ValueError(f"{owner}.{name}: {len(column)} values for {length} tokens.")
+            object.__setattr__(self, name, column)
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def with_(self, **changes: Any) -> Self:
+        """A copy with some fields replaced."""
+        return replace(self, **changes)  # type: ignore[type-var]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name, columns as lists."""
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values}
+
+
+def column_dtypes(cls: type) -> dict[str, np.dtype[Any]]:
+    """The columns of a class by name, in the order of its fields."""
+    if cls not in _HINTS:
+        hints = {name: [hint, *getattr(hint, "__args__", ())] for name, hint in get_type_hints(cls).items()}
+        _HINTS[cls] = {
+            name: next(_DTYPES[part] for part in parts if part in _DTYPES)
+            for name, parts in hints.items()
+            if any(part in _DTYPES for part in parts)
+        }
+    return _HINTS[cls]
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return a is b or np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+    return not isinstance(a, np.ndarray) and not isinstance(b, np.ndarray) and bool(a == b)
