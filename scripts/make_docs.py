@@ -67,8 +67,7 @@ def sections(cls: type, path: str) -> Iterator[str]:
 
 def default_of(info: Any) -> str:
     from proxima.config.describe import dataclass_in
-    from proxima.config.resolve import plain
-    from proxima.config.tree import in_one_line
+    from proxima.config.scalars import in_one_line, to_json
 
     if info.slot and info.slot.default and info.default in (None, dataclasses.MISSING):
         return f"`{info.slot.default}`"
@@ -76,11 +75,11 @@ def default_of(info: Any) -> str:
         return "required"
     if dataclass_in(info.hint) is not None and info.default is not None:
         return "see below"
-    return f"`{in_one_line(plain(info.default))}`"
+    return f"`{in_one_line(to_json(info.default))}`"
 
 
 def fields_in_words(fields: dict[str, Any]) -> str:
-    from proxima.config.tree import in_one_line
+    from proxima.config.scalars import in_one_line
 
     shown = []
     for name, fact in fields.items():

@@ -160,12 +160,11 @@ def field_rows(cls: type) -> list[list[str]]:
     import dataclasses
 
     from proxima.config.describe import fields_of
-    from proxima.config.resolve import plain
-    from proxima.config.scalars import in_one_line
+    from proxima.config.scalars import in_one_line, to_json
 
     rows = []
     for field in fields_of(cls):
-        default = "required" if field.default is dataclasses.MISSING else f"`{in_one_line(plain(field.default))}`"
+        default = "required" if field.default is dataclasses.MISSING else f"`{in_one_line(to_json(field.default))}`"
         rows.append([f"`{field.name}`", default, escaped(field.help)])
     return rows
 

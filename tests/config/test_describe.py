@@ -3,7 +3,7 @@
 from dataclasses import MISSING
 
 from proxima.config.describe import args_section, fields_of, first_sentence, kind_of, summary_of
-from proxima.config.schema import AlgorithmConfig, Slot
+from proxima.config.schema import AlgorithmConfig
 from proxima.core.surrogate import Cppo
 from tests.config.fakes import Everything, Must, Sums
 
@@ -57,5 +57,5 @@ def test_summary():
 
 def test_kind_of():
     slot = next(info.slot for info in fields_of(AlgorithmConfig) if info.name == "surrogate")
-    assert kind_of(Cppo(), slot) == "cppo"
-    assert kind_of(Sums(), Slot("proxima.task:TASKS")) == "tests.config.fakes:Sums"
+    assert kind_of(Cppo(), slot.table) == "cppo"
+    assert kind_of(Sums(), "proxima.task:TASKS") == kind_of(Sums()) == "tests.config.fakes:Sums"

@@ -30,7 +30,7 @@ def validator(schema):
     "recipe", sorted(set(FOLDER.glob("**/*.yaml")) - set(FOLDER.glob("sweeps/*.yaml"))), ids=lambda path: path.stem
 )
 def test_every_recipe_is_valid(validator, recipe):
-    validator.validate(read_yaml(recipe).plain())
+    validator.validate(read_yaml(recipe).to_python())
 
 
 def test_the_file_beside_the_recipes_is_up_to_date(schema):

@@ -7,7 +7,7 @@ import pytest
 
 from proxima.config.errors import ConfigError
 from proxima.config.read import read_overrides, read_recipe, read_yaml, shown_path
-from proxima.config.tree import PLAIN, Layout, merge
+from proxima.config.tree import NO_LAYOUT, Layout, merge
 
 
 def lines_of(error):
@@ -44,7 +44,7 @@ def lines_of(error):
     ],
 )
 def test_a_scalar_is_what_people_mean(recipe, text, value):
-    found = read_yaml(Path(recipe(f"x: {text}"))).plain()["x"]
+    found = read_yaml(Path(recipe(f"x: {text}"))).to_python()["x"]
     assert found == value
     assert type(found) is type(value)
 
@@ -58,7 +58,7 @@ def test_a_node_knows_its_line_and_its_text(recipe):
 
 def test_merge_keys_and_anchors(recipe):
     root = read_yaml(Path(recipe("base: &b {x: 1, y: 2}\nother:\n  <<: *b\n  y: 3\n")))
-    assert root.plain()["other"] == {"x": 1, "y": 3}
+    assert root.to_python()["other"] == {"x": 1, "y": 3}
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_extends_is_relative_to_its_own_file(recipe):
     recipe("extends: deep/middle.yaml\na: {z: 3, l: [9]}\n")
     low, middle, high = read_recipe("run.yaml")
     root = merge(merge(low, middle), high)
-    assert root.plain() == {"a": {"x": 1, "y": 2, "z": 3, "l": [9]}}
+    assert root.to_python() == {"a": {"x": 1, "y": 2, "z": 3, "l": [9]}}
     fields = root.mapping["a"].mapping
     assert fields["x"].provenance() == "deep/base.yaml:1"
     assert fields["y"].provenance() == "deep/middle.yaml:2, over 1 of deep/base.yaml:1"
@@ -137,7 +137,7 @@ def test_extends_in_a_circle(recipe):
 
 def test_a_run_folder_is_its_config(recipe):
     recipe("a: 1\n", "runs/x/config.yaml")
-    assert [layer.plain() for layer in read_recipe("runs/x")] == [{"a": 1}]
+    assert [layer.to_python() for layer in read_recipe("runs/x")] == [{"a": 1}]
 
 
 SLOT = Layout(children={"s": Layout("kind")})
@@ -146,7 +146,7 @@ SLOT = Layout(children={"s": Layout("kind")})
 def test_overrides_are_yaml_and_their_order_does_not_matter():
     texts = ["a.b=1e-3", "a.c=[1, two]", "s.x=1", "s=name", "t=Answer: [", "n=null", "e=", "q=a=b"]
     for order in (texts, texts[::-1]):
-        found = read_overrides(order, SLOT).plain()
+        found = read_overrides(order, SLOT).to_python()
         assert found == {
             "a": {"b": 1e-3, "c": [1, "two"]},
             "s": {"kind": "name", "x": 1},
@@ -172,7 +172,7 @@ def test_overrides_are_yaml_and_their_order_does_not_matter():
 )
 def test_overrides_that_say_nothing(texts, line):
     with pytest.raises(ConfigError) as error:
-        read_overrides(texts, PLAIN)
+        read_overrides(texts, NO_LAYOUT)
     assert lines_of(error) == [line]
 
 

@@ -1,13 +1,15 @@
 """From layers to a RunConfig: values, where they came from, and what is said about wrong ones."""
 
 import pytest
+import yaml
 
-from proxima.config import ConfigError, resolve
+from proxima.config import ConfigError, dump, resolve
 from proxima.config.describe import fields_of, kinds_of
 from proxima.config.presets import ALGORITHMS
 from proxima.config.schema import RunConfig
 from proxima.core.advantage import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
+from proxima.core.correction import CORRECTION_PRESETS
 from proxima.core.selection import DropUniformGroups
 from proxima.core.surrogate import SURROGATES, Cppo, Drpo, PpoClip
 from proxima.data import FieldError, UserError, within
@@ -237,6 +239,37 @@ def test_what_is_no_field_of_the_config_passes_unchanged(recipe):
         with pytest.raises(ValueError) as caught, resolved.locating():
             raise error
         assert caught.value is error
+
+
+def test_a_list_preset_is_written_out_with_its_name(recipe):
+    presets = ["algorithm.correction=decoupled_token_is", "algorithm.correction=[decoupled_token_is]"]
+    for override in presets:
+        resolved = resolve(recipe(), [override])
+        assert resolved.config.algorithm.correction == CORRECTION_PRESETS["decoupled_token_is"]
+        found = sources(resolved, "algorithm.correction.0.")
+        assert found.pop("algorithm.correction.0.kind") == "preset decoupled_token_is, chosen in command line"
+        assert "preset decoupled_token_is" in found.values()
+    resolved = resolve(
+        recipe(BASE.replace("algorithm: cppo", "algorithm: {preset: cppo, correction: decoupled_token_is}"))
+    )
+    assert resolved.config.algorithm.correction == CORRECTION_PRESETS["decoupled_token_is"]
+    assert resolve(yaml.safe_load(dump(resolved))).config == resolved.config
+
+
+def test_a_list_preset_can_be_changed_and_extended(recipe):
+    base = recipe(BASE.replace("algorithm: cppo", "algorithm: {preset: cppo, correction: decoupled_token_is}"))
+    resolved = resolve(base, ["algorithm.correction.0.upper=3"])
+    assert resolved.config.algorithm.correction[0].upper == 3
+    assert resolved.entry("algorithm.correction.0.upper").source.startswith("command line, over ")
+    several = resolve(base, ["algorithm.correction=[decoupled_token_is, {kind: rejection}]"]).config.algorithm
+    assert len(several.correction) == len(CORRECTION_PRESETS["decoupled_token_is"]) + 1
+
+
+def test_a_mistyped_list_preset(recipe):
+    assert lines(recipe, "algorithm.correction=decoupled_token_si") == [
+        "algorithm.correction.0.kind=decoupled_token_si (command line): no correction 'decoupled_token_si'; did you "
+        "mean 'decoupled_token_is'?"
+    ]
 
 
 @pytest.mark.parametrize("preset", sorted(ALGORITHMS))

@@ -17,7 +17,7 @@ SLOTS = Layout(
 
 
 def merged(low, high, layout=SLOTS):
-    return merge(node_of(low, LOW), node_of(high, HIGH), layout).plain()
+    return merge(node_of(low, LOW), node_of(high, HIGH), layout).to_python()
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from proxima.cli.common import print_json
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.config import Resolved
+    from proxima.config import Resolved, RunConfig
     from proxima.data import Group
     from proxima.runtime.eval_run import EvalOutcome
     from proxima.runtime.eval_suites import EvalSuite
@@ -128,7 +128,7 @@ def _model(arguments: argparse.Namespace) -> tuple[str, str | None, list[str]]:
     return model, recipe, [*written, *(f"{key}={value}" for key, value in options.items() if value is not None)]
 
 
-def _resolve(model: str, recipe: str | None, overrides: Sequence[str], *, suites: bool) -> "Resolved":
+def _resolve(model: str, recipe: str | None, overrides: Sequence[str], *, suites: bool) -> "Resolved[RunConfig]":
     """The config: of the recipe, or of nothing but a model, where the suites bring the rest."""
     from proxima.config import ConfigError, load, resolve
     from proxima.config.validate import device_is_there, model_is_there, products_can_be_had
@@ -153,7 +153,7 @@ def _resolve(model: str, recipe: str | None, overrides: Sequence[str], *, suites
     return resolved
 
 
-def _suites(resolved: "Resolved", tasks: Mapping[str, Path | None], data: Path | None) -> list["EvalSuite"]:
+def _suites(resolved: "Resolved[RunConfig]", tasks: Mapping[str, Path | None], data: Path | None) -> list["EvalSuite"]:
     """The tasks of named sets, drawn as the command line says; what a recipe says of its own evaluation is not
     theirs."""
     from proxima.evaluate.suites import suite

@@ -99,7 +99,7 @@ def _slots() -> Iterator[tuple[str, Any]]:
 
 def _kinds(info: Any) -> dict[str, Any]:
     from proxima.config.describe import fields_of, kinds_of, summary_of, table_of
-    from proxima.config.resolve import plain
+    from proxima.config.scalars import to_json
     from proxima.config.validate import beyond_the_loop
 
     if info.presets is not None:
@@ -111,13 +111,17 @@ def _kinds(info: Any) -> dict[str, Any]:
     for kind, cls in sorted(kinds_of(info.slot).items()):
         fields: dict[str, dict[str, Any]] = {}
         for field in fields_of(cls):
-            default = {"required": True} if field.default is dataclasses.MISSING else {"default": plain(field.default)}
+            default = (
+                {"required": True} if field.default is dataclasses.MISSING else {"default": to_json(field.default)}
+            )
             fields[field.name] = {**default, "help": field.help}
         only = beyond_the_loop(cls) if info.name == "advantage" else None
         kinds[kind] = {
             "summary": f"In core only, it {only}. {summary_of(cls)}" if only else summary_of(cls),
             "fields": fields,
         }
+    for name, specs in sorted(table_of(info.slot.presets).items()) if info.slot.presets else ():
+        kinds[name] = {"summary": f"Preset: {' + '.join(map(repr, specs)) or 'no correction'}", "fields": {}}
     return kinds
 
 

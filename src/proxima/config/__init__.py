@@ -15,9 +15,10 @@ need it, else it belongs into the spec that uses it. To add a preset: a key in `
 for renamed fields.
 """
 
+from proxima.config.builder import ResolvedValue
 from proxima.config.dump import dump
 from proxima.config.errors import ConfigError, Problem
-from proxima.config.resolve import Entry, Resolved, resolve
+from proxima.config.resolve import Resolved, resolve
 from proxima.config.schema import (
     AlgorithmConfig,
     CheckpointConfig,
@@ -35,11 +36,11 @@ __all__ = [
     "CheckpointConfig",
     "ConfigError",
     "DataConfig",
-    "Entry",
     "EvalConfig",
     "ModelConfig",
     "Problem",
     "Resolved",
+    "ResolvedValue",
     "RunConfig",
     "RuntimeConfig",
     "TrainConfig",

@@ -58,7 +58,7 @@ def _strictness(option: Any) -> int:
 def _one(node: Node, hint: Any) -> Any:
     origin = get_origin(hint)
     if hint is Any or hint is object:
-        return node.plain()
+        return node.to_python()
     if origin is Literal:
         return _literal(node, get_args(hint))
     if hint in _SCALARS:
@@ -74,8 +74,8 @@ def _one(node: Node, hint: Any) -> Any:
     if base in (dict, Mapping):
         return _mapping(node, (get_args(hint) or (str, Any))[1])
     if isinstance(hint, types.GenericAlias | type):
-        return node.plain()  # a type of somebody's own: its spec checks it
-    return node.plain()
+        return node.to_python()  # a type of somebody's own: its spec checks it
+    return node.to_python()
 
 
 def _literal(node: Node, choices: tuple[Any, ...]) -> Any:
@@ -85,7 +85,7 @@ def _literal(node: Node, choices: tuple[Any, ...]) -> Any:
             return choice
     if len(choices) == 1:
         raise Mismatch(f"must be {choices[0]}")
-    near = suggestion(str(node.plain()), [str(choice) for choice in choices])
+    near = suggestion(str(node.to_python()), [str(choice) for choice in choices])
     listed = ", ".join(str(choice) for choice in choices)
     raise Mismatch(f"must be one of {listed}" + (f"; {near}" if near.startswith("did") else ""))
 

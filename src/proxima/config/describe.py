@@ -16,7 +16,7 @@ from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from proxima.config.errors import one_problem, suggestion
-from proxima.config.schema import Presets, Slot
+from proxima.config.schema import Presets, RunConfig, Slot
 from proxima.config.tree import Layout
 
 
@@ -41,6 +41,11 @@ class FieldInfo:
     slot: Slot | None
     presets: Presets | None
     owner: type
+
+    @property
+    def section(self) -> type | None:
+        """The dataclass whose fields stand below this field; None for a slot or a value."""
+        return None if self.slot else dataclass_in(self.hint)
 
 
 @cache
@@ -184,7 +189,8 @@ def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
         return entry  # type: ignore[no-any-return]
     what = path.rstrip("0123456789.").rpartition(".")[2].removesuffix("s")
     if ":" not in entry:
-        message = f"no {what} {kind!r}; {suggestion(kind, table, 'package.module:Class')}"
+        known = {**table, **(table_of(slot.presets) if slot.presets else {})}
+        message = f"no {what} {kind!r}; {suggestion(kind, known, 'package.module:Class')}"
         raise one_problem(f"{path}.kind", message, kind, source)
     try:
         found = _class_at(entry)
@@ -210,10 +216,23 @@ def _class_at(reference: str) -> type:
     return found
 
 
-def kind_of(spec: object, slot: Slot) -> str:
-    """The name under which a recipe would ask for this spec."""
+def kind_of(spec: object, *tables: str) -> str:
+    """The kind by which a recipe names this spec: a key of one of the tables, else `package.module:Class`.
+
+    Args:
+        tables: "package.module:DICT"; empty: those of every slot of `RunConfig`.
+    """
     cls = type(spec)
-    for kind, entry in table_of(slot.table).items():
-        if entry is cls or entry == f"{cls.__module__}:{cls.__qualname__}":
-            return str(kind)
-    return f"{cls.__module__}:{cls.__qualname__}"
+    reference = f"{cls.__module__}:{cls.__qualname__}"
+    for table in tables or _slot_tables(RunConfig):
+        for kind, entry in table_of(table).items():
+            if entry is cls or entry == reference:
+                return str(kind)
+    return reference
+
+
+@cache
+def _slot_tables(cls: type) -> tuple[str, ...]:
+    tables = [info.slot.table for info in fields_of(cls) if info.slot]
+    inner = [table for info in fields_of(cls) if info.section for table in _slot_tables(info.section)]
+    return tuple(dict.fromkeys([*tables, *inner]))

@@ -3,13 +3,14 @@ config."""
 
 from typing import Any
 
-from proxima.config.resolve import Entry, Resolved
+from proxima.config.builder import ResolvedValue
+from proxima.config.resolve import Resolved
 from proxima.config.scalars import for_any_reader
 
-Branch = dict[str, Any]  # nested by the parts of the path; a leaf is an `Entry`
+Branch = dict[str, Any]  # nested by the parts of the path; a leaf is an `ResolvedValue`
 
 
-def dump(resolved: Resolved) -> str:
+def dump(resolved: Resolved[Any]) -> str:
     """YAML text. `resolve` of it gives a config equal to `resolved.config`; where a value came from stands in a comment
     behind it."""
     root: Branch = {}
@@ -32,7 +33,7 @@ def _branch(branch: Branch, depth: int) -> list[tuple[str, str | None]]:
     margin = "  " * depth
     lines: list[tuple[str, str | None]] = []
     for key, child in branch.items():
-        if isinstance(child, Entry):
+        if isinstance(child, ResolvedValue):
             lines.append((f"{margin}{key}: {for_any_reader(child.value)}", child.source))
         elif all(part.isdigit() for part in child):
             lines.append((f"{margin}{key}:", None))

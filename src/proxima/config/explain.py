@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from proxima.config.builder import ResolvedValue
 from proxima.config.describe import first_sentence
 from proxima.config.errors import Problem
 from proxima.config.estimate import (
@@ -19,14 +20,15 @@ from proxima.config.estimate import (
     time_of,
 )
 from proxima.config.known_models import known_facts
-from proxima.config.resolve import Entry, Resolved
+from proxima.config.resolve import Resolved
 from proxima.config.scalars import in_one_line
+from proxima.config.schema import RunConfig
 from proxima.config.validate import data_is_there, device_is_there, warnings
 
 VALUE_WIDTH = 36
 
 
-def values_table(entries: Sequence[Entry], width: int | None = None) -> str:
+def values_table(entries: Sequence[ResolvedValue], width: int | None = None) -> str:
     """Four columns: path, value, source, meaning. Lines are cut at `width`; None leaves them whole."""
     rows = [
         (entry.path, cut(in_one_line(entry.value), VALUE_WIDTH), entry.source, first_sentence(entry.help))
@@ -52,7 +54,7 @@ class Estimates:
         gemm: FLOP/s to reckon with; None measures it here.
     """
 
-    def __init__(self, resolved: Resolved, gemm: float | None = None) -> None:
+    def __init__(self, resolved: Resolved[RunConfig], gemm: float | None = None) -> None:
         config = resolved.config
         self.notes: list[str] = []
         self.model = self._read(lambda: model_facts(config.model.path, config.model.revision), "model size")
@@ -100,7 +102,7 @@ def _device(name: str) -> str:
     return str(resolve_device(name))
 
 
-def explain(resolved: Resolved, gemm: float | None = None, width: int | None = None) -> str:
+def explain(resolved: Resolved[RunConfig], gemm: float | None = None, width: int | None = None) -> str:
     """The whole text: what the recipe says of itself, its values, and last what they add up to, where it stays on a
     terminal."""
     estimates = Estimates(resolved, gemm)
@@ -115,7 +117,7 @@ def explain(resolved: Resolved, gemm: float | None = None, width: int | None = N
     return "\n\n".join([*blocks, *(["\n".join(remarks)] if remarks else [])])
 
 
-def header_of(resolved: Resolved) -> str:
+def header_of(resolved: Resolved[RunConfig]) -> str:
     """The comment that the recipe's file begins with: source, published figures, machine, commands. Empty where there
     is none."""
     if resolved.recipe is None or not Path(resolved.recipe).is_file():
@@ -130,7 +132,7 @@ def header_of(resolved: Resolved) -> str:
     return "\n".join(lines).strip("\n")
 
 
-def remarks_on(resolved: Resolved) -> list[Problem]:
+def remarks_on(resolved: Resolved[RunConfig]) -> list[Problem]:
     """The warnings, and the data that are not there yet: those stop a run, not somebody who reads what it would be."""
     return [*warnings(resolved), *data_is_there(resolved)]
 
@@ -163,7 +165,7 @@ def _time_block(time: Time, steps: int) -> str:
     )
 
 
-def as_json(resolved: Resolved, gemm: float | None = None) -> dict[str, Any]:
+def as_json(resolved: Resolved[RunConfig], gemm: float | None = None) -> dict[str, Any]:
     """The same for programs: `header`, `values`, `batch`, `memory_bytes`, `seconds`, `notes`, `warnings`."""
     estimates = Estimates(resolved, gemm)
     time, memory = estimates.time, estimates.memory

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from proxima.config.describe import FieldInfo, dataclass_in, fields_of, kinds_of, options_of, summary_of, table_of
-from proxima.config.resolve import plain
+from proxima.config.scalars import to_json
 from proxima.config.schema import RunConfig, Slot
 
 Json = dict[str, Any]
@@ -50,7 +50,7 @@ def _field(info: FieldInfo, definitions: Json) -> Json:
         schema = _section(info, inner, definitions)
     else:
         schema = _type(info.hint)
-        default = plain(info.default)
+        default = to_json(info.default)
         if info.default is not MISSING and not (isinstance(default, float) and not math.isfinite(default)):
             schema["default"] = default
     return {**schema, **({"description": info.help} if info.help else {})}
@@ -71,8 +71,9 @@ def _section(info: FieldInfo, inner: type, definitions: Json) -> Json:
 def _slot(info: FieldInfo, slot: Slot, definitions: Json) -> Json:
     kinds = kinds_of(slot)
     aliases = table_of(slot.aliases) if slot.aliases else {}
+    presets = table_of(slot.presets) if slot.presets else {}
     options: list[Json] = [
-        {"enum": sorted([*kinds, *aliases])},
+        {"enum": sorted([*kinds, *aliases, *presets])},
         {"type": "string", "pattern": ELSEWHERE, "description": "package.module:Class, a spec of your own"},
         {"type": "object", "properties": {"kind": {"type": "string", "pattern": ELSEWHERE}}, "required": ["kind"]},
         {

@@ -7,6 +7,8 @@ for something else is written in quotes.
 
 import math
 import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -48,6 +50,15 @@ def _construct_int(loader: Loader, node: yaml.ScalarNode) -> int:
 
 
 Loader.add_constructor(_TAG + "int", _construct_int)
+
+
+def to_json(value: Any) -> Any:
+    """A field's value as JSON has it: tuples become lists, paths texts."""
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    return str(value) if isinstance(value, Path) else value
 
 
 def in_one_line(value: Any) -> str:

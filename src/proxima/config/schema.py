@@ -24,12 +24,14 @@ class Slot:
         many: the field holds a tuple of specs.
         default: the kind taken when a recipe says nothing; None leaves the field's own default.
         aliases: "package.module:DICT" of other names for the kinds, what the peers call them.
+        presets: "package.module:DICT" of names that each stand for several specs; needs `many`.
     """
 
     table: str
     many: bool = False
     default: str | None = None
     aliases: str | None = None
+    presets: str | None = None
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,9 @@ class AlgorithmConfig:
         "per-token losses -> one number",
     ] = None
     correction: Annotated[
-        Any, Slot("proxima.core.correction:CORRECTIONS", many=True), "weights and rejections, behavior -> proximal"
+        Any,
+        Slot("proxima.core.correction:CORRECTIONS", many=True, presets="proxima.core.correction:CORRECTION_PRESETS"),
+        "weights and rejections, behavior -> proximal",
     ] = ()
     selection: Annotated[
         Any, Slot("proxima.core.selection:SELECTIONS", many=True), "what is dropped before the update"

@@ -59,12 +59,17 @@ class Node:
     def items(self) -> "list[Node] | None":
         return self.value if isinstance(self.value, list) else None
 
-    def plain(self) -> Any:
+    def at(self, key: str) -> "Scalar | dict[str, Node] | list[Node]":
+        """The value of a field of this mapping; None where it is not written."""
+        child = (self.mapping or {}).get(key)
+        return None if child is None else child.value
+
+    def to_python(self) -> Any:
         """The value without nodes: dicts, lists and scalars."""
         if isinstance(self.value, dict):
-            return {key: child.plain() for key, child in self.value.items()}
+            return {key: child.to_python() for key, child in self.value.items()}
         if isinstance(self.value, list):
-            return [child.plain() for child in self.value]
+            return [child.to_python() for child in self.value]
         return self.value
 
     def shown(self) -> str:
@@ -72,7 +77,7 @@ class Node:
         if isinstance(self.value, str):
             line = " ".join(self.value.split()) or "''"
         else:
-            line = self.text if self.text is not None else in_one_line(self.plain())
+            line = self.text if self.text is not None else in_one_line(self.to_python())
         return line if len(line) <= 60 else line[:57] + "..."
 
     def provenance(self) -> str:
@@ -108,17 +113,17 @@ class Layout:
     children: "Mapping[str, Layout]" = field(default_factory=dict)
 
     def child(self, key: str) -> "Layout":
-        return self.children.get(key, PLAIN)
+        return self.children.get(key, NO_LAYOUT)
 
     @property
     def entry(self) -> "Layout":
         return Layout(self.head, default=self.default)
 
 
-PLAIN = Layout()
+NO_LAYOUT = Layout()
 
 
-def merge(base: Node | None, top: Node, layout: Layout = PLAIN, path: str = "") -> Node:
+def merge(base: Node | None, top: Node, layout: Layout = NO_LAYOUT, path: str = "") -> Node:
     """`top` laid over `base`.
 
     Raises:

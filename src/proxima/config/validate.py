@@ -9,12 +9,13 @@ import difflib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proxima.config.describe import table_of
 from proxima.config.errors import ConfigError, Problem
 from proxima.config.read import shown_path
 from proxima.config.resolve import Resolved, resolve
+from proxima.config.schema import RunConfig
 from proxima.core.advantage import Advantage, needs_baseline
 from proxima.core.selection import Balance, Prune
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
@@ -28,10 +29,10 @@ FROM_TOP_K = frozenset({"top_k", "behavior_top_k_log_prob", "top_k_log_prob"})
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 LOCAL_FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")  # a hub name never begins like this
 
-Check = Callable[[Resolved], Iterator[Problem]]
+Check = Callable[[Resolved[Any]], Iterator[Problem]]
 
 
-def load(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
+def load(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved[RunConfig]:
     """`resolve`, then `check`.
 
     Raises:
@@ -43,17 +44,17 @@ def load(recipe: str | Path, overrides: Sequence[str] = ()) -> Resolved:
     return resolved
 
 
-def check(resolved: Resolved) -> list[Problem]:
+def check(resolved: Resolved[Any]) -> list[Problem]:
     """Everything that would stop the run later."""
     return [problem for one in CHECKS for problem in one(resolved)]
 
 
-def warnings(resolved: Resolved) -> list[Problem]:
+def warnings(resolved: Resolved[Any]) -> list[Problem]:
     """What runs, but seldom means what was wanted."""
     return [problem for one in WARNINGS for problem in one(resolved)]
 
 
-def training_samples(r: Resolved) -> Iterator[Problem]:
+def training_samples(r: Resolved[Any]) -> Iterator[Problem]:
     """Temperature 0 gives the same completion every time: no group has anything to compare."""
     if r.config.sampling.temperature == 0:
         yield r.problem(
@@ -61,7 +62,7 @@ def training_samples(r: Resolved) -> Iterator[Problem]:
         )
 
 
-def behavior_is_what_was_sampled(r: Resolved) -> Iterator[Problem]:
+def behavior_is_what_was_sampled(r: Resolved[Any]) -> Iterator[Problem]:
     """The truncated distribution gives probability 0 to tokens that the policy may reach: its ratio to the policy is no
     trust region."""
     if r.config.sampling.truncates and r.config.algorithm.behavior == "sampled":
@@ -78,7 +79,7 @@ def behavior_is_what_was_sampled(r: Resolved) -> Iterator[Problem]:
 _OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
-def groups_say_something(r: Resolved) -> Iterator[Problem]:
+def groups_say_something(r: Resolved[Any]) -> Iterator[Problem]:
     """An advantage relative to the group is 0 in a group of one."""
     if r.config.train.completions_per_prompt == 1 and not needs_baseline(r.config.algorithm.advantage):
         kind = r.entry("algorithm.advantage.kind").value
@@ -88,7 +89,7 @@ def groups_say_something(r: Resolved) -> Iterator[Problem]:
         yield r.problem("train.completions_per_prompt", message)
 
 
-def needs_are_met(r: Resolved) -> Iterator[Problem]:
+def needs_are_met(r: Resolved[Any]) -> Iterator[Problem]:
     """Every tensor that a spec declares in `needs` comes from the engine, the trainer or the reference model."""
     from proxima.core.loss import SUPPLIED_BY
 
@@ -114,7 +115,7 @@ def needs_are_met(r: Resolved) -> Iterator[Problem]:
             yield r.problem(f"algorithm.{slot}.kind", f"{kind!r} needs `{name}`: {remedy}")
 
 
-def advantage_can_be_had(r: Resolved) -> Iterator[Problem]:
+def advantage_can_be_had(r: Resolved[Any]) -> Iterator[Problem]:
     """The loop gives advantages rewards and groups, and takes one number a completion back."""
     spec = r.config.algorithm.advantage
     kinds = table_of("proxima.core.advantage:ADVANTAGES")
@@ -131,7 +132,7 @@ def beyond_the_loop(advantage: Advantage | type[Advantage]) -> str | None:
     return "gives a number for each token" if advantage.per_token else None
 
 
-def freed_places_are_filled(r: Resolved) -> Iterator[Problem]:
+def freed_places_are_filled(r: Resolved[Any]) -> Iterator[Problem]:
     """Pruning with `allocate` keeps the size of an update only where whole groups fill the freed places."""
     size = r.config.train.completions_per_prompt
     for i, spec in enumerate(r.config.algorithm.selection):
@@ -148,7 +149,7 @@ def freed_places_are_filled(r: Resolved) -> Iterator[Problem]:
             yield r.problem(f"algorithm.selection.{i}.allocate", message + "or allocate=false")
 
 
-def refill_has_a_reason(r: Resolved) -> Iterator[Problem]:
+def refill_has_a_reason(r: Resolved[Any]) -> Iterator[Problem]:
     """Dynamic sampling fills the places of groups that a selection drops; pruning and balancing leave something of
     every group."""
     algorithm = r.config.algorithm
@@ -163,7 +164,7 @@ def refill_has_a_reason(r: Resolved) -> Iterator[Problem]:
         yield r.problem("algorithm.dynamic_sampling.max_num_gen_batches", message)
 
 
-def baseline_has_all_rewards(r: Resolved) -> Iterator[Problem]:
+def baseline_has_all_rewards(r: Resolved[Any]) -> Iterator[Problem]:
     """A reward of the whole batch speaks after the greedy baseline was taken."""
     if needs_baseline(r.config.algorithm.advantage):
         for i, reward in enumerate(r.config.reward):
@@ -175,7 +176,7 @@ def baseline_has_all_rewards(r: Resolved) -> Iterator[Problem]:
                 yield r.problem(f"reward.{i}.kind", message)
 
 
-def metrics_are_known(r: Resolved) -> Iterator[Problem]:
+def metrics_are_known(r: Resolved[Any]) -> Iterator[Problem]:
     """A selection that looks at a metric names one that completions have."""
     from proxima.reward.base import label_of
 
@@ -189,7 +190,7 @@ def metrics_are_known(r: Resolved) -> Iterator[Problem]:
             )
 
 
-def model_is_there(r: Resolved) -> Iterator[Problem]:
+def model_is_there(r: Resolved[Any]) -> Iterator[Problem]:
     """A path that looks local exists and is a model; a hub name looks like one."""
     if remedy := model_problem(r.config.model.path):
         yield r.problem("model.path", remedy)
@@ -225,7 +226,7 @@ def _near(place: Path) -> str:
     return f"did you mean {shown_path(place.parent / near[0])}? Else " if near else ""
 
 
-def room_for_completions(r: Resolved) -> Iterator[Problem]:
+def room_for_completions(r: Resolved[Any]) -> Iterator[Problem]:
     """`max_tokens` leaves room for a prompt in the context."""
     limit, name = r.config.model.max_length, "model.max_length"
     found = Path(r.config.model.path) / "config.json"
@@ -248,7 +249,7 @@ def _context_of(file: Path) -> int | None:
     return found if isinstance(found, int) and found > 0 else None
 
 
-def data_is_there(r: Resolved) -> Iterator[Problem]:
+def data_is_there(r: Resolved[Any]) -> Iterator[Problem]:
     """A task that names a data file, or prepared data, names some that exist."""
     from proxima.task.prepared import PreparedTask, how_to_make
 
@@ -264,7 +265,7 @@ def data_is_there(r: Resolved) -> Iterator[Problem]:
                     yield r.problem(f"{slot}.{name}", f"no such file; {remedy}")
 
 
-def products_can_be_had(r: Resolved) -> Iterator[Problem]:
+def products_can_be_had(r: Resolved[Any]) -> Iterator[Problem]:
     """Autocast lowers the precision of products and never raises it: bf16 weights have bf16 products."""
     if r.config.model.compute_dtype == "float32" and r.config.model.dtype == "bfloat16":
         yield r.problem(
@@ -272,7 +273,7 @@ def products_can_be_had(r: Resolved) -> Iterator[Problem]:
         )
 
 
-def device_is_there(r: Resolved) -> Iterator[Problem]:
+def device_is_there(r: Resolved[Any]) -> Iterator[Problem]:
     """The device is of a known kind and exists here."""
     import torch
 
@@ -292,7 +293,7 @@ def device_is_there(r: Resolved) -> Iterator[Problem]:
         )
 
 
-def best_needs_evaluation(r: Resolved) -> Iterator[Problem]:
+def best_needs_evaluation(r: Resolved[Any]) -> Iterator[Problem]:
     """`every` and `keep_best` ask for evaluations; without questions there are none."""
     if r.config.eval.task is None:
         if r.config.eval.every:
@@ -308,7 +309,7 @@ def best_needs_evaluation(r: Resolved) -> Iterator[Problem]:
         )
 
 
-def held_out_is_held_out(r: Resolved) -> Iterator[Problem]:
+def held_out_is_held_out(r: Resolved[Any]) -> Iterator[Problem]:
     """The evaluation asks other questions than the training."""
     from proxima.task import Arithmetic
 
@@ -333,7 +334,7 @@ def _apart(trained: "Arithmetic", asked: "Arithmetic") -> bool:
     return asked.split == "train" and asked.held_out >= trained.held_out
 
 
-def pruned_as_said(r: Resolved) -> Iterator[Problem]:
+def pruned_as_said(r: Resolved[Any]) -> Iterator[Problem]:
     """Groups are whole completions: a rate that does not fit their size becomes another one."""
     size = r.config.train.completions_per_prompt
     for i, spec in enumerate(r.config.algorithm.selection):
@@ -344,7 +345,7 @@ def pruned_as_said(r: Resolved) -> Iterator[Problem]:
             yield r.problem(f"algorithm.selection.{i}.rate", message)
 
 
-def warm_up_ends(r: Resolved) -> Iterator[Problem]:
+def warm_up_ends(r: Resolved[Any]) -> Iterator[Problem]:
     """The learning rate reaches its value within the run."""
     train = r.config.train
     updates = train.steps * train.updates_per_step * train.epochs_per_step
@@ -356,7 +357,7 @@ def warm_up_ends(r: Resolved) -> Iterator[Problem]:
         yield r.problem("train.warmup_steps", message)
 
 
-def completions_fit(r: Resolved) -> Iterator[Problem]:
+def completions_fit(r: Resolved[Any]) -> Iterator[Problem]:
     """A whole completion fits the token budget of one forward."""
     if r.config.sampling.max_tokens > r.config.train.tokens_per_micro_batch:
         message = (
@@ -366,7 +367,7 @@ def completions_fit(r: Resolved) -> Iterator[Problem]:
         yield r.problem("train.tokens_per_micro_batch", message)
 
 
-def overlong_is_reached(r: Resolved) -> Iterator[Problem]:
+def overlong_is_reached(r: Resolved[Any]) -> Iterator[Problem]:
     """A completion can become long enough for the penalty."""
     longest = r.config.sampling.max_tokens
     for i, reward in enumerate(r.config.reward):

@@ -222,7 +222,7 @@ def _config(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        return dict(_flat("", read_yaml(path).plain()))
+        return dict(_flat("", read_yaml(path).to_python()))
     except ConfigError as error:
         raise UserError(f"{error}; restore the file, or delete it to compare without") from error
 

@@ -52,7 +52,7 @@ def read_sweep(
         raise ConfigError(reader.problems)
     assert recipe is not None
     place = Path(folder) if folder else reader.folder()
-    asked = {**root.plain(), "recipe": shown_path(recipe)}
+    asked = {**root.to_python(), "recipe": shown_path(recipe)}
     return Sweep(
         file=file,
         recipe=recipe,
@@ -241,7 +241,9 @@ def _made(name: str, own: Node, common: Node, chosen: Sequence[tuple[str, str, N
         tree = merge(tree, _nested(key, value), layout)
     tree = merge(tree, own, layout)
     leaves = list(_leaves("", tree, layout))
-    overrides = tuple(f"{path}={json.dumps(node.plain(), ensure_ascii=False, allow_nan=True)}" for path, node in leaves)
+    overrides = tuple(
+        f"{path}={json.dumps(node.to_python(), ensure_ascii=False, allow_nan=True)}" for path, node in leaves
+    )
     overrides = tuple(re.sub(r"\bInfinity\b", ".inf", text) for text in overrides)
     return SweepCell(
         name=_safe(",".join(parts)), overrides=overrides, written={path: node.source.text for path, node in leaves}

@@ -15,6 +15,7 @@ from proxima.config.errors import ConfigError, Problem
 from proxima.config.read import shown_path
 from proxima.config.resolve import Resolved, resolve
 from proxima.config.scalars import in_one_line
+from proxima.config.schema import RunConfig
 from proxima.config.validate import check
 
 
@@ -71,7 +72,7 @@ class PlannedRun:
     overrides: tuple[str, ...]
     steps: int
     threads: int | None
-    resolved: Resolved = field(repr=False)
+    resolved: Resolved[RunConfig] = field(repr=False)
 
     @property
     def file(self) -> Path:
@@ -140,7 +141,7 @@ def difference(run: PlannedRun) -> Problem | None:
     return None
 
 
-def _compared(resolved: Resolved) -> dict[str, Any]:
+def _compared(resolved: Resolved[RunConfig]) -> dict[str, Any]:
     left_out = ("folder", "runtime.threads", "algorithm.preset")
     return {entry.path: entry.value for entry in resolved.entries if entry.path not in left_out}
 

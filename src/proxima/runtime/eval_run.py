@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow.parquet as pq
 import torch
 
+from proxima.config.describe import kind_of
 from proxima.data import Group, UserError
 from proxima.data.atomic_files import replacing, write_whole
 from proxima.data.jsonl import dumps
@@ -28,7 +29,7 @@ from proxima.reward.runner import RewardRunner
 from proxima.runtime.build import EVAL_UID, load_model
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.environment import describe_environment
-from proxima.runtime.eval_suites import LoadedSuite, kind_of
+from proxima.runtime.eval_suites import LoadedSuite
 from proxima.runtime.held_out import Evaluation
 from proxima.runtime.interrupt import quiet_transformers
 from proxima.runtime.observer import NullObserver, Observer

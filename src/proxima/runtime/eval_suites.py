@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from proxima.config.describe import kind_of
 from proxima.data import FieldError, Prompt, UserError
-from proxima.engine import ENGINES
 from proxima.engine.protocol import Sampling
 from proxima.evaluate.eval_metrics import check_ks
 from proxima.evaluate.suites import Suite
 from proxima.model.load import load_config, load_tokenizer
-from proxima.reward import REWARDS
 from proxima.runtime.build import EVAL_UID, evaluation_sampling
 from proxima.runtime.interrupt import quiet_transformers
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
-from proxima.task import TASKS
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource
 
@@ -114,7 +112,7 @@ def recipe_suite(config: "RunConfig") -> EvalSuite:
     if config.eval.task is None:
         remedy = "name a task, for example eval.task.kind=gsm8k, or --task gsm8k"
         raise FieldError("eval.task", None, "leaves nothing to evaluate", remedy=remedy)
-    held_out, name = config.eval, kind_of(config.eval.task)
+    held_out, name = config.eval, kind_of(config.eval.task).rpartition(":")[2].lower()  # a file is named by it
     return EvalSuite(
         name=name,
         task=held_out.task,
@@ -188,9 +186,3 @@ def _open(
 
 def _shorter(sampling: Sampling, context: int) -> Sampling:
     return Sampling(**{**vars(sampling), "max_tokens": context - 1})
-
-
-def kind_of(spec: Any) -> str:
-    """The name of a spec's kind."""
-    tables: dict[str, type] = {**TASKS, **REWARDS, **ENGINES}
-    return next((kind for kind, cls in tables.items() if cls is type(spec)), type(spec).__name__.lower())

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def train(
     config: "RunConfig",
     *,
-    resolved: "Resolved | None" = None,
+    resolved: "Resolved[RunConfig] | None" = None,
     resume: bool = False,
     overwrite: bool = False,
     observer: Observer | None = None,
@@ -65,7 +65,7 @@ def train(
 
 async def _train(
     config: "RunConfig",
-    resolved: "Resolved | None",
+    resolved: "Resolved[RunConfig] | None",
     opened: RunData,
     folder: RunFolder,
     resuming: bool,
@@ -147,7 +147,7 @@ def _rewind(folder: RunFolder, journal: Journal, opened: RunData) -> tuple[Check
     return checkpoint, carried
 
 
-def _folder_of(config: "RunConfig", resolved: "Resolved | None", clock: Clock) -> Path:
+def _folder_of(config: "RunConfig", resolved: "Resolved[RunConfig] | None", clock: Clock) -> Path:
     if config.folder:
         return Path(config.folder).expanduser()
     name = Path(resolved.recipe).stem if resolved is not None and resolved.recipe else "run"

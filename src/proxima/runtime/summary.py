@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from proxima.config.describe import kind_of
 from proxima.data import UserError
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
@@ -35,10 +36,7 @@ def algorithm_name(config: "RunConfig") -> str:
     """The preset's name, or the kind of the surrogate: the shortest name of what is being run."""
     if config.algorithm.preset:
         return config.algorithm.preset
-    from proxima.core.surrogate import SURROGATES
-
-    cls = type(config.algorithm.surrogate)
-    return next((kind for kind, known in SURROGATES.items() if known is cls), cls.__name__)
+    return kind_of(config.algorithm.surrogate)
 
 
 def summarise_run(

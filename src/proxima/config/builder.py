@@ -1,0 +1,211 @@
+"""A merged tree becomes typed, checked dataclasses, a provenance entry for each value, and a list of problems."""
+
+from dataclasses import MISSING, dataclass, replace
+from typing import Any
+
+from proxima.config.coerce import NONE, Mismatch, coerce
+from proxima.config.describe import (
+    FieldInfo,
+    canonical,
+    dataclass_in,
+    fields_of,
+    lookup,
+    options_of,
+    summary_of,
+    table_of,
+)
+from proxima.config.errors import ConfigError, Problem, suggestion
+from proxima.config.scalars import in_one_line, to_json
+from proxima.config.schema import Slot
+from proxima.config.tree import DEFAULT, Node
+from proxima.data.errors import FieldError
+
+
+@dataclass(frozen=True)
+class ResolvedValue:
+    """One line of `explain`.
+
+    Args:
+        path: dotted path of a leaf, `algorithm.surrogate.delta`, or of a slot's `kind`.
+        value: scalars, lists and dicts, as JSON has them.
+        source: where it was written, `command line, over 0.15 of the preset`; `where` is the first half of it.
+        help: meaning and unit.
+        origin: `file`, `command line`, `preset` or `default`.
+    """
+
+    path: str
+    value: Any
+    source: str
+    help: str
+    origin: str
+    where: str
+
+    @classmethod
+    def of(cls, path: str, value: Any, node: Node, help: str) -> "ResolvedValue":
+        return cls(path, value, node.provenance(), help, node.source.origin, node.source.text)
+
+
+class _Failed:
+    """Stands for a value that has a problem, so that what contains it is not built."""
+
+
+FAILED = _Failed()
+
+
+class Builder:
+    """Walks schema and tree together; collects entries and problems."""
+
+    def __init__(self) -> None:
+        self.entries: list[ResolvedValue] = []
+        self.problems: list[Problem] = []
+        self.unknown: list[tuple[int, str, str, Node, type]] = []
+
+    def finish(self) -> None:
+        """Raise all problems. The remedy for an unknown key may be a field that is read later, hence only now.
+
+        Raises:
+            ConfigError: one line for each problem.
+        """
+        problems = list(self.problems)
+        for shift, (index, path, label, node, cls) in enumerate(self.unknown):
+            problems.insert(index + shift, self.unknown_field(path, label, node, cls))
+        if problems:
+            raise ConfigError(problems)
+
+    def fail(self, path: str, message: str, node: Node | None = None) -> Any:
+        shown = (None, None) if node is None else (node.shown(), node.source.text)
+        self.problems.append(Problem(path, message, *shown))
+        return FAILED
+
+    def unknown_field(self, path: str, label: str, node: Node, cls: type) -> Problem:
+        name = path.rpartition(".")[2]
+        remedy = suggestion(name, [info.name for info in fields_of(cls)])
+        elsewhere = [entry.path for entry in self.entries if entry.path.rpartition(".")[2] == name]
+        if not remedy.startswith("did") and elsewhere:
+            remedy = f"did you mean {elsewhere[0]!r}?"
+        while node.source.origin == "command line" and node.mapping and len(node.mapping) == 1:
+            (key, node), *_ = node.mapping.items()
+            path = f"{path}.{key}"
+        return Problem(path, f"{label!r} has no field {name!r}; {remedy}", node.shown(), node.source.text)
+
+    def dataclass(self, cls: type, node: Node, path: str, label: str) -> Any:
+        """Build `cls` from a mapping. `label` is what errors call it: the kind, or the section's name."""
+        if node.mapping is None:
+            near = next((info.name for info in fields_of(cls)), "field")
+            return self.fail(path, f"must be a mapping of its fields: {{{near}: …}}", node)
+        known = {info.name for info in fields_of(cls)}
+        before = len(self.problems) + len(self.unknown)
+        for key, child in node.mapping.items():
+            if key not in known:
+                self.unknown.append((len(self.problems), _join(path, key), label, child, cls))
+        values = {
+            info.name: self.field(info, node.mapping.get(info.name), _join(path, info.name)) for info in fields_of(cls)
+        }
+        if len(self.problems) + len(self.unknown) > before:
+            return FAILED
+        try:
+            return cls(**values)
+        except FieldError as error:
+            return self.refused(error, node, path)
+        except (ValueError, TypeError) as error:  # a spec from elsewhere that names no field
+            self.problems.append(Problem(path or "recipe", " ".join(str(error).split()), None, node.source.text))
+            return FAILED
+
+    def refused(self, error: FieldError, node: Node, path: str) -> Any:
+        """A spec's own error with the full path and the place where the value was written."""
+        child: Node | None = node
+        for name in error.field.split("."):
+            child = child.mapping.get(name) if child and child.mapping else None
+        if child is None:
+            child = Node(None, DEFAULT, in_one_line(to_json(error.value)))
+        return self.fail(_join(path, error.field), " ".join(error.requirement.split()), child)
+
+    def field(self, info: FieldInfo, node: Node | None, path: str) -> Any:
+        if info.slot is not None:
+            return self.slot(info, info.slot, node, path)
+        inner = dataclass_in(info.hint)
+        if inner is not None:
+            return self.section(info, inner, node, path)
+        if node is None:
+            return self.default(info, path)
+        node = _indexed(node)
+        try:
+            value = coerce(node, info.hint)
+        except Mismatch as mismatch:
+            return self.fail(path + mismatch.where, str(mismatch), mismatch.node or node)
+        self.entries.append(ResolvedValue.of(path, to_json(value), node, info.help))
+        return value
+
+    def default(self, info: FieldInfo, path: str) -> Any:
+        if info.default is MISSING:
+            meaning = f": {info.help.removesuffix('.')}" if info.help else ""
+            return self.fail(path, f"is missing{meaning}; set it in the recipe, or {path}=… on the command line")
+        self.entries.append(ResolvedValue.of(path, to_json(info.default), Node(None, DEFAULT), info.help))
+        return info.default
+
+    def section(self, info: FieldInfo, inner: type, node: Node | None, path: str) -> Any:
+        optional = NONE in options_of(info.hint)
+        if node is None and (optional or info.default is MISSING):
+            return self.default(info, path)
+        if optional and node is not None and node.value is None:
+            self.entries.append(ResolvedValue.of(path, None, node, info.help))
+            return None
+        if node is None or node.value is None:
+            node = Node({}, DEFAULT if node is None else node.source)
+        return self.dataclass(inner, node, path, info.name)
+
+    def slot(self, info: FieldInfo, slot: Slot, node: Node | None, path: str) -> Any:
+        if node is None and slot.default is not None:
+            node = Node({"kind": Node(slot.default, DEFAULT, slot.default)}, DEFAULT)
+        if node is None:
+            return self.default(info, path)
+        if not slot.many:
+            return self.spec(info, slot, node, path)
+        node = _indexed(node)
+        if node.value is None:
+            node = Node([], node.source)
+        if node.items is None:
+            return self.fail(path, "must be a list of {kind: …}", node)
+        if not node.items and info.default is MISSING:
+            return self.fail(path, f"must name at least one; see `proxima list {info.name}`", node)
+        if not node.items:
+            self.entries.append(ResolvedValue.of(path, [], node, info.help))
+            return ()
+        specs = tuple(self.spec(info, slot, child, f"{path}.{index}") for index, child in enumerate(node.items))
+        return FAILED if any(spec is FAILED for spec in specs) else specs
+
+    def spec(self, info: FieldInfo, slot: Slot, node: Node, path: str) -> Any:
+        if node.value is None:
+            if info.default is None:
+                self.entries.append(ResolvedValue.of(path, None, node, info.help))
+                return None
+            return self.fail(path, f"can't be null; name a kind: {', '.join(sorted(table_of(slot.table)))}", node)
+        if isinstance(node.value, str):
+            node = Node({"kind": node}, node.source)
+        if node.mapping is None:
+            return self.fail(path, "must be a kind or {kind: …, fields}", node)
+        kind = node.mapping.get("kind")
+        if kind is None and slot.default is not None:
+            kind = Node(slot.default, DEFAULT, slot.default)
+        if kind is None or not isinstance(kind.value, str):
+            return self.fail(f"{path}.kind", f"is missing; one of {', '.join(sorted(table_of(slot.table)))}", kind)
+        try:
+            cls = lookup(kind.value, slot, path, kind.source.text)
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+            return FAILED
+        self.entries.append(ResolvedValue.of(f"{path}.kind", canonical(kind.value, slot), kind, summary_of(cls)))
+        rest = {key: child for key, child in node.mapping.items() if key != "kind"}
+        return self.dataclass(cls, replace(node, value=rest), path, kind.value)
+
+
+def _indexed(node: Node) -> Node:
+    """`{0: a, 1: b}`, from `reward.0=…` with no list below, as a list."""
+    keys = sorted(node.mapping or {}, key=lambda key: int(key) if key.isdigit() else -1)
+    if node.mapping and keys == [str(index) for index in range(len(keys))]:
+        return Node([node.mapping[key] for key in keys], node.source)
+    return node
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

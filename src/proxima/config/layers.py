@@ -1,0 +1,115 @@
+"""Layers become one tree: preset ← extended recipe ← recipe ← command line, with presets written out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+from proxima.config.describe import fields_of, kind_of, layout_of, table_of
+from proxima.config.errors import one_problem, suggestion
+from proxima.config.read import read_overrides
+from proxima.config.schema import RunConfig, Slot
+from proxima.config.tree import DEFAULT, Layout, Node, Source, merge, node_of
+
+Preset = Mapping[str, Any] | Sequence[Any]  # the fields of a section, or the specs of a list
+
+
+def merged(layers: Sequence[Node], overrides: Sequence[str]) -> Node:
+    """The layers, the lowest first, then the overrides, over the presets that they name.
+
+    Presets are written out after each layer, so that the next one sees which kinds it changes.
+
+    Raises:
+        ConfigError: an unknown preset, a malformed override, an index beyond the end of its list.
+    """
+    layout = layout_of(RunConfig)
+    tree = Node({}, layers[-1].source)
+    for layer in [*layers, read_overrides(overrides, layout)]:
+        tree = _with_section_presets(merge(tree, _with_list_presets(layer, RunConfig), layout), layout)
+    return _with_evaluation_defaults(tree, layout)
+
+
+def _with_section_presets(tree: Node, layout: Layout) -> Node:
+    """Lay each section that names a preset over the preset's fields."""
+    fields = dict(tree.mapping or {})
+    for info in fields_of(RunConfig):
+        node = fields.get(info.name)
+        chosen = node.mapping.get("preset") if info.presets and node and node.mapping else None
+        if chosen is None or chosen.value is None:
+            continue
+        assert info.presets is not None and node is not None
+        presets = table_of(info.presets.table)
+        if chosen.value not in presets:
+            message = f"no preset {chosen.shown()!r}; {suggestion(chosen.shown(), presets)}"
+            raise one_problem(f"{info.name}.preset", message, chosen.shown(), chosen.source.text)
+        below = _written_out(presets[str(chosen.value)], chosen)
+        fields[info.name] = merge(below, node, layout.child(info.name), info.name)
+    return replace(tree, value=fields)
+
+
+def _with_list_presets(layer: Node, cls: type) -> Node:
+    """Replace each name of a list preset in the layer by the specs that it stands for."""
+    if layer.mapping is None:
+        return layer
+    fields = dict(layer.mapping)
+    for info in fields_of(cls):
+        if (node := fields.get(info.name)) is None:
+            continue
+        if info.slot is not None and info.slot.presets:
+            fields[info.name] = _expanded(node, info.slot, table_of(info.slot.presets))
+        elif (inner := info.section) is not None:
+            fields[info.name] = _with_list_presets(node, inner)
+    return replace(layer, value=fields)
+
+
+def _expanded(node: Node, slot: Slot, presets: Mapping[str, Sequence[object]]) -> Node:
+    if node.items is not None:
+        parts = [_expanded(child, slot, presets) for child in node.items]
+        expanded = [part.items if part.items is not None else [part] for part in parts]
+        return replace(node, value=[child for children in expanded for child in children])
+    name = node.mapping["kind"] if node.mapping and node.mapping.keys() == {"kind"} else node
+    if not isinstance(name.value, str) or name.value not in presets:
+        return node
+    return _written_out([_fields_with_kind(spec, slot) for spec in presets[name.value]], name)
+
+
+def _fields_with_kind(spec: Any, slot: Slot) -> Mapping[str, Any]:
+    return spec if isinstance(spec, Mapping) else {"kind": kind_of(spec, slot.table), **asdict(spec)}
+
+
+def _written_out(preset: Preset, chosen: Node) -> Node:
+    """The preset as a tree; every `kind` also says where the preset was chosen."""
+    short = f"preset {chosen.value}"
+    return _with_kind_source(node_of(preset, Source(short, "preset")), f"{short}, chosen in {chosen.source.text}")
+
+
+def _with_kind_source(node: Node, text: str) -> Node:
+    if node.items is not None:
+        return replace(node, value=[_with_kind_source(child, text) for child in node.items])
+    if node.mapping is None:
+        return node
+    source = replace(node.source, text=text)
+    fields = {
+        key: replace(child, source=source) if key == "kind" else _with_kind_source(child, text)
+        for key, child in node.mapping.items()
+    }
+    return replace(node, value=fields)
+
+
+def _with_evaluation_defaults(tree: Node, layout: Layout) -> Node:
+    """Lay `eval.sampling` over the training's sampling: all of it for several samples a question, else its
+    `max_tokens` and `stop`, and greedy. Without `eval.task` nothing changes."""
+    fields = dict(tree.mapping or {})
+    evaluation, training = fields.get("eval"), fields.get("sampling")
+    if evaluation is None or evaluation.mapping is None or evaluation.at("task") is None:
+        return tree
+    samples = evaluation.at("samples")
+    several = isinstance(samples, int) and samples > 1
+    below = {} if several else {"temperature": Node(0.0, Source("default, evaluation is greedy", "default"), "0")}
+    for key in (*(("temperature", "top_k", "top_p", "min_p") if several else ()), "max_tokens", "stop"):
+        if training and training.mapping and key in training.mapping:
+            below[key] = replace(training.mapping[key], source=Source(f"as sampling.{key}", "default"), over=None)
+    sampling, written = Node(dict(below), DEFAULT), evaluation.mapping.get("sampling")
+    if written is not None and written.value is not None:
+        sampling = merge(sampling, written, layout.child("eval").child("sampling"))
+    fields["eval"] = replace(evaluation, value={**evaluation.mapping, "sampling": sampling})
+    return replace(tree, value=fields)
