@@ -15,13 +15,12 @@ def main() -> None:
     from proxima.core.surrogate import PpoClip
     from proxima.data import Trajectory
     from proxima.model import Policy, load
-    from proxima.train import AdamW, Trainer
+    from proxima.train import AdamW, PolicyObjective, TrainStack
 
     torch.set_num_threads(settings["threads"])
     policy = Policy(load(settings["model"], device="cpu"), compute_dtype=torch.bfloat16)
-    trainer = Trainer(
-        policy, surrogate=PpoClip(), aggregate=TokenMean(), optimizer=AdamW(lr=1e-7), skip_zero_advantage=False
-    )
+    stack = TrainStack(policy, optimizer=AdamW(lr=1e-7))
+    objective = PolicyObjective(surrogate=PpoClip(), aggregate=TokenMean(), skip_zero_advantage=False)
     generator = torch.Generator().manual_seed(1)
     count, length = settings["sequences"], settings["tokens"]
     ids = torch.randint(1000, 40_000, (count, length), generator=generator).tolist()
@@ -56,7 +55,7 @@ def main() -> None:
 
     def once() -> dict[str, float]:
         start = time.perf_counter()
-        trainer.update([range(count)], items)
+        stack.update(objective, [range(count)], items)
         measured = {"step": time.perf_counter() - start}
         for name, specs in corrections.items():
             times = []

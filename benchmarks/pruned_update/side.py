@@ -14,11 +14,12 @@ def main() -> None:
     from proxima.data import Completion, Group, Prompt, Score
     from proxima.model import Policy, load
     from proxima.runtime.algorithm import Algorithm
-    from proxima.train import Trainer
+    from proxima.train import PolicyObjective, TrainStack
 
     torch.set_num_threads(settings["threads"])
     policy = Policy(load(settings["model"], device="cpu"), compute_dtype=torch.bfloat16)
-    trainer = Trainer(policy, surrogate=SURROGATES["ppo_clip"](), aggregate=AGGREGATES["token_mean"]())
+    stack = TrainStack(policy)
+    objective = PolicyObjective(surrogate=SURROGATES["ppo_clip"](), aggregate=AGGREGATES["token_mean"]())
     generator = torch.Generator().manual_seed(1)
 
     def ids(count: int) -> tuple[int, ...]:
@@ -55,7 +56,7 @@ def main() -> None:
     def once() -> dict[str, float]:
         start = time.perf_counter()
         chosen = algorithm.choose(groups, step=1)
-        result = trainer.update(chosen.updates, chosen.trajectories, lambda done, total: None, version=0)
+        result = stack.update(objective, chosen.updates, chosen.trajectories, lambda done, total: None)
         return {"seconds": time.perf_counter() - start, "tokens": result.tokens}
 
     chosen = algorithm.choose(groups, step=1)

@@ -6,7 +6,7 @@ from proxima.core import ADVANTAGES, SELECTIONS
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.runtime.algorithm import Algorithm
 from proxima.runtime.step_metrics import mean_metrics, rollout_metrics
-from proxima.train import TrajectoryFacts
+from proxima.train import TokenStatistics
 
 
 def group(uid, rewards, tokens=3, correct=None):
@@ -117,8 +117,8 @@ def test_fates_of_all_completions():
     )
     assert chosen.rows == (0, 1, 2, 7, 8)
     facts = {
-        0: TrajectoryFacts(log_prob=[-1.0] * 3, keep=[True] * 3),
-        4: TrajectoryFacts(log_prob=[-2.0] * 3, keep=[False] * 3, entropy=[0.1] * 3),
+        0: TokenStatistics(log_prob=[-1.0] * 3, keep=[True] * 3),
+        4: TokenStatistics(log_prob=[-2.0] * 3, keep=[False] * 3, entropy=[0.1] * 3),
     }
     fates = chosen.fates(facts)
     skipped, dropped = "skipped_zero_advantage", "dropped_uniform_group"

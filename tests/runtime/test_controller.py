@@ -18,7 +18,7 @@ from proxima.runtime.folder import RunFolder
 from proxima.runtime.held_out import Evaluation
 from proxima.runtime.journal import Journal
 from proxima.runtime.rollouts import read_rows
-from proxima.train import Trainer
+from proxima.train import PolicyObjective, TrainStack
 from proxima.train.checkpoint import checkpoints
 from tests.model.rows import ids, loaded
 from tests.runtime.tiny_run import Watcher
@@ -126,7 +126,7 @@ class World:
         self.rewards = FakeRewards(self.journal, **(rewards or {}))
         self.observer = observer or Watcher()
         policy = Policy(loaded("llama"))
-        self.trainer = Trainer(policy, surrogate=Reinforce(), aggregate=TokenMean())
+        self.stack = TrainStack(policy)
         prompts = [Prompt(uid=1000 + i, messages=(), tokens=(4, 5)) for i in range(3)]
         chosen = {
             "steps": 2,
@@ -142,7 +142,8 @@ class World:
             rewards=self.rewards,
             algorithm=Algorithm(advantage=ADVANTAGES["grpo"](), selection=()),
             policy=policy,
-            trainer=self.trainer,
+            stack=self.stack,
+            objective=PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean()),
             journal=self.journal,
             folder=self.folder,
             clock=self.clock,
@@ -166,14 +167,14 @@ class World:
         return [r for r in self.folder.read_metrics() if r["kind"] == kind]
 
     def weights(self):
-        return [p.detach().clone() for p in self.trainer.parameters]
+        return [p.detach().clone() for p in self.stack.parameters]
 
 
 def test_where_prompts_stand_at_each_stage(tmp_path):
     world = World(tmp_path / "run")
     at_update = []
-    inner = world.trainer.update
-    world.trainer.update = lambda *a, **k: at_update.append(world.journal.counts()) or inner(*a, **k)
+    inner = world.stack.update
+    world.stack.update = lambda *a, **k: at_update.append(world.journal.counts()) or inner(*a, **k)
     assert world.run() is True
     assert world.engine.seen == [{"generating": 3}, {"consumed": 3, "generating": 3}]
     assert [state for _, state in world.rewards.seen] == ["generating"] * 6
@@ -187,8 +188,8 @@ def test_where_prompts_stand_at_each_stage(tmp_path):
 
 def test_times_are_of_the_injected_clock(tmp_path):
     world = World(tmp_path / "run", engine={"seconds": 2.0})
-    inner = world.trainer.update
-    world.trainer.update = lambda *a, **k: world.clock.advance(4.0) or inner(*a, **k)
+    inner = world.stack.update
+    world.stack.update = lambda *a, **k: world.clock.advance(4.0) or inner(*a, **k)
     world.run()
     for i, r in enumerate(world.records(), start=1):
         assert (r["time/generate"], r["time/train"], r["time/publish"], r["time/step"], r["time"]) == (
@@ -261,8 +262,8 @@ def test_a_stop_does_not_wait_for_what_hangs(trouble, tmp_path):
 
 def test_a_stop_during_the_first_update_ends_after_that_step(tmp_path):
     world = World(tmp_path / "run", steps=5, evaluation=True, evaluate_before=False)
-    inner = world.trainer.update
-    world.trainer.update = lambda *a, **k: world.controller.stop() or inner(*a, **k)
+    inner = world.stack.update
+    world.stack.update = lambda *a, **k: world.controller.stop() or inner(*a, **k)
     assert world.run() is False
     assert world.journal.step == 1 and [c.step for c in checkpoints(world.folder.checkpoints)] == [1]
     assert checkpoints(world.folder.checkpoints)[0].facts["cursor"] == {"drawn": 3} and world.records("eval") == []

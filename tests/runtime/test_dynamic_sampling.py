@@ -363,7 +363,7 @@ def test_a_batch_that_is_not_full_moves_the_learning_rate_on_as_a_full_one(tmp_p
     )
     for world in (full, partial):
         world.run()
-    assert full.trainer.updates == partial.trainer.updates == 3
+    assert full.stack.updates == partial.stack.updates == 3
 
 
 def test_the_command_line_says_the_end_in_one_line(tiny_model, tmp_path, capsys):
@@ -413,16 +413,16 @@ def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
 
 
 def test_forwards_of_frozen_policies_are_run_on_what_pruning_left(tiny_model, tmp_path, monkeypatch):
-    from proxima.train import Trainer
+    from proxima.train import TrainStack
 
     seen = []
-    inner = Trainer.log_prob
+    inner = TrainStack.log_prob
 
     def counted(self, trajectories, policy=None):
         seen.append(len(trajectories))
         return inner(self, trajectories, *([] if policy is None else [policy]))
 
-    monkeypatch.setattr(Trainer, "log_prob", counted)
+    monkeypatch.setattr(TrainStack, "log_prob", counted)
     algorithm = {
         "preset": "grpo",
         "proximal": "recompute",

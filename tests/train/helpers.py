@@ -2,6 +2,7 @@
 plainly."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from proxima.core import PpoClip, TokenMean, policy_loss
 from proxima.data import PolicyBatch, Trajectory
 from proxima.model import Policy
-from proxima.train import AdamW, Trainer
+from proxima.train import AdamW, PolicyObjective, Schedule, TrainStack
 from tests.model.rows import loaded, plain_log_prob, rows
 from tests.tiny import tiny
 
@@ -42,25 +43,34 @@ def trajectories(
     return out
 
 
-def trainer(
-    kind: str = "llama",
-    *,
-    surrogate=None,
-    aggregate=None,
-    share_prompt: bool = True,
-    attention: str = "auto",
-    optimizer=None,
-    **settings,
-) -> Trainer:
-    policy = Policy(loaded(kind), share_prompt=share_prompt, attention=attention)
-    chosen = {"max_grad_norm": 0.0} | settings
-    return Trainer(
-        policy,
-        surrogate=surrogate or PpoClip(),
-        aggregate=aggregate or TokenMean(),
-        optimizer=optimizer or AdamW(lr=1e-3),
-        **chosen,
+class Trainer:
+    """A stack bound to one objective, for tests that use no other."""
+
+    def __init__(self, stack: TrainStack, objective: PolicyObjective) -> None:
+        self.stack, self.objective = stack, objective
+
+    def update(self, plan, items, progress=None, version: int = 0, planned: int = 0):
+        objective = replace(self.objective, current_version=version)
+        return self.stack.update(objective, plan, items, progress, planned)
+
+    def __getattr__(self, name: str):
+        return getattr(self.stack, name)
+
+
+def trainer(kind: str = "llama", *, share_prompt: bool = True, attention: str = "auto", **settings) -> Trainer:
+    return trainer_of(Policy(loaded(kind), share_prompt=share_prompt, attention=attention), **settings)
+
+
+def trainer_of(policy: Policy, **settings) -> Trainer:
+    """`settings` are fields of the stack, of the objective and of the schedule."""
+    own = {name: settings.pop(name) for name in ("max_grad_norm", "tokens_per_micro_batch") if name in settings}
+    schedule = Schedule(
+        settings.pop("schedule", "constant"),
+        **{name: settings.pop(name) for name in ("total_updates", "warmup", "final_ratio") if name in settings},
     )
+    optimizer = settings.pop("optimizer", None) or AdamW(lr=1e-3)
+    stack = TrainStack(policy, optimizer=optimizer, schedule=schedule, **({"max_grad_norm": 0.0} | own))
+    return Trainer(stack, PolicyObjective(**({"surrogate": PpoClip(), "aggregate": TokenMean()} | settings)))
 
 
 def weights(t: Trainer) -> dict[str, Tensor]:

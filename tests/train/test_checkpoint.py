@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM
 from proxima.model import Policy, load
 from proxima.train import AdamW, checkpoint
 from proxima.train.checkpoint import checkpoints, prune, restore, write_checkpoint
-from proxima.train.trainer import Trainer
-from tests.train.helpers import trainer, trajectories, weights
+from tests.train.helpers import Trainer, trainer, trainer_of, trajectories, weights
 
 ALL = [list(range(13))]
 SCHEDULE = {"total_updates": 8, "warmup": 2, "schedule": "cosine", "max_grad_norm": 0.5}
@@ -22,13 +21,7 @@ def make(folder=None, **settings) -> Trainer:
     t = trainer(optimizer=AdamW(lr=2e-3, weight_decay=0.1), **(SCHEDULE | settings))
     if folder is not None:
         loaded = load(str(folder), device="cpu")
-        t = Trainer(
-            Policy(loaded),
-            surrogate=t.surrogate,
-            aggregate=t.aggregate,
-            optimizer=AdamW(lr=2e-3, weight_decay=0.1),
-            **(SCHEDULE | settings),
-        )
+        t = trainer_of(Policy(loaded), optimizer=AdamW(lr=2e-3, weight_decay=0.1), **(SCHEDULE | settings))
     return t
 
 

@@ -11,10 +11,10 @@ from tests.train.helpers import trajectories
 @pytest.mark.parametrize("budget", [1, 20, 33, 10_000])
 def test_tokens_are_counted_as_they_are_packed_and_stay_in_the_budget(share_prompt, budget):
     items = trajectories()
-    cuts = micro_batches(items, budget, share_prompt=share_prompt)
+    cuts = micro_batches([(item,) for item in items], budget, share_prompt=share_prompt)
     assert [i for cut in cuts for i in cut] == list(range(len(items)))
     for cut in cuts:
         members = [items[i] for i in cut]
-        fed = tokens_fed(members, share_prompt=share_prompt)
+        fed = tokens_fed([(item,) for item in members], share_prompt=share_prompt)
         assert fed == len(pack(members, share_prompt=share_prompt).tokens)
         assert fed <= budget or len(cut) == 1

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from proxima.data import Trajectory, pack
-from proxima.train import OPTIMIZERS, AdamW, learning_rate_factor
+from proxima.train import OPTIMIZERS, AdamW, Schedule
 from proxima.train.micro_batch import micro_batches
 from tests.train.helpers import trainer, trajectories
 
 
-def factors(total, **settings):
-    return [learning_rate_factor(i, total=total, **settings) for i in range(total)]
+def factors(total, kind="constant", **settings):
+    schedule = Schedule(kind, total_updates=total, **settings)
+    return [schedule.factor(i) for i in range(total)]
 
 
 def test_constant_with_warm_up():
@@ -25,29 +26,27 @@ def test_constant_with_warm_up():
 
 
 def test_linear():
-    assert factors(5, schedule="linear") == [1.0, 0.75, 0.5, 0.25, 0.0]
-    assert factors(7, schedule="linear", warmup=2, final_ratio=0.2) == pytest.approx(
-        [0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2]
-    )
+    assert factors(5, kind="linear") == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert factors(7, kind="linear", warmup=2, final_ratio=0.2) == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2])
 
 
 def test_cosine():
-    assert factors(5, schedule="cosine", final_ratio=0.1) == pytest.approx(
+    assert factors(5, kind="cosine", final_ratio=0.1) == pytest.approx(
         [1.0, 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, 0.55, 0.1 + 0.9 * (1 - math.sqrt(0.5)) / 2, 0.1]
     )
 
 
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_odd_totals(schedule):
-    assert learning_rate_factor(0, total=1, schedule=schedule) == 1.0
-    assert learning_rate_factor(9, total=5, schedule=schedule, final_ratio=0.3) == (
+    assert Schedule(schedule, total_updates=1).factor(0) == 1.0
+    assert Schedule(schedule, total_updates=5, final_ratio=0.3).factor(9) == (
         1.0 if schedule == "constant" else pytest.approx(0.3)
     )
-    assert factors(3, schedule=schedule, warmup=10) == pytest.approx([0.1, 0.2, 0.3])
+    assert factors(3, kind=schedule, warmup=10) == pytest.approx([0.1, 0.2, 0.3])
 
 
 def test_the_learning_rate_of_each_update():
-    t = trainer(optimizer=AdamW(lr=0.02), total_updates=5, warmup=2, schedule="linear", final_lr_ratio=0.5)
+    t = trainer(optimizer=AdamW(lr=0.02), total_updates=5, warmup=2, schedule="linear", final_ratio=0.5)
     items = trajectories()
     seen = [t.update([list(range(13))], items).metrics["lr"] for _ in range(5)]
     assert seen == pytest.approx([0.01, 0.02, 0.02, 0.015, 0.01])
@@ -100,6 +99,11 @@ def test_the_table_holds_specs_that_build():
         assert isinstance(optimizer, torch.optim.Optimizer)
 
 
+def single(items):
+    """Items of one sequence each."""
+    return [(item,) for item in items]
+
+
 def row(prompt, length, group):
     return Trajectory(prompt_tokens=tuple(range(1, prompt + 1)), tokens=tuple(range(length)), group=group)
 
@@ -107,11 +111,11 @@ def row(prompt, length, group):
 def test_micro_batches_by_hand():
     items = [row(10, 6, 0), row(10, 6, 0), row(10, 6, 0), row(4, 1, 1), row(30, 9, 2)]
     # shared: 10 + 5, then 5 more each, then 4 + 0
-    assert micro_batches(items, 20) == [[0, 1], [2, 3], [4]]
-    assert micro_batches(items, 24) == [[0, 1], [2, 3], [4]]
-    assert micro_batches(items, 29) == [[0, 1, 2, 3], [4]]
-    assert micro_batches(items, 20, share_prompt=False) == [[0], [1], [2, 3], [4]]
-    assert micro_batches(items, 1) == [[0], [1], [2], [3], [4]]
+    assert micro_batches(single(items), 20) == [[0, 1], [2, 3], [4]]
+    assert micro_batches(single(items), 24) == [[0, 1], [2, 3], [4]]
+    assert micro_batches(single(items), 29) == [[0, 1, 2, 3], [4]]
+    assert micro_batches(single(items), 20, share_prompt=False) == [[0], [1], [2, 3], [4]]
+    assert micro_batches(single(items), 1) == [[0], [1], [2], [3], [4]]
     assert micro_batches([], 10) == []
 
 
@@ -122,7 +126,7 @@ def test_micro_batches_by_hand():
 )
 def test_no_micro_batch_is_above_its_budget(shapes, budget, share):
     items = [row(prompt, length, group) for group, (prompt, lengths) in enumerate(shapes) for length in lengths]
-    cuts = micro_batches(items, budget, share_prompt=share)
+    cuts = micro_batches(single(items), budget, share_prompt=share)
     assert [i for cut in cuts for i in cut] == list(range(len(items))) and all(cuts)
     sizes = [len(pack([items[i] for i in cut], share_prompt=share).tokens) for cut in cuts]
     for cut, size in zip(cuts, sizes, strict=True):

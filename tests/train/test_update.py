@@ -4,14 +4,23 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Cppo, PpoClip, Reinforce, SequenceMeanTokenMean, TokenMean
+from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Cppo, Reinforce, SequenceMeanTokenMean
 from proxima.core.correction import TopEntropy
 from proxima.core.surrogate import ClipCov
 from proxima.model import Policy
 from proxima.train import AdamW
 from tests.model.rows import loaded
 from tests.tiny import KINDS
-from tests.train.helpers import ADVANTAGES, assert_close, gradients, naive_gradients, trainer, trajectories, weights
+from tests.train.helpers import (
+    ADVANTAGES,
+    assert_close,
+    gradients,
+    naive_gradients,
+    trainer,
+    trainer_of,
+    trajectories,
+    weights,
+)
 
 BUDGETS = (1, 12, 30, 10_000)
 ALL = [list(range(13))]
@@ -20,7 +29,8 @@ PLAIN = [kind for kind in ("ppo_clip", "dppo", "cppo", "drpo", "reinforce", "spo
 
 def test_the_split_is_a_split():
     t = trainer(tokens_per_micro_batch=12)
-    assert len(t._cut(trajectories())) > 4 and len(trainer()._cut(trajectories())) == 1
+    items = [(item,) for item in trajectories()]
+    assert len(t._micro_batches(items)) > 4 and len(trainer()._micro_batches(items)) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -50,7 +60,7 @@ def test_a_penalty_keeps_the_zero_advantages_in(penalty):
     items = trajectories()
     spec = PENALTIES[penalty](coefficient=0.3)
     t = trainer(penalties=[spec], tokens_per_micro_batch=20)
-    assert t.skip_zero_advantage is False
+    assert t.objective.skips_zero_advantage is False
     assert_close(gradients(t, items), naive_gradients("llama", items, penalty=spec), 3e-5)
 
 
@@ -96,10 +106,10 @@ def test_skipped_trajectories_are_counted_and_have_no_facts():
     zero = {i for i, row in enumerate(items) if len(row.tokens) and not row.advantage.any()}
     empty = {i for i, row in enumerate(items) if not len(row.tokens)}
     assert zero == {2, 5, 9} and empty == {3}
-    assert result.metrics["skipped_zero_advantage"] == 3
-    assert result.facts.keys() == set(range(13)) - zero - empty
+    assert result.skipped == 3
+    assert result.token_statistics.keys() == set(range(13)) - zero - empty
     whole = trainer(skip_zero_advantage=False).update(ALL, items)
-    assert whole.facts.keys() == set(range(13)) - empty and whole.metrics["skipped_zero_advantage"] == 0
+    assert whole.token_statistics.keys() == set(range(13)) - empty and whole.skipped == 0
     assert whole.tokens > result.tokens
 
 
@@ -109,7 +119,7 @@ def test_facts_are_of_the_first_forward():
     before = t.log_prob(items)
     result = t.update([*ALL, *ALL, *ALL], items)
     assert result.updates == t.updates == 3
-    for i, fact in result.facts.items():
+    for i, fact in result.token_statistics.items():
         assert fact.log_prob == pytest.approx(before[i], abs=2e-5)
         assert len(fact.keep) == len(fact.entropy) == len(items[i].tokens)
         ratio = torch.tensor(before[i]) - torch.tensor(items[i].behavior_log_prob)
@@ -165,15 +175,12 @@ def test_log_probs_at_the_datas_own_temperature_and_of_another_policy():
         assert values == pytest.approx(list(row.behavior_log_prob), abs=1.1e-3)  # clamped at -1e-3
     other = Policy(loaded("llama", seed=8))
     theirs = t.log_prob(items, other)
-    theirs, own, alone = (np.concatenate(x) for x in (theirs, t.log_prob(items), trainer_of(other).log_prob(items)))
+    theirs, own, alone = (
+        np.concatenate(x)
+        for x in (theirs, t.log_prob(items), trainer_of(other, tokens_per_micro_batch=15).log_prob(items))
+    )
     assert not np.array_equal(theirs, own) and np.array_equal(theirs, alone)
     assert all(p.grad is None for p in t.parameters)
-
-
-def trainer_of(policy):
-    from proxima.train import Trainer
-
-    return Trainer(policy, surrogate=PpoClip(), aggregate=TokenMean(), tokens_per_micro_batch=15)
 
 
 def test_the_first_forward_as_proximal_policy():
@@ -203,8 +210,8 @@ def test_an_update_of_zero_advantages_is_a_step_with_a_zero_gradient():
     items = [row.with_(advantage=0.0) for row in trajectories()]
     t, before = trainer(), weights(trainer())
     result = t.update(ALL, items)
-    assert (result.tokens, result.updates, t.updates) == (0, 1, 1) and not result.facts
-    assert result.metrics["grad_norm"] == result.metrics["loss"] == 0 and result.metrics["skipped_zero_advantage"] == 12
+    assert (result.tokens, result.updates, t.updates) == (0, 1, 1) and not result.token_statistics
+    assert result.metrics["grad_norm"] == result.metrics["loss"] == 0 and result.skipped == 12
     for name, value in weights(t).items():
         assert torch.equal(value, before[name])
 
@@ -233,7 +240,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(bad):
     t.update(ALL, items)
     before, state = weights(t), {k: v.clone() for k, v in t.state()[0].items()}
     handle = t.policy.head.weight.register_hook(lambda g: g * bad)
-    with pytest.raises(FloatingPointError, match="the gradient norm is .* at update 2; the weights are as before it"):
+    with pytest.raises(FloatingPointError, match="the gradient norm is .* at update 2; the weights are unchanged"):
         t.update(ALL, items)
     for name, value in weights(t).items():
         assert torch.equal(value, before[name])

@@ -197,7 +197,7 @@ def _micro_batches(prompts: int, completions: int, prompt: int, length: int, bud
 
     question, answer = np.zeros(max(prompt, 1), np.int32), np.zeros(length, np.int32)
     longest = [
-        Trajectory(prompt_tokens=question, tokens=answer, group=group)
+        (Trajectory(prompt_tokens=question, tokens=answer, group=group),)
         for group in range(prompts)
         for _ in range(completions)
     ]

@@ -122,19 +122,24 @@ class Loss:
         numerator: [] float64, with gradient.
         denominator: [] float64. Add both over micro-batches and ranks, then divide once.
         metrics: mergeable statistics over the loss tokens.
-        keep: [N] bool, the loss tokens that teach.
     """
 
     numerator: Tensor
     denominator: Tensor
     metrics: Metrics
-    keep: Tensor
 
     @property
     def value(self) -> Tensor:
         """numerator / denominator, [] float64 with gradient. A denominator of 0 (nothing in the loss, or `token_sum`)
         divides by one."""
         return self.numerator / torch.where(self.denominator == 0, torch.ones_like(self.denominator), self.denominator)
+
+
+@dataclass(frozen=True)
+class PolicyLoss(Loss):
+    """A loss with `keep` [N] bool, the loss tokens that surrogate and corrections kept."""
+
+    keep: Tensor
 
 
 def policy_loss(
@@ -145,7 +150,7 @@ def policy_loss(
     correction: Correction | Sequence[Correction] | None = None,
     penalty: Penalty | Sequence[Penalty] | None = None,
     check: bool = True,
-) -> Loss:
+) -> PolicyLoss:
     """The loss of a batch, not yet divided, with its metrics.
 
         loss_t = w_t · surrogate_t + Σ penalty_t        numerator, denominator = aggregate(loss)
@@ -157,7 +162,7 @@ def policy_loss(
             `core.precompute` has put their weights into it.
         check: refuse log-probs that can't be; costs one device sync a call.
 
-    Returns: `Loss`. In a training loop of your own: `policy_loss(b, surrogate=Cppo(),
+    Returns: `PolicyLoss`. In a training loop of your own: `policy_loss(b, surrogate=Cppo(),
         aggregate=TokenMean()).value.backward()`.
 
     Raises:
@@ -190,7 +195,7 @@ def policy_loss(
     for spec in penalties:
         loss = loss + spec(batch)
     numerator = aggregate(loss, batch)
-    return Loss(numerator, aggregate.denominator(batch.loss_mask, batch.cu_seqlens), metrics, keep)
+    return PolicyLoss(numerator, aggregate.denominator(batch.loss_mask, batch.cu_seqlens), metrics, keep)
 
 
 def as_list(specs: Any) -> list[Any]:

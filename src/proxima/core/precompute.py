@@ -24,6 +24,10 @@ class Precomputed:
     batch: PolicyBatch
     metrics: Metrics
 
+    def take(self, sequences: Sequence[int]) -> "Precomputed":
+        """The part for a micro-batch; the metrics stay with the whole."""
+        return Precomputed(self.batch.take(sequences), {})
+
 
 def needs_precompute(surrogate: Surrogate, corrections: Sequence[Correction] = ()) -> bool:
     """True when loss and gradient of micro-batches are only exact after `precompute`."""
@@ -40,7 +44,7 @@ def precompute(
         batch: all tokens of one optimizer step, on all ranks. `log_prob` may be of an earlier forward: what `clip_cov`,
             `kl_cov`, `m2po` and `towards: current` decide is then of that forward, and stays so for the whole step.
         surrogate, correction: as for `policy_loss`; pass the same ones there.
-    Returns: `Precomputed`; take micro-batches of its batch. Its metrics are complete: the micro-batches do not repeat
+    Returns: `Precomputed`; `take` micro-batches of it. Its metrics are complete: the micro-batches do not repeat
         them.
     Raises: ValueError as `policy_loss`, for a missing tensor.
     """

@@ -13,7 +13,7 @@ from proxima.core.advantage import needs_baseline
 from proxima.core.selection import prompts_factor, select
 from proxima.data import Group, Outcomes, Trajectory
 from proxima.runtime.rollouts import CompletionRecord
-from proxima.train import TrajectoryFacts
+from proxima.train import TokenStatistics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class StepBatch:
         completions = (completion for group in self.groups for completion in group.completions)
         return sum(len(c.tokens) for c, reason in zip(completions, self.reasons, strict=True) if reason)
 
-    def fates(self, facts: dict[int, TrajectoryFacts]) -> list[CompletionRecord]:
+    def fates(self, facts: dict[int, TokenStatistics]) -> list[CompletionRecord]:
         """What became of each completion; `facts` by trajectory, from the trainer."""
         place = {row: i for i, row in enumerate(self.rows)}
         out = []

@@ -22,8 +22,8 @@ from proxima.runtime.observer import Observer
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource
-from proxima.train import Trainer
-from proxima.train.trainer import Proximal
+from proxima.train import PolicyObjective, Schedule, TrainStack
+from proxima.train.objectives import ProximalSource
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
@@ -168,31 +168,39 @@ def make_plan(config: "RunConfig") -> Plan:
     )
 
 
-def make_trainer(config: "RunConfig", policy: Policy) -> Trainer:
-    """The optimizer and the loss."""
+def make_stack(config: "RunConfig", policy: Policy) -> TrainStack:
+    """The optimizer and all around it."""
+    train = config.train
+    return TrainStack(
+        policy,
+        optimizer=train.optimizer,
+        schedule=Schedule(
+            train.schedule,
+            total_updates=train.steps * train.updates_per_step * train.epochs_per_step,
+            warmup=train.warmup_steps,
+            final_ratio=train.final_lr_ratio,
+        ),
+        max_grad_norm=train.max_grad_norm,
+        tokens_per_micro_batch=train.tokens_per_micro_batch,
+    )
+
+
+def make_objective(config: "RunConfig") -> PolicyObjective:
+    """The loss."""
     train, algorithm = config.train, config.algorithm
-    updates = train.updates_per_step * train.epochs_per_step
-    proximal: Proximal = "loglinear" if algorithm.proximal == "loglinear" else "given"
-    if algorithm.proximal == "recompute" and updates == 1:
+    proximal: ProximalSource = "loglinear" if algorithm.proximal == "loglinear" else "given"
+    if algorithm.proximal == "recompute" and train.updates_per_step * train.epochs_per_step == 1:
         proximal = "first_forward"
     penalties = [algorithm.reference_kl] if pulls(config) else []
     if algorithm.entropy_bonus > 0:
         penalties.append(EntropyBonus(algorithm.entropy_bonus))
-    return Trainer(
-        policy,
+    return PolicyObjective(
         surrogate=algorithm.surrogate,
         aggregate=algorithm.aggregate,
         corrections=algorithm.correction,
         penalties=penalties,
-        optimizer=train.optimizer,
-        total_updates=train.steps * updates,
-        warmup=train.warmup_steps,
-        schedule=train.schedule,
-        final_lr_ratio=train.final_lr_ratio,
-        max_grad_norm=train.max_grad_norm,
-        tokens_per_micro_batch=train.tokens_per_micro_batch,
-        skip_zero_advantage=algorithm.skip_zero_advantage,
         proximal=proximal,
+        skip_zero_advantage=algorithm.skip_zero_advantage,
     )
 
 
@@ -240,7 +248,8 @@ def make_controller(
             seed=config.seed,
         ),
         policy=policy,
-        trainer=make_trainer(config, policy),
+        stack=make_stack(config, policy),
+        objective=make_objective(config),
         reference=reference,
         evaluation=make_evaluation(config, opened, engine, rewards, observer, folder) if opened.held_out else None,
         journal=journal,

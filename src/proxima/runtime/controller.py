@@ -10,7 +10,7 @@ before it was published.
 import asyncio
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from proxima.config.schema import DynamicSamplingConfig
@@ -30,7 +30,7 @@ from proxima.runtime.observer import Observer, Sample
 from proxima.runtime.rollouts import write_rollouts
 from proxima.runtime.step_metrics import mean_metrics, rollout_metrics
 from proxima.task.prompts import PromptSource
-from proxima.train import Trainer, UpdateResult
+from proxima.train import PolicyObjective, TrainStack, UpdateResult
 from proxima.train.checkpoint import checkpoints, prune, read_checkpoint, write_checkpoint
 
 
@@ -79,8 +79,8 @@ class Controller:
         source: gives prompts in order; its state is the data cursor.
         engine, rewards: from prompt to scored group.
         algorithm: from scored groups to updates.
-        policy, trainer, reference: the weights, what changes them, and the frozen policy a penalty pulls to (None: no
-            penalty).
+        policy, stack, objective: the weights, what updates them, and by which loss.
+        reference: the frozen policy that a penalty pulls to; None without one.
         evaluation: None without held-out questions.
         journal, folder: what survives.
         clock, observer: time, and who watches.
@@ -94,7 +94,8 @@ class Controller:
     rewards: RewardRunner
     algorithm: Algorithm
     policy: Policy
-    trainer: Trainer
+    stack: TrainStack
+    objective: PolicyObjective
     journal: Journal
     folder: RunFolder
     clock: Clock
@@ -199,11 +200,11 @@ class Controller:
         """Log-probs of the frozen policies, then the optimizer steps."""
         with self.timed("train"):
             trajectories = self.with_log_probs(chosen.trajectories)
-            return self.trainer.update(
+            return self.stack.update(
+                replace(self.objective, current_version=self.journal.version),
                 chosen.updates,
                 trajectories,
                 lambda done, total: self.observer.progress("train", done, total, "tokens"),
-                version=self.journal.version,
                 planned=self.algorithm.updates * self.algorithm.epochs,
             )
 
@@ -211,11 +212,11 @@ class Controller:
         """Proximal and reference log-probs, on what is left after selection; with one update a step, its own forward is
         the former."""
         out = list(trajectories)
-        if self.plan.recompute_proximal and self.trainer.proximal != "first_forward":
-            values = self.trainer.log_prob(out)
+        if self.plan.recompute_proximal and self.objective.proximal != "first_forward":
+            values = self.stack.log_prob(out)
             out = [item.with_(proximal_log_prob=value) for item, value in zip(out, values, strict=True)]
         if self.reference is not None:
-            values = self.trainer.log_prob(out, self.reference)
+            values = self.stack.log_prob(out, self.reference)
             out = [item.with_(reference_log_prob=value) for item, value in zip(out, values, strict=True)]
         return out
 
@@ -230,7 +231,7 @@ class Controller:
         self, step: int, collected: Collected, chosen: StepBatch, result: UpdateResult, record: Mapping[str, Any]
     ) -> None:
         """Files first, then the journal's one transaction: a step that is in the journal has left all its traces."""
-        write_rollouts(self.folder.rollout_file(step), step, chosen.groups, chosen.fates(result.facts))
+        write_rollouts(self.folder.rollout_file(step), step, chosen.groups, chosen.fates(result.token_statistics))
         self.folder.append_metrics(record)
         uids = [group.prompt.uid for group in chosen.groups]
         self._cursor, self._surplus = self.source.state(), collected.carried
@@ -278,7 +279,7 @@ class Controller:
         facts = {"version": self.journal.version, "cursor": self._cursor, "seed": self.plan.seed}
         facts["pending"] = [group.prompt.uid for group in self._surplus]
         pending = {PENDING: lambda path: write_groups(path, self._surplus)} if self._surplus else {}
-        write_checkpoint(self.folder.checkpoints, step, self.policy.loaded, self.trainer, facts, pending)
+        write_checkpoint(self.folder.checkpoints, step, self.policy.loaded, self.stack, facts, pending)
         best = self.best_step() if self.plan.keep_best else None
         prune(self.folder.checkpoints, self.plan.keep_last, keep=[] if best is None else [best])
 
@@ -320,6 +321,7 @@ class Controller:
             **rollout,
             **collected.metrics(),
             **mean_metrics(result.metrics),
+            "skipped_zero_advantage": float(result.skipped),
             "updates": result.updates,
             "tokens/trained": result.tokens,
             "tokens_per_second/generate": rollout["tokens/generated"] / generated if generated else 0.0,

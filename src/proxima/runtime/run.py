@@ -97,7 +97,7 @@ async def _train(
             config, loaded, opened, folder=folder, journal=journal, observer=observer, clock=clock, carried=carried
         )
         if checkpoint:
-            restore(checkpoint, controller.trainer)
+            restore(checkpoint, controller.stack)
         facts = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
         folder.write_environment(describe_environment(config.seed, facts))
         observer.started(_info(config, loaded, folder, journal.step, len(opened.held_out)))

@@ -1,12 +1,25 @@
-"""Training: trajectories go in, one optimizer step comes out. The same stack serves every trainer.
+"""Training: items and an objective in, new weights out. The stack knows no RL; every objective uses the same one.
 
-`micro_batch.py` cuts by token budget, `optimizer.py` has optimizers and schedules, `trainer.py` is the update,
-`checkpoint.py` writes and reads.
-Imports: torch, safetensors, `proxima.data`, `proxima.core`, `proxima.model`. Imported by `runtime`.
-To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIMIZERS`.
+    stack         optimizer, schedule, gradient clipping, micro-batches, state
+    objectives/   what is minimised: `PolicyObjective`, and the protocol for others
+    micro_batch   splits an update by token budget        optimizer    optimizers and learning-rate schedules
+    checkpoint    writes and reads checkpoints
+Imports: torch, numpy, safetensors, `proxima.data`, `proxima.core`, `proxima.model`. Imported by `runtime`.
+To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIMIZERS`. To add an objective: see
+`proxima.train.objectives`.
 """
 
-from proxima.train.optimizer import OPTIMIZERS, AdamW, learning_rate_factor
-from proxima.train.trainer import Trainer, TrajectoryFacts, UpdateResult
+from proxima.train.objectives import Objective, PolicyObjective, TokenStatistics
+from proxima.train.optimizer import OPTIMIZERS, AdamW, Schedule
+from proxima.train.stack import TrainStack, UpdateResult
 
-__all__ = ["OPTIMIZERS", "AdamW", "Trainer", "TrajectoryFacts", "UpdateResult", "learning_rate_factor"]
+__all__ = [
+    "OPTIMIZERS",
+    "AdamW",
+    "Objective",
+    "PolicyObjective",
+    "Schedule",
+    "TokenStatistics",
+    "TrainStack",
+    "UpdateResult",
+]

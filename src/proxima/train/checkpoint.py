@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from proxima.data import UserError
 from proxima.model import LoadedModel, save
-from proxima.train.trainer import Trainer
+from proxima.train.stack import TrainStack
 
 FORMAT = 1
 
@@ -42,7 +42,7 @@ def write_checkpoint(
     folder: Path,
     step: int,
     loaded: LoadedModel,
-    trainer: Trainer,
+    stack: TrainStack,
     facts: Mapping[str, Any],
     files: Mapping[str, Callable[[Path], None]] | None = None,
 ) -> Checkpoint:
@@ -61,7 +61,7 @@ def write_checkpoint(
     aside.mkdir(parents=True)
     try:
         save(loaded.model, loaded.tokenizer, aside / "model")
-        tensors, trainer_facts = trainer.state()
+        tensors, trainer_facts = stack.state()
         save_file(
             {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
             aside / "optimizer.safetensors",
@@ -119,7 +119,7 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
     return Checkpoint(path=path, step=int(facts["step"]), facts=facts) if whole else None
 
 
-def restore(checkpoint: Checkpoint, trainer: Trainer) -> None:
+def restore(checkpoint: Checkpoint, stack: TrainStack) -> None:
     """Give the trainer its optimizer state back, and torch its random state. The weights are loaded from
     `checkpoint.model` before.
 
@@ -135,7 +135,7 @@ def restore(checkpoint: Checkpoint, trainer: Trainer) -> None:
             f"{checkpoint.path}: optimizer.safetensors can't be read ({error}); delete this checkpoint to use the "
             "one before"
         ) from error
-    trainer.load(tensors, dict(checkpoint.facts["trainer"]))
+    stack.load(tensors, dict(checkpoint.facts["trainer"]))
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(str(checkpoint.facts["torch_rng"])), dtype=torch.uint8))
 
 

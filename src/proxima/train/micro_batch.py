@@ -1,39 +1,36 @@
-"""Cut an update's trajectories into micro-batches by tokens, so that memory is bounded whatever the lengths are."""
+"""Splits an update into micro-batches by a token budget, so that memory is bounded whatever the lengths are."""
 
 from collections.abc import Sequence
 
 from proxima.data import Trajectory
 
 
-def micro_batches(trajectories: Sequence[Trajectory], budget: int, *, share_prompt: bool = True) -> list[list[int]]:
-    """Indices of `trajectories`, in order, cut where the next one would exceed the budget.
+def micro_batches(items: Sequence[Sequence[Trajectory]], budget: int, *, share_prompt: bool = True) -> list[list[int]]:
+    """Indices of `items`, in order, split where the next item would exceed the budget.
 
     Args:
-        budget: tokens forwarded at once. A shared prompt counts once for its neighbours; a single trajectory above the
-            budget goes alone.
-
-    The split changes neither loss nor gradient: both are divided by the denominator of the whole update.
+        items: the sequences of each item; they stay together.
+        budget: tokens of one forward pass. A shared prompt counts once for its neighbours; a single item above the
+            budget is a micro-batch of its own.
     """
     out: list[list[int]] = []
     used = 0
-    for i, item in enumerate(trajectories):
-        cost = _fed(item, trajectories[i - 1] if out and share_prompt else None)
+    for i, item in enumerate(items):
+        cost = tokens_fed([item], share_prompt=share_prompt, before=items[i - 1][-1].group if i else None)
         if not out or used + cost > budget:
             out.append([])
-            used = 0
-            cost = _fed(item, None)
+            used, cost = 0, tokens_fed([item], share_prompt=share_prompt)
         out[-1].append(i)
         used += cost
     return out
 
 
-def tokens_fed(trajectories: Sequence[Trajectory], *, share_prompt: bool = True) -> int:
-    """How many tokens a micro-batch of these feeds the model: the length of its packed axis, without packing it."""
-    before = [None, *trajectories[:-1]] if share_prompt else [None] * len(trajectories)
-    return sum(_fed(item, neighbour) for item, neighbour in zip(trajectories, before, strict=True))
-
-
-def _fed(item: Trajectory, neighbour: Trajectory | None) -> int:
-    """Tokens that one trajectory adds behind its neighbour. The last of a response is not fed: it predicts nothing."""
-    response = max(0, len(item.tokens) - 1)
-    return response if neighbour is not None and neighbour.group == item.group else response + len(item.prompt_tokens)
+def tokens_fed(items: Sequence[Sequence[Trajectory]], *, share_prompt: bool = True, before: int | None = None) -> int:
+    """Tokens that a micro-batch of these feeds the model: the length of its packed axis, without packing it. The last
+    token of a response is not fed: it predicts nothing. `before` is the group of the sequence in front of them."""
+    total, group = 0, before
+    for trajectory in (trajectory for item in items for trajectory in item):
+        shared = share_prompt and group == trajectory.group
+        total += max(0, len(trajectory.tokens) - 1) + (0 if shared else len(trajectory.prompt_tokens))
+        group = trajectory.group
+    return total

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -51,21 +52,28 @@ class AdamW:
 OPTIMIZERS: dict[str, type] = {"adamw": AdamW}
 
 
-def learning_rate_factor(
-    update: int, *, total: int, warmup: int = 0, schedule: str = "constant", final_ratio: float = 0.0
-) -> float:
-    """Share of the peak learning rate at an update.
+@dataclass(frozen=True)
+class Schedule:
+    """The share of the peak learning rate at each update of a run.
 
     Args:
-        update: 0-based index of the update about to be made.
-        total: updates of the whole run.
+        kind: `constant`; `linear` or `cosine` fall from the end of the warm-up to `final_ratio` at the last update.
+        total_updates: updates of the whole run.
         warmup: updates of linear rise; update i has (i + 1) / warmup of the peak.
-        schedule: `constant`; `linear` or `cosine` fall from the end of the warm-up to `final_ratio` at the last update.
+        final_ratio: share of the peak at the last update.
     """
-    if update < warmup:
-        return (update + 1) / warmup
-    if schedule == "constant":
-        return 1.0
-    progress = min(1.0, (update - warmup) / max(1, total - 1 - warmup))
-    shape = 1 - progress if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-    return final_ratio + (1 - final_ratio) * shape
+
+    kind: Literal["constant", "linear", "cosine"] = "constant"
+    total_updates: int = 1
+    warmup: int = 0
+    final_ratio: float = 0.0
+
+    def factor(self, update: int) -> float:
+        """The share at an update, counted from 0."""
+        if update < self.warmup:
+            return (update + 1) / self.warmup
+        if self.kind == "constant":
+            return 1.0
+        progress = min(1.0, (update - self.warmup) / max(1, self.total_updates - 1 - self.warmup))
+        shape = 1 - progress if self.kind == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+        return self.final_ratio + (1 - self.final_ratio) * shape

@@ -121,7 +121,7 @@ def _as_they_do(record: Record, padded: Padded, aggregate: Any, penalty: Any) ->
             loss = loss + penalty(b)
     if not reasons:
         return None
-    return reasons[0], Loss(aggregate(loss, b), aggregate.denominator(b.loss_mask, b.cu_seqlens), {}, b.loss_mask)
+    return reasons[0], Loss(aggregate(loss, b), aggregate.denominator(b.loss_mask, b.cu_seqlens), {})
 
 
 @dataclass(frozen=True)

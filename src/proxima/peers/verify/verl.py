@@ -187,7 +187,7 @@ def aggregation(record: Record) -> Iterator[Attempt]:
     mask = as_tensor(record.inputs["mask"]) != 0
     b = PolicyBatch.from_padded(mask, log_prob=matrix)
     spec = aggregate_of(record, mask.shape[1])
-    loss = Loss(spec(b.log_prob, b), spec.denominator(b.loss_mask, b.cu_seqlens), {}, b.loss_mask)
+    loss = Loss(spec(b.log_prob, b), spec.denominator(b.loss_mask, b.cu_seqlens), {})
     value = step_value(record, loss)
     (gradient,) = torch.autograd.grad(value, matrix)
     loose = record.tolerance()
@@ -213,7 +213,7 @@ def value_loss(record: Record) -> Iterator[Attempt]:
         b.log_prob, b.advantage, b.behavior_log_prob, b.loss_mask
     )
     spec = aggregate_of(record, mask.shape[1])
-    value = step_value(record, Loss(spec(token, b), spec.denominator(b.loss_mask, b.cu_seqlens), {}, b.loss_mask))
+    value = step_value(record, Loss(spec(token, b), spec.denominator(b.loss_mask, b.cu_seqlens), {}))
     (gradient,) = torch.autograd.grad(value, leaf)
     theirs, loose = record.expected, record.tolerance()
     checks = [
@@ -247,7 +247,7 @@ def kl_penalty(record: Record) -> Iterator[Attempt]:
     for mode, numbers in theirs.get("agg", {}).items():
         b = PolicyBatch.from_padded(mask, log_prob=kl)
         spec = aggregate_of(replace(record, params={"loss_agg_mode": mode}), mask.shape[1])
-        value = Loss(spec(b.log_prob, b), spec.denominator(b.loss_mask, b.cu_seqlens), {}, b.loss_mask).value
+        value = Loss(spec(b.log_prob, b), spec.denominator(b.loss_mask, b.cu_seqlens), {}).value
         loose = replace(record, params={"loss_agg_mode": mode}).tolerance()
         checks.append(Check(f"agg.{mode}.loss", value.detach(), numbers["loss"], **loose))
         if "grad_logp" in numbers:

@@ -1,0 +1,131 @@
+"""The objective of RL: surrogate, corrections, penalties and aggregation over trajectories with advantages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxima.core.loss import Aggregate, Correction, Loss, Penalty, PolicyLoss, Surrogate, policy_loss
+from proxima.core.precompute import Precomputed, needs_precompute, precompute
+from proxima.core.proximal import interpolated_proximal
+from proxima.data import PackedBatch, PolicyBatch, Trajectory
+from proxima.model import TokenOutputs
+from proxima.train.objectives.protocol import Objective, TokenStatistics
+
+ProximalSource = Literal["given", "first_forward", "loglinear"]
+FIRST_UPDATE_METRIC = "rollout_replay_logp_absdiff_mean"  # engine against trainer: only before the weights move
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyObjective(Objective[Trajectory]):
+    """`proxima.core.policy_loss` over whole updates.
+
+    Args:
+        surrogate, aggregate, corrections, penalties: the loss, see `proxima.core.policy_loss`.
+        proximal: `given` by the trajectories (the behavior policy if they hold none); `first_forward`: the policy that
+            the update starts from, by its own forward pass, detached (`proximal: recompute` with one update a step);
+            `loglinear`: interpolated between behavior and current policy by the token's age (`core.proximal`).
+        current_version: of the weights; only `loglinear` reads it.
+        skip_zero_advantage: skip trajectories whose advantage is exactly 0. It has no effect unless the surrogate
+            declares `zero_advantage_inert`, there is no penalty and nothing depends on the whole batch.
+        entropy: report the policy's entropy, at the cost of one more pass over the logits.
+    """
+
+    surrogate: Surrogate
+    aggregate: Aggregate
+    corrections: Sequence[Correction] = ()
+    penalties: Sequence[Penalty] = ()
+    proximal: ProximalSource = "given"
+    current_version: int = 0
+    skip_zero_advantage: bool = True
+    entropy: bool = True
+
+    @property
+    def needs(self) -> frozenset[str]:
+        entropy = {"entropy"} if self.entropy or self.decision_needs else set()
+        gradient = any("entropy" in penalty.needs for penalty in self.penalties)
+        return frozenset(entropy | ({"entropy_gradient"} if gradient else set()))
+
+    @property
+    def decision_needs(self) -> frozenset[str]:
+        read = self.surrogate.needs.union(*(spec.needs for spec in self.corrections))
+        return read & {"entropy"}
+
+    @cached_property
+    def whole_batch(self) -> bool:
+        return needs_precompute(self.surrogate, self.corrections)
+
+    @cached_property
+    def skips_zero_advantage(self) -> bool:
+        inert = self.surrogate.zero_advantage_inert and not self.penalties and not self.whole_batch
+        return self.skip_zero_advantage and inert
+
+    def sequences(self, item: Trajectory) -> Sequence[Trajectory]:
+        return (item,)
+
+    def skippable(self, item: Trajectory) -> bool:
+        return self.skips_zero_advantage and not item.advantage.any()
+
+    def decide(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> Precomputed:
+        batch = PolicyBatch.cat([self._policy_batch(packed, outputs) for packed, outputs in parts])
+        return precompute(batch, surrogate=self.surrogate, correction=self.corrections)
+
+    def denominators(self, items: Sequence[Trajectory], decision: Precomputed | None = None) -> list[Tensor]:
+        if decision is not None:
+            return [self.aggregate.denominator(decision.batch.loss_mask, decision.batch.cu_seqlens)]
+        masks = [np.ones(len(item.tokens), bool) if item.loss_mask is None else item.loss_mask for item in items]
+        ends = np.cumsum([0, *map(len, masks)])
+        loss_mask = torch.from_numpy(np.concatenate([np.empty(0, bool), *masks]))
+        return [self.aggregate.denominator(loss_mask, torch.from_numpy(ends))]
+
+    def losses(
+        self, batch: PackedBatch, outputs: TokenOutputs, decision: Precomputed | None = None, *, update: int = 0
+    ) -> list[Loss]:
+        if decision is None:
+            policy_batch = self._policy_batch(batch, outputs)
+        else:
+            policy_batch = replace(
+                decision.batch,
+                log_prob=outputs.log_prob,
+                entropy=outputs.entropy,
+                top_k_log_prob=outputs.top_k_log_prob,
+            )
+        loss = policy_loss(
+            policy_batch,
+            surrogate=self.surrogate,
+            aggregate=self.aggregate,
+            correction=self.corrections or None,
+            penalty=self.penalties or None,
+        )
+        if update:
+            loss.metrics.pop(FIRST_UPDATE_METRIC, None)
+        return [loss]
+
+    def token_statistics(
+        self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
+    ) -> list[TokenStatistics]:
+        (loss,) = losses
+        assert isinstance(loss, PolicyLoss)
+        ends = batch.cu_seqlens[1:-1].tolist()
+        log_prob, keep = (np.split(x.detach().cpu().numpy(), ends) for x in (outputs.log_prob, loss.keep))
+        if outputs.entropy is None:
+            return [TokenStatistics(log_prob=x, keep=k) for x, k in zip(log_prob, keep, strict=True)]
+        entropy = np.split(outputs.entropy.detach().cpu().numpy(), ends)
+        return [TokenStatistics(log_prob=x, keep=k, entropy=h) for x, k, h in zip(log_prob, keep, entropy, strict=True)]
+
+    def _policy_batch(self, batch: PackedBatch, outputs: TokenOutputs) -> PolicyBatch:
+        """The loss's view of a forward pass, with the proximal policy filled in."""
+        if self.proximal == "first_forward":
+            batch = replace(batch, proximal_log_prob=outputs.log_prob.detach())
+        elif self.proximal == "loglinear":
+            if batch.behavior_log_prob is None or batch.policy_version is None:
+                raise ValueError("proximal=loglinear needs behavior_log_prob and policy_version in every trajectory.")
+            between = interpolated_proximal(
+                batch.behavior_log_prob, outputs.log_prob, batch.policy_version, self.current_version
+            )
+            batch = replace(batch, proximal_log_prob=between)
+        return batch.policy_batch(outputs.log_prob, outputs.entropy, outputs.top_k_log_prob)

@@ -1,0 +1,92 @@
+"""What the training stack asks of an objective."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+
+from proxima.core.loss import Loss
+from proxima.core.metrics import Metrics
+from proxima.data import PackedBatch, Trajectory
+from proxima.data.columns import Bools, Floats
+from proxima.model import TokenOutputs
+
+Item = TypeVar("Item", contravariant=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenStatistics:
+    """Per-token values of one item at its first forward pass, for the rollouts' Parquet.
+
+    Args:
+        log_prob: [T] float32, nats, of the current policy.
+        keep: [T] bool, the loss kept the token.
+        entropy: [T] float32, nats; None where it was not computed.
+    """
+
+    log_prob: Floats
+    keep: Bools
+    entropy: Floats | None = None
+
+
+class Decision(Protocol):
+    """The outcome of `Objective.decide` for a whole update; its metrics are counted once."""
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    def take(self, items: Sequence[int]) -> Any:
+        """The part for a micro-batch; `items` are positions among the items of the update that were not skipped."""
+        ...
+
+
+class Objective(Protocol[Item]):
+    """What is minimised. Subclass it to get the defaults; `PolicyObjective` is the one of RL.
+
+    An update is a list of items. Its loss is the sum over `losses` of numerator / denominator, where each denominator
+    belongs to the whole update and is known before it is split into micro-batches. So no split changes a gradient.
+    """
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the forward pass returns beside log-probs: `entropy`, `entropy_gradient`."""
+        return frozenset()
+
+    @property
+    def whole_batch(self) -> bool:
+        """True when something depends on all tokens of an update; `decide` then runs before the split."""
+        return False
+
+    @property
+    def decision_needs(self) -> frozenset[str]:
+        """As `needs`, for the forward pass without gradient that `decide` reads."""
+        return frozenset()
+
+    def sequences(self, item: Item) -> Sequence[Trajectory]:
+        """The sequences of an item, one after the other in the packed batch; they stay in one micro-batch."""
+        ...
+
+    def skippable(self, item: Item) -> bool:
+        """True when the item adds exactly zero to value and gradient: no forward pass is run for it. It still counts in
+        the denominators."""
+        return False
+
+    def decide(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> Decision:
+        """Decide what depends on the whole update, from a forward pass over all its items that are not skipped."""
+        raise NotImplementedError
+
+    def denominators(self, items: Sequence[Item], decision: Any = None) -> list[Tensor]:
+        """[] float64 each, one per loss, over the whole update; they add over ranks. 0 divides by one."""
+        ...
+
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Any = None, *, update: int = 0) -> list[Loss]:
+        """The losses of a micro-batch. Only their numerators are differentiated; `decision` is its part of `decide`,
+        `update` the index of the update within the call: in the first, the weights are those of the start."""
+        ...
+
+    def token_statistics(
+        self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
+    ) -> Sequence[TokenStatistics]:
+        """One per item of the micro-batch, or none."""
+        return ()

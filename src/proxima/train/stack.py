@@ -1,0 +1,250 @@
+"""The training stack: from items and an objective to new weights. It knows no RL."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from proxima.core.metrics import Metrics, merge
+from proxima.data import PackedBatch, Trajectory, UserError
+from proxima.data.columns import Floats
+from proxima.model import Policy, TokenOutputs
+from proxima.train.micro_batch import micro_batches, tokens_fed
+from proxima.train.objectives.protocol import Objective, TokenStatistics
+from proxima.train.optimizer import AdamW, Schedule
+
+
+class OptimizerSpec(Protocol):
+    """The config of an optimizer, a kind of `OPTIMIZERS`."""
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer: ...
+
+
+@dataclass(kw_only=True)
+class UpdateResult:
+    """What a call of `TrainStack.update` did.
+
+    Args:
+        metrics: merged over micro-batches and updates, ready to be logged.
+        token_statistics: by index of the item, from its first forward pass; skipped items have none.
+        tokens: tokens fed to the forward passes that had a backward pass.
+        updates: optimizer steps made.
+        skipped: items, over all updates, for which `Objective.skippable` saved the forward pass.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    token_statistics: dict[int, TokenStatistics] = field(default_factory=dict)
+    tokens: int = 0
+    updates: int = 0
+    skipped: int = 0
+
+
+@dataclass
+class _Progress:
+    """Running sums of a call of `update`."""
+
+    result: UpdateResult
+    report: Callable[[int, int], None] | None
+    total_tokens: int
+    loss: Tensor
+    metrics: list[Metrics] = field(default_factory=list)
+
+
+class TrainStack:
+    """Optimizer, learning-rate schedule, gradient clipping and micro-batches around a model.
+
+    Args:
+        policy: the model that is trained.
+        optimizer: spec with `build`.
+        schedule: of the learning rate, over the updates of the whole run.
+        max_grad_norm: bound on the global gradient norm; 0 turns clipping off.
+        tokens_per_micro_batch: token budget of one forward pass.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        optimizer: OptimizerSpec | None = None,
+        schedule: Schedule | None = None,
+        max_grad_norm: float = 1.0,
+        tokens_per_micro_batch: int = 4096,
+    ) -> None:
+        self.policy = policy
+        self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
+        self.optimizer = (optimizer or AdamW()).build(self.parameters)
+        self.peak = [float(group["lr"]) for group in self.optimizer.param_groups]
+        self.schedule = schedule or Schedule()
+        self.max_grad_norm = max_grad_norm
+        self.tokens_per_micro_batch = tokens_per_micro_batch
+        self.updates = 0
+
+    @torch.no_grad()
+    def log_prob(self, trajectories: Sequence[Trajectory], policy: Policy | None = None) -> list[Floats]:
+        """[T] log-probs of each response, nats, at the trajectory's temperature, under the current weights or under
+        `policy`; no gradient."""
+        policy = policy or self.policy
+        out: list[Floats] = []
+        for indices in self._micro_batches([(item,) for item in trajectories]):
+            batch = policy.pack([trajectories[i] for i in indices])
+            out.extend(np.split(policy(batch).log_prob.cpu().numpy(), batch.cu_seqlens[1:-1].tolist()))
+        return out
+
+    def update(
+        self,
+        objective: Objective[Any],
+        plan: Sequence[Sequence[int]],
+        items: Sequence[Any],
+        progress: Callable[[int, int], None] | None = None,
+        planned: int = 0,
+    ) -> UpdateResult:
+        """Make one optimizer step for each entry of `plan`, in order.
+
+        Args:
+            objective: what is minimised.
+            plan: indices into `items`; an index may occur in several entries (epochs).
+            items: as the objective reads them.
+            progress: called with (tokens done, tokens in total) after each micro-batch.
+            planned: updates that the schedule counts for this call, where `plan` has fewer: a batch that was not full
+                advances the schedule as a full one.
+
+        Raises:
+            ValueError: the loss lacks a tensor. FloatingPointError: the gradient norm is not finite; the weights are
+                unchanged.
+        """
+        self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
+        active = [[i for i in indices if self._has_tokens(objective, items[i])] for indices in plan]
+        run = [[i for i in indices if not objective.skippable(items[i])] for indices in active]
+        share = self.policy.share_prompt
+        total = sum(
+            tokens_fed([sequences[i] for i in cut], share_prompt=share)
+            for sequences in ([objective.sequences(items[i]) for i in indices] for indices in run)
+            for cut in self._micro_batches(sequences)
+        )
+        result = UpdateResult(updates=len(plan), skipped=sum(map(len, active)) - sum(map(len, run)))
+        state = _Progress(result, progress, total, torch.zeros((), dtype=torch.float64, device=self.policy.device))
+        norms = []
+        for number, indices in enumerate(plan):
+            self._accumulate(objective, items, indices, run[number], number, state)
+            norms.append(self._step())
+        self.updates += max(0, planned - len(plan))
+        result.metrics = {key: value.value for key, value in merge(state.metrics).items()} | {
+            "loss": float(state.loss) / max(1, len(plan)),
+            "grad_norm": float(torch.stack(norms).mean()) if norms else 0.0,
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
+        }
+        return result
+
+    def _accumulate(
+        self,
+        objective: Objective[Any],
+        items: Sequence[Any],
+        indices: Sequence[int],
+        run: Sequence[int],
+        number: int,
+        state: _Progress,
+    ) -> None:
+        """The gradient of one update: forward and backward passes over its micro-batches."""
+        sequences = [objective.sequences(items[i]) for i in run]
+        # The only place that sees a whole update. With several ranks, `decide` reads the parts of all ranks and the
+        # denominators are summed over ranks, here.
+        decision = objective.decide(self._forward_all(objective, sequences)) if objective.whole_batch and run else None
+        if decision is not None:
+            state.metrics.append(decision.metrics)
+        denominators = [
+            torch.where(d == 0, torch.ones_like(d), d).to(self.policy.device)
+            for d in objective.denominators([items[i] for i in indices], decision)
+        ]
+        for cut in self._micro_batches(sequences):
+            batch = self._pack([sequences[i] for i in cut])
+            outputs = self._forward(batch, objective.needs)
+            part = None if decision is None else decision.take(cut)
+            losses = objective.losses(batch, outputs, part, update=number)
+            value = reduce(torch.add, [loss.numerator / d for loss, d in zip(losses, denominators, strict=True)])
+            value.backward()
+            state.loss += value.detach()
+            state.metrics.extend(loss.metrics for loss in losses)
+            for i, statistics in zip(cut, objective.token_statistics(batch, outputs, losses), strict=False):
+                state.result.token_statistics.setdefault(run[i], statistics)
+            state.result.tokens += len(batch.tokens)
+            if state.report:
+                state.report(state.result.tokens, state.total_tokens)
+
+    @torch.no_grad()
+    def _forward_all(
+        self, objective: Objective[Any], sequences: Sequence[Sequence[Trajectory]]
+    ) -> list[tuple[PackedBatch, TokenOutputs]]:
+        batches = [self._pack([sequences[i] for i in cut]) for cut in self._micro_batches(sequences)]
+        return [(batch, self._forward(batch, objective.decision_needs)) for batch in batches]
+
+    def _forward(self, batch: PackedBatch, needs: frozenset[str]) -> TokenOutputs:
+        return self.policy(batch, entropy="entropy" in needs, entropy_gradient="entropy_gradient" in needs)
+
+    def _pack(self, sequences: Sequence[Sequence[Trajectory]]) -> PackedBatch:
+        return self.policy.pack([trajectory for item in sequences for trajectory in item])
+
+    def _micro_batches(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
+        return micro_batches(sequences, self.tokens_per_micro_batch, share_prompt=self.policy.share_prompt)
+
+    @staticmethod
+    def _has_tokens(objective: Objective[Any], item: Any) -> bool:
+        return any(len(trajectory.tokens) for trajectory in objective.sequences(item))
+
+    def _step(self) -> Tensor:
+        """Clip, schedule and step. An update without a backward pass still steps: the moments decay as with a zero
+        gradient."""
+        for parameter in self.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        if not bool(torch.isfinite(norm)):
+            self.optimizer.zero_grad(set_to_none=True)
+            raise FloatingPointError(
+                f"the gradient norm is {float(norm)} at update {self.updates + 1}; the weights are unchanged"
+            )
+        if self.max_grad_norm > 0:
+            nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
+        factor = self.schedule.factor(self.updates)
+        for group, peak in zip(self.optimizer.param_groups, self.peak, strict=True):
+            group["lr"] = peak * factor
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.updates += 1
+        return norm.detach()
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The optimizer's tensors by name (`exp_avg/<parameter>` …) and the update count, as `load` takes them. The
+        weights are not among them."""
+        names = {id(p): name for name, p in self.policy.model.named_parameters()}
+        tensors = {
+            f"{key}/{names[id(parameter)]}": value if isinstance(value, Tensor) else torch.tensor(value)
+            for parameter, slots in self.optimizer.state.items()
+            for key, value in slots.items()
+        }
+        return tensors, {"updates": self.updates}
+
+    def load(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Restore a state.
+
+        Raises:
+            UserError: the tensors belong to another model, or some are missing.
+        """
+        parameters = dict(self.policy.model.named_parameters())
+        kinds = {name.partition("/")[0] for name in tensors}
+        trained = [name for name, p in parameters.items() if p.requires_grad]
+        if missing := sorted({f"{kind}/{name}" for kind in kinds for name in trained} - tensors.keys()):
+            raise UserError(f"the optimizer state lacks {missing[0]!r} ({len(missing)} in all), which this model has")
+        fused = bool(self.optimizer.defaults.get("fused"))  # its step counts lie beside the weights, others on the CPU
+        for name, value in tensors.items():
+            key, _, owner = name.partition("/")
+            if owner not in parameters or (value.dim() and value.shape != parameters[owner].shape):
+                raise UserError(
+                    f"the optimizer state holds {name!r} of shape {list(value.shape)}, which this model does not have"
+                )
+            slot = self.optimizer.state[parameters[owner]]
+            slot[key] = value.to(parameters[owner].device if value.dim() or fused else "cpu", copy=True)
+        self.updates = int(facts["updates"])
