@@ -74,7 +74,7 @@ def test_nothing_left():
     chosen = algorithm("drop_uniform_groups").choose([group(0, [1, 1]), group(1, [None, None])], 1)
     assert chosen.trajectories == chosen.updates == () and chosen.kept == []
     assert chosen.dropped == {0: "uniform_group", 1: "invalid"}
-    assert [f.outcome for f in chosen.fates({})] == ["dropped_uniform_group"] * 2 + ["invalid"] * 2
+    assert [f.outcome for f in chosen.records({}).values()] == ["dropped_uniform_group"] * 2 + ["invalid"] * 2
     empty = algorithm().choose([], 1)
     assert empty.groups == empty.updates == () and rollout_metrics(empty.groups, empty)["reward/mean"] is None
 
@@ -111,7 +111,7 @@ def test_later_epochs_have_an_order_of_their_own_and_keep_groups_together():
     assert algorithm(updates=2, epochs=3, seed=2).choose(groups, step=4).updates != chosen.updates
 
 
-def test_fates_of_all_completions():
+def test_records_of_all_completions():
     chosen = algorithm("drop_uniform_groups").choose(
         [group(0, [1, 0, 0.5]), group(1, [1, 1, 1]), group(2, [None, 2, 4])], 1
     )
@@ -120,9 +120,10 @@ def test_fates_of_all_completions():
         0: TokenStatistics(log_prob=[-1.0] * 3, keep=[True] * 3),
         4: TokenStatistics(log_prob=[-2.0] * 3, keep=[False] * 3, entropy=[0.1] * 3),
     }
-    fates = chosen.fates(facts)
+    records = list(chosen.records(facts).values())
+    assert list(chosen.records(facts)) == [(uid, sample, 0) for uid in range(3) for sample in range(3)]
     skipped, dropped = "skipped_zero_advantage", "dropped_uniform_group"
-    assert [f.outcome for f in fates] == [
+    assert [f.outcome for f in records] == [
         "trained",
         skipped,
         skipped,
@@ -133,8 +134,8 @@ def test_fates_of_all_completions():
         skipped,
         "trained",
     ]
-    assert fates[8].log_prob == [-2.0] * 3 and fates[8].entropy == [0.1] * 3 and fates[7].log_prob is None
-    assert [f.advantage for f in fates] == [0.5, -0.5, 0.0, 0.0, 0.0, 0.0, None, -1.0, 1.0]
+    assert records[8].log_prob == [-2.0] * 3 and records[8].entropy == [0.1] * 3 and records[7].log_prob is None
+    assert [f.advantage for f in records] == [0.5, -0.5, 0.0, 0.0, 0.0, 0.0, None, -1.0, 1.0]
 
 
 def test_the_behavior_asked_for():

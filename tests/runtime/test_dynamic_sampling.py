@@ -11,7 +11,7 @@ from proxima.core.selection import DropTruncated, DropUniformGroups, Prune
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.runtime.algorithm import Algorithm
-from proxima.runtime.carried_groups import PENDING, read_groups, write_groups
+from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups, write_groups
 from proxima.runtime.collect import BatchNotFilled, NothingScored
 from proxima.runtime.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
@@ -279,7 +279,7 @@ def test_surplus_survives_its_file_exactly(tiny_model, tmp_path):
     go(tmp_path / "run", recipe(tiny_model("llama"), **(SETTINGS | changes)))
     (checkpoint,) = checkpoints(tmp_path / "run" / "checkpoints")
     uids = checkpoint.facts["pending"]
-    groups = read_groups(checkpoint.path / PENDING, uids)
+    groups = read_groups(checkpoint.path / CARRIED_GROUPS, uids)
     assert groups and [g.prompt.uid for g in groups] == uids and groups[0].completions[0].top_k is not None
     write_groups(tmp_path / "again.parquet", groups)
     assert read_groups(tmp_path / "again.parquet", uids) == groups and read_groups(tmp_path / "none.parquet", []) == []

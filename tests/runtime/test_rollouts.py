@@ -6,7 +6,7 @@ import os
 import pyarrow.parquet as pq
 import pytest
 
-from proxima.data import Completion, Group, Prompt, Score
+from proxima.data import Completion, Group, Prompt, Score, Trajectory
 from proxima.data import atomic_files as files
 from proxima.runtime.rollouts import (
     EVAL_SCHEMA,
@@ -47,26 +47,29 @@ def make_group(uid=7, text="Four.", scores=None):
     return Group(prompt=prompt, completions=completions, scores=scores)
 
 
-FATES = (
-    CompletionRecord(
+TRAINED, INVALID = (7, 0, 0), (7, 1, 0)
+RECORDS = {
+    TRAINED: CompletionRecord(
         outcome="trained",
         advantage=0.5,
+        trajectory=Trajectory.of(make_group().prompt, make_group().completions[0], group=0, advantage=0.5),
         log_prob=(-0.25, -0.5, -1.0),
         keep=(True, False, True),
         entropy=(0.125, 0.0, 2.0),
     ),
-    CompletionRecord(outcome="invalid"),
-)
+    INVALID: CompletionRecord(outcome="invalid"),
+}
 
 
 def test_there_and_back(tmp_path):
     path = tmp_path / "000012.parquet"
-    write_rollouts(path, 12, [make_group()], FATES)
+    write_rollouts(path, 12, [make_group()], RECORDS)
     assert read_rows(path) == [
         {
             "step": 12,
             "prompt_uid": 7,
             "sample": 0,
+            "turn": 0,
             "question": "What is 2 + 2?",
             "answer": {"value": 4},
             "text": "Four.",
@@ -74,6 +77,7 @@ def test_there_and_back(tmp_path):
             "tokens": [11, 12, 2],
             "sampled_log_prob": [-0.25, -0.5, -0.75],
             "untruncated_log_prob": [-0.5, -1.0, -1.5],
+            "behavior_log_prob": [-0.5, -1.0, -1.5],
             "policy_version": [3, 3, 3],
             "log_prob": [-0.25, -0.5, -1.0],
             "keep": [True, False, True],
@@ -84,6 +88,7 @@ def test_there_and_back(tmp_path):
             "error": None,
             "correct": True,
             "advantage": 0.5,
+            "token_advantage": None,
             "finish_reason": "stop",
             "temperature": 0.75,
             "outcome": "trained",
@@ -92,6 +97,7 @@ def test_there_and_back(tmp_path):
             "step": 12,
             "prompt_uid": 7,
             "sample": 1,
+            "turn": 0,
             "question": "What is 2 + 2?",
             "answer": {"value": 4},
             "text": "Four.",
@@ -99,6 +105,7 @@ def test_there_and_back(tmp_path):
             "tokens": [],
             "sampled_log_prob": [],
             "untruncated_log_prob": [],
+            "behavior_log_prob": None,
             "policy_version": [],
             "log_prob": None,
             "keep": None,
@@ -109,6 +116,7 @@ def test_there_and_back(tmp_path):
             "error": "timed out after 5 s",
             "correct": None,
             "advantage": None,
+            "token_advantage": None,
             "finish_reason": "abort",
             "temperature": 0.75,
             "outcome": "invalid",
@@ -116,14 +124,25 @@ def test_there_and_back(tmp_path):
     ]
 
 
+def test_records_are_found_by_identity_and_token_advantages_are_kept(tmp_path):
+    path, group = tmp_path / "a.parquet", make_group()
+    varied = Trajectory.of(group.prompt, group.completions[0], group=0, advantage=[0.5, 0.0, -0.5], behavior="sampled")
+    records = {TRAINED: CompletionRecord(outcome="trained", advantage=0.0, trajectory=varied)}
+    write_rollouts(path, 1, [group], dict(reversed((RECORDS | records).items())))
+    first, second = read_rows(path)
+    assert first["outcome"] == "trained" and second["outcome"] == "invalid"
+    assert first["token_advantage"] == [0.5, 0.0, -0.5] and first["behavior_log_prob"] == [-0.25, -0.5, -0.75]
+
+
 def test_types_are_those_of_the_contract(tmp_path):
     path = tmp_path / "a.parquet"
-    write_rollouts(path, 1, [make_group()], FATES)
+    write_rollouts(path, 1, [make_group()], RECORDS)
     schema = pq.read_schema(path)
     assert {name: str(schema.field(name).type) for name in schema.names} == {
         "step": "int32",
         "prompt_uid": "int64",
         "sample": "int32",
+        "turn": "int32",
         "question": "string",
         "answer": "string",
         "text": "string",
@@ -135,6 +154,8 @@ def test_types_are_those_of_the_contract(tmp_path):
         "prompt_tokens": "list<element: int32>",
         "sampled_log_prob": "list<element: float>",
         "untruncated_log_prob": "list<element: float>",
+        "behavior_log_prob": "list<element: float>",
+        "token_advantage": "list<element: float>",
         "policy_version": "list<element: int32>",
         "log_prob": "list<element: float>",
         "keep": "list<element: bool>",
@@ -157,7 +178,7 @@ def test_evals_and_an_empty_step(tmp_path):
         (40, 8, 1, None),
     ]
     assert set(rows[0]) == set(EVAL_SCHEMA.names)
-    write_rollouts(tmp_path / "r.parquet", 1, [], [])
+    write_rollouts(tmp_path / "r.parquet", 1, [], {})
     assert read_table(tmp_path / "r.parquet").num_rows == 0
     assert set(read_table(tmp_path / "r.parquet").column_names) == set(ROLLOUT_SCHEMA.names)
 
@@ -169,11 +190,11 @@ def test_text_that_is_no_utf8(tmp_path):
 
 def test_lengths_are_checked(tmp_path):
     path = tmp_path / "a.parquet"
-    with pytest.raises(ValueError, match="fates: 1 for 2 completions"):
-        write_rollouts(path, 1, [make_group()], FATES[:1])
+    with pytest.raises(ValueError, match="records: none for prompt 7, sample 1"):
+        write_rollouts(path, 1, [make_group()], {TRAINED: RECORDS[TRAINED]})
     short = CompletionRecord(outcome="trained", keep=(True,))
-    with pytest.raises(ValueError, match=r"fates.keep: 1 values for 3 tokens of prompt 7, sample 0"):
-        write_rollouts(path, 1, [make_group()], (short, FATES[1]))
+    with pytest.raises(ValueError, match=r"records.keep: 1 values for 3 tokens of prompt 7, sample 0"):
+        write_rollouts(path, 1, [make_group()], RECORDS | {TRAINED: short})
     assert list(tmp_path.iterdir()) == []
 
 

@@ -171,20 +171,20 @@ def step_groups(step, steps):
     return groups
 
 
-def fates(groups):
-    out = []
+def records(groups):
+    out = {}
     for each in groups:
         values = [s.value for s in each.scores if s.valid]
         mean = sum(values) / max(len(values), 1)
         for completion, score in zip(each.completions, each.scores, strict=True):
             n = len(completion.tokens)
             if not score.valid:
-                out.append(CompletionRecord(outcome="invalid"))
+                out[completion.key] = CompletionRecord(outcome="invalid")
             elif score.value == mean:
-                out.append(CompletionRecord(outcome="skipped_zero_advantage", advantage=0.0))
+                out[completion.key] = CompletionRecord(outcome="skipped_zero_advantage", advantage=0.0)
             else:
                 facts = {"log_prob": [-0.2] * n, "keep": [True] * (n - 1) + [False], "entropy": [0.5] * n}
-                out.append(CompletionRecord(outcome="trained", advantage=score.value - mean, **facts))
+                out[completion.key] = CompletionRecord(outcome="trained", advantage=score.value - mean, **facts)
     return out
 
 
@@ -215,7 +215,7 @@ def make_run(path, steps=40, finished=True, question=None):
             journal.generating(uids)
             journal.scored(groups)
             journal.select(step, uids)
-            write_rollouts(folder.rollout_file(step), step, groups, fates(groups))
+            write_rollouts(folder.rollout_file(step), step, groups, records(groups))
             journal.consume(step, uids, 8 * step, record(step, steps))
             folder.append_metrics(record(step, steps))
             if step % 10 == 0 and step < steps:

@@ -14,7 +14,7 @@ from proxima.runtime.rollouts import write_evals, write_rollouts
 from proxima.view.curve import write_curve
 from proxima.view.report import batch_arithmetic, write_report
 from proxima.view.report_samples import spread_of
-from tests.view.synthetic import CONFIG, evaluation, fates, group, make_run, record
+from tests.view.synthetic import CONFIG, evaluation, group, make_run, record, records
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"><!-- \u2028 {{ 7 * 7 }} &lt;b&gt; \x1b[2J'
 
@@ -181,7 +181,7 @@ def test_failed_scores_are_said_at_the_top_and_before_is_no_result(tmp_path):
     folder = make_run(tmp_path / "run", steps=2, finished=False)
     folder.append_metrics(evaluation(2, "after", 0) | {"accuracy": None, "invalid": 200})
     failed = [group(uid, ["a", "b"], [True, False], failed=(0, 1)) for uid in range(3)]
-    write_rollouts(folder.rollout_file(2), 2, failed, fates(failed))
+    write_rollouts(folder.rollout_file(2), 2, failed, records(failed))
     page = Page(write_report(folder.path))
     assert "200 of 400 held-out answers (50.0 %) have no score." in page.words
     assert "The reasons met last: timed out after 5 s (6 ×) ." in page.words
@@ -235,7 +235,7 @@ def test_it_asks_the_network_for_nothing(whole):
 def test_hostile_text_stays_text(tmp_path):
     folder = make_run(tmp_path / HOSTILE.replace("/", "_").replace("\x1b", "")[:60], steps=2)
     evil = [group(uid, [HOSTILE, HOSTILE], [True, False], question=HOSTILE, failed=(1,)) for uid in range(3)]
-    write_rollouts(folder.rollout_file(2), 2, evil, fates(evil))
+    write_rollouts(folder.rollout_file(2), 2, evil, records(evil))
     write_evals(folder.eval_file(2, "after"), 2, evil)
     write_evals(folder.eval_file(0, "before"), 0, evil)
     folder.write_config(CONFIG + f"note: {json.dumps(HOSTILE)}  # {HOSTILE.splitlines()[0]}\n")
@@ -372,7 +372,7 @@ def test_in_a_real_browser(tmp_path):
 
     folder = make_run(tmp_path / "run", steps=2)
     evil = [group(uid, [HOSTILE, "4"], [True, False]) for uid in range(2)]
-    write_rollouts(folder.rollout_file(2), 2, evil, fates(evil))
+    write_rollouts(folder.rollout_file(2), 2, evil, records(evil))
     report = write_report(folder.path)
     command = [
         CHROMIUM,

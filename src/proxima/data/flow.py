@@ -71,6 +71,11 @@ class Completion(Columns):
     top_k_log_prob: Floats | None = None
 
     @property
+    def key(self) -> tuple[int, int, int]:
+        """Prompt uid, sample and turn: unique in a run."""
+        return self.prompt_uid, self.sample, self.turn
+
+    @property
     def truncated(self) -> bool:
         """True when the completion did not end by itself."""
         return self.finish_reason == "length"

@@ -71,6 +71,11 @@ class Trajectory(Columns):
     def __len__(self) -> int:
         return len(self.prompt_tokens) + len(self.tokens)
 
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """The `key` of the completion."""
+        return self.uid, self.sample, self.turn
+
     @classmethod
     def of(
         cls, prompt: Prompt, completion: Completion, *, group: int, advantage: ArrayLike, behavior: str = "untruncated"

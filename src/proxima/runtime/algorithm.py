@@ -3,7 +3,7 @@ order."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -60,20 +60,20 @@ class StepBatch:
         completions = (completion for group in self.groups for completion in group.completions)
         return sum(len(c.tokens) for c, reason in zip(completions, self.reasons, strict=True) if reason)
 
-    def fates(self, facts: dict[int, TokenStatistics]) -> list[CompletionRecord]:
-        """What became of each completion; `facts` by trajectory, from the trainer."""
-        place = {row: i for i, row in enumerate(self.rows)}
-        out = []
-        for row, (advantage, reason) in enumerate(zip(self.advantage, self.reasons, strict=True)):
-            fact = facts.get(place[row]) if row in place else None
+    def records(self, facts: dict[int, TokenStatistics]) -> dict[tuple[int, int, int], CompletionRecord]:
+        """What became of each completion, by its key; `facts` by trajectory, from the trainer."""
+        place = {trajectory.key: i for i, trajectory in enumerate(self.trajectories)}
+        out = {}
+        keys = [completion.key for group in self.groups for completion in group.completions]
+        for key, advantage, reason in zip(keys, self.advantage, self.reasons, strict=True):
+            trajectory = self.trajectories[place[key]] if key in place else None
+            fact = facts.get(place[key]) if key in place else None
             if reason is not None:
                 outcome = reason if reason == "invalid" else f"dropped_{reason}"
             else:
                 outcome = "skipped_zero_advantage" if fact is None else "trained"
-            fate = CompletionRecord(outcome=outcome, advantage=advantage)
-            out.append(
-                fate if fact is None else replace(fate, log_prob=fact.log_prob, keep=fact.keep, entropy=fact.entropy)
-            )
+            known = {} if fact is None else vars(fact)
+            out[key] = CompletionRecord(outcome=outcome, advantage=advantage, trajectory=trajectory, **known)
         return out
 
 

@@ -1,9 +1,10 @@
-"""Scored groups in a file: what a checkpoint keeps of a batch that is not consumed yet. Parquet, one row a group, exact
-to the bit."""
+"""Scored groups in a file: what a checkpoint keeps of a batch that is not consumed yet. Parquet, one row a completion,
+exact to the bit."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,102 +13,122 @@ import pyarrow.parquet as pq
 
 from proxima.data import Completion, Group, Prompt, Score, UserError
 from proxima.data.jsonl import dumps, utf8
+from proxima.runtime.list_columns import list_column, numpy_columns
 
-PENDING = "pending.parquet"
+CARRIED_GROUPS = "carried_groups.parquet"
 
-_TOKENS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
-_COMPLETION = pa.struct(
-    [
-        pa.field("sample", pa.int32()),
-        pa.field("turn", pa.int32()),
-        pa.field("tokens", _TOKENS),
-        pa.field("text", pa.string()),
-        pa.field("sampled_log_prob", _NUMBERS),
-        pa.field("untruncated_log_prob", _NUMBERS),
-        pa.field("policy_version", _TOKENS),
-        pa.field("finish_reason", pa.string()),
-        pa.field("temperature", pa.float64()),
-        pa.field("top_k", pa.list_(_TOKENS)),
-        pa.field("top_k_log_prob", pa.list_(_NUMBERS)),
-    ]
-)
-_SCORE = pa.struct(
-    [
-        pa.field("value", pa.float64()),
-        pa.field("valid", pa.bool_()),
-        pa.field("parts", pa.string(), metadata={"doc": "JSON"}),
-        pa.field("error", pa.string()),
-        pa.field("correct", pa.bool_()),
-    ]
-)
-SCHEMA = pa.schema(
-    [
-        pa.field("uid", pa.int64()),
-        pa.field("messages", pa.string(), metadata={"doc": "JSON"}),
-        pa.field("prompt_tokens", _TOKENS),
-        pa.field("answer", pa.string(), metadata={"doc": "JSON"}),
-        pa.field("metadata", pa.string(), metadata={"doc": "JSON"}),
-        pa.field("completions", pa.list_(_COMPLETION)),
-        pa.field("scores", pa.list_(_SCORE)),
-        pa.field("baseline", pa.float64()),
-    ],
-    metadata={"proxima": "pending 2"},
-)
+_INTS, _FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
+_JSON = {"doc": "JSON"}
+_GROUP = [  # in the first row of a group, null in its others
+    pa.field("messages", pa.string(), metadata=_JSON),
+    pa.field("prompt_tokens", _INTS),
+    pa.field("answer", pa.string(), metadata=_JSON),
+    pa.field("metadata", pa.string(), metadata=_JSON),
+    pa.field("baseline", pa.float64()),
+]
+_COMPLETION = [
+    pa.field("sample", pa.int32()),
+    pa.field("turn", pa.int32()),
+    pa.field("tokens", _INTS),
+    pa.field("text", pa.string()),
+    pa.field("sampled_log_prob", _FLOATS),
+    pa.field("untruncated_log_prob", _FLOATS),
+    pa.field("policy_version", _INTS),
+    pa.field("finish_reason", pa.string()),
+    pa.field("temperature", pa.float64()),
+    pa.field("top_k", _INTS, metadata={"doc": "[T, k] flattened"}),
+    pa.field("top_k_log_prob", _FLOATS, metadata={"doc": "[T, k] flattened"}),
+    pa.field("k", pa.int32()),
+]
+_SCORE = [
+    pa.field("value", pa.float64()),
+    pa.field("valid", pa.bool_()),
+    pa.field("parts", pa.string(), metadata=_JSON),
+    pa.field("error", pa.string()),
+    pa.field("correct", pa.bool_()),
+]
+SCHEMA = pa.schema([pa.field("uid", pa.int64()), *_GROUP, *_COMPLETION, *_SCORE], metadata={"proxima": "groups 3"})
 
 
 def write_groups(path: Path, groups: Sequence[Group]) -> None:
     """Write the groups; `read_groups` gives them back equal. What no file can hold becomes what the rollouts hold of
     it."""
-    pq.write_table(pa.Table.from_pylist([_row(group) for group in groups], schema=SCHEMA), path, compression="zstd")
+    rows = [row for group in groups for row in _rows(group)]
+    columns = {field.name: [row.get(field.name) for row in rows] for field in SCHEMA}
+    arrays = [
+        list_column(columns[field.name], field.type.value_type)
+        if pa.types.is_list(field.type)
+        else pa.array(columns[field.name], field.type)
+        for field in SCHEMA
+    ]
+    pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), path, compression="zstd")
 
 
 def read_groups(path: Path, uids: Sequence[int]) -> list[Group]:
-    """The groups of a file; `uids` are those that it must hold, and where there are none there need be no file.
+    """The groups of a file.
+
+    Args:
+        uids: the prompts that the file must hold, in order; without any, the file may be missing.
 
     Raises:
-        ValueError: the file is missing, torn, or holds other groups; names it and the remedy.
+        UserError: the file is missing, torn, or holds other groups; names it and the remedy.
     """
     if not uids and not path.is_file():
         return []
     try:
-        rows = pq.read_table(path, partitioning=None).to_pylist()
+        table = pq.read_table(path, partitioning=None)
     except (OSError, pa.ArrowInvalid) as error:
         raise UserError(
-            f"{path} is no whole Parquet file ({error}); delete this checkpoint to use the one before"
+            f"{path} is no whole Parquet file ({error})", remedy="delete this checkpoint to use the one before"
         ) from error
-    if [row["uid"] for row in rows] != list(uids):
-        raise UserError(f"{path} holds other groups than state.json says; delete this checkpoint to use the one before")
-    return [_group(row) for row in rows]
+    columns = {
+        field.name: (numpy_columns if pa.types.is_list(field.type) else pa.ChunkedArray.to_pylist)(table[field.name])
+        for field in table.schema
+    }
+    rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    groups = [_group(list(members)) for _, members in groupby(rows, key=itemgetter("uid"))]
+    if [group.prompt.uid for group in groups] != list(uids):
+        raise UserError(
+            f"{path} holds other groups than state.json says", remedy="delete this checkpoint to use the one before"
+        )
+    return groups
 
 
-def _row(group: Group) -> dict[str, Any]:
+def _rows(group: Group) -> Iterator[dict[str, Any]]:
     prompt = group.prompt
-    return {
-        "uid": prompt.uid,
+    first: dict[str, Any] = {
         "messages": dumps(prompt.messages),
         "prompt_tokens": prompt.tokens,
         "answer": dumps(prompt.answer),
         "metadata": dumps(prompt.metadata),
-        "completions": [
-            {name: value for name, value in c.to_json().items() if name != "prompt_uid"} | {"text": utf8(c.text)}
-            for c in group.completions
-        ],
-        "scores": [
-            asdict(score) | {"parts": dumps(score.parts), "error": None if score.error is None else utf8(score.error)}
-            for score in group.scores
-        ],
         "baseline": group.baseline,
     }
+    for completion, score in zip(group.completions, group.scores, strict=True):
+        texts = {
+            "text": utf8(completion.text),
+            "parts": dumps(score.parts),
+            "error": None if score.error is None else utf8(score.error),
+        }
+        k = None if completion.top_k is None else completion.top_k.shape[-1]
+        yield first | vars(completion) | vars(score) | texts | {"uid": prompt.uid, "k": k}
+        first = {}
 
 
-def _group(row: Mapping[str, Any]) -> Group:
+def _group(rows: Sequence[dict[str, Any]]) -> Group:
+    first = rows[0]
     prompt = Prompt(
-        uid=row["uid"],
-        messages=tuple(json.loads(row["messages"])),
-        tokens=row["prompt_tokens"],
-        answer=json.loads(row["answer"]),
-        metadata=json.loads(row["metadata"]),
+        uid=first["uid"],
+        messages=tuple(json.loads(first["messages"])),
+        tokens=first["prompt_tokens"],
+        answer=json.loads(first["answer"]),
+        metadata=json.loads(first["metadata"]),
     )
-    completions = tuple(Completion(prompt_uid=prompt.uid, **c) for c in row["completions"])
-    scores = tuple(Score(**{**s, "parts": json.loads(s["parts"])}) for s in row["scores"])
-    return Group(prompt=prompt, completions=completions, scores=scores, baseline=row["baseline"])
+    completions = []
+    for row in rows:
+        facts = {field.name: row[field.name] for field in _COMPLETION if field.name != "k"}
+        shaped = {name: row[name].reshape(-1, row["k"]) for name in ("top_k", "top_k_log_prob") if row["k"]}
+        completions.append(Completion(prompt_uid=prompt.uid, **(facts | shaped)))
+    scores = [
+        Score(**{field.name: row[field.name] for field in _SCORE} | {"parts": json.loads(row["parts"])}) for row in rows
+    ]
+    return Group(prompt=prompt, completions=tuple(completions), scores=tuple(scores), baseline=first["baseline"])

@@ -20,7 +20,7 @@ from proxima.engine.protocol import Engine, Sampling
 from proxima.model import Policy
 from proxima.reward.runner import RewardRunner
 from proxima.runtime.algorithm import Algorithm, StepBatch
-from proxima.runtime.carried_groups import PENDING, write_groups
+from proxima.runtime.carried_groups import CARRIED_GROUPS, write_groups
 from proxima.runtime.clock import Clock
 from proxima.runtime.collect import CannotGoOn, Collected, Collector, NothingScored, errors_of
 from proxima.runtime.folder import RunFolder
@@ -172,7 +172,7 @@ class Controller:
                     self.folder.rollout_file(self.journal.step + 1),
                     self.journal.step + 1,
                     nothing.groups,
-                    nothing.fates({}),
+                    nothing.records({}),
                 )
             self.checkpoint(self.journal.step)
             raise
@@ -231,7 +231,7 @@ class Controller:
         self, step: int, collected: Collected, chosen: StepBatch, result: UpdateResult, record: Mapping[str, Any]
     ) -> None:
         """Files first, then the journal's one transaction: a step that is in the journal has left all its traces."""
-        write_rollouts(self.folder.rollout_file(step), step, chosen.groups, chosen.fates(result.token_statistics))
+        write_rollouts(self.folder.rollout_file(step), step, chosen.groups, chosen.records(result.token_statistics))
         self.folder.append_metrics(record)
         uids = [group.prompt.uid for group in chosen.groups]
         self._cursor, self._surplus = self.source.state(), collected.carried
@@ -278,7 +278,7 @@ class Controller:
         self.observer.progress("checkpoint", 0, 1, "checkpoints")
         facts = {"version": self.journal.version, "cursor": self._cursor, "seed": self.plan.seed}
         facts["pending"] = [group.prompt.uid for group in self._surplus]
-        pending = {PENDING: lambda path: write_groups(path, self._surplus)} if self._surplus else {}
+        pending = {CARRIED_GROUPS: lambda path: write_groups(path, self._surplus)} if self._surplus else {}
         write_checkpoint(self.folder.checkpoints, step, self.policy.loaded, self.stack, facts, pending)
         best = self.best_step() if self.plan.keep_best else None
         prune(self.folder.checkpoints, self.plan.keep_last, keep=[] if best is None else [best])

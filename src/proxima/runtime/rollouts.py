@@ -14,63 +14,55 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from proxima.data import Completion, Group, Prompt, Score, UserError
+from proxima.data import Completion, Group, Prompt, Score, Trajectory, UserError
 from proxima.data.atomic_files import replacing
 from proxima.data.columns import Bools, Floats
 from proxima.data.jsonl import dumps, utf8
+from proxima.runtime.list_columns import list_column
+
+_INTS, _FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
+
+
+def _field(name: str, kind: pa.DataType, doc: str = "", *, null: bool = False) -> pa.Field:
+    return pa.field(name, kind, nullable=null, metadata={"doc": doc} if doc else None)
+
 
 _COMMON = [
-    pa.field("step", pa.int32(), nullable=False),
-    pa.field("prompt_uid", pa.int64(), nullable=False),
-    pa.field("sample", pa.int32(), nullable=False),
-    pa.field("question", pa.string(), nullable=False),
-    pa.field("answer", pa.string(), nullable=False, metadata={"doc": "JSON: what the reward compared with"}),
-    pa.field("text", pa.string(), nullable=False),
-    pa.field("tokens", pa.list_(pa.int32()), nullable=False),
-    pa.field("correct", pa.bool_(), metadata={"doc": "null where no reward knows, or the score is invalid"}),
-    pa.field("reward", pa.float64(), metadata={"doc": "weighted sum; null where the score is invalid"}),
-    pa.field(
-        "valid", pa.bool_(), nullable=False, metadata={"doc": "false: a scorer failed, the completion enters no mean"}
-    ),
-    pa.field("error", pa.string(), metadata={"doc": "why the score is invalid"}),
-    pa.field("finish_reason", pa.string(), nullable=False),
+    _field("step", pa.int32()),
+    _field("prompt_uid", pa.int64()),
+    _field("sample", pa.int32()),
+    _field("turn", pa.int32()),
+    _field("question", pa.string()),
+    _field("answer", pa.string(), "JSON: what the reward compared with"),
+    _field("text", pa.string()),
+    _field("tokens", _INTS),
+    _field("correct", pa.bool_(), "null where no reward knows, or the score is invalid", null=True),
+    _field("reward", pa.float64(), "weighted sum; null where the score is invalid", null=True),
+    _field("valid", pa.bool_(), "false: a scorer failed, the completion enters no mean"),
+    _field("error", pa.string(), "why the score is invalid", null=True),
+    _field("finish_reason", pa.string()),
 ]
 _TRAINING = [
-    pa.field("prompt_tokens", pa.list_(pa.int32()), nullable=False),
-    pa.field(
-        "sampled_log_prob",
-        pa.list_(pa.float32()),
-        nullable=False,
-        metadata={"doc": "nats, under the distribution really sampled"},
+    _field("prompt_tokens", _INTS),
+    _field("sampled_log_prob", _FLOATS, "nats, under the distribution really sampled"),
+    _field("untruncated_log_prob", _FLOATS, "nats, at the temperature alone"),
+    _field(
+        "behavior_log_prob", _FLOATS, "nats, the one of the two that the algorithm chose; null if dropped", null=True
     ),
-    pa.field(
-        "untruncated_log_prob",
-        pa.list_(pa.float32()),
-        nullable=False,
-        metadata={"doc": "nats, at the temperature alone"},
-    ),
-    pa.field("policy_version", pa.list_(pa.int32()), nullable=False),
-    pa.field(
-        "log_prob",
-        pa.list_(pa.float32()),
-        metadata={"doc": "nats, the trainer's first forward; null where it made none"},
-    ),
-    pa.field(
-        "keep", pa.list_(pa.bool_()), metadata={"doc": "the token stayed in the trust region at the first update"}
-    ),
-    pa.field("entropy", pa.list_(pa.float32()), metadata={"doc": "nats, of the policy at the position, first forward"}),
-    pa.field("parts", pa.string(), nullable=False, metadata={"doc": "JSON: each reward by name, before its weight"}),
-    pa.field("advantage", pa.float64()),
-    pa.field("temperature", pa.float32(), nullable=False),
-    pa.field(
-        "outcome",
-        pa.string(),
-        nullable=False,
-        metadata={"doc": "trained, skipped_zero_advantage, dropped_<reason>, invalid"},
-    ),
+    _field("policy_version", _INTS),
+    _field("log_prob", _FLOATS, "nats, the trainer's first forward; null where it made none", null=True),
+    _field("keep", pa.list_(pa.bool_()), "the token stayed in the trust region at the first update", null=True),
+    _field("entropy", _FLOATS, "nats, of the policy at the position, first forward", null=True),
+    _field("parts", pa.string(), "JSON: each reward by name, before its weight"),
+    _field("advantage", pa.float64(), "reward units, of the completion", null=True),
+    _field("token_advantage", _FLOATS, "null where all tokens have the completion's", null=True),
+    _field("temperature", pa.float32()),
+    _field("outcome", pa.string(), "trained, skipped_zero_advantage, dropped_<reason>, invalid"),
 ]
-EVAL_SCHEMA = pa.schema(_COMMON, metadata={"proxima": "evals 1"})
-ROLLOUT_SCHEMA = pa.schema(_COMMON + _TRAINING, metadata={"proxima": "rollouts 1"})
+EVAL_SCHEMA = pa.schema(_COMMON, metadata={"proxima": "evals 2"})
+ROLLOUT_SCHEMA = pa.schema(_COMMON + _TRAINING, metadata={"proxima": "rollouts 2"})
+
+Key = tuple[int, int, int]  # prompt uid, sample, turn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,38 +72,51 @@ class CompletionRecord:
     Args:
         outcome: `trained`, `skipped_zero_advantage`, `dropped_<reason>` or `invalid`.
         advantage: reward units; None where none was computed.
-        log_prob: [tokens] nats, the trainer's first forward. None where it made none.
-        keep: [tokens], the surrogate kept the token at the first update.
-        entropy: [tokens] nats.
+        trajectory: what the trainer was given; None for a completion that was dropped.
+        log_prob: [T] float32, nats, the trainer's first forward. None where it made none.
+        keep: [T] bool, the surrogate kept the token at the first update.
+        entropy: [T] float32, nats.
     """
 
     outcome: str
     advantage: float | None = None
+    trajectory: Trajectory | None = None
     log_prob: Floats | None = None
     keep: Bools | None = None
     entropy: Floats | None = None
 
+    @property
+    def behavior_log_prob(self) -> Floats | None:
+        """[T] nats, the policy that the algorithm chose as μ."""
+        return None if self.trajectory is None else self.trajectory.behavior_log_prob
 
-def write_rollouts(path: Path, step: int, groups: Sequence[Group], fates: Sequence[CompletionRecord]) -> None:
-    """Write a step's completions: to a name aside, fsynced, renamed. A failure leaves a former file whole.
+    @property
+    def token_advantage(self) -> Floats | None:
+        """[T] reward units, where it differs over the tokens."""
+        values = None if self.trajectory is None else self.trajectory.advantage
+        return None if values is None or not values.size or (values == values[0]).all() else values
+
+
+def write_rollouts(path: Path, step: int, groups: Sequence[Group], records: Mapping[Key, CompletionRecord]) -> None:
+    """Write a step's completions: to a temporary name, fsynced, renamed. A failure leaves an existing file as it was.
 
     Args:
         path: the file, `rollouts/000012.parquet`.
         groups: the step's groups, dropped ones too.
-        fates: one for each completion, in the order of the groups and of their completions.
+        records: one for each completion, by its `key`.
 
     Raises:
-        ValueError: a number of fates, or of values in one, that doesn't fit.
+        ValueError: a completion has no record, or a record has another number of values than the completion has tokens.
         OSError: the disk is full or read-only.
     """
     rows = list(_completions(groups))
-    if len(fates) != len(rows):
-        raise UserError(f"fates: {len(fates)} for {len(rows)} completions")
-    _write(
-        path,
-        ROLLOUT_SCHEMA,
-        [_common(step, *row) | _training(*row, fate) for row, fate in zip(rows, fates, strict=True)],
-    )
+    fields: list[dict[str, Any]] = []
+    for prompt, completion, score in rows:
+        if completion.key not in records:
+            raise ValueError(f"records: none for prompt {prompt.uid}, sample {completion.sample}")
+        fields.append(_common(step, prompt, completion, score))
+        fields[-1] |= _training(prompt, completion, score, records[completion.key])
+    _write(path, ROLLOUT_SCHEMA, fields)
 
 
 def write_evals(path: Path, step: int, groups: Sequence[Group]) -> None:
@@ -154,6 +159,7 @@ def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> 
         "step": step,
         "prompt_uid": prompt.uid,
         "sample": completion.sample,
+        "turn": completion.turn,
         "question": utf8(prompt.question),
         "answer": dumps(prompt.answer),
         "text": utf8(completion.text),
@@ -166,30 +172,31 @@ def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> 
     }
 
 
-def _training(prompt: Prompt, completion: Completion, score: Score, fate: CompletionRecord) -> dict[str, Any]:
-    for name in ("log_prob", "keep", "entropy"):
-        values = getattr(fate, name)
+def _training(prompt: Prompt, completion: Completion, score: Score, record: CompletionRecord) -> dict[str, Any]:
+    per_token = {name: getattr(record, name) for name in ("behavior_log_prob", "log_prob", "keep", "entropy")}
+    for name, values in per_token.items():
         if values is not None and len(values) != len(completion.tokens):
             where = f"prompt {prompt.uid}, sample {completion.sample}"
-            raise UserError(f"fates.{name}: {len(values)} values for {len(completion.tokens)} tokens of {where}")
+            raise ValueError(f"records.{name}: {len(values)} values for {len(completion.tokens)} tokens of {where}")
     return {
         "prompt_tokens": prompt.tokens,
         "sampled_log_prob": completion.sampled_log_prob,
         "untruncated_log_prob": completion.untruncated_log_prob,
         "policy_version": completion.policy_version,
-        "log_prob": fate.log_prob,
-        "keep": fate.keep,
-        "entropy": fate.entropy,
         "parts": dumps(score.parts),
-        "advantage": fate.advantage,
+        "advantage": record.advantage,
+        "token_advantage": record.token_advantage,
         "temperature": completion.temperature,
-        "outcome": fate.outcome,
+        "outcome": record.outcome,
+        **per_token,
     }
 
 
-def _write(path: Path, schema: pa.Schema, rows: list[Mapping[str, Any]]) -> None:
-    table = pa.Table.from_pydict(
-        {field.name: pa.array([row[field.name] for row in rows], field.type) for field in schema}, schema=schema
-    )
+def _write(path: Path, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = {field: [row[field.name] for row in rows] for field in schema}
+    arrays = [
+        list_column(values, field.type.value_type) if pa.types.is_list(field.type) else pa.array(values, field.type)
+        for field, values in columns.items()
+    ]
     with replacing(path) as file:
-        pq.write_table(table, file, compression="zstd")
+        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), file, compression="zstd")

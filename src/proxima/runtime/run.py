@@ -13,7 +13,7 @@ from proxima.config.estimate import at_once, pruned
 from proxima.data import Group, UserError
 from proxima.model import LoadedModel
 from proxima.runtime.build import RunData, load_model, load_run_data, make_controller
-from proxima.runtime.carried_groups import PENDING, read_groups
+from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.environment import describe_environment
 from proxima.runtime.folder import RunFolder
@@ -139,7 +139,7 @@ def _rewind(folder: RunFolder, journal: Journal, opened: RunData) -> tuple[Check
     if checkpoint is None:
         return None, []
     opened.source.load(checkpoint.facts["cursor"])
-    carried = read_groups(checkpoint.path / PENDING, checkpoint.facts.get("pending", []))
+    carried = read_groups(checkpoint.path / CARRIED_GROUPS, checkpoint.facts.get("pending", []))
     journal.generating(
         group.prompt.uid for group in carried
     )  # the rewind queued them: they were admitted before and not consumed

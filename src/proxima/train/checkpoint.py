@@ -1,6 +1,6 @@
 """Checkpoints: written aside, fsynced, renamed. Formats are safetensors and JSON; nothing is ever unpickled.
 
-checkpoints/000040/   model/ (Hugging Face folder)   optimizer.safetensors   pending.parquet (surplus groups)
+checkpoints/000040/   model/ (Hugging Face folder)   optimizer.safetensors   carried_groups.parquet (surplus groups)
                       state.json (written last: its presence says that all is there)
 """
 
