@@ -50,15 +50,15 @@ def judged(answer: Answer, score: Score) -> str:
 
 def cpu_seconds(pool: Any) -> float:
     """CPU time of the workers, in seconds, and of the process that forks them, which is told that of the ended ones."""
-    total, nursery = 0.0, pool._nursery._process.pid
+    total, fork_server = 0.0, pool._fork_server._process.pid
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = entry.read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if int(fields[1]) == nursery:
+        if int(fields[1]) == fork_server:
             total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        elif int(entry.parent.name) == nursery:
+        elif int(entry.parent.name) == fork_server:
             total += (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
     return total
 

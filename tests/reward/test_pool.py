@@ -38,7 +38,7 @@ def pool(request):
 
 
 def found(answers):
-    return [None if answer.result is None else answer.result["found"] for answer in answers]
+    return [None if answer.value is None else answer.value["answer"] for answer in answers]
 
 
 @pytest.mark.parametrize("pool", [{"workers": 1}, {"workers": 3}], indirect=True, ids=["one", "three"])
@@ -101,7 +101,7 @@ def test_a_worker_that_ends_before_a_job_begins_costs_nothing_and_two_cost_the_j
 
     def gone(self, *arguments):
         if len(lost) < self.losses:
-            lost.append(self.end())
+            lost.append(self.kill())
             return None, False
         return receive(self, *arguments)
 
@@ -169,7 +169,7 @@ def test_a_killed_nursery_is_replaced(pool):
     assert found(asyncio.run(pool.run([regex("1")]))) == ["1"]
     pool._fork_server._process.kill()
     pool._fork_server._process.wait()
-    asyncio.run(pool.run([regex("2")]))  # the worker may outlive the nursery by this chunk, or be gone already
+    asyncio.run(pool.run([regex("2")]))  # the worker may outlive the fork_server by this chunk, or be gone already
     assert found(asyncio.run(pool.run([HANGS_SHORT, regex("3")])))[1] == "3"
 
 
@@ -186,10 +186,10 @@ def test_workers_are_recycled(pool):
 def test_close_ends_everything_and_says_so():
     pool = WorkerPool()
     asyncio.run(pool.run([regex("1")]))
-    nursery = pool._fork_server._process
+    fork_server = pool._fork_server._process
     pool.close()
     pool.close()
-    assert nursery.poll() is not None
+    assert fork_server.poll() is not None
     with pytest.raises(RuntimeError, match="the reward pool is closed"):
         asyncio.run(pool.run([regex("1")]))
 
@@ -203,7 +203,7 @@ def test_close_while_a_worker_hangs():
         return await running
 
     answers = asyncio.run(main())
-    assert [answer.result for answer in answers] == [None, None]
+    assert [answer.value for answer in answers] == [None, None]
     assert all(answer.error for answer in answers)
 
 
@@ -223,12 +223,12 @@ sys.stdin.read()
 @pytest.mark.parametrize("how", ["exit", "kill"])
 def test_no_process_outlives_the_run(how):
     run = subprocess.Popen([sys.executable, "-c", ORPHANS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    nursery = int(run.stdout.readline())
+    fork_server = int(run.stdout.readline())
     family = [
-        nursery,
+        fork_server,
         *map(
             int,
-            subprocess.run(["ps", "-o", "pid=", "--ppid", str(nursery)], capture_output=True, text=True).stdout.split(),
+            subprocess.run(["ps", "-o", "pid=", "--ppid", str(fork_server)], capture_output=True, text=True).stdout.split(),
         ),
     ]
     assert len(family) == 2

@@ -1,4 +1,4 @@
-"""Runs a list of rewards over a prompt's completions and adds them up."""
+"""Runs a list of rewards over a prompt's completions and adds up their values."""
 
 import asyncio
 import json
@@ -9,169 +9,153 @@ from functools import partial
 from typing import Any, TypeVar
 
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
-from proxima.reward.base import Job, PooledReward, label_of, validated
-from proxima.reward.function import UserFunction
+from proxima.reward.base import Job, PooledReward, as_reward, validated
 from proxima.reward.protocol import Reward
-from proxima.reward.workers.pool import Answer, WorkerPool
+from proxima.reward.workers.pool import JobResult, WorkerPool
 from proxima.reward.workers.threads import DaemonThreads
 
 T = TypeVar("T")
 
 
 class RewardRunner:
-    """Scores completions by a weighted list of rewards; a failure costs the one completion it happened to.
+    """Scores completions by a weighted list of rewards; a failure invalidates only the completion it happened to.
 
-        value = sum over rewards of weight * part      correct: from the first reward, in the order given, that knows
+        value = sum over rewards of weight * part      correct: from the first reward, in the order given, that sets it
 
-    `score` takes a group as soon as it is complete. Rewards that look at the whole batch are left out there; once a
-    batch of generation, `score_batch` adds what they say to the groups that the others have scored.
+    `score` takes a group as soon as it is complete and skips the rewards of the whole batch. `score_batch`, called once
+    per generated batch, adds those to the groups that `score` has scored.
 
     Args:
-        rewards: the specs, at least one; `weight` and `name` are read where there are any (else 1 and the class name).
-        timeout: seconds a reward may take for one completion; > 0.
-        workers: worker processes for each kind of worker in use, and threads for rewards that run in threads; >= 1.
-        memory_mb: MiB that a worker which parses a model's text may take.
+        rewards: the specs, at least one; an object that is no `Reward` only needs a method `score`.
+        timeout: seconds that a reward may take for one completion; > 0.
+        workers: worker processes of each kind in use, and threads for rewards that run in threads; >= 1.
+        memory_mb: memory limit, in MiB, of a worker that parses a model's text.
 
     Raises:
-        ValueError: no rewards, or two of the same name.
+        UserError: no rewards, or two of the same name.
 
-    A failure is an exception, a time-out, a value that is not finite, or a worker that died: the score is then
-    `valid=False` with `error="<name>: <why>"`, and `parts` holds what the other rewards said. A reward of weight 0
-    fails without consequence.
+    A failure is an exception, a timeout, a value that is not finite, or a worker that died: the score is then
+    `valid=False` with `error="<name>: <why>"`, and `parts` holds the values of the other rewards. The failure of a
+    reward of weight 0 has no effect.
 
-    However many completions come at once, no more than `workers` calls of a reward are made at once, or as many as it
-    says itself (`concurrency`). A reward of which 100 calls hang is not called until one comes back: its scores are
-    invalid at once.
+    At most `workers` calls of a reward run at once (or its own `concurrency`), however many completions wait. A reward
+    with 100 hung calls is not called again until one of them returns: its scores are invalid at once.
     """
 
-    def __init__(
-        self, rewards: Sequence[Reward], timeout: float = 10.0, workers: int = 1, memory_mb: int = 1024
-    ) -> None:
+    def __init__(self, rewards: Sequence[Any], timeout: float = 10.0, workers: int = 1, memory_mb: int = 1024) -> None:
         require(len(rewards) >= 1, "reward", list(rewards), "must hold at least one reward")
         require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
         require(workers >= 1, "workers", workers, "must be >= 1")
-        self.rewards, self.timeout = tuple(rewards), timeout
-        self.labels = tuple(label_of(reward) for reward in rewards)
+        self.rewards: tuple[Reward, ...] = tuple(map(as_reward, rewards))
+        self.timeout = timeout
+        self.labels = tuple(reward.label for reward in self.rewards)
         for label in self.labels:
-            require(
-                self.labels.count(label) == 1,
-                "reward",
-                label,
-                "is the name of two rewards; give one of them another `name`",
-            )
+            unique = self.labels.count(label) == 1
+            require(unique, "reward", label, "is the name of two rewards; give one of them another `name`")
         pooled = [reward for reward in self.rewards if isinstance(reward, PooledReward)]
-        text = {reward.kind for reward in pooled if reward.where == "text"}
-        functions = [reward.absolute for reward in pooled if isinstance(reward, UserFunction)]
-        warm = sorted(text & {"math", "reasoning_gym"})
-        setup = [Job(grader="load", arguments={"path": path}) for path in functions]
         self._pools: dict[str, WorkerPool] = {}
-        if text:
-            self._pools["text"] = WorkerPool(workers, timeout=timeout, warm=warm, memory_mb=memory_mb)
-        if functions:
-            self._pools["function"] = WorkerPool(
-                workers, timeout=timeout, warm=["function"], setup=setup, restricted=False
+        for where in sorted({reward.where for reward in pooled}):
+            members = [reward for reward in pooled if reward.where == where]
+            self._pools[where] = WorkerPool(
+                workers,
+                timeout=timeout,
+                warm_ups=sorted({reward.warm_up for reward in members if reward.warm_up}),
+                setup=[job for reward in members if (job := reward.setup_job())],
+                restricted=where == "text",
+                memory_mb=memory_mb,
             )
-        self._threads = [DaemonThreads(getattr(reward, "concurrency", 0) or workers) for reward in self.rewards]
+        self._threads = [DaemonThreads(reward.concurrency or workers) for reward in self.rewards]
 
     @property
     def has_batch(self) -> bool:
-        """Whether a reward looks at the whole batch, so that `score_batch` has something to add."""
-        return any(_of_batch(reward) for reward in self.rewards)
+        """Whether a reward compares the whole batch, so that `score_batch` adds something."""
+        return any(reward.whole_batch for reward in self.rewards)
 
     @property
-    def compares(self) -> bool:
+    def needs_answers(self) -> bool:
         """Whether a reward that counts compares with the row's answer, so that `unreadable` may find something."""
-        return any(map(_compares, self.rewards))
+        return any(map(_checks_answers, self.rewards))
 
     def check(self) -> None:
-        """Ask each reward whether what it needs outside this process is there; for before the run.
+        """Check before the run that what the rewards need outside this process is available.
 
         Raises:
-            ValueError: one line that names the reward, what is missing and what to do. A reward of weight 0 may miss
-                what it wants.
+            UserError: names the reward, what is missing and what to do. Rewards of weight 0 are not checked.
         """
         for reward, label in zip(self.rewards, self.labels, strict=True):
-            if hasattr(reward, "check") and _weight(reward) != 0:
+            if reward.weight != 0:
                 try:
                     reward.check()
-                except ValueError as problem:
-                    raise UserError(f"reward '{label}': {problem}") from None
+                except ValueError as error:
+                    raise UserError(f"reward '{label}': {error}") from None
 
     def unreadable(self, answers: Sequence[Any]) -> list[str | None]:
-        """For each row's answer, why a reward could score nothing in that row, or None; looks at each different answer
-        once, and waits.
+        """For each row's answer, why a reward of nonzero weight can't score that row, or None; blocks.
 
-        Only rewards that count are asked (weight other than 0). What takes a worker is done by all of them side by
-        side.
+        Each distinct answer is checked once, by all workers in parallel where a worker is needed.
         """
-        found: dict[str, str | None] = {}
         keys = [json.dumps(answer, sort_keys=True, default=repr) for answer in answers]
-        different = dict(zip(keys, answers, strict=True))
+        distinct = dict(zip(keys, answers, strict=True))
+        found: dict[str, str | None] = {}
         for reward, label in zip(self.rewards, self.labels, strict=True):
-            if not _compares(reward):
-                continue
-            for key, why in zip(different, self._reasons(reward, list(different.values())), strict=True):
-                if why is not None:
-                    found.setdefault(key, f"{label}: {why}")
+            if _checks_answers(reward):
+                for key, why in zip(distinct, self._reasons(reward, list(distinct.values())), strict=True):
+                    if why is not None:
+                        found.setdefault(key, f"{label}: {why}")
         return [found.get(key) for key in keys]
 
-    def _reasons(self, reward: Any, answers: Sequence[Any]) -> list[str | None]:
+    def _reasons(self, reward: Reward, answers: Sequence[Any]) -> list[str | None]:
         if not isinstance(reward, PooledReward):
             return [reward.unreadable(answer) for answer in answers]
-        asked = [reward.reading(answer) for answer in answers]
-        answered = iter(self._pools[reward.where].run_now([job for job in asked if isinstance(job, Job)]))
-        return [_why(next(answered)) if isinstance(entry, Job) else entry for entry in asked]
+        jobs = [reward.answer_job(answer) for answer in answers]
+        results = iter(self._pools[reward.where].run_now([job for job in jobs if isinstance(job, Job)]))
+        return [_reason(next(results)) if isinstance(job, Job) else job for job in jobs]
 
     def start(self) -> None:
-        """Start the worker processes ahead of the first `score`, beside whatever else begins; returns at once. May be
-        left out."""
+        """Start the worker processes ahead of the first `score`; returns at once. Optional."""
         for pool in self._pools.values():
             pool.start()
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        """One score for each completion, in the same order."""
-        chosen = [i for i, reward in enumerate(self.rewards) if not _of_batch(reward)]
-        columns = await asyncio.gather(*(self._column(i, prompt, completions) for i in chosen))
-        start = Score(value=0.0)
-        return [
-            self._added(start, [(i, column[at]) for i, column in zip(chosen, columns, strict=True)])
-            for at in range(len(completions))
-        ]
+        """One score per completion, in the same order."""
+        columns = await self._columns(False, lambda i: self._group_column(i, prompt, completions))
+        before = Score(value=0.0)
+        return [self._add(before, {i: column[at] for i, column in columns.items()}) for at in range(len(completions))]
 
     async def score_batch(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with what the rewards of the whole batch add to each score; the groups themselves where there are
-        none.
+        """The groups with the values of the whole-batch rewards added to each score; unchanged if there are none.
 
-        What such a reward says is weighted and added like any other part; where it fails, the completion becomes
-        invalid. A completion that is invalid already stays so. `correct` is kept where it is known.
+        Such a value is weighted and added like any other part; if it failed, the completion becomes invalid. An invalid
+        completion stays invalid. `correct` is kept where it is known.
         """
-        chosen = [i for i, reward in enumerate(self.rewards) if _of_batch(reward)]
-        if not chosen or not groups:
+        if not groups:
+            return []
+        columns = await self._columns(True, lambda i: self._batch_column(i, groups))
+        if not columns:
             return list(groups)
-        columns = await asyncio.gather(*(self._batch_column(i, groups) for i in chosen))
-        out = []
+        scored = []
         for g, group in enumerate(groups):
-            said = [
-                [(i, column[g][at]) for i, column in zip(chosen, columns, strict=True)]
-                for at in range(len(group.scores))
-            ]
-            out.append(replace(group, scores=tuple(map(self._added, group.scores, said))))
-        return out
+            added = [{i: column[g][at] for i, column in columns.items()} for at in range(len(group.scores))]
+            scored.append(replace(group, scores=tuple(map(self._add, group.scores, added))))
+        return scored
 
     def close(self) -> None:
-        """End the workers. A reward still hanging in a thread is left behind; it can't keep the process alive."""
-        for pool in self._pools.values():
-            pool.close()
-        for threads in self._threads:
-            threads.close()
+        """End the workers. A reward that hangs in a thread is left behind; it can't keep the process alive."""
+        for part in (*self._pools.values(), *self._threads):
+            part.close()
 
-    def _added(self, before: Score, said: Sequence[tuple[int, Score]]) -> Score:
-        """A score with what more rewards (by number) say of the completion."""
+    async def _columns(self, whole_batch: bool, column: Callable[[int], Any]) -> dict[int, Any]:
+        """By number, what each reward of one of the two kinds returns."""
+        members = [i for i, reward in enumerate(self.rewards) if reward.whole_batch == whole_batch]
+        return dict(zip(members, await asyncio.gather(*map(column, members)), strict=True))
+
+    def _add(self, before: Score, added: dict[int, Score]) -> Score:
+        """A score with the scores of more rewards, by number, added."""
         parts = dict(before.parts)
         errors = [before.error or "no score"] if not before.valid else []
         value, correct = before.value, before.correct
-        for i, score in said:
-            label, weight = self.labels[i], _weight(self.rewards[i])
+        for i, score in added.items():
+            label, weight = self.labels[i], self.rewards[i].weight
             if score.valid:
                 parts[label] = score.value
                 parts.update({f"{label}/{key}": part for key, part in score.parts.items()})
@@ -182,141 +166,123 @@ class RewardRunner:
             correct = score.correct if correct is None else correct
         if not errors and not math.isfinite(value):
             errors = [f"the weighted sum of the rewards is {value}"]
-        if errors:  # it may quote what the model wrote, and is printed
-            shown = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in "; ".join(errors))
-            return replace(Score.failed(shown), parts=parts, correct=correct)
+        if errors:  # they may quote model output, and are printed to a terminal
+            error = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in "; ".join(errors))
+            return replace(Score.failed(error), parts=parts, correct=correct)
         return Score(value=value, parts=parts, correct=correct)
 
-    async def _column(self, i: int, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+    async def _group_column(self, i: int, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One reward's scores of all completions, failures as failed scores."""
         reward = self.rewards[i]
         if isinstance(reward, PooledReward):
-            return await self._in_workers(reward, prompt, completions)
-        if getattr(reward, "where", "thread") == "inline" and not getattr(reward, "whole_group", False):
-            return [score for completion in completions for score in _scores(reward, prompt, [completion])]
-        size = getattr(reward, "per_call", 0 if getattr(reward, "whole_group", False) else 1) or max(
-            1, len(completions)
-        )
+            return await self._run_in_workers(reward, prompt, completions)
+        size = reward.completions_per_call or max(1, len(completions))
         calls = [completions[start : start + size] for start in range(0, len(completions), size)]
-        answers = await asyncio.gather(
-            *(self._in_thread(i, partial(_scores, reward, prompt, call), self.timeout) for call in calls)
+        if reward.where == "inline" and size == 1:
+            return [score for call in calls for score in _scores(reward, prompt, call)]
+        results = await asyncio.gather(
+            *(self._run_in_thread(i, partial(_scores, reward, prompt, call), self.timeout) for call in calls)
         )
-        columns = [
-            [answer] * len(call) if isinstance(answer, Score) else answer
-            for answer, call in zip(answers, calls, strict=True)
-        ]
-        return [score for column in columns for score in column]
+        columns = zip(results, calls, strict=True)
+        return [score for found, call in columns for score in _spread(found, len(call))]
 
-    async def _in_workers(self, reward: PooledReward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        asked = [_attempt(partial(reward.job, prompt, completion)) for completion in completions]
-        once: dict[
-            Any, Job
-        ] = {}  # groups hold the same answer several times; what a text is worth does not depend on the time of day
-        keys = [_key(job, i) if reward.where == "text" else i for i, job in enumerate(asked)]
-        for key, job in zip(keys, asked, strict=True):
-            if isinstance(job, Job):
-                once.setdefault(key, job)
-        answers = dict(zip(once, await self._pools[reward.where].run(list(once.values())), strict=True))
+    async def _run_in_workers(
+        self, reward: PooledReward, prompt: Prompt, completions: Sequence[Completion]
+    ) -> list[Score]:
+        jobs = [_attempt(partial(reward.job, prompt, completion)) for completion in completions]
+        # Groups often hold the same answer several times. Equal texts get equal scores; a user's function may not.
+        keys = [_key(job, i) if reward.where == "text" else i for i, job in enumerate(jobs)]
+        distinct = {key: job for key, job in zip(keys, jobs, strict=True) if isinstance(job, Job)}
+        results = dict(zip(distinct, await self._pools[reward.where].run(list(distinct.values())), strict=True))
         return [
-            entry if isinstance(entry, Score) else _read(reward, prompt, answers[key])
-            for key, entry in zip(keys, asked, strict=True)
+            job if isinstance(job, Score) else _parsed(results[key], partial(reward.parse_result, prompt))
+            for key, job in zip(keys, jobs, strict=True)
         ]
 
     async def _batch_column(self, i: int, groups: Sequence[Group]) -> list[list[Score]]:
-        """One reward's scores of the whole batch; a failure of the call is one of every completion."""
+        """One reward's scores of the whole batch; a failure of the call is a failure of every completion."""
         reward, seconds = self.rewards[i], self.timeout * len(groups)
-        found: Any
+        found: list[list[Score]] | Score
         if isinstance(reward, PooledReward):
-            (answer,) = await self._pools[reward.where].run([replace(reward.batch_job(groups), seconds=seconds)])
-            found = Score.failed(answer.error or "no answer") if answer.result is None else answer.result
-            if not isinstance(found, Score):
-                found = _attempt(partial(reward.read_batch, groups, found))
+            job = replace(reward.batch_job(groups), seconds=seconds)
+            (result,) = await self._pools[reward.where].run([job])
+            found = _parsed(result, partial(reward.parse_batch_result, groups))
         else:
-            found = await self._in_thread(i, partial(_batch_scores, reward, groups), seconds)
+            found = await self._run_in_thread(i, partial(_batch_scores, reward, groups), seconds)
         return [[found] * len(group.scores) for group in groups] if isinstance(found, Score) else found
 
-    async def _in_thread(self, i: int, call: Callable[[], T], timeout: float) -> T | Score:
-        """What the call returns, or the failed score that says why it doesn't."""
-        seconds = getattr(self.rewards[i], "deadline", 0.0) or timeout
+    async def _run_in_thread(self, i: int, call: Callable[[], T], timeout: float) -> T | Score:
+        """What the call returns, or a failed score with the reason."""
+        seconds = self.rewards[i].call_timeout or timeout
         try:
-            answer: T = await self._threads[i].run(call, seconds)
-            return answer
+            result: T = await self._threads[i].run(call, seconds)
+            return result
         except TimeoutError:
             return Score.failed(f"timed out after {seconds:g} s")
-        except RuntimeError as problem:
-            return Score.failed(str(problem))
+        except RuntimeError as error:
+            return Score.failed(str(error))
 
 
-def _why(answer: Answer) -> str | None:
-    return answer.error if answer.result is None else answer.result["why"]
+def _checks_answers(reward: Reward) -> bool:
+    return reward.weight != 0 and reward.needs_answer
 
 
-def _compares(reward: Reward) -> bool:
-    return _weight(reward) != 0 and bool(getattr(reward, "compares", False))
-
-
-def _of_batch(reward: Reward) -> bool:
-    return bool(getattr(reward, "whole_batch", False))
+def _reason(result: JobResult) -> str | None:
+    return result.error if result.value is None else result.value["why"]
 
 
 def _key(job: Job | Score, otherwise: int) -> str | int:
-    """Equal for jobs that a worker can't tell apart."""
+    """Equal for jobs with equal results."""
     if isinstance(job, Score):
         return otherwise
     try:
         return json.dumps([job.grader, job.arguments])
     except (TypeError, ValueError):
-        return otherwise  # the pool says what is wrong with it
-
-
-def _weight(reward: Reward) -> float:
-    return float(getattr(reward, "weight", 1.0))
+        return otherwise  # the pool reports the reason
 
 
 def _attempt(call: Callable[[], T]) -> T | Score:
-    """What the call returns, or the failed score that says what it raised."""
+    """What the call returns, or a failed score with what it raised."""
     try:
         return call()
-    except BaseException as problem:  # a scorer's sys.exit() is its own failure, not the run's
-        if isinstance(problem, KeyboardInterrupt):
-            raise
-        return Score.failed(" ".join(f"{type(problem).__name__}: {problem}".split())[:300])
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a scorer that calls sys.exit() fails, the run does not
+        return Score.failed(" ".join(f"{type(error).__name__}: {error}".split())[:300])
+
+
+def _parsed(result: JobResult, parse: Callable[[Any], T]) -> T | Score:
+    if result.value is None:
+        return Score.failed(result.error or "no answer")
+    return _attempt(partial(parse, result.value))
+
+
+def _spread(found: list[Score] | Score, n: int) -> list[Score]:
+    """A failed call as a failed score for each of its n completions."""
+    return [found] * n if isinstance(found, Score) else found
 
 
 def _scores(reward: Reward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-    """The reward's own scores, failures as failed scores; a failure of the call is a failure of every completion in
-    it."""
+    """The reward's own scores, failures as failed scores."""
     scores = _attempt(lambda: list(reward.score(prompt, completions)))
-    if isinstance(scores, Score):
-        return [scores] * len(completions)
-    if len(scores) != len(completions):
-        return [Score.failed(f"ValueError: returned {len(scores)} scores for {len(completions)} completions")] * len(
-            completions
-        )
-    return [_checked(score) for score in scores]
+    if not isinstance(scores, Score) and len(scores) != len(completions):
+        scores = Score.failed(f"ValueError: returned {len(scores)} scores for {len(completions)} completions")
+    return [_checked(score) for score in _spread(scores, len(completions))]
 
 
 def _checked(score: object) -> Score:
     if isinstance(score, Score) and not score.valid and score.error:
-        return score  # failed in its own words
+        return score  # it has its own reason
     return _attempt(partial(validated, score))
 
 
-def _batch_scores(reward: Any, groups: Sequence[Group]) -> list[list[Score]] | Score:
-    """The scores of a batch, or the failed score of the whole call."""
-    found = _attempt(lambda: [list(row) for row in reward.score_batch(groups)])
+def _batch_scores(reward: Reward, groups: Sequence[Group]) -> list[list[Score]] | Score:
+    """The scores of a batch, or a failed score for the whole call."""
+    found = _attempt(lambda: [list(scores) for scores in reward.score_batch(groups)])
     if isinstance(found, Score):
         return found
-    if [len(row) for row in found] != [len(group.scores) for group in groups]:
-        told = f"{len(found)} lists with {sum(map(len, found))} scores"
-        return Score.failed(
-            f"ValueError: returned {told}, expected {len(groups)} lists with one score for each completion"
-        )
-    return [[_checked(score) for score in row] for row in found]
-
-
-def _read(reward: PooledReward, prompt: Prompt, answer: Answer) -> Score:
-    if answer.result is None:
-        return Score.failed(answer.error or "no answer")
-    result = answer.result
-    return _attempt(lambda: reward.read(prompt, result))
+    if [len(scores) for scores in found] != [len(group.scores) for group in groups]:
+        returned = f"{len(found)} lists with {sum(map(len, found))} scores"
+        expected = f"{len(groups)} lists with one score for each completion"
+        return Score.failed(f"ValueError: returned {returned}, expected {expected}")
+    return [[_checked(score) for score in scores] for scores in found]

@@ -1,5 +1,5 @@
-"""What the worker processes do, by name. Standard library only at import: a worker loads this file alone, so that it
-starts without torch.
+"""The graders that the worker processes run, by name. A worker loads this file alone, and only the standard library at
+import, so that it starts without torch.
 
 Arguments and results are JSON values; an exception is the completion's error.
 """
@@ -24,58 +24,55 @@ def grade_format(*, pattern: str, text: str) -> dict[str, Any]:
 
 
 def grade_regex(*, pattern: str, text: str) -> dict[str, Any]:
-    """The last capture of the pattern: group `answer`, else group 1, else the match."""
+    """The last match of the pattern: its group `answer`, else group 1, else all of it."""
     compiled = re.compile(pattern, re.DOTALL)
     matches = list(compiled.finditer(text))
     if not matches:
-        return {"found": None}
-    return {"found": matches[-1].group("answer" if "answer" in compiled.groupindex else min(compiled.groups, 1))}
+        return {"answer": None}
+    return {"answer": matches[-1].group("answer" if "answer" in compiled.groupindex else min(compiled.groups, 1))}
 
 
 def grade_math(*, answer: str, texts: list[str]) -> dict[str, Any]:
-    """math-verify's verdict, right where all texts are. Its time-outs are off: they use signals; the worker's CPU limit
-    holds."""
+    """1 if math-verify accepts all texts. Its own timeouts use signals and are off: the worker's CPU limit applies."""
     from math_verify import parse, verify
 
-    right = True
+    correct = True
     for text in texts:
-        known = _verdicts.get((answer, text))
+        known = _verified.get((answer, text))
         if known is None:
-            known = bool(
-                verify(_gold(answer), parse(text.replace("\0", ""), parsing_timeout=None), timeout_seconds=None)
-            )
-            _verdicts[answer, text] = known
-            if len(_verdicts) > 20_000:
-                _verdicts.clear()
-        right = right and known
-    return {"value": float(right), "correct": right}
+            parsed = parse(text.replace("\0", ""), parsing_timeout=None)
+            known = bool(verify(_reference(answer), parsed, timeout_seconds=None))
+            _verified[answer, text] = known
+            if len(_verified) > 20_000:
+                _verified.clear()
+        correct = correct and known
+    return {"value": float(correct), "correct": correct}
 
 
-_verdicts: dict[tuple[str, str], bool] = {}  # a group often holds the same answer several times
+_verified: dict[tuple[str, str], bool] = {}  # a group often holds the same answer several times
 
 
 @lru_cache(maxsize=4096)
-def _gold(answer: str) -> Any:
+def _reference(answer: str) -> Any:
     from math_verify import parse
 
-    parsed = parse(_marked(answer), parsing_timeout=None)
+    parsed = parse(_delimited(answer), parsing_timeout=None)
     if not parsed:
         raise ValueError(f"the row's answer {answer!r:.80} can't be read as mathematics")
     return parsed
 
 
-def _marked(answer: str) -> str:
-    """A bare formula as math-verify knows one."""
+def _delimited(answer: str) -> str:
+    """The formula between the delimiters that math-verify expects."""
     return answer if "$" in answer or "\\boxed" in answer else f"${answer}$"
 
 
-def read_math_answer(*, answer: str) -> dict[str, Any]:
-    """Why the row's answer is no mathematics: unreadable, or to math-verify a mere text, to which only the same text is
-    equal."""
+def check_math_answer(*, answer: str) -> dict[str, Any]:
+    """Why math-verify can't parse the row's answer as mathematics; it returns plain text for what it can't parse."""
     from math_verify import parse
 
-    read = parse(_marked(answer), parsing_timeout=None)
-    return {"why": None if any(not isinstance(one, str) for one in read) else "can't be read as mathematics"}
+    parsed = parse(_delimited(answer), parsing_timeout=None)
+    return {"why": None if any(not isinstance(part, str) for part in parsed) else "can't be read as mathematics"}
 
 
 def grade_reasoning_gym(*, source: Mapping[str, Any], answer: str) -> dict[str, Any]:
@@ -85,12 +82,12 @@ def grade_reasoning_gym(*, source: Mapping[str, Any], answer: str) -> dict[str, 
     try:
         return {"value": float(dataset.score_answer(answer, entry))}
     except (ArithmeticError, IndexError, KeyError, SyntaxError, TypeError, ValueError):
-        dataset.score_answer(entry["answer"], entry)  # raises too where the scorer itself is broken
+        dataset.score_answer(entry["answer"], entry)  # raises too if the scorer itself is broken
         return {"value": 0.0}
 
 
-# The scorers that evaluate the model's answer as Python; a list literal is all they expect.
-EVALUATING = ("binary_matrix", "n_queens", "number_sorting", "spiral_matrix", "string_insertion")
+# The scorers that pass the model's answer to `eval`; all they expect is a list literal.
+EVAL_TASKS = ("binary_matrix", "n_queens", "number_sorting", "spiral_matrix", "string_insertion")
 
 
 @lru_cache(maxsize=256)
@@ -104,13 +101,13 @@ def _reasoning_gym(task: str, config: str) -> Any:
             for part in settings["datasets"]
         ]
     for name, module in list(sys.modules.items()):
-        if name.startswith("reasoning_gym.") and name.rpartition(".")[2] in EVALUATING:
+        if name.startswith("reasoning_gym.") and name.rpartition(".")[2] in EVAL_TASKS:
             vars(module)["eval"] = ast.literal_eval
     return reasoning_gym.create_dataset(task, **settings)
 
 
 def decode_json(value: Any) -> Any:
-    """JSON as the task `reasoning_gym` wrote it, with its tuples and odd keys restored."""
+    """JSON that the task `reasoning_gym` encoded, with its tuples and non-text keys restored."""
     if isinstance(value, list):
         return [decode_json(item) for item in value]
     if not isinstance(value, dict):
@@ -124,40 +121,40 @@ def decode_json(value: Any) -> Any:
 
 def grade_function(*, path: str, prompt: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
     """What the user's function returns, as a dict with `value`."""
-    result = load_function(path)(_prompt(prompt), _completion(completion))
-    if inspect.iscoroutine(result):
-        result = asyncio.run(result)
-    return _returned(result)
+    from proxima.data import Completion
+
+    return _as_dict(_call(path, _prompt(prompt), Completion(**completion)))
+
+
+def _call(path: str, *arguments: Any) -> Any:
+    result = load_function(path)(*arguments)
+    return asyncio.run(result) if inspect.iscoroutine(result) else result
 
 
 def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the user's function returns of all groups, a list for each with a dict for each completion, or `error` where
-    it made none."""
-    from proxima.data import Group, Score
+    """What the user's function returns for all groups: per group a list with a dict per completion, or its `error`."""
+    from proxima.data import Completion, Group, Score
 
-    whole = tuple(
+    typed = tuple(
         Group(
             prompt=_prompt(group["prompt"]),
-            completions=tuple(_completion(one) for one in group["completions"]),
-            scores=tuple(Score(**one) for one in group["scores"]),
+            completions=tuple(Completion(**fields) for fields in group["completions"]),
+            scores=tuple(Score(**fields) for fields in group["scores"]),
         )
         for group in groups
     )
-    result = load_function(path)(whole)
-    if inspect.iscoroutine(result):
-        result = asyncio.run(result)
-    rows = [list(row) for row in result]
-    if [len(row) for row in rows] != [len(group.completions) for group in whole]:
-        wanted = f"{len(whole)} lists with one score for each completion"
-        raise ValueError(f"returned {len(rows)} lists with {sum(map(len, rows))} scores, expected {wanted}")
-    return {"scores": [[_attempted(score) for score in row] for row in rows]}
+    lists = [list(scores) for scores in _call(path, typed)]
+    if [len(scores) for scores in lists] != [len(group.completions) for group in typed]:
+        expected = f"{len(typed)} lists with one score for each completion"
+        raise ValueError(f"returned {len(lists)} lists with {sum(map(len, lists))} scores, expected {expected}")
+    return {"scores": [[_score_or_error(score) for score in scores] for scores in lists]}
 
 
-def _attempted(score: Any) -> dict[str, Any]:
+def _score_or_error(score: Any) -> dict[str, Any]:
     try:
-        return _returned(score)
-    except Exception as problem:
-        return {"error": " ".join(f"{type(problem).__name__}: {problem}".split())[:300]}
+        return _as_dict(score)
+    except Exception as error:
+        return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
 
 
 def _prompt(fields: Mapping[str, Any]) -> Any:
@@ -166,15 +163,8 @@ def _prompt(fields: Mapping[str, Any]) -> Any:
     return Prompt(**{**fields, "messages": tuple(fields["messages"])})
 
 
-def _completion(fields: Mapping[str, Any]) -> Any:
-    from proxima.data import Completion
-
-    return Completion(**fields)
-
-
-def _returned(result: Any) -> dict[str, Any]:
-    """A number, a `Score` or a dict as a dict with `value`, all numbers floats: what JSON can't carry costs this score
-    alone."""
+def _as_dict(result: Any) -> dict[str, Any]:
+    """A number, a `Score` or a dict as a dict with `value` and floats, so that JSON can hold it."""
     from proxima.data import Score
 
     if isinstance(result, Score):
@@ -184,32 +174,36 @@ def _returned(result: Any) -> dict[str, Any]:
     if isinstance(result, Mapping):
         if "value" not in result:
             raise ValueError(f"returned a dict without 'value' (keys: {', '.join(map(str, result)) or 'none'})")
-        whole = {str(key): number_of(value, str(key)) for key, value in result.items() if key != "correct"}
-        return {**whole, "correct": _verdict(result.get("correct"))}
-    return {"value": number_of(result, "value")}
+        numbers = {str(key): to_float(value, str(key)) for key, value in result.items() if key != "correct"}
+        return {**numbers, "correct": _to_bool(result.get("correct"))}
+    return {"value": to_float(result, "value")}
 
 
-def number_of(value: object, key: str) -> float:
-    """A returned number as a float; anything else is a ValueError that names it."""
+def to_float(value: object, key: str) -> float:
+    """A returned number as a float.
+
+    Raises:
+        ValueError: it is no number; names the key and the value.
+    """
     try:
-        if hasattr(value, "__float__"):  # numbers of numpy and torch have one, texts have not
+        if hasattr(value, "__float__"):  # true of numbers of numpy and torch, not of text
             return float(value)
     except (ArithmeticError, RuntimeError, TypeError, ValueError):  # too large, or an array of several
         pass
-    raise ValueError(f"returned {key}={_shown(value)}, expected a number")
+    raise ValueError(f"returned {key}={_repr(value)}, expected a number")
 
 
-def _verdict(value: Any) -> bool | None:
-    plain = value.item() if hasattr(value, "item") and callable(value.item) else value  # numpy's and torch's own
-    if plain not in (None, True, False):
-        raise ValueError(f"returned correct={_shown(value)}, expected true, false or nothing")
-    return None if plain is None else bool(plain)
+def _to_bool(value: Any) -> bool | None:
+    scalar = value.item() if hasattr(value, "item") and callable(value.item) else value  # a bool of numpy or torch
+    if scalar not in (None, True, False):
+        raise ValueError(f"returned correct={_repr(value)}, expected true, false or nothing")
+    return None if scalar is None else bool(scalar)
 
 
-def _shown(value: object) -> str:
+def _repr(value: object) -> str:
     try:
         return f"{value!r:.80}"
-    except ValueError:  # thousands of digits, which Python doesn't write
+    except ValueError:  # Python does not print integers of thousands of digits
         return "a number of thousands of digits"
 
 
@@ -242,111 +236,56 @@ def _load_file(file: Path) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # so that the file's neighbours can be imported, as when it runs as a script
+        sys.path.append(str(file.parent))  # the file may import its neighbours, as a script may
     try:
         spec.loader.exec_module(module)
-    except Exception as problem:
-        raise ValueError(
-            f"names {str(file)!r}, which can't be loaded: {type(problem).__name__}: {problem}"
-        ) from problem
+    except Exception as error:
+        message = f"names {str(file)!r}, which can't be loaded: {type(error).__name__}: {error}"
+        raise ValueError(message) from error
     return module
 
 
 def _load_module(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as problem:
-        raise ValueError(
-            f"can't be imported: no module {problem.name!r} (looking for {name!r}); is its folder on PYTHONPATH?"
-        ) from problem
-    except Exception as problem:
-        raise ValueError(
-            f"names the module {name!r}, which can't be loaded: {type(problem).__name__}: {problem}"
-        ) from problem
+    except ModuleNotFoundError as error:
+        message = f"can't be imported: no module {error.name!r} (looking for {name!r}); is its folder on PYTHONPATH?"
+        raise ValueError(message) from error
+    except Exception as error:
+        message = f"names the module {name!r}, which can't be loaded: {type(error).__name__}: {error}"
+        raise ValueError(message) from error
 
 
 def load_user_function(*, path: str) -> dict[str, Any]:
-    """Load a user's function before its first call, outside the time of any completion."""
+    """Load a user's function, so that its first call is not charged for it."""
     load_function(path)
     return {}
 
 
 # Formulas of every common shape: the LaTeX parser builds its tables as it meets them, and all workers inherit them.
-SHAPES = (
-    *(
-        r"12",
-        r"-3.5",
-        r"12,000",
-        r"\frac{1}{2}",
-        r"-\dfrac{3x}{4y}",
-        r"\sqrt{2}",
-        r"2\sqrt[3]{5}",
-        r"x^2+3x-1",
-        r"(x+1)(x-2)",
-    ),
-    *(
-        r"3\pi",
-        r"\frac{a+b}{c^2}",
-        r"(1,2)",
-        r"(-1,\frac{1}{2},3)",
-        r"[0,1)",
-        r"(-\infty,2]\cup[3,4)",
-        r"\{1,2,3\}",
-        r"x=5",
-    ),
-    *(r"y=2x+1", r"x\leq3", r"x>-2", r"50\%", r"30^\circ", r"\sin(x)", r"\log_2(8)", r"e^{-x}", r"2^{10}", r"10!"),
-    *(r"\binom{5}{2}", r"|x-1|", r"\text{even}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"x\in[1,2]", r"5\cdot10^3"),
-    *(r"a_1+a_2", r"1\frac{1}{2}", r"\pm\sqrt{3}", r"3+4i", r"n\equiv1", r"x=1,y=2"),
-    *(
-        r"\left(-3,\frac{5}{2}\right)",
-        r"\left(-\infty,-2\right]\cup\left[3,\frac{7}{2}\right)",
-        r"\left\{-1,0,\frac{1}{2}\right\}",
-    ),
-    *(
-        r"(x-3)\cdot(x+4)",
-        r"\frac{-1+\sqrt{5}}{2}",
-        r"y=-3x+\frac{1}{2}",
-        r"-5<x\leq15",
-        r"3e^{-2}",
-        r"2\ln3",
-        r"\frac{5!}{2!\,3!}",
-    ),
-    *(
-        r"\frac{3}{4}\pi",
-        r"\dfrac{\pi\cdot3}{4}",
-        r"x\in(-5,15]",
-        r"\begin{bmatrix}-1&\frac{1}{2}\\0&3\end{bmatrix}",
-        r"\mathrm{even}",
-    ),
-    *(
-        r"\textbf{C}",
-        r"2-3i",
-        r"\approx3.25",
-        r"3.25\text{ m}",
-        r"12{,}000",
-        r"5\cdot\sqrt{3}",
-        r"\frac{15}{\sqrt{3}}",
-        r"-\frac{3}{7}",
-    ),
-    *(
-        r"a^{2}b",
-        r"2x+3y=6",
-        r"\frac{a}{b}=\frac{c}{d}",
-        r"0.\overline{3}",
-        r"\sqrt{x^2+1}",
-        r"[-1,\frac{1}{2}]",
-        r"x^3-2x",
-    ),
+SHAPES = tuple(
+    r"""
+12  -3.5  12,000  \frac{1}{2}  -\dfrac{3x}{4y}  \sqrt{2}  2\sqrt[3]{5}  x^2+3x-1  (x+1)(x-2)  3\pi
+\frac{a+b}{c^2}  (1,2)  (-1,\frac{1}{2},3)  [0,1)  (-\infty,2]\cup[3,4)  \{1,2,3\}  x=5  y=2x+1  x\leq3
+x>-2  50\%  30^\circ  \sin(x)  \log_2(8)  e^{-x}  2^{10}  10!  \binom{5}{2}  |x-1|  \text{even}
+\begin{pmatrix}1&2\\3&4\end{pmatrix}  x\in[1,2]  5\cdot10^3  a_1+a_2  1\frac{1}{2}  \pm\sqrt{3}  3+4i
+n\equiv1  x=1,y=2  \left(-3,\frac{5}{2}\right)  \left(-\infty,-2\right]\cup\left[3,\frac{7}{2}\right)
+\left\{-1,0,\frac{1}{2}\right\}  (x-3)\cdot(x+4)  \frac{-1+\sqrt{5}}{2}  y=-3x+\frac{1}{2}  -5<x\leq15
+3e^{-2}  2\ln3  \frac{5!}{2!\,3!}  \frac{3}{4}\pi  \dfrac{\pi\cdot3}{4}  x\in(-5,15]
+\begin{bmatrix}-1&\frac{1}{2}\\0&3\end{bmatrix}  \mathrm{even}  \textbf{C}  2-3i  \approx3.25  3.25\text{ m}
+12{,}000  5\cdot\sqrt{3}  \frac{15}{\sqrt{3}}  -\frac{3}{7}  a^{2}b  2x+3y=6  \frac{a}{b}=\frac{c}{d}
+0.\overline{3}  \sqrt{x^2+1}  [-1,\frac{1}{2}]  x^3-2x
+""".strip()
+    .replace("\n", "  ")
+    .split("  ")
 )
 
 
 def parse_in_two_stages() -> None:
-    """Let math-verify's LaTeX parser try ANTLR's SLL prediction first, and LL only where that fails: the same trees,
-    several times as fast.
+    """Make math-verify's LaTeX parser try ANTLR's SLL prediction before LL: the same trees, several times as fast.
 
-    SLL either gives the tree that LL gives or reports a syntax error (ANTLR's documentation of `PredictionMode`); and
-    what LL looks up with full context it computes anew each time, while SLL fills a table. Done in the worker processes
-    alone.
+    SLL either returns the tree of LL or reports a syntax error (ANTLR's documentation of `PredictionMode`). LL computes
+    its full-context lookups anew each time, SLL fills a table. Applied in the worker processes only.
     """
     try:
         from antlr4.atn.PredictionMode import PredictionMode
@@ -354,7 +293,7 @@ def parse_in_two_stages() -> None:
 
         one_stage = module._Latex2Sympy
         _ = one_stage.create_parser, one_stage.parse
-    except (ImportError, AttributeError):  # another version of the parser: as fast as it is
+    except (ImportError, AttributeError):  # another version of the parser: leave it as it is
         return
 
     class TwoStages(one_stage):  # type: ignore[misc, valid-type]
@@ -376,22 +315,22 @@ def parse_in_two_stages() -> None:
 
 
 def warm_math() -> None:
-    """Load math-verify and fill its parser's tables, once, before workers are forked."""
+    """Load math-verify and fill the tables of its parser."""
     parse_in_two_stages()
     for shape in SHAPES:
         grade_math(answer=shape, texts=[f"\\boxed{{{shape}}}"])
         grade_math(answer="1", texts=[f"so $z={shape}$, that is $${shape}.$$"])
     grade_math(answer="1", texts=["The answer is 12.5."])
-    _verdicts.clear()
+    _verified.clear()
 
 
 def warm_reasoning_gym() -> None:
-    """Load reasoning_gym, once, before workers are forked."""
+    """Load reasoning_gym."""
     import reasoning_gym  # noqa: F401
 
 
 def warm_function() -> None:
-    """Load what every function needs, once, before workers are forked."""
+    """Load what every user function needs."""
     import proxima.data  # noqa: F401
 
 
@@ -400,13 +339,13 @@ GRADERS: dict[str, Callable[..., dict[str, Any]]] = {
     "function": grade_function,
     "function_batch": grade_function_batch,
     "math": grade_math,
-    "math_answer": read_math_answer,
+    "math_answer": check_math_answer,
     "load": load_user_function,
     "reasoning_gym": grade_reasoning_gym,
     "regex": grade_regex,
 }
 
-WARM: dict[str, Callable[[], None]] = {
+WARM_UPS: dict[str, Callable[[], None]] = {  # run once, before workers are forked
     "function": warm_function,
     "math": warm_math,
     "reasoning_gym": warm_reasoning_gym,

@@ -1,12 +1,10 @@
-"""A pool of worker processes that can be killed: text goes in as jobs, results or one-line errors come out, in the same
-order.
+"""A pool of worker processes that can be killed: jobs go in, results or one-line errors come out, in the same order.
 
-Each slot of the pool is a daemon thread with a worker of its own. A slot sends a chunk of jobs in one write and hears
-of each when it begins and when it ends, so that every job has its own deadline without a round trip of its own. A
-worker that dies or passes the deadline costs the job it was at; the rest of the chunk goes to its successor. Each job
-has a random id that its answer must
-hold: a worker from whose socket comes anything else is ended, and the job it was at has no answer. Nothing here
-outlives the run: when this process ends, so do the workers.
+Each slot of the pool is a daemon thread with a worker of its own. A slot sends a chunk of jobs in one write; the worker
+reports the start and the end of each, so that every job has its own deadline without its own round trip. A worker that
+dies or misses a deadline costs the job that it was running; its successor gets the rest of the chunk. The reply to a
+job must hold the job's random id: a worker whose socket delivers anything else is killed, and its job fails. No worker
+outlives the run: when this process ends, however it ends, the workers end.
 """
 
 import asyncio
@@ -32,31 +30,31 @@ from typing import Any
 from proxima.data import require
 from proxima.reward.base import Job
 
-CHUNK = 64  # jobs sent to a worker in one write at most
+CHUNK = 64  # most jobs sent to a worker in one write
 START_SECONDS = 120.0  # to load math-verify, reasoning_gym or torch on a busy machine
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What became of a job: its result, or why there is none, in one line."""
+class JobResult:
+    """The value that a job returned, or a one-line error."""
 
-    result: Mapping[str, Any] | None = None
+    value: Mapping[str, Any] | None = None
     error: str | None = None
 
 
 class WorkerPool:
-    """Runs jobs in worker processes, each within a time-out.
+    """Runs jobs in worker processes, each with a timeout.
 
     Args:
         workers: worker processes; >= 1.
-        timeout: seconds on the clock for one job; > 0. A job's `cpu_seconds` holds beside it.
-        warm: keys of `graders.WARM`, loaded once before workers are forked.
-        setup: jobs done by each new worker before its first chunk, outside of any job's time.
-        restricted: memory limit, no files written, no connections, no processes.
-        memory_mb: MiB a restricted worker may take beyond what it starts with.
+        timeout: wall-clock seconds for one job; > 0. A job's `cpu_seconds` applies as well.
+        warm_ups: keys of `graders.WARM_UPS`, run once before workers are forked.
+        setup: jobs that each new worker runs before its first chunk; their time counts for no other job.
+        restricted: workers have a memory limit, write no files, open no connections and start no processes.
+        memory_mb: memory limit, in MiB, of a restricted worker beyond what it holds at its start.
         recycle: jobs after which a worker is replaced.
 
-    Processes are started by `start` or the first `run`. `run` may be called from any event loop, and from several.
+    `start` or the first `run` starts the processes. `run` may be called from several event loops.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class WorkerPool:
         workers: int = 1,
         *,
         timeout: float = 10.0,
-        warm: Sequence[str] = (),
+        warm_ups: Sequence[str] = (),
         setup: Sequence[Job] = (),
         restricted: bool = True,
         memory_mb: int = 1024,
@@ -73,8 +71,8 @@ class WorkerPool:
         require(workers >= 1, "workers", workers, "must be >= 1")
         require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
         self.workers, self.timeout, self.recycle, self.setup = workers, timeout, recycle, tuple(setup)
-        self._options = {"warm": sorted(warm), "restricted": restricted, "memory_mb": memory_mb}
-        self._tasks: queue.SimpleQueue[tuple[Sequence[Job], Future[list[Answer]]] | None] = queue.SimpleQueue()
+        self._options = {"warm_ups": sorted(warm_ups), "restricted": restricted, "memory_mb": memory_mb}
+        self._tasks: queue.SimpleQueue[tuple[Sequence[Job], Future[list[JobResult]]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._fork_server: _ForkServer | None = None
         self._lock = threading.Lock()
@@ -91,89 +89,88 @@ class WorkerPool:
                 self._threads.append(thread)
                 thread.start()
 
-    async def run(self, jobs: Sequence[Job]) -> list[Answer]:
-        """An answer for each job, in the same order. Never raises for what a job does."""
+    async def run(self, jobs: Sequence[Job]) -> list[JobResult]:
+        """The result of each job, in the same order. Never raises for what a job does."""
         chunks = await asyncio.gather(*(asyncio.wrap_future(future) for future in self._submit(jobs)))
-        return [answer for chunk in chunks for answer in chunk]
+        return [result for chunk in chunks for result in chunk]
 
-    def run_now(self, jobs: Sequence[Job]) -> list[Answer]:
-        """`run` for a caller without an event loop; waits."""
-        return [answer for future in self._submit(jobs) for answer in future.result()]
+    def run_now(self, jobs: Sequence[Job]) -> list[JobResult]:
+        """`run` for a caller without an event loop; blocks."""
+        return [result for future in self._submit(jobs) for result in future.result()]
 
     def close(self) -> None:
-        """End the workers, whatever they are doing. Chunks not yet begun are answered `closed`. May be called twice."""
+        """Kill the workers, whatever they are doing. Chunks that are still queued fail. May be called twice."""
         with self._lock:
             self._closed = True
-            nursery, self._fork_server = self._fork_server, None
+            server, self._fork_server = self._fork_server, None
         for _ in self._threads:
             self._tasks.put(None)
-        if nursery is not None:
-            nursery.close()
+        if server is not None:
+            server.close()
 
-    def _submit(self, jobs: Sequence[Job]) -> "list[Future[list[Answer]]]":
-        """Chunks for all workers, small enough that none waits long for the others at the end."""
+    def _submit(self, jobs: Sequence[Job]) -> "list[Future[list[JobResult]]]":
+        """Queue the jobs in chunks, small enough that all workers finish at about the same time."""
         if not jobs:
             return []
         self.start()
         size = min(CHUNK, math.ceil(len(jobs) / self.workers))
         futures = []
         for start in range(0, len(jobs), size):
-            future: Future[list[Answer]] = Future()
+            future: Future[list[JobResult]] = Future()
             self._tasks.put((jobs[start : start + size], future))
             futures.append(future)
         return futures
 
     def _slot(self) -> None:
         worker: _Worker | None = None
-        with suppress(Exception):  # said again, and loudly, by the first job
-            worker = self._hire()
+        with suppress(Exception):  # the first job reports the same problem
+            worker = self._start_worker()
         while (task := self._tasks.get()) is not None:
             jobs, future = task
             if not future.set_running_or_notify_cancel():
                 continue
-            answers: list[Answer] = []
-            again = False
-            while (done := len(answers)) < len(jobs):
+            results: list[JobResult] = []
+            stuck = False
+            while (done := len(results)) < len(jobs):
                 try:
-                    worker = worker or self._hire()
-                    worker = self._work(worker, jobs[done:], answers)
-                    if again and len(answers) == done:
-                        answers.append(Answer(error="two workers in a row ended before they began with it"))
-                    again = len(answers) == done
-                except Exception as problem:  # no worker to be had: the job pays, the pool tries again with the next
+                    worker = worker or self._start_worker()
+                    worker = self._work(worker, jobs[done:], results)
+                    if stuck and len(results) == done:
+                        results.append(JobResult(error="two workers in a row ended before they began with it"))
+                    stuck = len(results) == done
+                except Exception as error:  # no worker could be started: this job fails, the next one tries again
                     worker = None
-                    answers.append(Answer(error=f"no worker: {type(problem).__name__}: {problem}"))
-            future.set_result(answers)
+                    results.append(JobResult(error=f"no worker: {type(error).__name__}: {error}"))
+            future.set_result(results)
         if worker is not None:
-            worker.end()
+            worker.kill()
 
-    def _work(self, worker: "_Worker", jobs: Sequence[Job], answers: list[Answer]) -> "_Worker | None":
-        """Add an answer for each job done; the worker, or None when it is gone and the rest of the jobs needs
-        another."""
+    def _work(self, worker: "_Worker", jobs: Sequence[Job], results: list[JobResult]) -> "_Worker | None":
+        """Append the results of the jobs that were run. Returns the worker; None if the next job needs another one."""
         ids = [secrets.token_hex(8) for _ in jobs]
-        lines = [_line_of(job, one) for job, one in zip(jobs, ids, strict=True)]
+        lines = [_request(job, job_id) for job, job_id in zip(jobs, ids, strict=True)]
         sent = [line for line in lines if isinstance(line, str)]
         try:
             worker.send("[" + ",".join(sent) + "]\n", self.timeout)
         except OSError:
-            worker.end()
-            return None  # it died while idle; nobody's fault, and a new one starts from the same job
-        for line, job, one in zip(lines, jobs, ids, strict=True):
-            if isinstance(line, Answer):
-                answers.append(line)
+            worker.kill()
+            return None  # it died while idle: a new worker starts with the same job
+        for line, job, job_id in zip(lines, jobs, ids, strict=True):
+            if isinstance(line, JobResult):
+                results.append(line)
                 continue
-            answer, alive = worker.receive(one, job.seconds or self.timeout, job.cpu_seconds)
-            if answer is not None:
-                answers.append(answer)
+            result, alive = worker.receive(job_id, job.seconds or self.timeout, job.cpu_seconds)
+            if result is not None:
+                results.append(result)
             if not alive:
                 return None
-        worker.done += len(sent)
-        if worker.done < self.recycle:
+        worker.jobs_done += len(sent)
+        if worker.jobs_done < self.recycle:
             return worker
-        worker.end()
+        worker.kill()
         return None
 
-    def _hire(self) -> "_Worker":
+    def _start_worker(self) -> "_Worker":
         with self._lock:
             if self._closed:
                 raise RuntimeError("the pool is closed")
@@ -182,25 +179,27 @@ class WorkerPool:
             worker = self._fork_server.fork()
             self.started += 1
         for job in self.setup:
-            one = secrets.token_hex(8)
-            worker.send(f"[{_line_of(job, one)}]\n", START_SECONDS)
-            answer, alive = worker.receive(one, START_SECONDS, None)
-            if answer is None or answer.error:
+            job_id = secrets.token_hex(8)
+            worker.send(f"[{_request(job, job_id)}]\n", START_SECONDS)
+            result, alive = worker.receive(job_id, START_SECONDS, None)
+            if result is None or result.error:
                 if alive:
-                    worker.end()
-                raise RuntimeError("it ended at once" if answer is None else answer.error)
+                    worker.kill()
+                raise RuntimeError("it ended at once" if result is None else result.error)
         return worker
 
 
-def _line_of(job: Job, one: str) -> str | Answer:
+def _request(job: Job, job_id: str) -> str | JobResult:
+    """The job as JSON, or a failed result if JSON can't hold its arguments."""
+    request = {"id": job_id, "grader": job.grader, "arguments": job.arguments, "cpu_seconds": job.cpu_seconds}
     try:
-        return json.dumps({"id": one, "grader": job.grader, "arguments": job.arguments, "cpu_seconds": job.cpu_seconds})
-    except (TypeError, ValueError) as problem:
-        return Answer(error=f"can't be sent to a worker: {problem}")
+        return json.dumps(request)
+    except (TypeError, ValueError) as error:
+        return JobResult(error=f"can't be sent to a worker: {error}")
 
 
 class _ForkServer:
-    """The process that forks the workers (`worker.nursery`)."""
+    """The process that forks the workers (`process.fork_server`)."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._control, theirs = socket.socketpair()
@@ -213,16 +212,15 @@ class _ForkServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            # Ctrl-C in the terminal is the run's business: it ends the workers when it is done with them
-            start_new_session=True,
+            start_new_session=True,  # Ctrl-C in the terminal reaches the run alone, which then ends the workers
             env={**os.environ, **threads, "PYTHONDONTWRITEBYTECODE": "1"},
         )
         theirs.close()
         path = [os.path.abspath(entry) for entry in sys.path]
-        answer = self._ask(json.dumps({**options, "path": path}).encode() + b"\n", START_SECONDS)
-        if "error" in answer:
+        reply = self._call(json.dumps({**options, "path": path}).encode() + b"\n")
+        if "error" in reply:
             self.close()
-            raise RuntimeError(f"reward workers can't start: {answer['error']}")
+            raise RuntimeError(f"reward workers can't start: {reply['error']}")
 
     @property
     def alive(self) -> bool:
@@ -231,32 +229,32 @@ class _ForkServer:
     def fork(self) -> "_Worker":
         ours, theirs = socket.socketpair()
         try:
-            answer = self._ask(b'{"do": "fork"}', START_SECONDS, theirs.fileno())
+            reply = self._call(b'{"do": "fork"}', theirs.fileno())
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-        return _Worker(self, int(answer["pid"]), ours)
+        return _Worker(self, int(reply["pid"]), ours)
 
-    def end(self, pid: int) -> int:
-        """Kill the worker if it still runs, and say which signal ended it (0: it ended by itself)."""
+    def kill(self, pid: int) -> int:
+        """Kill the worker if it still runs. Returns the signal that ended it, 0 if it exited by itself."""
         try:
-            return int(self._ask(json.dumps({"do": "end", "pid": pid}).encode(), START_SECONDS)["status"])
+            return int(self._call(json.dumps({"do": "kill", "pid": pid}).encode())["status"])
         except (OSError, RuntimeError):
-            return 0  # the nursery is gone, and its workers with it
+            return 0  # the fork server is gone, and its workers with it
 
     def close(self) -> None:
-        self._control.close()  # the nursery ends its workers, then itself
+        self._control.close()  # the fork server kills its workers, then exits
         try:
             self._process.wait(5.0)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, request: bytes, timeout: float, fd: int | None = None) -> dict[str, Any]:
+    def _call(self, request: bytes, fd: int | None = None) -> dict[str, Any]:
         with self._lock:
-            self._control.settimeout(timeout)
+            self._control.settimeout(START_SECONDS)
             if fd is None:
                 self._control.sendall(request)
             else:
@@ -267,52 +265,52 @@ class _ForkServer:
                 if not part:
                     raise RuntimeError("the process that starts reward workers is gone")
                 data += part
-        answer: dict[str, Any] = json.loads(data)
-        return answer
+        reply: dict[str, Any] = json.loads(data)
+        return reply
 
 
 class _Worker:
     """One worker process and the socket to it."""
 
-    def __init__(self, nursery: _ForkServer, pid: int, channel: socket.socket) -> None:
-        self._fork_server, self._pid, self._channel, self._buffer = nursery, pid, channel, b""
-        self.done = 0
+    def __init__(self, fork_server: _ForkServer, pid: int, channel: socket.socket) -> None:
+        self._fork_server, self._pid, self._channel, self._buffer = fork_server, pid, channel, b""
+        self.jobs_done = 0
 
     def send(self, line: str, timeout: float) -> None:
         self._channel.settimeout(timeout)
         self._channel.sendall(line.encode())
 
-    def receive(self, one: str, timeout: float, cpu_seconds: float | None) -> tuple[Answer | None, bool]:
-        """The answer to the job of the id `one`, and whether the worker still lives. `timeout` counts from the answer
-        before.
+    def receive(self, job_id: str, timeout: float, cpu_seconds: float | None) -> tuple[JobResult | None, bool]:
+        """The result of a job, and whether the worker still lives. `timeout` counts from the previous result.
 
-        No answer, and a worker that is gone: it ended before it began with the job, which may be done by another.
+        No result from a dead worker means that it died before it began the job; another worker may run that job.
         """
-        deadline, begun = time.monotonic() + timeout, False
+        deadline, began = time.monotonic() + timeout, False
         while True:
             line = self._line(deadline)
             if line is None:
-                self.end()
-                return Answer(error=f"timed out after {timeout:g} s"), False
+                self.kill()
+                return JobResult(error=f"timed out after {timeout:g} s"), False
             if not line:
-                status = self.end()
-                return Answer(error=_cause(status, cpu_seconds)) if begun else None, False
-            said = _said(line, one)
-            if said is None:
-                self.end()
-                return Answer(
-                    error="something wrote into its worker's socket; a reward must leave open files and forked "
-                    "processes alone"
-                ), False
-            if "begun" not in said:
+                status = self.kill()
+                return JobResult(error=_death(status, cpu_seconds)) if began else None, False
+            reply = _reply(line, job_id)
+            if reply is None:
+                self.kill()
+                error = (
+                    "something wrote into its worker's socket; a reward must leave open files and forked processes "
+                    "alone"
+                )
+                return JobResult(error=error), False
+            if "began" not in reply:
                 break
-            begun = True
-        if said.get("last"):
-            self.end()
-        return Answer(result=said.get("result"), error=said.get("error")), not said.get("last")
+            began = True
+        if reply.get("last"):
+            self.kill()
+        return JobResult(value=reply.get("result"), error=reply.get("error")), not reply.get("last")
 
     def _line(self, deadline: float) -> bytes | None:
-        """The next line; empty where the worker is gone, None where none came in time."""
+        """The next line; empty if the worker is gone, None after the deadline."""
         while b"\n" not in self._buffer:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or not select.select([self._channel], [], [], remaining)[0]:
@@ -327,21 +325,21 @@ class _Worker:
         line, newline, self._buffer = self._buffer.partition(b"\n")
         return line + newline
 
-    def end(self) -> int:
+    def kill(self) -> int:
         self._channel.close()
-        return self._fork_server.end(self._pid)
+        return self._fork_server.kill(self._pid)
 
 
-def _said(line: bytes, one: str) -> dict[str, Any] | None:
-    """What a line says of the job of the id `one`; None where it is not the worker's word on it."""
+def _reply(line: bytes, job_id: str) -> dict[str, Any] | None:
+    """A worker's report on the job; None if the line is none."""
     try:
-        said = json.loads(line)
+        reply = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) and said.get("id") == one else None
+    return reply if isinstance(reply, dict) and reply.get("id") == job_id else None
 
 
-def _cause(status: int, cpu_seconds: float | None) -> str:
+def _death(status: int, cpu_seconds: float | None) -> str:
     if status == signal.SIGPROF:
         return f"timed out after {cpu_seconds:g} s of CPU time"
     return f"its worker died ({signal.Signals(status).name})" if status else "its worker ended"

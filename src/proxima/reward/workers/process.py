@@ -1,13 +1,13 @@
 """The process side of the pool, run as a script. Standard library only.
 
-One parent process (the nursery) loads what the graders need and forks workers on request, so that a new worker costs
-milliseconds. A worker reads a line of JSON, a list of jobs, and answers each job with two lines, that it begins and
-what came of it, until its socket closes. Both hold the job's id, a secret: what anybody else writes into the socket
-can't pass for an answer. The nursery ends all workers when its own socket closes, that is, when the run dies, however
-it dies.
+One parent process, the fork server, loads what the graders need and forks workers on request, so that a new worker
+costs milliseconds. A worker reads lines of JSON, each a list of jobs, and replies to each job with two lines, one when
+it begins and one with the result, until its socket closes. Both lines hold the job's id, a secret: what anybody else
+writes into the socket can't pass for a reply. The fork server kills all workers when its own socket closes, that is,
+when the run ends, however it ends.
 
-The limits of a restricted worker hold a text that runs away, and one that gets itself evaluated by a careless parser,
-from doing harm. They are no sandbox against somebody who can choose the code.
+The limits of a restricted worker contain a text that takes forever, or that a careless parser evaluates. They are no
+sandbox against somebody who can choose the code.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ from typing import Any
 
 
 def load_graders() -> Any:
-    """The graders next to this file, loaded by their place: importing the package would load torch."""
+    """The module `graders.py` beside this file, loaded by path: importing the package would load torch."""
     spec = importlib.util.spec_from_file_location("proxima_graders", Path(__file__).with_name("graders.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -34,16 +34,15 @@ def load_graders() -> Any:
 
 
 def fork_server(control: socket.socket) -> None:
-    """Answer `fork` (with a socket) by a process id and `end` by how that worker ended, until the control socket
-    closes."""
+    """Reply to `fork` (with a socket) by a process id and to `kill` by the signal that ended the worker."""
     setup = json.loads(control.makefile("rb", buffering=0).readline())
     sys.path[:] = setup["path"]
     try:
         graders = load_graders()
-        for kind in setup["warm"]:
-            graders.WARM[kind]()
-    except BaseException as problem:
-        reply(control, {"error": f"{type(problem).__name__}: {problem}"[:500]})
+        for name in setup["warm_ups"]:
+            graders.WARM_UPS[name]()
+    except BaseException as error:
+        reply(control, {"error": f"{type(error).__name__}: {error}"[:500]})
         return
     reply(control, {"ready": True})
     alive: set[int] = set()
@@ -57,7 +56,7 @@ def fork_server(control: socket.socket) -> None:
             reply(control, {"pid": pid})
         else:
             alive.discard(request["pid"])
-            reply(control, {"status": end(request["pid"])})
+            reply(control, {"status": kill(request["pid"])})
     for pid in alive:
         os.kill(pid, signal.SIGKILL)
 
@@ -70,7 +69,7 @@ def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], graders:
         return pid
     try:
         control.close()
-        die_first()
+        prefer_oom_kill()
         if setup["restricted"]:
             restrict(setup["memory_mb"])
         serve(socket.socket(fileno=fd), graders)
@@ -78,21 +77,21 @@ def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], graders:
         os._exit(0)
 
 
-def die_first() -> None:
-    """Where memory runs out, the kernel shall end this worker and not the run."""
+def prefer_oom_kill() -> None:
+    """Make the kernel kill this worker, not the run, when the machine is out of memory."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
-def end(pid: int) -> int:
-    """Kill a worker if it still runs; the signal that ended it, or 0."""
-    os.kill(pid, signal.SIGKILL)  # not yet waited for, so the id is still its own
+def kill(pid: int) -> int:
+    """Kill a worker if it still runs. Returns the signal that ended it, or 0."""
+    os.kill(pid, signal.SIGKILL)  # nobody has waited for it yet, so the id is still its own
     _, status = os.waitpid(pid, 0)
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
 def restrict(memory_mb: int) -> None:
-    """No more than `memory_mb` MiB beyond what is held now, no file written, no process started, no connection made."""
+    """Limit memory to `memory_mb` MiB beyond the present use; forbid writing files, connections and processes."""
     with open("/proc/self/statm") if os.path.exists("/proc/self/statm") else open(os.devnull) as statm:
         pages = int((statm.read().split() or ["0"])[0])
     if pages:
@@ -103,46 +102,29 @@ def restrict(memory_mb: int) -> None:
     sys.addaudithook(refuse)
 
 
-REFUSED = (
-    *("subprocess.", "socket.connect", "socket.bind", "pty.", "shutil.", "ctypes.dlopen"),
-    *(
-        "os.system",
-        "os.exec",
-        "os.fork",
-        "os.posix_spawn",
-        "os.spawn",
-        "os.kill",
-        "os.remove",
-        "os.rename",
-        "os.rmdir",
-        "os.mkdir",
-    ),
-    *("os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown"),
+REFUSED = tuple(
+    "subprocess. socket.connect socket.bind pty. shutil. ctypes.dlopen os.system os.exec os.fork os.posix_spawn os.spawn "
+    "os.kill os.remove os.rename os.rmdir os.mkdir os.link os.symlink os.truncate os.chmod os.chown".split()
 )
 
 
 def refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Audit hook: what no grader does, and a text that gets itself evaluated might."""
-    writes = (
-        event == "open"
-        and len(arguments) == 3
-        and isinstance(arguments[2], int)
-        and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-    )
+    """Audit hook: refuse what no grader does and an evaluated text might."""
+    flags = arguments[2] if event == "open" and len(arguments) == 3 else 0
+    writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
     if writes or event.startswith(REFUSED):
         raise PermissionError(f"{event} is not allowed in a reward worker")
 
 
 def serve(channel: socket.socket, graders: Any) -> None:
-    """Do jobs until the socket closes. Out of memory or recursion ends the worker: what is left of its state is not to
-    be trusted."""
+    """Run jobs until the socket closes, or until one exhausts memory or recursion: the state is then not trusted."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    me = os.getpid()
+    pid = os.getpid()
     for line in channel.makefile("rb"):
         for job in json.loads(line):
-            reply(channel, {"id": job["id"], "begun": True})
+            reply(channel, {"id": job["id"], "began": True})
             result, last = run(job, graders)
-            if os.getpid() != me:  # the job forked, and its child came back here
+            if os.getpid() != pid:  # the job forked, and its child returned
                 os._exit(0)
             channel.sendall(result)
             if last:
@@ -150,22 +132,21 @@ def serve(channel: socket.socket, graders: Any) -> None:
 
 
 def run(job: dict[str, Any], graders: Any) -> tuple[bytes, bool]:
-    """One job's line, and whether the worker ends after it. The kernel ends it when the CPU time is over, whatever it
-    is doing."""
+    """The reply to one job, and whether the worker must end. The kernel kills it when the CPU time is used up."""
     try:
         signal.setitimer(signal.ITIMER_PROF, job["cpu_seconds"] or 0.0)
         line = json.dumps({"id": job["id"], "result": graders.GRADERS[job["grader"]](**job["arguments"])})
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         return line.encode() + b"\n", False
-    except BaseException as problem:
+    except BaseException as error:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        last = isinstance(problem, (MemoryError, RecursionError))
-        message = " ".join(f"{type(problem).__name__}: {problem}".split())[:300]
+        last = isinstance(error, (MemoryError, RecursionError))
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return json.dumps({"id": job["id"], "error": message, "last": last}).encode() + b"\n", last
 
 
 def reply(control: socket.socket, message: dict[str, Any]) -> None:
-    """One line to the pool."""
+    """Send one line to the pool."""
     control.sendall(json.dumps(message).encode() + b"\n")
 
 
