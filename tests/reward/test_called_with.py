@@ -37,7 +37,7 @@ def test_a_function_that_takes_them(file, name):
 def test_a_function_that_does_not(file, name):
     with pytest.raises(
         ValueError,
-        match=rf"mine.py:{name}': 'function' calls it with \(prompt, completion\), and it is defined with \(",
+        match=rf"mine.py:{name}' names a function that 'function' calls with \(prompt, completion\), and it is defined with \(",
     ) as caught:
         Function(path=f"{file}:{name}")
     assert "\n" not in str(caught.value)
@@ -49,7 +49,7 @@ def test_of_the_whole_batch(file):
         ("noargs", r"\(\): too many positional arguments"),
         ("two", "missing a required argument: 'completion'"),
     ):
-        with pytest.raises(ValueError, match=rf"'function_batch' calls it with \(groups\), .*{told}"):
+        with pytest.raises(ValueError, match=rf"'function_batch' calls with \(groups\), .*{told}"):
             FunctionBatch(path=f"{file}:{name}")
 
 

@@ -197,7 +197,7 @@ def test_a_module_keeps_its_memory_from_call_to_call(folder):
 def test_a_relative_file_is_found_from_where_the_run_began(folder, monkeypatch):
     monkeypatch.chdir(folder)
     reward = Function(path="./my_reward.py:length")
-    assert reward.label == "length" and reward.absolute == f"{folder}/my_reward.py:length"
+    assert reward.label == "length" and reward.absolute_path == f"{folder}/my_reward.py:length"
     assert reward.score(prompt(), [completion("abc")])[0].value == 103
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxima.reward import Http, Number, post
+from proxima.reward import Http, Number, http
 from tests.reward.make import completion, completions, prompt, runner
 from tests.reward.server import lengths, scorer
 
@@ -111,7 +111,7 @@ def test_errors_that_pass_are_tried_again(status):
 
 def test_waits_double_and_a_longer_retry_after_is_kept(monkeypatch):
     waits = []
-    monkeypatch.setattr(post, "time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
+    monkeypatch.setattr(http, "time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
     told = {"1": "7", "2": "9999", "3": "tomorrow"}
     with scorer(
         lambda request, n: (503, b"", {"Retry-After": told.get(str(n), "0")}) if n < 6 else lengths(request, n)

@@ -228,7 +228,9 @@ def test_no_process_outlives_the_run(how):
         fork_server,
         *map(
             int,
-            subprocess.run(["ps", "-o", "pid=", "--ppid", str(fork_server)], capture_output=True, text=True).stdout.split(),
+            subprocess.run(
+                ["ps", "-o", "pid=", "--ppid", str(fork_server)], capture_output=True, text=True
+            ).stdout.split(),
         ),
     ]
     assert len(family) == 2

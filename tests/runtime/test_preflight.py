@@ -33,7 +33,11 @@ class Listed:
 def reasons(rewards, answers):
     made = RewardRunner(rewards)
     try:
-        return made.unreadable(answers), made.compares, {name for name, pool in made._pools.items() if pool.started}
+        return (
+            made.unreadable(answers),
+            made.needs_answers,
+            {name for name, pool in made._pools.items() if pool.started},
+        )
     finally:
         made.close()
 

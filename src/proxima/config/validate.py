@@ -166,9 +166,11 @@ def refill_has_a_reason(r: Resolved[Any]) -> Iterator[Problem]:
 
 def baseline_has_all_rewards(r: Resolved[Any]) -> Iterator[Problem]:
     """A reward of the whole batch speaks after the greedy baseline was taken."""
+    from proxima.reward.base import as_reward
+
     if needs_baseline(r.config.algorithm.advantage):
         for i, reward in enumerate(r.config.reward):
-            if getattr(reward, "whole_batch", False):
+            if as_reward(reward).whole_batch:
                 message = (
                     "a reward of the whole batch is no part of the greedy baseline; leave it out, or take "
                     "another algorithm.advantage"
@@ -178,9 +180,9 @@ def baseline_has_all_rewards(r: Resolved[Any]) -> Iterator[Problem]:
 
 def metrics_are_known(r: Resolved[Any]) -> Iterator[Problem]:
     """A selection that looks at a metric names one that completions have."""
-    from proxima.reward.base import label_of
+    from proxima.reward.base import as_reward
 
-    known = {*METRICS, *METRIC_ALIASES, *map(label_of, r.config.reward)}
+    known = {*METRICS, *METRIC_ALIASES, *(as_reward(reward).label for reward in r.config.reward)}
     for i, spec in enumerate(r.config.algorithm.selection):
         metric = getattr(spec, "metric", None)
         if isinstance(metric, str) and metric not in known:

@@ -142,7 +142,9 @@ class PooledReward(WeightedReward):
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         """The score in a grader's result: `value`, `correct` where it is known, and other keys as parts."""
         extra = {key: to_float(part, key) for key, part in result.items() if key not in ("value", "correct")}
-        return validated(Score(value=to_float(result.get("value"), "value"), correct=result.get("correct"), parts=extra))
+        return validated(
+            Score(value=to_float(result.get("value"), "value"), correct=result.get("correct"), parts=extra)
+        )
 
     def batch_job(self, groups: Sequence[Group]) -> Job:
         """The work of a worker for the whole batch; for rewards with `whole_batch`."""

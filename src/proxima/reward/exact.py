@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proxima.data import Completion, Prompt, Score
-from proxima.reward.base import WeightedReward, Where, binary_score, required_answer
+from proxima.reward.base import WeightedReward, binary_score, required_answer
+from proxima.reward.protocol import Where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,7 @@ class Exact(WeightedReward):
     ignore_case: bool = False
 
     kind: ClassVar[str] = "exact"
-    compares: ClassVar[bool] = True
+    needs_answer: ClassVar[bool] = True
     where: ClassVar[Where] = "inline"
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:

@@ -35,7 +35,7 @@ class Format(PooledReward):
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         return Job(grader="format", arguments={"pattern": self.pattern, "text": completion.text})
 
-    def read(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
+    def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         return Score(value=float(result["value"]))
 
 

@@ -1,37 +1,56 @@
 """A scorer behind HTTP: completions are posted as JSON, scores come back."""
 
+import asyncio
 import json
 import os
 import re
-from collections.abc import Sequence
+import socket
+import ssl
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
+
+import httpx
 
 from proxima.data import Completion, Prompt, Score, UserError, require
 from proxima.reward.base import WeightedReward, validated
-from proxima.reward.post import MAX_WAIT, PostFailed, post
-from proxima.reward.workers.graders import number_of
+from proxima.reward.workers.graders import to_float
 
-_REFUSING = frozenset(
-    {401, 403, 404, 405, 407}
-)  # wrong address, wrong method, no right: another attempt changes nothing
+RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})  # may be over by the next attempt
+MAX_WAIT = 30.0  # longest wait between two attempts, in seconds
+MAX_BYTES = 64 << 20
+_REFUSED_BY_CHECK = frozenset({401, 403, 404, 405, 407})  # wrong address, wrong method, no permission
+
+
+class PostFailed(OSError):
+    """A request without a usable response.
+
+    Args:
+        reason: one line.
+        status: HTTP status of the response; None without a response.
+        retry_after: seconds that the server asks to wait.
+    """
+
+    def __init__(self, reason: str, status: int | None = None, retry_after: float = 0.0) -> None:
+        super().__init__(reason)
+        self.status, self.retry_after = status, retry_after
 
 
 @dataclass(frozen=True, kw_only=True)
 class Http(WeightedReward):
     """What a server answers to a POST with the completions; a failure is invalid, never 0.
 
-    It is sent `{"prompt": {"uid", "messages", "answer", "metadata"}, "completions": [{"sample", "text", "tokens",
-    "finish_reason"}, …]}` and answers `{"scores": [s, …]}`, one for each completion in the same order. Each s is a
-    number, or `{"value": number, "correct": true | false | null, "parts": {name: number}}`, or, where the server could
+    The request is `{"prompt": {"uid", "messages", "answer", "metadata"}, "completions": [{"sample", "text", "tokens",
+    "finish_reason"}, …]}`, the response `{"scores": [s, …]}`, one per completion in the same order. Each s is a
+    number, or `{"value": number, "correct": true | false | null, "parts": {name: number}}`, or, if the server could
     not score this one, `{"error": "why"}` or null. Parts are logged as `<name>/<key>`.
 
-    Before the run a request with `"prompt": null` and no completions asks whether somebody is there: no connection, a
-    redirect, or an answer of 401, 403, 404, 405 or 407, refuses the run; whatever else the server says to it is fine.
-    During the run a request that fails by connection, time-out or status 408, 425, 429, 500, 502, 503 or 504 is tried
-    again; after the last attempt its completions are invalid, and the run goes on. No redirect is followed: completions
-    and token go to `url` and nowhere else.
+    Before the run a request with `"prompt": null` and no completions checks the server: no connection, a redirect, or
+    status 401, 403, 404, 405 or 407 refuses the run; any other response is fine. During the run a request that fails
+    by connection, timeout or status 408, 425, 429, 500, 502, 503 or 504 is retried; after the last attempt its
+    completions are invalid, and the run continues. Redirects are not followed: completions and token only go to `url`.
 
     Args:
         url: `http://` or `https://` address; the proxies of the environment are used.
@@ -39,18 +58,17 @@ class Http(WeightedReward):
         retries: attempts after the first; >= 0.
         backoff: seconds before the second attempt, doubled before each further one; a longer `Retry-After` is kept; at
             most 30 at a time.
-        max_concurrent: requests open at once, over all prompts; >= 1.
+        max_concurrent: simultaneous requests, over all prompts; >= 1.
         per_request: completions of a prompt in one request; 0: all of them.
         token_env: name of the environment variable with a bearer token; none: no `Authorization`. The token itself is
-            written nowhere.
+            never written anywhere.
         weight: factor of the value in the sum of the rewards.
         name: key among the parts; none: `http`.
-    Returns: Score as answered; `correct` where the server says so.
-    Raises: ValueError at construction for an address that is none, or a variable that isn't set; in `score`, what the
-        request came to.
-    Edge cases: an answer that is no JSON, has no `scores` or a wrong number of them costs the whole request and is not
-        asked for again; NaN, an infinity, a number beyond any float or a text costs its completion alone, as value and
-        as part. Answers over 64 MiB are not read.
+    Returns: Score as answered; `correct` where the server sends it.
+    Raises: FieldError at construction for an invalid address, or a variable that isn't set; in `score`, PostFailed.
+    Edge cases: a response that is not JSON, has no `scores` or a wrong number of them invalidates the whole request,
+        which is not retried; NaN, an infinity, a number beyond any float or a text invalidates its completion alone, as
+        value and as part. Responses over 64 MiB are not read.
     """
 
     url: str
@@ -70,12 +88,8 @@ class Http(WeightedReward):
         require(self.retries >= 0, "retries", self.retries, "must be >= 0")
         require(0 <= self.backoff < float("inf"), "backoff", self.backoff, "must be >= 0 seconds and finite")
         require(self.max_concurrent >= 1, "max_concurrent", self.max_concurrent, "must be >= 1")
-        require(
-            self.per_request >= 0,
-            "per_request",
-            self.per_request,
-            "must be >= 0; 0 sends all completions of a prompt at once",
-        )
+        bound = "must be >= 0; 0 sends all completions of a prompt at once"
+        require(self.per_request >= 0, "per_request", self.per_request, bound)
         known = self.token_env is None or bool(os.environ.get(self.token_env))
         require(known, "token_env", self.token_env, "must name an environment variable that is set")
 
@@ -84,32 +98,32 @@ class Http(WeightedReward):
         return self.max_concurrent
 
     @property
-    def per_call(self) -> int:
+    def completions_per_call(self) -> int:
         return self.per_request
 
     @property
-    def deadline(self) -> float:
-        """By when all attempts are over: what the runner waits, so that none is cut off half-way."""
+    def call_timeout(self) -> float:
+        """Seconds until all attempts are over, so that the runner interrupts none of them."""
         return self.seconds * (self.retries + 1) + MAX_WAIT * self.retries + 5.0
 
     def check(self) -> None:
         try:
             self._post(None, ())
-        except PostFailed as problem:
-            if problem.code is None:
-                raise UserError(f"{problem}; start the scorer before the run") from None
-            if 300 <= problem.code < 400:
-                raise UserError(f"{problem}; give the address that it leads to") from None
-            if problem.code in _REFUSING:
-                raise UserError(f"{problem}; is it the right address, and may you use it?") from None
+        except PostFailed as error:
+            if error.status is None:
+                raise UserError(str(error), remedy="start the scorer before the run") from None
+            if 300 <= error.status < 400:
+                raise UserError(str(error), remedy="give the address that it leads to") from None
+            if error.status in _REFUSED_BY_CHECK:
+                raise UserError(str(error), remedy="is it the right address, and may you use it?") from None
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         data = self._post(prompt, completions)
         try:
-            answer = json.loads(data, parse_int=_whole)
-        except (ValueError, RecursionError) as problem:
-            raise ValueError(f"the answer is not JSON: {problem}") from None
-        scores = answer.get("scores") if isinstance(answer, dict) else None
+            response = json.loads(data, parse_int=_finite_int)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the answer is not JSON: {error}") from None
+        scores = response.get("scores") if isinstance(response, dict) else None
         if not isinstance(scores, list):
             raise ValueError(f"the answer has no list 'scores': {data[:80].decode(errors='replace')}")
         if len(scores) != len(completions):
@@ -117,61 +131,121 @@ class Http(WeightedReward):
         return [_score(item) for item in scores]
 
     def _post(self, prompt: Prompt | None, completions: Sequence[Completion]) -> bytes:
-        asked = None
-        if prompt is not None:
-            asked = {
+        request = {
+            "prompt": prompt
+            and {
                 "uid": prompt.uid,
                 "messages": prompt.messages,
                 "answer": prompt.answer,
                 "metadata": dict(prompt.metadata),
-            }
-        sent = [
-            {"sample": c.sample, "text": c.text, "tokens": c.tokens.tolist(), "finish_reason": c.finish_reason}
-            for c in completions
-        ]
-        headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "proxima"}
+            },
+            "completions": [
+                {"sample": c.sample, "text": c.text, "tokens": c.tokens.tolist(), "finish_reason": c.finish_reason}
+                for c in completions
+            ],
+        }
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        headers |= {"Accept-Encoding": "identity", "User-Agent": "proxima"}
         if self.token_env is not None:
             headers["Authorization"] = f"Bearer {os.environ[self.token_env]}"
-        body = json.dumps({"prompt": asked, "completions": sent}).encode()
+        body = json.dumps(request).encode()
         return post(self.url, body, headers, seconds=self.seconds, retries=self.retries, backoff=self.backoff)
+
+
+def post(url: str, body: bytes, headers: Mapping[str, str], *, seconds: float, retries: int, backoff: float) -> bytes:
+    """The body of the response; arguments as in `Http`.
+
+    Raises:
+        PostFailed: the last attempt failed. A status that is not in `RETRIED` is not retried; a redirect is one,
+            because following it would send the token to another server.
+    """
+    for attempt in range(retries + 1):
+        try:
+            return asyncio.run(asyncio.wait_for(_exchange(url, body, headers), seconds))
+        except PostFailed as error:
+            failure = error
+        except (TimeoutError, httpx.TimeoutException):
+            failure = PostFailed(f"{url} has not answered after {seconds:g} s")
+        except (httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
+            failure = PostFailed(f"{url} can't be reached: {_reason(error)}")
+        except httpx.TransportError as error:
+            failure = PostFailed(f"{url} broke off: {_reason(error)}")
+        if failure.status is not None and failure.status not in RETRIED:
+            raise failure
+        if attempt < retries:
+            time.sleep(min(MAX_WAIT, max(backoff * 2**attempt, failure.retry_after)))
+    raise PostFailed(f"{failure}, {retries + 1} times", failure.status) if retries else failure
+
+
+async def _exchange(url: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    """One request. httpx's own timeouts start anew with each byte, so the caller limits the whole exchange."""
+    async with (
+        httpx.AsyncClient(timeout=None, verify=_tls()) as client,
+        client.stream("POST", url, content=body, headers=dict(headers)) as response,
+    ):
+        status = response.status_code
+        if not response.is_success:
+            wait = response.headers.get("Retry-After", "")
+            note = ", a redirect, which is not followed" if 300 <= status < 400 else ""
+            message = f"{url} answers {status} {response.reason_phrase}{note}"
+            raise PostFailed(message, status, float(wait) if re.fullmatch(r"[0-9]{1,4}", wait) else 0.0)
+        data = bytearray()
+        async for part in response.aiter_raw():
+            data += part
+            if len(data) > MAX_BYTES:
+                raise PostFailed(f"{url} broke off: an answer of more than {MAX_BYTES >> 20} MiB")
+        return bytes(data)
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """The system's certificates, loaded once: loading them takes longer than a request."""
+    return ssl.create_default_context()
+
+
+def _reason(error: BaseException) -> str:
+    """The operating system's message for the failure, such as `Connection refused`, else httpx's own."""
+    cause: BaseException | None = error
+    reason = ""
+    while cause is not None:
+        if isinstance(cause, (ssl.SSLError, socket.gaierror)):
+            reason = cause.strerror or str(cause)
+        elif isinstance(cause, OSError) and cause.errno:
+            reason = os.strerror(cause.errno)  # asyncio puts the address in place of the message
+        if isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        else:
+            cause = cause.__cause__ or cause.__context__
+    return reason or str(error) or type(error).__name__
 
 
 def _check_url(url: str) -> None:
     try:
-        parts = urlsplit(url)
-        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-    except ValueError:  # a port that is no number
-        whole = False
-    require(
-        whole and not re.search(r"[\s\x00-\x1f]", url),
-        "url",
-        url,
-        "must be an address such as http://localhost:8000/score",
-    )
-    require(
-        parts.password is None,
-        "url",
-        f"{parts.scheme}://…@{parts.hostname}",
-        "must hold no password: it would be written down; use token_env",
-    )
+        parts = httpx.URL(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.host) and re.search(r"\s", url) is None
+    except httpx.InvalidURL:
+        valid = False
+    require(valid, "url", url, "must be an address such as http://localhost:8000/score")
+    redacted = f"{parts.scheme}://…@{parts.host}"
+    require(not parts.password, "url", redacted, "must hold no password: it would be written down; use token_env")
 
 
-def _whole(digits: str) -> int | float:
-    """An integer of JSON; what no float can hold is infinite here, and so no score."""
+def _finite_int(digits: str) -> int | float:
+    """An integer of JSON; infinite if no float can hold it, and then not a valid score."""
     return int(digits) if len(digits) <= 300 else float(digits)
 
 
 def _score(item: Any) -> Score:
-    """One entry of `scores`; a bad one is a failed score, and costs its own completion."""
+    """One entry of `scores`; an invalid entry is a failed score."""
     try:
         if item is None:
             return Score.failed("the server has no score for it")
-        if isinstance(item, dict):
-            if item.get("error") is not None:
-                return Score.failed(" ".join(str(item["error"]).split())[:300] or "an error without a word")
-            if "value" not in item:
-                raise ValueError(f"a score without 'value' (keys: {', '.join(item) or 'none'})")
-            return validated(Score(value=item["value"], correct=item.get("correct"), parts=item.get("parts") or {}))
-        return validated(Score(value=number_of(item, "value")))
-    except (AttributeError, TypeError, ValueError) as problem:
-        return Score.failed(f"ValueError: {problem}"[:300])
+        if not isinstance(item, dict):
+            return validated(Score(value=to_float(item, "value")))
+        if item.get("error") is not None:
+            return Score.failed(" ".join(str(item["error"]).split())[:300] or "an empty error message")
+        if "value" not in item:
+            raise ValueError(f"a score without 'value' (keys: {', '.join(item) or 'none'})")
+        return validated(Score(value=item["value"], correct=item.get("correct"), parts=item.get("parts") or {}))
+    except (AttributeError, TypeError, ValueError) as error:
+        return Score.failed(f"ValueError: {error}"[:300])

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proxima.data import Completion, Prompt, Score, require
-from proxima.reward.base import WeightedReward, Where
+from proxima.reward.base import WeightedReward
+from proxima.reward.protocol import Where
 
 
 @dataclass(frozen=True, kw_only=True)

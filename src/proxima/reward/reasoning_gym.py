@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from proxima.data import Completion, Prompt, Score, require
 from proxima.reward.base import Job, PooledReward, require_package, validated
 from proxima.reward.math.extract import last_tagged
-from proxima.reward.workers.graders import number_of
+from proxima.reward.workers.graders import to_float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class ReasoningGymReward(PooledReward):
     cpu_seconds: float = 5.0
 
     kind: ClassVar[str] = "reasoning_gym"
+    warm_up: ClassVar[str | None] = "reasoning_gym"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,8 +58,8 @@ class ReasoningGymReward(PooledReward):
             return Score(value=0.0, correct=False)
         return Job(grader="reasoning_gym", arguments={"source": source, "answer": answer}, cpu_seconds=self.cpu_seconds)
 
-    def read(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
-        value = number_of(result["value"], "value")
+    def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
+        value = to_float(result["value"], "value")
         return validated(Score(value=value, correct=value >= self.correct_at))
 
     def _answer(self, text: str) -> str | None:

@@ -26,7 +26,7 @@ class Regex(PooledReward):
     pattern: str = r"<answer>(.*?)</answer>"
 
     kind: ClassVar[str] = "regex"
-    compares: ClassVar[bool] = True
+    needs_answer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,6 +36,6 @@ class Regex(PooledReward):
         required_answer(prompt, self.kind)
         return Job(grader="regex", arguments={"pattern": self.pattern, "text": completion.text})
 
-    def read(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
-        found = result["found"]
-        return binary_score(found is not None and same_answer(found, prompt.answer))
+    def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
+        answer = result["answer"]
+        return binary_score(answer is not None and same_answer(answer, prompt.answer))

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from proxima.data import Completion, Prompt, Score, require
-from proxima.reward.base import WeightedReward, Where
+from proxima.reward.base import WeightedReward
+from proxima.reward.protocol import Where
 
 Unit = Literal["words", "tokens"]
 

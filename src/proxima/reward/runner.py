@@ -141,8 +141,10 @@ class RewardRunner:
 
     def close(self) -> None:
         """End the workers. A reward that hangs in a thread is left behind; it can't keep the process alive."""
-        for part in (*self._pools.values(), *self._threads):
-            part.close()
+        for pool in self._pools.values():
+            pool.close()
+        for threads in self._threads:
+            threads.close()
 
     async def _columns(self, whole_batch: bool, column: Callable[[int], Any]) -> dict[int, Any]:
         """By number, what each reward of one of the two kinds returns."""

@@ -58,7 +58,7 @@ def validate_answers(config: "RunConfig", sets: Sequence[ReferenceAnswers]) -> l
     rewards = RewardRunner(config.reward, timeout=config.runtime.reward_timeout, workers=os.cpu_count() or 1)
     try:
         rewards.check()
-        if not rewards.compares:
+        if not rewards.needs_answers:
             return []
         return [note for answers in sets for note in _notes(config, answers, rewards)]
     finally:

@@ -7,8 +7,9 @@ from fractions import Fraction
 from typing import ClassVar
 
 from proxima.data import Completion, Prompt, Score, require
-from proxima.reward.base import WeightedReward, Where, required_answer
+from proxima.reward.base import WeightedReward, required_answer
 from proxima.reward.math.extract import as_fraction, as_number, last_tagged
+from proxima.reward.protocol import Where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ class Accuracy152(WeightedReward):
     tag: str | None = "answer"
 
     kind: ClassVar[str] = "accuracy_1_5_2"
-    compares: ClassVar[bool] = True
+    needs_answer: ClassVar[bool] = True
     where: ClassVar[Where] = "inline"
 
     def __post_init__(self) -> None:

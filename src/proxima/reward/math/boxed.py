@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from proxima.data import Completion, Prompt, Score
-from proxima.reward.base import WeightedReward, Where, binary_score, required_answer
+from proxima.reward.base import WeightedReward, binary_score, required_answer
 from proxima.reward.math.extract import last_boxed, same_answer
+from proxima.reward.protocol import Where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class Boxed(WeightedReward):
     """
 
     kind: ClassVar[str] = "boxed"
-    compares: ClassVar[bool] = True
+    needs_answer: ClassVar[bool] = True
     where: ClassVar[Where] = "inline"
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from proxima.data import Completion, Prompt, Score
-from proxima.reward.base import WeightedReward, Where, binary_score, missing_answer, required_answer
+from proxima.reward.base import WeightedReward, binary_score, missing_answer, required_answer
 from proxima.reward.math.extract import as_number, first_number, last_number
+from proxima.reward.protocol import Where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ class Gsm8kReward(WeightedReward):
     strict: bool = False
 
     kind: ClassVar[str] = "gsm8k"
-    compares: ClassVar[bool] = True
+    needs_answer: ClassVar[bool] = True
     where: ClassVar[Where] = "inline"
 
     def unreadable(self, answer: Any) -> str | None:

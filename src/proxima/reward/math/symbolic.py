@@ -74,7 +74,8 @@ class Math(PooledReward):
     max_chars: int = 2000
 
     kind: ClassVar[str] = "math"
-    compares: ClassVar[bool] = True
+    warm_up: ClassVar[str | None] = "math"
+    needs_answer: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,7 +118,7 @@ class Math(PooledReward):
         stated = find_unmarked_answer(end if tagged is None else tagged[-self.max_chars :], number)
         return [one for one in (tagged, stated) if one is not None]
 
-    def reading(self, answer: Any) -> Job | str | None:
+    def answer_job(self, answer: Any) -> Job | str | None:
         if answer is None:
             return missing_answer(answer)
         formula = str(answer)

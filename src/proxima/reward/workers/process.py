@@ -102,9 +102,10 @@ def restrict(memory_mb: int) -> None:
     sys.addaudithook(refuse)
 
 
-REFUSED = tuple(
-    "subprocess. socket.connect socket.bind pty. shutil. ctypes.dlopen os.system os.exec os.fork os.posix_spawn os.spawn "
-    "os.kill os.remove os.rename os.rmdir os.mkdir os.link os.symlink os.truncate os.chmod os.chown".split()
+_REFUSED_IN_OS = "system exec fork posix_spawn spawn kill remove rename rmdir mkdir link symlink truncate chmod chown"
+REFUSED = (
+    *("subprocess.", "socket.connect", "socket.bind", "pty.", "shutil.", "ctypes.dlopen"),
+    *(f"os.{name}" for name in _REFUSED_IN_OS.split(" ")),
 )
 
 
