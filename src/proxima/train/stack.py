@@ -44,7 +44,7 @@ class UpdateResult:
 
 
 @dataclass
-class _Progress:
+class _Accumulator:
     """Running sums of a call of `update`."""
 
     result: UpdateResult
@@ -126,7 +126,7 @@ class TrainStack:
             for cut in self._micro_batches(sequences)
         )
         result = UpdateResult(updates=len(plan), skipped=sum(map(len, active)) - sum(map(len, run)))
-        state = _Progress(result, progress, total, torch.zeros((), dtype=torch.float64, device=self.policy.device))
+        state = _Accumulator(result, progress, total, torch.zeros((), dtype=torch.float64, device=self.policy.device))
         norms = []
         for number, indices in enumerate(plan):
             self._accumulate(objective, items, indices, run[number], number, state)
@@ -146,7 +146,7 @@ class TrainStack:
         indices: Sequence[int],
         run: Sequence[int],
         number: int,
-        state: _Progress,
+        state: _Accumulator,
     ) -> None:
         """The gradient of one update: forward and backward passes over its micro-batches."""
         sequences = [objective.sequences(items[i]) for i in run]

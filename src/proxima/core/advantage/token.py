@@ -13,7 +13,7 @@ from proxima.data import require
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _PaddedTokens:
     """Loss tokens only, as right-padded rows [S, T]: a scan over T columns serves all sequences at once."""
 
     inside: Tensor
@@ -22,7 +22,7 @@ class _Rows:
     tokens: Tensor
 
     @classmethod
-    def of(cls, mask: Tensor, cu_seqlens: Tensor) -> "_Rows":
+    def of(cls, mask: Tensor, cu_seqlens: Tensor) -> "_PaddedTokens":
         tokens = mask.nonzero().flatten()
         row = segment_index(cu_seqlens, len(mask))[tokens]
         count = torch.bincount(row, minlength=len(cu_seqlens) - 1)
@@ -54,7 +54,7 @@ def _scan(step: Tensor, factor: float, inside: Tensor) -> Tensor:
 
 def reward_to_go(rewards: TokenRewards, gamma: float = 1.0) -> Tensor:
     """[N] G_t = Σ_{k ≥ t} γ^{k−t} r_k over the loss tokens of the sequence; 0 outside the loss."""
-    rows = _Rows.of(rewards.loss_mask, rewards.cu_seqlens)
+    rows = _PaddedTokens.of(rewards.loss_mask, rewards.cu_seqlens)
     return rows.packed(_scan(rows.padded(rewards.reward), gamma, rows.inside), rewards.reward)
 
 
@@ -133,7 +133,7 @@ class Gae(TokenAdvantage):
         return self._raw(rewards) + torch.where(rewards.loss_mask, required(self, "value", rewards.value), zero)
 
     def _raw(self, rewards: TokenRewards) -> Tensor:
-        rows = _Rows.of(rewards.loss_mask, rewards.cu_seqlens)
+        rows = _PaddedTokens.of(rewards.loss_mask, rewards.cu_seqlens)
         value = rows.padded(required(self, "value", rewards.value).detach())
         after = torch.cat([value[:, 1:], value[:, :1] * 0], dim=1) if value.shape[1] else value
         if rewards.bootstrap is not None and value.shape[1]:
@@ -195,7 +195,7 @@ class OptimalTokenBaseline(TokenAdvantage):
         require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
 
     def __call__(self, rewards: TokenRewards) -> Tensor:
-        rows = _Rows.of(rewards.loss_mask, rewards.cu_seqlens)
+        rows = _PaddedTokens.of(rewards.loss_mask, rewards.cu_seqlens)
         label, index = torch.unique(required(self, "group", rewards.group), return_inverse=True)
         returns = _scan(rows.padded(rewards.reward), 1.0, rows.inside)
         energy = rows.padded(required(self, "score_variance", rewards.score_variance).detach()).cumsum(1) * rows.inside

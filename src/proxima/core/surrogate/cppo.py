@@ -81,7 +81,7 @@ class Cppo(Surrogate):
 
         One pass over blocks of rows; beside its results it needs memory for a block only.
         """
-        sampled = _Sampled.of(b)
+        sampled = _SampledTokens.of(b)
         assert b.advantage is not None
 
         def judge(block: PaddedBlock, here: Tensor, there: Tensor, advantage: Tensor, *far: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Cppo(Surrogate):
     def threshold(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
         """Z_t and c_t, [N] each, detached: what the token has moved, weighted, and what it may. 0 and delta where not
         sampled."""
-        sampled = _Sampled.of(b)
+        sampled = _SampledTokens.of(b)
         far = sampled.of_batch(divergence(b, self.divergence, self.centre))
         weighted, allowed = (
             map_padded(lambda block, far, i=i: self._threshold(block, far)[i], sampled.cu_seqlens, far, dtype=far.dtype)
@@ -111,7 +111,7 @@ class Cppo(Surrogate):
         assert centre is not None
         return centre.to(b.log_prob.dtype)
 
-    def _far_packed(self, b: PolicyBatch, sampled: "_Sampled") -> list[Tensor]:
+    def _far_packed(self, b: PolicyBatch, sampled: "_SampledTokens") -> list[Tensor]:
         """The divergence of every token, where a block can't compute it from two log-probs."""
         return (
             [sampled.of_batch(divergence(b, self.divergence, self.centre))]
@@ -149,7 +149,7 @@ class Cppo(Surrogate):
 
 
 @dataclass(frozen=True)
-class _Sampled:
+class _SampledTokens:
     """The sampled tokens as a packed axis of their own: tool tokens take no position and spend nothing."""
 
     places: Tensor | None  # [n] int64 on the batch's axis; None when every token is sampled
@@ -157,7 +157,7 @@ class _Sampled:
     tokens: int
 
     @classmethod
-    def of(cls, b: PolicyBatch) -> "_Sampled":
+    def of(cls, b: PolicyBatch) -> "_SampledTokens":
         assert b.sampled is not None
         if bool(b.sampled.all()):
             return cls(None, b.cu_seqlens, len(b))

@@ -1,12 +1,12 @@
 """Objectives: what the training stack minimises.
 
-    protocol   `Objective`, `Decision` and `TokenStatistics`
-    policy     `PolicyObjective`: surrogate, corrections, penalties and aggregation of RL
+    protocol           `Objective`, `Decision` and `TokenStatistics`
+    policy_objective   `PolicyObjective`: surrogate, corrections, penalties and aggregation of RL
 
 To add one: subclass `Objective`; the tests of `tests/train/test_objectives.py` show a small one.
 """
 
-from proxima.train.objectives.policy import PolicyObjective, ProximalSource
+from proxima.train.objectives.policy_objective import PolicyObjective, ProximalSource
 from proxima.train.objectives.protocol import Decision, Objective, TokenStatistics
 
 __all__ = ["Decision", "Objective", "PolicyObjective", "ProximalSource", "TokenStatistics"]

@@ -1,0 +1,190 @@
+"""Objectives without engine, reward or task: the stack knows no RL, and no split changes a gradient."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from proxima.core.loss import Loss
+from proxima.core.metrics import SumCount
+from proxima.core.segment import segment_sum
+from proxima.data import Trajectory
+from proxima.model import Policy
+from proxima.train import Objective, TrainStack
+from tests.model.rows import loaded, plain_log_prob
+from tests.tiny import tiny
+from tests.train.helpers import assert_close, trajectories
+
+BUDGETS = (1, 12, 30, 10_000)
+
+
+def as_tensor(mask) -> Tensor:
+    return torch.from_numpy(np.asarray(mask, bool))
+
+
+@dataclass(frozen=True)
+class TokenNll(Objective[Trajectory]):
+    """Supervised fine-tuning: the mean negative log-likelihood of the loss tokens."""
+
+    def sequences(self, item):
+        return (item,)
+
+    def skippable(self, item):
+        return not np.any(item.loss_mask)
+
+    def denominators(self, items, decision=None):
+        return [torch.tensor(float(sum(np.sum(item.loss_mask) for item in items)), dtype=torch.float64)]
+
+    def losses(self, batch, outputs, decision=None, *, update=0):
+        loss = -torch.where(batch.loss_mask, outputs.log_prob, 0.0)
+        metrics = {"nll": SumCount.over(loss, batch.loss_mask)}
+        return [Loss(loss.sum(dtype=torch.float64), batch.loss_mask.sum(dtype=torch.float64), metrics)]
+
+
+@dataclass(frozen=True)
+class NllAndEntropy(TokenNll):
+    """Two losses with denominators of their own: loss tokens, and sequences."""
+
+    @property
+    def needs(self):
+        return frozenset({"entropy", "entropy_gradient"})
+
+    def skippable(self, item):
+        return False
+
+    def denominators(self, items, decision=None):
+        return [*super().denominators(items), torch.tensor(float(len(items)), dtype=torch.float64)]
+
+    def losses(self, batch, outputs, decision=None, *, update=0):
+        bonus = -0.1 * outputs.entropy.sum(dtype=torch.float64)
+        sequences = torch.tensor(float(batch.sequences), dtype=torch.float64)
+        return [*super().losses(batch, outputs), Loss(bonus, sequences, {})]
+
+
+@dataclass(frozen=True)
+class PairLoss(Objective[tuple[Trajectory, Trajectory]]):
+    """A preference loss: an item is a pair that has to stay together."""
+
+    def sequences(self, item):
+        return item
+
+    def denominators(self, items, decision=None):
+        return [torch.tensor(float(len(items)), dtype=torch.float64)]
+
+    def losses(self, batch, outputs, decision=None, *, update=0):
+        chosen, rejected = segment_sum(outputs.log_prob, batch.cu_seqlens).view(-1, 2).unbind(1)
+        loss = -logsigmoid(0.1 * (chosen - rejected))
+        everything = torch.ones_like(chosen, dtype=torch.bool)
+        metrics = {"accuracy": SumCount.over(chosen > rejected, everything)}
+        return [Loss(loss.sum(dtype=torch.float64), everything.sum(dtype=torch.float64), metrics)]
+
+
+@dataclass(frozen=True)
+class Centred(TokenNll):
+    """Something that depends on the whole update: log-probs above the mean of the update are not raised further."""
+
+    @property
+    def whole_batch(self):
+        return True
+
+    def decide(self, parts):
+        log_prob = torch.cat([outputs.log_prob for _, outputs in parts])
+        assert not log_prob.requires_grad
+        return Mean(log_prob.mean(), {"mean_log_prob": SumCount.over(log_prob, torch.ones_like(log_prob).bool())})
+
+    def losses(self, batch, outputs, decision=None, *, update=0):
+        below = batch.loss_mask & (outputs.log_prob < decision.mean)
+        loss = -torch.where(below, outputs.log_prob, 0.0)
+        return [Loss(loss.sum(dtype=torch.float64), below.sum(dtype=torch.float64), {})]
+
+
+@dataclass(frozen=True)
+class Mean:
+    mean: Tensor
+    metrics: dict
+
+    def take(self, items: Sequence[int]) -> "Mean":
+        return self
+
+
+def gradients(objective, items, *, budget: int, share_prompt: bool = True):
+    """The gradient that the optimizer gets, and the stack's result."""
+    stack = TrainStack(
+        Policy(loaded("llama"), share_prompt=share_prompt), max_grad_norm=0.0, tokens_per_micro_batch=budget
+    )
+    found = {}
+    names = dict(stack.policy.model.named_parameters())
+    stack.optimizer.step = lambda: found.update({name: p.grad.clone() for name, p in names.items()})
+    result = stack.update(objective, [range(len(items))], items)
+    return found, result
+
+
+def unsplit(loss_of):
+    """The gradient of `loss_of(log_prob_of)` by plain forward passes, one sequence at a time, and one backward pass."""
+    model = tiny("llama")
+    loss_of(lambda row: plain_log_prob(model, row)).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def rows():
+    return [row for row in trajectories() if len(row.tokens)]
+
+
+def nll(log_prob_of, items):
+    masked = [(log_prob_of(row), as_tensor(row.loss_mask)) for row in items]
+    return -sum(x[m].sum() for x, m in masked) / sum(int(m.sum()) for _, m in masked)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_token_nll_is_that_of_one_unsplit_batch(budget):
+    items = rows()
+    items[2] = replace(items[2], loss_mask=np.zeros(len(items[2].tokens), bool))
+    found, result = gradients(TokenNll(), items, budget=budget)
+    expected = unsplit(lambda log_prob_of: nll(log_prob_of, items))
+    assert_close(found, expected, 3e-5)
+    assert result.skipped == 1 and not result.token_statistics
+    assert result.metrics["loss"] == pytest.approx(result.metrics["nll"], rel=1e-6)
+
+
+@pytest.mark.parametrize("share_prompt", [True, False])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_two_losses_keep_their_own_denominators(budget, share_prompt):
+    items = rows()
+    found, _ = gradients(NllAndEntropy(), items, budget=budget, share_prompt=share_prompt)
+    model = tiny("llama")
+    entropies = []
+    for row in items:
+        ids = torch.tensor([[*row.prompt_tokens, *row.tokens]])
+        logits = model(ids).logits[0, len(row.prompt_tokens) - 1 : -1] / row.temperature
+        entropies.append(torch.distributions.Categorical(logits=logits).entropy().sum())
+    loss = nll(lambda row: plain_log_prob(model, row), items) - 0.1 * sum(entropies) / len(items)
+    loss.backward()
+    assert_close(found, {name: p.grad for name, p in model.named_parameters()}, 3e-5)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_pairs_stay_in_one_micro_batch(budget):
+    items = rows()
+    pairs = [(items[i], items[i + 1]) for i in range(0, len(items) - 1, 2)]
+    found, result = gradients(PairLoss(), pairs, budget=budget)
+
+    def loss(log_prob_of):
+        margins = [log_prob_of(chosen).sum() - log_prob_of(rejected).sum() for chosen, rejected in pairs]
+        return -logsigmoid(0.1 * torch.stack(margins)).mean()
+
+    assert_close(found, unsplit(loss), 3e-5)
+    assert 0 <= result.metrics["accuracy"] <= 1
+
+
+def test_what_depends_on_the_whole_update_is_decided_before_the_split():
+    items = rows()
+    whole, result = gradients(Centred(), items, budget=10_000)
+    assert result.metrics["mean_log_prob"] < 0
+    for budget in BUDGETS[:-1]:
+        found, other = gradients(Centred(), items, budget=budget)
+        assert_close(found, whole, 3e-5)
+        assert other.metrics["mean_log_prob"] == pytest.approx(result.metrics["mean_log_prob"], rel=1e-6)
