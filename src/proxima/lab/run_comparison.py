@@ -14,14 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from proxima.config.comparable import Purpose, compared, may_differ
 from proxima.config.errors import suggestion
 from proxima.data import UserError
 from proxima.lab.run_reader import AXES, Run
 from proxima.lab.seed_statistics import SeedMean, mean_over_seeds, smoothed, t_quantile
 
-# What two runs of a cell may differ in: the seed, where they lie, how the machine is used, and the name of a preset
-# (its fields count).
-NOT_COMPARED = ("seed", "folder", "runtime", "algorithm.preset", "checkpoint")
 CLOCKS = ("step", "generated", "time", "cpu")
 
 
@@ -218,18 +216,14 @@ def compare_runs(runs: Sequence[Run], *, baseline: str | None = None, target: fl
 def _cells(runs: Sequence[Run]) -> tuple[CellRuns, ...]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        known = {path: value for path, value in run.config.items() if not _free(path)}
+        known = compared(run.config, Purpose.CELL)
         groups.setdefault(json.dumps(known, sort_keys=True) if known else str(run.folder), []).append(run)
     members = list(groups.values())
-    configs = [{path: value for path, value in group[0].config.items() if not _free(path)} for group in members]
+    configs = [compared(group[0].config, Purpose.CELL) for group in members]
     return tuple(
         CellRuns(name=name, runs=tuple(group), config=config)
         for name, group, config in zip(_names(members, configs), members, configs, strict=True)
     )
-
-
-def _free(path: str) -> bool:
-    return any(path == free or path.startswith(free + ".") for free in NOT_COMPARED)
 
 
 def _names(groups: Sequence[Sequence[Run]], configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -264,11 +258,7 @@ def _warnings(cells: Sequence[CellRuns], values: Mapping[str, Sequence[Any]]) ->
         found.append(
             f"the cells were trained on different tasks ({', '.join(tasks)}): their rewards are of different questions"
         )
-    held_out = [
-        path
-        for path in differing
-        if path.startswith("eval.") and path not in ("eval.every", "eval.before", "eval.after")
-    ]
+    held_out = [path for path in differing if path.startswith("eval.") and not may_differ(path, Purpose.ACCURACY)]
     questions = {record.get("questions") for cell in cells for run in cell.runs for record in run.evals}
     if held_out or len(questions) > 1:
         what = ", ".join(held_out) or "numbers of questions: " + ", ".join(sorted(str(q) for q in questions))

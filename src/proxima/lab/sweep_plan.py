@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from proxima.config.comparable import ABSENT, Purpose, differences
 from proxima.config.errors import ConfigError, Problem
 from proxima.config.read import shown_path
 from proxima.config.resolve import Resolved, resolve
@@ -121,33 +122,25 @@ def difference(run: PlannedRun) -> Problem | None:
     """What the config of the run that lies in the folder already has that this one has not; None where they agree, or
     none is there.
 
-    Not compared: where the run lies, its threads, and the name of a preset (its fields are).
+    Which fields may differ is said in `proxima.config.comparable`.
     """
     there = run.folder / "config.yaml"
     if not there.is_file():
         return None
     where, remedy = shown_path(run.folder), "take another folder (--folder), or delete that one to run it anew"
     try:
-        before = _compared(resolve(there))
+        before = _values(resolve(there))
     except ConfigError as error:
         return Problem(where, f"holds a run whose config this version can't read ({error.problems[0]}); {remedy}")
-    now = _compared(run.resolved)
-    for path in [*now, *(path for path in before if path not in now)]:
-        was, wanted = (in_one_line(values[path]) if path in values else "not there" for values in (before, now))
-        if was != wanted and not (path == "model.path" and _same_place(was, wanted)):
-            return Problem(
-                where, f"holds a run of another config: {path} is {was} there and {wanted} here; put it back, {remedy}"
-            )
+    for path, was, wanted in differences(before, _values(run.resolved), Purpose.RERUN):
+        shown = ["absent" if value is ABSENT else in_one_line(value) for value in (was, wanted)]
+        message = f"holds a run of another config: {path} is {shown[0]} there and {shown[1]} here"
+        return Problem(where, f"{message}; put it back, {remedy}")
     return None
 
 
-def _compared(resolved: Resolved[RunConfig]) -> dict[str, Any]:
-    left_out = ("folder", "runtime.threads", "algorithm.preset")
-    return {entry.path: entry.value for entry in resolved.entries if entry.path not in left_out}
-
-
-def _same_place(first: str, second: str) -> bool:
-    return Path(first).exists() and Path(second).exists() and Path(first).samefile(second)
+def _values(resolved: Resolved[RunConfig]) -> dict[str, Any]:
+    return {entry.path: entry.value for entry in resolved.entries}
 
 
 def _planned(sweep: Sweep, cell: SweepCell, seed: int, share: int | None) -> PlannedRun:
