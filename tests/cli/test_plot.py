@@ -50,7 +50,7 @@ def test_fields(proxima):
         ),
         (["ppo_clip,epsilon_low=3"], "error: epsilon_low=3.0 must be in [0, 1]"),
         (["ppo_clip", "--behavior-probability", "2"], "error: behavior_probability=2.0 must be in (0, 1)"),
-        (["ppo_clip", "--out", "x.gif"], "error: x.gif: ends in .gif; write an .svg or a .png."),
+        (["ppo_clip", "--out", "x.gif"], "error: x.gif has the suffix .gif; write an .svg or a .png"),
         (
             ["dppo,divergence=topk_tv"],
             "error: dppo,divergence=topk_tv can't be drawn: Dppo needs `behavior_top_k_log_prob`, which the batch "

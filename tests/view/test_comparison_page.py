@@ -5,8 +5,9 @@ import re
 import pytest
 
 from proxima.lab import compare_runs, find_runs, read_run
-from proxima.view.comparison_page import bounds_of, gather, scale_of, shown, title_of, write_comparison
+from proxima.view.comparison_page import axis_title, axis_unit, config_value, gather, visible_range, write_comparison
 from tests.lab.runs import CONFIG, curve, make_run, make_sweep
+from tests.view.test_chart import paths
 from tests.view.test_report import Page as ReportPage
 
 
@@ -52,7 +53,7 @@ def test_the_page_shows_the_numbers(two, tmp_path):
 
 def test_an_axis_is_a_button_that_needs_no_script(two, tmp_path):
     text = write_comparison(two, tmp_path / "c.html").read_text()
-    keys = re.findall(r'<input type="radio" class="pick" name="axis" id="axis-(\w+)"( checked)?>', text)
+    keys = re.findall(r'<input type="radio" class="axis-choice" name="axis" id="axis-(\w+)"( checked)?>', text)
     assert keys == [("step", " checked"), ("time", ""), ("cpu", ""), ("generated", ""), ("trained", "")]
     for key, _ in keys:
         assert f'<label for="axis-{key}">' in text
@@ -62,8 +63,9 @@ def test_an_axis_is_a_button_that_needs_no_script(two, tmp_path):
 def test_the_page_asks_nothing_of_the_network_and_runs_its_own_script_only(two, tmp_path):
     path = write_comparison(two, tmp_path / "c.html")
     page = Page(path)
-    assert not [a for a in page.attributes if a[1] in ("src", "href", "onclick", "onload")]
-    assert "@import" not in path.read_text() and "url(" not in path.read_text()
+    assert not [a for a in page.attributes if a[1] in ("src", "onclick", "onload")]
+    assert all(value.startswith("#") for _, name, value in page.attributes if name == "href")  # within the page
+    assert "@import" not in path.read_text() and not re.search(r"url\((?!#)", path.read_text())
     (policy,) = [value for tag, name, value in page.attributes if name == "content" and "default-src" in value]
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
 
@@ -84,12 +86,12 @@ def test_curves_have_areas_dots_and_the_target(two):
         "Held-out accuracy",
         "Training reward",
         "Length",
-        "Seconds a step",
+        "Seconds per step",
     }  # nothing else was recorded
     held = charts["Held-out accuracy"]["time"]
-    assert held.count("<circle") == 6 and held.count('class="band"') == 2 and 'stroke-dasharray="2 4"' in held
-    assert 'data-from="0.0" data-to="16.0"' in held
-    assert 'stroke-dasharray="2 4"' not in charts["Training reward"]["step"]
+    assert held.count("<use") == 6 and held.count('class="band"') == 2 and "stroke-dasharray: 2,4" in held
+    assert 'data-from="0" data-to="16"' in held
+    assert "stroke-dasharray: 2,4" not in charts["Training reward"]["step"]
 
 
 def test_the_ninth_cell_has_the_first_colour_dashed(tmp_path):
@@ -104,11 +106,11 @@ def test_the_ninth_cell_has_the_first_colour_dashed(tmp_path):
 
 
 def test_an_axis_takes_the_unit_that_reads_well(two, tmp_path):
-    assert scale_of("time", two.cells) == (1, "s")
+    assert axis_unit("time", two.cells) == (1, "s")
     make_run(tmp_path / "long", curve([0.1, 0.5], seconds=400.0, **{"tokens/generated": 20_000}))
     cells = comparison(tmp_path / "long").cells
-    assert (scale_of("time", cells), scale_of("generated", cells)) == ((60, "min"), (1e3, "k tokens"))
-    assert [title_of("time", "min"), title_of("generated", "k tokens"), title_of("step", "steps")] == [
+    assert (axis_unit("time", cells), axis_unit("generated", cells)) == ((60, "min"), (1e3, "k tokens"))
+    assert [axis_title("time", "min"), axis_title("generated", "k tokens"), axis_title("step", "steps")] == [
         "training clock, min",
         "k tokens generated",
         "steps",
@@ -118,9 +120,9 @@ def test_an_axis_takes_the_unit_that_reads_well(two, tmp_path):
 def test_wide_areas_do_not_flatten_the_lines(two):
     wide = two.cells[1].band("reward/mean")
     assert wide.high[0] - wide.low[0] > 1.2
-    low, high = bounds_of([two.cells[0].band("reward/mean"), wide], 1.0)
+    low, high = visible_range([two.cells[0].band("reward/mean"), wide], 1.0)
     assert (low, high) == pytest.approx((0.15 - 0.05 / 3, 0.2 + 0.05 / 3))
-    assert bounds_of([two.cells[0].band("accuracy/held_out")], 1.0) == pytest.approx((0.0, 1.0))
+    assert visible_range([two.cells[0].band("accuracy/held_out")], 1.0) == pytest.approx((0.0, 1.0))
 
 
 def test_an_area_wider_than_the_plot_runs_off_its_edge(two):
@@ -129,9 +131,9 @@ def test_an_area_wider_than_the_plot_runs_off_its_edge(two):
     svg = next(c for c in gather(two)["charts"] if c["title"] == "Training reward")["pictures"][0]["svg"]
     low, high = (float(re.search(rf'data-{name}="([-.\d]+)"', svg)[1]) for name in ("low", "high"))
     assert low < 0.15 < 0.2 < high < 0.5
-    band = re.findall(r'class="band"[^>]* points="([^"]+)"', svg)[1]
-    top, bottom = re.search(r'data-top="(\d+)" data-bottom="(\d+)"', svg).groups()
-    assert {point.split(",")[1] for point in band.split()} == {f"{float(top):.2f}", f"{float(bottom):.2f}"}
+    top, bottom = (float(re.search(rf'data-{name}="([-.\d]+)"', svg)[1]) for name in ("top", "bottom"))
+    heights = {y for _, y in paths(svg, "band")[1]}
+    assert len(heights) == 2 and min(heights) < top and max(heights) > bottom  # the rest is clipped
 
 
 def test_two_seeds_are_said(two, tmp_path):
@@ -164,4 +166,11 @@ def test_a_run_with_nothing_but_an_evaluation(tmp_path):
 
 
 def test_values_in_a_line():
-    assert [shown(v) for v in (None, 1e-5, 0.15, True, "a: b", [])] == ["–", "1e-5", "0.15", "true", "'a: b'", "[]"]
+    assert [config_value(v) for v in (None, 1e-5, 0.15, True, "a: b", [])] == [
+        "–",
+        "1e-5",
+        "0.15",
+        "true",
+        "'a: b'",
+        "[]",
+    ]

@@ -12,9 +12,11 @@ from proxima.data import atomic_files as files
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import write_evals, write_rollouts
 from proxima.view.curve import write_curve
+from proxima.view.page import HERE
 from proxima.view.report import batch_arithmetic, write_report
 from proxima.view.report_samples import spread_of
 from tests.view.synthetic import CONFIG, evaluation, group, make_run, record, records
+from tests.view.test_chart import paths
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"><!-- \u2028 {{ 7 * 7 }} &lt;b&gt; \x1b[2J'
 
@@ -80,8 +82,8 @@ def test_headline_and_tiles(whole):
 
 
 def test_curves_hold_the_records(whole):
-    _, page = whole
-    titles = ["Reward", "Accuracy", "Length", "Entropy", "KL", "Masked", "Gradient norm", "Speed", "Loss", "Cut off"]
+    folder, page = whole
+    titles = ["Reward", "Accuracy", "Length", "Entropy", "KL", "Masked", "Gradient norm", "Speed", "Loss", "Truncated"]
     titles += ["Engine against trainer", "Learning rate", "Time per phase"]
     places = [page.words.index(f" {title} ") for title in titles]
     assert places == sorted(places)
@@ -90,8 +92,7 @@ def test_curves_hold_the_records(whole):
     assert page.data["charts"][0] == [[f"{record(step)['reward/mean']:.3f}" for step in range(1, 41)]]
     assert page.data["charts"][5] == [[f"{100 * record(step)['masked_fraction']:.2f} %" for step in range(1, 41)]]
     assert len(page.data["charts"][-1]) == 5  # four phases and the rest
-    polylines = [value for tag, name, value in page.attributes if tag == "polyline" and name == "points"]
-    assert len(polylines[0].split()) == 40
+    assert [len(line) for line in paths(folder.report.read_text(), "raw")][:2] == [40, 40]
 
 
 def test_questions_samples_counts_config_environment(whole):
@@ -225,10 +226,11 @@ def test_the_completions_shown_span_the_group(group, shown):
 def test_it_asks_the_network_for_nothing(whole):
     _, page = whole
     assert not {"img", "link", "iframe", "object"} & set(page.tags)
-    assert not [value for _, name, value in page.attributes if name in ("src", "href", "srcset")]
+    assert not [value for _, name, value in page.attributes if name in ("src", "srcset")]
+    assert all(value.startswith("#") for _, name, value in page.attributes if name == "href")  # within the page
     policy = next(value for _, name, value in page.attributes if name == "content" and "default-src" in value)
     assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
-    style = (write_report.__globals__["HERE"] / "report.css").read_text()
+    style = (HERE / "report.css").read_text()
     assert "url(" not in style and "@import" not in style
 
 
@@ -290,8 +292,7 @@ def test_a_long_run_stays_small(tmp_path):
     folder.write_config("seed: 1\n")
     folder.metrics.write_text("".join(json.dumps(record(step, 3000)) + "\n" for step in range(1, 3001)))
     page = Page(write_report(folder.path))
-    polylines = [value for tag, name, value in page.attributes if tag == "polyline" and name == "points"]
-    assert max(len(p.split()) for p in polylines) == 400
+    assert page.data["charts"] and max(len(line) for line in paths(folder.report.read_text(), "(?:raw|line)")) == 400
     assert folder.report.stat().st_size < 1_500_000
     folder.release()
 
@@ -354,7 +355,8 @@ def test_learning_curve(tmp_path, whole):
     svg = out.read_text(encoding="utf-8")
     spent = sum(record(s)["time/step"] for s in range(1, 41))
     assert f"held-out accuracy 0.125 → 0.940 of 200 questions in 40 steps, 2m {round(spent) - 120:02d}s" in svg
-    assert svg.count('class="dot"') == 5 and svg.count("<polyline") == 2
+    assert [len(paths(svg, kind)) for kind in ("whisker", "raw", "line")] == [5, 1, 1] and svg.count("<use") == 5
+    assert "<title>held-out accuracy" in svg and "prefers-color-scheme: dark" in svg
     assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
     empty = RunFolder(tmp_path / "empty")
     with pytest.raises(ValueError, match="no finished step"):

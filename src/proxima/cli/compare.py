@@ -75,13 +75,13 @@ def _show(comparison: "RunComparison", unread: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from proxima.view.comparison_page import head_of, table_row
+    from proxima.view.comparison_page import table_head, table_row
     from proxima.view.formatting import printable
 
     for text in (*comparison.warnings, *unread):
         print(f"WARNING {printable(text)}", file=sys.stderr)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for i, name in enumerate(head_of(comparison)):
+    for i, name in enumerate(table_head(comparison)):
         table.add_column(name, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
     for row in comparison.rows():
         table.add_row(*(printable(text) for text in table_row(row, comparison)))

@@ -10,8 +10,8 @@ from typing import Any
 
 from proxima.cli.common import print_json
 
-PACKAGES = ("torch", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2")
-OPTIONAL = {"datasets": "data", "reasoning_gym": "gym", "math-verify": "math", "gguf": "gguf", "matplotlib": "plot"}
+PACKAGES = ("torch", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2", "matplotlib")
+OPTIONAL = {"datasets": "data", "reasoning_gym": "gym", "math-verify": "math", "gguf": "gguf"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -404,7 +404,8 @@ def _by_step(run: Run, key: str) -> dict[int, float]:
     if key == "accuracy/held_out":
         return {int(x): value for x, value in run.accuracy()}
     curve = run.curve(key)
-    return dict(zip((int(x) for x, _ in curve), smoothed([value for _, value in curve]), strict=True))
+    values = smoothed([value for _, value in curve])
+    return {int(x): value for (x, _), value in zip(curve, values, strict=True) if value is not None}
 
 
 def _sure(values: Sequence[float]) -> SeedMean:

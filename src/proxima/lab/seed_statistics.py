@@ -75,10 +75,17 @@ def _central(t: float, freedom: int) -> float:
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
 
 
-def smoothed(values: Sequence[float]) -> list[float]:
-    """The mean over the tenth of the values around each (three at least; at the ends, over those that are there); under
-    12 as they are."""
-    if len(values) < 12:
-        return list(values)
+def running_mean(values: Sequence[float | None]) -> list[float | None]:
+    """The mean over a tenth of the values around each: at least three, fewer at both ends. None is left out, and stays
+    None."""
     half = max(1, len(values) // 20)
-    return [statistics.fmean(values[max(i - half, 0) : i + half + 1]) for i in range(len(values))]
+    means: list[float | None] = []
+    for i, value in enumerate(values):
+        near = [v for v in values[max(i - half, 0) : i + half + 1] if v is not None]
+        means.append(None if value is None else statistics.fmean(near))
+    return means
+
+
+def smoothed(values: Sequence[float | None]) -> list[float | None]:
+    """The running mean; fewer than 12 values are returned unchanged."""
+    return running_mean(values) if len(values) >= 12 else list(values)

@@ -1,82 +1,166 @@
-"""Line and bar charts as inline SVG: no library, no network, colours from the page's CSS variables so that light and
-dark both work."""
+"""Line and bar charts as SVG text, drawn by matplotlib. Colours are CSS variables, so a chart follows the page's light
+or dark scheme.
 
+matplotlib writes plain hex colours; each name of `PALETTE` has a placeholder colour that becomes `var(--name)` in the
+text. matplotlib is imported when the first chart is drawn.
+"""
+
+import io
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from proxima.lab.seed_statistics import running_mean
 from proxima.view.formatting import significant, thinned
 
-POINTS = 400  # most points drawn of a line; a longer run is averaged down to this
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+POINTS = 400  # most points drawn of a line; longer ones are averaged down to this
+BARS = 60
+PALETTE = {  # CSS variable: its colour on a light and on a dark page
+    "paper": ("#ffffff", "#0d1117"),
+    "ink": ("#1a1c20", "#e8e9ec"),
+    "muted": ("#646a73", "#9ba2ac"),
+    "grid": ("#ecece7", "#262a31"),
+    "a": ("#2563eb", "#7aaefc"),
+    "b": ("#c2500c", "#f2a164"),
+    "c": ("#0f7f74", "#55c8b5"),
+    "d": ("#7c3aed", "#b89af7"),
+    "e": ("#9aa0a8", "#737a85"),
+    "k0": ("#1f6fd1", "#74aefc"),
+    "k1": ("#d1570a", "#fb9a56"),
+    "k2": ("#0c8a5f", "#4fd1a0"),
+    "k3": ("#b4378f", "#ee8fd0"),
+    "k4": ("#8a6d00", "#dcc04a"),
+    "k5": ("#6b4fd8", "#b09cff"),
+    "k6": ("#3f4650", "#d3d7dd"),
+    "k7": ("#c02b3a", "#ff8089"),
+}
+FONT = 'system-ui, -apple-system, "Segoe UI", sans-serif'
+STEPS = [1, 2, 5, 10]  # ticks are at multiples of these
 
 Point = tuple[float, float | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One line, or one share of the bars.
+    """One line, or one part of stacked bars.
 
     Args:
-        name: for the legend.
         points: (step, value); None is a gap.
-        color: a CSS colour, `var(--a)`.
+        color: a name of `PALETTE`.
         smooth: also draw the running mean, and the values themselves faintly.
-        spread: for each point its (low, high), drawn as a whisker; such a series is drawn as dots.
-        band: for each point its (low, high), drawn as an area behind the line.
-        dash: SVG dash pattern, `6 3`; empty for a whole line.
-        dots: also a dot at each point, where the points are few and what lies between was not measured.
+        spread: (low, high) of each point, drawn as a whisker; such a series is drawn as dots.
+        band: (low, high) of each point, drawn as an area behind the line.
+        dash: lengths of dashes and gaps in pixels; empty for a solid line.
+        dots: draw a dot at each point as well.
     """
 
-    name: str
     points: Sequence[Point]
-    color: str = "var(--a)"
+    color: str = "a"
     smooth: bool = False
     spread: Sequence[tuple[float, float]] = ()
     band: Sequence[tuple[float, float]] = ()
-    dash: str = ""
+    dash: Sequence[float] = ()
     dots: bool = False
 
+    @property
+    def x(self) -> list[float]:
+        return [x for x, _ in self.points]
 
-@dataclass(frozen=True, kw_only=True)
-class Frame:
-    """The plot's size in CSS pixels, and the data range that it shows."""
-
-    width: int = 360
-    height: int = 170
-    left: int = 46
-    right: int = 10
-    top: int = 8
-    bottom: int = 22
-    x_low: float
-    x_high: float
-    y_low: float
-    y_high: float
-
-    def x(self, value: float) -> float:
-        return self.left + (value - self.x_low) / ((self.x_high - self.x_low) or 1.0) * (
-            self.width - self.left - self.right
-        )
-
-    def y(self, value: float) -> float:
-        inner = self.height - self.top - self.bottom
-        return self.height - self.bottom - (value - self.y_low) / ((self.y_high - self.y_low) or 1.0) * inner
+    @property
+    def y(self) -> list[float]:
+        return [math.nan if value is None else value for _, value in self.points]
 
 
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round numbers (1, 2 or 5 times a power of ten) that span `low` … `high`: the first is <= low, the last >=
-    high."""
-    span = high - low
-    if not math.isfinite(span) or span <= 0:
-        span = abs(low) or 1.0
-        low, high = low - span / 2, high + span / 2
-        span = high - low
-    raw = span / max(most - 1, 1)
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+def variable(name: str) -> str:
+    """The placeholder colour that the SVG text replaces by `var(--name)`."""
+    return f"#fe00{list(PALETTE).index(name):02x}"
+
+
+def line_style(dash: Sequence[float]) -> Any:
+    """matplotlib's name for a line with these dashes and gaps, in pixels; solid without any."""
+    return (0, tuple(dash)) if dash else "-"
+
+
+def palette_css(selector: str) -> str:
+    """The definitions of all colours for both colour schemes."""
+    light, dark = (" ".join(f"--{name}: {pair[i]};" for name, pair in PALETTE.items()) for i in (0, 1))
+    return f"{selector} {{ {light} }}\n@media (prefers-color-scheme: dark) {{ {selector} {{ {dark} }} }}\n"
+
+
+@contextmanager
+def new_figure(
+    width: float, height: float, salt: str, *, color: Any = variable, font: int = 11, simplify: bool = False
+) -> "Iterator[Figure]":
+    """A matplotlib figure whose units are CSS pixels.
+
+    Args:
+        salt: makes the ids of clip paths unique among the charts of a page.
+        color: maps a name of `PALETTE` to a colour.
+        simplify: drop points on straight lines; the page's script needs them all.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    sides = {f"axes.spines.{side}": False for side in ("left", "right", "top", "bottom")}
+    colors = {"text.color": "ink", "grid.color": "grid", "axes.labelcolor": "muted", "axes.titlecolor": "ink"}
+    colors |= {"xtick.labelcolor": "muted", "ytick.labelcolor": "muted"}
+    settings: Any = {"svg.fonttype": "none", "svg.hashsalt": salt, "path.simplify": simplify, "font.size": font}
+    settings |= {"font.family": "DejaVu Sans", "axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 1.0}
+    settings |= {"xtick.bottom": False, "ytick.left": False, "axes.facecolor": "none", "figure.facecolor": "none"}
+    settings |= {
+        "axes.axisbelow": True,
+        "text.parse_math": False,
+        "lines.scale_dashes": False,
+        "figure.dpi": 72.0,
+        "axes.unicode_minus": False,
+    }
+    settings |= sides | {key: color(name) for key, name in colors.items()}
+    with matplotlib.rc_context(settings):
+        yield Figure(figsize=(width / 72, height / 72))
+
+
+def svg_text(figure: "Figure", attributes: str, inner: str = "") -> str:
+    """The figure as an `<svg>` element: colours as variables, fonts of the page, no ids but those it refers to.
+
+    Artists with a gid `line-0` become `<g class="line" data-series="0">`.
+
+    Args:
+        attributes: of the element, besides its `viewBox`.
+        inner: markup at the end of the element.
+    """
+    stream = io.StringIO()
+    figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = re.sub(r' d="([^"]*)"', lambda m: f' d="{_shortened(m[1])}"', stream.getvalue().partition("</defs>")[2])
+    text = re.sub(r' id="([a-z]+)-(\d+)"', r' class="\1" data-series="\2"', text)
+    text = re.sub(r' id="[\w.]+_\d+"| transform="rotate\(-0 [^"]*"|(?<="| )font-family: [^;"]*;? ?', "", text)
+    text = re.sub(r"#fe00([0-9a-f]{2})", lambda m: f"var(--{list(PALETTE)[int(m[1], 16)]})", text)
+    text = re.sub(r">\s+<", "><", text.replace("xlink:href", "href")).strip().removesuffix("</svg>")
+    width, height = 72 * figure.get_size_inches()
+    return f'<svg role="img" viewBox="0 0 {width:g} {height:g}" {attributes}>{text}{inner}</svg>'
+
+
+def write_svg_text(figure: "Figure", title: str) -> str:
+    """The figure as the text of a file that carries its own colours and title."""
+    width, height = 72 * figure.get_size_inches()
+    size = f'xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}"'
+    style = f"{palette_css('svg')}svg {{ font-family: {FONT}; }} path {{ stroke-linejoin: round; }}"
+    whole = svg_text(figure, size)
+    start = whole.index(">") + 1
+    return f"{whole[:start]}<title>{escape(title)}</title><style>{style}</style>{whole[start:]}\n"
+
+
+def _shortened(path: str) -> str:
+    """Path data with two decimals, on one line."""
+    return " ".join(re.sub(r"(\.\d\d)\d+", r"\1", path).split())
 
 
 def line_chart(
@@ -86,185 +170,150 @@ def line_chart(
     zero: bool = False,
     unit_interval: bool = False,
     within: tuple[float, float] | None = None,
-    **size: int,
+    width: int = 360,
+    height: int = 170,
 ) -> Markup:
-    """Lines over the steps.
+    """Lines over the steps, for a page; empty where there is nothing to draw.
 
     Args:
-        series: what to draw; points without a finite value leave a gap.
-        label: what a screen reader says.
-        zero: the axis begins at 0.
+        label: what a screen reader reads out.
+        zero: the axis starts at 0.
         unit_interval: the axis is 0 … 1.
-        within: what the axis shows of the areas; the rest of them runs off the plot. None shows all.
-        size: width, height, left, bottom … of the `Frame`.
+        within: the part of the bands that the axis must show; the rest is cut off at the edge. None shows all.
     """
-    drawn = [_thinned(s) for s in series]
-    values = [v for s in drawn for _, v in s.points if v is not None] + [
-        v for s in drawn for pair in s.spread for v in pair
-    ]
-    least, most = within or (-math.inf, math.inf)
-    values += [min(max(v, least), most) for s in drawn for pair in s.band for v in pair]
-    steps = [x for s in drawn for x, _ in s.points]
-    if not values:
+    drawn = [_prepared(s) for s in series]
+    if (limits := _limits(drawn, zero, within)) is None:
         return Markup("")
-    low, high = (0.0, 1.0) if unit_interval else (min(values), max(values))
-    if zero:
-        low, high = min(low, 0.0), max(high, 0.0) if low < 0 else high or 1.0
-    levels = ticks(low, high, 4)
-    frame = Frame(x_low=min(steps), x_high=max(steps), y_low=levels[0], y_high=levels[-1], **size)
-    parts = [_axes(frame, levels)]
-    for i, s in enumerate(drawn):
-        if s.spread:
-            lines = [_whisker(frame, s, j) for j in range(len(s.points))]
-        elif s.smooth and len(s.points) >= 12:
-            lines = [
-                _path(frame, s.points, s.color, "raw"),
-                _path(frame, running_mean(s.points), s.color, "line", s.dash),
-            ]
-        else:
-            lines = [_band(frame, s), _path(frame, s.points, s.color, "line", s.dash), _dots(frame, s)]
-        parts.append(f'<g data-series="{i}">{"".join(lines)}</g>')
-    return _svg(frame, parts, label)
+    with new_figure(width, height, label) as figure:
+        axes = chart_axes(figure, [x for s in drawn for x in s.x], (0.0, 1.0) if unit_interval else limits)
+        for i, s in enumerate(drawn):
+            draw_series(axes, s, i)
+        return _page_svg(figure, axes, label)
 
 
-def bar_chart(series: Sequence[Series], *, label: str, most: int = 60, **size: int) -> Markup:
-    """Stacked bars over the steps, each series on top of the one before; runs of more than `most` steps are averaged
-    into as many bars."""
-    steps = [x for x, _ in series[0].points] if series else []
-    if not steps:
+def bar_chart(series: Sequence[Series], *, label: str, most: int = BARS, width: int = 360, height: int = 170) -> Markup:
+    """Stacked bars over the steps, each series on top of the one before; more than `most` steps are averaged into that
+    many bars."""
+    if not series or not series[0].points:
         return Markup("")
-    columns = [[v or 0.0 for v in thinned([v for _, v in s.points], most)] for s in series]
-    totals = [sum(column) for column in zip(*columns, strict=True)]
-    levels = ticks(0.0, max(totals) or 1.0, 4)
-    frame = Frame(x_low=steps[0], x_high=steps[-1], y_low=0.0, y_high=levels[-1], **size)
-    slot = (frame.width - frame.left - frame.right) / len(totals)
-    parts, base = [_axes(frame, levels)], [0.0] * len(totals)
-    for s, column in zip(series, columns, strict=True):
-        for i, value in enumerate(column):
-            top, bottom = frame.y(base[i] + value), frame.y(base[i])
-            base[i] += value
-            if bottom - top > 0.05:
-                x, width = frame.left + i * slot, max(slot - 1, slot * 0.8)
-                parts.append(
-                    f'<rect x="{x:.2f}" y="{top:.2f}" width="{width:.2f}" height="{bottom - top:.2f}" '
-                    f'fill="{escape(s.color)}"/>'
-                )
-    return _svg(frame, parts, label)
+    parts = [[v or 0.0 for v in thinned([v for _, v in s.points], most)] for s in series]
+    totals = [sum(part) for part in zip(*parts, strict=True)]
+    with new_figure(width, height, label) as figure:
+        axes = chart_axes(figure, series[0].x, (0.0, max(totals) or 1.0))
+        low, high = axes.get_xlim()
+        slot, base = (high - low) / len(totals), [0.0] * len(totals)
+        for s, part in zip(series, parts, strict=True):
+            lefts = [low + i * slot for i in range(len(part))]
+            axes.bar(lefts, part, 0.9 * slot, base, align="edge", color=variable(s.color), linewidth=0, clip_on=False)
+            base = [below + value for below, value in zip(base, part, strict=True)]
+        return _page_svg(figure, axes, label)
 
 
-def running_mean(points: Sequence[Point]) -> list[Point]:
-    """The mean over the tenth of the points around each (three at least; at the ends, over those that are there)."""
-    half = max(1, len(points) // 20)
-    out: list[Point] = []
-    for i, (x, value) in enumerate(points):
-        known = [v for _, v in points[max(i - half, 0) : i + half + 1] if v is not None]
-        out.append((x, sum(known) / len(known) if known and value is not None else None))
-    return out
+def chart_axes(
+    figure: "Figure",
+    x: Sequence[float],
+    limits: tuple[float, float],
+    *,
+    margins: tuple[float, float, float, float] = (46, 10, 8, 22),
+    intervals: int = 3,
+) -> "Axes":
+    """Axes with round numbers at both ends of y, and x from the first to the last step.
+
+    Args:
+        margins: left, right, top and bottom, in pixels.
+        intervals: most intervals of the y axis.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    width, height = 72 * figure.get_size_inches()
+    left, right, top, bottom = margins
+    box = (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
+    axes = figure.add_axes(box)
+    levels = MaxNLocator(intervals, steps=STEPS).tick_values(*limits)
+    axes.set_yticks(levels, [significant(round(level, 12)) for level in levels])
+    axes.set_ylim(levels[0], levels[-1])
+    low, high = min(x), max(x)
+    axes.set_xlim(low, high if high > low else low + 1)
+    places = [t for t in MaxNLocator(5, integer=True, steps=STEPS).tick_values(low, high) if low <= t <= high]
+    axes.set_xticks(places if high > low else [low], [f"{t:,.0f}" for t in (places if high > low else [low])])
+    return axes
 
 
-def _thinned(series: Series) -> Series:
+def draw_series(axes: "Axes", s: Series, number: int) -> None:
+    """Draw a series with its whiskers, its band, its running mean or its dots."""
+    style: dict[str, Any] = {"color": variable(s.color), "linewidth": 1.8, "clip_on": False}
+    marks: dict[str, Any] = {"color": variable(s.color), "linestyle": "", "markeredgewidth": 0, "clip_on": False}
+    if s.spread:
+        known = [(x, y, pair) for x, y, pair in zip(s.x, s.y, s.spread, strict=True) if math.isfinite(y)]
+        axes.vlines(
+            [x for x, _, _ in known],
+            [pair[0] for _, _, pair in known],
+            [pair[1] for _, _, pair in known],
+            variable(s.color),
+            linewidth=1.6,
+            alpha=0.75,
+            gid=f"whisker-{number}",
+            clip_on=False,
+        )
+        axes.plot(s.x, s.y, marker="o", markersize=7, gid=f"dot-{number}", **marks)
+        return
+    values = s.y
+    if s.smooth and len(values) >= 12:
+        axes.plot(s.x, values, gid=f"raw-{number}", **{**style, "linewidth": 1.0, "alpha": 0.35})
+        values = [math.nan if v is None else v for v in running_mean([v for _, v in s.points])]
+    if s.band:
+        low, high = zip(*s.band, strict=True)
+        area: Any = {"facecolor": variable(s.color), "alpha": 0.16, "linewidth": 0}
+        axes.fill_between(s.x, low, high, gid=f"band-{number}", **area)
+    axes.plot(s.x, values, gid=f"line-{number}", linestyle=line_style(s.dash), **style)
+    gaps = [False, *(math.isfinite(v) for v in values), False]  # a point without neighbours is a dot
+    alone = [i for i in range(len(values)) if gaps[i + 1] and (s.dots or not (gaps[i] or gaps[i + 2]))]
+    if alone:
+        places, heights = [s.x[i] for i in alone], [values[i] for i in alone]
+        axes.plot(places, heights, marker="o", markersize=5, gid=f"dot-{number}", **marks)
+
+
+def _prepared(series: Series) -> Series:
+    """At most `POINTS` points, none of them infinite or NaN."""
     finite: list[Point] = [(x, v if v is not None and math.isfinite(v) else None) for x, v in series.points]
     if series.spread or len(finite) <= POINTS:
         return replace(series, points=finite)
-    values = thinned([v for _, v in finite], POINTS)
     places = [len(finite) * (2 * i + 1) // (2 * POINTS) for i in range(POINTS)]
+    values = thinned([v for _, v in finite], POINTS)
     points = [(finite[place][0], value) for place, value in zip(places, values, strict=True)]
     return replace(series, points=points, band=[series.band[place] for place in places] if series.band else ())
 
 
-def _axes(frame: Frame, levels: Sequence[float]) -> str:
-    right, foot, parts = frame.width - frame.right, frame.height - 6, []
-    for level in levels:
-        y = frame.y(level)
-        parts.append(f'<line class="grid" x1="{frame.left}" x2="{right}" y1="{y:.2f}" y2="{y:.2f}"/>')
-        parts.append(
-            f'<text x="{frame.left - 6}" y="{y + 4:.2f}" text-anchor="end">{escape(significant(level))}</text>'
-        )
-    if frame.x_high > frame.x_low:
-        for tick in [
-            t for t in ticks(frame.x_low, frame.x_high, 6) if frame.x_low <= t <= frame.x_high and t == int(t)
-        ]:
-            parts.append(f'<text x="{frame.x(tick):.2f}" y="{foot}" text-anchor="middle">{tick:,.0f}</text>')
-    else:
-        parts.append(f'<text x="{frame.left}" y="{foot}">{frame.x_low:,.0f}</text>')
-    return "".join(parts)
+def _limits(series: Sequence[Series], zero: bool, within: tuple[float, float] | None) -> tuple[float, float] | None:
+    """The lowest and the highest value that the axis must show; None without any value."""
+    least, most = within or (-math.inf, math.inf)
+    values = [v for s in series for _, v in s.points if v is not None]
+    values += [v for s in series for pair in s.spread for v in pair]
+    values += [min(max(v, least), most) for s in series for pair in s.band for v in pair]
+    if not values:
+        return None
+    low, high = min(values), max(values)
+    if zero:
+        low, high = min(low, 0.0), max(high, 0.0) if low < 0 else high or 1.0
+    margin = (abs(low) or 1.0) / 2 if low == high else 0.0
+    return low - margin, high + margin
 
 
-def _band(frame: Frame, series: Series) -> str:
-    """The area between low and high; what lies beyond the axis is cut along the plot's edge, at the place where the
-    true line leaves it."""
-    if not series.band:
-        return ""
-    steps = [x for x, _ in series.points]
-    edges = [_inside(steps, [pair[side] for pair in series.band], frame.y_low, frame.y_high) for side in (1, 0)]
-    points = [f"{frame.x(x):.2f},{frame.y(y):.2f}" for x, y in (*edges[0], *reversed(edges[1]))]
-    return f'<polygon class="band" fill="{escape(series.color)}" points="{" ".join(points)}"/>'
-
-
-def _inside(steps: Sequence[float], values: Sequence[float], low: float, high: float) -> list[tuple[float, float]]:
-    """A line's points, with one more wherever it crosses `low` or `high`, all brought between the two."""
-    found: list[tuple[float, float]] = []
-    for i, (x, y) in enumerate(zip(steps, values, strict=True)):
-        if i:
-            before, last = steps[i - 1], values[i - 1]
-            crossed = [limit for limit in (low, high) if min(last, y) < limit < max(last, y)]
-            found += [
-                (before + (x - before) * (limit - last) / (y - last), limit)
-                for limit in sorted(crossed, reverse=y < last)
-            ]
-        found.append((x, min(max(y, low), high)))
-    return found
-
-
-def _dots(frame: Frame, series: Series) -> str:
-    known = [(x, value) for x, value in series.points if value is not None] if series.dots else []
-    return "".join(
-        f'<circle cx="{frame.x(x):.2f}" cy="{frame.y(y):.2f}" r="2.6" fill="{escape(series.color)}"/>' for x, y in known
-    )
-
-
-def _path(frame: Frame, points: Sequence[Point], color: str, kind: str, dash: str = "") -> str:
-    """A line with its gaps; a point with no neighbour is a dot."""
-    pieces: list[list[str]] = [[]]
-    for x, value in points:
-        if value is None:
-            pieces.append([])
-        else:
-            pieces[-1].append(f"{frame.x(x):.2f},{frame.y(value):.2f}")
-    parts = []
-    for piece in pieces:
-        if len(piece) == 1:
-            left, top = piece[0].split(",")
-            parts.append(f'<circle cx="{left}" cy="{top}" r="2" fill="{escape(color)}"/>')
-        elif piece:
-            dashed = f' stroke-dasharray="{escape(dash)}"' if dash else ""
-            parts.append(f'<polyline class="{kind}" stroke="{escape(color)}"{dashed} points="{" ".join(piece)}"/>')
-    return "".join(parts)
-
-
-def _whisker(frame: Frame, series: Series, index: int) -> str:
-    step, value = series.points[index]
-    if value is None:
-        return ""
-    (low, high), x, color = series.spread[index], frame.x(step), escape(series.color)
-    return (
-        f'<line class="whisker" stroke="{color}" x1="{x:.2f}" x2="{x:.2f}" y1="{frame.y(low):.2f}" '
-        f'y2="{frame.y(high):.2f}"/>'
-        f'<circle class="dot" cx="{x:.2f}" cy="{frame.y(value):.2f}" r="4" fill="{color}"/>'
-    )
-
-
-def _svg(frame: Frame, parts: Sequence[str], label: str) -> Markup:
-    box = f'viewBox="0 0 {frame.width} {frame.height}"'
-    plot = (
-        f'data-left="{frame.left}" data-right="{frame.width - frame.right}" data-from="{frame.x_low}" '
-        f'data-to="{frame.x_high}"'
-    )
-    plot += (
-        f' data-top="{frame.top}" data-bottom="{frame.height - frame.bottom}" data-low="{frame.y_low}" '
-        f'data-high="{frame.y_high}"'
-    )
-    ruler = f'<line class="ruler" y1="{frame.top}" y2="{frame.height - frame.bottom}" visibility="hidden"/>'
-    return Markup(
-        f'<svg class="chart" role="img" aria-label="{escape(label)}" {box} {plot}>{"".join(parts)}{ruler}</svg>'
-    )
+def _page_svg(figure: "Figure", axes: "Axes", label: str) -> Markup:
+    """The chart with the places of its axes, and with the ruler that the page's script moves."""
+    box, (low, high), (start, end) = axes.bbox, axes.get_ylim(), axes.get_xlim()
+    height = 72 * figure.get_size_inches()[1]
+    places: Mapping[str, float] = {
+        "left": box.x0,
+        "right": box.x1,
+        "top": height - box.y1,
+        "bottom": height - box.y0,
+        "from": start,
+        "to": end,
+        "low": low,
+        "high": high,
+    }
+    data = " ".join(f'data-{name}="{round(float(value), 9):.12g}"' for name, value in places.items())
+    ends = f'y1="{places["top"]:g}" y2="{places["bottom"]:g}"'
+    ruler = f'<line class="ruler" {ends} stroke="var(--muted)" visibility="hidden"/>'
+    return Markup(svg_text(figure, f'class="chart" aria-label="{escape(label)}" {data}', ruler))

@@ -12,17 +12,15 @@
     });
   }
 
-  // What the curves say under the pointer is read off the drawing itself.
+  // The values under the pointer are read from the paths that matplotlib drew.
   function points(group) {
-    const found = [];
-    for (const line of group.querySelectorAll("polyline.line")) for (const pair of line.getAttribute("points").split(" ")) found.push(pair.split(",").map(Number));
-    for (const dot of group.querySelectorAll("circle")) found.push([+dot.getAttribute("cx"), +dot.getAttribute("cy")]);
-    return found;
+    const numbers = [...group.querySelectorAll("path")].flatMap((path) => path.getAttribute("d").match(/-?[\d.]+/g).map(Number));
+    return numbers.flatMap((x, i) => (i % 2 ? [] : [[x, numbers[i + 1]]]));
   }
-  function nearest(found, x) {
-    return found.reduce((best, point) => (Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best), found[0]);
+  function nearest(drawn, x) {
+    return drawn.reduce((best, point) => (Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best), drawn[0]);
   }
-  function written(value) {
+  function formatted(value) {
     const size = Math.abs(value);
     return size >= 1000 ? Math.round(value).toLocaleString("en") : size >= 0.01 || size === 0 ? String(+value.toPrecision(3)) : value.toExponential(1);
   }
@@ -36,16 +34,16 @@
     const title = document.createElement("p");
     title.className = "muted";
     const unit = [...tip.parentElement.querySelectorAll(".x")].find((line) => line.offsetParent !== null);
-    title.textContent = `${unit ? unit.textContent : ""} ${written(+d.from + ((x - +d.left) / (+d.right - +d.left)) * (+d.to - +d.from))}`;
+    title.textContent = `${unit ? unit.textContent : ""} ${formatted(+d.from + ((x - +d.left) / (+d.right - +d.left)) * (+d.to - +d.from))}`;
     const rows = [title];
-    svg.querySelectorAll("g[data-series]").forEach((group) => {
-      const found = points(group), index = +group.dataset.series;
-      if (!found.length || index >= names.length || group.classList.contains("hidden")) return;
-      const point = nearest(found, x), row = document.createElement("p"), chip = document.createElement("i"), name = document.createElement("span"), value = document.createElement("b");
+    svg.querySelectorAll("g.line").forEach((group) => {
+      const drawn = points(group), index = +group.dataset.series;
+      if (!drawn.length || index >= names.length || group.classList.contains("hidden")) return;
+      const point = nearest(drawn, x), row = document.createElement("p"), chip = document.createElement("i"), name = document.createElement("span"), value = document.createElement("b");
       if (Math.abs(point[0] - x) > 40) return;
       chip.style.background = `var(--k${index % 8})`;
       name.textContent = names[index];
-      value.textContent = written(+d.low + ((+d.bottom - point[1]) / (+d.bottom - +d.top)) * (+d.high - +d.low));
+      value.textContent = formatted(+d.low + ((+d.bottom - point[1]) / (+d.bottom - +d.top)) * (+d.high - +d.low));
       row.append(chip, name, value);
       rows.push(row);
     });

@@ -1,97 +1,92 @@
-"""compare.html: cells of runs beside each other, in one file that needs no network and can be mailed.
+"""compare.html: cells of runs side by side, in one file that needs no network and can be mailed.
 
-Curves against steps, tokens and time, mean and 95 % interval over seeds; the final table; what sets the cells apart.
-Everything that is read here was computed by `lab.run_comparison`; names of folders and values of configs reach the page
-through jinja's escaping.
+It shows curves over steps, tokens and time (mean and 95 % interval over seeds), the final table, and the config fields
+in which the cells differ. All numbers come from `lab.run_comparison`; names of folders and values of configs reach the
+page through jinja's escaping.
 """
 
-import base64
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import jinja2
-from markupsafe import Markup
 
 from proxima.config.scalars import in_one_line
 from proxima.data.atomic_files import write_whole
 from proxima.lab.run_comparison import CellRuns, CellSummary, RunComparison, SeedBand, TargetCost
 from proxima.lab.seed_statistics import SeedMean
 from proxima.view.chart import Series, line_chart
-from proxima.view.formatting import NONE, count, duration, fixed, magnitude, signed, significant
+from proxima.view.formatting import NONE, count, duration, fixed, magnitude, plus_minus, signed, significant
+from proxima.view.page import render
 
-HERE = Path(__file__).parent
-COLORS, DASHES = 8, ("", "7 3", "2 3")  # --k0 … --k7 of compare.css; the ninth cell has the first colour again, dashed
-DOTS = 30  # evaluations of a run up to which each is a dot
+COLORS, DASHES = 8, ((), (7, 3), (2, 3))  # --k0 … --k7; the ninth cell has the first colour again, dashed
+DOTS = 30  # up to this many evaluations of a run, each is a dot
 
 
 @dataclass(frozen=True)
-class Axis:
-    """What the curves are drawn against: its name on the button, what the button's curves say, and the larger units of
-    its numbers."""
+class PageAxis:
+    """What the curves are drawn over: the name on its button, its description, and the units for its numbers."""
 
     name: str
-    tells: str
+    description: str
     units: tuple[tuple[float, str], ...]
 
 
+SECONDS = ((1, "s"), (60, "min"), (3600, "h"))
+TOKENS = ((1, "tokens"), (1e3, "k tokens"), (1e6, "M tokens"), (1e9, "B tokens"))
 AXES = {
-    "step": Axis("steps", "steps", ((1, "steps"),)),
-    "time": Axis("time", "training clock", ((1, "s"), (60, "min"), (3600, "h"))),
-    "cpu": Axis("CPU time", "CPU time of the training process", ((1, "s"), (60, "min"), (3600, "h"))),
-    "generated": Axis(
-        "tokens generated", "tokens generated", ((1, "tokens"), (1e3, "k tokens"), (1e6, "M tokens"), (1e9, "B tokens"))
-    ),
-    "trained": Axis(
-        "tokens trained", "tokens trained", ((1, "tokens"), (1e3, "k tokens"), (1e6, "M tokens"), (1e9, "B tokens"))
-    ),
+    "step": PageAxis("steps", "steps", ((1, "steps"),)),
+    "time": PageAxis("time", "training clock", SECONDS),
+    "cpu": PageAxis("CPU time", "CPU time of the training process", SECONDS),
+    "generated": PageAxis("tokens generated", "tokens generated", TOKENS),
+    "trained": PageAxis("tokens trained", "tokens trained", TOKENS),
 }
-ENOUGH = 10  # a larger unit is taken when the axis is at least so long in it
+ENOUGH = 10  # a larger unit is used when the longest run is at least this many of it
 
-# title, key, what it tells, factor
-CURVES: tuple[tuple[str, str, str, float], ...] = (
-    ("Held-out accuracy", "accuracy/held_out", "share of held-out questions answered right; dots are evaluations", 1.0),
-    ("Training reward", "reward/mean", "mean over the valid completions of a step", 1.0),
-    ("Length", "length/mean", "tokens of a completion", 1.0),
-    ("Entropy", "entropy/mean", "nats a token", 1.0),
-    ("KL", "approx_kl", "nats a token, how far an update moved the policy", 1.0),
-    ("Masked", "masked_fraction", "% of tokens, outside the trust region", 100.0),
-    ("Gradient norm", "grad_norm", "before clipping", 1.0),
-    ("Engine against trainer", "rollout_replay_logp_absdiff_mean", "mean |Δ log-prob|, nats a token", 1.0),
-    ("Seconds a step", "time/step", "generating, scoring, training, publishing", 1.0),
+
+@dataclass(frozen=True)
+class ComparisonChart:
+    """A figure of the page: its title, the key of the records, its explanation, and the factor of its values."""
+
+    title: str
+    key: str
+    explanation: str
+    factor: float = 1.0
+
+
+CHARTS = (
+    ComparisonChart(
+        "Held-out accuracy", "accuracy/held_out", "share of held-out questions answered right; dots are evaluations"
+    ),
+    ComparisonChart("Training reward", "reward/mean", "mean over the valid completions of a step"),
+    ComparisonChart("Length", "length/mean", "tokens of a completion"),
+    ComparisonChart("Entropy", "entropy/mean", "nats per token"),
+    ComparisonChart("KL", "approx_kl", "nats per token: how far an update moved the policy"),
+    ComparisonChart("Masked", "masked_fraction", "% of tokens, outside the trust region", 100.0),
+    ComparisonChart("Gradient norm", "grad_norm", "before clipping"),
+    ComparisonChart("Engine against trainer", "rollout_replay_logp_absdiff_mean", "mean |Δ log-prob|, nats per token"),
+    ComparisonChart("Seconds per step", "time/step", "generating, scoring, training, publishing"),
 )
 SHARES = ("accuracy/held_out", "masked_fraction")  # between 0 and 1
 
 
 def write_comparison(comparison: RunComparison, path: Path | str, *, title: str = "Comparison") -> Path:
-    """Write the page and return where it lies.
+    """Write the page and return its path.
 
     Raises:
-        OSError: the folder is missing, or the disk is full; a former page stays whole.
+        OSError: the folder is missing, or the disk is full; an earlier page stays intact.
     """
-    script = (HERE / "compare.js").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string((HERE / "compare.html.j2").read_text(encoding="utf-8"))
-    style = "".join((HERE / name).read_text(encoding="utf-8") for name in ("report.css", "compare.css"))
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode()
-    page = template.render(
-        **gather(comparison), title=title, script=Markup(script), script_digest=digest, style=Markup(style)
-    )
+    page = render("compare", styles=("report.css", "compare.css"), title=title, **gather(comparison))
     write_whole(Path(path), page)
     return Path(path)
 
 
 def gather(comparison: RunComparison) -> dict[str, Any]:
-    """All that the page shows, with every number written out."""
+    """Everything that the page shows, with every number formatted."""
     rows = comparison.rows()
     axes = [axis for axis in AXES if axis in comparison.axes]
-    scales = {axis: scale_of(axis, comparison.cells) for axis in axes}
+    scales = {axis: axis_unit(axis, comparison.cells) for axis in axes}
     legend = [
-        {"name": cell.name, "color": color_of(i), "dash": dash_of(i), "n": len(cell.used)}
+        {"name": cell.name, "color": css_color(i), "dash": " ".join(map(str, dashes(i))), "n": len(cell.used)}
         for i, cell in enumerate(comparison.cells)
     ]
     return {
@@ -99,158 +94,151 @@ def gather(comparison: RunComparison) -> dict[str, Any]:
         "runs": sum(len(cell.runs) for cell in comparison.cells),
         "baseline": comparison.baseline.name,
         "target": None if comparison.target is None else fixed(comparison.target, 3).rstrip("0"),
-        "axes": [{"key": axis, "name": AXES[axis].name, "tells": title_of(axis, scales[axis][1])} for axis in axes],
-        "charts": [chart for curve in CURVES if (chart := chart_of(comparison, scales, *curve)) is not None],
-        "intervals": intervals(rows),
-        "head": head_of(comparison),
+        "axes": [
+            {"key": axis, "name": AXES[axis].name, "description": axis_title(axis, scales[axis][1])} for axis in axes
+        ],
+        "charts": [made for chart in CHARTS if (made := chart_figure(comparison, scales, chart)) is not None],
+        "intervals": interval_bars(rows),
+        "head": table_head(comparison),
         "table": [table_row(row, comparison) for row in rows],
         "paired": paired_rows(rows),
-        "differing": [(path, [shown(value) for value in values]) for path, values in comparison.differing.items()],
+        "differing": [
+            (path, [config_value(value) for value in values]) for path, values in comparison.differing.items()
+        ],
         "warnings": comparison.warnings,
         "notes": comparison.notes,
     }
 
 
-def color_of(index: int) -> str:
+def css_color(index: int) -> str:
     return f"var(--k{index % COLORS})"
 
 
-def dash_of(index: int) -> str:
+def dashes(index: int) -> tuple[int, ...]:
     return DASHES[min(index // COLORS, len(DASHES) - 1)]
 
 
-def title_of(axis: str, unit: str) -> str:
+def axis_title(axis: str, unit: str) -> str:
     """`training clock, min`; `k tokens generated`."""
-    name = AXES[axis].tells
-    return name.replace(unit.split()[-1], unit, 1) if unit.split()[-1] in name else f"{name}, {unit}"
+    name, noun = AXES[axis].description, unit.split()[-1]
+    return name.replace(noun, unit, 1) if noun in name else f"{name}, {unit}"
 
 
-def scale_of(axis: str, cells: Sequence[CellRuns]) -> tuple[float, str]:
-    """The unit in which the longest run makes a readable number, as (size, name)."""
+def axis_unit(axis: str, cells: Sequence[CellRuns]) -> tuple[float, str]:
+    """The unit, as (size, name), in which the longest run has a readable number."""
     longest = max((max(run.position(axis).values()) for cell in cells for run in cell.used), default=0.0)
-    fitting = [unit for unit in AXES[axis].units if longest >= ENOUGH * unit[0]]
-    return fitting[-1] if fitting else AXES[axis].units[0]
+    large = [unit for unit in AXES[axis].units if longest >= ENOUGH * unit[0]]
+    return large[-1] if large else AXES[axis].units[0]
 
 
-def chart_of(
-    comparison: RunComparison, scales: Mapping[str, tuple[float, str]], title: str, key: str, tells: str, factor: float
+def chart_figure(
+    comparison: RunComparison, scales: Mapping[str, tuple[float, str]], chart: ComparisonChart
 ) -> dict[str, Any] | None:
-    """A figure with a drawing for each axis; None where no cell has the key, or it is 0 throughout."""
+    """A figure with one SVG for each axis; None where no cell has the key, or all values are 0."""
     pictures = []
+    held_out = chart.key == "accuracy/held_out"
     for axis, (size, _) in scales.items():
-        bands = [cell.band(key, axis) for cell in comparison.cells]
+        bands = [cell.band(chart.key, axis) for cell in comparison.cells]
         if not any(band and any(band.mean) for band in bands):
             return None
-        low, high = bounds_of(bands, 1.0 if key in SHARES else float("inf"))
-        within = (factor * low, factor * high)
-        few = key == "accuracy/held_out" and all(len(band.x) <= DOTS for band in bands if band)
-        series = [replace(series_of(i, band, size, factor), dots=few) for i, band in enumerate(bands)]
-        if key == "accuracy/held_out" and comparison.target is not None:
-            places = [x for s in series for x, _ in s.points]
+        low, high = visible_range(bands, 1.0 if chart.key in SHARES else float("inf"))
+        dots = held_out and all(len(band.x) <= DOTS for band in bands if band)
+        series = [replace(cell_series(i, band, size, chart.factor), dots=dots) for i, band in enumerate(bands)]
+        if held_out and comparison.target is not None:
+            places = [x for s in series for x in s.x]
             line = [(min(places), comparison.target), (max(places), comparison.target)]
-            series.append(Series(name="target", points=line, color="var(--muted)", dash="2 4"))
-        picture = line_chart(
-            series, label=f"{title} against {AXES[axis].tells}", within=within, width=440, height=230, left=50
-        )
-        pictures.append({"axis": axis, "svg": picture})
-    return {"title": title, "tells": tells, "pictures": pictures}
+            series.append(Series(points=line, color="muted", dash=(2, 4)))
+        label = f"{chart.title} over {AXES[axis].description}"
+        svg = line_chart(series, label=label, within=(chart.factor * low, chart.factor * high), width=440, height=230)
+        pictures.append({"axis": axis, "svg": svg})
+    return {"title": chart.title, "explanation": chart.explanation, "pictures": pictures}
 
 
-def bounds_of(bands: Sequence[SeedBand | None], highest: float) -> tuple[float, float]:
-    """What the axis has to show: a third of the means' range beyond them, and not beyond what the quantity can be.
+def visible_range(bands: Sequence[SeedBand | None], highest: float) -> tuple[float, float]:
+    """What the axis must show of the bands: a third of the means' range beyond them, within what the quantity can be.
 
-    The interval of two seeds would else flatten every line; where it is wider, its area runs off the plot.
+    The wide interval of two seeds would flatten every line; such a band is cut off at the edge instead.
     """
     means = [value for band in bands if band for value in band.mean]
     low, high = min(means), max(means)
-    room = (high - low) / 3
-    return (low - room if low < 0 else max(0.0, low - room)), min(high + room, highest)
+    margin = (high - low) / 3
+    return (low - margin if low < 0 else max(0.0, low - margin)), min(high + margin, highest)
 
 
-def series_of(index: int, band: SeedBand | None, size: float, factor: float) -> Series:
-    """A cell's curve with its area, in the units of the axis."""
+def cell_series(index: int, band: SeedBand | None, size: float, factor: float) -> Series:
+    """A cell's curve with its band, in the units of the axis."""
     if band is None:
-        return Series(name="", points=())
+        return Series(points=())
     points = [(x / size, factor * y) for x, y in zip(band.x, band.mean, strict=True)]
     area = [(factor * a, factor * b) for a, b in zip(band.low, band.high, strict=True)]
-    return Series(name="", points=points, color=color_of(index), band=area, dash=dash_of(index))
+    return Series(points=points, color=f"k{index % COLORS}", band=area, dash=dashes(index))
 
 
-def intervals(rows: Sequence[CellSummary]) -> dict[str, Any] | None:
-    """Accuracy after training, a bar a cell, on an axis that spans them all. Where no run was evaluated at its end: the
-    best of each.
+def interval_bars(rows: Sequence[CellSummary]) -> dict[str, Any] | None:
+    """Accuracy after training (the best one where no run was evaluated at its end): a bar per cell on a common axis.
 
-    The axis ends at 0 and 1: a bar whose interval goes beyond has an open end there (`cut`).
+    The axis ends at 0 and 1; a bar whose interval exceeds it has an open end there (`cut`).
     """
     key = "after" if any(row.after for row in rows) else "best"
-    known: list[tuple[int, str, SeedMean]] = [
-        (i, row.cell, e) for i, row in enumerate(rows) if (e := getattr(row, key)) is not None
+    means: list[tuple[int, str, SeedMean]] = [
+        (i, row.cell, mean) for i, row in enumerate(rows) if (mean := getattr(row, key)) is not None
     ]
-    if not known:
+    if not means:
         return None
-    low, high = min(e.low for _, _, e in known), max(e.high for _, _, e in known)
+    low, high = min(mean.low for _, _, mean in means), max(mean.high for _, _, mean in means)
     low, high = max(0.0, low - 0.05 * (high - low)), min(1.0, high + 0.05 * (high - low))
-    span = high - low or 1.0
 
     def place(value: float) -> float:
-        return round(min(max(100 * (value - low) / span, 0.0), 100.0), 2)
+        return round(min(max(100 * (value - low) / ((high - low) or 1.0), 0.0), 100.0), 2)
 
-    def cut(e: SeedMean) -> str:
-        return " ".join(name for name, beyond in (("open-left", e.low < low), ("open-right", e.high > high)) if beyond)
+    def cut(mean: SeedMean) -> str:
+        sides = {"open-left": mean.low < low, "open-right": mean.high > high}
+        return " ".join(name for name, beyond in sides.items() if beyond)
 
     bars = [
         {
             "name": name,
-            "color": color_of(i),
-            "text": plus_minus(e),
-            "at": place(e.mean),
-            "left": place(e.low),
-            "width": round(place(e.high) - place(e.low), 2),
-            "cut": cut(e),
+            "color": css_color(i),
+            "text": plus_minus(mean),
+            "at": place(mean.mean),
+            "left": place(mean.low),
+            "width": round(place(mean.high) - place(mean.low), 2),
+            "cut": cut(mean),
         }
-        for i, name, e in known
+        for i, name, mean in means
     ]
-    return {
-        "what": "after training" if key == "after" else "at its best",
-        "bars": bars,
-        "low": fixed(low, 3),
-        "high": fixed(high, 3),
-    }
+    when = "after training" if key == "after" else "at its best"
+    return {"when": when, "bars": bars, "low": fixed(low, 3), "high": fixed(high, 3)}
 
 
-def head_of(comparison: RunComparison) -> list[str]:
-    """Names of the columns of the final table."""
-    known = [axis for axis in COSTS if axis in comparison.axes and comparison.target is not None]
-    costs = [f"{COSTS[axis]} to target{' (×)' if axis in RATIOS else ''}" for axis in known]
-    return [
-        "cell",
-        "seeds",
-        "before",
-        "after",
-        "best",
-        "reward",
-        *costs,
-        "clock, all",
-        "generate + train",
-        "gen, train tok/s",
-    ]
-
-
-COSTS = {"step": "steps", "generated": "tokens", "time": "clock", "cpu": "CPU"}
-RATIOS = ("time", "cpu")
-WRITTEN: dict[str, Callable[[float], str]] = {
-    "step": lambda v: fixed(v, 1),
-    "generated": magnitude,
-    "time": duration,
-    "cpu": duration,
+COSTS: dict[str, tuple[str, Callable[[float], str]]] = {  # axis: its column, and how a cost is formatted
+    "step": ("steps", lambda v: fixed(v, 1)),
+    "generated": ("tokens", magnitude),
+    "time": ("clock", duration),
+    "cpu": ("CPU", duration),
 }
+RATIOS = ("time", "cpu")
+
+
+def table_head(comparison: RunComparison) -> list[str]:
+    """The column names of the final table."""
+    costs = [
+        f"{column} to target{' (×)' if axis in RATIOS else ''}"
+        for axis, (column, _) in COSTS.items()
+        if axis in comparison.axes and comparison.target is not None
+    ]
+    accuracy = ["before", "after", "best", "reward"]
+    return ["cell", "seeds", *accuracy, *costs, "clock, all", "generate + train", "gen, train tok/s"]
 
 
 def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
-    """A cell's line, a text a column of `head_of`."""
-    baseline = row.cell == comparison.baseline.name
-    costs = [(axis, row.reach[axis]) for axis in COSTS if axis in comparison.axes and axis in row.reach]
-    reach = [cost(r, WRITTEN[axis]) + ("" if baseline or axis not in RATIOS else ratio_of(r)) for axis, r in costs]
+    """A cell's row: one text for each column of `table_head`."""
+    with_ratio = () if row.cell == comparison.baseline.name else RATIOS
+    reach = [
+        target_cost(row.reach[axis], write) + (cost_ratio(row.reach[axis]) if axis in with_ratio else "")
+        for axis, (_, write) in COSTS.items()
+        if axis in comparison.axes and axis in row.reach
+    ]
     seeds = str(row.n) if row.n == row.runs else f"{row.n} of {row.runs}"
     accuracy = [plus_minus(value) for value in (row.before, row.after, row.best, row.reward)]
     clock, generate, train = (duration(value.mean) if value else NONE for value in (row.clock, row.generate, row.train))
@@ -258,58 +246,46 @@ def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
     return [row.cell, seeds, *accuracy, *reach, clock, f"{generate} + {train}", rates]
 
 
-def cost(reach: TargetCost, write: Callable[[float], str]) -> str:
-    """`1m 40s`, `never`, `not yet`, and `(2/3)` where not all seeds got there."""
-    if not reach.values:
+def target_cost(cost: TargetCost, write: Callable[[float], str]) -> str:
+    """`1m 40s`, `never`, `not yet`, and `1m 40s (2/3)` where not all seeds reached the target."""
+    if not cost.values:
         return "not yet"
-    text = "never" if reach.median is None else write(reach.median)
-    return (
-        text
-        if reach.reached == len(reach.values) or not reach.reached
-        else f"{text} ({reach.reached}/{len(reach.values)})"
-    )
+    text = "never" if cost.median is None else write(cost.median)
+    some = 0 < cost.reached < len(cost.values)
+    return f"{text} ({cost.reached}/{len(cost.values)})" if some else text
 
 
-def ratio_of(reach: TargetCost) -> str:
-    """` (1.67 ×)`: the baseline's cost over this one's, ` (1.67 × of 2)` where fewer seeds are common; nothing where no
-    median tells."""
-    if reach.ratio is None:
+def cost_ratio(cost: TargetCost) -> str:
+    """` (1.67 ×)`: the baseline's cost over this one's; ` (1.67 × of 2)` where fewer seeds are common; empty where the
+    median is undetermined."""
+    if cost.ratio is None:
         return ""
-    of = f" of {reach.pairs}" if reach.pairs < len(reach.values) else ""
-    return f" ({'∞' if reach.ratio == float('inf') else fixed(reach.ratio, 2)} ×{of})"
-
-
-def paired_rows(rows: Sequence[CellSummary]) -> list[list[str]]:
-    """CellRuns, common seeds, then the difference of each measure."""
-    return [
-        [row.cell, str(max(e.n for e in row.difference.values())), *(difference(row, name) for name in PAIRED)]
-        for row in rows
-        if row.difference
-    ]
+    of = f" of {cost.pairs}" if cost.pairs < len(cost.values) else ""
+    return f" ({'∞' if cost.ratio == float('inf') else fixed(cost.ratio, 2)} ×{of})"
 
 
 PAIRED = ("after", "best", "reward", "clock", "cpu")
 
 
+def paired_rows(rows: Sequence[CellSummary]) -> list[list[str]]:
+    """Cell, common seeds, then the difference of each measure."""
+    return [
+        [row.cell, str(max(mean.n for mean in row.difference.values())), *(difference(row, name) for name in PAIRED)]
+        for row in rows
+        if row.difference
+    ]
+
+
 def difference(row: CellSummary, name: str) -> str:
     """`+0.021 ± 0.010`."""
-    found = row.difference.get(name)
-    if found is None:
+    if (mean := row.difference.get(name)) is None:
         return NONE
-    places = 1 if name in ("clock", "cpu") else 3
-    unit = " s" if name in ("clock", "cpu") else ""
-    return signed(found.mean, places) + (f" ± {fixed(found.half, places)}" if found.half is not None else "") + unit
+    places, unit = (1, " s") if name in RATIOS or name == "clock" else (3, "")
+    return signed(mean.mean, places) + (f" ± {fixed(mean.half, places)}" if mean.half is not None else "") + unit
 
 
-def plus_minus(value: SeedMean | None, places: int = 3) -> str:
-    """`0.940 ± 0.012`; the mean alone of a single seed."""
-    if value is None:
-        return NONE
-    return fixed(value.mean, places) + (f" ± {fixed(value.half, places)}" if value.half is not None else "")
-
-
-def shown(value: Any) -> str:
-    """A value of a config in a line."""
+def config_value(value: Any) -> str:
+    """A value of a config on one line."""
     if value is None:
         return NONE
     return significant(value, 6) if isinstance(value, float) else in_one_line(value)

@@ -4,7 +4,10 @@ report agree."""
 import math
 import unicodedata
 from collections.abc import Sequence
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
+
+if TYPE_CHECKING:
+    from proxima.lab.seed_statistics import SeedMean
 
 NONE = "–"  # a value that is not there
 
@@ -71,6 +74,13 @@ def signed(value: float | None, places: int = 3) -> str:
         return NONE
     text = fixed(abs(value), places)
     return f"{'−' if value < 0 and text.strip('0.') else '+'}{text}"
+
+
+def plus_minus(value: "SeedMean | None", places: int = 3) -> str:
+    """`0.940 ± 0.012`; the mean alone of a single seed."""
+    if value is None:
+        return NONE
+    return fixed(value.mean, places) + (f" ± {fixed(value.half, places)}" if value.half is not None else "")
 
 
 def significant(value: float | None, digits: int = 3) -> str:

@@ -5,8 +5,6 @@ reaches the page through jinja's escaping or through JSON and `textContent`, nev
 forbids any other script and any request.
 """
 
-import base64
-import hashlib
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import yaml
 from markupsafe import Markup
 
@@ -28,11 +25,11 @@ from proxima.runtime.folder import RunFolder
 from proxima.runtime.observer import RunInfo
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
 from proxima.view.log_lines import arithmetic, bounds, no_accuracy, trials
+from proxima.view.page import render
 from proxima.view.report_curves import all_charts
 from proxima.view.report_samples import first_errors, pick_samples, questions
 
 MANY = 0.1  # share of failed scores from which the page begins with it
-HERE = Path(__file__).parent
 
 
 def write_report(path: Path | str) -> Path:
@@ -45,14 +42,7 @@ def write_report(path: Path | str) -> Path:
     folder = RunFolder(path)
     if not folder.has_run:
         raise UserError(f"{folder.path} holds no run; give the folder that `proxima train` named in its first line")
-    script = (HERE / "report.js").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string((HERE / "report.html.j2").read_text(encoding="utf-8"))
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode()
-    style = Markup((HERE / "report.css").read_text(encoding="utf-8"))
-    page = template.render(**gather(folder), script=Markup(script), script_digest=digest, style=style)
+    page = render("report", styles=("report.css",), **gather(folder))
     write_whole(folder.report, page)
     return folder.report
 

@@ -1,5 +1,4 @@
-"""The charts of report.html: which figures of metrics.jsonl are drawn, how they are written, and when a run has them at
-all."""
+"""The charts of report.html: which metrics they draw, how they format values, and which runs have which chart."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,257 +11,246 @@ from proxima.view.log_lines import bounds, carried_in, dropped_prompts
 
 Record = Mapping[str, Any]
 Card = dict[str, Any]
-COLORS = ("var(--a)", "var(--b)", "var(--c)", "var(--d)", "var(--e)")
-RECENT = 10  # steps of the running acceptance, as many as the collector remembers
-LATE = ("stale", "surplus")  # reasons of prompts that had been accepted before they were dropped
+COLORS = ("a", "b", "c", "d", "e")
+RECENT = 10  # steps of the running acceptance rate
+LATE = ("stale", "surplus")  # prompts that had been accepted before they were dropped
 
 
 @dataclass(frozen=True)
 class ChartSpec:
-    """A chart of the report: its title, the keys of metrics.jsonl with their names, how a value is written, what it
-    tells."""
+    """A chart of the report: its title, the keys of metrics.jsonl with their names, the format of a value, and the
+    explanation below the title."""
 
     title: str
     keys: Mapping[str, str]
     write: Callable[[float | None], str]
-    tells: str
+    explanation: str
     zero: bool = True
     smooth: bool = True
     scale: float = 1.0
 
 
+def three(value: float | None) -> str:
+    return fixed(value, 3)
+
+
+def in_percent(places: int) -> Callable[[float | None], str]:
+    return lambda value: f"{fixed(value, places)} %"
+
+
 CURVES = (
+    ChartSpec("Reward", {"reward/mean": "mean"}, three, "mean over the valid completions of a step", zero=False),
     ChartSpec(
-        "Reward",
-        {"reward/mean": "mean"},
-        lambda v: fixed(v, 3),
-        "mean over the valid completions of a step",
-        zero=False,
-    ),
-    ChartSpec(
-        "Accuracy",
-        {"accuracy": "training"},
-        lambda v: fixed(v, 3),
-        "share of right answers; dots: held-out, with 95 % interval",
+        "Accuracy", {"accuracy": "training"}, three, "share of right answers; dots: held-out, with 95 % interval"
     ),
     ChartSpec(
         "Length", {"length/mean": "mean", "length/max": "longest"}, lambda v: fixed(v, 1), "tokens of a completion"
     ),
+    ChartSpec("Entropy", {"entropy/mean": "mean"}, three, "nats per token; at 0 the policy no longer explores"),
     ChartSpec(
-        "Entropy",
-        {"entropy/mean": "mean"},
-        lambda v: fixed(v, 3),
-        "nats a token; at 0 the policy has stopped exploring",
+        "KL", {"approx_kl": "behavior to current"}, significant, "nats per token: how far an update moved the policy"
     ),
     ChartSpec(
-        "KL", {"approx_kl": "behavior to current"}, significant, "nats a token, how far an update moved the policy"
+        "Masked", {"masked_fraction": "masked"}, in_percent(2), "% of tokens, outside the trust region", scale=100.0
+    ),
+    ChartSpec("Gradient norm", {"grad_norm": "before clipping"}, three, "of the whole update"),
+    ChartSpec(
+        "Speed",
+        {"tokens_per_second/generate": "generate", "tokens_per_second/train": "train"},
+        rate,
+        "tokens per second",
     ),
     ChartSpec(
-        "Masked",
-        {"masked_fraction": "masked"},
-        lambda v: f"{fixed(v, 2)} %",
-        "% of tokens, outside the trust region",
+        "Loss",
+        {"loss": "surrogate"},
+        significant,
+        "in policy gradients the level says little; jumps do matter",
+        zero=False,
+    ),
+    ChartSpec(
+        "Truncated",
+        {"truncated_fraction": "truncated"},
+        in_percent(1),
+        "% of completions that reached the length limit",
         scale=100.0,
     ),
-    ChartSpec("Gradient norm", {"grad_norm": "before clipping"}, lambda v: fixed(v, 3), "of the whole update"),
     ChartSpec(
-        "Speed", {"tokens_per_second/generate": "generate", "tokens_per_second/train": "train"}, rate, "tokens a second"
-    ),
-    ChartSpec(
-        "Loss", {"loss": "surrogate"}, significant, "its level says little in policy gradients; jumps do", zero=False
-    ),
-    ChartSpec(
-        "Cut off",
-        {"truncated_fraction": "cut off"},
-        lambda v: f"{fixed(v, 1)} %",
-        "% of completions, at the length limit",
-        scale=100.0,
-    ),
-    ChartSpec(
-        "Engine against trainer", {"rollout_replay_logp_absdiff_mean": "mean |Δ log-prob|"}, significant, "nats a token"
+        "Engine against trainer",
+        {"rollout_replay_logp_absdiff_mean": "mean |Δ log-prob|"},
+        significant,
+        "nats per token",
     ),
     ChartSpec("Learning rate", {"lr": "lr"}, significant, "at the last update of the step", smooth=False),
 )
-# Where a step used other prompts than it generated.
+# For steps that used other prompts than they generated.
 REFILL = (
     ChartSpec(
         "Acceptance",
         {"acceptance": "accepted"},
-        lambda v: f"{fixed(v, 1)} %",
+        in_percent(1),
         f"% of the generated and scored prompts that no selection dropped, over {RECENT} steps",
         smooth=False,
         scale=100.0,
     ),
     ChartSpec(
-        "Generation batches", {"gen_batches": "made"}, count, "until the batch of the step was full", smooth=False
+        "Generation batches", {"gen_batches": "generated"}, count, "until the batch of the step was full", smooth=False
     ),
     ChartSpec(
         "Age",
         {"age/mean": "mean", "age/max": "oldest"},
         lambda v: fixed(v, 2),
-        "of the groups used, in policy versions: 0 was generated in the step itself",
+        "policy versions since the groups were generated; 0 means in this step",
         smooth=False,
     ),
 )
 KEPT = ChartSpec(
     "Completions",
-    {"completions": "generated", "kept": "left for the update"},
+    {"completions": "generated", "kept": "kept for the update"},
     count,
-    "of a step: pruning trains on a part of what was generated",
+    "of a step; pruning trains on a part of them",
     smooth=False,
 )
-PHASES = {"time/generate": "generate", "time/score": "score", "time/train": "train", "time/publish": "publish"}
-PHASE_COLORS = {
-    "generate": "var(--a)",
-    "train": "var(--b)",
-    "score": "var(--c)",
-    "publish": "var(--d)",
-    "other": "var(--e)",
+PHASES = {  # key: name and colour
+    "time/generate": ("generate", "a"),
+    "time/score": ("score", "c"),
+    "time/train": ("train", "b"),
+    "time/publish": ("publish", "d"),
 }
 
 
 def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
-    """The cards in the order of the page; those of which the run has no figures are left out."""
-    more = with_derived(train)
-    curves: list[ChartSpec] = [*CURVES[:1], *parts_of(train), *CURVES[1:]]
+    """The cards in the order of the page; charts whose metrics the run lacks are left out."""
+    records = with_derived(train)
+    specs: list[ChartSpec] = [*CURVES[:1], *reward_parts(train), *CURVES[1:]]
     if any(r.get("dropped/pruned") for r in train):
-        curves.append(KEPT)
-    cards = [card for curve in curves if (card := chart(curve, more, evals)) is not None]
-    if any(differs(r) for r in train):
-        many = {
+        specs.append(KEPT)
+    cards = [card for spec in specs if (card := line_card(spec, records, evals)) is not None]
+    if any(used_others(r) for r in train):
+        varies = {
             "Age": any(r.get("age/max") for r in train),
             "Generation batches": any((r.get("gen_batches") or 1) > 1 for r in train),
         }
-        shown = (chart(curve, more, evals) for curve in REFILL if many.get(curve.title, True))
-        cards += [prompts_chart(train), *(card for card in shown if card is not None)]
-    return cards + phase_chart(train)
+        more = (line_card(spec, records, evals) for spec in REFILL if varies.get(spec.title, True))
+        cards += [prompts_card(train), *(card for card in more if card is not None)]
+    return cards + phase_cards(train)
 
 
-def differs(record: Record) -> bool:
-    """The step used other prompts than it generated."""
+def used_others(record: Record) -> bool:
+    """True when the step used other prompts than it generated."""
     used, generated, carried = (record.get(f"prompts_{name}") or 0 for name in ("used", "generated", "carried"))
     return bool(generated) and (used != generated or bool(carried))
 
 
 def with_derived(train: Sequence[Record]) -> list[Record]:
-    """The records with what follows from their counts: `acceptance` (share, of the last ten steps), `kept`
-    (completions)."""
+    """The records with metrics that follow from their counts: `acceptance` (a share, over the last ten steps) and
+    `kept` (completions)."""
     recent: deque[tuple[int, int]] = deque(maxlen=RECENT)
-    found: list[Record] = []
+    records: list[Record] = []
     for r in train:
-        more: dict[str, float] = {}
+        derived: dict[str, float] = {}
         drops = dropped_prompts(r)
         if generated := int(r.get("prompts_generated") or 0):
-            accepted = generated - sum(
-                n for reason, n in drops.items() if reason not in LATE
-            )  # where an earlier version left no count
+            # earlier versions recorded no count of accepted prompts
+            accepted = generated - sum(n for reason, n in drops.items() if reason not in LATE)
             recent.append((int(r.get("prompts_accepted", accepted)), generated - int(r.get("prompts_unscored") or 0)))
             if judged := sum(n for _, n in recent):
-                more["acceptance"] = sum(n for n, _ in recent) / judged
+                derived["acceptance"] = sum(n for n, _ in recent) / judged
         if r.get("prompts") and r.get("completions") and r.get("prompts_used") is not None:
             size = r["completions"] / r["prompts"]
-            left = sum(n or 0 for key, n in r.items() if key.startswith("dropped/"))
-            more["kept"] = (r["prompts_used"] + sum(drops.values())) * size - left
-        found.append({**r, **more})
-    return found
+            dropped = sum(n or 0 for key, n in r.items() if key.startswith("dropped/"))
+            derived["kept"] = (r["prompts_used"] + sum(drops.values())) * size - dropped
+        records.append({**r, **derived})
+    return records
 
 
-def parts_of(train: Sequence[Record]) -> Iterator[ChartSpec]:
-    """A chart of what each reward gave, where there are several; those beyond the five colours are left out."""
-    found = dict.fromkeys(
-        key.removeprefix("reward/part/") for r in train for key in r if key.startswith("reward/part/")
-    )
-    names = [name for name in found if "/" not in name]  # what a reward says besides its value has a scale of its own
+def reward_parts(train: Sequence[Record]) -> Iterator[ChartSpec]:
+    """A chart of the mean of each reward, where there are several; as many as there are colours."""
+    keys = dict.fromkeys(key for r in train for key in r if key.startswith("reward/part/"))
+    names = [key.removeprefix("reward/part/") for key in keys]
+    names = [name for name in names if "/" not in name]  # further metrics of a reward have scales of their own
     if len(names) > 1:
         shown = {f"reward/part/{name}": name for name in names[: len(COLORS)]}
-        left = f"; {len(names) - len(shown)} more in metrics.jsonl" if len(names) > len(shown) else ""
-        yield ChartSpec(
-            "Reward parts", shown, lambda v: fixed(v, 3), f"mean of each reward, before its weight{left}", zero=False
-        )
+        rest = f"; {len(names) - len(shown)} more in metrics.jsonl" if len(names) > len(shown) else ""
+        yield ChartSpec("Reward parts", shown, three, f"mean of each reward, before its weight{rest}", zero=False)
 
 
-def chart(curve: ChartSpec, train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
-    """A card: the drawing, and each series' value at each step for the ruler. None when no record has any of the
+def line_card(spec: ChartSpec, train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
+    """The chart, its legend, and each series' value at each step for the ruler. None when no record has any of the
     keys."""
-    known = {key: name for key, name in curve.keys.items() if any(r.get(key) is not None for r in train)}
+    present = {key: name for key, name in spec.keys.items() if any(r.get(key) is not None for r in train)}
     drawn, legend, values = [], [], []
-    for color, (key, name) in zip(COLORS, known.items(), strict=False):
-        points = [(float(r["step"]), None if r.get(key) is None else curve.scale * float(r[key])) for r in train]
-        drawn.append(Series(name=name, points=points, color=color, smooth=curve.smooth and not key.endswith("max")))
-        written = [curve.write(v) for _, v in points]
-        legend.append({"name": name, "color": color, "last": written[-1]})
-        values.append(written)
-    if curve.title == "Accuracy" and (held := [r for r in evals if r.get("accuracy") is not None]):
-        spread = [bounds(r) for r in held]
-        points = [(float(r["step"]), float(r["accuracy"])) for r in held]
-        drawn.append(Series(name="held-out", points=points, color="var(--b)", spread=spread))
-        legend.append({"name": "held-out", "color": "var(--b)", "last": fixed(held[-1]["accuracy"], 3)})
-    if not drawn:
-        return None
-    picture = line_chart(
-        drawn, label=f"{curve.title} by step", zero=curve.zero, unit_interval=curve.title == "Accuracy"
-    )
-    return (
-        {"title": curve.title, "tells": curve.tells, "svg": picture, "legend": legend, "values": values}
-        if picture
-        else None
-    )
+    for color, (key, name) in zip(COLORS, present.items(), strict=False):
+        points = [(float(r["step"]), None if r.get(key) is None else spec.scale * float(r[key])) for r in train]
+        drawn.append(Series(points=points, color=color, smooth=spec.smooth and not key.endswith("max")))
+        values.append([spec.write(v) for _, v in points])
+        legend.append(legend_entry(name, color, values[-1][-1]))
+    if spec.title == "Accuracy" and (held_out := [r for r in evals if r.get("accuracy") is not None]):
+        points = [(float(r["step"]), float(r["accuracy"])) for r in held_out]
+        drawn.append(Series(points=points, color="b", spread=[bounds(r) for r in held_out]))
+        legend.append(legend_entry("held-out", "b", three(held_out[-1]["accuracy"])))
+    svg = line_chart(drawn, label=f"{spec.title} by step", zero=spec.zero, unit_interval=spec.title == "Accuracy")
+    return card(spec.title, spec.explanation, svg, legend, values) if svg else None
 
 
-def prompts_chart(train: Sequence[Record]) -> Card:
-    """Where the prompts of a step went, stacked; for the ruler also whence: used + dropped + carried on = generated +
-    carried in."""
+def prompts_card(train: Sequence[Record]) -> Card:
+    """What became of the prompts of a step, stacked; the ruler also shows where they came from: used + dropped +
+    carried over = generated + carried in."""
     reasons = sorted({reason for r in train for reason, n in dropped_prompts(r).items() if n and reason != "uniform"})
-    columns = {
-        "used": [float(r.get("prompts_used") or 0) for r in train],
-        "dropped: uniform": [float(r.get("prompts_dropped_uniform") or 0) for r in train],
-        "carried on": [float(r.get("prompts_carried") or 0) for r in train],
-        f"dropped: {', '.join(reasons).replace('_', ' ')}": [
-            float(sum(dropped_prompts(r).get(name, 0) for name in reasons)) for r in train
-        ],
+    bars = {
+        "used": ("a", [float(r.get("prompts_used") or 0) for r in train]),
+        "dropped: uniform": ("e", [float(r.get("prompts_dropped_uniform") or 0) for r in train]),
+        "carried over": ("c", [float(r.get("prompts_carried") or 0) for r in train]),
+        f"dropped: {', '.join(reasons).replace('_', ' ')}": (
+            "b",
+            [float(sum(dropped_prompts(r).get(name, 0) for name in reasons)) for r in train],
+        ),
     }
-    shown = {name: column for name, column in columns.items() if name == "used" or any(column)}
-    origin = {
-        "generated": [float(r.get("prompts_generated") or 0) for r in train],
-        "carried in": [float(carried_in(r)) for r in train],
+    bars = {name: bar for name, bar in bars.items() if name == "used" or any(bar[1])}
+    sources = {
+        "generated": ("", [float(r.get("prompts_generated") or 0) for r in train]),
+        "carried in": ("", [float(carried_in(r)) for r in train]),
     }
-    steps = [float(r["step"]) for r in train]
-    colors = dict(zip(columns, ("var(--a)", "var(--e)", "var(--c)", "var(--b)"), strict=True))
-    series = [
-        Series(name=name, points=list(zip(steps, column, strict=True)), color=colors[name])
-        for name, column in shown.items()
-    ]
-    every = {**shown, **{name: column for name, column in origin.items() if any(column)}}
-    legend = [
-        {"name": name, "color": colors.get(name, "transparent"), "last": count(column[-1])}
-        for name, column in every.items()
-    ]
-    values = [[count(v) for v in column] for column in every.values()]
-    tells = "of a step, as they ended; a bar is what was generated and what came in from the step before"
-    return {
-        "title": "Prompts",
-        "tells": tells,
-        "svg": bar_chart(series, label="Prompts of a step"),
-        "legend": legend,
-        "values": values,
-    }
+    shown = bars | {name: source for name, source in sources.items() if any(source[1])}
+    explanation = "of a step, by outcome; a bar is what was generated and what the step before carried over"
+    return bar_card("Prompts", explanation, "Prompts of a step", train, bars, shown, count)
 
 
-def phase_chart(train: Sequence[Record]) -> list[Card]:
-    """Where the seconds of a step went, stacked; what no phase names is `other`."""
-    known = {key: name for key, name in PHASES.items() if any(r.get(key) for r in train)}
-    if not known:
+def phase_cards(train: Sequence[Record]) -> list[Card]:
+    """The seconds of a step by phase, stacked; the time outside all phases is `other`."""
+    bars = {
+        name: (color, [float(r.get(key) or 0.0) for r in train])
+        for key, (name, color) in PHASES.items()
+        if any(r.get(key) for r in train)
+    }
+    if not bars:
         return []
-    columns = {name: [float(r.get(key) or 0.0) for r in train] for key, name in known.items()}
-    whole = [float(r.get("time/step") or 0.0) for r in train]
-    columns["other"] = [max(0.0, total - sum(parts)) for total, *parts in zip(whole, *columns.values(), strict=True)]
+    totals = [float(r.get("time/step") or 0.0) for r in train]
+    phases = [values for _, values in bars.values()]
+    others = [max(0.0, total - sum(parts)) for total, *parts in zip(totals, *phases, strict=True)]
+    bars["other"] = ("e", others)
+    return [bar_card("Time per phase", "seconds of a step", "Seconds of a step by phase", train, bars, bars, duration)]
+
+
+def bar_card(
+    title: str,
+    explanation: str,
+    label: str,
+    train: Sequence[Record],
+    bars: Mapping[str, tuple[str, list[float]]],
+    shown: Mapping[str, tuple[str, list[float]]],
+    write: Callable[[float | None], str],
+) -> Card:
+    """Stacked `bars`, and a legend of all that is `shown`; both map a name to its colour and its values."""
     steps = [float(r["step"]) for r in train]
-    series = [
-        Series(name=n, points=list(zip(steps, c, strict=True)), color=PHASE_COLORS[n]) for n, c in columns.items()
-    ]
-    legend = [{"name": s.name, "color": s.color, "last": duration(s.points[-1][1])} for s in series]
-    picture = bar_chart(series, label="Seconds of a step by phase")
-    values = [[duration(v) for _, v in s.points] for s in series]
-    return [
-        {"title": "Time per phase", "tells": "seconds of a step", "svg": picture, "legend": legend, "values": values}
-    ]
+    series = [Series(points=list(zip(steps, values, strict=True)), color=color) for color, values in bars.values()]
+    legend = [legend_entry(name, color, write(values[-1])) for name, (color, values) in shown.items()]
+    texts = [[write(v) for v in values] for _, values in shown.values()]
+    return card(title, explanation, bar_chart(series, label=label), legend, texts)
+
+
+def legend_entry(name: str, color: str, last: str) -> dict[str, str]:
+    return {"name": name, "color": f"var(--{color})" if color else "transparent", "last": last}
+
+
+def card(title: str, explanation: str, svg: str, legend: list[dict[str, str]], values: list[list[str]]) -> Card:
+    return {"title": title, "explanation": explanation, "svg": svg, "legend": legend, "values": values}

@@ -16,8 +16,7 @@ from proxima.lab.seed_statistics import mean_over_seeds
 from proxima.lab.sweep_plan import Sweep
 from proxima.lab.sweep_runner import SweepObserver
 from proxima.runtime.clock import Clock, SystemClock
-from proxima.view.comparison_page import plus_minus
-from proxima.view.formatting import duration, fixed, printable
+from proxima.view.formatting import duration, fixed, plus_minus, printable
 from proxima.view.log_lines import time_of_day
 
 Record = Mapping[str, Any]

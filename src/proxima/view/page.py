@@ -1,0 +1,27 @@
+"""Renders an HTML page that needs no network: its style and its script are inline, and its content security policy
+forbids any other script and any request."""
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from proxima.view.chart import palette_css
+
+HERE = Path(__file__).parent
+
+
+def render(name: str, *, styles: Sequence[str], **values: Any) -> str:
+    """`NAME.html.j2` with `NAME.js` and style sheets of this folder; jinja escapes every value that is not `Markup`."""
+    script = (HERE / f"{name}.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode()
+    style = palette_css(":root") + "".join((HERE / file).read_text(encoding="utf-8") for file in styles)
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string((HERE / f"{name}.html.j2").read_text(encoding="utf-8"))
+    return template.render(script=Markup(script), script_digest=digest, style=Markup(style), **values)
