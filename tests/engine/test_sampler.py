@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxima.data.random import completion_uniforms
 from proxima.engine import sampler
-from proxima.engine.sampler import SamplingRows, sample_tokens, uniforms
+from proxima.engine.sampler import SamplingRows, sample_tokens
 
 
 def settings(n, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -177,18 +178,18 @@ def test_draws_of_completions_follow_their_probabilities():
     """Chi-square of 4,000 real draws by counter over 8 tokens; 24.3 is the 99.9 % point of 7 degrees of freedom."""
     logits = torch.randn(1, 8, generator=torch.Generator().manual_seed(9))
     p = logits[0].double().softmax(0)
-    u = torch.tensor([uniforms(seed=3, prompt_uid=i, sample=s, count=1)[0] for i in range(500) for s in range(8)])
+    u = torch.tensor([completion_uniforms(seed=3, uid=i, sample=s, count=1)[0] for i in range(500) for s in range(8)])
     out = sample_tokens(logits.repeat(4000, 1), settings(4000), u)
     found = torch.bincount(out.token, minlength=8).double()
     assert float(((found - 4000 * p).square() / (4000 * p)).sum()) < 24.3
 
 
 def test_uniform_numbers_are_of_their_counter_alone():
-    a = uniforms(7, 3, 1, 50)
-    assert (a == uniforms(7, 3, 1, 50)).all() and (a[:20] == uniforms(7, 3, 1, 20)).all()
+    a = completion_uniforms(7, 3, 1, 50)
+    assert (a == completion_uniforms(7, 3, 1, 50)).all() and (a[:20] == completion_uniforms(7, 3, 1, 20)).all()
     assert a.min() >= 0 and a.max() < 1 and a.dtype.name == "float32"
     keys = [(s, p, k) for s in (0, 1, -1) for p in (0, 1, 1 << 40) for k in range(4)]
-    rows = torch.tensor([list(uniforms(*key, 30)) for key in keys])
+    rows = torch.tensor([list(completion_uniforms(*key, 30)) for key in keys])
     assert len({tuple(row) for row in rows.tolist()}) == len(keys)
     correlation = torch.corrcoef(rows - rows.mean(1, keepdim=True)).fill_diagonal_(0)
     assert correlation.abs().max() < 0.75  # 30 numbers a row: independent ones stay well below

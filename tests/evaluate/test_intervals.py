@@ -6,8 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 
+from proxima.data.random import random_bits
 from proxima.evaluate import bootstrap_mean, wilson
-from proxima.evaluate.intervals import _quantile, random_bits, resampled_means
+from proxima.evaluate.intervals import _quantile, resampled_means
 
 
 @pytest.mark.parametrize(

@@ -291,7 +291,7 @@ def _evaluations(config: RunConfig) -> tuple[int, int]:
 def gemm_rate(dtype: str, device: str = "cpu", size: int = 1024, seconds: float = 0.2) -> float:
     """FLOP/s of `size`³ matrix products in `dtype`, best of several; takes about `seconds`."""
     kind = getattr(torch, dtype)
-    a, b = (torch.randn(size, size, device=device).to(kind) for _ in range(2))
+    a, b = (torch.linspace(-1, 1, size * size, device=device).view(size, size).to(kind) for _ in range(2))
     _timed(a, b)
     best, until = math.inf, time.perf_counter() + seconds
     while time.perf_counter() < until:

@@ -3,20 +3,18 @@
 import torch
 from torch import Tensor
 
+from proxima.data.random import finalize
+
 
 def value_hash(*values: Tensor) -> Tensor:
     """[N] int64, pseudo-random and a function of the values alone: the order of tokens by it is a shuffle that no
     permutation changes.
 
-    The bits of each value go through the mixing step of splitmix64 in turn (Steele et al., 2014). Equal values have
-    equal hashes.
+    The bits of each value go through `finalize` in turn. Equal values have equal hashes.
     """
     mixed = torch.zeros(values[0].shape, dtype=torch.int64, device=values[0].device)
     for value in values:
-        mixed = mixed ^ value.detach().double().contiguous().view(torch.int64)
-        for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
-            mixed = (mixed ^ (mixed >> shift)) * factor
-        mixed = mixed ^ (mixed >> 31)
+        mixed = finalize(mixed ^ value.detach().double().contiguous().view(torch.int64))
     return mixed
 
 

@@ -1,34 +1,79 @@
-"""Random order without state: every draw is a function of its counters (splitmix64), the same on every machine and
-version."""
+"""All random draws. No state: a draw is a function of its keys, the same on every machine and version.
+
+    mix, permutation, sample_without_replacement    splitmix64: orders, subsets, seeds of other libraries
+    completion_uniforms, random_bits                Philox: the tokens of a completion, the rows of a bootstrap
+    finalize                                        splitmix64's mixing step on int, numpy and torch: hashes of values
+    share_of                                        BLAKE2: which side of a split a text is on
+
+The first key of a new use is its purpose, one of the constants here, so that no two uses share a stream. Uses without
+one are older; their draws keep their bits.
+"""
 
 from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EPOCH_ORDER, ANSWER_CHECK = 1, 2
 
 _MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FACTORS = (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)
+
+Word = TypeVar("Word", int, NDArray[np.uint64], "Tensor")
+
+
+def finalize(state: Word) -> Word:
+    """Mix the bits of a 64-bit state: an int in [0, 2^64), a uint64 array, or an int64 tensor.
+
+    An int64 tensor shifts arithmetically, so its values are not those of the other two.
+    Source: splitmix64, Steele et al., OOPSLA 2014.
+    """
+    word: Any = state
+    for shift, factor in _FACTORS:
+        signed = not isinstance(state, (int, np.ndarray))
+        word = (word ^ (word >> shift)) * (factor - (1 << 64) if signed else factor)
+        word = word & _MASK if isinstance(state, int) else word
+    mixed: Word = word ^ (word >> 31)
+    return mixed
 
 
 def mix(*keys: int) -> int:
-    """A well-mixed 64-bit number of the keys, in [0, 2^64): splitmix64 applied after each key. Source: Steele et al.,
-    OOPSLA 2014."""
+    """A well-mixed 64-bit number of the keys, in [0, 2^64): splitmix64 applied after each key."""
     state = 0
     for key in keys:
-        state = (state + (key & _MASK) + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
+        state = finalize((state + (key & _MASK) + _GOLDEN) & _MASK)
     return state
 
 
-def permutation(size: int, *keys: int) -> Tensor:
-    """The numbers 0 … size-1 in an order made of the keys: [size] int64, sorted by a mixed 64-bit number each."""
-    state = torch.arange(size, dtype=torch.int64) + _signed(
-        (mix(*keys) + 0x9E3779B97F4A7C15) & _MASK
-    )  # int64 wraps as uint64 does
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        state = (state ^ _shifted(state, shift)) * _signed(factor)
-    return torch.argsort(state ^ _shifted(state, 31), stable=True)
+def permutation(size: int, *keys: int) -> NDArray[np.int64]:
+    """[size] the numbers 0 … size-1 in an order that depends on the keys: sorted by a mixed 64-bit number each."""
+    mixed = finalize(np.arange(size, dtype=np.uint64) + np.uint64((mix(*keys) + _GOLDEN) & _MASK))
+    return np.argsort(mixed.view(np.int64), kind="stable")
+
+
+def sample_without_replacement(size: int, count: int, *keys: int) -> NDArray[np.int64]:
+    """[count] different numbers below `size`, in ascending order."""
+    return np.sort(permutation(size, *keys)[:count])
+
+
+def completion_uniforms(seed: int, uid: int, sample: int, count: int, *, turn: int = 0) -> NDArray[np.float32]:
+    """[count] float32 in [0, 1): the draws of one completion, token by token."""
+    stream = (uid * _GOLDEN + sample) & _MASK
+    return np.random.Generator(_philox(seed, mix(stream, turn) if turn else stream)).random(count, dtype=np.float32)
+
+
+def random_bits(seed: int, start: int, stop: int, columns: int) -> NDArray[np.uint32]:
+    """[stop - start, columns] uint32: rows of a table that depends on `seed` and `columns` alone, whichever part of it
+    is computed."""
+    blocks = -(-columns // 8)  # Philox makes 4 x 64 bits for each count of its counter
+    raw = _philox(seed, _GOLDEN, start * blocks).random_raw((stop - start) * blocks * 4).view(np.uint32)
+    table: NDArray[np.uint32] = raw.reshape(stop - start, blocks * 8)[:, :columns]
+    return table
 
 
 def share_of(text: str) -> float:
@@ -36,10 +81,6 @@ def share_of(text: str) -> float:
     return int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "big") / 2**48
 
 
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _shifted(state: Tensor, bits: int) -> Tensor:
-    """Logical right shift of an int64 tensor."""
-    return (state >> bits) & ((1 << (64 - bits)) - 1)
+def _philox(seed: int, stream: int, counter: int = 0) -> np.random.Philox:
+    key = np.array([seed & _MASK, stream], dtype=np.uint64)
+    return np.random.Philox(key=key, counter=np.array([counter, 0, 0, 0], dtype=np.uint64))

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from proxima.data import Completion, FinishReason, Prompt, UserError, require
+from proxima.data.random import completion_uniforms
 from proxima.engine.decoder import ROWS, Decoder, padded_rows
 from proxima.engine.fast_decoder import FastDecoder, supports
 from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
 from proxima.engine.protocol import Health, Request
-from proxima.engine.sampler import Sampled, SamplingRows, sample_tokens, uniforms
+from proxima.engine.sampler import Sampled, SamplingRows, sample_tokens
 from proxima.model.load import DTYPES, LoadedModel
 
 
@@ -283,7 +284,7 @@ class LocalEngine:
         )
 
     def _new_row(self, request: Request, sink: Callable[[Completion], None]) -> _Row:
-        uniform = uniforms(request.seed, request.prompt.uid, request.sample, request.sampling.max_tokens)
+        uniform = completion_uniforms(request.seed, request.prompt.uid, request.sample, request.sampling.max_tokens)
         return _Row(request, sink, uniform)
 
     def _reserve(self, rows: Sequence[_Row]) -> None:

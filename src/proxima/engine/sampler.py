@@ -5,7 +5,6 @@ Every row has its own temperature, truncation and uniform number, so what a row 
 
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,14 +35,6 @@ class Sampled:
     untruncated_log_prob: Tensor
     top_k: Tensor | None = None
     top_k_log_prob: Tensor | None = None
-
-
-def uniforms(seed: int, prompt_uid: int, sample: int, count: int) -> np.ndarray:
-    """[count] float32 in [0, 1): the draws of one completion, by counter (Philox keyed by seed, prompt and sample)."""
-    key = np.array(
-        [seed & 0xFFFFFFFFFFFFFFFF, (prompt_uid * 0x9E3779B97F4A7C15 + sample) & 0xFFFFFFFFFFFFFFFF], dtype=np.uint64
-    )
-    return np.random.Generator(np.random.Philox(key=key)).random(count, dtype=np.float32)
 
 
 def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int = 0) -> Sampled:

@@ -12,6 +12,7 @@ from statistics import NormalDist
 import numpy as np
 
 from proxima.data import require
+from proxima.data.random import random_bits
 
 Z = 1.959964  # two-sided 95 %
 REPLICATES = 10_000
@@ -154,17 +155,6 @@ def resampled_means(x: np.ndarray, seed: int, replicates: int) -> np.ndarray:
         stop = min(replicates, start + max(1, AT_ONCE // n))
         out[start:stop] = x[_draws(seed, start, stop, n)].mean(axis=1)
     return out
-
-
-def random_bits(seed: int, start: int, stop: int, columns: int) -> np.ndarray:
-    """[stop - start, columns] uint32: rows of a table that depends on seed and columns alone, whatever part of it is
-    asked for."""
-    blocks = -(-columns // 8)  # Philox makes 4 × 64 bits for each count of its counter
-    key = np.array([seed & 0xFFFFFFFFFFFFFFFF, 0x9E3779B97F4A7C15], dtype=np.uint64)
-    generator = np.random.Philox(key=key, counter=np.array([start * blocks, 0, 0, 0], dtype=np.uint64))
-    raw = generator.random_raw((stop - start) * blocks * 4).view(np.uint32)
-    found: np.ndarray = raw.reshape(stop - start, blocks * 8)[:, :columns]
-    return found
 
 
 def _draws(seed: int, start: int, stop: int, n: int) -> np.ndarray:

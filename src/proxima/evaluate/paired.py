@@ -13,7 +13,8 @@ from fractions import Fraction
 import numpy as np
 
 from proxima.data import require
-from proxima.evaluate.intervals import Interval, bootstrap_mean, paired_score, random_bits
+from proxima.data.random import random_bits
+from proxima.evaluate.intervals import Interval, bootstrap_mean, paired_score
 
 MOST_STATES = 1_000_000  # sums that the exact distribution may range over
 FLIPS = 100_000  # of the Monte Carlo way

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-import torch
-
 from proxima.core.advantage import needs_baseline
 from proxima.core.selection import prompts_factor, select
 from proxima.data import Group, Outcomes, Trajectory
+from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.runtime.rollouts import CompletionRecord
 from proxima.train import TokenStatistics
 
@@ -156,8 +155,7 @@ class Algorithm:
         for epoch in range(self.epochs):
             order = list(range(groups))
             if epoch:
-                generator = torch.Generator().manual_seed(hash((self.seed, step, epoch)) & 0x7FFFFFFFFFFFFFFF)
-                order = torch.randperm(groups, generator=generator).tolist()
+                order = permutation(groups, EPOCH_ORDER, self.seed, step, epoch).tolist()
             for u in range(self.updates):
                 share = order[u * groups // self.updates : (u + 1) * groups // self.updates]
                 rank = {group: i for i, group in enumerate(share)}

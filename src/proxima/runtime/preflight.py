@@ -7,12 +7,12 @@ gives none at all.
 
 import json
 import os
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from proxima.data import FieldError
+from proxima.data.random import ANSWER_CHECK, sample_without_replacement
 from proxima.reward.runner import RewardRunner
 from proxima.task.protocol import Rows
 
@@ -75,7 +75,7 @@ def unreadable(
     """
     numbers: Sequence[int] = range(answers.count)
     if limit and answers.count > limit:
-        numbers = sorted(random.Random(seed).sample(numbers, limit))
+        numbers = sample_without_replacement(answers.count, limit, ANSWER_CHECK, seed).tolist()
     read = [answers.rows[number].answer for number in numbers]
     reasons = zip(numbers, read, rewards.unreadable(read), strict=True)
     return len(numbers), [

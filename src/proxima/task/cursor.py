@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from proxima.data import require
 from proxima.data.random import permutation
@@ -38,7 +39,7 @@ class Cursor:
         require(size >= 1, "size", size, "must be >= 1: there is nothing to draw from")
         self.size, self.seed, self.shuffle = size, seed, shuffle
         self.drawn = 0
-        self._order: tuple[int, Tensor] | None = None
+        self._order: tuple[int, NDArray[np.int64]] | None = None
 
     @property
     def epoch(self) -> int:
@@ -80,7 +81,7 @@ class Cursor:
         require(isinstance(drawn, int) and drawn >= 0, "cursor.drawn", drawn, "must be an integer >= 0")
         self.drawn = int(state["drawn"])
 
-    def _epoch_order(self, epoch: int) -> Tensor:
+    def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, permutation(self.size, self.seed, epoch))
         return self._order[1]
