@@ -70,7 +70,7 @@ def test_the_smallest_recipe_passes(recipe):
             "or allocate=false",
         ),
         (
-            ["algorithm.dynamic_sampling={max_age: 2}"],
+            ["algorithm.dynamic_sampling={exhausted: partial}"],
             "algorithm.dynamic_sampling.max_num_gen_batches=10 (default): no selection drops whole groups, so "
             "nothing has to be filled up; "
             "add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null",

@@ -43,7 +43,7 @@ REFILL = ["algorithm.selection=[drop_uniform_groups]", "sampling.max_tokens=12"]
 
 
 def test_dynamic_sampling_in_the_arithmetic(recipe):
-    adaptive = batch(recipe, *REFILL, "algorithm.dynamic_sampling.max_age=1")
+    adaptive = batch(recipe, *REFILL, "algorithm.dynamic_sampling.exhausted=partial")
     assert "= 64 sequences, generated until it is full → ≤ 1 micro-batch" in str(adaptive)
     assert adaptive.generated == (8, 64)
     fixed = batch(recipe, *REFILL, "algorithm.dynamic_sampling.oversample=3")

@@ -168,7 +168,11 @@ def test_dapo_is_what_verls_script_asks_for():
     assert algorithm.surrogate == PpoClip(epsilon_low=0.2, epsilon_high=0.28, dual_clip=10.0)
     assert (algorithm.aggregate, algorithm.reference_kl, algorithm.entropy_bonus) == (TokenMean(), None, 0.0)
     refill = algorithm.dynamic_sampling
-    assert (refill.max_num_gen_batches, refill.oversample * train.prompts_per_step, refill.max_age) == (10, 1536, 0)
+    assert (refill.max_num_gen_batches, refill.oversample * train.prompts_per_step, config.runtime.max_lag) == (
+        10,
+        1536,
+        0,
+    )
     assert [spec.metric for spec in algorithm.selection] == ["accuracy"]
     assert config.reward == (Math(weight=2.0), Overlong(max_tokens=20480, buffer_tokens=4096, factor=1.0))
     assert (config.sampling.max_tokens, config.sampling.temperature, config.sampling.top_p) == (20480, 1.0, 1.0)

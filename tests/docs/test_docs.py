@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from proxima.config import resolve
-from proxima.config.schema import DynamicSamplingConfig
+from proxima.rollout.dynamic_sampling import DynamicSampling
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -73,7 +73,7 @@ def test_what_a_page_shows_of_a_recipe_resolves():
         found[kind] = resolve({"model": {"path": "a/b"}, "task": "arithmetic", "reward": ["number"], **recipe}).config
         assert all(f"**{part}.**" in text for part in ("Metrics", "Published"))
     refill = found["drop_uniform_groups"].algorithm.dynamic_sampling
-    assert refill == DynamicSamplingConfig()  # what the page shows is the default
+    assert refill == DynamicSampling()  # what the page shows is the default
     assert found["drop_uniform_groups"].algorithm.selection[0].metric == "accuracy"
     pruned, train = found["prune"].algorithm.selection[1], found["prune"].train
     factor = pruned.prompts_factor(train.completions_per_prompt)

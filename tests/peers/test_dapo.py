@@ -6,11 +6,11 @@ import pytest
 import yaml
 
 from proxima.config import ConfigError, resolve
-from proxima.config.schema import DynamicSamplingConfig
 from proxima.core.selection import DropUniformGroups
 from proxima.data import Completion, Prompt
 from proxima.peers.convert.read import from_python
 from proxima.reward import Format, Math, Overlong, Repetition
+from proxima.rollout.dynamic_sampling import DynamicSampling
 
 F = "algorithm.filter_groups."
 VERL = {"algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 8, F + "enable": True, F + "metric": "acc"}
@@ -60,16 +60,17 @@ def test_a_metric_of_the_users_own_is_listed_and_a_missing_one_asked_for(convert
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({}, DynamicSamplingConfig(max_num_gen_batches=0, oversample=1.0, max_age=0)),  # verl's default is no limit
-        ({F + "max_num_gen_batches": -1}, DynamicSamplingConfig(max_num_gen_batches=-1, oversample=1.0, max_age=0)),
+        ({}, DynamicSampling(max_num_gen_batches=0, oversample=1.0)),  # verl's default is no limit
+        ({F + "max_num_gen_batches": -1}, DynamicSampling(max_num_gen_batches=-1, oversample=1.0)),
         (
             {F + "max_num_gen_batches": 5, "data.gen_batch_size": 96, "data.train_batch_size": 64},
-            DynamicSamplingConfig(max_num_gen_batches=5, oversample=1.5, max_age=0),
+            DynamicSampling(max_num_gen_batches=5, oversample=1.5),
         ),
     ],
 )
-def test_verls_refill(specs, options, expected):
-    assert specs("verl", VERL | options).dynamic_sampling == expected
+def test_verls_refill(converted, options, expected):
+    config = resolve(converted("verl", VERL | options).recipe).config
+    assert config.algorithm.dynamic_sampling == expected and config.runtime.max_lag == 0  # verl discards the surplus
     assert expected.exhausted == "stop"  # verl raises
 
 

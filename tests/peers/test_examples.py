@@ -3,12 +3,12 @@
 import yaml
 
 from proxima.config import resolve
-from proxima.config.schema import DynamicSamplingConfig
 from proxima.core.aggregate import SequenceMeanTokenSumNorm, TokenMean
 from proxima.core.correction import CapFloor, Importance, OffPolicySequence, Rejection, TopEntropy
 from proxima.core.penalty import K3
 from proxima.core.selection import DropTruncated, DropUniformGroups
 from proxima.core.surrogate import Cispo, Cppo, PpoClip
+from proxima.rollout.dynamic_sampling import DynamicSampling
 
 
 def names(leftovers):
@@ -22,9 +22,10 @@ def test_verl_dapo(example):
     assert config.algorithm.aggregate == TokenMean()
     assert config.algorithm.proximal == "recompute"
     assert config.algorithm.selection == (DropUniformGroups("accuracy"),)
-    assert config.algorithm.dynamic_sampling == DynamicSamplingConfig(
-        max_num_gen_batches=10, exhausted="stop", oversample=3.0, max_age=0
+    assert config.algorithm.dynamic_sampling == DynamicSampling(
+        max_num_gen_batches=10, exhausted="stop", oversample=3.0
     )
+    assert config.runtime.max_lag == 0
     assert config.algorithm.correction == (
         Rejection("sequence", "ratio", "mean", 1.001, 0.999, "drop"),
         Rejection("sequence", "k3", "mean", 0.01, None, "drop"),

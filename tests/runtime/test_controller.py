@@ -11,13 +11,17 @@ from proxima.core import ADVANTAGES, Reinforce, TokenMean
 from proxima.data import Completion, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.model import Policy
+from proxima.rollout.collector import BatchCollector
+from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.algorithm import Algorithm
 from proxima.runtime.clock import ManualClock
 from proxima.runtime.controller import Controller, Plan
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.held_out import Evaluation
 from proxima.runtime.journal import Journal
+from proxima.runtime.learner import Learner
 from proxima.runtime.rollouts import read_rows
+from proxima.runtime.store import RolloutRecorder, RunStore
 from proxima.train import PolicyObjective, TrainStack
 from proxima.train.checkpoint import checkpoints
 from tests.model.rows import ids, loaded
@@ -95,6 +99,8 @@ class FakeEngine:
 class FakeRewards:
     """Half the samples right. `hang_on` never answers for a prompt; `fail_on` fails one completion."""
 
+    has_batch = False
+
     def __init__(self, journal, hang_on=None, fail_on=None):
         self.journal, self.hang_on, self.fail_on, self.seen = journal, hang_on, fail_on, []
 
@@ -118,7 +124,21 @@ class FakeRewards:
 class World:
     """A controller and everything it touches."""
 
-    def __init__(self, path, *, engine=None, rewards=None, observer=None, evaluation=False, **plan):
+    def __init__(
+        self,
+        path,
+        *,
+        engine=None,
+        rewards=None,
+        observer=None,
+        evaluation=False,
+        algorithm=None,
+        refill=None,
+        max_lag=1,
+        prompts=3,
+        sampling=None,
+        **plan,
+    ):
         self.clock, self.folder, self.source = ManualClock(), RunFolder(path), Source()
         self.folder.begin()
         self.journal = Journal(self.folder.journal, self.clock)
@@ -127,41 +147,39 @@ class World:
         self.observer = observer or Watcher()
         policy = Policy(loaded("llama"))
         self.stack = TrainStack(policy)
-        prompts = [Prompt(uid=1000 + i, messages=(), tokens=(4, 5)) for i in range(3)]
-        chosen = {
-            "steps": 2,
-            "prompts_per_step": 3,
-            "completions_per_prompt": 4,
-            "sampling": Sampling(max_tokens=5),
-            "seed": 1,
-        } | plan
+        objective = PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean())
+        algorithm = algorithm or Algorithm(advantage=ADVANTAGES["grpo"](), selection=())
+        spec = GroupSpec(
+            sampling=sampling or Sampling(max_tokens=5), completions=4, seed=1, greedy_baseline=algorithm.needs_baseline
+        )
+        self.collector = BatchCollector(
+            GroupGenerator(self.engine, self.rewards, spec, self.clock.now),
+            self.source,
+            prompts=prompts * algorithm.prompts_factor(4),
+            reject=algorithm.reject,
+            refill=refill,
+            max_lag=max_lag,
+            listener=RolloutRecorder(self.journal, self.source, self.observer),
+        )
+        questions = [Prompt(uid=1000 + i, messages=(), tokens=(4, 5)) for i in range(3)]
+        greedy = GroupGenerator(self.engine, self.rewards, GroupSpec(sampling=Sampling(temperature=0)), self.clock.now)
         self.controller = Controller(
-            plan=Plan(**chosen),
-            source=self.source,
-            engine=self.engine,
-            rewards=self.rewards,
-            algorithm=Algorithm(advantage=ADVANTAGES["grpo"](), selection=()),
-            policy=policy,
-            stack=self.stack,
-            objective=PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean()),
-            journal=self.journal,
-            folder=self.folder,
-            clock=self.clock,
-            observer=self.observer,
-            evaluation=Evaluation(
-                prompts=prompts,
-                engine=self.engine,
-                rewards=self.rewards,
-                sampling=Sampling(temperature=0),
-                observer=self.observer,
-                folder=self.folder,
-            )
-            if evaluation
-            else None,
+            Plan(**{"steps": 2, "seed": 1} | plan),
+            self.collector,
+            algorithm,
+            Learner(policy=policy, stack=self.stack, objective=objective),
+            RunStore(self.journal, self.folder),
+            Evaluation(questions, greedy, self.observer) if evaluation else None,
+            self.observer,
+            self.clock,
         )
 
     def run(self):
-        return asyncio.run(asyncio.wait_for(self.controller.run(), 60))
+        async def run():
+            self.loop = asyncio.get_running_loop()
+            return await asyncio.wait_for(self.controller.run(), 60)
+
+        return asyncio.run(run())
 
     def records(self, kind="train"):
         return [r for r in self.folder.read_metrics() if r["kind"] == kind]
@@ -173,8 +191,13 @@ class World:
 def test_where_prompts_stand_at_each_stage(tmp_path):
     world = World(tmp_path / "run")
     at_update = []
-    inner = world.stack.update
-    world.stack.update = lambda *a, **k: at_update.append(world.journal.counts()) or inner(*a, **k)
+    inner = world.controller.update
+
+    async def update(batch):
+        at_update.append(world.journal.counts())
+        return await inner(batch)
+
+    world.controller.update = update
     assert world.run() is True
     assert world.engine.seen == [{"generating": 3}, {"consumed": 3, "generating": 3}]
     assert [state for _, state in world.rewards.seen] == ["generating"] * 6
@@ -225,7 +248,7 @@ def test_a_failed_score_costs_one_completion(tmp_path):
     assert rows[1, 2]["outcome"] == "invalid" and rows[1, 2]["advantage"] is None and rows[1, 2]["reward"] is None
     assert [rows[1, s]["advantage"] for s in (0, 1, 3)] == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
     assert world.observer.warnings == [
-        "1 of 12 completions have no score (timed out after 30 s); left out of every mean; see `error` in "
+        "1 of 12 completions have no score (timed out after 30 s); they count in no mean; see `error` in "
         "rollouts/000001.parquet"
     ]
     assert world.journal.prompt(1).invalid == 1 and world.journal.prompt(1).reward == pytest.approx(2 / 3)
@@ -263,7 +286,12 @@ def test_a_stop_does_not_wait_for_what_hangs(trouble, tmp_path):
 def test_a_stop_during_the_first_update_ends_after_that_step(tmp_path):
     world = World(tmp_path / "run", steps=5, evaluation=True, evaluate_before=False)
     inner = world.stack.update
-    world.stack.update = lambda *a, **k: world.controller.stop() or inner(*a, **k)
+
+    def update(*arguments, **options):
+        world.loop.call_soon_threadsafe(world.controller.stop)
+        return inner(*arguments, **options)
+
+    world.stack.update = update
     assert world.run() is False
     assert world.journal.step == 1 and [c.step for c in checkpoints(world.folder.checkpoints)] == [1]
     assert checkpoints(world.folder.checkpoints)[0].facts["cursor"] == {"drawn": 3} and world.records("eval") == []

@@ -1,18 +1,20 @@
 """Dynamic sampling and allocation in the loop: exact counts, surplus with its age, the clear end, and resumes equal to
 an unbroken run."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from proxima.cli.main import main
-from proxima.config.schema import DynamicSamplingConfig
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.selection import DropTruncated, DropUniformGroups, Prune
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
+from proxima.rollout.dynamic_sampling import DynamicSampling, running_acceptance
 from proxima.runtime.algorithm import Algorithm
 from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups, write_groups
-from proxima.runtime.collect import BatchNotFilled, NothingScored
+from proxima.runtime.controller import RunEnded
 from proxima.runtime.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.test_controller import World
@@ -22,10 +24,10 @@ from tests.runtime.tiny_run import assert_same, go, recipe, traces
 COUNTS = ("prompts_generated", "prompts_used", "prompts_dropped_uniform", "prompts_carried", "gen_batches")
 
 
-def refilled(path, *, every, selection=None, **settings):
+def refilled(path, *, every, selection=None, max_lag=1, **settings):
     """A world whose rewards differ within the groups of every `every`-th prompt only; 0: of none."""
-    refill = DynamicSamplingConfig(**settings)
-    world = World(path, refill=refill, steps=3)
+    algorithm = Algorithm(advantage=ADVANTAGES["grpo"](), selection=selection or (DropUniformGroups(),))
+    world = World(path, refill=DynamicSampling(**settings), max_lag=max_lag, algorithm=algorithm, steps=3)
     world.source.rows = range(100_000)
 
     async def score(prompt, completions):
@@ -33,9 +35,11 @@ def refilled(path, *, every, selection=None, **settings):
         return [Score(value=float(mixed and c.sample % 2), correct=bool(mixed and c.sample % 2)) for c in completions]
 
     world.rewards.score = score
-    algorithm = Algorithm(advantage=ADVANTAGES["grpo"](), selection=selection or (DropUniformGroups(),))
-    world.controller.algorithm = world.controller.collector.algorithm = algorithm
     return world
+
+
+def acceptance(world):
+    return running_acceptance(world.controller.store.history())
 
 
 def counts(world):
@@ -95,24 +99,22 @@ def test_surplus_that_is_too_far_behind_is_dropped_as_stale(tmp_path):
 
 
 def test_surplus_may_be_thrown_away(tmp_path):
-    world = refilled(tmp_path / "run", every=1, oversample=2, max_age=0)
+    world = refilled(tmp_path / "run", every=1, oversample=2, max_lag=0)
     world.run()
     assert counts(world) == [(6, 3, 0, 0, 1)] * 3
     assert [r["prompts_dropped_surplus"] for r in world.records()] == [3, 3, 3]
-    assert world.controller.collector.acceptance() == 1.0  # thrown away, but it could have been used
+    assert acceptance(world) == 1.0  # thrown away, but it could have been used
 
 
 def test_nothing_but_uniform_groups_comes_to_a_clear_end(tmp_path):
     world = refilled(tmp_path / "run", every=0, max_num_gen_batches=4)
-    with pytest.raises(BatchNotFilled) as end:
+    with pytest.raises(RunEnded) as end:
         world.run()
     assert str(end.value) == (
         "step 1: 4 generation batches (max_num_gen_batches) gave 0 of 3 usable groups out of 39 generated (39 "
-        "uniform_group; mean reward 0)"
-        "; they are in rollouts/000001.parquet. Take questions of another difficulty or more completions a prompt "
-        "in another run, or go on "
-        "with --resume and a higher algorithm.dynamic_sampling.max_num_gen_batches or "
-        "algorithm.dynamic_sampling.exhausted=partial"
+        "uniform_group; mean reward 0); see rollouts/000001.parquet. Start another run with easier or harder questions "
+        "or more completions per prompt, or resume this one (--resume) with a higher "
+        "algorithm.dynamic_sampling.max_num_gen_batches or algorithm.dynamic_sampling.exhausted=partial"
     )
     assert len(read_rows(world.folder.rollout_file(1))) == 39 * 4
     assert world.journal.step == 0 and not world.records()
@@ -127,7 +129,7 @@ def test_the_clear_end_keeps_what_was_learned(tmp_path):
         return scores if prompt.uid < 6 else [Score(value=1.0, correct=True)] * len(scores)
 
     world.rewards.score = uniform_later
-    with pytest.raises(BatchNotFilled, match=r"step 3: 2 generation batches .* gave 0 of 3 usable groups out of 8 "):
+    with pytest.raises(RunEnded, match=r"step 3: 2 generation batches .* gave 0 of 3 usable groups out of 8 "):
         world.run()
     assert [c.step for c in checkpoints(world.folder.checkpoints)] == [2]
 
@@ -182,7 +184,7 @@ def test_a_scorer_that_is_down_costs_its_groups_and_not_the_run(metric, tmp_path
     first = world.records()[0]
     assert counts(world) == [(6, 3, 0, 0, 2), (3, 3, 0, 0, 1), (3, 3, 0, 0, 1)]
     assert first["prompts_unscored"] == first["prompts_dropped_invalid"] == 3
-    assert world.controller.collector.acceptance() == 1.0  # who was not scored was not judged
+    assert acceptance(world) == 1.0  # who was not scored was not judged
 
 
 def test_an_unknown_metric_comes_to_the_clear_end(tmp_path):
@@ -195,7 +197,7 @@ def test_an_unknown_metric_comes_to_the_clear_end(tmp_path):
 
     world.rewards.score = score
     with pytest.raises(
-        BatchNotFilled, match=r"\(3 uniform_group; mean reward 1.5; no reward says which answers are right\)"
+        RunEnded, match=r"\(3 uniform_group; mean reward 1.5; no reward says which answers are correct\)"
     ):
         world.run()
     assert {r["outcome"] for r in read_rows(world.folder.rollout_file(1))} == {"dropped_uniform_group"}
@@ -223,13 +225,11 @@ def test_a_group_that_another_local_selection_empties_is_refilled_too(tmp_path):
 
 def test_allocation_keeps_the_size_of_an_update(tmp_path):
     """3 prompts of 4, half pruned: 6 prompts a step, 12 completions in the update, as without pruning."""
-    world = World(tmp_path / "run", steps=1)
     algorithm = Algorithm(advantage=ADVANTAGES["grpo"](), selection=(Prune(rate=0.5, allocate=True),))
+    world = World(tmp_path / "run", steps=1, algorithm=algorithm)
     assert (
         algorithm.prompts_factor(4) == 2 and Algorithm(advantage=None, selection=(Prune(0.5),)).prompts_factor(4) == 1
     )
-    world.controller.algorithm = world.controller.collector.algorithm = algorithm
-    world.controller.__post_init__()
     world.run()
     rows = read_rows(world.folder.rollout_file(1))
     assert len(rows) == 24 and sum(r["outcome"] == "trained" for r in rows) == 12
@@ -324,13 +324,13 @@ def test_the_limits_that_ended_a_run_may_be_changed_to_go_on(tiny_model, tmp_pat
         tiny_model("llama"),
         **(SETTINGS | {"algorithm__dynamic_sampling": {"oversample": 1, "max_num_gen_batches": 1}, "train__steps": 2}),
     )
-    with pytest.raises(BatchNotFilled, match="step [12]: 1 generation batches"):
+    with pytest.raises(RunEnded, match="step [12]: 1 generation batches"):
         go(tmp_path / "run", tree)
     tree["algorithm"]["dynamic_sampling"] |= {"exhausted": "partial"}
     assert go(tmp_path / "run", tree, resume=True).steps == 2
-    tree["algorithm"]["dynamic_sampling"] |= {"max_age": 5}
+    tree["runtime"] |= {"max_lag": 5}
     with pytest.raises(
-        ValueError, match=r"algorithm.dynamic_sampling.max_age=5 differs from 1, with which the run in .* was started"
+        ValueError, match=r"runtime.max_lag=5 differs from 1, with which the run in .* was started"
     ):
         go(tmp_path / "run", tree, resume=True)
 
@@ -347,8 +347,8 @@ def test_a_run_whose_scores_all_fail_ends(limit, tmp_path):
     world.rewards.score = score
     if limit:
         with pytest.raises(
-            NothingScored,
-            match=r"no completion of the last 2 steps has a score \(http: connection refused\); see to the reward",
+            RunEnded,
+            match=r"no completion of the last 2 steps has a score \(http: connection refused\); fix the reward",
         ):
             world.run()
         assert world.journal.step == 2 and [c.step for c in checkpoints(world.folder.checkpoints)] == [2]
@@ -382,7 +382,8 @@ def test_the_command_line_says_the_end_in_one_line(tiny_model, tmp_path, capsys)
 
 
 def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
-    world = World(tmp_path / "run", steps=1, sampling=Sampling(max_tokens=5, top_p=0.9))
+    algorithm = Algorithm(advantage=ADVANTAGES["remax"](), selection=())
+    world = World(tmp_path / "run", steps=1, sampling=Sampling(max_tokens=5, top_p=0.9), algorithm=algorithm)
     asked = []
     inner = world.engine.generate
 
@@ -398,8 +399,6 @@ def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
         ]
 
     world.engine.generate, world.rewards.score = watched, score
-    algorithm = Algorithm(advantage=ADVANTAGES["remax"](), selection=())
-    world.controller.algorithm = world.controller.collector.algorithm = algorithm
     world.run()
     assert [(r.sample, r.sampling.temperature, r.sampling.top_p) for r in asked[:5]] == [
         *((i, 1.0, 0.9) for i in range(4)),
@@ -447,3 +446,25 @@ def test_allocation_is_more_prompts_and_nothing_else(tiny_model, tmp_path):
         }
         go(tmp_path / name, recipe(tiny_model("llama"), **changes))
     assert_same(traces(tmp_path / "filled"), traces(tmp_path / "asked"))
+
+
+def test_a_step_without_an_update_publishes_nothing_and_keeps_the_policy_version(tmp_path):
+    """Steps 1 and 3 have nothing to train on; ages are counted in published weights, not in steps."""
+    world = refilled(tmp_path / "run", every=1, max_num_gen_batches=1, oversample=2, exhausted="partial")
+
+    async def score(prompt, completions):
+        mixed = prompt.uid in (6, 7, 8, 9, 10, 11)
+        return [Score(value=float(mixed and c.sample % 2), correct=False) for c in completions]
+
+    world.rewards.score = score
+    world.controller.plan = replace(world.controller.plan, steps=4, checkpoint_every=1, keep_last=0)
+    world.run()
+    assert [r["updates"] for r in world.records()] == [0, 1, 1, 0]
+    assert [r["policy_version"] for r in world.records()] == [0, 1, 2, 2]
+    assert [r["age/max"] for r in world.records()] == [0, 0, 1, 0]
+    published = [call for call in world.engine.calls if call not in ("pause", "resume")]
+    assert published == [("publish", 0), ("publish", 1), ("publish", 2)]
+    assert [c.facts["policy_version"] for c in checkpoints(world.folder.checkpoints)] == [0, 1, 2, 2]
+    assert world.journal.version == 2
+    world.journal.rewind(2)
+    assert (world.journal.step, world.journal.version) == (2, 1)

@@ -9,6 +9,7 @@ import pytest
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.evaluate import wilson
+from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.held_out import Evaluation, summarise
 from proxima.runtime.observer import NullObserver
 from tests.runtime.test_algorithm import group
@@ -106,37 +107,34 @@ class BatchRewards(Rewards):
         return [replace(g, scores=tuple(replace(s, value=s.value + 10) for s in g.scores)) for g in groups]
 
 
-def evaluation(log, engine=None, rewards=None):
+def evaluation(log, engine=None, rewards=None, now=lambda: 0.0):
     prompts = [
         Prompt(uid=uid, messages=({"role": "user", "content": "q"},), tokens=(1,), answer=None) for uid in (7, 8, 9)
     ]
+    spec = GroupSpec(sampling=Sampling(), completions=2)
     return Evaluation(
-        prompts=prompts,
-        engine=engine or Engine(log),
-        rewards=rewards or Rewards(log),
-        sampling=Sampling(),
-        observer=NullObserver(),
-        samples=2,
+        prompts, GroupGenerator(engine or Engine(log), rewards or Rewards(log), spec, now), NullObserver()
     )
 
 
 def test_questions_are_scored_while_others_are_answered():
     log, times = [], iter([5.0, 7.5])
-    groups, scoring = asyncio.run(evaluation(log).groups(lambda: next(times)))
+    held_out = evaluation(log, now=lambda: next(times))
+    groups = asyncio.run(held_out.groups())
     assert log.index("score 9") < log.index("answer 7.0")
     assert [g.prompt.uid for g in groups] == [7, 8, 9] and [c.sample for c in groups[0].completions] == [0, 1]
-    assert [s.correct for s in groups[0].scores] == [False, True] and scoring == 2.5
+    assert [s.correct for s in groups[0].scores] == [False, True] and held_out.generator.scoring_seconds == 2.5
 
 
 def test_rewards_of_the_whole_batch_speak_last():
     log = []
-    groups, _ = asyncio.run(evaluation(log, rewards=BatchRewards(log)).groups())
+    groups = asyncio.run(evaluation(log, rewards=BatchRewards(log)).groups())
     assert log[-1] == "batch of 3" and [s.value for s in groups[2].scores] == [10.0, 11.0]
 
 
 def test_a_lost_answer_is_said():
     log = []
-    with pytest.raises(RuntimeError, match="the engine ended without all answers to the questions \\[8\\]"):
+    with pytest.raises(RuntimeError, match="the engine ended without all completions of prompts \\[8\\]"):
         asyncio.run(evaluation(log, engine=Engine(log, lose=8)).groups())
 
 

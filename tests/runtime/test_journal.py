@@ -280,7 +280,7 @@ def test_no_journal_at_all(tmp_path):
     raw.execute("CREATE TABLE meta (key TEXT, value TEXT)")
     raw.execute("INSERT INTO meta VALUES ('format', '99')")
     raw.commit()
-    with pytest.raises(ValueError, match="format 99, this version reads 1"):
+    with pytest.raises(ValueError, match="format 99, this version reads 2"):
         Journal(tmp_path / "other.sqlite")
 
 

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--resume: which run? Its folder was printed when it began: proxima train runs/NAME --resume")
 
     from proxima.cli.startup_notes import StartupNotes
-    from proxima.runtime.collect import CannotGoOn
+    from proxima.runtime.controller import RunEnded
     from proxima.runtime.observer import Tee
     from proxima.runtime.run import train
     from proxima.view import observer_for
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with resolved.locating():
             summary = train(resolved.config, resolved=resolved, observer=Tee(watcher, notes), **how)
-    except CannotGoOn as end:  # an outcome of the run, not a fault in it
+    except RunEnded as end:  # an outcome of the run, not a fault in it
         print(f"error: {end}", file=sys.stderr)
         return exit_code("failed")
     finally:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxima.config.schema import DynamicSamplingConfig, RunConfig
+from proxima.config.schema import RunConfig
 from proxima.core.advantage import needs_baseline
 from proxima.core.selection import Prune, prompts_factor
 from proxima.data import Trajectory, UserError
+from proxima.rollout.dynamic_sampling import DynamicSampling
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GENERATE_SHARE = (
@@ -176,10 +177,10 @@ def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, i
     return prompts, kept if specs else None
 
 
-def at_once(prompts: int, refill: DynamicSamplingConfig | None) -> int | None:
+def at_once(prompts: int, refill: DynamicSampling | None) -> int | None:
     """Prompts of a generation batch, for a step of `prompts`: 0 where the running acceptance says it, None without
     dynamic sampling."""
-    return None if refill is None else refill.at_once(prompts) or 0
+    return None if refill is None else refill.generation_batch(prompts) or 0
 
 
 def besides(completions: int, kept: int | None, together: int | None) -> str:

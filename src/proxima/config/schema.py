@@ -6,12 +6,12 @@ table or `package.module:Class`; here it holds the spec made from it. A text in 
 unit.
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from proxima.data import require
 from proxima.engine.protocol import Sampling
+from proxima.rollout.dynamic_sampling import DynamicSampling
 
 
 @dataclass(frozen=True)
@@ -85,37 +85,6 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DynamicSamplingConfig:
-    """Generate until the batch is full of groups that a selection leaves something of (DAPO, arXiv 2503.14476, 3.2)."""
-
-    max_num_gen_batches: Annotated[int, "generation batches a step at most; <= 0: no limit"] = 10
-    exhausted: Annotated[
-        Literal["stop", "partial"], "after the last generation batch: end the run, or train on what there is"
-    ] = "stop"
-    oversample: Annotated[
-        float | None, "prompts of a generation batch, in batches; null: what is missing / the running acceptance"
-    ] = None
-    max_age: Annotated[
-        int, "policy versions a surplus group may be behind when it is used; 0: surplus is thrown away"
-    ] = 1
-
-    def __post_init__(self) -> None:
-        require(
-            self.oversample is None or 1 <= self.oversample < float("inf"),
-            "oversample",
-            self.oversample,
-            "must be >= 1, or null",
-        )
-        require(self.max_age >= 0, "max_age", self.max_age, "must be >= 0; 0 throws surplus groups away")
-
-    def at_once(self, prompts: int) -> int | None:
-        """Prompts of a generation batch, for a step of `prompts`; None where the running acceptance says it."""
-        return (
-            None if self.oversample is None else math.ceil(self.oversample * prompts - 1e-9)
-        )  # 29 / 7 of 7 prompts is 29
-
-
-@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     preset: Annotated[str | None, "the preset it was made from; a label, the fields below say it all"] = None
     proximal: Annotated[Literal["behavior", "recompute", "loglinear"], "centre of the trust region"] = "behavior"
@@ -142,7 +111,7 @@ class AlgorithmConfig:
         Any, Slot("proxima.core.selection:SELECTIONS", many=True), "what is dropped before the update"
     ] = ()
     dynamic_sampling: Annotated[
-        DynamicSamplingConfig | None, "refill the batch when a selection drops whole groups; null: off"
+        DynamicSampling | None, "refill the batch when a selection drops whole groups; null: off"
     ] = None
     reference_kl: Annotated[
         Any, Slot("proxima.core.penalty:PENALTIES"), "penalty towards the frozen reference; null: off"
@@ -224,13 +193,16 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    max_lag: Annotated[Literal[0], "policy versions a rollout may be behind; 0 is synchronous"] = 0
+    max_lag: Annotated[
+        int, "policy versions a group may be behind when it is trained on; 0 discards dynamic sampling's surplus"
+    ] = 1
     reward_timeout: Annotated[float, "seconds a reward may take for one completion"] = 10.0
     reward_workers: Annotated[int, "worker processes for rewards that parse untrusted text"] = 1
     max_unscored_steps: Annotated[int, "steps in a row without one valid score after which the run ends; 0: never"] = 3
     threads: Annotated[int, "torch threads; 0: all cores"] = 0
 
     def __post_init__(self) -> None:
+        require(self.max_lag >= 0, "max_lag", self.max_lag, "must be >= 0; 0 discards surplus groups")
         require(self.reward_timeout > 0, "reward_timeout", self.reward_timeout, "must be > 0 seconds")
         require(self.reward_workers >= 1, "reward_workers", self.reward_workers, "must be >= 1")
         require(

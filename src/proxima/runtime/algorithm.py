@@ -103,15 +103,15 @@ class Algorithm:
         """How many times as many prompts a step takes, with groups of `size`; see `core.selection.prompts_factor`."""
         return prompts_factor(self.selection, size)
 
-    def unusable(self, groups: Sequence[Group]) -> dict[int, str]:
-        """uid → reason, for the groups of which the selections that look at one group at a time leave nothing."""
+    def reject(self, groups: Sequence[Group]) -> dict[int, str]:
+        """uid → reason, for the groups that the selections which look at one group at a time drop as a whole."""
         local = tuple(takewhile(lambda spec: spec.local, self.selection))
         outcomes = Outcomes.from_groups(groups)
         keep, reasons = select(local, outcomes, self.advantage(outcomes))
         left = {groups[i].prompt.uid for i in outcomes.group[keep].tolist()}
         return {uid: why for uid, why in _by_group(groups, reasons).items() if uid not in left}
 
-    def choose(self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()) -> StepBatch:
+    def step_batch(self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()) -> StepBatch:
         """Advantages over the full groups, then selection, then the deal.
 
         Args:

@@ -12,14 +12,16 @@ from proxima.engine.protocol import Engine, Sampling
 from proxima.model import LoadedModel, Policy, load
 from proxima.model.load import DTYPES, load_config, load_tokenizer
 from proxima.reward.runner import RewardRunner
+from proxima.rollout.collector import BatchCollector
+from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.algorithm import Algorithm
 from proxima.runtime.clock import Clock
 from proxima.runtime.controller import Controller, Plan
-from proxima.runtime.folder import RunFolder
 from proxima.runtime.held_out import Evaluation
-from proxima.runtime.journal import Journal
+from proxima.runtime.learner import Learner
 from proxima.runtime.observer import Observer
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
+from proxima.runtime.store import RolloutRecorder, RunStore
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource
 from proxima.train import PolicyObjective, Schedule, TrainStack
@@ -127,43 +129,24 @@ def make_rewards(config: "RunConfig") -> RewardRunner:
 
 
 def make_evaluation(
-    config: "RunConfig",
-    opened: RunData,
-    engine: Engine,
-    rewards: RewardRunner,
-    observer: Observer,
-    folder: RunFolder | None,
+    config: "RunConfig", data: RunData, engine: Engine, rewards: RewardRunner, observer: Observer, clock: Clock
 ) -> Evaluation:
     """The held-out questions of a config."""
-    return Evaluation(
-        prompts=opened.held_out,
-        engine=engine,
-        rewards=rewards,
-        sampling=evaluation_sampling(config),
-        observer=observer,
-        seed=config.seed,
-        samples=config.eval.samples,
-        folder=folder,
-    )
+    spec = GroupSpec(sampling=evaluation_sampling(config), completions=config.eval.samples, seed=config.seed)
+    return Evaluation(data.held_out, GroupGenerator(engine, rewards, spec, clock.now), observer)
 
 
 def make_plan(config: "RunConfig") -> Plan:
-    """The numbers of the loop."""
-    train, held_out, checkpoint = config.train, config.eval, config.checkpoint
+    """When the loop does what."""
     return Plan(
-        steps=train.steps,
-        prompts_per_step=train.prompts_per_step,
-        completions_per_prompt=train.completions_per_prompt,
-        sampling=config.sampling,
+        steps=config.train.steps,
         seed=config.seed,
-        evaluate_every=held_out.every,
-        evaluate_before=held_out.before,
-        evaluate_after=held_out.after,
-        checkpoint_every=checkpoint.every,
-        keep_last=checkpoint.keep_last,
-        keep_best=checkpoint.keep_best,
-        recompute_proximal=config.algorithm.proximal == "recompute",
-        refill=config.algorithm.dynamic_sampling,
+        evaluate_every=config.eval.every,
+        evaluate_before=config.eval.before,
+        evaluate_after=config.eval.after,
+        checkpoint_every=config.checkpoint.every,
+        keep_last=config.checkpoint.keep_last,
+        keep_best=config.checkpoint.keep_best,
         max_unscored_steps=config.runtime.max_unscored_steps,
     )
 
@@ -218,44 +201,58 @@ def make_reference(config: "RunConfig") -> Policy | None:
     return make_policy(config, frozen)
 
 
+def make_algorithm(config: "RunConfig") -> Algorithm:
+    """The slots that act before the update."""
+    algorithm, train = config.algorithm, config.train
+    return Algorithm(
+        advantage=algorithm.advantage,
+        selection=algorithm.selection,
+        behavior=algorithm.behavior,
+        updates=train.updates_per_step,
+        epochs=train.epochs_per_step,
+        seed=config.seed,
+    )
+
+
+def make_learner(config: "RunConfig", loaded: LoadedModel) -> Learner:
+    """The weights, their trainer, and the reference."""
+    policy, train = make_policy(config, loaded), config.train
+    return Learner(
+        policy=policy,
+        stack=make_stack(config, policy),
+        objective=make_objective(config),
+        reference=make_reference(config),
+        recompute_proximal=config.algorithm.proximal == "recompute",
+        updates=train.updates_per_step * train.epochs_per_step,
+    )
+
+
 def make_controller(
     config: "RunConfig",
     loaded: LoadedModel,
-    opened: RunData,
+    data: RunData,
+    store: RunStore,
     *,
-    folder: RunFolder,
-    journal: Journal,
     observer: Observer,
     clock: Clock,
     carried: Sequence[Group] = (),
 ) -> Controller:
-    """Everything the loop touches."""
-    train, algorithm = config.train, config.algorithm
-    policy, reference = make_policy(config, loaded), make_reference(config)
-    engine = config.engine.build(loaded, max_length=opened.max_length)
+    """Everything that the loop touches; `carried` are the scored groups that a checkpoint kept for the next step."""
+    algorithm, learner, size = make_algorithm(config), make_learner(config, loaded), config.train.completions_per_prompt
+    engine = config.engine.build(loaded, max_length=data.max_length)
     rewards = make_rewards(config)
-    return Controller(
-        plan=make_plan(config),
-        source=opened.source,
-        engine=engine,
-        rewards=rewards,
-        algorithm=Algorithm(
-            advantage=algorithm.advantage,
-            selection=algorithm.selection,
-            behavior=algorithm.behavior,
-            updates=train.updates_per_step,
-            epochs=train.epochs_per_step,
-            seed=config.seed,
-        ),
-        policy=policy,
-        stack=make_stack(config, policy),
-        objective=make_objective(config),
-        reference=reference,
-        evaluation=make_evaluation(config, opened, engine, rewards, observer, folder) if opened.held_out else None,
-        journal=journal,
-        folder=folder,
-        clock=clock,
-        observer=observer,
-        elapsed=folder.elapsed(),
+    spec = GroupSpec(
+        sampling=config.sampling, completions=size, seed=config.seed, greedy_baseline=algorithm.needs_baseline
+    )
+    collector = BatchCollector(
+        GroupGenerator(engine, rewards, spec, clock.now),
+        data.source,
+        prompts=config.train.prompts_per_step * algorithm.prompts_factor(size),
+        reject=algorithm.reject,
+        refill=config.algorithm.dynamic_sampling,
+        max_lag=config.runtime.max_lag,
+        listener=RolloutRecorder(store.journal, data.source, observer),
         carried=carried,
     )
+    evaluation = make_evaluation(config, data, engine, rewards, observer, clock) if data.held_out else None
+    return Controller(make_plan(config), collector, algorithm, learner, store, evaluation, observer, clock)

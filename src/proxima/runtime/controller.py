@@ -1,293 +1,264 @@
-"""The loop. Read `Controller.run` top to bottom and you have read the method.
+"""The loop. Read `Controller.train` top to bottom and you have read the method.
 
     task → engine → reward → advantage → selection → pack → model → surrogate → aggregate → step → publish
 
-A deterministic state machine: where each prompt stands is in the journal before anyone acts on it, and nobody but the
-injected clock knows the time. Synchronous training is `max_lag: 0`: no prompt is admitted for a step before the step
-before it was published.
+A deterministic state machine: the state of each prompt is in the journal before anyone acts on it, and all times are of
+the injected clock. Training is synchronous: no prompt is admitted for a step before the weights of the step before it
+are published. What takes long runs in a thread beside the event loop, so that engine, rewards and Ctrl-C are served.
 """
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from proxima.config.schema import DynamicSamplingConfig
 from proxima.core.correction import health
-from proxima.data import Group, Trajectory
-from proxima.engine.protocol import Engine, Sampling
-from proxima.model import Policy
-from proxima.reward.runner import RewardRunner
+from proxima.rollout.collector import BatchCollector, BatchNotFilled, CollectedBatch, score_errors
 from proxima.runtime.algorithm import Algorithm, StepBatch
 from proxima.runtime.carried_groups import CARRIED_GROUPS, write_groups
 from proxima.runtime.clock import Clock
-from proxima.runtime.collect import CannotGoOn, Collected, Collector, NothingScored, errors_of
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.held_out import Evaluation
-from proxima.runtime.journal import Journal
+from proxima.runtime.held_out import Evaluation, summarise
+from proxima.runtime.learner import Learner
 from proxima.runtime.observer import Observer, Sample
-from proxima.runtime.rollouts import write_rollouts
+from proxima.runtime.rollouts import write_evals, write_rollouts
 from proxima.runtime.step_metrics import mean_metrics, rollout_metrics
-from proxima.task.prompts import PromptSource
-from proxima.train import PolicyObjective, TrainStack, UpdateResult
-from proxima.train.checkpoint import checkpoints, prune, read_checkpoint, write_checkpoint
+from proxima.runtime.store import RunStore
+from proxima.runtime.worker_thread import WorkerThread
+from proxima.train import UpdateResult
+from proxima.train.checkpoint import read_checkpoint, write_checkpoint
 
 
 class Stopped(Exception):
-    """The user asked the run to end; what is unfinished of the step is given up, and a resume makes it again."""
+    """The user asked the run to stop; the unfinished step is discarded, and a resume repeats it."""
+
+
+class RunEnded(Exception):
+    """The run can't continue, although nothing in it is broken; the message says why and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The numbers of the loop.
+    """When the loop does what.
 
     Args:
-        steps, prompts_per_step, completions_per_prompt: see `TrainConfig`.
-        evaluate_every, checkpoint_every: in steps; 0 is never on the way.
+        steps: of the whole run.
+        seed: of every draw; stored in the checkpoints.
+        evaluate_every, checkpoint_every: in steps; 0: only before and after, only at the end.
         keep_last, keep_best: see `CheckpointConfig`.
-        sampling: of the training completions.
-        seed: of every draw.
-        recompute_proximal: run the proximal log-probs before the updates (`proximal: recompute`); when a step has one
-            update only, its first forward is that forward.
-        refill: dynamic sampling; None takes every group as it comes.
-        max_unscored_steps: steps in a row without a score after which the run ends; 0: never.
+        max_unscored_steps: consecutive steps without a score after which the run ends; 0: never.
     """
 
     steps: int
-    prompts_per_step: int
-    completions_per_prompt: int
-    sampling: Sampling
-    seed: int
+    seed: int = 0
     evaluate_every: int = 0
     evaluate_before: bool = True
     evaluate_after: bool = True
     checkpoint_every: int = 0
     keep_last: int = 2
     keep_best: bool = False
-    recompute_proximal: bool = False
-    refill: DynamicSamplingConfig | None = None
     max_unscored_steps: int = 0
 
 
-@dataclass
 class Controller:
-    """Everything the loop touches, and the loop. Made by `proxima.runtime.run`; a test makes its own with fakes.
+    """Everything that the loop touches, and the loop.
 
     Args:
-        plan: the numbers.
-        source: gives prompts in order; its state is the data cursor.
-        engine, rewards: from prompt to scored group.
+        plan: when the loop does what.
+        collector: from prompts to the scored groups of a step; it has the engine and the rewards.
         algorithm: from scored groups to updates.
-        policy, stack, objective: the weights, what updates them, and by which loss.
-        reference: the frozen policy that a penalty pulls to; None without one.
-        evaluation: None without held-out questions.
-        journal, folder: what survives.
-        clock, observer: time, and who watches.
-        elapsed: seconds the run took before this process.
-        carried: scored groups that a checkpoint kept for the next step.
+        learner: the weights, and what changes them.
+        store: journal and run folder.
+        evaluation: the held-out questions; None: there are none.
+        observer, clock: who watches, and the time.
     """
 
-    plan: Plan
-    source: PromptSource
-    engine: Engine
-    rewards: RewardRunner
-    algorithm: Algorithm
-    policy: Policy
-    stack: TrainStack
-    objective: PolicyObjective
-    journal: Journal
-    folder: RunFolder
-    clock: Clock
-    observer: Observer
-    evaluation: Evaluation | None = None
-    reference: Policy | None = None
-    elapsed: float = 0.0
-    carried: Sequence[Group] = ()
-
-    def __post_init__(self) -> None:
-        self._began = self.clock.now() - self.elapsed
+    def __init__(
+        self,
+        plan: Plan,
+        collector: BatchCollector,
+        algorithm: Algorithm,
+        learner: Learner,
+        store: RunStore,
+        evaluation: Evaluation | None,
+        observer: Observer,
+        clock: Clock,
+    ) -> None:
+        self.plan, self.collector, self.algorithm, self.learner = plan, collector, algorithm, learner
+        self.store, self.journal, self.folder = store, store.journal, store.folder
+        self.evaluation, self.observer, self.clock = evaluation, observer, clock
+        self.engine = collector.generator.engine
+        self._start = clock.now() - self.folder.elapsed()
         self._stop = asyncio.Event()
         self._times: dict[str, float] = {}
-        self._why_unscored = ""
-        self._surplus: Sequence[Group] = self.carried  # of the last finished step
-        self._cursor = (
-            self.source.state()
-        )  # behind the last finished step: prompts of one that is given up are drawn again
-        self.collector = Collector(
-            prompts=self.plan.prompts_per_step * self.algorithm.prompts_factor(self.plan.completions_per_prompt),
-            completions=self.plan.completions_per_prompt,
-            sampling=self.plan.sampling,
-            seed=self.plan.seed,
-            refill=self.plan.refill,
-            source=self.source,
-            engine=self.engine,
-            rewards=self.rewards,
-            algorithm=self.algorithm,
-            journal=self.journal,
-            clock=self.clock,
-            observer=self.observer,
-            unless_stopped=self.unless_stopped,
-            carried=list(self.carried),
-        )
+        self._score_error = ""
+        # Both are those of the last finished step: prompts of a discarded step are drawn again.
+        self._cursor, self._carried = collector.source.state(), collector.carried
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> bool:
-        """Run to the last step and its evaluation, or to `stop`. Returns True when all is done; a checkpoint is there
-        in either case."""
-        done = False
-        try:
-            await self.engine.publish(self.policy.model, self.journal.version)
-            if self.journal.step == 0 and self.plan.evaluate_before:
-                await self.evaluate("before")
-            await self.evaluate_if_due(self.journal.step)  # an interrupted run owes it still
-            while self.journal.step < self.plan.steps:
-                step = self.journal.step + 1
-                self._times = {}
-                spent = self.clock.cpu()
-                with self.timed("step"):
-                    collected = await self.collect()  # queued → generating → scored
-                    chosen = self.algorithm.choose(collected.groups, step, collected.dropped)
-                    self.journal.select(step, chosen.kept, chosen.dropped)  # scored → selected | dropped
-                    result = self.update(chosen)
-                    await self.publish(step)
-                self._times["cpu"] = self.clock.cpu() - spent
-                record = self.record(step, collected, chosen, result)
-                self.finish_step(
-                    step, collected, chosen, result, record
-                )  # selected | dropped → consumed: the step is done
-                await self.evaluate_if_due(step)
-                self.checkpoint_if_due(step)
-                self.end_if_nothing_is_scored(step)
-            if self.plan.evaluate_after:
-                await self.evaluate("after")
-            done = True
-        except Stopped:
-            pass
-        except CannotGoOn as end:  # the run ends here; what it learned is kept, and what there is to see of the step
-            if end.dropped:
-                nothing = self.algorithm.choose((), self.journal.step + 1, end.dropped)
-                write_rollouts(
-                    self.folder.rollout_file(self.journal.step + 1),
-                    self.journal.step + 1,
-                    nothing.groups,
-                    nothing.records({}),
-                )
-            self.checkpoint(self.journal.step)
-            raise
-        finally:
-            self.collector.cancel()
-        self.checkpoint(self.journal.step)
-        return done
+        """Train to the last step, or until `stop`; both end with a checkpoint.
+
+        Returns: True when all steps are done.
+
+        Raises:
+            RunEnded: the run can't continue; a checkpoint is written all the same.
+        """
+        with WorkerThread() as self.worker:
+            try:
+                await self.train()
+                done = True
+            except Stopped:
+                done = False
+            except RunEnded:
+                await self.checkpoint(self.journal.step)
+                raise
+            await self.checkpoint(self.journal.step)
+            return done
+
+    async def train(self) -> None:
+        """All steps and evaluations that the run still lacks."""
+        await self.engine.publish(self.learner.policy.model, self.journal.version)
+        if self.journal.step == 0 and self.plan.evaluate_before:
+            await self.evaluate("before")
+        await self.evaluate_if_due(self.journal.step)  # an interrupted run may have missed it
+        while self.journal.step < self.plan.steps:
+            step = self.journal.step + 1
+            self._times, cpu = {}, self.clock.cpu()
+            with self.timed("step"):
+                collected = await self.collect(step)  # queued → generating → scored
+                batch = self.algorithm.step_batch(collected.groups, step, collected.dropped)
+                self.journal.select(step, batch.kept, batch.dropped)  # scored → selected | dropped
+                result = await self.update(batch)
+                version = await self.publish(result)
+            self._times["cpu"] = self.clock.cpu() - cpu
+            record = self.record(step, version, collected, batch, result)
+            await self.finish_step(record, collected, batch, result)  # selected | dropped → consumed: the step is done
+            await self.evaluate_if_due(step)
+            await self.checkpoint_if_due(step)
+            self.end_if_unscored(step)
+        if self.plan.evaluate_after:
+            await self.evaluate("after")
 
     def stop(self) -> None:
-        """Ask the loop to end; it does so at the next point where nothing is half-written. Safe from a signal handler
-        on the loop."""
+        """Ask the loop to end; it does so at the next point where nothing is half-done. Call it on the event loop."""
         self._stop.set()
 
     # ---- its stages, in order ----------------------------------------------------------------------------------------
 
-    async def collect(self) -> Collected:
-        """Scored groups until they make a batch; see `collect.py`."""
+    async def collect(self, step: int) -> CollectedBatch:
+        """Scored groups until they make a batch."""
         with self.timed("generate"):
-            collected = await self.collector.collect()
-        self._times["generate"] -= collected.scoring
-        self._times["score"] = collected.scoring
+            try:
+                collected: CollectedBatch = await self.unless_stopped(
+                    self.collector.collect(self.journal.version, self.store.history)
+                )
+            except BatchNotFilled as shortfall:
+                file, nothing = self.folder.rollout_file(step), self.algorithm.step_batch((), step, shortfall.dropped)
+                write_rollouts(file, step, nothing.groups, nothing.records({}))
+                raise RunEnded(
+                    f"step {step}: {shortfall}; see rollouts/{file.name}. Start another run with easier or harder "
+                    "questions or more completions per prompt, or resume this one (--resume) with a higher "
+                    "algorithm.dynamic_sampling.max_num_gen_batches or algorithm.dynamic_sampling.exhausted=partial"
+                ) from shortfall
+        self._times["generate"] -= collected.scoring_seconds
+        self._times["score"] = collected.scoring_seconds
         return collected
 
-    def update(self, chosen: StepBatch) -> UpdateResult:
-        """Log-probs of the frozen policies, then the optimizer steps."""
+    async def update(self, batch: StepBatch) -> UpdateResult:
+        """Log-probs of the frozen policies, then the optimizer steps, beside the event loop."""
         with self.timed("train"):
-            trajectories = self.with_log_probs(chosen.trajectories)
-            return self.stack.update(
-                replace(self.objective, current_version=self.journal.version),
-                chosen.updates,
-                trajectories,
+            version = self.journal.version  # read here: the journal belongs to the thread of the event loop
+            return await self.worker.run_with_progress(
+                lambda progress: self.learner.update(batch, version, progress),
                 lambda done, total: self.observer.progress("train", done, total, "tokens"),
-                planned=self.algorithm.updates * self.algorithm.epochs,
             )
 
-    def with_log_probs(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """Proximal and reference log-probs, on what is left after selection; with one update a step, its own forward is
-        the former."""
-        out = list(trajectories)
-        if self.plan.recompute_proximal and self.objective.proximal != "first_forward":
-            values = self.stack.log_prob(out)
-            out = [item.with_(proximal_log_prob=value) for item, value in zip(out, values, strict=True)]
-        if self.reference is not None:
-            values = self.stack.log_prob(out, self.reference)
-            out = [item.with_(reference_log_prob=value) for item, value in zip(out, values, strict=True)]
-        return out
+    async def publish(self, result: UpdateResult) -> int:
+        """The engine gets the new weights; returns their version. Without an update there are none to publish."""
+        version = self.journal.version
+        if result.updates:
+            version += 1
+            with self.timed("publish"):
+                await self.engine.pause()
+                await self.engine.publish(self.learner.policy.model, version)
+                await self.engine.resume()
+        return version
 
-    async def publish(self, version: int) -> None:
-        """The engine takes the new weights."""
-        with self.timed("publish"):
-            await self.engine.pause()
-            await self.engine.publish(self.policy.model, version)
-            await self.engine.resume()
-
-    def finish_step(
-        self, step: int, collected: Collected, chosen: StepBatch, result: UpdateResult, record: Mapping[str, Any]
+    async def finish_step(
+        self, record: Mapping[str, Any], collected: CollectedBatch, batch: StepBatch, result: UpdateResult
     ) -> None:
-        """Files first, then the journal's one transaction: a step that is in the journal has left all its traces."""
-        write_rollouts(self.folder.rollout_file(step), step, chosen.groups, chosen.records(result.token_statistics))
+        """Files first, then the journal's one transaction: a step in the journal has left all its traces."""
+        step, file = record["step"], self.folder.rollout_file(record["step"])
+        await self.worker.run(write_rollouts, file, step, batch.groups, batch.records(result.token_statistics))
         self.folder.append_metrics(record)
-        uids = [group.prompt.uid for group in chosen.groups]
-        self._cursor, self._surplus = self.source.state(), collected.carried
-        self.journal.consume(step, uids, self._cursor, record, version=step)
-        self.observer.step(record, _sample(chosen, step))
-        self.warn(record, collected, chosen)
+        self._cursor, self._carried = self.collector.source.state(), collected.carried
+        uids = [group.prompt.uid for group in batch.groups]
+        self.journal.consume(step, uids, self._cursor, record, version=record["policy_version"])
+        self.observer.step(record, _sample(batch, step))
+        self.warn(record, collected, batch)
 
     async def evaluate_if_due(self, step: int) -> None:
         if step and self.plan.evaluate_every and step % self.plan.evaluate_every == 0:
             await self.evaluate("after" if step == self.plan.steps else "step")
 
     async def evaluate(self, label: str) -> None:
-        """Held-out questions under the present weights, once a step."""
-        step = self.journal.step
-        if self.evaluation is not None and not self.evaluated(step):
-            record = await self.unless_stopped(self.evaluation.run(step, label, self.now))
-            self.folder.append_metrics(record)
-            self.observer.evaluated(record)
+        """Held-out questions under the present weights, once per step."""
+        step, start = self.journal.step, self.now()
+        if self.evaluation is None or self.store.evaluated(step):
+            return
+        groups = await self.unless_stopped(self.evaluation.groups())
+        await self.worker.run(write_evals, self.folder.eval_file(step, label), step, groups)
+        record = {
+            "kind": "eval",
+            "step": step,
+            "label": label,
+            "time": self.now(),
+            "time/evaluate": self.now() - start,
+            "time/score": self.evaluation.generator.scoring_seconds,
+            **summarise(groups),
+        }
+        self.folder.append_metrics(record)
+        self.observer.evaluated(record)
 
-    def end_if_nothing_is_scored(self, step: int) -> None:
-        """A scorer that is down for good would have the run go through all its questions and learn nothing."""
-        most = self.plan.max_unscored_steps
-        last = [self.journal.metrics(s) or {} for s in range(step - most + 1, step + 1)] if 0 < most <= step else []
-        if last and all(
-            record.get("completions") and record["reward/invalid"] == record["completions"] for record in last
-        ):
-            raise NothingScored(
-                f"no completion of the last {most} steps has a score ({self._why_unscored}); see to the reward, "
-                "then go on with --resume, "
-                "or set runtime.max_unscored_steps=0 to go on without"
-            )
-
-    def checkpoint_if_due(self, step: int) -> None:
+    async def checkpoint_if_due(self, step: int) -> None:
         if self._stop.is_set():
             raise Stopped
         if self.plan.checkpoint_every and step % self.plan.checkpoint_every == 0:
-            self.checkpoint(step)
+            await self.checkpoint(step)
 
-    def checkpoint(self, step: int) -> None:
-        """Everything a resume needs, written aside and renamed. The step's checkpoint, if it is there already,
-        stays."""
+    async def checkpoint(self, step: int) -> None:
+        """Everything a resume needs, written aside and renamed. An existing checkpoint of the step stays."""
         if step == 0 or read_checkpoint(self.folder.checkpoint(step)) is not None:
             return
         self.observer.progress("checkpoint", 0, 1, "checkpoints")
-        facts = {"version": self.journal.version, "cursor": self._cursor, "seed": self.plan.seed}
-        facts["pending"] = [group.prompt.uid for group in self._surplus]
-        pending = {CARRIED_GROUPS: lambda path: write_groups(path, self._surplus)} if self._surplus else {}
-        write_checkpoint(self.folder.checkpoints, step, self.policy.loaded, self.stack, facts, pending)
-        best = self.best_step() if self.plan.keep_best else None
-        prune(self.folder.checkpoints, self.plan.keep_last, keep=[] if best is None else [best])
+        facts = {"policy_version": self.journal.version, "cursor": self._cursor, "seed": self.plan.seed}
+        facts["pending"] = [group.prompt.uid for group in self._carried]
+        files = {CARRIED_GROUPS: lambda path: write_groups(path, self._carried)} if self._carried else {}
+        learner = self.learner
+        await self.worker.run(
+            write_checkpoint, self.folder.checkpoints, step, learner.policy.loaded, learner.stack, facts, files
+        )
+        self.store.prune_checkpoints(self.plan.keep_last, keep_best=self.plan.keep_best)
+
+    def end_if_unscored(self, step: int) -> None:
+        """A reward that always fails would let the run use up all its questions and learn nothing."""
+        limit = self.plan.max_unscored_steps
+        records = (
+            [self.journal.metrics(s) or {} for s in range(step - limit + 1, step + 1)] if 0 < limit <= step else []
+        )
+        if records and all(r.get("completions") and r["reward/invalid"] == r["completions"] for r in records):
+            raise RunEnded(
+                f"no completion of the last {limit} steps has a score ({self._score_error}); fix the reward and resume "
+                "(--resume), or set runtime.max_unscored_steps=0 to train without scores"
+            )
 
     # ---- small things ------------------------------------------------------------------------------------------------
 
     def now(self) -> float:
         """Seconds since the run began, over all resumes."""
-        return self.clock.now() - self._began
+        return self.clock.now() - self._start
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -298,7 +269,7 @@ class Controller:
             self._times[stage] = self._times.get(stage, 0.0) + self.clock.now() - start
 
     async def unless_stopped(self, work: Awaitable[Any]) -> Any:
-        """The result of an awaitable, or `Stopped` as soon as the user asks for it, even if the result is there too."""
+        """The result of an awaitable, or `Stopped` as soon as the user asks for it, even if the result is known."""
         task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -309,11 +280,13 @@ class Controller:
             for waiting in (task, stop):
                 waiting.cancel()
 
-    def record(self, step: int, collected: Collected, chosen: StepBatch, result: UpdateResult) -> dict[str, Any]:
+    def record(
+        self, step: int, version: int, collected: CollectedBatch, batch: StepBatch, result: UpdateResult
+    ) -> dict[str, Any]:
         """The step's line of metrics.jsonl."""
-        rollout = rollout_metrics(collected.generated, chosen)
+        rollout = rollout_metrics(collected.generated, batch)
         seconds = {f"time/{name}": value for name, value in self._times.items()}
-        generated, train = self._times.get("generate", 0.0), self._times.get("train", 0.0)
+        generating, training = self._times.get("generate", 0.0), self._times.get("train", 0.0)
         return {
             "kind": "train",
             "step": step,
@@ -324,50 +297,36 @@ class Controller:
             "skipped_zero_advantage": float(result.skipped),
             "updates": result.updates,
             "tokens/trained": result.tokens,
-            "tokens_per_second/generate": rollout["tokens/generated"] / generated if generated else 0.0,
-            "tokens_per_second/train": result.tokens / train if train else 0.0,
+            "tokens_per_second/generate": rollout["tokens/generated"] / generating if generating else 0.0,
+            "tokens_per_second/train": result.tokens / training if training else 0.0,
             **seconds,
-            "policy_version": step,
+            "policy_version": version,
         }
 
-    def warn(self, record: Mapping[str, Any], collected: Collected, chosen: StepBatch) -> None:
-        """Say what a person should know about the step, and what to do."""
-        invalid = int(record["reward/invalid"])
+    def warn(self, record: Mapping[str, Any], collected: CollectedBatch, batch: StepBatch) -> None:
+        """Tell the user what matters about the step, and what to do."""
+        step, invalid = record["step"], record["reward/invalid"]
         if invalid:
-            error = self._why_unscored = errors_of(collected.generated)
-            file = self.folder.rollout_file(int(record["step"])).name
-            total = int(record["completions"])
+            self._score_error = score_errors(collected.generated)
             self.observer.warning(
-                f"{invalid} of {total} completions have no score ({error}); left out of every mean; see `error` in "
-                f"rollouts/{file}"
+                f"{invalid} of {record['completions']} completions have no score ({self._score_error}); they count in "
+                f"no mean; see `error` in rollouts/{self.folder.rollout_file(step).name}"
             )
         for verdict in health({key: value for key, value in record.items() if isinstance(value, int | float)}):
             if verdict.level == "act":
-                self.observer.warning(f"step {record['step']}: {verdict.sentence}")
-        if not chosen.updates:
-            dropped = ", ".join(f"{count} {reason}" for reason, count in chosen.drop_counts.items())
+                self.observer.warning(f"step {step}: {verdict.sentence}")
+        if not batch.updates:
+            dropped = ", ".join(f"{count} {reason}" for reason, count in batch.drop_counts.items())
             self.observer.warning(
-                f"step {record['step']}: nothing was left to train on ({dropped or 'no groups'}); the weights did "
-                "not change"
+                f"step {step}: nothing was left to train on ({dropped or 'no groups'}); the weights did not change"
             )
 
-    def evaluated(self, step: int) -> bool:
-        """True when the weights of `step` were evaluated, in this process or before a resume."""
-        return any(r["kind"] == "eval" and r["step"] == step for r in self.folder.read_metrics())
 
-    def best_step(self) -> int | None:
-        """The checkpointed step with the best held-out accuracy; the earliest of equals."""
-        held = {checkpoint.step for checkpoint in checkpoints(self.folder.checkpoints)}
-        evals = [r for r in self.folder.read_metrics() if r["kind"] == "eval" and r["step"] in held]
-        found = [(r["accuracy"], -r["step"]) for r in evals if r.get("accuracy") is not None]
-        return -max(found)[1] if found else None
-
-
-def _sample(chosen: StepBatch, step: int) -> Sample | None:
-    """One completion for people to look at: another prompt each step."""
-    if not chosen.groups:
+def _sample(batch: StepBatch, step: int) -> Sample | None:
+    """One completion for people to look at: of another prompt each step."""
+    if not batch.groups:
         return None
-    group = chosen.groups[step % len(chosen.groups)]
+    group = batch.groups[step % len(batch.groups)]
     completion, score = group.completions[0], group.scores[0]
     return Sample(
         question=group.prompt.question,

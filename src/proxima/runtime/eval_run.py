@@ -26,6 +26,7 @@ from proxima.evaluate.results import ENVIRONMENT, FORMAT, RESULT, completions_ta
 from proxima.evaluate.votes import answer_extractor
 from proxima.model import LoadedModel
 from proxima.reward.runner import RewardRunner
+from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.build import EVAL_UID, load_model
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.environment import describe_environment
@@ -132,7 +133,7 @@ def run_eval(
             for note in item.notes:
                 observer.warning(note)
             observer.suite_started(name, len(item.prompts), len(item.prompts) * item.suite.samples)
-            done.groups[name] = _ask(config, item, engine, observer)
+            done.groups[name] = _ask(config, item, engine, observer, clock)
             suites[name] = _facts(config, item, done.groups[name], ks)
             done.seconds[name] = clock.now() - start
             if folder is not None:
@@ -156,23 +157,15 @@ def _begin(config: "RunConfig", folder: Path, overwrite: bool) -> None:
     write_whole(folder / ENVIRONMENT, dumps(describe_environment(config.seed), indent=2) + "\n")
 
 
-def _ask(config: "RunConfig", loaded: LoadedSuite, engine: Any, observer: Observer) -> list[Group]:
+def _ask(config: "RunConfig", loaded: LoadedSuite, engine: Any, observer: Observer, clock: Clock) -> list[Group]:
     rewards = RewardRunner(
         loaded.suite.rewards, timeout=config.runtime.reward_timeout, workers=config.runtime.reward_workers
     )
     rewards.start()
     try:
-        evaluation = Evaluation(
-            prompts=loaded.prompts,
-            engine=engine,
-            rewards=rewards,
-            sampling=loaded.sampling,
-            observer=observer,
-            seed=config.seed,
-            samples=loaded.suite.samples,
-        )
-        groups, _ = asyncio.run(evaluation.groups())
-        return groups
+        spec = GroupSpec(sampling=loaded.sampling, completions=loaded.suite.samples, seed=config.seed)
+        generator = GroupGenerator(engine, rewards, spec, clock.now)
+        return asyncio.run(Evaluation(loaded.prompts, generator, observer).groups())
     finally:
         rewards.close()
 

@@ -40,9 +40,9 @@ def evaluate(config: "RunConfig", *, observer: Observer | None = None, clock: Cl
         rewards = make_rewards(config)
         try:
             engine = config.engine.build(loaded, max_length=opened.max_length)
-            evaluation = make_evaluation(config, opened, engine, rewards, observer, None)
+            evaluation = make_evaluation(config, opened, engine, rewards, observer, clock)
             began = clock.now()
-            groups, _ = asyncio.run(evaluation.groups())
+            groups = asyncio.run(evaluation.groups())
         finally:
             rewards.close()
     return {

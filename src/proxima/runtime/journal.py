@@ -27,14 +27,14 @@ if TYPE_CHECKING:  # at run time the journal needs nothing but the standard libr
 
 State = Literal["queued", "generating", "scored", "selected", "dropped", "consumed"]
 
-FORMAT = 1
+FORMAT = 2
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 
 CREATE TABLE steps (
     step INTEGER PRIMARY KEY,                 -- 1, 2, 3 ... without a hole
-    policy_version INTEGER NOT NULL,          -- of the weights that the step made
+    policy_version INTEGER NOT NULL,          -- updates published until then; a step may make none
     cursor TEXT,                              -- JSON: the data cursor behind every prompt admitted so far
     metrics TEXT NOT NULL,                    -- JSON: the step's record
     time TEXT NOT NULL
@@ -166,7 +166,7 @@ class Journal:
 
     @property
     def version(self) -> int:
-        """The policy version of the weights that the last finished step made; 0 before the first."""
+        """The policy version behind the last finished step, the number of updates published; 0 before the first."""
         row = self._db.execute("SELECT policy_version FROM steps ORDER BY step DESC LIMIT 1").fetchone()
         return int(row[0]) if row else 0
 

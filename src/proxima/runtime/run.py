@@ -21,6 +21,7 @@ from proxima.runtime.interrupt import quiet_transformers, stop_on_interrupt
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import NullObserver, Observer, RunInfo
 from proxima.runtime.resume_check import check_resume, schedule_note
+from proxima.runtime.store import RunStore
 from proxima.runtime.summary import Summary, algorithm_name, summarise_run
 from proxima.train.checkpoint import Checkpoint, checkpoints, restore
 
@@ -94,10 +95,10 @@ async def _train(
         if resolved is not None:
             folder.write_config(dump(resolved))
         controller = make_controller(
-            config, loaded, opened, folder=folder, journal=journal, observer=observer, clock=clock, carried=carried
+            config, loaded, opened, RunStore(journal, folder), observer=observer, clock=clock, carried=carried
         )
         if checkpoint:
-            restore(checkpoint, controller.stack)
+            restore(checkpoint, controller.learner.stack)
         facts = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
         folder.write_environment(describe_environment(config.seed, facts))
         observer.started(_info(config, loaded, folder, journal.step, len(opened.held_out)))
@@ -111,7 +112,7 @@ async def _train(
             error = f"{type(problem).__name__}: {problem}".removesuffix(": ")
             raise
         finally:
-            controller.rewards.close()
+            controller.collector.generator.rewards.close()
             summary = summarise_run(config, folder, journal, status, controller.now(), error)
             folder.write_summary(asdict(summary))
             observer.finished(asdict(summary))

@@ -16,11 +16,11 @@ import yaml
 from markupsafe import Markup
 
 from proxima.config.estimate import at_once, pruned
-from proxima.config.schema import DynamicSamplingConfig
 from proxima.core.selection import Prune
 from proxima.data import UserError
 from proxima.data.atomic_files import write_whole
 from proxima.data.jsonl import dumps
+from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.observer import RunInfo
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
@@ -214,13 +214,13 @@ def batch_arithmetic(config: Mapping[str, Any], folder: RunFolder) -> str | None
     )
 
 
-def _of_algorithm(section: Any) -> tuple[list[Prune], DynamicSamplingConfig | None]:
+def _of_algorithm(section: Any) -> tuple[list[Prune], DynamicSampling | None]:
     """What the algorithm of a config.yaml prunes, and its dynamic sampling; nothing of what can't be read."""
     found = section if isinstance(section, dict) else {}
     specs = [one for one in found.get("selection") or [] if isinstance(one, dict) and one.get("kind") == "prune"]
     try:
         prunes = [Prune(**{key: value for key, value in one.items() if key != "kind"}) for one in specs]
-        return prunes, DynamicSamplingConfig(**found["dynamic_sampling"]) if found.get("dynamic_sampling") else None
+        return prunes, DynamicSampling(**found["dynamic_sampling"]) if found.get("dynamic_sampling") else None
     except (TypeError, ValueError):
         return [], None
 

@@ -337,7 +337,7 @@ def selection(d: Draft, o: Options) -> None:
     elif math.ceil(share * prompts) > (generated or prompts):
         share = math.nextafter(share, 0)  # 29 / 7 * 7 is a little more than 29
     d.put(path + "oversample", share, origin, note)
-    d.put(path + "max_age", 0, "verl throws surplus groups away", "1 keeps them for the next step")
+    d.put("runtime.max_lag", 0, "verl discards surplus groups", "1 keeps them for the next step")
     if o.given(options[2]):
         why = (
             "verl's V1 trainer replaces single prompts as they come, without end; here whole generation batches "

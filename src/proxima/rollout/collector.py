@@ -1,0 +1,206 @@
+"""A training batch from a stream of scored groups; under dynamic sampling, generation goes on until it is full.
+
+A generation batch is complete before its groups are judged, and groups are taken in the order of their uid: no group is
+preferred because its completions are short and arrive early.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from proxima.data import Group
+from proxima.rollout.dynamic_sampling import MAX_OVERSAMPLE, DynamicSampling, running_acceptance
+from proxima.rollout.generator import GroupGenerator, RolloutListener
+from proxima.task.prompts import PromptSource
+
+STALE, SURPLUS = "stale", "surplus"
+Dropped = tuple[tuple[Group, str], ...]  # groups with the reason of each
+History = Callable[[], Iterable[Mapping[str, Any] | None]]  # metrics of the finished steps, newest first
+
+
+class BatchNotFilled(Exception):
+    """The last generation batch of a step left the batch unfilled, and `exhausted` is `stop`.
+
+    Args:
+        batches: generation batches made.
+        wanted, usable: groups of a full batch, and those there are.
+        generated: groups generated in the step.
+        dropped: the groups that can't be used.
+    """
+
+    def __init__(self, *, batches: int, wanted: int, usable: int, generated: Sequence[Group], dropped: Dropped) -> None:
+        reasons = Counter(reason for _, reason in dropped).most_common()
+        scores = [score for group in generated for score in group.scores if score.valid]
+        if scores:
+            rewards = f"mean reward {sum(score.value for score in scores) / len(scores):.3g}"
+        else:
+            rewards = score_errors(generated) or "no score"
+        if not any(score.correct is not None for score in scores):
+            rewards += "; no reward says which answers are correct"
+        super().__init__(
+            f"{batches} generation batches (max_num_gen_batches) gave {usable} of {wanted} usable groups out of "
+            f"{len(generated)} generated ({', '.join(f'{count} {reason}' for reason, count in reasons)}; {rewards})"
+        )
+        self.dropped = dropped
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectedBatch:
+    """The groups of a step, and their account: carried in + generated = used + dropped + carried out.
+
+    Args:
+        groups: what the step trains on, before the selection within groups; by uid.
+        dropped: the groups that it doesn't train on, with the reason of each.
+        generated: the groups generated in this step, wherever they ended.
+        carried: surplus for the next step.
+        gen_batches: generation batches made.
+        version: policy version at the beginning of the step.
+        scoring_seconds: time spent waiting for rewards after the last completion.
+        accepted, unscored: of the groups generated, those that could be used, and those without a valid score.
+    """
+
+    groups: tuple[Group, ...]
+    dropped: Dropped = ()
+    generated: tuple[Group, ...]
+    carried: tuple[Group, ...] = ()
+    gen_batches: int = 1
+    version: int = 0
+    scoring_seconds: float = 0.0
+    accepted: int = 0
+    unscored: int = 0
+
+    def metrics(self) -> dict[str, float]:
+        """Counts of the step, and the age of the groups that it uses, in policy versions."""
+        ages = [group_age(group, self.version) for group in self.groups]
+        return {
+            "prompts_generated": len(self.generated),
+            "prompts_carried": len(self.carried),
+            "prompts_accepted": self.accepted,
+            "prompts_unscored": self.unscored,
+            "gen_batches": self.gen_batches,
+            "age/mean": sum(ages) / len(ages) if ages else 0.0,
+            "age/max": max(ages, default=0),
+        }
+
+
+class BatchCollector:
+    """Draws prompts, has them generated and scored, and fills the batch of a step.
+
+    Args:
+        generator: turns prompts into scored groups.
+        source: gives prompts in order.
+        prompts: groups of a full batch.
+        reject: uid → reason, for the groups that the selection would drop as a whole; called under dynamic sampling.
+        refill: None makes one generation batch of `prompts` groups and takes all of them.
+        max_lag: policy versions that a group may be behind when it is used; 0 discards surplus groups.
+        listener: told what happens to each prompt.
+        carried: surplus of the step before; a resume passes what the checkpoint kept.
+    """
+
+    def __init__(
+        self,
+        generator: GroupGenerator,
+        source: PromptSource,
+        *,
+        prompts: int,
+        reject: Callable[[Sequence[Group]], Mapping[int, str]],
+        refill: DynamicSampling | None = None,
+        max_lag: int = 1,
+        listener: RolloutListener,
+        carried: Sequence[Group] = (),
+    ) -> None:
+        self.generator, self.source, self.prompts = generator, source, prompts
+        self.reject, self.refill, self.max_lag = reject, refill, max_lag
+        self.listener, self.carried = listener, tuple(carried)
+
+    async def collect(self, version: int, history: History = tuple) -> CollectedBatch:
+        """The groups of the next step.
+
+        Args:
+            version: of the weights that generate.
+            history: read when the running acceptance is needed.
+
+        Raises:
+            BatchNotFilled: `max_num_gen_batches` did not fill the batch, and `exhausted` is `stop`.
+        """
+        usable, dropped = self._split_by_age(version)
+        generated: list[Group] = []
+        batches, scoring_seconds, accepted = 0, 0.0, 0
+        while len(usable) < self.prompts and not self._exhausted(batches):
+            missing = self.prompts - len(usable)
+            fresh = await self._generate(self._generation_batch(missing, generated, accepted, history))
+            batches += 1
+            scoring_seconds += self.generator.scoring_seconds
+            generated += fresh
+            reasons = self.reject(fresh) if self.refill else {}
+            usable += [group for group in fresh if group.prompt.uid not in reasons]
+            dropped += [(group, reasons[group.prompt.uid]) for group in fresh if group.prompt.uid in reasons]
+            accepted += len(fresh) - len(reasons)
+        if len(usable) < self.prompts and self.refill and self.refill.exhausted == "stop":
+            raise BatchNotFilled(
+                batches=batches, wanted=self.prompts, usable=len(usable), generated=generated, dropped=tuple(dropped)
+            )
+        groups, surplus = usable[: self.prompts], usable[self.prompts :]
+        if self.max_lag == 0:
+            dropped, surplus = dropped + [(group, SURPLUS) for group in surplus], []
+        self.carried = tuple(surplus)
+        return CollectedBatch(
+            groups=tuple(groups),
+            dropped=tuple(dropped),
+            generated=tuple(generated),
+            carried=self.carried,
+            gen_batches=batches,
+            version=version,
+            scoring_seconds=scoring_seconds,
+            accepted=accepted,
+            unscored=_unscored(generated),
+        )
+
+    async def _generate(self, count: int) -> list[Group]:
+        """One generation batch of `count` new prompts, by uid."""
+        prompts = self.source.next(count)
+        self.listener.admitted(prompts)
+        groups: list[Group] = []
+        async with aclosing(self.generator.generate(prompts, self.listener)) as stream:
+            async for group in stream:
+                self.listener.scored(group)
+                groups.append(group)
+        return sorted(groups, key=lambda group: group.prompt.uid)
+
+    def _split_by_age(self, version: int) -> tuple[list[Group], list[tuple[Group, str]]]:
+        """The groups carried over, by uid: those that may be used, and those too far behind."""
+        carried, self.carried = sorted(self.carried, key=lambda group: group.prompt.uid), ()
+        usable = [group for group in carried if group_age(group, version) <= self.max_lag]
+        stale = [(group, STALE) for group in carried if group_age(group, version) > self.max_lag]
+        return usable, stale
+
+    def _exhausted(self, batches: int) -> bool:
+        limit = self.refill.max_num_gen_batches if self.refill else 1
+        return 0 < limit <= batches
+
+    def _generation_batch(self, missing: int, generated: Sequence[Group], accepted: int, history: History) -> int:
+        """Prompts of the next generation batch."""
+        if self.refill is None:
+            return missing
+        if (fixed := self.refill.generation_batch(self.prompts)) is not None:
+            return fixed
+        rate = running_acceptance(history(), len(generated) - _unscored(generated), accepted)
+        return min(math.ceil(missing / rate), MAX_OVERSAMPLE * self.prompts)
+
+
+def _unscored(groups: Sequence[Group]) -> int:
+    return sum(not any(score.valid for score in group.scores) for group in groups)
+
+
+def score_errors(groups: Sequence[Group]) -> str:
+    """The distinct errors of the failed scores, at most three."""
+    errors = list(dict.fromkeys(str(s.error) for group in groups for s in group.scores if not s.valid))
+    return "; ".join(errors[:3]) + (f"; and {len(errors) - 3} others" if len(errors) > 3 else "")
+
+
+def group_age(group: Group, version: int) -> int:
+    """How many policy versions the oldest token of the group is behind; 0 for a group without tokens."""
+    return version - min((int(min(c.policy_version)) for c in group.completions if len(c.tokens)), default=version)

@@ -1,0 +1,139 @@
+"""From prompts to a stream of scored groups: the engine generates, and the rewards score each group beside it."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from proxima.data import Completion, Group, Prompt
+from proxima.engine.protocol import Engine, Request, Sampling
+from proxima.reward.runner import RewardRunner
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSpec:
+    """How the group of a prompt is generated.
+
+    Args:
+        sampling: of each completion.
+        completions: completions per prompt.
+        seed: of the random draws, together with the prompt's uid and the number of the sample.
+        greedy_baseline: generate and score one greedy completion more, whose reward becomes `Group.baseline`.
+    """
+
+    sampling: Sampling
+    completions: int = 1
+    seed: int = 0
+    greedy_baseline: bool = False
+
+    @property
+    def size(self) -> int:
+        """Completions that the engine generates for a prompt."""
+        return self.completions + self.greedy_baseline
+
+    def requests(self, prompt: Prompt) -> list[Request]:
+        """The engine requests of a prompt, by sample; the greedy one is the last."""
+        greedy = replace(self.sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
+        settings = [self.sampling] * self.completions + [greedy] * self.greedy_baseline
+        return [Request(prompt=prompt, sample=i, sampling=s, seed=self.seed) for i, s in enumerate(settings)]
+
+
+class RolloutListener:
+    """Told what happens to prompts. The methods do nothing here; override those of interest. They must be fast."""
+
+    def admitted(self, prompts: Sequence[Prompt]) -> None:
+        """Prompts were drawn from the data and go to the engine next."""
+
+    def completed(self, done: int, total: int) -> None:
+        """`done` of `total` completions of the current batch are generated."""
+
+    def rewarded(self, done: int, total: int) -> None:
+        """The rewards of `done` of `total` groups of the current batch are known; whole-batch rewards may follow."""
+
+    def scored(self, group: Group) -> None:
+        """The scores of a group of a training batch are final."""
+
+
+class GroupGenerator:
+    """Generates and scores groups.
+
+    Args:
+        engine, rewards: who generates and who scores; the caller closes them.
+        spec: how a group is generated.
+        now: seconds, for `scoring_seconds`.
+
+    `scoring_seconds` is the time that the last batch waited for its rewards after its last completion.
+    """
+
+    def __init__(self, engine: Engine, rewards: RewardRunner, spec: GroupSpec, now: Callable[[], float]) -> None:
+        self.engine, self.rewards, self.spec, self.now = engine, rewards, spec, now
+        self.scoring_seconds = self._completed_at = 0.0
+
+    async def generate(
+        self, prompts: Sequence[Prompt], listener: RolloutListener | None = None
+    ) -> AsyncGenerator[Group, None]:
+        """Yield each group as soon as its scores are final.
+
+        Groups come in the order in which they are completed. With a whole-batch reward they come together, in the order
+        of the prompts, once all are complete. Closing the generator abandons what is still being generated.
+
+        Raises:
+            RuntimeError: the engine ended without some of the completions; any exception of the engine.
+        """
+        listener = listener or RolloutListener()
+        arrivals: asyncio.Queue[Group | BaseException] = asyncio.Queue()
+        rollout = asyncio.create_task(self._roll_out(prompts, listener, arrivals))
+        groups: dict[int, Group] = {}
+        try:
+            while len(groups) < len(prompts):
+                arrival = await arrivals.get()
+                if isinstance(arrival, BaseException):
+                    raise arrival
+                groups[arrival.prompt.uid] = arrival
+                listener.rewarded(len(groups), len(prompts))
+                if not self.rewards.has_batch:
+                    yield arrival
+            if self.rewards.has_batch and prompts:
+                for group in await self.rewards.score_batch([groups[prompt.uid] for prompt in prompts]):
+                    yield group
+            await rollout
+            self.scoring_seconds = self.now() - self._completed_at
+        finally:
+            rollout.cancel()
+
+    async def _roll_out(
+        self, prompts: Sequence[Prompt], listener: RolloutListener, arrivals: "asyncio.Queue[Group | BaseException]"
+    ) -> None:
+        """Generate all completions, and score each group beside those still being generated."""
+        requests = [request for prompt in prompts for request in self.spec.requests(prompt)]
+        by_uid = {prompt.uid: prompt for prompt in prompts}
+        generated: dict[int, dict[int, Completion]] = {prompt.uid: {} for prompt in prompts}
+        scoring: list[asyncio.Task[None]] = []
+        done = 0
+        try:
+            async for completion in self.engine.generate(requests):
+                samples = generated[completion.prompt_uid]
+                samples[completion.sample] = completion
+                if len(samples) == self.spec.size:
+                    group = tuple(samples[i] for i in range(self.spec.size))
+                    scoring.append(asyncio.create_task(self._score(by_uid[completion.prompt_uid], group, arrivals)))
+                done += 1
+                listener.completed(done, len(requests))
+            self._completed_at = self.now()
+            if lost := [uid for uid, samples in generated.items() if len(samples) < self.spec.size]:
+                raise RuntimeError(f"the engine ended without all completions of prompts {lost}")
+            await asyncio.gather(*scoring)
+        except BaseException as error:  # whatever it is, the consumer must not wait forever
+            arrivals.put_nowait(error)
+        finally:
+            for task in scoring:
+                task.cancel()
+
+    async def _score(
+        self, prompt: Prompt, completions: tuple[Completion, ...], arrivals: "asyncio.Queue[Group | BaseException]"
+    ) -> None:
+        scores = await self.rewards.score(prompt, completions)
+        baseline = scores[-1].value if self.spec.greedy_baseline else None
+        n = self.spec.completions
+        arrivals.put_nowait(
+            Group(prompt=prompt, completions=completions[:n], scores=tuple(scores[:n]), baseline=baseline)
+        )
