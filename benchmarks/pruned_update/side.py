@@ -55,11 +55,11 @@ def main() -> None:
 
     def once() -> dict[str, float]:
         start = time.perf_counter()
-        chosen = algorithm.choose(groups, step=1)
+        chosen = algorithm.step_batch(groups, step=1)
         result = stack.update(objective, chosen.updates, chosen.trajectories, lambda done, total: None)
         return {"seconds": time.perf_counter() - start, "tokens": result.tokens}
 
-    chosen = algorithm.choose(groups, step=1)
+    chosen = algorithm.step_batch(groups, step=1)
     prompts = len({item.group for item in chosen.trajectories}) * settings["prompt_tokens"]
     run = prompts + sum(len(item.tokens) for item in chosen.trajectories)
     serve(once, channel, completions=len(chosen.trajectories), tokens_run=run)

@@ -37,7 +37,7 @@ def algorithm(*selection, advantage="grpo", **settings):
 
 def test_the_order_of_arrival_is_forgotten():
     groups = [group(5, [1, 0]), group(2, [0, 1]), group(9, [3, 1])]
-    chosen = [algorithm().choose(order, 1) for order in (groups, groups[::-1], [groups[1], groups[2], groups[0]])]
+    chosen = [algorithm().step_batch(order, 1) for order in (groups, groups[::-1], [groups[1], groups[2], groups[0]])]
     assert chosen[0] == chosen[1] == chosen[2]
     assert [g.prompt.uid for g in chosen[0].groups] == [2, 5, 9]
     assert chosen[0].advantage == (-0.5, 0.5, 0.5, -0.5, 1.0, -1.0)
@@ -47,7 +47,7 @@ def test_the_order_of_arrival_is_forgotten():
 
 
 def test_an_invalid_score_enters_nothing():
-    chosen = algorithm().choose(
+    chosen = algorithm().step_batch(
         [group(0, [1.0, None, 0.0]), group(1, [None, None, None]), group(2, [1.0, 1.0, None])], 1
     )
     assert chosen.advantage == (0.5, None, -0.5, None, None, None, 0.0, 0.0, None)
@@ -65,23 +65,23 @@ def test_an_invalid_score_enters_nothing():
 def test_uniform_groups_are_dropped_by_maximum_and_minimum():
     third = 0.1 + 0.2
     groups = [group(0, [third] * 4), group(1, [0.3, third, 0.3, 0.3]), group(2, [1, 1, None, 1])]
-    chosen = algorithm("drop_uniform_groups").choose(groups, 1)
+    chosen = algorithm("drop_uniform_groups").step_batch(groups, 1)
     assert chosen.kept == [1] and chosen.dropped == {0: "uniform_group", 2: "uniform_group"}
     assert chosen.drop_counts == {"uniform_group": 7, "invalid": 1}
 
 
 def test_nothing_left():
-    chosen = algorithm("drop_uniform_groups").choose([group(0, [1, 1]), group(1, [None, None])], 1)
+    chosen = algorithm("drop_uniform_groups").step_batch([group(0, [1, 1]), group(1, [None, None])], 1)
     assert chosen.trajectories == chosen.updates == () and chosen.kept == []
     assert chosen.dropped == {0: "uniform_group", 1: "invalid"}
     assert [f.outcome for f in chosen.records({}).values()] == ["dropped_uniform_group"] * 2 + ["invalid"] * 2
-    empty = algorithm().choose([], 1)
+    empty = algorithm().step_batch([], 1)
     assert empty.groups == empty.updates == () and rollout_metrics(empty.groups, empty)["reward/mean"] is None
 
 
 def test_whole_groups_are_dealt_to_updates():
     groups = [group(uid, [uid, 0]) for uid in range(1, 7)]
-    chosen = algorithm(updates=3).choose(groups, 1)
+    chosen = algorithm(updates=3).step_batch(groups, 1)
     assert chosen.updates == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11))
     assert sorted(i for update in chosen.updates for i in update) == list(range(12))
 
@@ -89,13 +89,13 @@ def test_whole_groups_are_dealt_to_updates():
 def test_the_deal_is_of_the_original_groups():
     """A dropped group shortens its own update, not the others; an update with nothing left is not made."""
     groups = [group(uid, [1, 1] if uid in (0, 1, 2) else [uid, 0]) for uid in range(6)]
-    chosen = algorithm("drop_uniform_groups", updates=3).choose(groups, 1)
+    chosen = algorithm("drop_uniform_groups", updates=3).step_batch(groups, 1)
     assert [[chosen.trajectories[i].group for i in update] for update in chosen.updates] == [[3, 3], [4, 4, 5, 5]]
 
 
 def test_later_epochs_have_an_order_of_their_own_and_keep_groups_together():
     groups = [group(uid, [uid, 0, 1]) for uid in range(8)]
-    chosen = algorithm(updates=2, epochs=3, seed=1).choose(groups, step=4)
+    chosen = algorithm(updates=2, epochs=3, seed=1).step_batch(groups, step=4)
     assert len(chosen.updates) == 6
     owners = [[chosen.trajectories[i].group for i in update] for update in chosen.updates]
     assert owners[0] == [g for g in range(4) for _ in range(3)]
@@ -106,13 +106,13 @@ def test_later_epochs_have_an_order_of_their_own_and_keep_groups_together():
             assert all(len(set(update[i : i + 3])) == 1 for i in range(0, 12, 3))
     assert owners[2:4] != owners[0:2] and owners[2:4] != owners[4:6]
     again = algorithm(updates=2, epochs=3, seed=1)
-    assert again.choose(groups, step=4) == chosen
-    assert again.choose(groups, step=5).updates != chosen.updates
-    assert algorithm(updates=2, epochs=3, seed=2).choose(groups, step=4).updates != chosen.updates
+    assert again.step_batch(groups, step=4) == chosen
+    assert again.step_batch(groups, step=5).updates != chosen.updates
+    assert algorithm(updates=2, epochs=3, seed=2).step_batch(groups, step=4).updates != chosen.updates
 
 
 def test_records_of_all_completions():
-    chosen = algorithm("drop_uniform_groups").choose(
+    chosen = algorithm("drop_uniform_groups").step_batch(
         [group(0, [1, 0, 0.5]), group(1, [1, 1, 1]), group(2, [None, 2, 4])], 1
     )
     assert chosen.rows == (0, 1, 2, 7, 8)
@@ -140,12 +140,12 @@ def test_records_of_all_completions():
 
 def test_the_behavior_asked_for():
     groups = [group(0, [1, 0])]
-    assert algorithm().choose(groups, 1).trajectories[0].behavior_log_prob.tolist() == [-1.0] * 3
-    assert algorithm(behavior="sampled").choose(groups, 1).trajectories[0].behavior_log_prob.tolist() == [-0.5] * 3
+    assert algorithm().step_batch(groups, 1).trajectories[0].behavior_log_prob.tolist() == [-1.0] * 3
+    assert algorithm(behavior="sampled").step_batch(groups, 1).trajectories[0].behavior_log_prob.tolist() == [-0.5] * 3
 
 
 def test_parts_and_accuracy():
-    chosen = algorithm().choose([group(0, [1, 0, None], correct=True), group(1, [3, 4, 4], correct=False)], 1)
+    chosen = algorithm().step_batch([group(0, [1, 0, None], correct=True), group(1, [3, 4, 4], correct=False)], 1)
     metrics = rollout_metrics(chosen.groups, chosen)
     assert metrics["accuracy"] == pytest.approx(2 / 5) and metrics["reward/part/p"] == pytest.approx(12 / 5)
 

@@ -329,9 +329,7 @@ def test_the_limits_that_ended_a_run_may_be_changed_to_go_on(tiny_model, tmp_pat
     tree["algorithm"]["dynamic_sampling"] |= {"exhausted": "partial"}
     assert go(tmp_path / "run", tree, resume=True).steps == 2
     tree["runtime"] |= {"max_lag": 5}
-    with pytest.raises(
-        ValueError, match=r"runtime.max_lag=5 differs from 1, with which the run in .* was started"
-    ):
+    with pytest.raises(ValueError, match=r"runtime.max_lag=5 differs from 1, with which the run in .* was started"):
         go(tmp_path / "run", tree, resume=True)
 
 

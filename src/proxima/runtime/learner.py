@@ -46,8 +46,8 @@ class Learner:
         out = list(trajectories)
         if self.recompute_proximal and self.objective.proximal != "first_forward":
             values = self.stack.log_prob(out)
-            out = [item.with_(proximal_log_prob=value) for item, value in zip(out, values, strict=True)]
+            out = [replace(item, proximal_log_prob=value) for item, value in zip(out, values, strict=True)]
         if self.reference is not None:
             values = self.stack.log_prob(out, self.reference)
-            out = [item.with_(reference_log_prob=value) for item, value in zip(out, values, strict=True)]
+            out = [replace(item, reference_log_prob=value) for item, value in zip(out, values, strict=True)]
         return out
