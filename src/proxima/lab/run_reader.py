@@ -15,6 +15,7 @@ from proxima.config.errors import ConfigError, suggestion
 from proxima.config.read import read_yaml, shown_path
 from proxima.data import UserError
 from proxima.runtime.folder import RunFolder
+from proxima.runtime.metric_names import metric_of
 
 # An axis → the key of metrics.jsonl whose running sum it is; steps count themselves.
 AXES: dict[str, str | None] = {
@@ -80,10 +81,11 @@ class Run:
         return {0: 0.0, **dict(zip(steps, sums, strict=True))}
 
     def curve(self, key: str, axis: str = "step") -> Curve:
-        """(where the axis stands after the step, value) of a key of the training records; steps without it are left
-        out."""
+        """(position on the axis after the step, value) of a metric of the training records, under any of its names;
+        steps without it are left out."""
         at = self.position(axis)
-        return [(at[int(r["step"])], float(r[key])) for r in self.train if r.get(key) is not None]
+        values = ((r, metric_of(r, key)) for r in self.train)
+        return [(at[int(r["step"])], float(value)) for r, value in values if value is not None]
 
     def accuracy(self, axis: str = "step") -> Curve:
         """Held-out accuracy by axis; evaluations without one (no reward says what is right) are left out."""
@@ -95,8 +97,8 @@ class Run:
         ]
 
     def total(self, key: str) -> float | None:
-        """The sum of a key over the steps; None where no step has it."""
-        known = [float(r[key]) for r in self.train if r.get(key) is not None]
+        """The sum of a metric over the steps, under any of its names; None where no step has it."""
+        known = [float(value) for r in self.train if (value := metric_of(r, key)) is not None]
         return sum(known) if known else None
 
     def rate(self, tokens: str, time: str) -> float | None:

@@ -1,0 +1,75 @@
+"""Metric names of other frameworks, resolved to ours wherever a metric is looked up. Nothing is recorded twice."""
+
+from collections.abc import Mapping
+from typing import Any
+
+# Prefixes under which verl writes its rollout correction, by generation; what follows is our name under `mismatch/`.
+MISMATCH_PREFIXES = ("rollout_corr/", "mismatch/mismatch_", "mismatch_")
+
+METRIC_ALIASES: dict[str, str] = {
+    # verl
+    "mismatch/log_ppl_abs_diff": "mismatch/log_ppl_diff_abs",
+    "training/rollout_probs_diff_mean": "mismatch/prob_absdiff_mean",
+    "training/rollout_probs_diff_std": "mismatch/prob_absdiff_std",
+    "training/rollout_probs_diff_max": "mismatch/prob_absdiff_max",
+    "actor/entropy": "entropy/mean",
+    "actor/grad_norm": "grad_norm",
+    "actor/lr": "lr",
+    "critic/score/mean": "reward/mean",
+    "response_length/mean": "length/mean",
+    "response_length/max": "length/max",
+    "response_length/clip_ratio": "truncated_fraction",
+    # UniRL, and proxima until 0.1
+    "rollout_replay_logp_absdiff_mean": "mismatch/log_prob_absdiff_mean",
+    # TRL
+    "sampling/sampling_logp_difference/mean": "mismatch/log_prob_absdiff_mean",
+    "sampling/sampling_logp_difference/max": "mismatch/log_prob_absdiff_max",
+    "sampling/importance_sampling_ratio/mean": "mismatch/rollout_is_mean",
+    "sampling/importance_sampling_ratio/min": "mismatch/rollout_is_min",
+    "sampling/importance_sampling_ratio/max": "mismatch/rollout_is_max",
+    "completions/mean_length": "length/mean",
+    "completions/max_length": "length/max",
+    "completions/clipped_ratio": "truncated_fraction",
+    "learning_rate": "lr",
+    # AReaL
+    "behave_imp_weight/avg": "mismatch/rollout_is_mean",
+    # prime-rl, slime
+    "mismatch_kl/mean": "mismatch/k3_kl",
+    "train/train_rollout_logprob_abs_diff": "mismatch/log_prob_absdiff_mean",
+    # what a correction applied, as verl names it
+    "rollout_corr/rollout_is_veto_fraction": "correction/rollout_is_veto_fraction",
+    "rollout_corr/rollout_is_batch_norm_factor": "correction/rollout_is_batch_norm_factor",
+    "rollout_corr/rollout_is_ratio_fraction_high": "correction/rollout_is_ratio_fraction_high",
+    "rollout_corr/rollout_is_ratio_fraction_low": "correction/rollout_is_ratio_fraction_low",
+    "rollout_corr/rollout_is_seq_fraction_high": "correction/rollout_is_seq_fraction_high",
+    "rollout_corr/rollout_is_seq_fraction_low": "correction/rollout_is_seq_fraction_low",
+    "rollout_corr/rollout_rs_masked_fraction": "correction/rejected_fraction",
+    "rollout_corr/rollout_rs_seq_masked_fraction": "correction/rejected_seq_fraction",
+}
+
+
+def canonical_metric(name: str) -> str:
+    """Our name of a metric, from ours or another framework's; a name that no table has comes back as it is."""
+    name = name.removeprefix("actor/") if name.startswith("actor/rollout_corr/") else name
+    if name in METRIC_ALIASES:
+        return METRIC_ALIASES[name]
+    for prefix in MISMATCH_PREFIXES:
+        if name.startswith(prefix):
+            name = "mismatch/" + name.removeprefix(prefix)
+            break
+    return METRIC_ALIASES.get(name, name)
+
+
+def metric_of(record: Mapping[str, Any], name: str) -> Any:
+    """The value of a metric in a record of metrics.jsonl, under any of its names; None where it is missing.
+
+    A record of an older version may hold the metric under a name that is an alias today.
+    """
+    if name in record:
+        return record[name]
+    canonical = canonical_metric(name)
+    if canonical in record:
+        return record[canonical]
+    return next(
+        (record[alias] for alias, ours in METRIC_ALIASES.items() if ours == canonical and alias in record), None
+    )

@@ -1,0 +1,41 @@
+"""Other frameworks' names of metrics."""
+
+import pytest
+
+from proxima.core import mismatch_metrics
+from proxima.runtime.metric_names import METRIC_ALIASES, canonical_metric, metric_of
+from tests.core.batches import make_batch
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("mismatch_kl", "mismatch/kl"),
+        ("mismatch_k3_kl", "mismatch/k3_kl"),
+        ("mismatch/mismatch_training_ppl", "mismatch/training_ppl"),
+        ("rollout_corr/k3_kl", "mismatch/k3_kl"),
+        ("actor/rollout_corr/rollout_is_mean", "mismatch/rollout_is_mean"),
+        ("rollout_corr/log_ppl_abs_diff", "mismatch/log_ppl_diff_abs"),
+        ("rollout_corr/rollout_is_veto_fraction", "correction/rollout_is_veto_fraction"),
+        ("mismatch_kl/mean", "mismatch/k3_kl"),
+        ("rollout_replay_logp_absdiff_mean", "mismatch/log_prob_absdiff_mean"),
+        ("response_length/mean", "length/mean"),
+        ("mismatch/k3_kl", "mismatch/k3_kl"),
+        ("no_such_metric", "no_such_metric"),
+    ],
+)
+def test_a_name_of_another_framework_is_ours(name: str, ours: str) -> None:
+    assert canonical_metric(name) == ours
+
+
+def test_every_mismatch_alias_leads_to_a_metric_that_is_measured() -> None:
+    measured = mismatch_metrics(make_batch([4]))
+    for ours in METRIC_ALIASES.values():
+        assert not ours.startswith("mismatch/") or ours in measured
+        assert canonical_metric(ours) == ours
+
+
+def test_a_record_is_read_under_any_name_old_records_too() -> None:
+    assert metric_of({"mismatch/k3_kl": 0.1}, "mismatch_k3_kl") == 0.1
+    assert metric_of({"rollout_replay_logp_absdiff_mean": 0.2}, "mismatch/log_prob_absdiff_mean") == 0.2
+    assert metric_of({"loss": 1.0}, "mismatch_kl") is None
