@@ -12,6 +12,7 @@ from proxima.cli.main import COMMANDS
 from proxima.config import check, dump, resolve
 from proxima.config.validate import warnings
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm, TokenMean
+from proxima.core.correction import CORRECTION_PRESETS
 from proxima.core.surrogate import Cppo, Dppo, Drpo, Gspo, PpoClip
 from proxima.lab import plan_runs, read_sweep
 from proxima.prepare.catalog import SOURCES
@@ -44,12 +45,13 @@ def in_the_repository(monkeypatch):
 def test_there_are_recipes():
     small = {
         "quickstart",
-        *(f"cpu/{m}" for m in ("grpo", "gspo", "dppo", "cppo", "drpo", "dapo", "dapo_no_dynamic", "cppo_prune")),
+        *(f"cpu/{m}" for m in ("grpo", "gspo", "dppo", "cppo", "drpo", "dapo", "dapo_no_dynamic", "dapo_tis")),
+        "cpu/cppo_prune",
     }
     large = {f"qwen3_{size}_{method}" for size in ("4b", "30b") for method in ("grpo", "dppo", "cppo", "drpo")} | {
         "qwen3_30b_gspo"
     }
-    dapo = {"dapo_32b", "dapo_32b_no_dynamic", "dapo_32b_early"}
+    dapo = {"dapo_32b", "dapo_32b_no_dynamic", "dapo_32b_early", "dapo_32b_tis"}
     assert small | large | dapo | {"prune_gsm8k", "prune_math", "gsm8k", "gsm8k_cppo"} <= {
         name_of(path) for path in RECIPES
     }
@@ -266,3 +268,12 @@ def test_the_small_recipes_differ_from_the_quickstart_in_their_method():
         assert (config.algorithm.preset or "").startswith(path.stem)
         if path.stem != "cppo_prune":
             assert config.train == base.train
+
+
+@pytest.mark.parametrize(("name", "without"), [("dapo_32b_tis", "dapo_32b"), ("cpu/dapo_tis", "cpu/dapo")])
+def test_tis_is_dapo_with_weighted_tokens(name, without):
+    tis, dapo = leaves(resolve(FOLDER / f"{name}.yaml")), leaves(resolve(FOLDER / f"{without}.yaml"))
+    changed = {path for path in tis.keys() | dapo.keys() if tis.get(path) != dapo.get(path)}
+    assert {path for path in changed if not path.startswith("algorithm.correction")} == {"algorithm.proximal"}
+    assert published(name).algorithm.correction == CORRECTION_PRESETS["decoupled_token_is"]
+    assert published(name).algorithm.proximal == "recompute"

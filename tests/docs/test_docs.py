@@ -174,3 +174,19 @@ def test_the_ids_in_docstrings_and_pages_are_documented():
         mentioned = re.findall(r"\(([PTUAC]\d+(?:, [PTUAC]\d+)*)[):]", path.read_text(encoding="utf-8"))
         unknown = {name for group in mentioned for name in group.split(", ")} - documented
         assert not unknown, f"{path.name}: {unknown}"
+
+
+def test_the_glossary_lists_every_name_of_a_metric():
+    from proxima.runtime.metric_names import METRIC_ALIASES
+
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
+    missing = [name for pair in METRIC_ALIASES.items() for name in pair if f"`{name}`" not in text]
+    assert not missing
+
+
+def test_the_page_on_the_mismatch_lists_what_health_judges():
+    from proxima.core.correction.guard import MismatchGuard
+    from proxima.core.correction.health import MEAN, rules
+
+    text = (DOCS / "mismatch.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` | " in text for name in [MEAN, *(rule.metric for rule in rules(MismatchGuard()))])

@@ -9,6 +9,7 @@ unit.
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from proxima.core.correction import MismatchGuard
 from proxima.data import require
 from proxima.engine.protocol import Sampling
 from proxima.rollout.dynamic_sampling import DynamicSampling
@@ -107,6 +108,9 @@ class AlgorithmConfig:
         Slot("proxima.core.correction:CORRECTIONS", many=True, presets="proxima.core.correction:CORRECTION_PRESETS"),
         "weights and rejections, behavior -> proximal",
     ] = ()
+    mismatch: Annotated[MismatchGuard, "engine against trainer, measured at each step's first forward"] = field(
+        default_factory=MismatchGuard
+    )
     selection: Annotated[
         Any, Slot("proxima.core.selection:SELECTIONS", many=True), "what is dropped before the update"
     ] = ()
