@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from proxima.core import Outcomes, PpoClip, TokenMean, policy_loss
+from proxima.core import Outcomes, PpoClip, TokenMean, mismatch_metrics, policy_loss
 from proxima.core.advantage import Grpo
 from proxima.data import Completion, Group, Prompt, Score, Trajectory
 from proxima.engine import LocalEngine, Request, Sampling
@@ -134,13 +134,14 @@ def update(
     """One optimizer step on a packed batch: no padding, and each group's prompt run once."""
     batch = policy.pack(rows)
     log_prob = policy(batch).log_prob  # [N], of every response token given all before it, with gradient
-    loss = policy_loss(batch.policy_batch(log_prob), surrogate=SURROGATE, aggregate=AGGREGATE)
+    tokens = batch.policy_batch(log_prob)
+    loss = policy_loss(tokens, surrogate=SURROGATE, aggregate=AGGREGATE)
     loss.value.backward()
     norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), max_grad_norm)
     optimizer.step()
     optimizer.zero_grad()
     return {"loss": loss.value.item(), "grad_norm": norm.item()} | {
-        name: value.value for name, value in loss.metrics.items()
+        name: value.value for name, value in (loss.metrics | mismatch_metrics(tokens)).items()
     }
 
 
@@ -183,7 +184,7 @@ def line(m: dict[str, float]) -> str:
     return (
         f"step {m['step']:>3}   reward {m['reward']:.2f}   kl {m['approx_kl']:.4f}   masked "
         f"{100 * m['masked_fraction']:.1f} %   "
-        f"engine-trainer {m['rollout_replay_logp_absdiff_mean']:.4f} nats   grad {m['grad_norm']:.2f}   "
+        f"engine-trainer {m['mismatch/log_prob_absdiff_mean']:.4f} nats   grad {m['grad_norm']:.2f}   "
         f"{m['seconds']:.1f} s"
     )
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import proxima
-from proxima.core import PpoClip, Reinforce, TokenMean, TokenSum, policy_loss
+from proxima.core import PpoClip, Reinforce, TokenMean, TokenSum, mismatch_metrics, policy_loss
 from proxima.core.penalty import K1, K2, K3, Abs
 from proxima.data import PolicyBatch
 from tests.core.batches import make_batch
@@ -58,7 +58,7 @@ def test_common_metrics_are_those_of_the_formulas() -> None:
     values = {key: metric.value for key, metric in loss.metrics.items()}
     assert values["ratio_mean"] == pytest.approx((1 + ratio) / 2) and values["ratio_max"] == pytest.approx(ratio)
     assert values["approx_kl"] == pytest.approx((ratio - 1 - 0.5) / 2)
-    assert values["rollout_replay_logp_absdiff_mean"] == pytest.approx(0.25)
+    assert mismatch_metrics(two_tokens())["mismatch/log_prob_absdiff_mean"].value == pytest.approx(0.25)
     assert values["masked_fraction"] == 0
     assert float(loss.value) == pytest.approx((-1 + ratio) / 2)
 

@@ -49,7 +49,7 @@ def test_the_policy_learns_what_is_rewarded(example, tiny_model, capsys):
     assert sum(reward[-3:]) / 3 > sum(reward[:3]) / 3 + 0.3, reward
     # engine and trainer agree on every log-prob, so the behavior policy is the proximal one to float32 rounding, each
     # step anew
-    assert max(m["rollout_replay_logp_absdiff_mean"] for m in history) < 1e-4
+    assert max(m["mismatch/log_prob_absdiff_mean"] for m in history) < 1e-4
     assert all(abs(m["ratio_mean"] - 1) < 1e-4 and m["masked_fraction"] == 0 for m in history)
     assert engine.version == 40
     assert capsys.readouterr().out.count("step ") == 40

@@ -38,7 +38,7 @@ TRAIN_KEYS = {
     "ratio_max",
     "masked_fraction",
     "prefix_spend",
-    "rollout_replay_logp_absdiff_mean",
+    "mismatch/log_prob_absdiff_mean",
     "grad_norm",
     "lr",
     "skipped_zero_advantage",
@@ -152,7 +152,7 @@ def test_rollouts_agree_with_metrics(whole):
             len(row["log_prob"]) == len(row["keep"]) == len(row["entropy"]) == len(row["tokens"]) for row in trained
         )
         pairs = [(a, b) for row in trained for a, b in zip(row["log_prob"], row["untruncated_log_prob"], strict=True)]
-        assert r["rollout_replay_logp_absdiff_mean"] == pytest.approx(
+        assert r["mismatch/log_prob_absdiff_mean"] == pytest.approx(
             sum(abs(a - b) for a, b in pairs) / len(pairs), abs=1e-6
         )
         entropies = [x for row in trained for x in row["entropy"]]
@@ -391,7 +391,7 @@ def test_the_recomputed_proximal_policy(updates, tiny_model, tmp_path):
     )
     go(tmp_path / "run", tree)
     (r,) = train_records(RunFolder(tmp_path / "run"))
-    assert r["updates"] == updates and r["rollout_replay_logp_absdiff_mean"] > 1e-4
+    assert r["updates"] == updates and r["mismatch/log_prob_absdiff_mean"] > 1e-4
     if updates == 1:
         assert r["ratio_mean"] == pytest.approx(1.0, abs=1e-7) and r["ratio_max"] == pytest.approx(1.0, abs=1e-7)
     else:  # the first half of the batch at exactly 1, the second half after a step
@@ -413,7 +413,7 @@ def test_recompute_with_one_update_left_of_two(tiny_model, tmp_path):
     kept["reward"] = [dict(reward[0], constant=2)]  # of the prompts 0 and 1, the first says nothing
     go(tmp_path / "run", kept)
     (r,) = train_records(RunFolder(tmp_path / "run"))
-    assert r["updates"] == 1 and r["rollout_replay_logp_absdiff_mean"] > 1e-4
+    assert r["updates"] == 1 and r["mismatch/log_prob_absdiff_mean"] > 1e-4
     assert r["ratio_max"] == pytest.approx(1.0, abs=1e-5)
 
 

@@ -81,7 +81,7 @@ def record(step, steps=40, seed=1, **more):
         "ratio_mean": 1.0001,
         "ratio_max": 1.4 + draw.random(),
         "masked_fraction": 0.004 + 0.015 * learnt * draw.random(),
-        "rollout_replay_logp_absdiff_mean": 0.004,
+        "mismatch/log_prob_absdiff_mean": 0.004,
         "grad_norm": 1.4 - 0.8 * learnt + 0.2 * draw.random(),
         "lr": 1e-5 * min(1.0, step / 5),
         "skipped_zero_advantage": round(8 * learnt) * 4,

@@ -172,7 +172,6 @@ def test_remarks_say_what_it_means_and_what_to_do():
     )
     assert remarks(**{"updates": 1, "tokens/trained": 1}) == remarks(**{"updates": 0, "tokens/trained": 0}) == []
     assert "82.0 % of the completions ended at the length limit" in remarks(truncated_fraction=0.82)[0]
-    assert "differ by 0.250 nats a token" in remarks(rollout_replay_logp_absdiff_mean=0.25)[0]
     assert "60.0 % of the tokens left the trust region" in remarks(masked_fraction=0.6)[0]
 
 

@@ -173,8 +173,8 @@ def policy_loss(
     Edge cases: a batch with nothing in the loss gives numerator 0 with zero gradient and denominator 0; `value` is then
         0.
     Metrics over loss tokens, of the ratio π/π_prox: `ratio_mean`, `ratio_max`, `approx_kl` (k3 of KL(π_prox‖π)), and
-    `masked_fraction` (not kept); `rollout_replay_logp_absdiff_mean` of |log π − log μ|. They are computed here once,
-    not by each surrogate. A surrogate of unit "sequence" takes the geometric mean of its kept tokens' weights.
+    `masked_fraction` (not kept); π against μ is `core.mismatch_metrics`. They are computed here once, not by each
+    surrogate. A surrogate of unit "sequence" takes the geometric mean of its kept tokens' weights.
     Differs: penalties are weighted by no correction (verl and TRL weight only the policy loss too, T5). verl's
         `geo_mean` takes the geometric mean over rejected tokens too, as 1e-10 (P10).
     """
@@ -297,9 +297,6 @@ def common_metrics(b: PolicyBatch, keep: Tensor) -> Metrics:
         metrics["ratio_mean"] = SumCount.over(ratio, mask)
         metrics["ratio_max"] = Peak.over(ratio, mask)
         metrics["approx_kl"] = SumCount.over(k3(log_ratio), mask)
-    if b.behavior_log_prob is not None:
-        drift = (b.masked("log_prob") - b.masked("behavior_log_prob")).abs()
-        metrics["rollout_replay_logp_absdiff_mean"] = SumCount.over(drift, mask)
     if b.entropy is not None:
         metrics["entropy"] = SumCount.over(b.entropy, mask)
     return metrics

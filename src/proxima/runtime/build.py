@@ -184,6 +184,7 @@ def make_objective(config: "RunConfig") -> PolicyObjective:
         penalties=penalties,
         proximal=proximal,
         skip_zero_advantage=algorithm.skip_zero_advantage,
+        measure_mismatch=algorithm.mismatch.measure,
     )
 
 

@@ -63,7 +63,7 @@ CHARTS = (
     ComparisonChart("KL", "approx_kl", "nats per token: how far an update moved the policy"),
     ComparisonChart("Masked", "masked_fraction", "% of tokens, outside the trust region", 100.0),
     ComparisonChart("Gradient norm", "grad_norm", "before clipping"),
-    ComparisonChart("Engine against trainer", "rollout_replay_logp_absdiff_mean", "mean |Δ log-prob|, nats per token"),
+    ComparisonChart("Engine against trainer", "mismatch/log_prob_absdiff_mean", "mean |Δ log-prob|, nats per token"),
     ComparisonChart("Seconds per step", "time/step", "generating, scoring, training, publishing"),
 )
 SHARES = ("accuracy/held_out", "masked_fraction")  # between 0 and 1

@@ -52,16 +52,6 @@ def cut_off(record: Record) -> str | None:
     )
 
 
-def engine_differs(record: Record) -> str | None:
-    gap = _number(record, "rollout_replay_logp_absdiff_mean")
-    if gap <= 0.1 or _number(record, "age/max"):  # groups of the step before were sampled by other weights
-        return None
-    return (
-        f"engine and trainer differ by {fixed(gap, 3)} nats a token on the same weights, so ratios measure rounding; "
-        "set model.compute_dtype=float32, or serve with the dtype that is trained"
-    )
-
-
 def mostly_masked(record: Record) -> str | None:
     share = _number(record, "masked_fraction")
     if share <= 0.5:
@@ -75,6 +65,5 @@ def mostly_masked(record: Record) -> str | None:
 RULES: dict[str, Callable[[Record], str | None]] = {
     "nothing_learnt": nothing_learnt,
     "cut_off": cut_off,
-    "engine_differs": engine_differs,
     "mostly_masked": mostly_masked,
 }

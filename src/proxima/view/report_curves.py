@@ -76,7 +76,7 @@ CURVES = (
     ),
     ChartSpec(
         "Engine against trainer",
-        {"rollout_replay_logp_absdiff_mean": "mean |Δ log-prob|"},
+        {"mismatch/log_prob_absdiff_mean": "mean |Δ log-prob|"},
         significant,
         "nats per token",
     ),

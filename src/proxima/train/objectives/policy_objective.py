@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from proxima.core.correction import mismatch_metrics
 from proxima.core.loss import Aggregate, Correction, Loss, Penalty, PolicyLoss, Surrogate, policy_loss
 from proxima.core.precompute import Precomputed, needs_precompute, precompute
 from proxima.core.proximal import interpolated_proximal
@@ -17,7 +18,6 @@ from proxima.model import TokenOutputs
 from proxima.train.objectives.protocol import Objective, TokenStatistics
 
 ProximalSource = Literal["given", "first_forward", "loglinear"]
-FIRST_UPDATE_METRIC = "rollout_replay_logp_absdiff_mean"  # engine against trainer: only before the weights move
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,8 @@ class PolicyObjective(Objective[Trajectory]):
         skip_zero_advantage: skip trajectories whose advantage is exactly 0. It has no effect unless the surrogate
             declares `zero_advantage_inert`, there is no penalty and nothing depends on the whole batch.
         entropy: report the policy's entropy, at the cost of one more pass over the logits.
+        measure_mismatch: report `core.mismatch_metrics` of the first update: engine against trainer, before the weights
+            move.
     """
 
     surrogate: Surrogate
@@ -43,6 +45,7 @@ class PolicyObjective(Objective[Trajectory]):
     current_version: int = 0
     skip_zero_advantage: bool = True
     entropy: bool = True
+    measure_mismatch: bool = True
 
     @property
     def needs(self) -> frozenset[str]:
@@ -101,8 +104,10 @@ class PolicyObjective(Objective[Trajectory]):
             correction=self.corrections or None,
             penalty=self.penalties or None,
         )
-        if update:
-            loss.metrics.pop(FIRST_UPDATE_METRIC, None)
+        if self.measure_mismatch and update == 0 and batch.behavior_log_prob is not None:
+            # A decision may have reduced the loss mask; what is rejected is measured too.
+            measured = policy_batch if decision is None else batch.policy_batch(outputs.log_prob)
+            loss.metrics.update(mismatch_metrics(measured))
         return [loss]
 
     def token_statistics(
