@@ -75,10 +75,7 @@ CURVES = (
         scale=100.0,
     ),
     ChartSpec(
-        "Engine against trainer",
-        {"mismatch/log_prob_absdiff_mean": "mean |Δ log-prob|"},
-        significant,
-        "nats per token",
+        "Engine against trainer", {"mismatch/log_prob_absdiff_mean": "mean |Δ log-prob|"}, significant, "nats per token"
     ),
     ChartSpec("Learning rate", {"lr": "lr"}, significant, "at the last update of the step", smooth=False),
 )
