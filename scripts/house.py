@@ -28,6 +28,7 @@ ALLOWED_MODULES = {
     "protocol": "every room with a protocol keeps it in protocol.py",
     "presets": "every table of presets is in presets.py",
     "gsm8k": "the task and the reward of one data set",
+    "reasoning_gym": "the task and the reward of one package",
     "countdown": "the task and the reward of one data set",
     "unirl": "what one peer's numbers and options mean",
     "verl": "what one peer's numbers and options mean",

@@ -122,7 +122,7 @@ def test_the_cache_of_datasets(tmp_path, monkeypatch):
     import datasets
 
     from proxima.prepare import locate as module
-    from proxima.prepare.read_files import inspect_file, read_rows
+    from proxima.prepare.read_files import inspect_file, iter_source_rows
 
     folder = tmp_path / "datasets" / "openai___gsm8k" / "main" / "0.0.0" / COMMIT
     made = {}
@@ -139,7 +139,7 @@ def test_the_cache_of_datasets(tmp_path, monkeypatch):
     origin = locate_files(PARTS["gsm8k"])
     assert names(origin) == {"train": ["main/gsm8k-train.arrow"], "test": ["main/gsm8k-test.arrow"]}
     inputs = tuple(inspect_file(*pair) for pair in origin.sides["train"])
-    assert [row.raw.answer for row in read_rows(inputs)] == [row["answer"] for row in GSM8K_TRAIN]
+    assert [row.raw.answer for row in iter_source_rows(inputs)] == [row["answer"] for row in GSM8K_TRAIN]
 
 
 def test_a_download_that_was_cut_off(tmp_path):
@@ -151,13 +151,13 @@ def test_a_download_that_was_cut_off(tmp_path):
 def test_what_save_to_disk_wrote(tmp_path):
     import datasets
 
-    from proxima.prepare.read_files import inspect_file, read_rows
+    from proxima.prepare.read_files import inspect_file, iter_source_rows
 
     sides = {side: datasets.Dataset.from_list(rows) for side, rows in (("train", GSM8K_TRAIN), ("test", GSM8K_TEST))}
     datasets.DatasetDict(sides).save_to_disk(str(tmp_path / "saved"))
     origin = locate_files(PARTS["gsm8k"], str(tmp_path / "saved"))
     assert names(origin)["test"] == ["test/data-00000-of-00001.arrow"]
-    assert [row.raw.question for row in read_rows((inspect_file(*origin.sides["test"][0]),))] == [
+    assert [row.raw.question for row in iter_source_rows((inspect_file(*origin.sides["test"][0]),))] == [
         row["question"] for row in GSM8K_TEST
     ]
 

@@ -12,12 +12,12 @@ from proxima.prepare import (
     SOURCES,
     EvalSet,
     PrepareOptions,
-    check_folder,
     load_eval_set,
     locate_files,
     prepare,
     read_card,
     sibling_eval_sets,
+    verify_folder,
 )
 from proxima.prepare.atomic_folder import atomic_folder
 from proxima.prepare.write_files import COLUMNS
@@ -86,7 +86,7 @@ def test_gsm8k(tmp_path):
         "gsm8k: 3 distinct train questions, 7,473 are published; is the source whole?",
         "gsm8k: 2 distinct test questions, 1,319 are published; is the source whole?",
     ]
-    assert {one.verdict for one in check_folder(done.folder)} == {"same"}
+    assert {one.verdict for one in verify_folder(done.folder)} == {"same"}
 
 
 def dapo_rows(questions=50, times=8):
@@ -370,7 +370,7 @@ def test_check(tmp_path):
         file.write(b"x")
     (folder / "test.parquet").unlink()
     (folder / "more.parquet").write_bytes(b"")
-    assert {one.file: one.verdict for one in check_folder(folder)} == {
+    assert {one.file: one.verdict for one in verify_folder(folder)} == {
         "test.parquet": "missing",
         "train.parquet": "altered",
         "README.md": "same",
@@ -378,12 +378,12 @@ def test_check(tmp_path):
     }
     (folder / "card.json").write_text("{")
     with pytest.raises(ValueError, match="can't be read"):
-        check_folder(folder)
+        verify_folder(folder)
     (folder / "card.json").write_text("[]")
     with pytest.raises(ValueError, match="no card of format 1"):
-        check_folder(folder)
+        verify_folder(folder)
     with pytest.raises(ValueError, match="is no prepared data"):
-        check_folder(tmp_path)
+        verify_folder(tmp_path)
 
 
 # Evaluation sets

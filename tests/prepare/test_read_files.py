@@ -5,14 +5,14 @@ import json
 import pytest
 
 from proxima.prepare.answer_kinds import ANSWERS
-from proxima.prepare.read_files import inspect_file, read_rows
+from proxima.prepare.read_files import inspect_file, iter_source_rows
 from proxima.prepare.row_formats import SourceQuestion
 
 from .published import AFTER, BEFORE, math_row, write_dapo, write_jsonl, write_parquet
 
 
 def rows_of(*paths):
-    return list(read_rows(tuple(inspect_file(path, path.name) for path in paths)))
+    return list(iter_source_rows(tuple(inspect_file(path, path.name) for path in paths)))
 
 
 def only(path):

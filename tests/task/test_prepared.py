@@ -3,7 +3,7 @@ import pytest
 from pyarrow import parquet
 
 from proxima.task import PreparedTask
-from proxima.task.prepared import how_to_make
+from proxima.task.prepared import prepare_command
 
 ROWS = [
     {
@@ -68,6 +68,8 @@ def test_bad_fields(fields, message):
 
 def test_the_command_for_a_path():
     assert (
-        how_to_make("data/dapo-math/train.parquet") == how_to_make("data/dapo-math") == "proxima data prepare dapo-math"
+        prepare_command("data/dapo-math/train.parquet")
+        == prepare_command("data/dapo-math")
+        == "proxima data prepare dapo-math"
     )
-    assert how_to_make("data/mine/train.parquet") is None
+    assert prepare_command("data/mine/train.parquet") is None

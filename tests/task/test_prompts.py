@@ -89,14 +89,14 @@ def test_data_that_never_fits_ends_instead_of_turning_round():
     with pytest.raises(ValueError, match="none of the 2 prompts fits; the model holds 10 tokens"):
         made.next(1)
     with pytest.raises(ValueError, match="none of the 2 prompts fits"):
-        made.survey()
+        made.count_over_length()
 
 
 def test_survey_counts_and_moves_nothing():
     made = source([1, 50, 2, 50, 3], context=10)
-    assert (made.survey(), made.survey(2), made.skipped, made.cursor.drawn) == (2, 1, 0, 0)
+    assert (made.count_over_length(), made.count_over_length(2), made.skipped, made.cursor.drawn) == (2, 1, 0, 0)
     with pytest.raises(ValueError, match="row 1: its prompt has 52 tokens"):
-        source([1, 50], context=10, over_length="refuse").survey()
+        source([1, 50], context=10, over_length="refuse").count_over_length()
 
 
 def test_a_resumed_source_goes_on():

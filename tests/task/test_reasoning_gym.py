@@ -43,7 +43,7 @@ def test_frozen_values_survive_json(value):
     ("fields", "message"),
     [
         ({"task": "countdwn"}, "task='countdwn' is not a reasoning_gym task; did you mean 'countdown'"),
-        ({"task": "qqqq"}, "it knows ab, acre, advanced_geometry"),
+        ({"task": "qqqq"}, "it has ab, acre, advanced_geometry"),
         ({"task": "countdown", "size": 0}, "size=0 must be >= 1"),
         ({"task": "countdown", "split": "dev"}, "split='dev' must be"),
         ({"task": "countdown", "config": {"seed": 3}}, r"config=\['seed'\] is set by the run's seed and by `size`"),

@@ -426,9 +426,9 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from proxima.prepare import check_folder
+    from proxima.prepare import verify_folder
 
-    found = {name: check_folder(Path(name).expanduser()) for name in arguments.folder}
+    found = {name: verify_folder(Path(name).expanduser()) for name in arguments.folder}
     bad = sum(one.verdict != "same" for files in found.values() for one in files)
     if arguments.json:
         print_json(

@@ -253,16 +253,16 @@ def _context_of(file: Path) -> int | None:
 
 def data_is_there(r: Resolved[Any]) -> Iterator[Problem]:
     """A task that names a data file, or prepared data, names some that exist."""
-    from proxima.task.prepared import PreparedTask, how_to_make
+    from proxima.task.prepared import PreparedTask, prepare_command
 
     for slot, task in (("task", r.config.task), ("eval.task", r.config.eval.task)):
-        if isinstance(task, PreparedTask) and (missing := task.problem()):
+        if isinstance(task, PreparedTask) and (missing := task.missing()):
             yield r.problem(f"{slot}.path", missing)
         for name, value in vars(task).items() if task is not None else ():
             if isinstance(value, str) and value.endswith(DATA_SUFFIXES) and "://" not in value and "*" not in value:
                 place = Path(value).expanduser()
                 if not place.is_file():
-                    made = how_to_make(place)
+                    made = prepare_command(place)
                     remedy = f"make it: {made}" if made else f"{_near(place)}give a path relative to the current folder"
                     yield r.problem(f"{slot}.{name}", f"no such file; {remedy}")
 

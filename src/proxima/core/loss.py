@@ -1,7 +1,8 @@
 """From a batch and its specs to one number: surrogate, correction, penalty, aggregation, in that order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from proxima.core.metrics import Metrics, Peak, SumCount, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio
 from proxima.core.segment import segment_count, segment_mean
+from proxima.core.spec import Spec
 from proxima.data import PolicyBatch
 
 SUPPLIED_BY: dict[str, str] = {
@@ -55,18 +57,19 @@ class Corrected:
     metrics: Metrics
 
 
-class Surrogate(Protocol):
+class Surrogate(Spec, Protocol):
     """A frozen dataclass whose fields are its config; calling it is the mathematics. Subclass it to get the defaults.
 
-    needs: the optional fields of `PolicyBatch` that it reads.
     zero_advantage_inert: an advantage of exactly 0 gives zero loss and zero gradient and enters no statistic, so such a
         sequence may skip forward and backward.
     whole_batch: `select_tokens` depends on all tokens of the optimizer batch (see `core.precompute`).
+    unbounded: fields under which nothing bounds the update, so that the gradient is that of -A r; none: no such fields.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
     zero_advantage_inert: ClassVar[bool] = False
     whole_batch: ClassVar[bool] = False
+    unbounded: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def __call__(self, b: PolicyBatch) -> TokenLoss: ...
 
@@ -75,21 +78,17 @@ class Surrogate(Protocol):
         return None
 
 
-class Aggregate(Protocol):
-    """Sums per-token losses; the denominator needs no forward, and both add over micro-batches and ranks. `needs` as
-    for a surrogate."""
-
-    needs: ClassVar[frozenset[str]] = frozenset()
+class Aggregate(Spec, Protocol):
+    """Sums per-token losses; the denominator needs no forward, and both add over micro-batches and ranks."""
 
     def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor: ...
 
     def denominator(self, loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor: ...
 
 
-class Correction(Protocol):
+class Correction(Spec, Protocol):
     """Weights and rejections from behavior to proximal policy. Subclass it to get the defaults.
 
-    needs: the optional fields of `PolicyBatch` that it reads.
     rejected: a rejected token stays in the denominator (`count`) or leaves it (`drop`).
     whole_batch: the result for a token depends on all tokens of the optimizer batch (see `core.precompute`).
     """
@@ -106,10 +105,8 @@ class Correction(Protocol):
     def __call__(self, b: PolicyBatch) -> Corrected: ...
 
 
-class Penalty(Protocol):
-    """[N] per-token penalty, times its coefficient, added to the loss. `needs` as for a surrogate."""
-
-    needs: ClassVar[frozenset[str]]
+class Penalty(Spec, Protocol):
+    """[N] per-token penalty, times its coefficient, added to the loss."""
 
     def __call__(self, b: PolicyBatch) -> Tensor: ...
 
@@ -242,7 +239,7 @@ def _geometric_mean(b: PolicyBatch, weight: Tensor) -> Tensor:
     return torch.where(kept, mean[b.sequence_index], torch.zeros_like(weight))
 
 
-def check_needs(spec: Surrogate | Correction | Penalty, batch: PolicyBatch) -> None:
+def check_needs(spec: Spec, batch: PolicyBatch) -> None:
     """Raise ValueError naming the first tensor that `spec.needs` and the batch lacks, and what would supply it."""
     for name in sorted(spec.needs):
         if getattr(batch, name) is None:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from proxima.core.advantage import GroupStatistics
+from proxima.core.spec import Spec
 from proxima.core.token_subset import value_hash
 from proxima.data import Outcomes, require
 
 
-class Selection(Protocol):
+class Selection(Spec, Protocol):
     """A frozen dataclass; calling it gives [S] bool, True for the completions that are kept. Subclass it to get the
     defaults.
 

@@ -119,17 +119,18 @@ class PolicyBatch:
         tokens = starts + torch.arange(int(cut[-1]), device=starts.device)
         assert self.group is not None
         own = {"cu_seqlens": cut.to(self.cu_seqlens.dtype), "group": self.group[order]}
-        return replace(self, **own, **{name: value[tokens] for name, value in self._token_fields().items()})
+        return replace(self, **own, **{name: value[tokens] for name, value in self.token_fields().items()})
 
     @classmethod
     def cat(cls, parts: Sequence["PolicyBatch"]) -> "PolicyBatch":
         """The sequences of all parts, in order; each field must be in all of them or in none."""
         lengths = torch.cat([part.lengths for part in parts])
-        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0]._token_fields()}
+        joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].token_fields()}
         group = torch.cat([part.group for part in parts if part.group is not None])
         return cls(cu_seqlens=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), group=group, **joined)
 
-    def _token_fields(self) -> dict[str, Tensor]:
+    def token_fields(self) -> dict[str, Tensor]:
+        """The fields with a value for each token, by name; those that are missing are left out."""
         named = ((f.name, getattr(self, f.name)) for f in fields(self) if f.name not in ("cu_seqlens", "group"))
         return {name: value for name, value in named if value is not None}
 

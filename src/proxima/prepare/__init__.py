@@ -12,7 +12,7 @@ if its columns have a new form, a kind in `ANSWERS` if its answers have; (3) rea
 """
 
 from proxima.prepare.catalog import SOURCES, Hub, Part
-from proxima.prepare.dataset_card import check_folder, read_card
+from proxima.prepare.dataset_card import read_card, verify_folder
 from proxima.prepare.decontaminate import EvalSet, OverlapIndex
 from proxima.prepare.eval_sets import load_eval_set, sibling_eval_sets
 from proxima.prepare.locate import SourceFiles, locate_files
@@ -31,11 +31,11 @@ __all__ = [
     "PreparedFolder",
     "SourceFiles",
     "Template",
-    "check_folder",
     "load_eval_set",
     "locate_files",
     "prepare",
     "read_card",
     "resolve_template",
     "sibling_eval_sets",
+    "verify_folder",
 ]

@@ -167,7 +167,7 @@ class FileStatus:
     verdict: str
 
 
-def check_folder(folder: Path) -> list[FileStatus]:
+def verify_folder(folder: Path) -> list[FileStatus]:
     """Every file of a prepared folder against the hashes of its card.
 
     Raises:

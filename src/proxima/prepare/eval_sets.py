@@ -9,7 +9,7 @@ from proxima.prepare.decontaminate import EvalSet
 from proxima.prepare.locate import CARD, locate_files
 from proxima.prepare.normalize import question_key, sound, strip_instructions
 from proxima.prepare.pipeline import sha256_of
-from proxima.prepare.read_files import inspect_file, read_rows
+from proxima.prepare.read_files import inspect_file, iter_source_rows
 
 _ANY = Part("evaluation set", "", (), side="test", answer="expression", template="plain", reward="math")
 
@@ -30,7 +30,7 @@ def load_eval_set(given: str) -> EvalSet:
         inputs = tuple(inspect_file(*pair) for pair in origin.sides["test"])
         questions = {
             question_key(row.raw.question): sound(strip_instructions(row.raw.question))
-            for row in read_rows(inputs)
+            for row in iter_source_rows(inputs)
             if row.raw and row.raw.question
         }
     except ValueError as problem:

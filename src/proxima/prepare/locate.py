@@ -217,7 +217,7 @@ def _from_hub(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
 
 def _from_datasets(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
     """What the `datasets` library has in its own cache, as Arrow files."""
-    from proxima.task.hub import load
+    from proxima.task.hub import load_hub_dataset
 
     sides: dict[str, tuple[tuple[Path, str], ...]] = {}
     commits = set()
@@ -225,7 +225,7 @@ def _from_datasets(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
         files: list[tuple[Path, str]] = []
         try:
             for subset in hub.subsets or (None,):
-                stored: Any = load(hub.name, subset, side, revision)
+                stored: Any = load_hub_dataset(hub.name, subset, side, revision)
                 paths = [Path(entry["filename"]) for entry in stored.cache_files]
                 files += [(path, path.name if subset is None else f"{subset}/{path.name}") for path in paths]
                 commits |= {path.parent.name for path in paths}

@@ -19,7 +19,7 @@ from proxima.prepare.deduplicate import Conflicts, Deduplicator, Question, RowCo
 from proxima.prepare.locate import SourceFiles
 from proxima.prepare.normalize import normalize
 from proxima.prepare.prompt_template import Template, resolve_template
-from proxima.prepare.read_files import InputFile, inspect_file, read_rows
+from proxima.prepare.read_files import InputFile, inspect_file, iter_source_rows
 from proxima.prepare.write_files import PreparedRow, TableWriter, write_lines
 
 HELD_OUT = 0.02  # share of the questions for testing, where a source has no test side
@@ -199,7 +199,7 @@ def _read(
     spool = stack.enter_context((folder / f".{side}.spool").open("w+", encoding="utf-8"))
     distinct = Deduplicator(part.answer, spool)
     done = 0
-    for done, placed in enumerate(read_rows(tuple(inputs)), 1):
+    for done, placed in enumerate(iter_source_rows(tuple(inputs)), 1):
         distinct.add(placed)
         if done % _EVERY == 0:
             observe(f"read {side}", done, total)

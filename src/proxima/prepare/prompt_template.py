@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxima.data import Message, UserError
-from proxima.task.columns import fill, template_fields
+from proxima.task.column_mapping import fill, template_fields
 
 
 @dataclass(frozen=True)

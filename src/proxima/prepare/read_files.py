@@ -68,7 +68,7 @@ def inspect_file(path: Path, name: str) -> InputFile:
     return InputFile(path, name, size, digest.hexdigest(), rows)
 
 
-def read_rows(inputs: tuple[InputFile, ...]) -> Iterator[SourceRow]:
+def iter_source_rows(inputs: tuple[InputFile, ...]) -> Iterator[SourceRow]:
     """The rows of all files, in order.
 
     Raises:

@@ -81,7 +81,7 @@ def _source(
     source = PromptSource(
         rows, tokenizer, context=max_length, cursor=cursor, system=data.system, over_length=data.over_length
     )
-    too_long = source.survey(SURVEYED)
+    too_long = source.count_over_length(SURVEYED)
     if not too_long:
         return source, []
     note = (

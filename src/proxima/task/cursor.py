@@ -1,4 +1,4 @@
-"""Which row comes next: a deterministic order over epochs that a checkpoint can hold in four numbers."""
+"""The order of the rows: deterministic over epochs, and four numbers in a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from proxima.data.random import permutation
 
 @dataclass(frozen=True)
 class Draw:
-    """One turn of a row.
+    """One use of a row.
 
     Args:
         uid: epoch x size + position: unique in a run, never reused, the same after a resume.
         index: the row, 0 … size-1.
-        epoch: how often all rows have been drawn before.
+        epoch: how often all rows were drawn before.
     """
 
     uid: int
@@ -47,36 +47,31 @@ class Cursor:
         return self.drawn // self.size
 
     def next(self, n: int) -> list[Draw]:
-        """The next n draws; they may reach over an epoch's end."""
+        """The next n draws; they may cross the end of an epoch."""
         require(n >= 0, "n", n, "must be >= 0")
         draws = [self.at(uid) for uid in range(self.drawn, self.drawn + n)]
         self.drawn += n
         return draws
 
     def at(self, uid: int) -> Draw:
-        """The draw of a uid, past or future; does not move the cursor."""
+        """The draw of a uid, past or future; the cursor stays where it is."""
         epoch, position = divmod(uid, self.size)
         return Draw(uid=uid, index=int(self._epoch_order(epoch)[position]) if self.shuffle else position, epoch=epoch)
 
     def state(self) -> dict[str, Any]:
-        """JSON values from which `load` goes on."""
+        """JSON values that `load` restores."""
         return {"size": self.size, "seed": self.seed, "shuffle": self.shuffle, "drawn": self.drawn}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken.
+        """Restore a `state`.
 
         Raises:
-            ValueError: it was taken over other data, with another seed or another order; names the field and both
-                values.
+            FieldError: it belongs to other data, another seed or another order; names the field and both values.
         """
         for name in ("size", "seed", "shuffle"):
             found, expected = state.get(name), getattr(self, name)
-            require(
-                found == expected,
-                f"cursor.{name}",
-                found,
-                f"in the checkpoint, but the run has {expected!r}; resume with the same data and seed",
-            )
+            bound = f"in the checkpoint, but the run has {expected!r}; resume with the same data and seed"
+            require(found == expected, f"cursor.{name}", found, bound)
         drawn = state.get("drawn")
         require(isinstance(drawn, int) and drawn >= 0, "cursor.drawn", drawn, "must be an integer >= 0")
         self.drawn = int(state["drawn"])

@@ -3,13 +3,13 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from proxima.data import FieldError, UserError, require
-from proxima.task.columns import template_fields
+from proxima.task.column_mapping import require_question_template
 from proxima.task.hub import Dataset
 from proxima.task.local_files import Jsonl, Parquet
-from proxima.task.protocol import Row, Rows
+from proxima.task.protocol import MappedRows, Row, Rows, Task, user_message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Gsm8kTask:
         split: `train` or `test`; a single file is taken as it is.
         template: the prompt, with `{question}`, as "{question}\\nGive the final answer after ####."
     Returns: rows whose answer is the final number as text, without commas; metadata `solution`, the text before it.
-    Raises: ValueError when the data can't be had, or a solution has no `####`; names the row.
+    Raises: UserError when the data can't be opened, or a solution has no `####`; names the row.
     Source: Cobbe et al., arXiv 2110.14168; MIT licence.
     """
 
@@ -33,18 +33,13 @@ class Gsm8kTask:
     def __post_init__(self) -> None:
         require(bool(self.path), "path", self.path, "must be a hub name, a folder or a file")
         require(self.split in ("train", "test"), "split", self.split, "must be 'train' or 'test'")
-        require(
-            template_fields(self.template, "template") == {"question"},
-            "template",
-            self.template,
-            "must hold {question} and nothing else in braces",
-        )
+        require_question_template(self.template)
 
     def rows(self, seed: int) -> Rows:
         """The rows in the order of the data; the seed changes nothing."""
-        return Gsm8kRows(self._source().rows(seed), self.template)
+        return MappedRows(self._source().rows(seed), self._row)
 
-    def _source(self) -> Any:
+    def _source(self) -> Task:
         place = Path(self.path)
         if place.is_file():
             return (Parquet if place.suffix == ".parquet" else Jsonl)(path=self.path)
@@ -59,27 +54,11 @@ class Gsm8kTask:
             raise FieldError("path", self.path, "names a file that does not exist")
         return Dataset(path=self.path, subset="main", split=self.split)
 
-
-@dataclass(frozen=True)
-class Gsm8kRows:
-    """GSM8K rows with their final answers."""
-
-    source: Rows
-    template: str
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> Row:
-        row = self.source[index]
+    def _row(self, index: int, row: Row) -> Row:
         solution, marker, final = str(row.answer).rpartition("####")
         answer = final.strip().replace(",", "").lstrip("$")
         if not marker or not answer:
-            raise UserError(
-                f"gsm8k row {index}: the answer {json.dumps(row.answer)[-60:]} has no number after '####'; is this "
-                "GSM8K?"
-            )
+            shown = json.dumps(row.answer)[-60:]
+            raise UserError(f"gsm8k row {index}: the answer {shown} has no number after '####'; is this GSM8K?")
         question = self.template.format(question=row.messages[-1]["content"])
-        return Row(
-            messages=({"role": "user", "content": question},), answer=answer, metadata={"solution": solution.strip()}
-        )
+        return Row(messages=user_message(question), answer=answer, metadata={"solution": solution.strip()})

@@ -9,12 +9,12 @@ from typing import Any
 from urllib.parse import urlparse
 
 from proxima.data import FieldError, UserError, require
-from proxima.task.columns import Columns
-from proxima.task.protocol import Row, Rows
+from proxima.task.column_mapping import ColumnMapping
+from proxima.task.protocol import MappedRows, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dataset(Columns):
+class Dataset(ColumnMapping):
     """Rows of a Hugging Face data set: a hub name, a folder of data files, or a folder that `save_to_disk` wrote.
 
     Args:
@@ -26,8 +26,8 @@ class Dataset(Columns):
         messages: column with a whole chat, a list of {role, content}, in place of `question`; none: off.
         answer: column with the answer, or a template; none: the rows have no answer.
         metadata: columns kept for rewards and reports.
-    Raises: ValueError when the data can't be had (offline and not cached, no such name, subset or split), an absent
-        column, no rows.
+    Raises: UserError when the data can't be opened (offline and not cached, unknown name, subset or split), for an
+        absent column or no rows.
     """
 
     path: str
@@ -41,33 +41,18 @@ class Dataset(Columns):
 
     def rows(self, seed: int) -> Rows:
         """The rows in the data set's order; the seed changes nothing."""
-        data = load(self.path, self.subset, self.split, self.revision)
-        self.check(data.column_names, f"data set {self.path!r}")
-        require(len(data) > 0, "split", self.split, f"of data set {self.path!r} holds no rows")
-        return HubRows(self, data)
+        data = load_hub_dataset(self.path, self.subset, self.split, self.revision)
+        source = f"data set {self.path!r}"
+        self.require_columns(data.column_names, source)
+        require(len(data) > 0, "split", self.split, f"of {source} holds no rows")
+        return MappedRows(data, lambda index, values: self.row(values, f"{source}, row {index}"))
 
 
-@dataclass(frozen=True)
-class HubRows:
-    """Rows of a Hugging Face data set by number."""
-
-    task: Dataset
-    data: Any
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, index: int) -> Row:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return self.task.row(self.data[index], f"data set {self.task.path!r}, row {index}")
-
-
-def load(path: str, subset: str | None, split: str, revision: str | None = None) -> Any:
+def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | None = None) -> Any:
     """The data set as the `datasets` library opens it.
 
     Raises:
-        ValueError: it can't; one line with the reason and the remedy.
+        UserError: it can't be opened; with the reason and the remedy.
     """
     try:
         import datasets
@@ -82,28 +67,35 @@ def load(path: str, subset: str | None, split: str, revision: str | None = None)
             return stored[split] if isinstance(stored, datasets.DatasetDict) else stored
         with offline_unless_reachable():
             return datasets.load_dataset(path, subset, split=split, revision=revision)
-    except Exception as problem:  # the library and the network below it raise dozens of kinds; each means: no data
-        reason = next(iter(str(problem).strip().splitlines()), "") or type(problem).__name__
+    except Exception as error:  # the library and the network code below it raise dozens of types
+        reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         remedy = "" if folder.exists() else "without a network, name a folder or a data set in the cache"
         what = f"data set {path!r} (subset {subset}, split {split})"
-        message = f"{what} can't be opened: {type(problem).__name__}: {reason[:200]}"
+        message = f"{what} can't be opened: {type(error).__name__}: {reason[:200]}"
         raise UserError(message, remedy=remedy) from None
 
 
-@contextmanager
-def offline_unless_reachable() -> Iterator[None]:
-    """Where the hub's name doesn't resolve, use the cache at once instead of retrying for half a minute."""
-    import datasets.config
+def hub_is_reachable() -> bool:
+    """Whether the hub's name resolves."""
     from huggingface_hub import constants
 
     try:
         socket.getaddrinfo(urlparse(constants.ENDPOINT).hostname, 443)
     except OSError:
-        before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+        return False
+    return True
+
+
+@contextmanager
+def offline_unless_reachable() -> Iterator[None]:
+    """If the hub's name does not resolve, use the cache at once instead of retrying for half a minute."""
+    import datasets.config
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    if not hub_is_reachable():
         constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-        try:
-            yield
-        finally:
-            constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
-    else:
+    try:
         yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before

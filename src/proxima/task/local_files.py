@@ -1,4 +1,4 @@
-"""Rows from JSONL and Parquet files."""
+"""Rows from JSON Lines and Parquet files."""
 
 import glob
 import json
@@ -6,20 +6,22 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from proxima.data import FieldError, UserError, require
-from proxima.task.columns import Columns
-from proxima.task.protocol import Row, Rows
+from proxima.data.jsonl import utf8
+from proxima.task.column_mapping import ColumnMapping
+from proxima.task.protocol import MappedRows, Row, Rows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Jsonl(Columns):
+class Jsonl(ColumnMapping):
     """Rows from JSON Lines files: one object a line, its keys are the columns.
 
-    Every line is read once when the data is opened, so that a broken one is found before training; afterwards lines are
-    read on demand.
+    Opening the data validates every line, so that a broken one is found before training; lines are then read on demand.
 
     Args:
         path: a file, a pattern such as `data/*.jsonl`, or several of either; files in sorted order within a pattern.
@@ -27,7 +29,7 @@ class Jsonl(Columns):
         messages: column with a whole chat, a list of {role, content}, in place of `question`; none: off.
         answer: column with the answer, or a template; none: the rows have no answer.
         metadata: columns kept for rewards and reports.
-    Raises: ValueError for no such file, a broken line (file:line), an absent column, no rows.
+    Raises: UserError for a missing file, a broken line (file:line), an absent column, no rows.
     """
 
     path: str | tuple[str, ...]
@@ -39,26 +41,33 @@ class Jsonl(Columns):
     def rows(self, seed: int) -> Rows:
         """The lines of all files, in order; the seed changes nothing."""
         files = find_files(self.path)
-        offsets = [self._scan(file) for file in files]
-        rows = JsonlRows(self, files, offsets)
-        require(
-            len(rows) > 0, "path", self.path, f"holds no rows ({len(files)} empty file{'s' if len(files) > 1 else ''})"
-        )
+        rows = MappedRows(_Chained([self._scan(file) for file in files]), partial(self._read, files))
+        count = f"{len(files)} empty file{'s' if len(files) > 1 else ''}"
+        require(len(rows) > 0, "path", self.path, f"holds no rows ({count})")
         return rows
 
     def _scan(self, file: Path) -> "array[int]":
+        """The offset of each row, after every row was validated."""
         offsets = array("q")
         for number, offset, line in _lines(file):
             place = f"{file}:{number}"
             values = _parsed(line, place)
             if not offsets:
-                self.check(values, place)
+                self.require_columns(values, place)
             self.row(values, place)
             offsets.append(offset)
         return offsets
 
+    def _read(self, files: Sequence[Path], index: int, position: tuple[int, int]) -> Row:
+        number, offset = position
+        place = f"{files[number]}, byte {offset}"
+        with files[number].open("rb") as stream:
+            stream.seek(offset)
+            return self.row(_parsed(stream.readline(), place), place)
+
 
 def _lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
+    """Number, offset and content of each line that is not blank."""
     offset = 0
     with file.open("rb") as stream:
         for number, line in enumerate(stream, 1):
@@ -70,50 +79,26 @@ def _lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
 def _parsed(line: bytes, place: str) -> Mapping[str, Any]:
     try:
         values = _without_surrogates(json.loads(line)) if b"\\u" in line else json.loads(line)
-    except ValueError as problem:
-        raise UserError(f"{place} is not JSON: {problem}; was the file cut off? repair or remove the line") from None
+    except ValueError as error:
+        raise UserError(f"{place} is not JSON: {error}; was the file cut off? repair or remove the line") from None
     if not isinstance(values, dict):
         raise UserError(f"{place} holds {type(values).__name__}, expected an object with the columns as keys")
     return values
 
 
 def _without_surrogates(value: Any) -> Any:
-    """Half an emoji, which scraped text often holds as `\\ud83d`, becomes `?`: no tokenizer and no file takes it."""
+    """The value with lone surrogates as `?`: scraped text holds them, no tokenizer and no file accepts them."""
     if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8")
+        return utf8(value)
     if isinstance(value, list):
         return [_without_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+        return {utf8(key): _without_surrogates(item) for key, item in value.items()}
     return value
 
 
-@dataclass(frozen=True)
-class JsonlRows:
-    """Lines of JSONL files by number."""
-
-    columns: Columns
-    files: Sequence[Path]
-    offsets: "Sequence[array[int]]"
-
-    def __len__(self) -> int:
-        return sum(len(offsets) for offsets in self.offsets)
-
-    def __getitem__(self, index: int) -> Row:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        for file, offsets in zip(self.files, self.offsets, strict=True):
-            if index < len(offsets):
-                with file.open("rb") as stream:
-                    stream.seek(offsets[index])
-                    place = f"{file}, byte {offsets[index]}"
-                    return self.columns.row(_parsed(stream.readline(), place), place)
-            index -= len(offsets)
-        raise IndexError(index)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Parquet(Columns):
+class Parquet(ColumnMapping):
     """Rows from Parquet files.
 
     Args:
@@ -122,7 +107,7 @@ class Parquet(Columns):
         messages: column with a whole chat, a list of {role, content}, in place of `question`; none: off.
         answer: column with the answer, or a template; none: the rows have no answer.
         metadata: columns kept for rewards and reports.
-    Raises: ValueError for no such file, one that is no Parquet, an absent column, no rows.
+    Raises: UserError for a missing file, one that is not Parquet, an absent column, no rows.
     """
 
     path: str | tuple[str, ...]
@@ -140,40 +125,39 @@ class Parquet(Columns):
         for file in find_files(self.path):
             try:
                 present = parquet.read_schema(file).names
-            except (OSError, pyarrow.ArrowException) as problem:
-                raise UserError(f"{file} can't be read as Parquet: {' '.join(str(problem).split())[:120]}") from None
-            self.check(present, str(file))
-            heads = sorted({name if name in present else name.partition(".")[0] for name in self.mapped()})
-            tables.append(parquet.read_table(file, columns=heads))
-        rows = TableRows(self, tables, str(self.path))
-        require(len(rows) > 0, "path", self.path, "holds no rows")
-        return rows
+            except (OSError, pyarrow.ArrowException) as error:
+                raise UserError(f"{file} can't be read as Parquet: {' '.join(str(error).split())[:120]}") from None
+            self.require_columns(present, str(file))
+            columns = {name if name in present else name.partition(".")[0] for name in self.fields_by_column()}
+            tables.append(parquet.read_table(file, columns=sorted(columns)))
+        tables = [table for table in tables if len(table)]
+        require(len(tables) > 0, "path", self.path, "holds no rows")
+        return MappedRows(_Chained([range(len(table)) for table in tables]), partial(self._row, tables))
+
+    def _row(self, tables: Sequence[Any], index: int, position: tuple[int, int]) -> Row:
+        number, start = position
+        return self.row(tables[number].slice(start, 1).to_pylist()[0], f"{self.path}, row {index}")
 
 
-class TableRows:
-    """Rows of Arrow tables by number."""
+class _Chained:
+    """Several sequences of integers as one of pairs: which sequence, and its item."""
 
-    def __init__(self, columns: Columns, tables: Sequence[Any], source: str) -> None:
-        self._columns, self._tables, self._source = columns, tables, source
-        self._ends = [sum(len(table) for table in tables[: i + 1]) for i in range(len(tables))]
+    def __init__(self, parts: Sequence[Sequence[int]]) -> None:
+        self._parts, self._ends = parts, list(accumulate(map(len, parts)))
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return self._ends[-1]
 
-    def __getitem__(self, index: int) -> Row:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        which = bisect_right(self._ends, index)
-        inside = index - (self._ends[which - 1] if which else 0)
-        values = self._tables[which].slice(inside, 1).to_pylist()[0]
-        return self._columns.row(values, f"{self._source}, row {index}")
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        part = bisect_right(self._ends, index)
+        return part, self._parts[part][index - (self._ends[part - 1] if part else 0)]
 
 
 def find_files(path: str | Sequence[str]) -> list[Path]:
-    """The files that a path, a pattern or several of either name, each pattern's in sorted order.
+    """The files that a path, a pattern or several of either match, sorted within each pattern.
 
     Raises:
-        ValueError: one of them names no file.
+        FieldError: one of them matches no file.
     """
     found: list[Path] = []
     for pattern in [path] if isinstance(path, str) else path:

@@ -5,23 +5,16 @@ from pathlib import Path
 from typing import Literal
 
 from proxima.data import FieldError, require
-from proxima.task.columns import fill, template_fields
+from proxima.task.column_mapping import fill, require_question_template
 from proxima.task.local_files import Parquet
-from proxima.task.protocol import Row, Rows
+from proxima.task.protocol import MappedRows, Row, Rows, user_message
 
-PREPARED = (
-    "aime24",
-    "aime25",
-    "amc23",
-    "dapo-math",
-    "gsm8k",
-    "math",
-    "math500",
-)  # folders that the command knows how to make
+# folders that the command knows how to make
+PREPARED = ("aime24", "aime25", "amc23", "dapo-math", "gsm8k", "math", "math500")
 
 
-def how_to_make(path: str | Path) -> str | None:
-    """The command that makes a prepared folder, or the folder of a file; None where the name is not of one."""
+def prepare_command(path: str | Path) -> str | None:
+    """The command that makes a prepared folder, or the folder of a file; None for an unknown name."""
     place = Path(path)
     names = (place.name, place.parent.name if place.suffix else "")
     known = next((name for name in names if name in PREPARED), None)
@@ -35,11 +28,10 @@ class PreparedTask:
     Args:
         path: the folder.
         split: `train` or `test`.
-        template: another prompt than the card's, with `{question}`; its system prompt is left out then; none: the
-            card's.
+        template: a prompt that replaces the card's and its system prompt, with `{question}`; none: the card's.
         metadata: columns kept for rewards and reports, as `level`, `subject`, `solution`.
     Returns: rows whose answer is the canonical answer as text; the metadata asked for.
-    Raises: ValueError for no such folder or side, with the command that makes it.
+    Raises: FieldError for a missing folder or split, with the command that makes it.
     """
 
     path: str
@@ -51,13 +43,13 @@ class PreparedTask:
         object.__setattr__(self, "metadata", tuple(self.metadata))
         require(bool(self.path), "path", self.path, "must name a folder")
         require(self.split in ("train", "test"), "split", self.split, "must be 'train' or 'test'")
-        fits = self.template is None or template_fields(self.template, "template") == {"question"}
-        require(fits, "template", self.template, "must hold {question} and nothing else in braces")
+        if self.template is not None:
+            require_question_template(self.template)
 
-    def problem(self) -> str | None:
-        """Why the data can't be read, with the remedy; None where they are there."""
+    def missing(self) -> str | None:
+        """Why the data can't be read, with the remedy; None if they can."""
         folder = Path(self.path).expanduser()
-        command = how_to_make(folder) or "proxima data prepare"
+        command = prepare_command(folder) or "proxima data prepare"
         if not folder.is_dir():
             return f"no such folder; make it: {command}" + (" --from FILE" if folder.is_file() else "")
         if not (folder / f"{self.split}.parquet").is_file():
@@ -69,25 +61,13 @@ class PreparedTask:
 
     def rows(self, seed: int) -> Rows:
         """The rows in the order of the data; the seed changes nothing."""
-        if problem := self.problem():
-            raise FieldError("path", self.path, problem)
+        if missing := self.missing():
+            raise FieldError("path", self.path, missing)
         file = str(Path(self.path).expanduser() / f"{self.split}.parquet")
         if self.template is None:
             return Parquet(path=file, messages="messages", metadata=self.metadata).rows(seed)
-        return _Reworded(Parquet(path=file, metadata=self.metadata).rows(seed), self.template)
+        return MappedRows(Parquet(path=file, metadata=self.metadata).rows(seed), self._row)
 
-
-@dataclass(frozen=True)
-class _Reworded:
-    """Rows of bare questions, each put into a template on access."""
-
-    source: Rows
-    template: str
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> Row:
-        row = self.source[index]
-        text = fill(self.template, {"question": row.messages[-1]["content"]})
-        return Row(messages=({"role": "user", "content": text},), answer=row.answer, metadata=row.metadata)
+    def _row(self, index: int, row: Row) -> Row:
+        text = fill(self.template or "", {"question": row.messages[-1]["content"]})
+        return Row(messages=user_message(text), answer=row.answer, metadata=row.metadata)

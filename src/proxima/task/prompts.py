@@ -1,4 +1,4 @@
-"""Rows into prompts: system prompt, chat template, and what to do with one that is too long."""
+"""Makes prompts from rows: system prompt, chat template, and prompts that are too long."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -12,7 +12,7 @@ from proxima.task.protocol import Row, Rows
 
 
 class Tokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that is used here."""
 
     chat_template: Any
 
@@ -22,7 +22,7 @@ class Tokenizer(Protocol):
 
 
 def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
-    """The chat with the system prompt before it, unless it has one of its own or `system` is None."""
+    """The chat with the system prompt in front, unless it has its own or `system` is None."""
     if system is None or any(message["role"] == "system" for message in messages):
         return tuple(messages)
     return ({"role": "system", "content": system}, *messages)
@@ -31,9 +31,9 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
 def prompt_tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> Ints:
     """Token ids of a chat, ready for the answer.
 
-    With a chat template: the template with its generation prompt; it adds the special tokens itself. Without one (a
-    base model): the contents, one a line, and a final line end, with the special tokens that the tokenizer puts around
-    a text. A special token at the end (some tokenizers append one) is dropped, because the answer goes on from there.
+    With a chat template: the template with its generation prompt, which adds the special tokens itself. Without one (a
+    base model): the contents, one per line, a final newline, and the special tokens that the tokenizer puts around a
+    text, except an end-of-text token, because the answer continues from there.
     """
     if tokenizer.chat_template is not None:
         ids = tokenizer.apply_chat_template(
@@ -57,18 +57,17 @@ def to_prompt(row: Row, uid: int, tokenizer: Tokenizer, system: str | None = Non
 
 
 class PromptSource:
-    """Draws prompts in the cursor's order; a prompt that leaves no room for one new token is skipped or refused, never
-    cut.
+    """Draws prompts in the cursor's order; one that leaves no room for a new token is skipped or refused, never cut.
 
     Args:
         rows: the data of a task.
         tokenizer: the policy's.
-        context: tokens, prompt and completion together, that the policy can hold; a prompt may have context - 1.
+        context: most tokens of prompt and completion together; a prompt may have context - 1.
         cursor: the order; its uid becomes the prompt's.
-        system: system prompt for rows that have none of their own; none: off.
-        over_length: `skip` leaves a too long prompt out and counts it, `refuse` raises.
+        system: system prompt for rows without one; none: off.
+        over_length: `skip` counts and skips a prompt that is too long, `refuse` raises.
 
-    `skipped` counts the draws left out so far, `longest` the tokens of the longest prompt drawn.
+    `skipped` counts the draws skipped so far, `longest` the tokens of the longest prompt.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class PromptSource:
         """The next n prompts.
 
         Raises:
-            ValueError: one is too long and `over_length` is `refuse`, or a whole epoch held none that fits.
+            UserError: one is too long and `over_length` is `refuse`, or none of a whole epoch fits.
         """
         prompts: list[Prompt] = []
         skipped_in_a_row = 0
@@ -111,7 +110,7 @@ class PromptSource:
         return prompts
 
     def prompt(self, draw: Draw) -> Prompt | None:
-        """The prompt of a draw, or None where it is too long and skipped; moves nothing."""
+        """The prompt of a draw, or None if it is skipped; does not move the cursor."""
         prompt = to_prompt(self.rows[draw.index], draw.uid, self.tokenizer, self.system)
         self.longest = max(self.longest, len(prompt.tokens))
         if len(prompt.tokens) < self.context:
@@ -122,12 +121,11 @@ class PromptSource:
             raise FieldError("data.over_length", self.over_length, reason, remedy=remedy)
         return None
 
-    def survey(self, limit: int = 0) -> int:
-        """How many of the first `limit` rows (0: all) are too long; needs the tokenizer only, so it can run before
-        weights are loaded.
+    def count_over_length(self, limit: int = 0) -> int:
+        """How many of the first `limit` rows (0: all) are too long; needs no weights.
 
         Raises:
-            ValueError: as `next` does.
+            UserError: as `next`.
         """
         count = min(limit, len(self.rows)) if limit else len(self.rows)
         too_long = sum(self.prompt(Draw(uid=index, index=index, epoch=0)) is None for index in range(count))
@@ -136,11 +134,11 @@ class PromptSource:
         return too_long
 
     def state(self) -> dict[str, Any]:
-        """JSON values from which `load` goes on."""
+        """JSON values that `load` restores."""
         return {"cursor": self.cursor.state(), "skipped": self.skipped}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken; raises as `Cursor.load`."""
+        """Restore a `state`; raises as `Cursor.load`."""
         self.cursor.load(state["cursor"])
         self.skipped = int(state["skipped"])
 

@@ -1,6 +1,6 @@
 """What a task is: a numbered list of rows, each with messages and an answer."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -9,11 +9,16 @@ from proxima.data import Message
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A question before the tokenizer: what a prompt is made of."""
+    """A question before tokenization, from which a prompt is made."""
 
     messages: tuple[Message, ...]
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def user_message(content: str) -> tuple[Message, ...]:
+    """A chat of one user message."""
+    return ({"role": "user", "content": content},)
 
 
 class Rows(Protocol):
@@ -24,6 +29,27 @@ class Rows(Protocol):
     def __getitem__(self, index: int) -> Row: ...
 
 
+@dataclass(frozen=True)
+class MappedRows:
+    """Rows made on access.
+
+    Args:
+        items: what they are made of, by number.
+        row: makes the row of a number and its item.
+    """
+
+    items: Any
+    row: Callable[[int, Any], Row]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Row:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.row(index, self.items[index])
+
+
 class Task(Protocol):
     """A frozen dataclass whose fields are its config."""
 
@@ -31,6 +57,6 @@ class Task(Protocol):
         """Open the data. `seed` makes generated tasks; it does not order the rows (`task.cursor` does).
 
         Raises:
-            ValueError: a missing file, an absent column, an empty dataset: one line that names it and the remedy.
+            UserError: a missing file, an absent column, an empty dataset: names it and the remedy.
         """
         ...

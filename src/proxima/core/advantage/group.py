@@ -241,6 +241,7 @@ class Remax(GroupAdvantage):
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"baseline"})
+    exempt_laws: ClassVar[frozenset[str]] = frozenset({"uniform_group"})  # the baseline is another completion's reward
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         baseline = required(self, "baseline", outcomes.baseline)
@@ -264,6 +265,8 @@ class ReinforcePpBaseline(GroupAdvantage):
     Source: arXiv 2501.03262. verl `reinforce_plus_plus_baseline`. Differs: verl gives a group of one its raw reward
         (P16).
     """
+
+    exempt_laws: ClassVar[frozenset[str]] = frozenset({"uniform_group"})  # whitening moves a group of zeros
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         group = GroupStatistics.of(outcomes)
@@ -294,6 +297,7 @@ class Gdpo(GroupAdvantage):
     scale: Literal["none", "group"] = "group"
     epsilon: float = 1e-6
     finish: Literal["tokens", "completions", "none"] = "tokens"
+    exempt_laws: ClassVar[frozenset[str]] = frozenset({"uniform_group"})  # whitening moves a group of zeros
 
     def __post_init__(self) -> None:
         require(self.scale in ("none", "group"), "scale", self.scale, "must be none or group")

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Protocol
 
 from torch import Tensor
 
+from proxima.core.spec import Spec
 from proxima.data import Outcomes, check_fields
 
 ADVANTAGE_NEEDS: dict[str, str] = {
@@ -44,14 +45,13 @@ class TokenRewards:
         check_fields(self)
 
 
-class Advantage(Protocol):
+class Advantage(Spec, Protocol):
     """A frozen dataclass; calling it is the mathematics. Subclass `GroupAdvantage` or `TokenAdvantage`.
 
     needs: what must be computed before the call, names of `ADVANTAGE_NEEDS`: fields of `Outcomes` or `TokenRewards`.
     per_token: it takes `TokenRewards` and gives [N]; otherwise it takes `Outcomes` and gives [S].
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
     per_token: ClassVar[bool]
 
 

@@ -1,8 +1,9 @@
 """Importance weights w = π_prox / μ: at which level, how bounded, what a single hopeless token does."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -82,6 +83,14 @@ class Importance(Correction):
     apply: bool = True
     towards: Towards = "proximal"
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_log_prob", "proximal_log_prob"})
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "sequence": {"level": "sequence", "bound": "clip", "upper": 1.5, "veto": 0.3},
+        "geometric": {"level": "geometric", "bound": "clamp", "upper": 1.2, "lower": 0.9, "normalise": True},
+        "normalised": {"normalise": True},
+        "drop": {"bound": "clip", "upper": 1.1, "rejected": "drop"},
+        "current": {"level": "geometric", "bound": "clamp", "upper": 1.1, "lower": 0.5, "towards": "current"},
+        "next": {"towards": "next"},
+    }
 
     def __post_init__(self) -> None:
         require(

@@ -1,7 +1,8 @@
 """Rejections: tokens and sequences that do not teach, without a weight for those that do."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -65,6 +66,11 @@ class Rejection(Correction):
     rejected: Rejected = "count"
     towards: Towards = "proximal"
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_log_prob", "proximal_log_prob"})
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "sequence": {"level": "sequence", "statistic": "k3", "reduce": "max", "upper": 0.1, "rejected": "drop"},
+        "k2": {"statistic": "k2", "upper": 0.05},
+        "k1": {"level": "sequence", "statistic": "k1", "reduce": "sum", "upper": 0.3},
+    }
 
     def __post_init__(self) -> None:
         require(self.towards in FIELDS, "towards", self.towards, f"must be one of {', '.join(FIELDS)}")
@@ -153,6 +159,7 @@ class SecondMoment(Correction):
     rejected: Rejected = "count"
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_log_prob", "proximal_log_prob"})
     whole_batch: ClassVar[bool] = True
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"drop": {"threshold": 0.01, "rejected": "drop"}}
 
     def __post_init__(self) -> None:
         require(self.threshold > 0, "threshold", self.threshold, "must be > 0")

@@ -1,7 +1,8 @@
 """The clipped objective, on the ratio of the token or of its sequence, and the plain policy gradient that it bounds."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -69,6 +70,8 @@ class PpoClip(Surrogate):
     epsilon_high: float = 0.2
     dual_clip: float | None = None
     zero_advantage_inert: ClassVar[bool] = True
+    unbounded: ClassVar[Mapping[str, Any]] = {"epsilon_low": 1.0, "epsilon_high": float("inf")}
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dual": {"epsilon_high": 0.28, "dual_clip": 1.5}}
 
     def __post_init__(self) -> None:
         check_clip(self.epsilon_low, self.epsilon_high, self.dual_clip)
@@ -113,10 +116,18 @@ class Gspo(Surrogate):
     form: Literal["token", "sequence"] = "token"
     dual_clip: float | None = None
     zero_advantage_inert: ClassVar[bool] = True
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "sequence": {"form": "sequence", "epsilon_low": 0.1, "epsilon_high": 0.1},
+        "wide": {"epsilon_low": 0.1, "epsilon_high": 0.1},
+    }
 
     def __post_init__(self) -> None:
         check_clip(self.epsilon_low, self.epsilon_high, self.dual_clip)
         require(self.form in ("token", "sequence"), "form", self.form, "must be token or sequence")
+
+    @property
+    def exempt_laws(self) -> frozenset[str]:  # the token form detaches the sequence's ratio
+        return frozenset({"derivative"} if self.form == "token" else ())
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         ratio, advantage = masked_ratio(b, "sequence"), sequence_advantage(b)
@@ -141,6 +152,7 @@ class Luspo(Gspo):
     """
 
     form: Literal["token", "sequence"] = "sequence"
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"wide": {"epsilon_low": 0.1, "epsilon_high": 0.1}}
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """Cumulative prefix-divergence policy optimization: what earlier tokens have drifted is taken from what a later one
 may."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -62,6 +63,13 @@ class Cppo(Surrogate):
         {"advantage", "behavior_log_prob", "proximal_log_prob"}
     )  # and top-k for topk_*
     zero_advantage_inert: ClassVar[bool] = True
+    unbounded: ClassVar[Mapping[str, Any]] = {"delta": float("inf"), "delta_b": float("inf")}
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "static": {"budget": "static", "single_token": "w_min"},
+        "kl": {"divergence": "binary_kl", "delta": 0.02, "delta_b": 0.002},
+        "topk": {"divergence": "topk_tv"},
+        "proximal": {"centre": "proximal"},
+    }
 
     def __post_init__(self) -> None:
         require(self.delta > 0, "delta", self.delta, "must be > 0")

@@ -1,8 +1,9 @@
 """Divergence proximal policy optimization: a token is dropped once its own divergence is too large and the update would
 enlarge it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -67,6 +68,12 @@ class Dppo(Surrogate):
         {"advantage", "behavior_log_prob", "proximal_log_prob"}
     )  # and top-k for topk_*
     zero_advantage_inert: ClassVar[bool] = True
+    unbounded: ClassVar[Mapping[str, Any]] = {"delta": float("inf")}
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "topk": {"divergence": "topk_kl", "delta": 0.02},
+        "kl": {"divergence": "binary_kl", "delta": 0.02, "delta_low": 0.01},
+        "capped": {"ratio_cap": 1.1},
+    }
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", type(self).needs | divergence_needs(self.divergence, self.centre))
@@ -75,6 +82,10 @@ class Dppo(Surrogate):
             self.delta_low is None or self.delta_low > 0, "delta_low", self.delta_low, "must be > 0, or none for delta"
         )
         require(self.ratio_cap is None or self.ratio_cap > 0, "ratio_cap", self.ratio_cap, "must be > 0, or none")
+
+    @property
+    def exempt_laws(self) -> frozenset[str]:  # the cap detaches the ratio
+        return frozenset() if self.ratio_cap is None else frozenset({"derivative"})
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         far = divergence(b, self.divergence, self.centre)

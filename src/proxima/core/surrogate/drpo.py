@@ -1,7 +1,8 @@
 """Quadratic penalties in place of a clip: no token is dropped, an over-moved one is pulled back."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -42,6 +43,8 @@ class Drpo(Surrogate):
     epsilon: float = 12.5
     needs: ClassVar[frozenset[str]] = frozenset({"advantage", "behavior_log_prob", "proximal_log_prob"})
     zero_advantage_inert: ClassVar[bool] = True
+    unbounded: ClassVar[Mapping[str, Any]] = {"epsilon": float("inf")}
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"tight": {"epsilon": 0.1}}
 
     def __post_init__(self) -> None:
         require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
@@ -67,6 +70,7 @@ class Spo(Surrogate):
 
     epsilon: float = 0.2
     zero_advantage_inert: ClassVar[bool] = True
+    unbounded: ClassVar[Mapping[str, Any]] = {"epsilon": float("inf")}
 
     def __post_init__(self) -> None:
         require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")

@@ -1,7 +1,8 @@
 """Surrogates that weigh a token instead of dropping it: the weight is a bounded function of the ratio."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -48,6 +49,12 @@ class Cispo(Surrogate):
     epsilon_high: float = 4.0
     level: Level = "token"
     zero_advantage_inert: ClassVar[bool] = True
+    unbounded: ClassVar[Mapping[str, Any]] = {"epsilon_high": float("inf")}
+    exempt_laws: ClassVar[frozenset[str]] = frozenset({"derivative"})  # the weight is detached
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "both": {"epsilon_low": 0.2, "epsilon_high": 0.28},
+        "sequence": {"level": "sequence", "epsilon_high": 0.1},
+    }
 
     def __post_init__(self) -> None:
         require(0 <= self.epsilon_low <= 1, "epsilon_low", self.epsilon_low, "must be in [0, 1]; 1 is no lower bound")
@@ -89,6 +96,7 @@ class Sapo(Surrogate):
     tau_negative: float = 1.05
     level: Level = "token"
     zero_advantage_inert: ClassVar[bool] = True
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"sequence": {"level": "sequence"}}
 
     def __post_init__(self) -> None:
         require(0 < self.tau_positive < float("inf"), "tau_positive", self.tau_positive, "must be > 0 and finite")
@@ -126,6 +134,7 @@ class Vespo(Surrogate):
     k_negative: float = 3.0
     lambda_negative: float = 2.0
     zero_advantage_inert: ClassVar[bool] = True
+    exempt_laws: ClassVar[frozenset[str]] = frozenset({"derivative"})  # the weight is detached
 
     def __post_init__(self) -> None:
         for name in ("k_positive", "lambda_positive", "k_negative", "lambda_negative"):
@@ -168,6 +177,9 @@ class GeoMean(Surrogate):
     epsilon_high: float = 0.4
     clip: Literal["directed", "log_ratio"] = "directed"
     zero_advantage_inert: ClassVar[bool] = True
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "log_ratio": {"epsilon_low": 0.1, "epsilon_high": 0.2, "clip": "log_ratio"}
+    }
 
     def __post_init__(self) -> None:
         require(self.epsilon_low >= 0, "epsilon_low", self.epsilon_low, "must be >= 0 nats")

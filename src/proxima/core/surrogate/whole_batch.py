@@ -4,8 +4,9 @@ Called on a batch without `selected`, a spec selects from that batch alone; `cor
 batch first, so that a split into micro-batches changes nothing.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -61,6 +62,9 @@ class ClipCov(Surrogate):
     low: float = 1.0
     high: float = 5.0
     whole_batch: ClassVar[bool] = True
+    # Which tokens are eligible depends on the size of their covariance; the draw, on the last bit of the values.
+    exempt_laws: ClassVar[frozenset[str]] = frozenset({"float32", "on_policy", "scale"})
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"many": {"share": 0.3, "low": 0.0}}
 
     def __post_init__(self) -> None:
         check_clip(self.epsilon_low, self.epsilon_high)
@@ -108,6 +112,8 @@ class KlCov(Surrogate):
     share: float = 2e-4
     coefficient: float = 1.0
     whole_batch: ClassVar[bool] = True
+    exempt_laws: ClassVar[frozenset[str]] = frozenset({"on_policy", "scale"})  # the pull has no advantage in it
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"many": {"share": 0.3, "coefficient": 0.5}}
 
     def __post_init__(self) -> None:
         require(0 <= self.share <= 1, "share", self.share, "must be in [0, 1]")
@@ -157,6 +163,8 @@ class M2po(Surrogate):
     policy: str = "current"
     needs: ClassVar[frozenset[str]] = frozenset({"advantage", "behavior_log_prob", "proximal_log_prob"})
     whole_batch: ClassVar[bool] = True
+    unbounded: ClassVar[Mapping[str, Any]] = {"threshold": float("inf")}
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"proximal": {"policy": "proximal", "threshold": 0.01}}
 
     def __post_init__(self) -> None:
         require(self.threshold > 0, "threshold", self.threshold, "must be > 0")
@@ -190,6 +198,7 @@ class Dro(Surrogate):
     """
 
     beta: float = 0.5
+    exempt_laws: ClassVar[frozenset[str]] = frozenset({"scale"})  # the pull has no advantage in it
 
     def __post_init__(self) -> None:
         require(0 < self.beta < float("inf"), "beta", self.beta, "must be > 0 and finite")

@@ -82,7 +82,7 @@ def parse_number(text: str) -> WrittenNumber | None:
     name = None
     for i, side in enumerate(sides[:-1]):
         other = _parse_side(side)
-        value = other.value if other else evaluate(side)
+        value = other.value if other else eval_arithmetic(side)
         if i == 0 and (not side or _NAME.fullmatch(side)):
             name = side or None
         elif value is not None:
@@ -200,7 +200,7 @@ def _same_value(one: Fraction, other: Fraction, places: int | None) -> bool:
     return one == other or (places is not None and places >= 6 and round(one, places) == round(other, places))
 
 
-def evaluate(side: str) -> Fraction | None:
+def eval_arithmetic(side: str) -> Fraction | None:
     """The value of a sum, product, quotient or small power of plain numbers; None: it is something else."""
     text = re.sub(r"\\frac ?\{([^{}]*)\} ?\{([^{}]*)\}", r"((\1)/(\2))", side)
     for written, meant in (

@@ -1,5 +1,4 @@
-"""Columns into rows: which column is what, templates over several columns, and errors that name the column that isn't
-there."""
+"""Maps the columns of a table to rows: by name, by a path into nested objects, or by a template over several."""
 
 import difflib
 import json
@@ -10,7 +9,7 @@ from string import Formatter
 from typing import Any, ClassVar
 
 from proxima.data import FieldError, Message, UserError, require
-from proxima.task.protocol import Row
+from proxima.task.protocol import Row, user_message
 
 ROLES = ("system", "user", "assistant")
 
@@ -19,25 +18,26 @@ def template_fields(template: str, field: str) -> set[str]:
     """The names in the braces of a template.
 
     Raises:
-        ValueError: a brace that doesn't close, or one without a name; names the field.
+        FieldError: an unclosed brace, or one without a name; names the field.
     """
     try:
         names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
-    except ValueError as problem:
-        raise FieldError(
-            field, template, f"is not a template: {problem}", remedy="write a literal brace twice"
-        ) from None
-    require(
-        all(names) and not any("[" in name for name in names),
-        field,
-        template,
-        "must name a column in each pair of braces",
-    )
+    except ValueError as error:
+        remedy = "write a literal brace twice"
+        raise FieldError(field, template, f"is not a template: {error}", remedy=remedy) from None
+    named = all(names) and not any("[" in name for name in names)
+    require(named, field, template, "must name a column in each pair of braces")
     return names
 
 
+def require_question_template(template: str) -> None:
+    """Raise `FieldError` unless the template has `{question}` and no other field."""
+    fits = template_fields(template, "template") == {"question"}
+    require(fits, "template", template, "must hold {question} and nothing else in braces")
+
+
 def fill(template: str, values: Mapping[str, Any]) -> str:
-    """The template with each `{name}` replaced; names are looked up whole first, then along their dots."""
+    """The template with each `{name}` replaced by `look_up(values, name)`."""
     return "".join(
         text + ("" if name is None else as_text(look_up(values, name)))
         for text, name, _, _ in Formatter().parse(template)
@@ -45,10 +45,10 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
 
 
 def look_up(values: Mapping[str, Any], name: str) -> Any:
-    """`values[name]`, or for `a.b` the `b` inside of `a`.
+    """`values[name]`, or for `a.b` the `b` inside `a`.
 
     Raises:
-        KeyError: with the part of the name that isn't there.
+        KeyError: with the part of the name that is absent.
     """
     if name in values:
         return values[name]
@@ -64,7 +64,7 @@ def as_text(value: Any) -> str:
 
 
 def to_json_value(value: Any) -> Any:
-    """A value as JSON can hold it: dates, decimals and bytes become text."""
+    """A value that JSON can hold: dates, decimals, bytes and numbers that are not finite become text."""
     if isinstance(value, Mapping):
         return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -77,9 +77,8 @@ def to_json_value(value: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
-    """Base of the tasks that read a table: which column is what. A name may follow dots into a column of objects
-    (`reward_model.truth`).
+class ColumnMapping:
+    """Base of the tasks that read a table. A name may follow dots into a column of objects (`reward_model.truth`).
 
     Args:
         question: column with the question, or a template over several, as "{question}\\n{hint}".
@@ -97,62 +96,62 @@ class Columns:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metadata", tuple(self.metadata))
-        self.mapped()
+        self.fields_by_column()
 
-    def mapped(self) -> dict[str, str]:
-        """Each needed column with the field that asks for it."""
+    def fields_by_column(self) -> dict[str, str]:
+        """Each column that is needed, with the field that names it."""
         texts = {"question": self.question} if self.messages is None else {"messages": self.messages}
         if self.answer is not None:
             texts["answer"] = self.answer
-        names = {name: field for field, text in texts.items() for name in sorted(_names(text, field))}
-        return {**dict.fromkeys(self.metadata, "metadata"), **names}
+        columns = {
+            name: field
+            for field, text in texts.items()
+            for name in sorted(template_fields(text, field) if "{" in text else {text})
+        }
+        return {**dict.fromkeys(self.metadata, "metadata"), **columns}
 
-    def check(self, present: Iterable[str], source: str) -> None:
-        """Every mapped column is there.
+    def require_columns(self, present: Iterable[str], source: str) -> None:
+        """Check that every mapped column exists.
 
         Raises:
-            ValueError: the first that is not, with the nearest name and those present.
+            UserError: names the first that does not, the nearest name and those present.
         """
         known = list(present)
-        for name, field in self.mapped().items():
+        for name, field in self.fields_by_column().items():
             if name in known or name.partition(".")[0] in known:
                 continue
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else "; map one with"
-            remedy = "" if near else f" {field}=COLUMN" + (" (or answer=null)" if field == "answer" else "")
-            raise UserError(
-                f"{source} has no column {name!r} ({field}){hint}{remedy}; columns: {', '.join(known) or 'none'}"
-            )
+            nullable = " (or answer=null)" if field == "answer" else ""
+            hint = f"did you mean {near[0]!r}?" if near else f"map one with {field}=COLUMN{nullable}"
+            raise UserError(f"{source} has no column {name!r} ({field}); {hint}; columns: {', '.join(known) or 'none'}")
 
     def row(self, values: Mapping[str, Any], source: str) -> Row:
         """The row that these values make.
 
         Raises:
-            ValueError: a value is missing, empty, or no chat; names the source and the column.
+            UserError: a value is missing, empty, or not a chat; names the source and the column.
         """
         try:
-            answer = None if self.answer is None else _take(self.answer, values)
+            answer = None if self.answer is None else _value(self.answer, values)
             metadata = {name: to_json_value(look_up(values, name)) for name in self.metadata}
             if self.messages is not None:
-                return Row(
-                    messages=as_messages(look_up(values, self.messages), f"{source}: column {self.messages!r}"),
-                    answer=answer,
-                    metadata=metadata,
-                )
-            question = _take(self.question, values)
-        except KeyError as missing:
-            name = missing.args[0]
-            raise UserError(f"{source} has no column {name!r}; columns: {', '.join(values) or 'none'}") from None
+                messages = as_messages(look_up(values, self.messages), f"{source}: column {self.messages!r}")
+                return Row(messages=messages, answer=answer, metadata=metadata)
+            question = _value(self.question, values)
+        except KeyError as error:
+            raise UserError(
+                f"{source} has no column {error.args[0]!r}; columns: {', '.join(values) or 'none'}"
+            ) from None
         if question is None or question == "":
             raise UserError(f"{source}: column {self.question!r} is empty; remove the row or map another column")
-        return Row(messages=({"role": "user", "content": as_text(question)},), answer=answer, metadata=metadata)
+        return Row(messages=user_message(as_text(question)), answer=answer, metadata=metadata)
 
 
 def as_messages(value: Any, source: str) -> tuple[Message, ...]:
-    """A chat: a list of {role, content}, or the same as JSON text; other keys are left out.
+    """A chat: a list of {role, content}, or the same as JSON text; other keys are dropped.
 
     Raises:
-        ValueError: anything else, an empty chat, or an unknown role; names the source.
+        UserError: anything else, an empty chat, or an unknown role; names the source.
     """
     if isinstance(value, str):
         try:
@@ -162,21 +161,13 @@ def as_messages(value: Any, source: str) -> tuple[Message, ...]:
     if not isinstance(value, (list, tuple)) or not value:
         raise UserError(f"{source} holds {value!r:.60}, expected a list of {{role, content}}")
     for message in value:
-        if (
-            not isinstance(message, Mapping)
-            or not isinstance(message.get("content"), str)
-            or message.get("role") not in ROLES
-        ):
-            raise UserError(
-                f"{source} holds the message {message!r:.80}, expected a role among {', '.join(ROLES)} and a text "
-                "content"
-            )
+        fits = isinstance(message, Mapping) and message.get("role") in ROLES
+        if not fits or not isinstance(message.get("content"), str):
+            expected = f"expected a role among {', '.join(ROLES)} and a text content"
+            raise UserError(f"{source} holds the message {message!r:.80}, {expected}")
     return tuple({"role": str(message["role"]), "content": str(message["content"])} for message in value)
 
 
-def _names(text: str, field: str) -> set[str]:
-    return template_fields(text, field) if "{" in text else {text}
-
-
-def _take(text: str, values: Mapping[str, Any]) -> Any:
+def _value(text: str, values: Mapping[str, Any]) -> Any:
+    """The value of a column, or a filled template."""
     return fill(text, values) if "{" in text else to_json_value(look_up(values, text))

@@ -1,0 +1,103 @@
+"""Conformance: the laws that every spec of a slot must obey, for our tests and for `proxima check`.
+
+    laws          what a law is, and the search for the smallest counterexample
+    batches       random batches with holes and garbage          by_hand    examples with numbers worked out by hand
+    loss_laws     surrogates, corrections, penalties, aggregations
+    outcome_laws  advantages, selections
+    reward_laws   rewards                                         engine_laws    engines
+
+A spec declares what its method breaks on purpose (`exempt_laws`), and settings that switch on branches (`test_fields`);
+see `proxima.core.spec.Spec`. Cases are drawn from fixed seeds: a result can be repeated.
+Imports: `proxima.data`, `core`, `engine`, `reward`, `model`. Imported by `peers`, `cli` and the tests.
+To add a law: a function `(spec, case)` that raises `Violation`, and a line in the tuple of its slot.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from proxima.conformance.by_hand import require_example
+from proxima.conformance.laws import Law, LawResult, Violation, check_law, require_that
+from proxima.conformance.loss_laws import AGGREGATE_LAWS, CORRECTION_LAWS, PENALTY_LAWS, SURROGATE_LAWS
+from proxima.conformance.outcome_laws import GROUP_ADVANTAGE_LAWS, SELECTION_LAWS, TOKEN_ADVANTAGE_LAWS
+from proxima.core.advantage import Advantage
+from proxima.core.loss import Aggregate, Correction, Penalty, Surrogate
+from proxima.core.selection import Selection
+from proxima.core.spec import Spec
+
+PROTOCOLS: dict[str, type] = {
+    "surrogate": Surrogate,
+    "correction": Correction,
+    "penalty": Penalty,
+    "aggregate": Aggregate,
+    "advantage": Advantage,
+    "selection": Selection,
+}
+LAWS: dict[str, tuple[Law, ...]] = {
+    "surrogate": SURROGATE_LAWS,
+    "correction": CORRECTION_LAWS,
+    "penalty": PENALTY_LAWS,
+    "aggregate": AGGREGATE_LAWS,
+    "selection": SELECTION_LAWS,
+}
+
+
+def slot_of(spec: object) -> str | None:
+    """The slot of `core` whose protocol the spec subclasses; None for anything else."""
+    return next((slot for slot, protocol in PROTOCOLS.items() if protocol in type(spec).__mro__), None)
+
+
+def laws_of(slot: str, spec: Any) -> tuple[Law, ...]:
+    """The laws of a slot; an advantage has those of its kind."""
+    if slot == "advantage":
+        return TOKEN_ADVANTAGE_LAWS if spec.per_token else GROUP_ADVANTAGE_LAWS
+    return LAWS[slot]
+
+
+def variants_of(spec: Any) -> dict[str, Any]:
+    """The spec itself under the name "", and one spec for each of its `test_fields`."""
+    return {"": spec} | {name: dataclasses.replace(spec, **fields) for name, fields in spec.test_fields.items()}
+
+
+def check_spec(slot: str, spec: Spec) -> Iterator[tuple[str, LawResult]]:
+    """Check every law of the slot on the spec and its `test_fields`: the name of the variant, and the result."""
+    declaration = check_law(DECLARATION, (slot, spec))
+    yield "", declaration
+    if declaration.status == "FAILED":
+        return
+    for name, variant in variants_of(spec).items():
+        for law in laws_of(slot, variant):
+            if name and law.defaults_only:
+                continue
+            yield name, check_law(law, variant, variant.exempt_laws)
+    if spec.examples:
+        yield "", check_law(dataclasses.replace(BY_HAND, cases=lambda: spec.examples), (slot, spec))
+
+
+def _declared(slotted: tuple[str, Any], _: None) -> None:
+    slot, spec = slotted
+    parameters = getattr(type(spec), "__dataclass_params__", None)
+    require_that(parameters is not None and parameters.frozen, "decorate the class with @dataclass(frozen=True)")
+    for name, fields in spec.test_fields.items():
+        try:
+            dataclasses.replace(spec, **fields)
+        except (TypeError, ValueError) as error:
+            raise Violation(f"test_fields {name!r}: {error}") from None
+    for name, variant in variants_of(spec).items():
+        allowed = {law.name for law in laws_of(slot, variant) if law.exemptible}
+        unknown = sorted(variant.exempt_laws - allowed)
+        names = ", ".join(sorted(allowed)) or "no law"
+        require_that(not unknown, f"{name}exempt_laws: {', '.join(unknown)}: a {slot} can be exempt from {names}")
+
+
+DECLARATION = Law("declared", "recipes can't name its fields", _declared, lambda: (None,), show=lambda _: "")
+BY_HAND = Law(
+    "by_hand",
+    "the code is not the formula",
+    lambda slotted, example: require_example(slotted[0], slotted[1], example),
+    cases=tuple,
+    show=lambda example: f"inputs {example['inputs']}",
+)
+
+
+__all__ = ["LAWS", "Law", "LawResult", "Violation", "check_law", "check_spec", "laws_of", "slot_of", "variants_of"]

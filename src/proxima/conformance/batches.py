@@ -1,0 +1,161 @@
+"""Random packed batches: odd lengths, holes, tool tokens, and garbage wherever the contract allows it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from proxima.data import PolicyBatch
+from proxima.data.random import mix, permutation
+
+GARBAGE = (float("nan"), float("inf"), -float("inf"), 1e30)
+LENGTHS = ((1,), (2,), (1, 1), (3, 2), (0, 4), (5, 0, 1), (4, 3, 6, 2), (9, 1, 7, 0, 5, 8))
+SPREADS = (0.3, 0.05, 2.0, 0.0)
+CENTRES = ("recompute", "behavior", "loglinear")
+
+
+@dataclass(frozen=True)
+class BatchCase:
+    """A batch, and the key of the random choices that a law makes on it (an order, a split)."""
+
+    batch: PolicyBatch
+    key: int = 0
+
+    def order(self) -> list[int]:
+        """A permutation of the sequences."""
+        return [int(i) for i in permutation(self.batch.sequences, self.key, 1)]
+
+    def owners(self, parts: int = 3) -> list[int]:
+        """[S] the micro-batch of each sequence."""
+        return [mix(self.key, 2, i) % parts for i in range(self.batch.sequences)]
+
+
+def make_batch(
+    lengths: list[int],
+    *,
+    seed: int = 0,
+    spread: float = 0.3,
+    out_of_loss: float = 0.2,
+    not_sampled: float = 0.15,
+    proximal: str = "recompute",
+    garbage: bool = True,
+    dtype: torch.dtype = torch.float64,
+) -> PolicyBatch:
+    """A batch with every optional field but those of the other columns' decisions.
+
+    Args:
+        lengths: tokens of each sequence; 0 is allowed.
+        seed: of every draw.
+        spread: how far the current policy is from behavior, nats.
+        out_of_loss, not_sampled: shares of the tokens.
+        proximal: `behavior` (bypass), `recompute` (another policy near both), or `loglinear` (half-way).
+        garbage: put NaN, infinities and huge numbers where no policy sampled a token.
+        dtype: float32 or float64.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    tokens = sum(lengths)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=draw, dtype=torch.float64)
+
+    def normal() -> Tensor:
+        return torch.randn(tokens, generator=draw, dtype=torch.float64)
+
+    def near(x: Tensor, scale: float) -> Tensor:
+        return (x + scale * normal()).clamp(max=-1e-3)
+
+    behavior = -0.02 - 2.5 * uniform(tokens)
+    log_prob = near(behavior, spread)
+    centre = {
+        "behavior": behavior,
+        "recompute": near(behavior, spread / 3),
+        "loglinear": 0.5 * behavior + 0.5 * log_prob,
+    }[proximal]
+    sampled = torch.rand(tokens, generator=draw) >= not_sampled
+    loss_mask = sampled & (torch.rand(tokens, generator=draw) >= out_of_loss)
+    advantage = normal().round(decimals=1)
+    fields = {"behavior_log_prob": behavior, "proximal_log_prob": centre, "next_log_prob": near(behavior, spread / 3)}
+    fields |= {"log_prob": log_prob, "reference_log_prob": near(behavior, 0.5), "entropy": normal().abs()}
+    if garbage:
+        junk = torch.tensor(GARBAGE, dtype=torch.float64)[torch.randint(len(GARBAGE), (tokens,), generator=draw)]
+        fields = {name: torch.where(sampled, value, junk) for name, value in fields.items()}
+        advantage = torch.where(loss_mask, advantage, junk)
+    share = torch.tensor([0.5, 0.3, 0.1], dtype=torch.float64)  # of the probability that the sampled token leaves
+    for name, source in (("behavior_top_k_log_prob", behavior), ("top_k_log_prob", log_prob)):
+        top = ((1 - source.exp())[:, None] * (share + 0.03 * uniform(tokens, 3))).log()
+        fields[name] = torch.where(sampled[:, None], top, float("nan")) if garbage else top
+    edges = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]) if lengths else torch.zeros(1).long()
+    batch = PolicyBatch(
+        loss_mask=loss_mask,
+        sampled=sampled,
+        cu_seqlens=edges,
+        advantage=advantage.to(dtype),
+        policy_version=torch.randint(0, 3, (tokens,), generator=draw),
+        group=torch.arange(len(lengths)) // 2,
+        **{name: value.to(dtype) for name, value in fields.items()},
+    )
+    return replace(batch, log_prob=batch.log_prob.requires_grad_())
+
+
+def with_new_leaf(b: PolicyBatch, **changes: Tensor) -> PolicyBatch:
+    """The batch with changed fields and a `log_prob` leaf of its own."""
+    leaf = changes.pop("log_prob", b.log_prob).detach().clone().requires_grad_()
+    return replace(b, **changes, log_prob=leaf)
+
+
+def batch_cases(repeats: int = 4) -> Iterator[BatchCase]:
+    """Cases of growing size, every `repeats` with another seed, spread and proximal policy."""
+    for size, lengths in enumerate(LENGTHS):
+        for repeat in range(repeats):
+            key = mix(size, repeat)
+            yield BatchCase(
+                make_batch(
+                    list(lengths),
+                    seed=key % 2**31,
+                    spread=SPREADS[repeat % len(SPREADS)],
+                    out_of_loss=(0.0, 0.3, 1.0)[key % 3] if repeat else 0.0,
+                    not_sampled=0.2 * (repeat % 2),
+                    proximal=CENTRES[repeat % len(CENTRES)],
+                ),
+                key,
+            )
+
+
+def smaller_batches(case: BatchCase) -> Iterator[BatchCase]:
+    """The case without one of its sequences, or without one of its tokens."""
+    b = case.batch
+    for sequence in range(b.sequences if b.sequences > 1 else 0):
+        rest = b.take([i for i in range(b.sequences) if i != sequence])
+        yield BatchCase(with_new_leaf(rest), case.key)
+    for token in range(len(b) if len(b) > 1 else 0):
+        yield BatchCase(without_token(b, token), case.key)
+
+
+def without_token(b: PolicyBatch, token: int) -> PolicyBatch:
+    """The batch without one token."""
+    keep = torch.arange(len(b)) != token
+    edges = b.cu_seqlens - (b.cu_seqlens > token).to(b.cu_seqlens.dtype)
+    fields = {name: value.detach()[keep] for name, value in b.token_fields().items()}
+    return with_new_leaf(replace(b, **fields, cu_seqlens=edges))
+
+
+def show_batch(case: BatchCase) -> str:
+    """`lengths [2], log_prob [-0.1, -0.3], …`: the fields that most methods read."""
+    b = case.batch
+
+    def numbers(values: Tensor) -> str:
+        return (
+            "["
+            + ", ".join(f"{value:.4g}" for value in values.detach().tolist()[:8])
+            + (", …]" if len(values) > 8 else "]")
+        )
+
+    parts = [f"lengths {b.lengths.tolist()}"]
+    for name in ("log_prob", "proximal_log_prob", "behavior_log_prob", "advantage"):
+        value = getattr(b, name)
+        if value is not None and len(b):
+            parts.append(f"{name} {numbers(value)}")
+    if not bool(b.loss_mask.all()):
+        parts.append(f"loss_mask {b.loss_mask.int().tolist()[:8]}")
+    return ", ".join(parts)

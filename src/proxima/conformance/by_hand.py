@@ -1,0 +1,131 @@
+"""Numbers worked out by hand: the inputs of an example, and what our specs make of them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.conformance.laws import Violation, require_close, require_that
+from proxima.core import Loss, TokenMean, policy_loss
+from proxima.core.advantage import TokenRewards
+from proxima.core.loss import apply_corrections
+from proxima.data import Outcomes, PolicyBatch
+
+LOSS_SLOTS = ("surrogate", "correction", "penalty", "aggregate")
+SLOTS = (*LOSS_SLOTS, "advantage")
+TOLERANCE = {"rtol": 1e-6, "atol": 1e-9}
+BOOLEAN = ("mask", "loss_mask", "sampled", "valid", "truncated")
+INTEGER = ("cu_seqlens", "group", "length", "policy_version")
+
+
+def as_tensor(value: Any) -> Tensor:
+    """Numbers of any nesting, with 'nan', 'inf' and None (NaN) among them, as float64."""
+    return value.double() if isinstance(value, Tensor) else torch.tensor(_floats(value), dtype=torch.float64)
+
+
+def _floats(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_floats(item) for item in value]
+    return float("nan") if value is None else float(value)
+
+
+def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What our specs compute from the inputs of an example.
+
+    Args:
+        specs: slot → spec: `advantage` alone, or one or more of `surrogate`, `correction`, `penalty`, `aggregate`.
+        inputs: fields of `PolicyBatch`: rows [B][T] with a `mask`, or packed with `loss_mask` and `cu_seqlens`. An
+            aggregation alone reads `loss` in place of `log_prob`. Of an advantage: fields of `Outcomes`, where `valid`,
+            `length` and `truncated` may be left out, or of `TokenRewards`.
+
+    Returns: by name: `loss`, `numerator`, `denominator`, `grad_log_prob` (of an aggregation alone `grad_loss`), `keep`
+        and `metrics.…`; `token_loss` of the surrogate; `weight` and `keep` of the correction; `penalty`; `advantage`.
+        Values of tokens have the layout of the inputs, with 0 at padding.
+    Raises: KeyError naming an input that is missing.
+    """
+    tensors = {name: _typed(name, value) for name, value in inputs.items()}
+    if "advantage" in specs:
+        return {"advantage": _advantage(specs["advantage"], tensors)}
+    leaf_name = "loss" if set(specs) == {"aggregate"} else "log_prob"
+    leaf = tensors.pop(leaf_name).requires_grad_()
+    b = _batch(leaf, tensors)
+    loss, tokens = _loss(specs, b)
+    found: dict[str, Tensor] = {}
+    if loss is not None:
+        found |= {"loss": loss.value, "numerator": loss.numerator, "denominator": loss.denominator}
+        found |= {f"metrics.{name}": as_tensor(metric.value) for name, metric in loss.metrics.items()}
+        found[f"grad_{leaf_name}"] = torch.autograd.grad(loss.value, leaf)[0]
+    laid_out = {name: _in_rows(b, value, leaf) if "mask" in tensors else value for name, value in tokens.items()}
+    return {name: value.detach() for name, value in (found | laid_out).items()}
+
+
+def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, dict[str, Tensor]]:
+    """The loss, None for a correction alone, and the [N] values on the way to it."""
+    tokens: dict[str, Tensor] = {}
+    if "correction" in specs:
+        corrected = apply_corrections(b, [specs["correction"]])
+        assert corrected.weight is not None
+        tokens |= {"weight": corrected.weight, "keep": corrected.keep.double()}
+    if "penalty" in specs:
+        tokens["penalty"] = specs["penalty"](b)
+    aggregate = specs.get("aggregate", TokenMean())
+    if "surrogate" in specs:
+        correction, penalty = specs.get("correction"), specs.get("penalty")
+        loss = policy_loss(b, surrogate=specs["surrogate"], aggregate=aggregate, correction=correction, penalty=penalty)
+        return loss, tokens | {"token_loss": specs["surrogate"](b).loss, "keep": loss.keep.double()}
+    if "correction" in specs:
+        return None, tokens
+    values = tokens.get("penalty", torch.where(b.loss_mask, b.log_prob, 0.0))
+    denominator = aggregate.denominator(b.loss_mask, b.cu_seqlens)
+    return Loss(aggregate(values, b), denominator, {}, b.loss_mask), tokens
+
+
+def _advantage(spec: Any, tensors: dict[str, Tensor]) -> Tensor:
+    if spec.per_token:
+        value: Tensor = spec(TokenRewards(**tensors))
+        return value
+    more: dict[str, Any] = tensors
+    value = spec(replace(Outcomes.of(more.pop("reward"), more.pop("group")), **more))
+    return value
+
+
+def _typed(name: str, value: Any) -> Tensor:
+    tensor = as_tensor(value)
+    return tensor != 0 if name in BOOLEAN else tensor.long() if name in INTEGER else tensor
+
+
+def _batch(leaf: Tensor, tensors: Mapping[str, Tensor]) -> PolicyBatch:
+    rest = {name: value for name, value in tensors.items() if name != "mask"}
+    if "mask" in tensors:
+        return PolicyBatch.from_padded(tensors["mask"], log_prob=leaf, **rest)
+    return PolicyBatch(log_prob=leaf, **rest)
+
+
+def _in_rows(b: PolicyBatch, values: Tensor, like: Tensor) -> Tensor:
+    out = torch.zeros(like.shape, dtype=torch.float64)
+    rows = b.to_padded(values.detach().double())
+    out[:, : rows.shape[1]] = rows
+    return out
+
+
+def leaves(value: Any, path: str = "") -> dict[str, Any]:
+    """Everything expected, by its path: `loss`, `metrics.actor/ppo_kl`; a list is one leaf."""
+    if not isinstance(value, dict):
+        return {path: value}
+    found: dict[str, Any] = {}
+    for key, child in value.items():
+        found |= leaves(child, f"{path}.{key}" if path else key)
+    return found
+
+
+def require_example(slot: str, spec: Any, example: Mapping[str, Any]) -> None:
+    """Raise `Violation` unless the spec gives the numbers of its example."""
+    unknown = sorted(set(example) - {"fields", "inputs", "expected"})
+    require_that(not unknown, f"an example has no {', '.join(unknown)}; it has inputs, expected and fields")
+    numbers = numbers_by_hand({slot: replace(spec, **example.get("fields", {}))}, example["inputs"])
+    for name, expected in leaves(example["expected"]).items():
+        if name not in numbers:
+            raise Violation(f"nothing of ours computes {name!r}; there are {', '.join(sorted(numbers))}")
+        require_close(numbers[name], as_tensor(expected), name, **TOLERANCE)

@@ -1,0 +1,106 @@
+"""What a law is, how it is checked on many cases, and the smallest case that breaks it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Status = str  # "passed", "FAILED" or "skipped"
+
+
+class Violation(AssertionError):
+    """A spec broke a law; the text says which number was wrong."""
+
+
+@dataclass(frozen=True)
+class Law:
+    """A property that every spec of a slot must have.
+
+    Args:
+        name: what `exempt_laws` and the output call it.
+        consequence: what goes wrong in a run when it does not hold.
+        check: `check(spec, case)` raises `Violation`; any other exception breaks the law too.
+        cases: `cases()` yields inputs, the smallest first.
+        shrink: `shrink(case)` yields smaller versions of a case.
+        show: `show(case)` describes a case in one line.
+        exemptible: a spec may declare itself exempt, because the mathematics of some methods break this law.
+        applies: `applies(spec)` is None, or why there is nothing to check.
+        defaults_only: it does not hold under every `test_fields`.
+    """
+
+    name: str
+    consequence: str
+    check: Callable[[Any, Any], None]
+    cases: Callable[[], Iterable[Any]]
+    shrink: Callable[[Any], Iterator[Any]] = lambda case: iter(())
+    show: Callable[[Any], str] = str
+    exemptible: bool = False
+    applies: Callable[[Any], str | None] = lambda spec: None
+    defaults_only: bool = False
+
+
+@dataclass(frozen=True)
+class LawResult:
+    """One line of `proxima check`: `status` is passed, FAILED or skipped; `detail` why, with the counterexample."""
+
+    law: Law
+    status: Status
+    detail: str = ""
+
+
+def check_law(law: Law, spec: Any, exempt: frozenset[str] = frozenset()) -> LawResult:
+    """Check one law on all its cases; stops at the first violation and shrinks it."""
+    if law.exemptible and law.name in exempt:
+        return LawResult(law, "skipped", "the spec declares itself exempt")
+    if (reason := law.applies(spec)) is not None:
+        return LawResult(law, "skipped", reason)
+    for case in law.cases():
+        if (text := violation(law, spec, case)) is not None:
+            case, text = smallest(law, spec, case, text)
+            shown = law.show(case)
+            return LawResult(law, "FAILED", f"{text}{f'; counterexample: {shown}' if shown else ''}")
+    return LawResult(law, "passed")
+
+
+def violation(law: Law, spec: Any, case: Any) -> str | None:
+    """What is wrong with the spec on this case, or None."""
+    try:
+        law.check(spec, case)
+    except Violation as error:
+        return str(error)
+    except Exception as error:  # a stranger's code may raise anything
+        return f"raised {type(error).__name__}: {' '.join(str(error).split())}"
+    return None
+
+
+def smallest(law: Law, spec: Any, case: Any, text: str) -> tuple[Any, str]:
+    """Shrink greedily as long as some smaller case still breaks the law."""
+    while True:
+        for candidate in law.shrink(case):
+            if (found := violation(law, spec, candidate)) is not None:
+                case, text = candidate, found
+                break
+        else:
+            return case, text
+
+
+def require_that(condition: bool, text: str) -> None:
+    """Raise `Violation` with the text unless the condition holds."""
+    if not condition:
+        raise Violation(text)
+
+
+def require_close(actual: Tensor, expected: Tensor, what: str, rtol: float = 1e-9, atol: float = 1e-12) -> None:
+    """Raise `Violation` naming the element that is farthest off, unless both tensors agree."""
+    require_that(actual.shape == expected.shape, f"{what}: shape {list(actual.shape)}, expected {list(expected.shape)}")
+    actual, expected = actual.detach().double(), expected.detach().double()
+    off = (actual - expected).abs() - (atol + rtol * expected.abs())
+    off = torch.where(actual == expected, -torch.inf, off.nan_to_num(nan=torch.inf))
+    if off.numel() and float(off.max()) > 0:
+        at = int(off.flatten().argmax())
+        where = f" at {at}" if off.dim() else ""
+        raise Violation(
+            f"{what}{where}: {float(actual.flatten()[at]):.9g}, expected {float(expected.flatten()[at]):.9g}"
+        )

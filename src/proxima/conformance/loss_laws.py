@@ -1,0 +1,421 @@
+"""Laws of the specs that make up a loss: surrogates, corrections, penalties, aggregations."""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.conformance.batches import BatchCase, batch_cases, make_batch, show_batch, smaller_batches, with_new_leaf
+from proxima.conformance.laws import Law, Violation, require_close, require_that
+from proxima.core import AGGREGATES, Loss, PpoClip, TokenMean, TokenSum, merge, policy_loss, precompute
+from proxima.core.loss import check_needs
+from proxima.data import PolicyBatch
+
+STEP = 1e-6  # of the central differences, nats
+OPTIONAL_FIELDS = (
+    "advantage",
+    "behavior_log_prob",
+    "proximal_log_prob",
+    "next_log_prob",
+    "reference_log_prob",
+    "policy_version",
+    "entropy",
+    "top_k_log_prob",
+    "behavior_top_k_log_prob",
+)
+
+
+def loss_and_gradient(b: PolicyBatch, spec: Any, aggregate: Any, **more: Any) -> tuple[Loss, Tensor]:
+    """`policy_loss` and d value / d log_prob [N]."""
+    loss = policy_loss(b, surrogate=spec, aggregate=aggregate, **more)
+    (gradient,) = torch.autograd.grad(loss.value, b.log_prob, retain_graph=True)
+    return loss, gradient
+
+
+# Surrogates
+
+
+def surrogate_shape(spec: Any, case: BatchCase) -> None:
+    """Shapes, dtypes, silence outside the loss."""
+    b = case.batch
+    token = spec(b)
+    require_that(token.loss.shape == b.log_prob.shape, f"loss has shape {list(token.loss.shape)}, expected [{len(b)}]")
+    require_that(token.loss.dtype == b.log_prob.dtype, f"loss is {token.loss.dtype}, expected {b.log_prob.dtype}")
+    require_that(token.keep.dtype == torch.bool, f"keep is {token.keep.dtype}, expected torch.bool")
+    require_that(not bool((token.keep & ~b.loss_mask).any()), "keep is True outside the loss mask")
+    require_that(token.unit in ("token", "sequence"), f"unit is {token.unit!r}, expected token or sequence")
+    attached = [name for name, metric in token.metrics.items() if _tensor_of(metric).requires_grad]
+    require_that(not attached, f"metrics carry a gradient: {', '.join(attached)}; detach them")
+
+
+def _tensor_of(metric: Any) -> Tensor:
+    """The first tensor of a metric."""
+    value: Tensor = getattr(metric, fields(metric)[0].name)
+    return value
+
+
+def masked_nan(spec: Any, case: BatchCase) -> None:
+    """NaN and other garbage outside the loss reach neither value nor gradient."""
+    b = case.batch
+    require_that(bool((spec(b).loss[~b.loss_mask] == 0).all()), "loss is not 0 outside the loss mask")
+    for aggregate in AGGREGATES.values():
+        loss, gradient = loss_and_gradient(with_new_leaf(b), spec, aggregate())
+        require_that(bool(loss.value.isfinite()), f"the loss is {float(loss.value.detach())}")
+        require_that(bool(gradient.isfinite().all()), "the gradient is not finite")
+        require_that(bool((gradient[~b.loss_mask] == 0).all()), "the gradient is not 0 outside the loss mask")
+        if not bool(b.loss_mask.any()):
+            require_that(float(loss.value.detach()) == 0, "nothing is in the loss, yet it is not 0")
+
+
+def surrogate_permutation(spec: Any, case: BatchCase) -> None:
+    """The order of the sequences is irrelevant."""
+    b, order = case.batch, case.order()
+    for aggregate in AGGREGATES.values():
+        loss, gradient = loss_and_gradient(b, spec, aggregate())
+        again, shuffled = loss_and_gradient(with_new_leaf(b.take(order)), spec, aggregate())
+        require_close(again.value, loss.value, "loss with the sequences in another order")
+        require_close(
+            shuffled, _carrier(b, gradient).take(order).log_prob, "gradient with the sequences in another order"
+        )
+
+
+def _carrier(b: PolicyBatch, values: Tensor) -> PolicyBatch:
+    return PolicyBatch(log_prob=values, loss_mask=b.loss_mask, sampled=b.sampled, cu_seqlens=b.cu_seqlens)
+
+
+def micro_batches(spec: Any, case: BatchCase) -> None:
+    """Any split into micro-batches gives the same numerator, denominator, gradient and metrics."""
+    for aggregate in AGGREGATES.values():
+        require_exact_split(case.batch, case.owners(), spec, aggregate())
+
+
+def require_exact_split(
+    b: PolicyBatch, owners: Sequence[int], spec: Any, aggregate: Any, correction: Any = None
+) -> None:
+    """Raise `Violation` unless the micro-batches of `owners` [S], in 0 … 2, add up to the whole batch."""
+    ready = precompute(b, surrogate=spec, correction=correction)
+    how = {"surrogate": spec, "aggregate": aggregate, "correction": correction}
+    whole = policy_loss(b, **how)
+    parts = [
+        policy_loss(ready.batch.take([i for i, owner in enumerate(owners) if owner == part]), **how)
+        for part in range(3)
+    ]
+    numerator = torch.stack([part.numerator for part in parts]).sum()
+    denominator = torch.stack([part.denominator for part in parts]).sum()
+    require_close(numerator, whole.numerator, "numerator, summed over micro-batches")
+    require_close(denominator, whole.denominator, "denominator, summed over micro-batches")
+    early = aggregate.denominator(ready.batch.loss_mask, ready.batch.cu_seqlens)
+    require_close(early, whole.denominator, "denominator, before the forward")
+    gradient, expected = (
+        torch.autograd.grad(total, b.log_prob, retain_graph=True)[0] for total in (numerator, whole.numerator)
+    )
+    require_close(gradient, expected, "gradient, summed over micro-batches")
+    together = merge([part.metrics for part in parts]) | ready.metrics
+    different = sorted(together.keys() ^ whole.metrics.keys())
+    require_that(not different, f"metrics depend on the batch: {', '.join(different)}; emit every key every time")
+    for name, metric in whole.metrics.items():
+        ours, theirs = (torch.tensor(x.value, dtype=torch.float64) for x in (together[name], metric))
+        if not (bool(ours.isnan()) and bool(theirs.isnan())):
+            require_close(ours, theirs, f"metric {name}, merged over micro-batches")
+
+
+def packing(spec: Any, case: BatchCase) -> None:
+    """A padded batch and its packed form give the same loss."""
+    b = case.batch
+    rows = {name: b.to_padded(value.detach()) for name, value in b.token_fields().items() if name != "loss_mask"}
+    padded = PolicyBatch.from_padded(b.to_padded(b.loss_mask), **rows)
+    loss, again = (loss_and_gradient(x, spec, TokenMean())[0] for x in (b, with_new_leaf(padded)))
+    require_close(again.value, loss.value, "loss of the batch from padded rows")
+
+
+def derivative(spec: Any, case: BatchCase) -> None:
+    """The gradient is the derivative of the loss, except where a step crosses a kink or switches a mask."""
+    for token in case.batch.loss_mask.nonzero().flatten().tolist():
+        require_slope(case.batch, token, spec)
+
+
+def require_slope(b: PolicyBatch, token: int, spec: Any, correction: Any = None) -> None:
+    """Raise `Violation` unless the gradient at a token equals a central difference; passes where the differences to
+    either side disagree, at a kink or where a mask switches."""
+    how = {"surrogate": spec, "aggregate": TokenSum(), "correction": correction, "check": False}
+    middle = policy_loss(b, **how)
+    gradient = torch.autograd.grad(middle.numerator, b.log_prob, retain_graph=True)[0][token]
+    shift = torch.zeros_like(b.log_prob)
+    shift[token] = STEP
+    with torch.no_grad():
+        up, down = (policy_loss(with_new_leaf(b, log_prob=b.log_prob.detach() + s), **how) for s in (shift, -shift))
+    right, left = (up.numerator - middle.numerator.detach()) / STEP, (middle.numerator.detach() - down.numerator) / STEP
+    slope = (right + left) / 2
+    if float((right - left).abs()) <= 1e-3 * (1 + float(slope.abs())):
+        require_close(gradient, slope, f"gradient at token {token}, against a central difference", 1e-4, 1e-5)
+
+
+def zero_advantage(spec: Any, case: BatchCase) -> None:
+    """An advantage of 0 gives loss and gradient 0, as if the sequence were not there."""
+    b = case.batch
+    first = b.sequence_index == 0
+    zeroed = with_new_leaf(b, advantage=torch.where(first, 0.0, _present(b.advantage)))
+    rest = with_new_leaf(b.take(list(range(1, b.sequences))))
+    with_zero, without = (policy_loss(x, surrogate=spec, aggregate=TokenSum()) for x in (zeroed, rest))
+    require_close(with_zero.numerator, without.numerator, "loss with a sequence of advantage 0, against without it")
+    gradient = torch.autograd.grad(with_zero.numerator, zeroed.log_prob)[0]
+    require_that(bool((gradient[first] == 0).all()), "a sequence of advantage 0 has a gradient")
+
+
+def scale(spec: Any, case: BatchCase) -> None:
+    """Four times the advantage gives four times the loss."""
+    b = case.batch
+    louder = with_new_leaf(b, advantage=_present(b.advantage) * 4)
+    (loss, gradient), (again, larger) = (loss_and_gradient(x, spec, TokenMean()) for x in (b, louder))
+    require_close(again.value, 4 * loss.value, "loss at 4 times the advantage")
+    require_close(larger, 4 * gradient, "gradient at 4 times the advantage")
+
+
+def on_policy(spec: Any, case: BatchCase) -> None:
+    """At ratio 1 the gradient is the policy gradient, -A."""
+    b = case.batch
+    level = b.masked("behavior_log_prob")
+    advantage = torch.where(b.loss_mask, 0.5 - b.sequence_index % 3, 0.0).double()  # one number a sequence
+    fresh = with_new_leaf(
+        b,
+        log_prob=level,
+        proximal_log_prob=level,
+        behavior_log_prob=level,
+        top_k_log_prob=_present(b.behavior_top_k_log_prob),
+        advantage=advantage,
+    )
+    loss = policy_loss(fresh, surrogate=spec, aggregate=TokenSum(), check=False)
+    gradient = torch.autograd.grad(loss.numerator, fresh.log_prob)[0]
+    require_close(gradient, -advantage, "gradient at ratio 1", 1e-7, 1e-9)
+
+
+def _present(values: Tensor | None) -> Tensor:
+    assert values is not None
+    return values
+
+
+def unbounded(spec: Any, case: BatchCase) -> None:
+    """With the fields of `unbounded` nothing bounds the update: the gradient is that of -A r."""
+    b = case.batch
+    free = replace(spec, **spec.unbounded)
+    loss = policy_loss(b, surrogate=free, aggregate=TokenSum(), check=False)
+    gradient = torch.autograd.grad(loss.numerator, b.log_prob)[0]
+    log_ratio = b.masked("log_prob").detach() - b.masked("proximal_log_prob")
+    expected = -b.masked("advantage") * log_ratio.clamp(-20, 20).exp()
+    require_close(gradient, expected, f"gradient with {spec.unbounded}, against that of -A r", 1e-7, 1e-9)
+
+
+def single_precision(spec: Any, case: int) -> None:
+    """float32 gives what float64 gives, to rounding."""
+    wide, narrow = (make_batch([7, 1, 0, 12], seed=case, dtype=dtype) for dtype in (torch.float64, torch.float32))
+    (a, gradient_a), (c, gradient_c) = (loss_and_gradient(b, spec, TokenMean()) for b in (wide, narrow))
+    require_that(gradient_c.dtype == torch.float32, f"the gradient of a float32 batch is {gradient_c.dtype}")
+    require_close(c.value, a.value, "loss in float32", 2e-5, 2e-6)
+    require_close(gradient_c, gradient_a, "gradient in float32", 2e-5, 2e-6)
+
+
+def empty(spec: Any, case: tuple[int, ...]) -> None:
+    """No sequence, no token, one token."""
+    b = make_batch(list(case))
+    loss = policy_loss(b, surrogate=spec, aggregate=TokenMean())
+    require_that(bool(loss.value.isfinite()), f"the loss is {float(loss.value.detach())}")
+    if not bool(b.loss_mask.any()):
+        require_that(
+            float(loss.value.detach()) == 0 and float(loss.denominator) == 0, "nothing is in the loss: expected 0"
+        )
+
+
+def declared_needs(spec: Any, case: BatchCase) -> None:
+    """The spec reads what it declares in `needs`, and a missing tensor is named."""
+    require_needs(spec, case.batch, lambda b: policy_loss(b, surrogate=spec, aggregate=TokenSum()))
+
+
+def require_needs(spec: Any, b: PolicyBatch, run: Any) -> None:
+    """Raise `Violation` unless `run(batch)` works with exactly `spec.needs`, and names each of them that is missing."""
+    unknown = sorted(set(spec.needs) - {"log_prob", *OPTIONAL_FIELDS})
+    require_that(not unknown, f"needs names no field of PolicyBatch: {', '.join(unknown)}")
+    others = set(OPTIONAL_FIELDS) - set(spec.needs)
+    try:
+        run(_without(b, others))
+    except Exception as error:
+        names = ", ".join(sorted(spec.needs)) or "log_prob"
+        raise Violation(f"with only {names} in the batch it raised {error}; add what it reads to needs") from None
+    for name in sorted(set(spec.needs) - {"log_prob"}):
+        try:
+            run(_without(b, {*others, name}))
+        except ValueError as error:
+            require_that(f"`{name}`" in str(error), f"without {name} it raised {error}; the message must name it")
+        else:
+            raise Violation(f"it runs without {name}, which needs declares; remove it from needs")
+
+
+def _without(b: PolicyBatch, names: set[str]) -> PolicyBatch:
+    """The batch without these fields; the proximal policy does not default to behavior."""
+    changes: dict[str, Any] = dict.fromkeys(names)
+    bare = replace(b, **changes)
+    for name in names:
+        object.__setattr__(bare, name, None)
+    return bare
+
+
+def int32_edges(spec: Any, case: BatchCase) -> None:
+    """int32 `cu_seqlens` are as good as int64."""
+    narrow = with_new_leaf(replace(case.batch, cu_seqlens=case.batch.cu_seqlens.int()))
+    loss, again = (loss_and_gradient(b, spec, TokenMean())[0] for b in (case.batch, narrow))
+    require_close(again.value, loss.value, "loss with int32 cu_seqlens")
+
+
+def pure(spec: Any, case: BatchCase) -> None:
+    """The same batch gives the same loss, keeps its values, and no global random state is read."""
+    before = {name: value.detach().clone() for name, value in case.batch.token_fields().items()}
+    torch.manual_seed(1)
+    first = spec(case.batch)
+    torch.manual_seed(2)
+    require_that(torch.equal(spec(case.batch).loss, first.loss), "two calls give different losses")
+    for name, value in case.batch.token_fields().items():
+        same = torch.equal(value.detach().nan_to_num(nan=0.5), before[name].nan_to_num(nan=0.5))
+        require_that(same, f"the call changed the batch's {name} in place")
+
+
+def _batch_law(name: str, consequence: str, check: Any, *, least: int = 0, **more: Any) -> Law:
+    def cases() -> Any:
+        return (case for case in batch_cases() if case.batch.sequences >= least)
+
+    def shrink(case: BatchCase) -> Any:
+        return (smaller for smaller in smaller_batches(case) if smaller.batch.sequences >= least)
+
+    return Law(name, consequence, check, cases, shrink, show_batch, **more)
+
+
+SURROGATE_LAWS = (
+    _batch_law("shape", "aggregation and correction read the wrong tokens", surrogate_shape),
+    _batch_law("masked_nan", "one tool or padding token turns the weights into NaN", masked_nan),
+    _batch_law("permutation", "the result depends on the order of the completions", surrogate_permutation),
+    _batch_law("packing", "padded and packed training differ", packing),
+    _batch_law("micro_batches", "the loss depends on the memory of the machine", micro_batches),
+    _batch_law("derivative", "the optimizer minimises something else", derivative, exemptible=True),
+    Law(
+        "float32", "training differs from what float64 tests show", single_precision, lambda: range(5), exemptible=True
+    ),
+    Law("empty", "an empty rank or an empty completion ends the run", empty, lambda: [(), (0,), (0, 0), (1,)]),
+    _batch_law(
+        "zero_advantage",
+        "completions that the loop skips would have taught something",
+        zero_advantage,
+        least=1,
+        applies=lambda spec: None if spec.zero_advantage_inert else "zero_advantage_inert is False",
+    ),
+    _batch_law("scale", "rewards in other units change the method", scale, exemptible=True),
+    _batch_law("on_policy", "on fresh data it is not a policy gradient", on_policy, exemptible=True),
+    _batch_law(
+        "unbounded",
+        "the bound does not vanish where the docstring says so",
+        unbounded,
+        applies=lambda spec: None if spec.unbounded else "the spec declares no `unbounded` fields",
+        defaults_only=True,
+    ),
+    _batch_law("needs", "a run fails late, or computes a tensor that nobody reads", declared_needs, least=1),
+    _batch_law("int32_edges", "batches of another framework crash", int32_edges),
+    _batch_law("pure", "a resumed run differs", pure),
+)
+
+
+# Corrections
+
+
+def correction_shape(spec: Any, case: BatchCase) -> None:
+    """Weights are finite, detached and at least 0; rejected tokens have weight 0."""
+    b, result = case.batch, spec(case.batch)
+    require_that(
+        result.weight.shape == result.keep.shape == b.log_prob.shape, f"weight and keep must have shape [{len(b)}]"
+    )
+    require_that(
+        result.weight.dtype == b.log_prob.dtype, f"weight is {result.weight.dtype}, expected {b.log_prob.dtype}"
+    )
+    require_that(not result.weight.requires_grad, "weight carries a gradient; detach it")
+    require_that(
+        bool(result.weight.isfinite().all() and (result.weight >= 0).all()), "a weight is negative or not finite"
+    )
+    require_that(not bool((result.keep & ~b.loss_mask).any()), "keep is True outside the loss mask")
+    require_that(bool((result.weight[~result.keep & b.loss_mask] == 0).all()), "a rejected token has a weight")
+
+
+def correction_composition(spec: Any, case: BatchCase) -> None:
+    """Loss and gradient stay finite, and neither a split nor the order of the sequences changes them."""
+    b = case.batch
+    for aggregate in AGGREGATES.values():
+        loss, gradient = loss_and_gradient(b, PpoClip(), aggregate(), correction=spec)
+        require_that(bool(loss.value.isfinite() and gradient.isfinite().all()), "loss or gradient is not finite")
+        require_that(bool((gradient[~b.loss_mask] == 0).all()), "the gradient is not 0 outside the loss mask")
+        require_exact_split(b, case.owners(), PpoClip(), aggregate(), spec)
+        again, _ = loss_and_gradient(with_new_leaf(b.take(case.order())), PpoClip(), aggregate(), correction=spec)
+        require_close(again.value, loss.value, "loss with the sequences in another order")
+
+
+def correction_needs(spec: Any, case: BatchCase) -> None:
+    """As `declared_needs`, of a correction or a penalty."""
+    require_needs(spec, replace(case.batch, entropy=_leaf(case.batch.entropy)), lambda b: _called(spec, b))
+
+
+def _called(spec: Any, b: PolicyBatch) -> Any:
+    check_needs(spec, b)
+    return spec(b)
+
+
+CORRECTION_LAWS = (
+    _batch_law("shape", "weights reach the wrong tokens", correction_shape),
+    _batch_law("composition", "the loss depends on the split or the order of the batch", correction_composition),
+    _batch_law("needs", "a run fails late", correction_needs, least=1),
+)
+
+
+# Penalties and aggregations
+
+
+def penalty_law(spec: Any, case: BatchCase) -> None:
+    """A penalty is added to the loss, finite, and 0 outside it."""
+    b = replace(case.batch, entropy=_leaf(case.batch.entropy))
+    value = spec(b)
+    require_that(value.shape == b.log_prob.shape, f"shape {list(value.shape)}, expected [{len(b)}]")
+    require_that(bool((value[~b.loss_mask] == 0).all()), "the penalty is not 0 outside the loss mask")
+    require_that(bool(value.isfinite().all()), "the penalty is not finite")
+    alone = policy_loss(b, surrogate=PpoClip(), aggregate=TokenSum())
+    both = policy_loss(b, surrogate=PpoClip(), aggregate=TokenSum(), penalty=[spec, spec])
+    require_close(both.numerator, alone.numerator + 2 * value.sum(), "loss with the penalty twice")
+    require_that(
+        bool(torch.autograd.grad(both.numerator, b.log_prob)[0].isfinite().all()), "the gradient is not finite"
+    )
+
+
+def _leaf(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.detach().clone().requires_grad_()
+
+
+PENALTY_LAWS = (
+    _batch_law("added", "the penalty leaks out of the loss", penalty_law),
+    _batch_law("needs", "a run fails late", correction_needs, least=1),
+)
+
+
+def aggregate_law(spec: Any, case: BatchCase) -> None:
+    """Numerator and denominator add over micro-batches, ignore the order, and are linear in the loss."""
+    b = case.batch
+    require_exact_split(b, case.owners(), PpoClip(), spec)
+    loss = torch.where(b.loss_mask, b.masked("advantage"), 0.0)
+    value = spec(loss, b)
+    require_that(
+        value.dim() == 0 and value.dtype == torch.float64, f"the numerator is {value.dtype} {list(value.shape)}"
+    )
+    require_close(spec(3 * loss, b), 3 * value, "numerator of 3 times the loss")
+    order = case.order()
+    shuffled = b.take(order)
+    require_close(spec(_carrier(b, loss).take(order).log_prob, shuffled), value, "numerator in another order")
+    denominator = spec.denominator(b.loss_mask, b.cu_seqlens)
+    require_that(denominator.dtype == torch.float64 and float(denominator) >= 0, f"the denominator is {denominator}")
+    if not bool(b.loss_mask.any()):
+        require_that(float(denominator) == 0 and float(value) == 0, "nothing is in the loss: expected 0 / 0")
+
+
+AGGREGATE_LAWS = (_batch_law("linear", "gradient accumulation changes the loss", aggregate_law),)

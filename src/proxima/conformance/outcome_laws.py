@@ -1,0 +1,185 @@
+"""Laws of the specs that read whole completions: advantages and selections."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.conformance.laws import Law, require_close, require_that
+from proxima.core import select
+from proxima.core.advantage import TokenRewards
+from proxima.data import Outcomes
+from proxima.data.random import mix, permutation
+
+REWARDS = (0.0, 1.0, 0.5, -2.0)
+SIZES = (0, 1, 2, 3, 4, 6, 9, 12)
+
+
+@dataclass(frozen=True)
+class OutcomesCase:
+    """Outcomes of S completions, and the key of an order."""
+
+    outcomes: Outcomes
+    key: int
+
+    def order(self) -> Tensor:
+        """A permutation of the completions."""
+        return torch.as_tensor(permutation(len(self.outcomes), self.key)).long()
+
+
+def make_outcomes(reward: list[float], group: list[int], valid: list[int]) -> Outcomes:
+    """Outcomes with every optional field, NaN where a completion is invalid."""
+    ok = torch.tensor(valid, dtype=torch.bool)
+    value = torch.tensor(reward, dtype=torch.float64)
+    label = torch.tensor(group, dtype=torch.long)
+    parts = torch.stack([value, 0.5 * value.square()], 1)
+    return replace(
+        Outcomes.of(torch.where(ok, value, torch.nan), label, ok),
+        length=torch.arange(len(reward)) % 5 + 1,
+        parts=torch.where(ok[:, None], parts, torch.nan),
+        part_names=("main", "style"),
+        baseline=0.25 * label.double(),
+        identity=torch.arange(len(reward)),
+    )
+
+
+def outcomes_cases(repeats: int = 6) -> Iterator[OutcomesCase]:
+    """Cases of growing size; some of them have invalid completions and uniform groups."""
+    for size in SIZES:
+        for repeat in range(repeats):
+            key = mix(size, repeat)
+            reward = [REWARDS[mix(key, i, 0) % len(REWARDS)] for i in range(size)]
+            group = [mix(key, i, 1) % 4 for i in range(size)]
+            valid = [int(repeat == 0 or mix(key, i, 2) % 4 > 0) for i in range(size)]
+            yield OutcomesCase(make_outcomes(reward, group, valid), key)
+
+
+def smaller_outcomes(case: OutcomesCase) -> Iterator[OutcomesCase]:
+    """The case without one of its completions."""
+    size = len(case.outcomes)
+    for i in range(size):
+        yield OutcomesCase(case.outcomes.take(torch.tensor([j for j in range(size) if j != i]).long()), case.key)
+
+
+def show_outcomes(case: OutcomesCase) -> str:
+    """`reward [1, 0], group [0, 0], valid [1, 1]`."""
+    o = case.outcomes
+    return f"reward {o.reward.tolist()}, group {o.group.tolist()}, valid {o.valid.int().tolist()}"
+
+
+def advantage_values(spec: Any, case: OutcomesCase) -> None:
+    """[S], finite, 0 where invalid; neither order nor invalid completions change the rest."""
+    o = case.outcomes
+    value = spec(o)
+    require_that(value.shape == (len(o),), f"shape {list(value.shape)}, expected [{len(o)}]")
+    require_that(bool(value.isfinite().all()), "an advantage is not finite")
+    require_that(bool((value[~o.valid] == 0).all()), "an invalid completion has an advantage")
+    order = case.order()
+    require_close(spec(o.take(order)), value[order], "advantages in another order", 1e-6, 1e-7)
+
+
+def invalid_is_absent(spec: Any, case: OutcomesCase) -> None:
+    """A completion that could not be scored changes nobody else's advantage."""
+    o = case.outcomes
+    kept = o.valid.nonzero().flatten()
+    require_close(spec(o.take(kept)), spec(o)[kept], "advantages without the invalid completions", 1e-6, 1e-7)
+
+
+def uniform_group(spec: Any, case: OutcomesCase) -> None:
+    """A group whose rewards are all equal says nothing: advantage 0."""
+    o = case.outcomes
+    value = spec(o)
+    for label in o.group.unique():
+        members = (o.group == label) & o.valid
+        if bool(members.any()) and len(o.reward[members].unique()) == 1:
+            require_that(bool((value[members] == 0).all()), "a group with equal rewards has an advantage")
+
+
+def _outcomes_law(name: str, consequence: str, check: Any, **more: Any) -> Law:
+    return Law(name, consequence, check, outcomes_cases, smaller_outcomes, show_outcomes, **more)
+
+
+GROUP_ADVANTAGE_LAWS = (
+    _outcomes_law("values", "the result depends on the order of the completions", advantage_values),
+    _outcomes_law("invalid_is_absent", "a failed reward moves its group's mean", invalid_is_absent, exemptible=True),
+    _outcomes_law("uniform_group", "a group that says nothing teaches", uniform_group, exemptible=True),
+)
+
+
+def token_rewards(lengths: list[int], key: int) -> TokenRewards:
+    """Token rewards with every optional field and NaN outside the loss."""
+    draw = torch.Generator().manual_seed(key % 2**31)
+    size = sum(lengths)
+    mask = torch.rand(size, generator=draw) > 0.2
+    edges = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]) if lengths else torch.zeros(1).long()
+    normal = torch.randn(3, size, generator=draw, dtype=torch.float64)
+    reward, value, variance = (torch.where(mask, x, torch.nan) for x in (normal[0], normal[1], normal[2].abs()))
+    return TokenRewards(
+        reward=reward,
+        value=value,
+        score_variance=variance,
+        loss_mask=mask,
+        cu_seqlens=edges,
+        group=torch.arange(len(lengths)) // 2,
+    )
+
+
+def token_advantage_values(spec: Any, case: tuple[list[int], int]) -> None:
+    """[N], finite, 0 outside the loss."""
+    rewards = token_rewards(*case)
+    value = spec(rewards)
+    require_that(
+        value.shape == rewards.reward.shape, f"shape {list(value.shape)}, expected {list(rewards.reward.shape)}"
+    )
+    require_that(bool(value.isfinite().all()), "an advantage is not finite")
+    require_that(bool((value[~rewards.loss_mask] == 0).all()), "a token outside the loss has an advantage")
+
+
+TOKEN_ADVANTAGE_LAWS = (
+    Law(
+        "values",
+        "tokens outside the loss teach",
+        token_advantage_values,
+        lambda: ((lengths, key) for lengths in ([], [1], [3], [2, 4], [0, 5, 1, 3]) for key in range(4)),
+        show=lambda case: f"lengths {case[0]}",
+    ),
+)
+
+
+def selection_values(spec: Any, case: OutcomesCase) -> None:
+    """[S] bool, the same every time; what stays out has a reason."""
+    o = case.outcomes
+    advantage = torch.where(o.valid, o.reward - 0.3, 0.0)
+    keep, reasons = select([spec], o, advantage)
+    require_that(keep.shape == (len(o),) and keep.dtype == torch.bool, f"expected [{len(o)}] bool")
+    require_that(not bool((keep & ~o.valid).any()), "an invalid completion is kept")
+    require_that(
+        all((reason is None) == k for k, reason in zip(keep.tolist(), reasons, strict=True)), "a drop has no reason"
+    )
+    require_that(torch.equal(select([spec], o, advantage)[0], keep), "two calls give different selections")
+
+
+def selection_local(spec: Any, case: OutcomesCase) -> None:
+    """A local selection decides on a group by that group alone."""
+    o = case.outcomes
+    advantage = torch.where(o.valid, o.reward - 0.3, 0.0)
+    keep = select([spec], o, advantage)[0]
+    for label in o.group.unique():
+        members = (o.group == label).nonzero().flatten()
+        alone = select([spec], o.take(members), advantage[members])[0]
+        require_that(
+            torch.equal(alone, keep[members]), f"group {int(label)} alone gives another selection; set local = False"
+        )
+
+
+SELECTION_LAWS = (
+    _outcomes_law("values", "completions disappear without a reason", selection_values),
+    _outcomes_law(
+        "local",
+        "dynamic sampling discards groups that would have been kept",
+        selection_local,
+        applies=lambda spec: None if spec.local else "local is False",
+    ),
+)
