@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from proxima.conformance.batches import make_batch
 from proxima.core import (
     CORRECTION_PRESETS,
     CORRECTIONS,
@@ -32,7 +33,6 @@ from proxima.core.correction import (
 from proxima.core.metrics import merge
 from proxima.core.precompute import needs_precompute
 from proxima.data import PolicyBatch
-from tests.core.batches import make_batch
 
 
 def of_ratios(*sequences: list[float], current: list[float] | None = None, **more: Any) -> PolicyBatch:

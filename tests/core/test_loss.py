@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import proxima
+from proxima.conformance.batches import make_batch
 from proxima.core import PpoClip, Reinforce, TokenMean, TokenSum, mismatch_metrics, policy_loss
 from proxima.core.penalty import K1, K2, K3, Abs
 from proxima.data import PolicyBatch
-from tests.core.batches import make_batch
 
 
 def two_tokens(**changes: torch.Tensor) -> PolicyBatch:

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from proxima.conformance.batches import make_batch
 from proxima.core import Cppo, Dppo, Drpo, PpoClip, Reinforce, Spo, TokenSum, policy_loss
 from proxima.core.divergence import divergence
 from proxima.data import PolicyBatch
-from tests.core.batches import make_batch
 
 PI, MU = [0.88, 0.80, 0.70, 0.65, 0.50], [0.70, 0.62, 0.55, 0.60, 0.505]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from proxima.core import AGGREGATES
 from proxima.data import PolicyBatch
 from proxima.data.random import mix, permutation
 
@@ -17,10 +18,12 @@ CENTRES = ("recompute", "behavior", "loglinear")
 
 @dataclass(frozen=True)
 class BatchCase:
-    """A batch, and the key of the random choices that a law makes on it (an order, a split)."""
+    """A batch, the key of the random choices that a law makes on it (an order, a split), and the kinds of aggregation
+    that a law tries."""
 
     batch: PolicyBatch
     key: int = 0
+    aggregates: tuple[str, ...] = tuple(AGGREGATES)
 
     def order(self) -> list[int]:
         """A permutation of the sequences."""
@@ -119,6 +122,7 @@ def batch_cases(repeats: int = 4) -> Iterator[BatchCase]:
                     proximal=CENTRES[repeat % len(CENTRES)],
                 ),
                 key,
+                (tuple(AGGREGATES)[(size + repeat) % len(AGGREGATES)],),
             )
 
 
@@ -127,9 +131,9 @@ def smaller_batches(case: BatchCase) -> Iterator[BatchCase]:
     b = case.batch
     for sequence in range(b.sequences if b.sequences > 1 else 0):
         rest = b.take([i for i in range(b.sequences) if i != sequence])
-        yield BatchCase(with_new_leaf(rest), case.key)
+        yield replace(case, batch=with_new_leaf(rest))
     for token in range(len(b) if len(b) > 1 else 0):
-        yield BatchCase(without_token(b, token), case.key)
+        yield replace(case, batch=without_token(b, token))
 
 
 def without_token(b: PolicyBatch, token: int) -> PolicyBatch:

@@ -60,7 +60,8 @@ def masked_nan(spec: Any, case: BatchCase) -> None:
     """NaN and other garbage outside the loss reach neither value nor gradient."""
     b = case.batch
     require_that(bool((spec(b).loss[~b.loss_mask] == 0).all()), "loss is not 0 outside the loss mask")
-    for aggregate in AGGREGATES.values():
+    for kind in case.aggregates:
+        aggregate = AGGREGATES[kind]
         loss, gradient = loss_and_gradient(with_new_leaf(b), spec, aggregate())
         require_that(bool(loss.value.isfinite()), f"the loss is {float(loss.value.detach())}")
         require_that(bool(gradient.isfinite().all()), "the gradient is not finite")
@@ -72,7 +73,8 @@ def masked_nan(spec: Any, case: BatchCase) -> None:
 def surrogate_permutation(spec: Any, case: BatchCase) -> None:
     """The order of the sequences is irrelevant."""
     b, order = case.batch, case.order()
-    for aggregate in AGGREGATES.values():
+    for kind in case.aggregates:
+        aggregate = AGGREGATES[kind]
         loss, gradient = loss_and_gradient(b, spec, aggregate())
         again, shuffled = loss_and_gradient(with_new_leaf(b.take(order)), spec, aggregate())
         require_close(again.value, loss.value, "loss with the sequences in another order")
@@ -87,7 +89,8 @@ def _carrier(b: PolicyBatch, values: Tensor) -> PolicyBatch:
 
 def micro_batches(spec: Any, case: BatchCase) -> None:
     """Any split into micro-batches gives the same numerator, denominator, gradient and metrics."""
-    for aggregate in AGGREGATES.values():
+    for kind in case.aggregates:
+        aggregate = AGGREGATES[kind]
         require_exact_split(case.batch, case.owners(), spec, aggregate())
 
 
@@ -345,7 +348,8 @@ def correction_shape(spec: Any, case: BatchCase) -> None:
 def correction_composition(spec: Any, case: BatchCase) -> None:
     """Loss and gradient stay finite, and neither a split nor the order of the sequences changes them."""
     b = case.batch
-    for aggregate in AGGREGATES.values():
+    for kind in case.aggregates:
+        aggregate = AGGREGATES[kind]
         loss, gradient = loss_and_gradient(b, PpoClip(), aggregate(), correction=spec)
         require_that(bool(loss.value.isfinite() and gradient.isfinite().all()), "loss or gradient is not finite")
         require_that(bool((gradient[~b.loss_mask] == 0).all()), "the gradient is not 0 outside the loss mask")

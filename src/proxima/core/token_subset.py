@@ -18,11 +18,13 @@ def value_hash(*values: Tensor) -> Tensor:
     return mixed
 
 
-def smallest(keys: Tensor, mask: Tensor, count: int) -> Tensor:
-    """[N] bool: the `count` tokens of the mask with the smallest keys (all of them if there are fewer; ties in order of
-    position)."""
+def smallest(keys: Tensor, mask: Tensor, count: int, ties: Tensor | None = None) -> Tensor:
+    """[N] bool: the `count` tokens of the mask with the smallest keys (all of them if there are fewer). Of equal keys
+    those with the smallest `ties` come first; without, in order of position."""
     chosen = torch.zeros_like(mask)
     rows = mask.nonzero().flatten()
+    if ties is not None:
+        rows = rows[ties[rows].argsort(stable=True)]
     chosen[rows[keys[rows].argsort(stable=True)[:count]]] = True
     return chosen
 

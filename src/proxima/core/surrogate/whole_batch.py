@@ -121,7 +121,9 @@ class KlCov(Surrogate):
 
     @torch.no_grad()
     def select_tokens(self, b: PolicyBatch) -> Tensor:
-        return smallest(-covariance(b), b.loss_mask, max(1, int(self.share * int(b.loss_mask.sum()))))
+        fixed = "proximal_log_prob" if b.behavior_log_prob is None else "behavior_log_prob"
+        ties = value_hash(b.masked("proximal_log_prob"), b.masked(fixed), b.masked("advantage"))
+        return smallest(-covariance(b), b.loss_mask, max(1, int(self.share * int(b.loss_mask.sum()))), ties)
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         out = selected(b, self)
