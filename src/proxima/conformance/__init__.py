@@ -8,7 +8,7 @@
 
 A spec declares what its method breaks on purpose (`exempt_laws`), and settings that switch on branches (`test_fields`);
 see `proxima.core.spec.Spec`. Cases are drawn from fixed seeds: a result can be repeated.
-Imports: `proxima.data`, `core`, `engine`, `reward`, `model`. Imported by `peers`, `cli` and the tests.
+Imports: `proxima.data`, `core`, `engine`, `reward`, `model`, torch. Imported by `peers`, `cli` and the tests.
 To add a law: a function `(spec, case)` that raises `Violation`, and a line in the tuple of its slot.
 """
 
