@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from proxima.conformance.laws import Violation, require_close, require_that
-from proxima.core import Loss, TokenMean, policy_loss
+from proxima.core import TokenMean, policy_loss
 from proxima.core.advantage import TokenRewards
-from proxima.core.loss import apply_corrections
+from proxima.core.loss import Loss, apply_corrections
 from proxima.data import Outcomes, PolicyBatch
 
 LOSS_SLOTS = ("surrogate", "correction", "penalty", "aggregate")
@@ -79,7 +79,7 @@ def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, dict[s
         return None, tokens
     values = tokens.get("penalty", torch.where(b.loss_mask, b.log_prob, 0.0))
     denominator = aggregate.denominator(b.loss_mask, b.cu_seqlens)
-    return Loss(aggregate(values, b), denominator, {}, b.loss_mask), tokens
+    return Loss(aggregate(values, b), denominator, {}), tokens
 
 
 def _advantage(spec: Any, tensors: dict[str, Tensor]) -> Tensor:
