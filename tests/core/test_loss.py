@@ -105,9 +105,9 @@ def test_penalty_values_and_gradients(spec: K1, value: float, slope: float) -> N
     assert float(spec(b).detach()) == pytest.approx(value) and float(log_prob.grad) == pytest.approx(slope)
 
 
-def test_core_imports_torch_and_nothing_else() -> None:
+def test_core_imports_torch_and_numpy_and_nothing_else() -> None:
     script = """
-        import sys, torch
+        import numpy.random, sys, torch
         before = set(sys.modules)
         import proxima.core
         new = {name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
