@@ -93,8 +93,8 @@ def kinds(slot: str) -> dict[str, type]:
 
 
 def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
+    from proxima.config.algorithm_checks import unsupported_by_loop
     from proxima.config.describe import summary_of
-    from proxima.config.validate import beyond_the_loop
 
     name = OUTSIDE.get(kind) or SLOTS[slot][1].format(kind)
     parts = [f"# {note['title']}: `{name}`\n\n{MADE}", f"{escaped(summary_of(cls))}.\n"]
@@ -104,7 +104,7 @@ def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
         parts.append(f"![loss and gradient weight over the ratio, for both signs of the advantage]({kind}.svg)\n")
     if rows := field_rows(cls):
         parts.append(table(["field", "default", "meaning"], rows) + "\n")
-    if slot == "advantage" and (only := beyond_the_loop(cls)):
+    if slot == "advantage" and (only := unsupported_by_loop(cls)):
         parts.append(
             f"**In core only.** `proxima train` can't run it: it {only}, which the loop has not. A loop of your own "
             "can.\n"

@@ -21,7 +21,7 @@ from proxima.cli.common import print_json
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.config import Resolved, RunConfig
+    from proxima.config import EvaluateConfig, Resolved
     from proxima.data import Group
     from proxima.runtime.eval_run import EvalOutcome
     from proxima.runtime.eval_suites import EvalSuite
@@ -128,10 +128,9 @@ def _model(arguments: argparse.Namespace) -> tuple[str, str | None, list[str]]:
     return model, recipe, [*written, *(f"{key}={value}" for key, value in options.items() if value is not None)]
 
 
-def _resolve(model: str, recipe: str | None, overrides: Sequence[str], *, suites: bool) -> "Resolved[RunConfig]":
-    """The config: of the recipe, or of nothing but a model, where the suites bring the rest."""
-    from proxima.config import ConfigError, load, resolve
-    from proxima.config.validate import device_is_there, model_is_there, products_can_be_had
+def _resolve(model: str, recipe: str | None, overrides: Sequence[str], *, suites: bool) -> "Resolved[EvaluateConfig]":
+    """The sections of the recipe that an evaluation reads; without a recipe their defaults."""
+    from proxima.config import EvaluateConfig, load
 
     if suites:
         for word in overrides:
@@ -141,19 +140,13 @@ def _resolve(model: str, recipe: str | None, overrides: Sequence[str], *, suites
                     f"{key}: --task brings its own questions, prompt and rewards; leave it out, or --task, and give "
                     "a recipe"
                 )
-    if recipe is not None:
-        return load(recipe, [f"model.path={model}", *overrides])
-    # A config needs a task, a reward and an algorithm; an evaluation of suites reads none of the three.
-    nothing = {"task": "arithmetic", "reward": "number", "algorithm": "grpo"}
-    resolved = resolve(nothing, [f"model.path={json.dumps(model, ensure_ascii=False)}", *overrides])
-    if problems := [
-        problem for check in (model_is_there, device_is_there, products_can_be_had) for problem in check(resolved)
-    ]:
-        raise ConfigError(problems)
-    return resolved
+    path = f"model.path={json.dumps(model, ensure_ascii=False)}"
+    return load(recipe or {}, [path, *overrides], root=EvaluateConfig)
 
 
-def _suites(resolved: "Resolved[RunConfig]", tasks: Mapping[str, Path | None], data: Path | None) -> list["EvalSuite"]:
+def _suites(
+    resolved: "Resolved[EvaluateConfig]", tasks: Mapping[str, Path | None], data: Path | None
+) -> list["EvalSuite"]:
     """The tasks of named sets, drawn as the command line says; what a recipe says of its own evaluation is not
     theirs."""
     from proxima.evaluate.suites import suite

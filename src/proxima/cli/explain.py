@@ -19,11 +19,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from proxima.config import check, dump, resolve
     from proxima.config.errors import ConfigError
-    from proxima.config.validate import data_is_there
+    from proxima.config.machine_checks import data_files_exist
 
     resolved = resolve(arguments.recipe, arguments.override)
     to_make = list(
-        data_is_there(resolved)
+        data_files_exist(resolved)
     )  # a recipe can be read before its data are made: a warning here, a refusal of `train`
     problems = [problem for problem in check(resolved) if problem not in to_make]
     if arguments.yaml:

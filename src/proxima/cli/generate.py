@@ -93,17 +93,17 @@ def _model_and_system(arguments: argparse.Namespace) -> tuple[str, str | None]:
     model, system = arguments.model, arguments.system
     if not (Path(model) / "config.yaml").is_file():
         from proxima.config.errors import one_problem
-        from proxima.config.validate import model_problem
+        from proxima.config.machine_checks import model_problem
 
         if remedy := model_problem(model):
             raise one_problem("model", remedy, model, "command line")
         return model, system
 
-    from proxima.config import resolve
+    from proxima.config import EvaluateConfig, resolve
     from proxima.runtime.export import find_checkpoint
 
     if system is None:
-        system = resolve(model).config.data.system
+        system = resolve(model, root=EvaluateConfig).config.data.system
     return str(find_checkpoint(model, arguments.checkpoint).model), system
 
 

@@ -98,9 +98,9 @@ def _slots() -> Iterator[tuple[str, Any]]:
 
 
 def _kinds(info: Any) -> dict[str, Any]:
+    from proxima.config.algorithm_checks import unsupported_by_loop
     from proxima.config.describe import fields_of, kinds_of, summary_of, table_of
     from proxima.config.scalars import to_json
-    from proxima.config.validate import beyond_the_loop
 
     if info.presets is not None:
         return {
@@ -115,7 +115,7 @@ def _kinds(info: Any) -> dict[str, Any]:
                 {"required": True} if field.default is dataclasses.MISSING else {"default": to_json(field.default)}
             )
             fields[field.name] = {**default, "help": field.help}
-        only = beyond_the_loop(cls) if info.name == "advantage" else None
+        only = unsupported_by_loop(cls) if info.name == "advantage" else None
         kinds[kind] = {
             "summary": f"In core only, it {only}. {summary_of(cls)}" if only else summary_of(cls),
             "fields": fields,

@@ -20,10 +20,11 @@ from proxima.config.estimate import (
     time_of,
 )
 from proxima.config.known_models import known_facts
+from proxima.config.machine_checks import data_files_exist, device_exists
 from proxima.config.resolve import Resolved
 from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig
-from proxima.config.validate import data_is_there, device_is_there, warnings
+from proxima.config.validate import warnings
 
 VALUE_WIDTH = 36
 
@@ -82,7 +83,7 @@ class Estimates:
         self.time: Time | None = None
         if self.model is not None:
             self.memory = memory_of(config, self.model, self.batch)
-            if gemm is None and not any(device_is_there(resolved)):
+            if gemm is None and not any(device_exists(resolved)):
                 gemm = gemm_rate(config.model.compute_dtype, _device(config.model.device))
             self.time = None if gemm is None else time_of(config, self.model, self.batch, gemm)
         if self.time is not None and config.eval.task is not None and not self.time.evaluate:
@@ -134,7 +135,7 @@ def header_of(resolved: Resolved[RunConfig]) -> str:
 
 def remarks_on(resolved: Resolved[RunConfig]) -> list[Problem]:
     """The warnings, and the data that are not there yet: those stop a run, not somebody who reads what it would be."""
-    return [*warnings(resolved), *data_is_there(resolved)]
+    return [*warnings(resolved), *data_files_exist(resolved)]
 
 
 def _batch_block(estimates: Estimates) -> str:

@@ -48,6 +48,13 @@ class Resolved(Generic[Root]):
                 return entry
         raise KeyError(path)
 
+    def get(self, path: str) -> Any:
+        """The section, spec or value at a dotted path; None where the command's config lacks the section."""
+        value: Any = self.config
+        for name in path.split("."):
+            value = getattr(value, name, None)
+        return value
+
     def problem(self, path: str, message: str) -> Problem:
         """A problem with the value at `path`, with its value and source."""
         entry = self.entry(path)

@@ -235,3 +235,16 @@ class RunConfig:
     eval: Annotated[EvalConfig, "held-out evaluation"] = field(default_factory=EvalConfig)
     checkpoint: Annotated[CheckpointConfig, "what is kept"] = field(default_factory=CheckpointConfig)
     runtime: Annotated[RuntimeConfig, "the loop and its machine"] = field(default_factory=RuntimeConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """What `proxima eval` reads of a recipe: all that it needs without one has a default, but for the model."""
+
+    model: Annotated[ModelConfig, "the policy"]
+    reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True), "named scores; a named set has its own"] = ()
+    engine: Annotated[Any, Slot("proxima.engine:ENGINES", default="local"), "who generates"]
+    seed: Annotated[int, "seeds sampling and bootstrap"] = 1
+    data: Annotated[DataConfig, "how rows become prompts"] = field(default_factory=DataConfig)
+    eval: Annotated[EvalConfig, "held-out questions"] = field(default_factory=EvalConfig)
+    runtime: Annotated[RuntimeConfig, "the machine"] = field(default_factory=RuntimeConfig)

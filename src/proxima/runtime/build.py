@@ -28,7 +28,7 @@ from proxima.train import PolicyObjective, Schedule, TrainStack
 from proxima.train.objectives import ProximalSource
 
 if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
+    from proxima.config.schema import EvaluateConfig, RunConfig
 
 SURVEYED = 2000  # rows whose length is looked at before the run
 EVAL_UID = 1 << 40  # uids of held-out questions begin here: their draws are never those of training
@@ -91,7 +91,7 @@ def _source(
     return source, [f"{note}; shorten them or raise model.max_length"]
 
 
-def load_model(config: "RunConfig", path: str | None = None) -> LoadedModel:
+def load_model(config: "RunConfig | EvaluateConfig", path: str | None = None) -> LoadedModel:
     """The weights at `config.model.path`, or at another path of the same architecture."""
     model = config.model
     return load(

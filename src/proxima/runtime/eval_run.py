@@ -36,7 +36,7 @@ from proxima.runtime.interrupt import quiet_transformers
 from proxima.runtime.observer import NullObserver, Observer
 
 if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
+    from proxima.config.schema import EvaluateConfig
 
 WEIGHTS = (".bin", ".gguf", ".jinja", ".json", ".model", ".safetensors")  # what a model folder is made of
 
@@ -98,7 +98,7 @@ def check_folder(folder: Path, *, overwrite: bool = False) -> None:
 
 
 def run_eval(
-    config: "RunConfig",
+    config: "EvaluateConfig",
     loaded_suites: Sequence[LoadedSuite],
     *,
     ks: Sequence[int] = (),
@@ -146,7 +146,7 @@ def run_eval(
     return done
 
 
-def _begin(config: "RunConfig", folder: Path, overwrite: bool) -> None:
+def _begin(config: "EvaluateConfig", folder: Path, overwrite: bool) -> None:
     """An empty folder, marked as ours, so that a second try may replace what a first one left unfinished."""
     check_folder(folder, overwrite=overwrite)
     if folder.exists():
@@ -157,7 +157,7 @@ def _begin(config: "RunConfig", folder: Path, overwrite: bool) -> None:
     write_whole(folder / ENVIRONMENT, dumps(describe_environment(config.seed), indent=2) + "\n")
 
 
-def _ask(config: "RunConfig", loaded: LoadedSuite, engine: Any, observer: Observer, clock: Clock) -> list[Group]:
+def _ask(config: "EvaluateConfig", loaded: LoadedSuite, engine: Any, observer: Observer, clock: Clock) -> list[Group]:
     rewards = RewardRunner(
         loaded.suite.rewards, timeout=config.runtime.reward_timeout, workers=config.runtime.reward_workers
     )
@@ -170,7 +170,7 @@ def _ask(config: "RunConfig", loaded: LoadedSuite, engine: Any, observer: Observ
         rewards.close()
 
 
-def _facts(config: "RunConfig", loaded: LoadedSuite, groups: Sequence[Group], ks: Sequence[int]) -> dict[str, Any]:
+def _facts(config: "EvaluateConfig", loaded: LoadedSuite, groups: Sequence[Group], ks: Sequence[int]) -> dict[str, Any]:
     """The set's part of result.json."""
     suite = loaded.suite
     found = eval_metrics(
@@ -203,7 +203,7 @@ def _write_items(folder: Path, loaded: LoadedSuite, groups: Sequence[Group]) -> 
         pq.write_table(table, file, compression="zstd")
 
 
-def _whole(config: "RunConfig", loaded: LoadedModel, sha: str | None, ks: Sequence[int]) -> dict[str, Any]:
+def _whole(config: "EvaluateConfig", loaded: LoadedModel, sha: str | None, ks: Sequence[int]) -> dict[str, Any]:
     model = config.model
     facts = {
         "path": model.path,
@@ -230,7 +230,7 @@ def _whole(config: "RunConfig", loaded: LoadedModel, sha: str | None, ks: Sequen
     }
 
 
-def _environment(config: "RunConfig", done: EvalOutcome) -> dict[str, Any]:
+def _environment(config: "EvaluateConfig", done: EvalOutcome) -> dict[str, Any]:
     """What may differ between two runs of one command."""
     tokens = {name: facts["tokens"] for name, facts in done.result["suites"].items()}
     rates = {name: count / done.seconds[name] if done.seconds[name] else None for name, count in tokens.items()}

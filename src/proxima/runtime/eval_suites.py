@@ -17,14 +17,14 @@ from proxima.engine.protocol import Sampling
 from proxima.evaluate.eval_metrics import check_ks
 from proxima.evaluate.suites import Suite
 from proxima.model.load import load_config, load_tokenizer
-from proxima.runtime.build import EVAL_UID, evaluation_sampling
+from proxima.runtime.build import EVAL_UID
 from proxima.runtime.interrupt import quiet_transformers
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource
 
 if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
+    from proxima.config.schema import EvaluateConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def named_suite(
     )
 
 
-def recipe_suite(config: "RunConfig") -> EvalSuite:
+def recipe_suite(config: "EvaluateConfig") -> EvalSuite:
     """The suite that a recipe's `eval` section describes, judged by its rewards.
 
     Raises:
@@ -117,14 +117,14 @@ def recipe_suite(config: "RunConfig") -> EvalSuite:
         name=name,
         task=held_out.task,
         rewards=tuple(config.reward),
-        sampling=evaluation_sampling(config),
+        sampling=held_out.sampling or Sampling(temperature=0.0 if held_out.samples == 1 else 1.0),
         samples=held_out.samples,
         limit=held_out.limit,
         data=str(getattr(held_out.task, "path", "") or name),
     )
 
 
-def load_suites(config: "RunConfig", suites: Sequence[EvalSuite], ks: Sequence[int] = ()) -> list[LoadedSuite]:
+def load_suites(config: "EvaluateConfig", suites: Sequence[EvalSuite], ks: Sequence[int] = ()) -> list[LoadedSuite]:
     """Data and prompts of all suites; needs the tokenizer, no weights.
 
     Raises:
@@ -145,7 +145,7 @@ def load_suites(config: "RunConfig", suites: Sequence[EvalSuite], ks: Sequence[i
     return [_open(config, suite, rows, notes, tokenizer, context) for suite, rows, notes in opened]
 
 
-def _rows(config: "RunConfig", suite: EvalSuite) -> tuple[Any, list[str]]:
+def _rows(config: "EvaluateConfig", suite: EvalSuite) -> tuple[Any, list[str]]:
     """The rows, and what the rewards say of their answers."""
     try:
         rows = suite.task.rows(config.seed)
@@ -158,7 +158,7 @@ def _rows(config: "RunConfig", suite: EvalSuite) -> tuple[Any, list[str]]:
 
 
 def _open(
-    config: "RunConfig", suite: EvalSuite, rows: Any, notes: Sequence[str], tokenizer: Any, context: int
+    config: "EvaluateConfig", suite: EvalSuite, rows: Any, notes: Sequence[str], tokenizer: Any, context: int
 ) -> LoadedSuite:
     cursor, data = Cursor(len(rows), config.seed, False), config.data
     source = PromptSource(

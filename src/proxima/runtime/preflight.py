@@ -17,7 +17,7 @@ from proxima.reward.runner import RewardRunner
 from proxima.task.protocol import Rows
 
 if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
+    from proxima.config.schema import EvaluateConfig, RunConfig
 
 SHOWN = 5  # unreadable answers quoted
 
@@ -46,7 +46,7 @@ class UnreadableAnswer:
     why: str
 
 
-def validate_answers(config: "RunConfig", sets: Sequence[ReferenceAnswers]) -> list[str]:
+def validate_answers(config: "RunConfig | EvaluateConfig", sets: Sequence[ReferenceAnswers]) -> list[str]:
     """Ask the rewards whether they are ready, and read the answers; what a person should know, a line for each set that
     has something.
 
@@ -83,7 +83,7 @@ def unreadable(
     ]
 
 
-def _notes(config: "RunConfig", answers: ReferenceAnswers, rewards: RewardRunner) -> list[str]:
+def _notes(config: "RunConfig | EvaluateConfig", answers: ReferenceAnswers, rewards: RewardRunner) -> list[str]:
     looked, found = unreadable(answers, rewards, config.data.check_answers, config.seed)
     if not found:
         return []

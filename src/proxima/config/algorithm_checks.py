@@ -1,0 +1,165 @@
+"""Checks of an algorithm's parts against each other, and against what the engine and the loop supply."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from proxima.config.describe import table_of
+from proxima.config.errors import Problem
+from proxima.config.resolve import Resolved
+from proxima.core.advantage import needs_baseline
+from proxima.core.advantage.protocol import Advantage
+from proxima.core.selection import Balance, Prune
+from proxima.data.outcomes import METRIC_ALIASES, METRICS
+
+FROM_THE_TRAINER = frozenset({"advantage", "proximal_log_prob", "entropy"})
+FROM_ANY_ENGINE = frozenset({"behavior_log_prob", "policy_version"})
+FROM_TOP_K = frozenset({"top_k", "behavior_top_k_log_prob", "top_k_log_prob"})
+SAMPLING_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+def training_samples_at_random(r: Resolved[Any]) -> Iterator[Problem]:
+    """Temperature 0 gives the same completion every time: no group has anything to compare."""
+    if r.config.sampling.temperature == 0:
+        yield r.problem(
+            "sampling.temperature", "training needs samples, 0 is greedy; set it > 0, evaluation is greedy by itself"
+        )
+
+
+def behavior_matches_sampling(r: Resolved[Any]) -> Iterator[Problem]:
+    """The truncated distribution gives probability 0 to tokens that the policy may reach: its ratio to the policy is no
+    trust region."""
+    if r.config.sampling.truncates and r.config.algorithm.behavior == "sampled":
+        cut = next(
+            name
+            for name in ("top_k", "top_p", "min_p")
+            if r.config.sampling.__getattribute__(name) != SAMPLING_OFF[name]
+        )
+        message = (
+            "behavior=sampled compares the policy with the truncated distribution; set "
+            f"algorithm.behavior=untruncated or {cut}={SAMPLING_OFF[cut]}"
+        )
+        yield r.problem(f"sampling.{cut}", message)
+
+
+def groups_have_several_completions(r: Resolved[Any]) -> Iterator[Problem]:
+    """An advantage relative to the group is 0 in a group of one."""
+    if r.config.train.completions_per_prompt == 1 and not needs_baseline(r.config.algorithm.advantage):
+        kind = r.entry("algorithm.advantage.kind").value
+        message = (
+            f"a group of one has advantage 0 under {kind!r}, so nothing would be learned; take at least 2, 8 is usual"
+        )
+        yield r.problem("train.completions_per_prompt", message)
+
+
+def needed_tensors_are_supplied(r: Resolved[Any]) -> Iterator[Problem]:
+    """Every tensor that a spec declares in `needs` comes from the engine, the trainer or the reference model."""
+    from proxima.core.loss import SUPPLIED_BY
+
+    algorithm, engine = r.config.algorithm, r.config.engine
+    supplied = FROM_THE_TRAINER | frozenset(getattr(engine, "provides", FROM_ANY_ENGINE))
+    if algorithm.reference_kl is not None:
+        supplied |= {"reference_log_prob"}
+    specs = {slot: getattr(algorithm, slot) for slot in ("surrogate", "aggregate", "reference_kl")}
+    specs |= {f"correction.{i}": spec for i, spec in enumerate(algorithm.correction)}
+    for slot, spec in specs.items():
+        missing = (frozenset() if spec is None else spec.needs) - supplied
+        kind = r.entry(f"algorithm.{slot}.kind").value if missing else None
+        if missing & FROM_TOP_K and getattr(engine, "top_k_log_probs", None) == 0:  # one switch for all of them
+            message = f"{kind!r} with these values needs the engine's top-k log-probs; set engine.top_k_log_probs=20"
+            yield r.problem(f"algorithm.{slot}.kind", message)
+            missing -= FROM_TOP_K
+        for name in sorted(missing):
+            remedy = SUPPLIED_BY.get(name, "nothing here supplies it")
+            if name == "reference_log_prob":
+                remedy = "set algorithm.reference_kl, it brings the frozen reference model"
+            else:
+                remedy = f"engine {r.entry('engine.kind').value!r} has none; {remedy}"
+            yield r.problem(f"algorithm.{slot}.kind", f"{kind!r} needs `{name}`: {remedy}")
+
+
+def advantage_is_supported(r: Resolved[Any]) -> Iterator[Problem]:
+    """The loop gives advantages rewards and groups, and takes one number a completion back."""
+    spec = r.config.algorithm.advantage
+    kinds = table_of("proxima.core.advantage:ADVANTAGES")
+    usable = ", ".join(kind for kind, cls in sorted(kinds.items()) if not unsupported_by_loop(cls))
+    if found := unsupported_by_loop(spec):
+        kind = r.entry("algorithm.advantage.kind").value
+        yield r.problem("algorithm.advantage.kind", f"{kind!r} {found}, which this loop has not; take one of {usable}")
+
+
+def unsupported_by_loop(advantage: Advantage | type[Advantage]) -> str | None:
+    """What an advantage, or its class, wants that the loop has not: ``needs `value` ``; None where it can be had."""
+    if needs := sorted(set(advantage.needs) - {"baseline", "group"}):
+        return f"needs `{needs[0]}`"
+    return "gives a number for each token" if advantage.per_token else None
+
+
+def allocation_keeps_batch_size(r: Resolved[Any]) -> Iterator[Problem]:
+    """Pruning with `allocate` keeps the size of an update only where whole groups fill the freed places."""
+    size = r.config.train.completions_per_prompt
+    for i, spec in enumerate(r.config.algorithm.selection):
+        if isinstance(spec, Prune) and spec.allocate and not spec.keeps_size(size):
+            found = (
+                f"a group of {size} (train.completions_per_prompt) keeps {spec.kept(size)}, which does not divide it"
+            )
+            if spec.scope == "batch":
+                found = f"rate {spec.rate:g} of the batch leaves a share that is not 1/2, 1/3, 1/4 …"
+            message = (
+                f"{found}, so an update can't keep its size; take a rate and a group size that do, as rate "
+                "0.5, 0.75 or 0.875 with 16, "
+            )
+            yield r.problem(f"algorithm.selection.{i}.allocate", message + "or allocate=false")
+
+
+def dynamic_sampling_has_a_selection(r: Resolved[Any]) -> Iterator[Problem]:
+    """Dynamic sampling fills the places of groups that a selection drops; pruning and balancing leave something of
+    every group."""
+    algorithm = r.config.algorithm
+    if algorithm.dynamic_sampling is not None and all(
+        isinstance(spec, Balance | Prune) for spec in algorithm.selection
+    ):
+        message = (
+            "no selection drops whole groups, so nothing has to be filled up; add drop_uniform_groups to "
+            "algorithm.selection, or set "
+            "algorithm.dynamic_sampling=null"
+        )
+        yield r.problem("algorithm.dynamic_sampling.max_num_gen_batches", message)
+
+
+def baseline_rewards_are_per_completion(r: Resolved[Any]) -> Iterator[Problem]:
+    """A reward of the whole batch speaks after the greedy baseline was taken."""
+    from proxima.reward.base import as_reward
+
+    if needs_baseline(r.config.algorithm.advantage):
+        for i, reward in enumerate(r.config.reward):
+            if as_reward(reward).whole_batch:
+                message = (
+                    "a reward of the whole batch is no part of the greedy baseline; leave it out, or take "
+                    "another algorithm.advantage"
+                )
+                yield r.problem(f"reward.{i}.kind", message)
+
+
+def selection_metrics_exist(r: Resolved[Any]) -> Iterator[Problem]:
+    """A selection that looks at a metric names one that completions have."""
+    from proxima.reward.base import as_reward
+
+    known = {*METRICS, *METRIC_ALIASES, *(as_reward(reward).label for reward in r.config.reward)}
+    for i, spec in enumerate(r.config.algorithm.selection):
+        metric = getattr(spec, "metric", None)
+        if isinstance(metric, str) and metric not in known:
+            yield r.problem(
+                f"algorithm.selection.{i}.metric",
+                f"completions have no such metric; there are {', '.join(sorted(known))}",
+            )
+
+
+def prune_rate_is_exact(r: Resolved[Any]) -> Iterator[Problem]:
+    """Groups are whole completions: a rate that does not fit their size becomes another one."""
+    size = r.config.train.completions_per_prompt
+    for i, spec in enumerate(r.config.algorithm.selection):
+        if isinstance(spec, Prune) and spec.scope == "group" and abs(1 - spec.kept(size) / size - spec.rate) > 1e-9:
+            message = (
+                f"keeps {spec.kept(size)} of {size} completions, which is a rate of {1 - spec.kept(size) / size:.3g}"
+            )
+            yield r.problem(f"algorithm.selection.{i}.rate", message)

@@ -1,0 +1,117 @@
+"""Checks of a config against this machine: model folder, data files, device, dtypes. Nothing is loaded."""
+
+import difflib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from proxima.config.errors import Problem
+from proxima.config.read import shown_path
+from proxima.config.resolve import Resolved
+
+DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
+LOCAL_FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")  # a hub name never begins like this
+
+
+def model_exists(r: Resolved[Any]) -> Iterator[Problem]:
+    """A path that looks local exists and is a model; a hub name looks like one."""
+    if remedy := model_problem(r.config.model.path):
+        yield r.problem("model.path", remedy)
+
+
+def model_problem(path: str) -> str | None:
+    """Why `path` can't be a model, with the remedy; None if it may be one."""
+    place = Path(path)
+    if place.is_dir():
+        there = (place / "config.json").is_file()
+        return None if there else "is a folder without config.json; give a Hugging Face model folder or a .gguf file"
+    if place.is_file():
+        return (
+            None
+            if place.suffix == ".gguf"
+            else "is a file but not .gguf; give the folder that holds config.json, or a .gguf file"
+        )
+    if _looks_like_hub_name(path):
+        return None
+    where = "" if place.is_absolute() or path.startswith("~") else ": a path is looked for below the current folder"
+    return f"does not exist{where}; {_near(place)}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B"
+
+
+def _looks_like_hub_name(path: str) -> bool:
+    owner, slash, name = path.partition("/")
+    local = owner in LOCAL_FOLDERS or owner.startswith((".", "~")) or Path(owner).is_dir() or path.endswith(".gguf")
+    return bool(slash and owner and name) and "/" not in name and " " not in path and not local
+
+
+def _near(place: Path) -> str:
+    names = [child.name for child in place.parent.iterdir()] if place.parent.is_dir() else []
+    near = difflib.get_close_matches(place.name, names, n=1, cutoff=0.6)
+    return f"did you mean {shown_path(place.parent / near[0])}? Else " if near else ""
+
+
+def completions_fit_context(r: Resolved[Any]) -> Iterator[Problem]:
+    """`max_tokens` leaves room for a prompt in the context."""
+    limit, name = r.config.model.max_length, "model.max_length"
+    found = Path(r.config.model.path) / "config.json"
+    if limit is None and found.is_file():
+        limit, name = _context_of(found), f"max_position_embeddings in {shown_path(found)}"
+    if limit is None:
+        return
+    for path, sampling in ((path, r.get(path)) for path in ("sampling", "eval.sampling")):
+        if sampling is not None and sampling.max_tokens >= limit:
+            yield r.problem(
+                f"{path}.max_tokens", f"leaves no room for a prompt: the context is {limit} tokens ({name}); lower it"
+            )
+
+
+def _context_of(file: Path) -> int | None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")).get("max_position_embeddings")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, int) and found > 0 else None
+
+
+def data_files_exist(r: Resolved[Any]) -> Iterator[Problem]:
+    """A task that names a data file, or prepared data, names some that exist."""
+    from proxima.task.prepared import PreparedTask, prepare_command
+
+    for slot, task in ((slot, r.get(slot)) for slot in ("task", "eval.task")):
+        if isinstance(task, PreparedTask) and (missing := task.missing()):
+            yield r.problem(f"{slot}.path", missing)
+        for name, value in vars(task).items() if task is not None else ():
+            if isinstance(value, str) and value.endswith(DATA_SUFFIXES) and "://" not in value and "*" not in value:
+                place = Path(value).expanduser()
+                if not place.is_file():
+                    made = prepare_command(place)
+                    remedy = f"make it: {made}" if made else f"{_near(place)}give a path relative to the current folder"
+                    yield r.problem(f"{slot}.{name}", f"no such file; {remedy}")
+
+
+def dtypes_are_consistent(r: Resolved[Any]) -> Iterator[Problem]:
+    """Autocast lowers the precision of products and never raises it: bf16 weights have bf16 products."""
+    if r.config.model.compute_dtype == "float32" and r.config.model.dtype == "bfloat16":
+        yield r.problem(
+            "model.compute_dtype", "the weights are bfloat16 (model.dtype), so are their products; set both alike"
+        )
+
+
+def device_exists(r: Resolved[Any]) -> Iterator[Problem]:
+    """The device is of a known kind and exists here."""
+    import torch
+
+    device = r.config.model.device
+    if device in ("auto", "cpu"):
+        return
+    try:
+        wanted = torch.device(device)
+    except RuntimeError:
+        yield r.problem("model.device", "is no device; write auto, cpu, cuda or cuda:1")
+        return
+    if wanted.type not in ("cpu", "cuda"):
+        yield r.problem("model.device", "is not supported; write auto, cpu, cuda or cuda:1")
+    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
+        yield r.problem(
+            "model.device", f"this machine has {torch.cuda.device_count()} CUDA devices; take model.device=cpu, or auto"
+        )

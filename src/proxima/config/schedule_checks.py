@@ -1,0 +1,86 @@
+"""Checks of a run's length, batches and evaluations against each other."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from proxima.config.errors import Problem
+from proxima.config.resolve import Resolved
+
+if TYPE_CHECKING:
+    from proxima.task import Arithmetic
+
+
+def evaluations_are_configured(r: Resolved[Any]) -> Iterator[Problem]:
+    """`every` and `keep_best` ask for evaluations; without questions there are none."""
+    if r.config.eval.task is None:
+        if r.config.eval.every:
+            yield r.problem("eval.every", "there is nothing to evaluate; set eval.task, or eval.every=0")
+        if r.config.checkpoint.keep_best:
+            yield r.problem(
+                "checkpoint.keep_best", "best by held-out accuracy needs eval.task and eval.every; set them, or false"
+            )
+    elif r.config.checkpoint.keep_best and not r.config.eval.every:
+        yield r.problem(
+            "checkpoint.keep_best",
+            "needs evaluations during the run; set eval.every to the steps between them, or false",
+        )
+
+
+def evaluation_is_held_out(r: Resolved[Any]) -> Iterator[Problem]:
+    """The evaluation asks other questions than the training."""
+    from proxima.task import Arithmetic
+
+    trained, asked = r.config.task, r.config.eval.task
+    if asked is not None and asked == trained:
+        yield r.problem(
+            "eval.task",
+            "the same questions as `task`: the accuracy will be that of training data; give another split or file",
+        )
+    elif isinstance(asked, Arithmetic) and isinstance(trained, Arithmetic) and not _are_disjoint(trained, asked):
+        message = (
+            "some of its questions are trained on: take split train for `task`, test for `eval.task`, and "
+            "one `held_out` for both"
+        )
+        yield r.problem("eval.task", message)
+
+
+def _are_disjoint(trained: "Arithmetic", asked: "Arithmetic") -> bool:
+    """Two sides of a split by hash do not meet: the test side holds no more than the training side leaves out."""
+    if trained.split == "train":
+        return asked.split == "test" and asked.held_out <= trained.held_out
+    return asked.split == "train" and asked.held_out >= trained.held_out
+
+
+def warmup_ends(r: Resolved[Any]) -> Iterator[Problem]:
+    """The learning rate reaches its value within the run."""
+    train = r.config.train
+    updates = train.steps * train.updates_per_step * train.epochs_per_step
+    if train.warmup_steps >= updates:
+        message = (
+            f"the run has {updates} updates, so the learning rate never gets to its value; lower it or raise "
+            "train.steps"
+        )
+        yield r.problem("train.warmup_steps", message)
+
+
+def completions_fit_micro_batch(r: Resolved[Any]) -> Iterator[Problem]:
+    """A whole completion fits the token budget of one forward."""
+    if r.config.sampling.max_tokens > r.config.train.tokens_per_micro_batch:
+        message = (
+            f"a completion may have {r.config.sampling.max_tokens} tokens (sampling.max_tokens): it is "
+            "forwarded alone, over budget"
+        )
+        yield r.problem("train.tokens_per_micro_batch", message)
+
+
+def overlong_penalty_is_reachable(r: Resolved[Any]) -> Iterator[Problem]:
+    """A completion can become long enough for the penalty."""
+    longest = r.config.sampling.max_tokens
+    for i, reward in enumerate(r.config.reward):
+        if getattr(reward, "kind", None) == "overlong" and reward.max_tokens - reward.buffer_tokens >= longest:
+            begins = reward.max_tokens - reward.buffer_tokens
+            message = (
+                f"the penalty begins after {begins} tokens, and a completion ends at "
+                f"sampling.max_tokens={longest}: it is never due"
+            )
+            yield r.problem(f"reward.{i}.max_tokens", message)
