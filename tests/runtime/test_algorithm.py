@@ -40,7 +40,8 @@ def test_the_order_of_arrival_is_forgotten():
     chosen = [algorithm().step_batch(order, 1) for order in (groups, groups[::-1], [groups[1], groups[2], groups[0]])]
     assert chosen[0] == chosen[1] == chosen[2]
     assert [g.prompt.uid for g in chosen[0].groups] == [2, 5, 9]
-    assert chosen[0].advantage == (-0.5, 0.5, 0.5, -0.5, 1.0, -1.0)
+    advantages = {(2, 0): -0.5, (2, 1): 0.5, (5, 0): 0.5, (5, 1): -0.5, (9, 0): 1.0, (9, 1): -1.0}
+    assert chosen[0].advantage == {(*key, 0): value for key, value in advantages.items()}
     assert [t.group for t in chosen[0].trajectories] == [0, 0, 1, 1, 2, 2] and chosen[0].updates == (
         (0, 1, 2, 3, 4, 5),
     )
@@ -50,9 +51,10 @@ def test_an_invalid_score_enters_nothing():
     chosen = algorithm().step_batch(
         [group(0, [1.0, None, 0.0]), group(1, [None, None, None]), group(2, [1.0, 1.0, None])], 1
     )
-    assert chosen.advantage == (0.5, None, -0.5, None, None, None, 0.0, 0.0, None)
-    assert chosen.reasons == (None, "invalid", None, "invalid", "invalid", "invalid", None, None, "invalid")
-    assert chosen.rows == (0, 2, 6, 7) and [t.advantage.tolist() for t in chosen.trajectories] == [
+    kept = [(0, 0, 0), (0, 2, 0), (2, 0, 0), (2, 1, 0)]
+    assert chosen.advantage == dict(zip(kept, (0.5, -0.5, 0.0, 0.0), strict=True))
+    assert chosen.reasons == {(uid, i, 0): "invalid" for uid in range(3) for i in range(3) if (uid, i, 0) not in kept}
+    assert [t.key for t in chosen.trajectories] == kept and [t.advantage.tolist() for t in chosen.trajectories] == [
         [a] * 3 for a in (0.5, -0.5, 0.0, 0.0)
     ]
     assert chosen.kept == [0, 2] and chosen.dropped == {1: "invalid"} and chosen.drop_counts == {"invalid": 5}
@@ -115,7 +117,7 @@ def test_records_of_all_completions():
     chosen = algorithm("drop_uniform_groups").step_batch(
         [group(0, [1, 0, 0.5]), group(1, [1, 1, 1]), group(2, [None, 2, 4])], 1
     )
-    assert chosen.rows == (0, 1, 2, 7, 8)
+    assert [t.key for t in chosen.trajectories] == [(0, 0, 0), (0, 1, 0), (0, 2, 0), (2, 1, 0), (2, 2, 0)]
     facts = {
         0: TokenStatistics(log_prob=[-1.0] * 3, keep=[True] * 3),
         4: TokenStatistics(log_prob=[-2.0] * 3, keep=[False] * 3, entropy=[0.1] * 3),

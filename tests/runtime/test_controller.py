@@ -247,7 +247,8 @@ def test_a_failed_score_costs_one_completion(tmp_path):
     rows = {(r["prompt_uid"], r["sample"]): r for r in read_rows(world.folder.rollout_file(1))}
     assert rows[1, 2]["outcome"] == "invalid" and rows[1, 2]["advantage"] is None and rows[1, 2]["reward"] is None
     assert [rows[1, s]["advantage"] for s in (0, 1, 3)] == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
-    assert world.observer.warnings == [
+    # the engine's made-up log-probs are far from the trainer's, which has warnings of its own
+    assert [text for text in world.observer.warnings if "no score" in text] == [
         "1 of 12 completions have no score (timed out after 30 s); they count in no mean; see `error` in "
         "rollouts/000001.parquet"
     ]

@@ -1,8 +1,7 @@
-"""From scored groups to what is trained: advantage, selection, and the order of the updates. Pure; runs in prompt
-order."""
+"""From scored groups to what is trained: advantage, selection, and the order of the updates. Pure, in prompt order."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -11,69 +10,65 @@ from proxima.core.advantage import needs_baseline
 from proxima.core.selection import prompts_factor, select
 from proxima.data import Group, Outcomes, Trajectory
 from proxima.data.random import EPOCH_ORDER, permutation
-from proxima.runtime.rollouts import CompletionRecord
+from proxima.runtime.rollouts import CompletionRecord, Key
 from proxima.train import TokenStatistics
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepBatch:
-    """What a step trains on, and what became of the rest.
+    """What a step trains on, and why the rest was dropped.
 
     Args:
-        groups: all groups that the step ends: those it could use in the order of their uid, then those that were
-            dropped before.
-        advantage: of each completion, groups and samples in order; None where the score is invalid.
-        reasons: why each completion was dropped; None for those that are trained.
-        trajectories: the kept completions.
-        rows: for each trajectory, its place among all completions.
-        updates: indices into `trajectories`, one list an optimizer step.
+        groups: all groups that the step consumes: those it could use, by uid, then those dropped before.
+        advantage: by completion, reward units; completions without a valid score and groups dropped before have none.
+        reasons: by completion, why it was dropped; absent for those that are trained.
+        trajectories: the completions that are trained.
+        updates: indices into `trajectories`, one tuple per optimizer step.
     """
 
     groups: tuple[Group, ...]
-    advantage: tuple[float | None, ...]
-    reasons: tuple[str | None, ...]
+    advantage: Mapping[Key, float]
+    reasons: Mapping[Key, str]
     trajectories: tuple[Trajectory, ...]
-    rows: tuple[int, ...]
     updates: tuple[tuple[int, ...], ...]
 
     @property
     def kept(self) -> list[int]:
-        """uids of the groups that have a completion in the update."""
-        held = {item.group for item in self.trajectories}
-        return [group.prompt.uid for i, group in enumerate(self.groups) if i in held]
+        """uids of the groups of which a completion is trained."""
+        trained = {item.uid for item in self.trajectories}
+        return [group.prompt.uid for group in self.groups if group.prompt.uid in trained]
 
     @property
     def dropped(self) -> dict[int, str]:
-        """uid → reason, for the groups that have none."""
-        kept = set(self.kept)
-        return {uid: why for uid, why in _by_group(self.groups, self.reasons).items() if uid not in kept}
+        """uid → reason, for the other groups."""
+        return _by_group(self.groups, self.reasons, kept=set(self.kept))
 
     @property
     def drop_counts(self) -> dict[str, int]:
-        """Completions by the reason that dropped them."""
-        return dict(Counter(reason for reason in self.reasons if reason))
+        """Number of dropped completions, by reason."""
+        return dict(Counter(self.reasons.values()))
 
     @property
     def tokens_dropped(self) -> int:
-        """Tokens that were generated and not trained on because a selection left them out."""
-        completions = (completion for group in self.groups for completion in group.completions)
-        return sum(len(c.tokens) for c, reason in zip(completions, self.reasons, strict=True) if reason)
+        """Tokens of the dropped completions."""
+        return sum(len(c.tokens) for group in self.groups for c in group.completions if c.key in self.reasons)
 
-    def records(self, facts: dict[int, TokenStatistics]) -> dict[tuple[int, int, int], CompletionRecord]:
-        """What became of each completion, by its key; `facts` by trajectory, from the trainer."""
-        place = {trajectory.key: i for i, trajectory in enumerate(self.trajectories)}
-        out = {}
-        keys = [completion.key for group in self.groups for completion in group.completions]
-        for key, advantage, reason in zip(keys, self.advantage, self.reasons, strict=True):
-            trajectory = self.trajectories[place[key]] if key in place else None
-            fact = facts.get(place[key]) if key in place else None
-            if reason is not None:
-                outcome = reason if reason == "invalid" else f"dropped_{reason}"
-            else:
-                outcome = "skipped_zero_advantage" if fact is None else "trained"
-            known = {} if fact is None else vars(fact)
-            out[key] = CompletionRecord(outcome=outcome, advantage=advantage, trajectory=trajectory, **known)
-        return out
+    def records(self, statistics: Mapping[int, TokenStatistics]) -> dict[Key, CompletionRecord]:
+        """The outcome of each completion; `statistics` by index of the trajectory, as `TrainStack.update` returns."""
+        trained = {item.key: (item, statistics.get(i)) for i, item in enumerate(self.trajectories)}
+        return {
+            completion.key: self._record(completion.key, *trained.get(completion.key, (None, None)))
+            for group in self.groups
+            for completion in group.completions
+        }
+
+    def _record(self, key: Key, trajectory: Trajectory | None, statistics: TokenStatistics | None) -> CompletionRecord:
+        if reason := self.reasons.get(key):
+            outcome = reason if reason == "invalid" else f"dropped_{reason}"
+        else:
+            outcome = "skipped_zero_advantage" if statistics is None else "trained"
+        tokens = {} if statistics is None else vars(statistics)
+        return CompletionRecord(outcome=outcome, advantage=self.advantage.get(key), trajectory=trajectory, **tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +78,7 @@ class Algorithm:
     Args:
         advantage, selection: specs.
         behavior: which of the engine's log-probs is μ, `untruncated` or `sampled`.
-        updates: optimizer steps an epoch; groups are dealt to them in order.
+        updates: optimizer steps per epoch; groups are dealt to them in order.
         epochs: passes over the batch; from the second on, groups are dealt in an order drawn by (seed, step, epoch).
     """
 
@@ -96,11 +91,11 @@ class Algorithm:
 
     @property
     def needs_baseline(self) -> bool:
-        """The advantage compares with the reward of each prompt's greedy completion, so that has to be made."""
+        """The advantage reads the reward of a greedy completion of each prompt, so the engine has to generate one."""
         return needs_baseline(self.advantage)
 
     def prompts_factor(self, size: int) -> int:
-        """How many times as many prompts a step takes, with groups of `size`; see `core.selection.prompts_factor`."""
+        """Factor on the prompts of a step, with groups of `size`; see `core.selection.prompts_factor`."""
         return prompts_factor(self.selection, size)
 
     def reject(self, groups: Sequence[Group]) -> dict[int, str]:
@@ -108,49 +103,47 @@ class Algorithm:
         local = tuple(takewhile(lambda spec: spec.local, self.selection))
         outcomes = Outcomes.from_groups(groups)
         keep, reasons = select(local, outcomes, self.advantage(outcomes))
-        left = {groups[i].prompt.uid for i in outcomes.group[keep].tolist()}
-        return {uid: why for uid, why in _by_group(groups, reasons).items() if uid not in left}
+        kept = {groups[i].prompt.uid for i in outcomes.group[keep].tolist()}
+        keys = [completion.key for group in groups for completion in group.completions]
+        dropped = {key: reason for key, reason in zip(keys, reasons, strict=True) if reason is not None}
+        return _by_group(groups, dropped, kept)
 
     def step_batch(self, groups: Sequence[Group], step: int, dropped: Sequence[tuple[Group, str]] = ()) -> StepBatch:
-        """Advantages over the full groups, then selection, then the deal.
+        """Advantages over the full groups, then selection, then the assignment to updates.
 
         Args:
             groups: what the step may use.
             step: decides the order of further epochs.
-            dropped: groups that were left out before, with the reason; no advantage is computed for them.
+            dropped: groups that were dropped before, with the reason; they get no advantage.
         """
         ordered = tuple(sorted(groups, key=lambda group: group.prompt.uid))
         outcomes = Outcomes.from_groups(ordered)
         advantage = self.advantage(outcomes)
         keep, reasons = select(self.selection, outcomes, advantage)
-        values = advantage.tolist()
+        completions = [(i, completion) for i, group in enumerate(ordered) for completion in group.completions]
         trajectories: list[Trajectory] = []
-        rows: list[int] = []
-        row = 0
-        for i, group in enumerate(ordered):
-            for completion in group.completions:
-                if bool(keep[row]):
-                    trajectories.append(
-                        Trajectory.of(group.prompt, completion, group=i, advantage=values[row], behavior=self.behavior)
-                    )
-                    rows.append(row)
-                row += 1
-        valid = outcomes.valid.tolist()
-        before = [reason for group, reason in dropped for _ in group.completions]
+        advantages: dict[Key, float] = {}
+        dropped_for: dict[Key, str] = {}
+        columns = (advantage.tolist(), outcomes.valid.tolist(), keep.tolist(), reasons)
+        for (i, completion), value, valid, kept, reason in zip(completions, *columns, strict=True):
+            if valid:
+                advantages[completion.key] = value
+            if reason is not None:
+                dropped_for[completion.key] = reason
+            if kept:
+                prompt = ordered[i].prompt
+                trajectories.append(Trajectory.of(prompt, completion, group=i, advantage=value, behavior=self.behavior))
+        dropped_for |= {completion.key: reason for group, reason in dropped for completion in group.completions}
         return StepBatch(
             groups=(*ordered, *(group for group, _ in dropped)),
-            advantage=(
-                *(value if ok else None for value, ok in zip(values, valid, strict=True)),
-                *(None for _ in before),
-            ),
-            reasons=(*reasons, *before),
+            advantage=advantages,
+            reasons=dropped_for,
             trajectories=tuple(trajectories),
-            rows=tuple(rows),
             updates=self._deal(trajectories, len(ordered), step),
         )
 
     def _deal(self, trajectories: Sequence[Trajectory], groups: int, step: int) -> tuple[tuple[int, ...], ...]:
-        """Whole groups to updates, as evenly as the original groups divide; an update with nothing left is not made."""
+        """Assign whole groups to updates, as evenly as the original groups divide; an empty update is left out."""
         out: list[tuple[int, ...]] = []
         for epoch in range(self.epochs):
             order = list(range(groups))
@@ -166,14 +159,12 @@ class Algorithm:
         return tuple(out)
 
 
-def _by_group(groups: Sequence[Group], reasons: Sequence[str | None]) -> dict[int, str]:
-    """uid → why the group's completions were dropped: what a selection said rather than that some had no score."""
+def _by_group(groups: Sequence[Group], reasons: Mapping[Key, str], kept: Set[int]) -> dict[int, str]:
+    """uid → reason of the groups not in `kept`: a selection's rather than that completions have no score."""
     out: dict[int, str] = {}
-    at = 0
     for group in groups:
-        own = [reason for reason in reasons[at : at + len(group.completions)] if reason]
-        out[group.prompt.uid] = next(
-            (reason for reason in reversed(own) if reason != "invalid"), own[0] if own else "empty"
-        )
-        at += len(group.completions)
+        if group.prompt.uid not in kept:
+            found = [reasons[c.key] for c in group.completions if c.key in reasons]
+            by_selection = [reason for reason in found if reason != "invalid"]
+            out[group.prompt.uid] = (by_selection or found or ["empty"])[-1]
     return out

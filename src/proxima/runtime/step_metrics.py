@@ -12,31 +12,28 @@ RENAMED = {"entropy": "entropy/mean"}
 
 
 def mean_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The trainer's metrics under their names in metrics.jsonl; what is not a number (nothing was trained) is left
-    out."""
+    """The metrics of the updates under their names in metrics.jsonl, without those that are not finite."""
     return {RENAMED.get(key, key): value for key, value in metrics.items() if math.isfinite(value)}
 
 
-def rollout_metrics(generated: Sequence[Group], chosen: StepBatch) -> dict[str, Any]:
-    """Rewards, lengths and counts over all completions generated in the step; invalid scores enter no mean and are
-    counted.
+def rollout_metrics(generated: Sequence[Group], batch: StepBatch) -> dict[str, Any]:
+    """Rewards, lengths and counts over all completions generated in the step; invalid scores are counted apart.
 
-    Under dynamic sampling these are not the completions trained on: groups that were dropped count, groups from the
-    step before don't, and so the mean reward says how good the policy is and not how the batch was picked. What the
-    batch was made of is in `prompts_used`, `prompts_dropped_<reason>` and `dropped/<reason>` (completions).
+    Under dynamic sampling these are not the completions trained on: dropped groups count, groups carried over from the
+    step before don't, so the mean reward measures the policy and not the selection. What the batch consists of is in
+    `prompts_used`, `prompts_dropped_<reason>` and `dropped/<reason>` (completions).
     """
     pairs = [(c, s) for group in generated for c, s in zip(group.completions, group.scores, strict=True)]
     values = [s.value for _, s in pairs if s.valid]
     known = [s.correct for _, s in pairs if s.valid and s.correct is not None]
     lengths = [len(c.tokens) for c, _ in pairs]
     mean = sum(values) / len(values) if values else None
+    squares = None if mean is None else sum((v - mean) ** 2 for v in values)
     out: dict[str, Any] = {
         "prompts": len(generated),
         "completions": len(pairs),
         "reward/mean": mean,
-        "reward/std": None
-        if mean is None
-        else math.sqrt(sum((v - mean) ** 2 for v in values) / max(1, len(values) - 1)),
+        "reward/std": None if squares is None else math.sqrt(squares / max(1, len(values) - 1)),
         "reward/invalid": len(pairs) - len(values),
         "length/mean": sum(lengths) / len(lengths) if lengths else None,
         "length/max": max(lengths, default=0),
@@ -48,11 +45,11 @@ def rollout_metrics(generated: Sequence[Group], chosen: StepBatch) -> dict[str, 
     for name in sorted({part for _, s in pairs if s.valid for part in s.parts}):
         parts = [s.parts[name] for _, s in pairs if s.valid and name in s.parts]
         out[f"reward/part/{name}"] = sum(parts) / len(parts)
-    for reason, count in chosen.drop_counts.items():
+    for reason, count in batch.drop_counts.items():
         out[f"dropped/{reason}"] = count
-    reasons = Counter(chosen.dropped.values())
-    out["prompts_used"] = len(chosen.kept)
+    reasons = Counter(batch.dropped.values())
+    out["prompts_used"] = len(batch.kept)
     out["prompts_dropped_uniform"] = reasons.pop("uniform_group", 0)
     out |= {f"prompts_dropped_{reason}": count for reason, count in sorted(reasons.items())}
-    out["tokens/dropped"] = chosen.tokens_dropped
+    out["tokens/dropped"] = batch.tokens_dropped
     return out
