@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plot": ("proxima.cli.plot", "draw surrogates: loss and gradient weight"),
     "doctor": ("proxima.cli.doctor", "show what this machine has"),
     "verify": ("proxima.cli.verify", "check our mathematics against golden records of other implementations"),
+    "check": ("proxima.cli.check", "check a kind, ours or yours, against the laws of its slot"),
     "convert": ("proxima.cli.convert", "make a recipe of another framework's options"),
     "schema": ("proxima.cli.schema", "write the JSON schema of recipes, for editors"),
 }

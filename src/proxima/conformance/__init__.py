@@ -20,10 +20,11 @@ from proxima.conformance.by_hand import require_example
 from proxima.conformance.laws import Law, LawResult, Violation, check_law, require_that
 from proxima.conformance.loss_laws import AGGREGATE_LAWS, CORRECTION_LAWS, PENALTY_LAWS, SURROGATE_LAWS
 from proxima.conformance.outcome_laws import GROUP_ADVANTAGE_LAWS, SELECTION_LAWS, TOKEN_ADVANTAGE_LAWS
+from proxima.conformance.reward_laws import REWARD_LAWS
 from proxima.core.advantage import Advantage
 from proxima.core.loss import Aggregate, Correction, Penalty, Surrogate
 from proxima.core.selection import Selection
-from proxima.core.spec import Spec
+from proxima.reward.base import as_reward
 
 PROTOCOLS: dict[str, type] = {
     "surrogate": Surrogate,
@@ -42,11 +43,6 @@ LAWS: dict[str, tuple[Law, ...]] = {
 }
 
 
-def slot_of(spec: object) -> str | None:
-    """The slot of `core` whose protocol the spec subclasses; None for anything else."""
-    return next((slot for slot, protocol in PROTOCOLS.items() if protocol in type(spec).__mro__), None)
-
-
 def laws_of(slot: str, spec: Any) -> tuple[Law, ...]:
     """The laws of a slot; an advantage has those of its kind."""
     if slot == "advantage":
@@ -59,19 +55,28 @@ def variants_of(spec: Any) -> dict[str, Any]:
     return {"": spec} | {name: dataclasses.replace(spec, **fields) for name, fields in spec.test_fields.items()}
 
 
-def check_spec(slot: str, spec: Spec) -> Iterator[tuple[str, LawResult]]:
-    """Check every law of the slot on the spec and its `test_fields`: the name of the variant, and the result."""
-    declaration = check_law(DECLARATION, (slot, spec))
-    yield "", declaration
+def check_spec(slot: str, spec: Any) -> Iterator[LawResult]:
+    """Check every law of the slot on a spec of `core` and its `test_fields`, and the examples that it holds."""
+    yield (declaration := check_law(DECLARATION, (slot, spec)))
     if declaration.status == "FAILED":
         return
     for name, variant in variants_of(spec).items():
         for law in laws_of(slot, variant):
-            if name and law.defaults_only:
-                continue
-            yield name, check_law(law, variant, variant.exempt_laws)
+            if not (name and law.defaults_only):
+                yield dataclasses.replace(check_law(law, variant, variant.exempt_laws), variant=name)
     if spec.examples:
-        yield "", check_law(dataclasses.replace(BY_HAND, cases=lambda: spec.examples), (slot, spec))
+        yield check_law(dataclasses.replace(BY_HAND, cases=lambda: spec.examples), (slot, spec))
+
+
+def check_reward(spec: Any) -> Iterator[LawResult]:
+    """Check the laws of rewards; all are skipped where something that the reward needs is missing."""
+    reason = None
+    try:
+        as_reward(spec).check()
+    except ValueError as error:
+        reason = str(error)
+    for law in REWARD_LAWS:
+        yield check_law(law, spec) if reason is None else LawResult(law, "skipped", reason)
 
 
 def _declared(slotted: tuple[str, Any], _: None) -> None:
@@ -100,4 +105,15 @@ BY_HAND = Law(
 )
 
 
-__all__ = ["LAWS", "Law", "LawResult", "Violation", "check_law", "check_spec", "laws_of", "slot_of", "variants_of"]
+__all__ = [
+    "PROTOCOLS",
+    "Law",
+    "LawResult",
+    "Violation",
+    "check_law",
+    "check_reward",
+    "check_spec",
+    "laws_of",
+    "slot_of",
+    "variants_of",
+]

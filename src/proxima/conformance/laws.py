@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-
-Status = str  # "passed", "FAILED" or "skipped"
 
 
 class Violation(AssertionError):
@@ -43,11 +41,13 @@ class Law:
 
 @dataclass(frozen=True)
 class LawResult:
-    """One line of `proxima check`: `status` is passed, FAILED or skipped; `detail` why, with the counterexample."""
+    """One line of `proxima check`: `status` is passed, FAILED or skipped; `detail` why, with the counterexample;
+    `variant` names the `test_fields`."""
 
     law: Law
-    status: Status
+    status: Literal["passed", "FAILED", "skipped"]
     detail: str = ""
+    variant: str = ""
 
 
 def check_law(law: Law, spec: Any, exempt: frozenset[str] = frozenset()) -> LawResult:

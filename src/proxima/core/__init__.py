@@ -41,13 +41,13 @@ from proxima.core.correction import (
     mismatch_metrics,
 )
 from proxima.core.gradient import gradient_weight
-from proxima.core.loss import Loss, TokenLoss, policy_loss
+from proxima.core.loss import Aggregate, Correction, Loss, Penalty, Surrogate, TokenLoss, policy_loss
 from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge
 from proxima.core.penalty import PENALTIES
 from proxima.core.precompute import needs_precompute, precompute
 from proxima.core.preference import PREFERENCES, PreferencePairs
 from proxima.core.proximal import interpolated_proximal
-from proxima.core.selection import SELECTIONS, select
+from proxima.core.selection import SELECTIONS, Selection, select
 from proxima.core.surrogate import SURROGATES, Cispo, Cppo, Dppo, Drpo, GeoMean, Gspo, PpoClip, Reinforce, Sapo, Spo
 from proxima.core.value import RewardLoss, ValueLoss
 from proxima.data import Outcomes, PolicyBatch
@@ -62,7 +62,9 @@ __all__ = [
     "PREFERENCES",
     "SELECTIONS",
     "SURROGATES",
+    "Aggregate",
     "Cispo",
+    "Correction",
     "Cppo",
     "Dppo",
     "Drpo",
@@ -73,6 +75,7 @@ __all__ = [
     "MismatchGuard",
     "Outcomes",
     "Peak",
+    "Penalty",
     "PolicyBatch",
     "PpoClip",
     "PreferencePairs",
@@ -81,12 +84,14 @@ __all__ = [
     "Rejection",
     "RewardLoss",
     "Sapo",
+    "Selection",
     "SequenceMeanTokenMean",
     "SequenceMeanTokenSum",
     "SequenceMeanTokenSumNorm",
     "Spo",
     "Spread",
     "SumCount",
+    "Surrogate",
     "TokenLoss",
     "TokenMean",
     "TokenSum",

@@ -1,0 +1,120 @@
+"""Check a kind against the laws of its slot: `proxima check cppo`, `proxima check my_lab.losses:Topr slope=0.3`.
+
+Prints a line for each law: passed, skipped, or FAILED with the smallest counterexample found and what it means for a
+run. The laws are also checked with the settings that a spec names in `test_fields`. Exit code 1 if a law failed.
+Slots: surrogate, correction, penalty, aggregate, advantage, selection, reward."""
+
+import argparse
+import importlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from proxima.cli.common import print_json
+from proxima.config.schema import Slot
+from proxima.data import UserError
+
+if TYPE_CHECKING:
+    from proxima.conformance import LawResult
+
+
+@dataclass(frozen=True)
+class CheckConfig:
+    """The slots whose kinds have laws, one spec each."""
+
+    surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES")] = None
+    correction: Annotated[Any, Slot("proxima.core.correction:CORRECTIONS")] = None
+    penalty: Annotated[Any, Slot("proxima.core.penalty:PENALTIES")] = None
+    aggregate: Annotated[Any, Slot("proxima.core.aggregate:AGGREGATES")] = None
+    advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES")] = None
+    selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS")] = None
+    reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True)] = ()
+    engine: Annotated[Any, Slot("proxima.engine:ENGINES")] = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", help="a kind of `proxima list`, or package.module:Class")
+    parser.add_argument("override", nargs="*", default=[], metavar="field=value", help="fields other than the defaults")
+    parser.add_argument("--slot", help="the slot, where its class does not say it")
+    parser.add_argument("--json", action="store_true", help="print every result for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from proxima.config import resolve
+
+    slot = arguments.slot or slot_of_kind(arguments.kind)
+    named: dict[str, Any] = {"kind": arguments.kind}
+    path, recipe = ("reward.0", {slot: [named]}) if slot == "reward" else (slot, {slot: named})
+    found = getattr(resolve(recipe, [f"{path}.{text}" for text in arguments.override], root=CheckConfig).config, slot)
+    spec = found[0] if slot == "reward" else found
+    results = []
+    for result in results_of(slot, spec):
+        results.append(result)
+        if not arguments.json:
+            show(result)
+    failed = sum(result.status == "FAILED" for result in results)
+    if arguments.json:
+        rows = [
+            {"variant": r.variant, "law": r.law.name, "status": r.status, "detail": r.detail, "so": r.law.consequence}
+            for r in results
+        ]
+        print_json({"slot": slot, "kind": arguments.kind, "fields": asdict(spec), "failed": failed, "results": rows})
+    else:
+        passed = sum(result.status == "passed" for result in results)
+        print(f"{slot} {arguments.kind}: {passed} passed, {failed} FAILED, {len(results) - passed - failed} skipped")
+    return int(failed > 0)
+
+
+def show(result: "LawResult") -> None:
+    """`passed   masked_nan`; `FAILED   scale (kl): …`. Of variants only failures."""
+    name = f"{result.law.name} ({result.variant})" if result.variant else result.law.name
+    if result.status == "FAILED":
+        print(f"FAILED   {name}: {result.detail}\n         so {result.law.consequence}", flush=True)
+    elif not result.variant:
+        print(f"{result.status:<8} {name}" + (f": {result.detail}" if result.detail else ""), flush=True)
+
+
+def results_of(slot: str, spec: Any) -> Iterator["LawResult"]:
+    """The results, law by law."""
+    from proxima import conformance
+
+    if slot == "reward":
+        return conformance.check_reward(spec)
+    return conformance.check_spec(slot, spec)
+
+
+def slot_of_kind(kind: str) -> str:
+    """The slot whose table has the kind, or whose protocol a class subclasses."""
+    from proxima.config.describe import fields_of, table_of
+    from proxima.config.errors import one_problem, suggestion
+
+    tables = {info.name: table_of(info.slot.table) for info in fields_of(CheckConfig) if info.slot}
+    if ":" not in kind:
+        found = [slot for slot, table in tables.items() if kind in table]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise UserError(f"{kind!r} is a kind of {' and '.join(found)}", remedy="add --slot")
+        known = [name for table in tables.values() for name in table]
+        raise one_problem("kind", suggestion(kind, known, "package.module:Class"), kind, "command line")
+    module, _, name = kind.partition(":")
+    try:
+        cls = getattr(importlib.import_module(module), name)
+    except Exception as error:  # importing runs anybody's code
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{kind} can't be imported: {message}", remedy="write package.module:Class") from None
+    return slot_of_class(cls, kind)
+
+
+def slot_of_class(cls: type, kind: str) -> str:
+    """The slot of a class outside the tables."""
+    from proxima.conformance import PROTOCOLS
+
+    for slot, protocol in PROTOCOLS.items():
+        if protocol in cls.__mro__:
+            return slot
+    for method, slot in (("score", "reward"), ("build", "engine")):
+        if callable(getattr(cls, method, None)):
+            return slot
+    names = ", ".join(f"proxima.core.{protocol.__name__}" for protocol in PROTOCOLS.values())
+    raise UserError(f"{kind} subclasses no protocol of a slot", remedy=f"subclass one of {names}, or add --slot")

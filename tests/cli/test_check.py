@@ -1,0 +1,127 @@
+"""`proxima check`: the laws on our kinds, and on a stranger's file."""
+
+import json
+import textwrap
+
+import pytest
+
+from proxima.cli.main import main
+
+SOUND = """
+    from dataclasses import dataclass
+    from typing import ClassVar
+
+    import torch
+
+    from proxima.core import PolicyBatch, Surrogate, TokenLoss
+    from proxima.core.ratio import masked_ratio
+    from proxima.data import require
+
+    @dataclass(frozen=True)
+    class SoftClip(Surrogate):
+        slope: float = 0.2
+        zero_advantage_inert: ClassVar[bool] = True
+        examples: ClassVar = (
+            {
+                "inputs": {"mask": [[1]], "log_prob": [[-0.5]], "proximal_log_prob": [[-0.5]], "advantage": [[2.0]]},
+                "expected": {"loss": 0.0, "grad_log_prob": [[-2.0]]},
+            },
+        )
+
+        def __post_init__(self):
+            require(self.slope > 0, "slope", self.slope, "must be > 0")
+
+        def __call__(self, b: PolicyBatch) -> TokenLoss:
+            return TokenLoss(-b.masked("advantage") * self.slope * torch.tanh((masked_ratio(b) - 1) / self.slope), b.loss_mask, {})
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path, monkeypatch):
+    """`stranger("lab1", source)` puts one module into the current folder, which is not the repository."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(name, source):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(source))
+
+    return write
+
+
+def test_a_strangers_surrogate_is_one_file(stranger, capsys):
+    stranger("sound_lab", SOUND)
+    assert main(["check", "sound_lab:SoftClip", "slope=0.3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "passed   declared" and "passed   by_hand" in lines
+    assert lines[-1].startswith("surrogate sound_lab:SoftClip: ") and ", 0 FAILED, " in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("change", "law", "told"),
+    [
+        (("-b.masked", "b.masked"), "on_policy", "gradient at ratio 1"),
+        (('b.masked("advantage")', "b.advantage"), "masked_nan", "loss is not 0 outside the loss mask"),
+        (("(masked_ratio(b) - 1)", "(masked_ratio(b) - 1).detach() * b.log_prob"), "derivative", "central difference"),
+        (("b.loss_mask, {})", "b.loss_mask | True, {})"), "shape", "keep is True outside the loss mask"),
+        (('masked_ratio(b) - 1', 'masked_ratio(b) - b.masked("behavior_log_prob").exp()'), "needs", "add what it reads"),
+        (("torch.tanh(", "torch.rand(()) * torch.tanh("), "pure", "two calls give different losses"),
+        (("-b.masked(", "-b.loss_mask.sum() * b.masked("), "micro_batches", "summed over micro-batches"),
+        (("-b.masked(", "0.1 - b.masked("), "zero_advantage", "advantage 0"),
+        (('{"loss": 0.0', '{"loss": 0.25'), "by_hand", "loss: 0, expected 0.25"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_found_with_a_small_counterexample(stranger, capsys, change, law, told):
+    before, after = change
+    assert before in SOUND
+    name = f"broken_{law}"
+    stranger(name, SOUND.replace(before, after))
+    assert main(["check", "--json", f"{name}:SoftClip"]) == 1
+    results = {r["law"]: r for r in json.loads(capsys.readouterr().out)["results"]}
+    assert results[law]["status"] == "FAILED" and told in results[law]["detail"]
+    assert law == "by_hand" or "counterexample: lengths [" in results[law]["detail"]
+
+
+def test_a_class_that_is_not_frozen_goes_no_further(stranger, capsys):
+    stranger("thawed", SOUND.replace("@dataclass(frozen=True)", "@dataclass"))
+    assert main(["check", "thawed:SoftClip"]) == 1
+    assert "FAILED   declared: decorate the class with @dataclass(frozen=True)" in capsys.readouterr().out
+
+
+def test_a_strangers_reward(stranger, capsys):
+    source = """
+        from dataclasses import dataclass
+        from proxima.data import Score
+        from proxima.reward import WeightedReward
+
+        @dataclass(frozen=True, kw_only=True)
+        class Short(WeightedReward):
+            limit: int = 64
+
+            def score_one(self, prompt, completion):
+                return Score(value=max(0.0, 1 - len(completion.text) / self.limit))
+
+        @dataclass(frozen=True, kw_only=True)
+        class Reckless(WeightedReward):
+            def score_one(self, prompt, completion):
+                return Score(value=float(completion.text[0] == "4"))
+    """
+    stranger("reward_lab", source)
+    assert main(["check", "reward_lab:Short", "limit=32"]) == 0
+    assert "reward reward_lab:Short: 5 passed, 0 FAILED, 1 skipped" in capsys.readouterr().out
+    assert main(["check", "reward_lab:Reckless"]) == 1
+    assert "FAILED   one_score_each: no score for '' (0 characters): reckless: IndexError" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["ppo_clip", "token_mean", "grpo", "prune", "second_moment", "k3", "gsm8k"])
+def test_our_kinds(kind, capsys):
+    assert main(["check", kind]) == 0
+    assert "FAILED " not in capsys.readouterr().out.replace("0 FAILED", "")
+
+
+def test_a_kind_that_is_not_there(capsys):
+    assert main(["check", "cppoo"]) == 2
+    assert "did you mean 'cppo'?" in capsys.readouterr().err
+    assert main(["check", "nowhere.at_all:Thing"]) == 2
+    assert "nowhere.at_all:Thing can't be imported: ModuleNotFoundError" in capsys.readouterr().err
+    assert main(["check", "cppo", "delta=-1"]) == 2
+    assert "surrogate.delta=-1" in capsys.readouterr().err
