@@ -51,26 +51,22 @@ def test_runs_and_patterns(proxima, sweep, here):
     make_run(here / "single", curve([0.1, 0.3]), kind="dppo", status=None, steps=9)
     code, out, _ = proxima("compare", "runs/s/cppo/*", "single")
     assert code == 0
-    assert "note: single seed 1: unfinished at step 2 of 9; shown as far as it is" in out
+    assert "note: single seed 1: unfinished at step 2 of 9; included as far as it got" in out
     assert out.splitlines()[-1] == "compare.html"
 
 
 def test_what_cannot_be_compared(proxima, sweep, here):
-    assert proxima("compare", "runs/ss")[::2] == (2, "error: runs/ss: no such run; did you mean 's'?\n")
+    assert proxima("compare", "runs/ss")[::2] == (2, "error: runs/ss does not exist; did you mean 's'?\n")
     empty = make_run(here / "new", [])
     assert (
-        proxima("compare", "new")[2]
-        == "error: new holds a run without metrics; it has not finished a step or an evaluation yet\n"
+        proxima("compare", "new")[2] == "error: new has no metrics; it has not finished a step or an evaluation yet\n"
     )
     code, _, err = proxima("compare", "new", "runs/s")
-    assert (code, err) == (
-        0,
-        "WARNING new holds a run without metrics; it has not finished a step or an evaluation yet\n",
-    )
+    assert (code, err) == (0, "WARNING new has no metrics; it has not finished a step or an evaluation yet\n")
     other = make_run(here / "new2", [])
     assert proxima("compare", str(empty), str(other))[::2] == (
         2,
-        "error: none of the 2 runs has recorded anything yet; come back when a step is done\n",
+        "error: none of the 2 runs has recorded metrics; wait for a finished step\n",
     )
     assert proxima("compare", "runs/s", "--target", "90")[::2] == (
         2,
@@ -78,7 +74,7 @@ def test_what_cannot_be_compared(proxima, sweep, here):
     )
     assert proxima("compare", "runs/s", "--baseline", "grop")[::2] == (
         2,
-        "error: no cell 'grop' to be the baseline; did you mean 'grpo'?\n",
+        "error: baseline=grop is not a cell; did you mean 'grpo'?\n",
     )
     assert proxima("compare", "runs/s", "--out", "none/x.html")[::2] == (
         2,

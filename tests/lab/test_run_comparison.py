@@ -155,7 +155,7 @@ def test_what_is_not_done_is_left_out_and_said(tmp_path):
     assert (b.n, b.runs, b.after.mean) == (1, 1, 0.3)
     assert found.notes == (
         "a seed 2: stopped at step 2 of 4; left out of the means",
-        "b seed 1: unfinished at step 2 of 4; shown as far as it is",
+        "b seed 1: unfinished at step 2 of 4; included as far as it got",
     )
 
 
@@ -179,9 +179,7 @@ def test_half_a_run_is_no_pair_and_may_still_get_there(tmp_path):
 def test_no_accuracy_is_said_and_is_no_number(tmp_path):
     make_run(tmp_path / "a", [step(1), answered(1, None)])
     found = comparison(tmp_path, target=0.5)
-    assert found.notes == (
-        "a: no held-out accuracy was recorded; set eval.task, and a reward that knows what is right",
-    )
+    assert found.notes == ("a: no held-out accuracy; set eval.task, and a reward that decides what is right",)
     row = found.rows()[0]
     assert (row.before, row.after, row.best, row.reach["step"].median) == (None, None, None, None)
 
@@ -196,11 +194,9 @@ def test_unfair_comparisons_are_said(tmp_path):
     (tmp_path / "a" / "environment.json").write_text('{"machine": {"processor": "X"}, "torch": {"threads": 1}}')
     (tmp_path / "b" / "environment.json").write_text('{"machine": {"processor": "X"}, "torch": {"threads": 2}}')
     assert comparison(tmp_path).warnings == (
-        "the cells were trained on different tasks (task.kind): their rewards are of different questions",
-        "the cells were evaluated on different questions (eval.limit): their accuracies can't be held against each "
-        "other",
-        "the runs were made on different machines or thread counts (X, 1 threads; X, 2 threads): compare steps, "
-        "not times",
+        "the cells were trained on different tasks (task.kind): do not compare their rewards",
+        "the cells were evaluated on different questions (eval.limit): do not compare their accuracies",
+        "the runs used different machines or thread counts (X, 1 threads; X, 2 threads): compare steps, not times",
     )
     make_run(tmp_path / "c", [step(1), answered(1, 0.5, questions=40)], kind="grpo")
     assert any(
@@ -213,7 +209,7 @@ def test_a_seed_twice_is_said(tmp_path):
         make_run(tmp_path / name, curve([0.1, 0.5]), kind="cppo", seed=1)
     found = comparison(tmp_path)
     assert [len(cell.runs) for cell in found.cells] == [2]
-    assert found.warnings == ("a has a seed more than once: its interval takes repetitions for independent seeds",)
+    assert found.warnings == ("a has a seed more than once: its interval treats repetitions as independent seeds",)
 
 
 def test_names_set_the_cells_apart(tmp_path):
@@ -227,7 +223,7 @@ def test_names_set_the_cells_apart(tmp_path):
 
 
 def test_wrong_questions(two):
-    with pytest.raises(ValueError, match=r"no cell 'cpo' to be the baseline; did you mean 'cppo'\?"):
+    with pytest.raises(ValueError, match=r"baseline=cpo is not a cell; did you mean 'cppo'\?"):
         comparison(two, baseline="cpo")
     with pytest.raises(ValueError, match=r"target=90 must be a held-out accuracy in \(0, 1\]"):
         comparison(two, target=90)

@@ -57,11 +57,9 @@ def test_a_run_that_goes_on(tmp_path):
 
 
 def test_what_is_no_run_is_said(tmp_path):
-    with pytest.raises(ValueError, match=r"empty holds no run; give the folder that `proxima train` named"):
+    with pytest.raises(ValueError, match=r"empty is not a run; give the folder that `proxima train` printed"):
         read_run(tmp_path / "empty")
-    with pytest.raises(
-        ValueError, match="a holds a run without metrics; it has not finished a step or an evaluation yet"
-    ):
+    with pytest.raises(ValueError, match="a has no metrics; it has not finished a step or an evaluation yet"):
         read_run(make_run(tmp_path / "a", []))
     damaged = make_run(tmp_path / "b", [step(1)])
     (damaged / "summary.json").write_text("{")
@@ -99,12 +97,12 @@ def test_runs_are_found_in_folders_sweeps_and_patterns(tmp_path, monkeypatch):
         "sweep/b/seed-1",
         "sweep/z/seed-1",
     ]
-    with pytest.raises(ValueError, match=r"^swep: no such run; did you mean 'sweep'\?"):
+    with pytest.raises(ValueError, match=r"^swep does not exist; did you mean 'sweep'\?"):
         find_runs(["single", "swep"])
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(ValueError, match="nothing: no run here nor in the folders below"):
+    with pytest.raises(ValueError, match="nothing and the folders below contain no run"):
         find_runs(["nothing"])
-    with pytest.raises(ValueError, match="no such run; give run folders"):
+    with pytest.raises(ValueError, match="does not exist; give run folders"):
         find_runs(["none*"])
 
 
@@ -112,10 +110,12 @@ def test_only_runs_and_sweeps_are_suggested(tmp_path, monkeypatch):
     """Not `known: bin, boot, dev` of the root folder."""
     for name in ("bin", "boot"):
         (tmp_path / name).mkdir()
-    with pytest.raises(ValueError, match="nope: no such run; give run folders, a sweep's folder, or a pattern$"):
+    with pytest.raises(
+        ValueError, match="nope does not exist; give run folders, a sweep's folder, or a pattern in quotes$"
+    ):
         find_runs([tmp_path / "nope"])
     make_run(tmp_path / "mine", [step(1)])
-    with pytest.raises(ValueError, match="nope: no such run; known: mine$"):
+    with pytest.raises(ValueError, match="nope does not exist; known: mine$"):
         find_runs([tmp_path / "nope"])
 
 

@@ -106,9 +106,9 @@ def test_only_some_cells(sweep_file):
     file = sweep_file("grid: {algorithm: [grpo, cppo], train.steps: [1, 2]}\n")
     sweep = read_sweep(file, only=["*steps=2"])
     assert [cell.name for cell in sweep.cells] == ["algorithm=grpo,steps=2", "algorithm=cppo,steps=2"]
-    assert len(sweep.every) == 4
+    assert len(sweep.all_cells) == 4
     with pytest.raises(
-        ConfigError, match="--only: no cell 'algorithm=grpo,steps=3'; did you mean 'algorithm=grpo,steps="
+        ConfigError, match="--only: 'algorithm=grpo,steps=3' matches no cell; did you mean 'algorithm=grpo,steps="
     ):
         read_sweep(file, only=["algorithm=grpo,steps=3"])
 
@@ -134,17 +134,17 @@ cells: {a/b: {folder: x}}
     with pytest.raises(ConfigError) as error:
         read_sweep(sweep_file(text, head=""))
     assert lines(error) == [
-        "recipes=x.yaml (mine.yaml:1): a sweep has no such field; did you mean 'recipe'?",
+        "recipes=x.yaml (mine.yaml:1): a sweep has no field 'recipes'; did you mean 'recipe'?",
         "recipe: must be the path of a recipe: recipe: recipes/quickstart.yaml",
-        "seeds=[1, 1] (mine.yaml:2): names a seed twice, which would be the same run; keep one",
-        "jobs=0 (mine.yaml:3): is 0; must be a whole number >= 1: how many runs go side by side",
-        "set.seed=3 (mine.yaml:4): is the sweep's to set: seeds: [1, 2, 3] gives the seeds",
+        "seeds=[1, 1] (mine.yaml:2): repeats a seed, which would repeat the run; keep one",
+        "jobs=0 (mine.yaml:3): is 0; must be a whole number >= 1: how many runs run at a time",
+        "set.seed=3 (mine.yaml:4): is set by the sweep: use seeds: [1, 2, 3]",
         "set.trian.steps=4 (mine.yaml:4): a recipe has no field 'trian'; did you mean 'train'?",
         "grid.train.steps=3 (mine.yaml:5): must be a list of values with at least one: [1e-5, 3e-5]",
         "grid.algorithm=[] (mine.yaml:5): must be a list of values with at least one: [1e-5, 3e-5]",
-        "cells.a/b={folder: x} (mine.yaml:6): is no name for a folder; use letters, digits and . _ - = + , and "
-        "begin with none of . -",
-        "cells.a/b.folder=x (mine.yaml:6): is the sweep's to set: each run gets one below the sweep's own",
+        "cells.a/b={folder: x} (mine.yaml:6): can't name a folder; use letters, digits and . _ - = + , and "
+        "start with neither . nor -",
+        "cells.a/b.folder=x (mine.yaml:6): is set by the sweep: each run gets one below the sweep's own",
     ]
 
 
@@ -155,11 +155,9 @@ def test_seeds_are_whole_numbers(sweep_file, text):
 
 
 def test_a_missing_file_or_recipe(sweep_file):
-    with pytest.raises(ConfigError, match=r"none\.yaml: no such sweep; give the path of a YAML file"):
+    with pytest.raises(ConfigError, match=r"none\.yaml: does not exist; give the path of a YAML file"):
         read_sweep("none.yaml")
-    with pytest.raises(
-        ConfigError, match=r"recipe=gone\.yaml .*no such file beside mine\.yaml, nor in the current folder"
-    ):
+    with pytest.raises(ConfigError, match=r"recipe=gone\.yaml .*not found beside mine\.yaml or in the current folder"):
         read_sweep(sweep_file("", head="recipe: gone.yaml\n"))
 
 
@@ -211,7 +209,7 @@ def test_a_run_of_another_config_is_not_gone_on_with(sweep_file):
     assert lines(error) == [
         "runs/mine/algorithm=cppo/seed-2: holds a run of another config: train.optimizer.lr is 0.0001 there and "
         "0.0002 here; "
-        "put it back, take another folder (--folder), or delete that one to run it anew"
+        "put it back, use another --folder, or delete this one to start over"
     ]
     assert len(plan_runs(read_sweep(other, folder="runs/other"))) == 1
     Path("runs/mine/algorithm=cppo/seed-2/config.yaml").write_text("nonsense: 3\n")

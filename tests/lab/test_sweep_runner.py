@@ -126,8 +126,8 @@ def lab(tmp_path):
             seeds=seeds,
             jobs=jobs,
             cells=names,
-            every=names,
-            asked={"jobs": jobs},
+            all_cells=names,
+            settings={"jobs": jobs},
         )
         runs = [
             PlannedRun(
@@ -179,7 +179,7 @@ def test_all_are_run_and_the_second_time_none(lab):
     assert most_at_once(made.times) == 1
     facts = json.loads((made.folder / "sweep.json").read_text())
     assert [run["folder"] for run in facts["runs"]] == ["a/seed-1", "a/seed-2", "b/seed-1", "b/seed-2"]
-    assert facts["asked"] == {"jobs": 1} and facts["machine"]["cores"] >= 1 and facts["packages"]["torch"]
+    assert facts["settings"] == {"jobs": 1} and facts["machine"]["cores"] >= 1 and facts["packages"]["torch"]
     again = Ear()
     assert all(s.before and s.state is RunState.DONE and s.accuracy for s in made.run(again))
     assert again.heard == ["started 4", "finished"]
@@ -203,7 +203,7 @@ def test_a_failure_costs_one_cell_and_waits_to_be_asked_for(lab):
     first = {s.run.cell: s for s in made.run()}
     assert states(first.values()) == {"a": "failed", "b": "done", "c": "failed"}
     assert first["a"].error == f"exit code 1: ValueError: no luck; see {made.folder}/a/seed-1/output.txt"
-    assert first["c"].error.startswith("killed by SIGKILL: it said nothing; see ")
+    assert first["c"].error.startswith("killed by SIGKILL: no output; see ")
     ear = Ear()
     second = {s.run.cell: s for s in made.run(ear)}
     assert "running a" not in ear.heard and "running c" in ear.heard  # the killed one said nothing of having failed
@@ -256,7 +256,7 @@ def test_one_sweep_at_a_time_in_a_folder(lab):
 
     def another(ear):
         with pytest.raises(
-            ValueError, match="sweep is in use by another sweep; wait for it, stop it, or take another --folder"
+            ValueError, match="another sweep is using .*sweep; wait for it, stop it, or use another --folder"
         ):
             made.run()
         seen.append(True)
@@ -331,7 +331,7 @@ def test_what_a_run_said_is_kept_and_the_last_word_is_of_this_time(lab):
     made.run(retry_failed=True)
     assert said.read_text() == "Traceback\nValueError: no luck\n" * 2
     silent = lab(a="dies")
-    assert "it said nothing" in silent.run(retry_failed=True)[0].error
+    assert "no output" in silent.run(retry_failed=True)[0].error
 
 
 def test_a_run_that_can_not_begin_costs_no_other(lab, monkeypatch):
@@ -341,7 +341,7 @@ def test_a_run_that_can_not_begin_costs_no_other(lab, monkeypatch):
     made.runs[1].folder.write_text("a file")
     progresses = {s.run.cell: s for s in made.run()}
     assert states(progresses.values()) == {"a": "done", "b": "failed", "c": "done"}
-    assert progresses["b"].error.startswith("could not begin: [Errno 17] File exists")
+    assert progresses["b"].error.startswith("could not start: [Errno 17] File exists")
 
     made.runs[1].folder.unlink()
     (made.runs[2].folder / "summary.json").unlink()
@@ -355,7 +355,7 @@ def test_a_run_that_can_not_begin_costs_no_other(lab, monkeypatch):
     monkeypatch.setattr("proxima.lab.sweep_runner.subprocess.Popen", popen)
     progresses = {s.run.cell: s for s in made.run()}
     assert states(progresses.values()) == {"a": "done", "b": "failed", "c": "done"}
-    assert progresses["b"].error == "could not begin: [Errno 28] No space left on device"
+    assert progresses["b"].error == "could not start: [Errno 28] No space left on device"
 
 
 def full(ear):
@@ -404,17 +404,17 @@ def test_metrics_are_read_as_they_grow(tmp_path):
         cell="a", seed=1, recipe=Path(), folder=tmp_path, overrides=(), steps=10, threads=None, resolved=None
     )
     tail, file = MetricsFollower(RunProgress(run)), tmp_path / "metrics.jsonl"
-    assert tail.look() == []
+    assert tail.poll() == []
     file.write_text('{"kind": "train", "step": 1, "reward/mean": 0.5, "time/step": 4}\n{"kind": "tr')
-    assert [r["step"] for r in tail.look()] == [1]
+    assert [r["step"] for r in tail.poll()] == [1]
     with file.open("a") as more:
         more.write('ain", "step": 2, "reward/mean": 0.6, "time/step": 2}\nnot json\n')
-    assert [r["step"] for r in tail.look()] == [2]
-    assert (tail.progress.step, tail.progress.seconds, tail.progress.left) == (2, 6.0, 24.0)
+    assert [r["step"] for r in tail.poll()] == [2]
+    assert (tail.progress.step, tail.progress.seconds, tail.progress.remaining) == (2, 6.0, 24.0)
     other = tmp_path / "other"
     other.write_text('{"kind": "train", "step": 1, "reward/mean": 0.5, "time/step": 4}\n')
     other.replace(file)  # a resume rewinds the file
-    assert [r["step"] for r in tail.look()] == [1]
+    assert [r["step"] for r in tail.poll()] == [1]
     assert (tail.progress.step, tail.progress.seconds) == (1, 4.0)
 
 
@@ -459,8 +459,8 @@ def test_lines_say_each_event_and_where_things_stand_each_minute(tmp_path, monke
         seeds=(1,),
         jobs=2,
         cells=cells,
-        every=cells,
-        asked={},
+        all_cells=cells,
+        settings={},
     )
     lines.started(sweep, [one, failed])
     lines.changed(one, [{"kind": "train", "step": 5}])
@@ -494,8 +494,8 @@ def test_the_table_of_a_terminal():
         seeds=(1,),
         jobs=1,
         cells=cells,
-        every=cells,
-        asked={},
+        all_cells=cells,
+        settings={},
     )
     table = SweepTable(console)
     progresses = [

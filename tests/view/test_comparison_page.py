@@ -155,7 +155,7 @@ def test_a_bar_whose_interval_leaves_the_axis_is_open_there(tmp_path):
 def test_runs_that_are_not_finished_are_said(tmp_path):
     make_run(tmp_path / "r" / "a", curve([0.1, 0.5]), status="stopped", steps=9)
     page = Page(write_comparison(comparison(tmp_path / "r"), tmp_path / "c.html"))
-    assert "Notes a seed 1: stopped at step 2 of 9; shown as far as it is" in page.words
+    assert "Notes a seed 1: stopped at step 2 of 9; included as far as it got" in page.words
     assert "1 cell 1 run" in page.words
 
 

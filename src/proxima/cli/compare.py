@@ -1,5 +1,4 @@
-"""Hold runs against each other: one page with curves, intervals over seeds and the final table, which is printed
-too."""
+"""Compare runs: one page with curves, intervals over seeds and the final table, which is printed as well."""
 
 import argparse
 import shutil
@@ -17,20 +16,19 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="+", help="run folders, a sweep's folder, or patterns: 'runs/add-*'")
     parser.add_argument(
-        "--out", metavar="FILE", help="the page; default compare.html in the folder where all the runs lie"
+        "--out", metavar="FILE", help="the page; default compare.html in the folder that holds the runs"
     )
     parser.add_argument(
-        "--target", type=float, metavar="ACCURACY", help="also what it costs to reach this held-out accuracy"
+        "--target", type=float, metavar="ACCURACY", help="also compute the cost of reaching this held-out accuracy"
     )
     parser.add_argument(
-        "--baseline", metavar="NAME", help="the cell that the others are held against; default the first"
+        "--baseline", metavar="NAME", help="the cell that the others are compared with; default the first"
     )
     parser.add_argument("--json", action="store_true", help="print the numbers for programs; the page only with --out")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.lab import compare_runs, find_runs, read_run
-    from proxima.lab.run_reader import NoMetrics
+    from proxima.lab import NoMetrics, compare_runs, find_runs, read_run
 
     folders = find_runs(arguments.run)
     runs, unread = [], []
@@ -42,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
                 raise
             unread.append(str(error))
     if not runs:
-        raise UserError(f"none of the {len(folders)} runs has recorded anything yet; come back when a step is done")
+        raise UserError(f"none of the {len(folders)} runs has recorded metrics; wait for a finished step")
     comparison = compare_runs(runs, baseline=arguments.baseline, target=arguments.target)
     page = Path(arguments.out) if arguments.out else None if arguments.json else _default_page(arguments.run, folders)
     if page is not None:
@@ -60,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _default_page(places: list[str], folders: list[Path]) -> Path:
-    """In the folder that was named, if it is one and no run itself; else here."""
+    """In the given folder if that is not a run itself, otherwise in the current one."""
     place = Path(places[0])
     return (
         place / "compare.html" if len(places) == 1 and place.is_dir() and place not in folders else Path("compare.html")

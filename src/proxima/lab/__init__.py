@@ -5,8 +5,9 @@
     sweep_runner.py      each run in a process of its own
     metrics_follower.py  metrics.jsonl while it grows
     run_reader.py        a run folder → config, records, curves over any axis
-    run_comparison.py    runs → cells, means over seeds, paired differences
-    seed_statistics.py   Student's interval
+    run_comparison.py    runs → cells, the fields in which they differ, warnings
+    cell_statistics.py   means over seeds, paired differences, cost of a target (pure)
+    seed_statistics.py   Student's interval, medians, running means (pure)
 In a notebook:
 
     from proxima.lab import compare_runs, find_runs, read_run
@@ -15,11 +16,12 @@ In a notebook:
 Imports: `data`, `config`, `runtime` (folder, environment). Imported by `view` and `cli`.
 To add a field of a sweep file: its name in `FIELDS` of `sweep_file.py`, and a method that validates it. To add an axis:
 an entry in `AXES` of `run_reader.py`. To add a number to the final table: an entry in `MEASURES` of
-`run_comparison.py`, and a field of `CellSummary`.
+`cell_statistics.py`, and a field of `CellSummary`.
 """
 
-from proxima.lab.run_comparison import CellRuns, CellSummary, RunComparison, SeedBand, TargetCost, compare_runs
-from proxima.lab.run_reader import AXES, Run, find_runs, read_run
+from proxima.lab.cell_statistics import CellRuns, CellSummary, SeedBand, TargetCost
+from proxima.lab.run_comparison import RunComparison, compare_runs
+from proxima.lab.run_reader import AXES, NoMetrics, Run, find_runs, read_run
 from proxima.lab.seed_statistics import SeedMean, mean_over_seeds
 from proxima.lab.sweep_file import read_sweep
 from proxima.lab.sweep_plan import PlannedRun, Sweep, plan_runs
@@ -29,6 +31,7 @@ __all__ = [
     "AXES",
     "CellRuns",
     "CellSummary",
+    "NoMetrics",
     "PlannedRun",
     "Run",
     "RunComparison",

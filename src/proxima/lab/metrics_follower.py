@@ -1,4 +1,4 @@
-"""metrics.jsonl of a run that is still going: read a little further each time, and what is known of the run by then."""
+"""Follows metrics.jsonl of a run while it grows, and keeps what the sweep's views show of the run."""
 
 import json
 import statistics
@@ -9,11 +9,11 @@ from typing import Any
 
 from proxima.lab.sweep_plan import PlannedRun
 
-RECENT = 20  # steps whose median duration says how long the rest will take
+RECENT = 20  # the median duration of this many steps estimates the rest
 
 
 class RunState(StrEnum):
-    """Of a run in a sweep. `stopped` was ended by Ctrl-C and goes on with the same command."""
+    """State of a run in a sweep. Ctrl-C stops a run; the same command resumes it."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -24,14 +24,16 @@ class RunState(StrEnum):
 
 @dataclass
 class RunProgress:
-    """Where a run stands.
+    """Progress of a run.
 
     Args:
-        step: steps finished; `seconds` of training clock they took (the sum of `time/step`).
-        reward, accuracy, evaluated: `reward/mean` of the last step; accuracy of the first and the last evaluation with
-            their steps.
-        error: why it failed, in a line.
-        before: True for a run that was over before this sweep began.
+        step: finished steps.
+        seconds: their training clock, the sum of `time/step`.
+        reward: `reward/mean` of the last step.
+        evaluated: (step, accuracy) of each evaluation.
+        recent: seconds of the last steps.
+        error: why it failed, on one line.
+        before: True if the run was over before this sweep started.
     """
 
     run: PlannedRun
@@ -50,67 +52,59 @@ class RunProgress:
         return self.evaluated[-1][1] if self.evaluated else None
 
     @property
-    def left(self) -> float | None:
-        """Seconds of training to come, by the median of the last steps; None before the first one. Evaluations are not
-        counted in."""
+    def remaining(self) -> float | None:
+        """Seconds of training left, without evaluations; None before the first step."""
         if self.state is RunState.DONE:
             return 0.0
         return statistics.median(self.recent) * max(self.run.steps - self.step, 0) if self.recent else None
 
-    def take(self, record: dict[str, Any]) -> None:
-        """Learn from a line of metrics.jsonl."""
+    def update(self, record: dict[str, Any]) -> None:
+        """Take a record of metrics.jsonl into account."""
         step = int(record.get("step", 0))
         if record.get("kind") == "train":
             self.step, self.reward = step, record.get("reward/mean")
-            spent = float(record.get("time/step") or 0.0)
-            self.seconds += spent
-            self.recent = [*self.recent, spent][-RECENT:]
+            seconds = float(record.get("time/step") or 0.0)
+            self.seconds += seconds
+            self.recent = [*self.recent, seconds][-RECENT:]
         elif record.get("kind") == "eval" and record.get("accuracy") is not None:
             self.evaluated.append((step, float(record["accuracy"])))
 
-    def forget(self) -> None:
-        """Before the file is read anew: a resume makes it shorter."""
+    def reset(self) -> None:
+        """Before the file is read from its start: a resume truncates it."""
         self.step, self.seconds, self.reward, self.evaluated, self.recent = 0, 0.0, None, [], []
 
 
 class MetricsFollower:
-    """Reads what a run has added to its metrics.jsonl since the last look.
-
-    Args:
-        progress: learns from it.
-    """
+    """Reads what a run has appended to its metrics.jsonl since the last poll, and updates its progress."""
 
     def __init__(self, progress: RunProgress) -> None:
         self.progress = progress
         self.file: Path = progress.run.folder / "metrics.jsonl"
-        self._read, self._id = 0, -1
+        self._offset, self._inode = 0, -1
 
-    def look(self) -> list[dict[str, Any]]:
-        """The new records; a line that is not whole yet waits for the next look. A rewound file (a resume) is read from
-        its beginning."""
+    def poll(self) -> list[dict[str, Any]]:
+        """The new records; an incomplete line waits for the next poll. A truncated file is read from its start."""
         try:
-            facts = self.file.stat()
-            if facts.st_size < self._read or facts.st_ino != self._id:
-                self.progress.forget()
-                self._read, self._id = 0, facts.st_ino
-            if facts.st_size == self._read:
+            stat = self.file.stat()
+            if stat.st_size < self._offset or stat.st_ino != self._inode:
+                self.progress.reset()
+                self._offset, self._inode = 0, stat.st_ino
+            if stat.st_size == self._offset:
                 return []
             with self.file.open("rb") as file:
-                file.seek(self._read)
+                file.seek(self._offset)
                 content = file.read()
         except (FileNotFoundError, NotADirectoryError):
             return []
-        whole = content[: content.rfind(b"\n") + 1]
-        self._read += len(whole)
+        complete = content[: content.rfind(b"\n") + 1]
+        self._offset += len(complete)
         records = []
-        for line in whole.splitlines():
+        for line in complete.splitlines():
             try:
                 record = json.loads(line)
-            except (
-                ValueError
-            ):  # damaged: the run itself says so when it resumes, and `compare` when it reads the folder
+            except ValueError:  # damaged: the run reports it on resume, and `compare` when it reads the folder
                 continue
             if isinstance(record, dict):
-                self.progress.take(record)
+                self.progress.update(record)
                 records.append(record)
         return records

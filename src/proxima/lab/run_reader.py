@@ -1,11 +1,9 @@
-"""A run read back from its folder: its config, its curves against any axis, how it ended. Also one that is going on, or
-was killed."""
+"""Reads a run from its folder: its config, its curves over any axis, its status. The run may be unfinished."""
 
 import difflib
 import glob
 import itertools
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +14,7 @@ from proxima.config.read import read_yaml, shown_path
 from proxima.data import UserError
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.metric_names import metric_of
+from proxima.runtime.observer import Record
 
 # An axis → the key of metrics.jsonl whose running sum it is; steps count themselves.
 AXES: dict[str, str | None] = {
@@ -26,8 +25,7 @@ AXES: dict[str, str | None] = {
     "cpu": "time/cpu",
 }
 
-Record = Mapping[str, Any]
-Curve = list[tuple[float, float]]
+Points = list[tuple[float, float]]
 
 
 class NoMetrics(UserError):
@@ -39,12 +37,11 @@ class Run:
     """One run.
 
     Args:
-        folder: where it lies.
-        seed: of the run; None where neither config nor summary says.
-        config: dotted path → value of config.yaml; empty where that is missing.
-        train, evals: records of metrics.jsonl by kind; of several evaluations of a step the last.
-        status: `done`, `stopped`, `failed`, or `unfinished` where summary.json is missing.
-        summary, environment: those files, empty where they are missing.
+        seed: None if neither config nor summary has it.
+        config: dotted path → value of config.yaml; empty if that is missing.
+        train, evals: records of metrics.jsonl by kind; of several evaluations at a step the last.
+        status: `done`, `stopped`, `failed`, or `unfinished` without summary.json.
+        summary, environment: those files, empty if missing.
     """
 
     folder: Path
@@ -62,16 +59,15 @@ class Run:
         return int(self.train[-1]["step"]) if self.train else 0
 
     def has(self, axis: str) -> bool:
-        """True when every step recorded what the axis sums; so also before the first step."""
+        """True if every step recorded the axis's key."""
         key = AXES[axis]
         return key is None or all(r.get(key) is not None for r in self.train)
 
     def position(self, axis: str) -> dict[int, float]:
-        """Step → where the axis stands after it, from 0 at step 0.
+        """Step → position on the axis after it, starting with 0 at step 0.
 
-        `time` is the training clock: the sum of `time/step`, in which evaluations and checkpoints are not counted.
-            `cpu` is that of
-        `time/cpu`; `generated` and `trained` are tokens.
+        `time`, the training clock, sums `time/step`, which excludes evaluations and checkpoints; `cpu` sums `time/cpu`;
+        `generated` and `trained` are tokens.
         """
         key = AXES[axis]
         steps = [int(r["step"]) for r in self.train]
@@ -80,15 +76,15 @@ class Run:
         sums = itertools.accumulate(float(r.get(key) or 0.0) for r in self.train)
         return {0: 0.0, **dict(zip(steps, sums, strict=True))}
 
-    def curve(self, key: str, axis: str = "step") -> Curve:
-        """(position on the axis after the step, value) of a metric of the training records, under any of its names;
-        steps without it are left out."""
+    def curve(self, key: str, axis: str = "step") -> Points:
+        """(position on the axis, value) of a metric of the training records, under any of its names, for the steps that
+        have it."""
         at = self.position(axis)
         values = ((r, metric_of(r, key)) for r in self.train)
         return [(at[int(r["step"])], float(value)) for r, value in values if value is not None]
 
-    def accuracy(self, axis: str = "step") -> Curve:
-        """Held-out accuracy by axis; evaluations without one (no reward says what is right) are left out."""
+    def accuracy(self, axis: str = "step") -> Points:
+        """(position on the axis, held-out accuracy) of the evaluations that have one."""
         at = self.position(axis)
         return [
             (at[int(r["step"])], float(r["accuracy"]))
@@ -97,20 +93,20 @@ class Run:
         ]
 
     def total(self, key: str) -> float | None:
-        """The sum of a metric over the steps, under any of its names; None where no step has it."""
-        known = [float(value) for r in self.train if (value := metric_of(r, key)) is not None]
-        return sum(known) if known else None
+        """The sum of a metric over the steps, under any of its names; None if no step has it."""
+        values = [float(value) for r in self.train if (value := metric_of(r, key)) is not None]
+        return sum(values) if values else None
 
     def rate(self, tokens: str, time: str) -> float | None:
-        """Tokens a second over the whole run."""
+        """Tokens per second over the whole run."""
         amount, spent = self.total(tokens), self.total(time)
         return amount / spent if amount is not None and spent else None
 
     def first_reach(self, target: float, axis: str = "step") -> float | None:
-        """Where the held-out accuracy reaches `target`; None if it never does.
+        """Position on the axis at which the held-out accuracy reaches `target`; None if it never does.
 
-        The first evaluation at or above it, on the straight line from the evaluation before; where the first one
-        is there already (an evaluation before the first step would be at 0), its own place.
+        Interpolated linearly between the first evaluation at or above the target and the one before it; the position of
+        the first evaluation if that reaches it already.
         """
         curve = self.accuracy(axis)
         for i, (x, value) in enumerate(curve):
@@ -126,18 +122,16 @@ def read_run(folder: str | Path) -> Run:
     """Read a run from its folder.
 
     Raises:
-        ValueError: the folder holds no run, the run has recorded nothing yet, or a file in it is damaged; says which.
+        NoMetrics: the run has not recorded anything yet.
+        UserError: the folder is not a run, or a file in it is damaged.
     """
     place = RunFolder(folder)
     if not place.has_run:
-        raise UserError(
-            f"{shown_path(place.path)} holds no run; give the folder that `proxima train` named in its first line"
-        )
+        where = "give the folder that `proxima train` printed in its first line"
+        raise UserError(f"{shown_path(place.path)} is not a run", remedy=where)
     records = place.read_metrics()
     if not records:
-        raise NoMetrics(
-            f"{shown_path(place.path)} holds a run without metrics; it has not finished a step or an evaluation yet"
-        )
+        raise NoMetrics(f"{shown_path(place.path)} has no metrics; it has not finished a step or an evaluation yet")
     config = _config(place.config)
     summary, environment = _mapping(place.summary), _mapping(place.environment)
     seed = config.get("seed", summary.get("seed"))
@@ -155,25 +149,22 @@ def read_run(folder: str | Path) -> Run:
 
 
 def find_runs(places: Sequence[str | Path]) -> list[Path]:
-    """The run folders that are named, lie below a named folder, or match a pattern; each once, in the order of the
-    names.
+    """The run folders that are given, are below a given folder, or match a pattern; each once, in the given order.
 
     Raises:
-        ValueError: one of `places` leads to no run; names it and what lies near.
+        UserError: one of `places` leads to no run.
     """
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for place in places:
-        matches = (
-            [Path(place)]
-            if Path(place).exists()
-            else [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
-        )
+        matches = [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
+        if Path(place).exists():
+            matches = [Path(place)]
         runs = [run for match in matches for run in _below(match)]
         if not runs:
-            raise UserError(_nothing_at(Path(place), bool(matches)))
+            raise _no_runs(Path(place), bool(matches))
         for run in runs:
-            found.setdefault(run.resolve(), run)
-    return list(found.values())
+            folders.setdefault(run.resolve(), run)
+    return list(folders.values())
 
 
 def _below(place: Path) -> Iterator[Path]:
@@ -182,9 +173,7 @@ def _below(place: Path) -> Iterator[Path]:
     if RunFolder(place).has_run:
         yield place
         return
-    for listed in _mapping(place / "sweep.json").get(
-        "runs", ()
-    ):  # in the order of the sweep: its first cell is the baseline
+    for listed in _mapping(place / "sweep.json").get("runs", ()):  # in this order: the first cell is the baseline
         if RunFolder(place / listed["folder"]).has_run:
             yield place / listed["folder"]
     for child in sorted((child for child in place.iterdir() if child.is_dir()), key=lambda child: _natural(child.name)):
@@ -197,23 +186,20 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
-def _nothing_at(place: Path, exists: bool) -> str:
+def _no_runs(place: Path, exists: bool) -> UserError:
+    what = "give run folders, a sweep's folder, or a pattern in quotes"
     if exists:
-        return (
-            f"{place}: no run here nor in the folders below; give run folders, a sweep's folder, or a pattern in quotes"
-        )
+        return UserError(f"{place} and the folders below contain no run", remedy=what)
     folder = place.parent
-    folders = (
-        [child for child in folder.iterdir() if child.is_dir()] if folder.is_dir() and "*" not in place.name else []
-    )
+    search = folder.is_dir() and "*" not in place.name
+    folders = [child for child in folder.iterdir() if child.is_dir()] if search else []
     near = difflib.get_close_matches(place.name, [child.name for child in folders], n=1, cutoff=0.6)
     names = near or [child.name for child in folders if _holds_runs(child)]
-    hint = suggestion(place.name, names) if names else "give run folders, a sweep's folder, or a pattern"
-    return f"{place}: no such run; {hint}"
+    return UserError(f"{place} does not exist", remedy=suggestion(place.name, names) if names else what)
 
 
 def _holds_runs(place: Path) -> bool:
-    """A folder is a run or a sweep: what else lies there is no suggestion, unless its name is near."""
+    """True for a run or a sweep; False also for a folder that can't be read."""
     try:
         return (place / "sweep.json").is_file() or RunFolder(place).has_run
     except OSError:
@@ -246,7 +232,6 @@ def _mapping(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(
-            f"{os.fspath(path)} can't be read ({error}); restore it, or delete it to compare without"
-        ) from error
+        remedy = "restore it, or delete it to compare without"
+        raise UserError(f"{path} can't be read ({error})", remedy=remedy) from error
     return value if isinstance(value, dict) else {}

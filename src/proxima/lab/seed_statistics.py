@@ -1,4 +1,4 @@
-"""Means over seeds and how sure they are. Two to five seeds are usual here, so the intervals are Student's."""
+"""Means over seeds with Student's intervals, for two to five seeds; medians; running means."""
 
 import math
 import statistics
@@ -13,9 +13,8 @@ class SeedMean:
 
     Args:
         mean: of the values.
-        half: half the 95 % interval, `t_{n-1} s / sqrt(n)`; None for a single value, which says nothing of its spread.
+        half: half the 95 % interval, `t_{n-1} s / sqrt(n)`; None for a single value.
         n: how many values.
-        low, high: ends of the interval; the mean itself where `half` is None.
     """
 
     mean: float
@@ -32,7 +31,7 @@ class SeedMean:
 
 
 def mean_over_seeds(values: Sequence[float | None], level: float = 0.95) -> SeedMean | None:
-    """Mean and t interval of the values that are there; None when none is.
+    """Mean and t interval of the finite values; None without any.
 
     half = t_{n-1, (1+level)/2} s / sqrt(n)        s with n - 1 in its denominator
     """
@@ -73,6 +72,20 @@ def _central(t: float, freedom: int) -> float:
         term *= (k - 1) / k * cosine * cosine
         total += term
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def determined_median(values: Sequence[float], n: int) -> float | None:
+    """The median of `n` values of which only these are known; None if it depends on the others, which may be anything
+    from 0 to infinity."""
+    if not values:
+        return None
+    middle: set[float] = set()
+    for other in (0.0, math.inf):
+        ordered = sorted([*values, *[other] * (n - len(values))])
+        middle.update(ordered[(n - 1) // 2 : n // 2 + 1])
+    if len(middle) == 1:
+        return middle.pop()
+    return statistics.median(values) if len(values) == n and max(middle) < math.inf else None
 
 
 def running_mean(values: Sequence[float | None]) -> list[float | None]:

@@ -1,4 +1,4 @@
-"""A sweep from its file: which cells there are, and how they differ from the recipe.
+"""Reads a sweep file: its cells, and how they differ from the recipe.
 
     recipe ← `set` (every cell) ← one value of each axis of `grid` ← one of `cells`
 Layers merge as those of a recipe do (`config.tree`).
@@ -22,7 +22,7 @@ from proxima.config.tree import Layout, Node, Source, merge
 from proxima.lab.sweep_plan import Sweep, SweepCell
 
 FIELDS = ("recipe", "folder", "seeds", "jobs", "set", "grid", "cells")
-TAKEN = {"seed": "seeds: [1, 2, 3] gives the seeds", "folder": "each run gets one below the sweep's own"}
+RESERVED = {"seed": "use seeds: [1, 2, 3]", "folder": "each run gets one below the sweep's own"}
 UNSAFE = re.compile(r"[^A-Za-z0-9._=+,-]+")
 LONGEST_NAME = 120  # characters of a cell's name; file systems take 255 bytes
 
@@ -34,60 +34,57 @@ def read_sweep(
 
     Args:
         file: YAML; its fields are `recipe`, `folder`, `seeds`, `jobs`, `set`, `grid`, `cells`.
-        folder, jobs: over those of the file.
+        folder, jobs: override those of the file.
         only: names of cells, or patterns like `*lr=1e-5`; the others are left out.
 
     Raises:
-        ConfigError: one line for each thing that is wrong with the file itself; the cells' configs are looked at by
-            `plan_runs`.
+        ConfigError: one line for each mistake in the file itself; `plan_runs` validates the cells' configs.
     """
     file = Path(file)
     if not file.is_file():
-        raise one_problem(shown_path(file), "no such sweep; give the path of a YAML file, see docs/laboratory.md")
+        raise one_problem(shown_path(file), "does not exist; give the path of a YAML file, see docs/laboratory.md")
     root = read_yaml(file)
     reader = _SweepFileReader(file, root.mapping or {})
     recipe, seeds = reader.recipe(), reader.seeds()
-    wanted_jobs, cells = reader.jobs(jobs), reader.cells(recipe)
+    jobs, cells = reader.jobs(jobs), reader.cells(recipe)
     if reader.problems:
         raise ConfigError(reader.problems)
     assert recipe is not None
-    place = Path(folder) if folder else reader.folder()
-    asked = {**root.to_python(), "recipe": shown_path(recipe)}
     return Sweep(
         file=file,
         recipe=recipe,
-        folder=place,
+        folder=Path(folder) if folder else reader.folder(),
         seeds=seeds,
-        jobs=wanted_jobs,
-        cells=_chosen(cells, only),
-        every=cells,
-        asked=asked,
+        jobs=jobs,
+        cells=_matching(cells, only),
+        all_cells=cells,
+        settings={**root.to_python(), "recipe": shown_path(recipe)},
     )
 
 
-def _chosen(cells: tuple[SweepCell, ...], only: Sequence[str]) -> tuple[SweepCell, ...]:
-    names = [cell.name for cell in cells]
-    for wanted in only:
-        if not fnmatch.filter(names, wanted) and wanted not in names:
-            raise one_problem("--only", f"no cell {wanted!r}; {suggestion(wanted, names)}")
-    return tuple(
-        cell for cell in cells if not only or any(cell.name == w or fnmatch.fnmatchcase(cell.name, w) for w in only)
-    )
+def _matching(cells: tuple[SweepCell, ...], patterns: Sequence[str]) -> tuple[SweepCell, ...]:
+    matching = set()
+    for pattern in patterns:
+        names = {cell.name for cell in cells if cell.name == pattern or fnmatch.fnmatchcase(cell.name, pattern)}
+        if not names:
+            raise one_problem("--only", f"{pattern!r} matches no cell; {suggestion(pattern, [c.name for c in cells])}")
+        matching |= names
+    return tuple(cell for cell in cells if not patterns or cell.name in matching)
 
 
 class _SweepFileReader:
-    """The fields of a sweep file; collects what is wrong with them."""
+    """The fields of a sweep file; collects the mistakes in them."""
 
     def __init__(self, file: Path, fields: Mapping[str, Node]) -> None:
         self.file, self.fields = file, fields
         self.problems: list[Problem] = []
         for key, node in fields.items():
             if key not in FIELDS:
-                self.fail(key, f"a sweep has no such field; {suggestion(key, FIELDS)}", node)
+                self.fail(key, f"a sweep has no field {key!r}; {suggestion(key, FIELDS)}", node)
 
     def fail(self, path: str, message: str, node: Node | None = None) -> None:
-        shown = (None, None) if node is None else (node.shown(), node.source.text)
-        self.problems.append(Problem(path, message, *shown))
+        value, source = (None, None) if node is None else (node.shown(), node.source.text)
+        self.problems.append(Problem(path, message, value, source))
 
     def recipe(self) -> Path | None:
         node = self.fields.get("recipe")
@@ -96,8 +93,8 @@ class _SweepFileReader:
             return None
         for place in (self.file.parent / node.value, Path(node.value)):
             if place.exists():
-                return _plain(place)
-        self.fail("recipe", f"no such file beside {shown_path(self.file)}, nor in the current folder", node)
+                return _normalized(place)
+        self.fail("recipe", f"not found beside {shown_path(self.file)} or in the current folder", node)
         return None
 
     def folder(self) -> Path:
@@ -117,18 +114,14 @@ class _SweepFileReader:
             self.fail("seeds", "must be a list of whole numbers: seeds: [1, 2, 3]", node)
             return ()
         if len(set(values)) != len(values):
-            self.fail("seeds", "names a seed twice, which would be the same run; keep one", node)
+            self.fail("seeds", "repeats a seed, which would repeat the run; keep one", node)
         return tuple(int(str(value)) for value in values)
 
-    def jobs(self, wanted: int | None) -> int:
-        node = self.fields.get("jobs")
-        value = wanted if wanted is not None else 1 if node is None else node.value
+    def jobs(self, override: int | None) -> int:
+        node = self.fields.get("jobs") if override is None else None
+        value = override if override is not None else 1 if node is None else node.value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            self.fail(
-                "jobs",
-                f"is {value!r}; must be a whole number >= 1: how many runs go side by side",
-                None if wanted is not None else node,
-            )
+            self.fail("jobs", f"is {value!r}; must be a whole number >= 1: how many runs run at a time", node)
             return 1
         return value
 
@@ -137,22 +130,17 @@ class _SweepFileReader:
         common, axes, named = self.layer("set", self.fields.get("set")), self.axes(), self.named()
         if self.problems:
             return ()
-        short = _short([key for key, _ in axes])
-        made: dict[str, SweepCell] = {}
-        for name, own in named or [("", Node({}, _source(self.file)))]:
-            for chosen in itertools.product(*(values for _, values in axes)):
-                cell = _made(
-                    name,
-                    own,
-                    common,
-                    [(key, short[key], value) for (key, _), value in zip(axes, chosen, strict=True)],
-                    layout,
-                )
-                cell = cell if cell.name else replace(cell, name=_safe(recipe.stem if recipe else "recipe"))
-                if cell.name in made:
+        short = _short_keys([key for key, _ in axes])
+        cells: dict[str, SweepCell] = {}
+        for name, fields in named or [("", Node({}, _source(self.file)))]:
+            for values in itertools.product(*(values for _, values in axes)):
+                grid = [(key, short[key], value) for (key, _), value in zip(axes, values, strict=True)]
+                cell = _build_cell(name, fields, common, grid, layout)
+                cell = cell if cell.name else replace(cell, name=_file_name(recipe.stem if recipe else "recipe"))
+                if cell.name in cells:
                     self.fail("cells", f"two cells have the name {cell.name!r}; name them under `cells`")
-                made[cell.name] = cell
-        return tuple(made.values())
+                cells[cell.name] = cell
+        return tuple(cells.values())
 
     def layer(self, path: str, node: Node | None) -> Node:
         """`{train.steps: 4, engine: {dtype: …}}` as a tree."""
@@ -163,21 +151,18 @@ class _SweepFileReader:
             self.fail(path, "must be a mapping of dotted keys: {train.steps: 20}", node)
             return tree
         for key, child in sorted(node.mapping.items(), key=lambda pair: pair[0].count(".")):
-            if self.good_key(f"{path}.{key}", key, child):
+            if self.is_valid_key(f"{path}.{key}", key, child):
                 tree = merge(tree, _nested(key, child), layout_of(RunConfig))
         return tree
 
-    def good_key(self, path: str, key: str, node: Node) -> bool:
-        if key in TAKEN:
-            self.fail(path, f"is the sweep's to set: {TAKEN[key]}", node)
+    def is_valid_key(self, path: str, key: str, node: Node) -> bool:
+        if key in RESERVED:
+            self.fail(path, f"is set by the sweep: {RESERVED[key]}", node)
         elif not all(key.split(".")):
             self.fail(path, "has an empty part; write a dotted key like train.steps", node)
-        elif key.partition(".")[0] not in RunConfig.__dataclass_fields__:
+        elif (section := key.partition(".")[0]) not in RunConfig.__dataclass_fields__:
             self.fail(
-                path,
-                f"a recipe has no field {key.partition('.')[0]!r}; "
-                f"{suggestion(key.partition('.')[0], RunConfig.__dataclass_fields__)}",
-                node,
+                path, f"a recipe has no field {section!r}; {suggestion(section, RunConfig.__dataclass_fields__)}", node
             )
         else:
             return True
@@ -192,7 +177,7 @@ class _SweepFileReader:
             return []
         axes = []
         for key, values in node.mapping.items():
-            if not self.good_key(f"grid.{key}", key, values):
+            if not self.is_valid_key(f"grid.{key}", key, values):
                 continue
             if not values.items:
                 self.fail(f"grid.{key}", "must be a list of values with at least one: [1e-5, 3e-5]", values)
@@ -210,13 +195,13 @@ class _SweepFileReader:
             if UNSAFE.search(name) or name.startswith((".", "-")) or len(name) > LONGEST_NAME:
                 self.fail(
                     f"cells.{name}",
-                    "is no name for a folder; use letters, digits and . _ - = + , and begin with none of . -",
+                    "can't name a folder; use letters, digits and . _ - = + , and start with neither . nor -",
                     child,
                 )
         return [(name, self.layer(f"cells.{name}", child)) for name, child in node.mapping.items()]
 
 
-def _plain(place: Path) -> Path:
+def _normalized(place: Path) -> Path:
     """`recipes/a.yaml` for `mine/../recipes/a.yaml`, unless a link makes them two files."""
     plain = Path(os.path.normpath(place))
     return plain if plain.exists() and plain.samefile(place) else place
@@ -232,27 +217,27 @@ def _nested(key: str, node: Node) -> Node:
     return node
 
 
-def _made(name: str, own: Node, common: Node, chosen: Sequence[tuple[str, str, Node]], layout: Layout) -> SweepCell:
-    """`set`, then the value of each axis (its key, its short key, the value), then what is written under the cell's
-    name."""
-    parts, tree = [name] if name else [], merge(Node({}, own.source), common, layout)
-    for key, short, value in chosen:
-        parts.append(f"{short}={_shown(value)}")
+def _build_cell(
+    name: str, fields: Node, common: Node, grid: Sequence[tuple[str, str, Node]], layout: Layout
+) -> SweepCell:
+    """`set`, then the value of each axis (as key, short key, value), then the fields under the cell's name."""
+    parts, tree = [name] if name else [], merge(Node({}, fields.source), common, layout)
+    for key, short, value in grid:
+        parts.append(f"{short}={_value_name(value)}")
         tree = merge(tree, _nested(key, value), layout)
-    tree = merge(tree, own, layout)
+    tree = merge(tree, fields, layout)
     leaves = list(_leaves("", tree, layout))
     overrides = tuple(
         f"{path}={json.dumps(node.to_python(), ensure_ascii=False, allow_nan=True)}" for path, node in leaves
     )
     overrides = tuple(re.sub(r"\bInfinity\b", ".inf", text) for text in overrides)
     return SweepCell(
-        name=_safe(",".join(parts)), overrides=overrides, written={path: node.source.text for path, node in leaves}
+        name=_file_name(",".join(parts)), overrides=overrides, sources={path: node.source.text for path, node in leaves}
     )
 
 
 def _leaves(path: str, node: Node, layout: Layout) -> Iterable[tuple[str, Node]]:
-    """Lists and scalars with their dotted paths. A slot's kind comes before its fields: laid over later it would drop
-    them."""
+    """Lists and scalars with their dotted paths. A slot's kind comes before its fields, which it would reset."""
     if not node.mapping:
         if path:
             yield path, node
@@ -261,29 +246,29 @@ def _leaves(path: str, node: Node, layout: Layout) -> Iterable[tuple[str, Node]]
         yield from _leaves(f"{path}.{key}" if path else key, node.mapping[key], layout.child(key))
 
 
-def _short(keys: Sequence[str]) -> dict[str, str]:
-    """Each dotted key's shortest end that no other key ends in: `train.optimizer.lr` as `lr`."""
-    out = {}
+def _short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """Each dotted key → its shortest suffix that no other key has: `train.optimizer.lr` → `lr`."""
+    short = {}
     for key in keys:
         parts = key.split(".")
-        ends = [".".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
-        others = [other for other in keys if other != key]
-        out[key] = next((end for end in ends if not any(o == end or o.endswith("." + end) for o in others)), key)
-    return out
+        suffixes = [".".join(parts[start:]) for start in range(len(parts) - 1, -1, -1)]
+        others = [f".{other}" for other in keys if other != key]
+        short[key] = next((s for s in suffixes if not any(other.endswith(f".{s}") for other in others)), key)
+    return short
 
 
-def _shown(node: Node) -> str:
-    """A value in a cell's name: a scalar as it was written, a spec by its kind and what is set beside it."""
+def _value_name(node: Node) -> str:
+    """A value in a cell's name: a scalar as written, a spec by its kind and its fields."""
     if node.mapping is not None:
         head = node.mapping.get("preset") or node.mapping.get("kind")
-        rest = [f"{key}={_shown(child)}" for key, child in node.mapping.items() if child is not head]
-        return "-".join(([_shown(head)] if head else []) + rest) or "empty"
+        rest = [f"{key}={_value_name(child)}" for key, child in node.mapping.items() if child is not head]
+        return "-".join(([_value_name(head)] if head else []) + rest) or "empty"
     if node.items is not None:
-        return "+".join(_shown(child) for child in node.items) or "none"
+        return "+".join(_value_name(child) for child in node.items) or "none"
     return str(node.text if node.text is not None else node.value) or "empty"
 
 
-def _safe(name: str) -> str:
+def _file_name(name: str) -> str:
     name = UNSAFE.sub("_", name)
     if len(name) <= LONGEST_NAME:
         return name

@@ -1,4 +1,4 @@
-"""What a sweep is to run: cells × seeds, each resolved, checked, and held against what lies in its folder already.
+"""Plans a sweep: cells × seeds, each resolved, validated, and compared with the run that is already in its folder.
 
 A run is a cell with a seed; its folder is `<folder>/<cell>/seed-<seed>`.
 """
@@ -26,23 +26,24 @@ class SweepCell:
 
     Args:
         name: of its folder; `algorithm=cppo,lr=1e-5`, the name under `cells`, or both.
-        overrides: `key=value` texts over the recipe.
-        written: dotted path → `FILE:LINE` of each of them.
+        overrides: `key=value` over the recipe.
+        sources: dotted path → `FILE:LINE` of each of them.
     """
 
     name: str
     overrides: tuple[str, ...] = ()
-    written: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What a sweep file asks for.
+    """The contents of a sweep file.
 
     Args:
-        jobs: runs side by side.
-        cells: those to run; `every` are all that the file names.
-        asked: the file as plain values.
+        jobs: how many runs run at a time.
+        cells: those to run.
+        all_cells: all cells of the file.
+        settings: the file's values.
     """
 
     file: Path
@@ -51,18 +52,18 @@ class Sweep:
     seeds: tuple[int, ...]
     jobs: int
     cells: tuple[SweepCell, ...]
-    every: tuple[SweepCell, ...]
-    asked: Mapping[str, Any]
+    all_cells: tuple[SweepCell, ...]
+    settings: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """A cell with a seed, checked.
+    """A validated cell with a seed.
 
     Args:
-        overrides: the whole command line over the recipe, seed and folder and threads included.
+        overrides: the whole command line over the recipe, with seed, folder and threads.
         steps: of the run.
-        threads: torch threads it will use, for OMP_NUM_THREADS; None leaves that alone.
+        threads: torch threads, for OMP_NUM_THREADS; None does not set it.
         resolved: its config with provenance.
     """
 
@@ -77,8 +78,7 @@ class PlannedRun:
 
     @property
     def file(self) -> Path:
-        """Where its resolved config is written before it begins: what it runs, whatever has become of the recipe by
-        then."""
+        """Where its resolved config is written before it starts; later edits of the recipe do not change it."""
         return self.folder / "planned.yaml"
 
     @property
@@ -88,48 +88,44 @@ class PlannedRun:
 
 
 def plan_runs(sweep: Sweep, *, cores: int | None = None) -> list[PlannedRun]:
-    """Resolve and check every cell with every seed: all cells of the first seed, then those of the second.
+    """Resolve and validate every cell with every seed: all cells of the first seed, then those of the second.
 
-    With several jobs each run gets `runtime.threads` = cores // jobs (or OMP_NUM_THREADS where that is set), unless a
-    value was written.
+    With several jobs each run gets `runtime.threads` = cores // jobs (or OMP_NUM_THREADS if set), unless the recipe or
+    the sweep sets it.
 
     Args:
-        cores: of the machine; None asks it.
+        cores: of the machine; None queries the operating system.
 
     Raises:
-        ConfigError: one line for each problem, with the cells that have it, and for each run already in the folder
-            whose config is another.
+        ConfigError: one line for each problem, with its cells, and for each folder that holds a run of another config.
     """
     share = _threads(sweep.jobs, cores)
-    runs, found = [], _CellProblems([cell.name for cell in sweep.cells])
+    runs, problems = [], _CellProblems([cell.name for cell in sweep.cells])
     for seed, cell in itertools.product(sweep.seeds, sweep.cells):
         try:
             run = _planned(sweep, cell, seed, share)
         except ConfigError as error:
-            found.add(cell, error.problems)
+            problems.add(cell, error.problems)
             continue
-        if problems := check(run.resolved):
-            found.add(cell, problems)
-        elif another := difference(run):
-            found.alone.append(another)
+        if invalid := check(run.resolved):
+            problems.add(cell, invalid)
+        elif conflict := folder_conflict(run):
+            problems.of_folders.append(conflict)
         runs.append(run)
-    if found:
-        raise ConfigError(found.problems())
+    if problems:
+        raise ConfigError(problems.merged())
     return runs
 
 
-def difference(run: PlannedRun) -> Problem | None:
-    """What the config of the run that lies in the folder already has that this one has not; None where they agree, or
-    none is there.
-
-    Which fields may differ is said in `proxima.config.comparable`.
-    """
-    there = run.folder / "config.yaml"
-    if not there.is_file():
+def folder_conflict(run: PlannedRun) -> Problem | None:
+    """The first field in which this config and that of the run in the folder differ but may not
+    (`proxima.config.comparable`); None if they agree, or there is no run."""
+    config = run.folder / "config.yaml"
+    if not config.is_file():
         return None
-    where, remedy = shown_path(run.folder), "take another folder (--folder), or delete that one to run it anew"
+    where, remedy = shown_path(run.folder), "use another --folder, or delete this one to start over"
     try:
-        before = _values(resolve(there))
+        before = _values(resolve(config))
     except ConfigError as error:
         return Problem(where, f"holds a run whose config this version can't read ({error.problems[0]}); {remedy}")
     for path, was, wanted in differences(before, _values(run.resolved), Purpose.RERUN):
@@ -147,69 +143,66 @@ def _planned(sweep: Sweep, cell: SweepCell, seed: int, share: int | None) -> Pla
     folder = sweep.folder / cell.name / f"seed-{seed}"
     overrides = (*cell.overrides, f"seed={seed}", f"folder={json.dumps(str(folder), ensure_ascii=False)}")
     resolved = resolve(sweep.recipe, overrides)
-    written = resolved.entry("runtime.threads").origin != "default"
-    if share and not written:
+    if share and resolved.entry("runtime.threads").origin == "default":
         overrides = (*overrides, f"runtime.threads={share}")
         resolved = resolve(sweep.recipe, overrides)
-    threads = resolved.config.runtime.threads or None
-    steps = resolved.config.train.steps
     return PlannedRun(
         cell=cell.name,
         seed=seed,
         recipe=sweep.recipe,
         folder=folder,
         overrides=overrides,
-        steps=steps,
-        threads=threads,
+        steps=resolved.config.train.steps,
+        threads=resolved.config.runtime.threads or None,
         resolved=resolved,
     )
 
 
 def _threads(jobs: int, cores: int | None) -> int | None:
-    """Threads of each run where several go side by side; None leaves one alone with the machine."""
+    """Threads of each of several simultaneous runs; None for a run that has the machine to itself."""
     if jobs == 1:
         return None
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    if asked.isdigit() and int(asked) > 0:
-        return int(asked)
+    setting = os.environ.get("OMP_NUM_THREADS", "")
+    if setting.isdigit() and int(setting) > 0:
+        return int(setting)
     if cores is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // jobs)
 
 
 class _CellProblems:
-    """Problems with the cells that have them, so that what is wrong with the recipe is said once."""
+    """Collects problems by cell, so that a mistake in the recipe is reported once."""
 
     def __init__(self, cells: Sequence[str]) -> None:
-        self.cells, self.alone = cells, list[Problem]()
-        self._of: dict[Problem, list[str]] = {}
+        self.cells, self.of_folders = cells, list[Problem]()
+        self._cells_of: dict[Problem, list[str]] = {}
 
     def add(self, cell: SweepCell, problems: Iterable[Problem]) -> None:
         for problem in problems:
-            cells = self._of.setdefault(_written_at(problem, cell), [])
-            if cell.name not in cells:  # each seed finds it again
+            cells = self._cells_of.setdefault(_with_source(problem, cell), [])
+            if cell.name not in cells:  # each seed has the same problem
                 cells.append(cell.name)
 
     def __bool__(self) -> bool:
-        return bool(self._of or self.alone)
+        return bool(self._cells_of or self.of_folders)
 
-    def problems(self) -> list[Problem]:
-        out = []
-        for problem, cells in self._of.items():
+    def merged(self) -> list[Problem]:
+        merged = []
+        for problem, cells in self._cells_of.items():
             everywhere = len(cells) == len(self.cells) and len(cells) > 1
             where = "every cell" if everywhere else f"cell{'s' * (len(cells) > 1)} {' and '.join(cells)}"
-            out.append(replace(problem, path=f"{where}: {problem.path}"))
-        return out + self.alone
+            merged.append(replace(problem, path=f"{where}: {problem.path}"))
+        return merged + self.of_folders
 
 
-def _written_at(problem: Problem, cell: SweepCell) -> Problem:
-    """`command line`, by which a cell's values reach the config, as the line of the sweep file."""
+def _with_source(problem: Problem, cell: SweepCell) -> Problem:
+    """The problem with the line of the sweep file instead of `command line`, its source for the config."""
     if problem.source is None or "command line" not in problem.source:
         return problem
     parts = problem.path.split(".")
     for end in range(len(parts), 0, -1):
         path = ".".join(parts[:end])
-        below = next((place for key, place in cell.written.items() if key == path or key.startswith(path + ".")), None)
-        if below:
-            return replace(problem, source=problem.source.replace("command line", below))
+        lines = (line for key, line in cell.sources.items() if key == path or key.startswith(path + "."))
+        if line := next(lines, None):
+            return replace(problem, source=problem.source.replace("command line", line))
     return problem

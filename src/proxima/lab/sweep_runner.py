@@ -1,11 +1,9 @@
-"""Runs a sweep: each run in a process of its own, so that one that dies takes no other with it; the same command again
-goes on.
+"""Runs a sweep: each run in its own process, so that one crash does not stop the others. The same command resumes it.
 
-What is done stays done, what was begun goes on from its last checkpoint (`proxima train … --resume`), what failed waits
-for `retry_failed`. What still runs after its sweep was killed is followed to its end and not begun a second time.
-The sweep's folder gets sweep.json (what was asked, versions, machine). Each run's folder gets planned.yaml (the config
-it was
-planned with: an edit of the recipe meanwhile changes no later run) and output.txt (what its processes printed).
+Finished runs stay finished, interrupted ones resume from their last checkpoint (`proxima train … --resume`), and failed
+ones wait for `retry_failed`. A run that outlived its killed sweep is followed until it ends, never started twice.
+The sweep's folder gets sweep.json (settings, versions, machine). Each run's folder gets planned.yaml (the config it was
+planned with; later edits of the recipe do not matter) and output.txt (the output of its processes).
 """
 
 import errno
@@ -34,87 +32,83 @@ from proxima.runtime.folder import RunFolder
 
 try:
     import fcntl
-except ImportError:  # Windows has none: two sweeps in one folder are not caught there
+except ImportError:  # not on Windows: there, two sweeps in one folder are not detected
     fcntl = None  # type: ignore[assignment]
 
-POLL = 0.5  # seconds between two looks at the runs
-LAST_WORD = 60.0  # seconds for a checkpoint when the sweep itself fails
-FULL = (errno.ENOSPC, errno.EDQUOT)
+POLL = 0.5  # seconds between two polls of the runs
+SHUTDOWN_TIMEOUT = 60.0  # seconds for a checkpoint when the sweep itself fails
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 OUTPUT = "output.txt"
-WRONG_INPUT = 2
-STOPPED_BY_HAND = (130, -signal.SIGINT, -signal.SIGTERM)
+USER_ERROR = 2  # exit code
+INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
 
 Command = Callable[[PlannedRun], Sequence[str]]
 
 
 class SweepObserver(Protocol):
-    """Who is told how a sweep goes; all in the order in which it happens."""
+    """Is told the events of a sweep, in order."""
 
     def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
-        """The states are known; nothing has begun."""
+        """The states are known; no run has been started."""
 
     def changed(self, progress: RunProgress, records: Sequence[dict[str, Any]]) -> None:
-        """A run has another state, or new records in its metrics."""
+        """A run has changed its state or recorded metrics."""
 
     def tick(self) -> None:
-        """Some time has gone by."""
+        """Called after each poll."""
 
     def warning(self, text: str) -> None:
-        """Something a person should know."""
+        """A warning for the user."""
 
     def finished(self, progresses: Sequence[RunProgress]) -> None:
-        """Nothing runs any more."""
+        """No run is running any more."""
 
 
 def train_command(run: PlannedRun) -> list[str]:
-    """The command line of a run: its config as planned. A person would type the recipe and `overrides` to the same
-    effect."""
+    """The command of a run, with its config as planned. A user would type the recipe and `overrides` instead."""
     return [sys.executable, "-m", "proxima.cli.main", "train", str(run.file), "--resume", "--quiet"]
 
 
 def run_sweep(
     sweep: Sweep,
     runs: Sequence[PlannedRun],
-    watcher: SweepObserver,
+    observer: SweepObserver,
     *,
     retry_failed: bool = False,
     command: Command = train_command,
     poll: float = POLL,
 ) -> list[RunProgress]:
-    """Run what is not done, `sweep.jobs` side by side, and return where every run stands at the end.
+    """Run what is not done, `sweep.jobs` at a time, and return the final state of every run.
 
-    Ctrl-C (SIGTERM, a closed terminal) asks the running ones to end with a checkpoint and begins no other; the second
-    one kills them. Either way the same command goes on later.
+    Ctrl-C (SIGTERM, a closed terminal) asks the running processes to write a checkpoint and exit, and starts no other;
+    the second one kills them. Either way the same command resumes the sweep.
 
     Args:
         runs: of `plan_runs`.
-        retry_failed: go on with failed runs too, from their last checkpoint.
-        command: what starts a run; a test's own.
+        retry_failed: also resume failed runs, from their last checkpoint.
+        command: the command of a run; tests pass their own.
 
     Raises:
-        ValueError: another sweep is using the folder.
+        UserError: another sweep is using the folder.
     """
     sweep.folder.mkdir(parents=True, exist_ok=True)
-    with _held(sweep.folder):
+    with _folder_lock(sweep.folder):
         progresses = [read_progress(run, retry_failed) for run in runs]
         write_whole(sweep.folder / "sweep.json", dumps(_facts(sweep), indent=2) + "\n")
-        loop = _SweepLoop(sweep, progresses, watcher, command, poll)
-        watcher.started(sweep, progresses)
-        with loop.interruptible():
+        loop = _SweepLoop(sweep, progresses, observer, command, poll)
+        observer.started(sweep, progresses)
+        with loop.count_interrupts():
             loop.run()
-        watcher.finished(progresses)
+        observer.finished(progresses)
     return progresses
 
 
 def read_progress(run: PlannedRun, retry_failed: bool = False) -> RunProgress:
-    """Where a run stands by its folder: done, failed, or waiting to begin or go on."""
+    """State of a run by its folder: done, failed, or waiting to be started or resumed."""
     progress = RunProgress(run)
-    MetricsFollower(progress).look()
-    try:
-        summary = json.loads(RunFolder(run.folder).summary.read_text(encoding="utf-8"))
-        status = summary.get("status")
-    except (OSError, ValueError, AttributeError):
-        return progress
+    MetricsFollower(progress).poll()
+    summary = _summary(run)
+    status = summary.get("status")
     if status == "done":
         progress.state, progress.before = RunState.DONE, True
     elif status == "failed" and not retry_failed:
@@ -125,51 +119,50 @@ def read_progress(run: PlannedRun, retry_failed: bool = False) -> RunProgress:
 
 @dataclass
 class _RunningJob:
-    """A run that goes on. `process` and `output` are None for one that another process runs; `begun`: where in
-    output.txt ours begins."""
+    """A running run. `process` and `output` are None if another process runs it; our output starts at `offset`."""
 
     progress: RunProgress
-    tail: MetricsFollower
+    follower: MetricsFollower
     process: "subprocess.Popen[bytes] | None" = None
     output: IO[bytes] | None = None
-    begun: int = 0
+    offset: int = 0
 
 
 @dataclass
 class _SweepLoop:
     sweep: Sweep
     progresses: Sequence[RunProgress]
-    watcher: SweepObserver
+    observer: SweepObserver
     command: Command
     poll: float
     jobs: list[_RunningJob] = field(default_factory=list)
     interrupts: int = 0
-    obeyed: int = 0
+    forwarded: int = 0
 
     def run(self) -> None:
         waiting = [progress for progress in self.progresses if progress.state is RunState.WAITING]
         try:
             while waiting or self.jobs:
-                self.obey(waiting)
+                self.forward_interrupts(waiting)
                 while waiting and len(self.jobs) < self.sweep.jobs and not self.interrupts:
                     progress = waiting.pop(0)
                     try:
-                        self.begin(progress)
-                    except OSError as error:  # a full disk, no more processes: this one's loss, not its neighbours'
-                        progress.state, progress.error = RunState.FAILED, f"could not begin: {error}"
+                        self.start(progress)
+                    except OSError as error:  # a full disk, too many processes: costs this run only
+                        progress.state, progress.error = RunState.FAILED, f"could not start: {error}"
                         self.changed(progress)
                 time.sleep(self.poll)
                 for job in list(self.jobs):
-                    self.look(job, waiting)
-                with _unless_full():
-                    self.watcher.tick()
+                    self.check(job, waiting)
+                with _ignoring_full_disk():
+                    self.observer.tick()
         finally:
-            self.end()
+            self.terminate()
 
-    def begin(self, progress: RunProgress) -> None:
-        """Start a run; follow it instead where another process has its folder."""
+    def start(self, progress: RunProgress) -> None:
+        """Start a run; follow it instead if another process has locked its folder."""
         run = progress.run
-        if _in_use(run.folder):
+        if _is_locked(run.folder):
             self.follow(progress)
             return
         run.folder.mkdir(parents=True, exist_ok=True)
@@ -179,8 +172,8 @@ class _SweepLoop:
             environment.setdefault("OMP_NUM_THREADS", str(run.threads))
         output = (run.folder / OUTPUT).open("ab")
         try:
-            begun = output.seek(0, os.SEEK_END)
-            # a session of its own: the terminal's Ctrl-C reaches us alone, and we pass it on once
+            offset = output.seek(0, os.SEEK_END)
+            # in its own session: the terminal's Ctrl-C reaches only this process, which forwards it once
             process = subprocess.Popen(
                 list(self.command(run)),
                 stdin=subprocess.DEVNULL,
@@ -193,25 +186,22 @@ class _SweepLoop:
             output.close()
             raise
         progress.state = RunState.RUNNING
-        self.jobs.append(_RunningJob(progress, MetricsFollower(progress), process, output, begun))
+        self.jobs.append(_RunningJob(progress, MetricsFollower(progress), process, output, offset))
         self.changed(progress)
 
     def follow(self, progress: RunProgress) -> None:
         progress.state = RunState.RUNNING
         self.jobs.append(_RunningJob(progress, MetricsFollower(progress)))
-        self.warn(
-            f"{progress.run.name}: running elsewhere, perhaps left by a sweep that was killed; waiting for it to end"
-        )
+        self.warn(f"{progress.run.name}: another process runs it, perhaps since a killed sweep; waiting until it ends")
         self.changed(progress)
 
-    def look(self, job: _RunningJob, waiting: list[RunProgress]) -> None:
+    def check(self, job: _RunningJob, waiting: list[RunProgress]) -> None:
+        """Report new metrics of a job, and its end."""
         progress = job.progress
-        code = (
-            job.process.poll() if job.process else None
-        )  # asked first: what is written before the end is then seen below
-        going = code is None if job.process else _in_use(progress.run.folder)
-        records = job.tail.look()
-        if going and (job.process or not self.interrupts):
+        code = job.process.poll() if job.process else None  # before the metrics: nothing is written after the end
+        running = code is None if job.process else _is_locked(progress.run.folder)
+        records = job.follower.poll()
+        if running and (job.process or not self.interrupts):
             if records:
                 self.changed(progress, records)
             return
@@ -219,69 +209,65 @@ class _SweepLoop:
         if job.output:
             job.output.close()
         if code is None:
-            self.left(progress, going, waiting)
-        elif code == 0 and _status(progress.run) == "done":
+            self.release(progress, running, waiting)
+        elif code == 0 and _summary(progress.run).get("status") == "done":
             progress.state = RunState.DONE
-        elif self.interrupts or code in STOPPED_BY_HAND:
+        elif self.interrupts or code in INTERRUPTED:
             progress.state = RunState.STOPPED
-        elif code == WRONG_INPUT and _in_use(progress.run.folder):  # another one took the folder after we had looked
+        elif code == USER_ERROR and _is_locked(progress.run.folder):  # locked by another process after our check
             return self.follow(progress)
         else:
-            progress.state, progress.error = RunState.FAILED, _reason(progress.run, code, job.begun)
+            progress.state, progress.error = RunState.FAILED, _reason(progress.run, code, job.offset)
         self.changed(progress, records)
 
-    def left(self, progress: RunProgress, going: bool, waiting: list[RunProgress]) -> None:
-        """A run elsewhere has ended, or we end and it does not: it is as its folder says; what is not over goes on
-        here."""
+    def release(self, progress: RunProgress, running: bool, waiting: list[RunProgress]) -> None:
+        """A run of another process has ended, or this sweep ends before it: take its state from its folder, and run it
+        here if it is not finished."""
         after = read_progress(progress.run)
-        progress.state, progress.error = (RunState.WAITING, None) if going else (after.state, after.error)
+        progress.state, progress.error = (RunState.WAITING, None) if running else (after.state, after.error)
         if progress.state is RunState.WAITING and not self.interrupts:
             waiting.insert(0, progress)
 
-    def end(self) -> None:
-        """An error of our own must not leave processes behind that nobody watches: each may write a checkpoint, then it
-        is killed."""
-        ours = [job.process for job in self.jobs if job.process]
-        for process in ours:
+    def terminate(self) -> None:
+        """Leave no process behind: interrupt each for a last checkpoint, then kill it."""
+        processes = [job.process for job in self.jobs if job.process]
+        for process in processes:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGINT)
-        until = time.monotonic() + LAST_WORD
-        for process in ours:
+        deadline = time.monotonic() + SHUTDOWN_TIMEOUT
+        for process in processes:
             with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic()))
+                process.wait(max(0.0, deadline - time.monotonic()))
             _signal_group(process, signal.SIGKILL)
 
     def changed(self, progress: RunProgress, records: Sequence[dict[str, Any]] = ()) -> None:
-        with _unless_full():
-            self.watcher.changed(progress, records)
+        with _ignoring_full_disk():
+            self.observer.changed(progress, records)
 
     def warn(self, text: str) -> None:
-        with _unless_full():
-            self.watcher.warning(text)
+        with _ignoring_full_disk():
+            self.observer.warning(text)
 
-    def obey(self, waiting: list[RunProgress]) -> None:
-        """Pass on the Ctrl-Cs that have come since."""
-        while self.obeyed < self.interrupts:
-            self.obeyed += 1
+    def forward_interrupts(self, waiting: list[RunProgress]) -> None:
+        """Pass new Ctrl-Cs on: the first interrupts the processes, the second kills them."""
+        while self.forwarded < self.interrupts:
+            self.forwarded += 1
             waiting.clear()
-            ours = [job.process for job in self.jobs if job.process]
-            if self.obeyed == 1:
-                if ours:
-                    self.warn(
-                        f"stopping: {len(ours)} running, each writes a checkpoint first; press Ctrl-C again to kill "
-                        "them"
-                    )
-                if others := [job.progress.run.name for job in self.jobs if not job.process]:
-                    self.warn(f"{' and '.join(others)}: running elsewhere, and not stopped")
-                for process in ours:
-                    with suppress(ProcessLookupError):
-                        process.send_signal(signal.SIGINT)
-            else:
-                for process in ours:
+            processes = [job.process for job in self.jobs if job.process]
+            if self.forwarded > 1:
+                for process in processes:
                     _signal_group(process, signal.SIGKILL)
+                continue
+            if n := len(processes):
+                self.warn(f"stopping {n} run{'s' * (n > 1)} after a checkpoint each; press Ctrl-C again to kill them")
+            if others := [job.progress.run.name for job in self.jobs if not job.process]:
+                self.warn(f"not stopped, because another process runs it: {', '.join(others)}")
+            for process in processes:
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGINT)
 
     @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def count_interrupts(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -289,12 +275,10 @@ class _SweepLoop:
         def count(number: int, frame: Any) -> None:
             self.interrupts += 1
 
-        wanted = [signal.SIGINT, signal.SIGTERM]
-        if (
-            hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-        ):  # the terminal is gone; nohup ignores that
-            wanted.append(signal.SIGHUP)
-        before = {number: signal.signal(number, count) for number in wanted}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+            numbers.append(signal.SIGHUP)
+        before = {number: signal.signal(number, count) for number in numbers}
         try:
             yield
         finally:
@@ -303,21 +287,21 @@ class _SweepLoop:
 
 
 def _signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
-    """To the process and to those it started (reward workers)."""
+    """Signal the process and its children (reward workers)."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, number)
 
 
-def _status(run: PlannedRun) -> str | None:
+def _summary(run: PlannedRun) -> dict[str, Any]:
     try:
-        found = json.loads(RunFolder(run.folder).summary.read_text(encoding="utf-8"))
-        return str(found.get("status"))
-    except (OSError, ValueError, AttributeError):
-        return None
+        summary = json.loads(RunFolder(run.folder).summary.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
 
 
-def _in_use(folder: Path) -> bool:
-    """True while a process runs the run of this folder: it holds the lock until it ends, however it ends."""
+def _is_locked(folder: Path) -> bool:
+    """True while a process runs the run of this folder; it holds the lock until it ends."""
     try:
         with (folder / ".lock").open("rb") as lock:
             if fcntl is not None:
@@ -330,54 +314,52 @@ def _in_use(folder: Path) -> bool:
 
 
 @contextmanager
-def _unless_full() -> Iterator[None]:
-    """The sweep's own lines may be lost on a full disk; the runs may not be."""
+def _ignoring_full_disk() -> Iterator[None]:
+    """On a full disk the sweep's own log may be lost, but not the runs."""
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in DISK_FULL:
             raise
 
 
-def _reason(run: PlannedRun, code: int, begun: int) -> str:
-    """The last line the process left, or how it ended."""
+def _reason(run: PlannedRun, code: int, offset: int) -> str:
+    """The exit code, and the last line that the process printed."""
     path = run.folder / OUTPUT
     try:
-        said = path.read_bytes()[begun:].decode("utf-8", "replace")
+        output = path.read_bytes()[offset:].decode("utf-8", "replace")
     except OSError:
-        said = ""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+        output = ""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    last = lines[-1].removeprefix("error: ") if lines else "it said nothing"
-    return f"{ended}: {last}; see {path}"
+    return f"{ended}: {lines[-1].removeprefix('error: ') if lines else 'no output'}; see {path}"
 
 
 def _facts(sweep: Sweep) -> dict[str, Any]:
-    """What sweep.json holds."""
+    """The contents of sweep.json."""
     environment = describe_environment(sweep.seeds[0])
     return {
         "file": str(sweep.file),
-        "asked": dict(sweep.asked),
+        "settings": dict(sweep.settings),
         "jobs": sweep.jobs,
         "seeds": list(sweep.seeds),
-        "cells": {cell.name: list(cell.overrides) for cell in sweep.every},
+        "cells": {cell.name: list(cell.overrides) for cell in sweep.all_cells},
         "runs": [
             {"cell": c.name, "seed": s, "folder": f"{c.name}/seed-{s}"}
-            for c, s in itertools.product(sweep.every, sweep.seeds)
+            for c, s in itertools.product(sweep.all_cells, sweep.seeds)
         ],
         **{key: environment[key] for key in ("proxima", "python", "packages", "machine")},
     }
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
-    """One sweep at a time in a folder; the lock goes with the process, however it ends."""
+def _folder_lock(folder: Path) -> Iterator[None]:
+    """One sweep at a time in a folder; the operating system releases the lock when the process ends."""
     with (folder / ".lock").open("wb") as lock:
         if fcntl is not None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise UserError(
-                    f"{folder} is in use by another sweep; wait for it, stop it, or take another --folder"
-                ) from error
+                remedy = "wait for it, stop it, or use another --folder"
+                raise UserError(f"another sweep is using {folder}", remedy=remedy) from error
         yield

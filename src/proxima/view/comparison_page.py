@@ -12,7 +12,8 @@ from typing import Any
 
 from proxima.config.scalars import in_one_line
 from proxima.data.atomic_files import write_whole
-from proxima.lab.run_comparison import CellRuns, CellSummary, RunComparison, SeedBand, TargetCost
+from proxima.lab.cell_statistics import CellRuns, CellSummary, SeedBand, TargetCost
+from proxima.lab.run_comparison import RunComparison
 from proxima.lab.seed_statistics import SeedMean
 from proxima.view.chart import Series, line_chart
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, plus_minus, signed, significant

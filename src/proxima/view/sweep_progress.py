@@ -127,7 +127,7 @@ class SweepTable:
         shown = foremost(self._standings, room)
         for s in shown:
             state = Text(s.state.value, style=STYLES[s.state])
-            eta = duration(s.left) if s.state is RunState.RUNNING and s.left is not None else ""
+            eta = duration(s.remaining) if s.state is RunState.RUNNING and s.remaining is not None else ""
             table.add_row(
                 s.run.cell,
                 str(s.run.seed),
@@ -187,11 +187,13 @@ def tally(progresses: Sequence[RunProgress], jobs: int) -> str:
 def time_left(progresses: Sequence[RunProgress], jobs: int) -> float | None:
     """Seconds of training to come: a waiting run takes as long as those that are known do on average. None while
     nothing is known."""
-    known = [s.seconds + (s.left or 0.0) for s in progresses if s.left is not None and s.step]
+    known = [s.seconds + (s.remaining or 0.0) for s in progresses if s.remaining is not None and s.step]
     if not known:
         return None
-    running = [s.left for s in progresses if s.state is RunState.RUNNING and s.left is not None]
-    unknown = sum(s.state is RunState.WAITING or (s.state is RunState.RUNNING and s.left is None) for s in progresses)
+    running = [s.remaining for s in progresses if s.state is RunState.RUNNING and s.remaining is not None]
+    unknown = sum(
+        s.state is RunState.WAITING or (s.state is RunState.RUNNING and s.remaining is None) for s in progresses
+    )
     total = sum(running) + unknown * sum(known) / len(known)
     return max(total / jobs, max(running, default=0.0))
 

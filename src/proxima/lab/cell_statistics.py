@@ -1,0 +1,215 @@
+"""Statistics of a cell (runs of one config with different seeds): curves, summary, cost of a target. Pure."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from proxima.lab.run_reader import Run
+from proxima.lab.seed_statistics import SeedMean, determined_median, mean_over_seeds, smoothed
+
+Measure = Callable[[Run], float | None]
+CLOCKS = ("step", "generated", "time", "cpu")  # axes on which a target has a cost
+
+
+@dataclass(frozen=True)
+class SeedBand:
+    """A curve over seeds: at `x` the `mean` and its 95 % interval; `low` and `high` are empty for a single seed."""
+
+    x: tuple[float, ...]
+    mean: tuple[float, ...]
+    low: tuple[float, ...] = ()
+    high: tuple[float, ...] = ()
+    n: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellRuns:
+    """Runs of one config with different seeds.
+
+    Args:
+        name: the folder of the sweep's cell, or the values that distinguish it.
+        runs: all of them; `used` are the finished ones, or all if none has finished.
+        config: of the runs, without the fields that may differ within a cell.
+    """
+
+    name: str
+    runs: tuple[Run, ...]
+    config: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def used(self) -> tuple[Run, ...]:
+        done = tuple(run for run in self.runs if run.status == "done")
+        return done or self.runs
+
+    def has(self, axis: str) -> bool:
+        """True if all its runs recorded the axis."""
+        return all(run.has(axis) for run in self.used)
+
+    def band(self, key: str, axis: str = "step") -> SeedBand | None:
+        """A key of the training records (or `accuracy/held_out`) over an axis; None if no run has the key, or not all
+        have the axis.
+
+        A point is a step that all runs have: its mean position on the axis and its mean value. Training curves are
+        smoothed before they are averaged (`smoothed`).
+        """
+        if not self.has(axis):
+            return None
+        pairs = [(curve, run.position(axis)) for run in self.used if (curve := _by_step(run, key))]
+        steps = sorted(set.intersection(*(set(curve) for curve, _ in pairs))) if pairs else []
+        means = [mean for step in steps if (mean := mean_over_seeds([curve[step] for curve, _ in pairs]))]
+        if not means:
+            return None
+        return SeedBand(
+            x=tuple(statistics.fmean(position[step] for _, position in pairs) for step in steps),
+            mean=tuple(mean.mean for mean in means),
+            low=tuple(mean.low for mean in means) if len(pairs) > 1 else (),
+            high=tuple(mean.high for mean in means) if len(pairs) > 1 else (),
+            n=len(pairs),
+        )
+
+    def over_seeds(self, measure: Measure) -> SeedMean | None:
+        """Mean and interval of a number of each run."""
+        return mean_over_seeds([measure(run) for run in self.used])
+
+
+@dataclass(frozen=True)
+class TargetCost:
+    """Where a cell's runs reach the target on one axis.
+
+    Args:
+        values: of each used run, in order; None means never. An unfinished run that has not reached it is left out.
+        median: over them, where never counts as infinite; None if the median is infinite or there is no value.
+        ratio: median over common seeds of (baseline / this cell): 2 means half the cost, inf that the baseline never
+            reaches it. Where neither cell does, the ratio is unknown; None if the median depends on it.
+        pairs: common seeds.
+        never: common seeds with which neither cell reaches it.
+    """
+
+    values: tuple[float | None, ...]
+    median: float | None
+    ratio: float | None
+    pairs: int = 0
+    never: int = 0
+
+    @property
+    def reached(self) -> int:
+        return sum(value is not None for value in self.values)
+
+
+@dataclass(frozen=True)
+class CellSummary:
+    """A row of the final table: means over the used runs of a cell.
+
+    Args:
+        n, runs: how many runs are used, and how many there are.
+        before, after, best: held-out accuracy at step 0, at the last step, and the highest of each run.
+        reward: of the last tenth of the steps.
+        generate, train, clock, cpu: seconds over the whole run.
+        generate_rate, train_rate: tokens per second.
+        reach: axis → cost of the target; empty without a target.
+        difference: measure → mean over common seeds of (this cell - baseline); empty for the baseline.
+    """
+
+    cell: str
+    n: int
+    runs: int
+    before: SeedMean | None
+    after: SeedMean | None
+    best: SeedMean | None
+    reward: SeedMean | None
+    generate: SeedMean | None
+    train: SeedMean | None
+    clock: SeedMean | None
+    cpu: SeedMean | None
+    generate_rate: SeedMean | None
+    train_rate: SeedMean | None
+    reach: Mapping[str, TargetCost]
+    difference: Mapping[str, SeedMean]
+
+
+def accuracy_before(run: Run) -> float | None:
+    return next((value for x, value in run.accuracy() if x == 0), None)
+
+
+def accuracy_after(run: Run) -> float | None:
+    """Accuracy at the last step of the run; None if it was not evaluated there."""
+    curve = run.accuracy()
+    return curve[-1][1] if curve and curve[-1][0] == run.steps > 0 else None
+
+
+def final_reward(run: Run) -> float | None:
+    values = [value for _, value in run.curve("reward/mean")]
+    return statistics.fmean(values[-max(1, len(values) // 10) :]) if values else None
+
+
+COMPARED: dict[str, Measure] = {  # these are also compared seed by seed
+    "after": accuracy_after,
+    "best": lambda run: max((value for _, value in run.accuracy()), default=None),
+    "reward": final_reward,
+    "clock": lambda run: run.total("time/step"),
+    "cpu": lambda run: run.total("time/cpu") if run.has("cpu") else None,
+}
+MEASURES: dict[str, Measure] = COMPARED | {
+    "before": accuracy_before,
+    "generate": lambda run: run.total("time/generate"),
+    "train": lambda run: run.total("time/train"),
+    "generate_rate": lambda run: run.rate("tokens/generated", "time/generate"),
+    "train_rate": lambda run: run.rate("tokens/trained", "time/train"),
+}
+
+
+def summarize(cell: CellRuns, baseline: CellRuns, target: float | None) -> CellSummary:
+    """The row of a cell in the final table."""
+    axes = [axis for axis in CLOCKS if target is not None and cell.has(axis)]
+    pairs = {} if cell is baseline else {name: paired(cell, baseline, measure) for name, measure in COMPARED.items()}
+    return CellSummary(
+        cell=cell.name,
+        n=len(cell.used),
+        runs=len(cell.runs),
+        reach={axis: target_cost(cell, baseline, target or 0.0, axis) for axis in axes},
+        difference={name: mean for name, mean in pairs.items() if mean is not None},
+        **{name: cell.over_seeds(measure) for name, measure in MEASURES.items()},
+    )
+
+
+def paired(cell: CellRuns, baseline: CellRuns, measure: Measure) -> SeedMean | None:
+    """Mean and interval over common seeds of (cell - baseline); None without a common seed."""
+    values = [(measure(run), measure(other)) for run, other in seed_pairs(cell, baseline)]
+    return mean_over_seeds([a - b for a, b in values if a is not None and b is not None])
+
+
+def seed_pairs(cell: CellRuns, baseline: CellRuns) -> list[tuple[Run, Run]]:
+    """Finished runs of the same seed."""
+    others = {run.seed: run for run in baseline.used if run.seed is not None and run.status == "done"}
+    return [(run, others[run.seed]) for run in cell.used if run.seed in others and run.status == "done"]
+
+
+def target_cost(cell: CellRuns, baseline: CellRuns, target: float, axis: str) -> TargetCost:
+    """Where the cell's runs reach the held-out accuracy `target` on an axis."""
+
+    def cost(run: Run) -> float:
+        reached = run.first_reach(target, axis)
+        return math.inf if reached is None else reached
+
+    values = [value for run in cell.used if (value := cost(run)) < math.inf or run.status == "done"]
+    median = statistics.median(values) if values else math.inf
+    pairs = [(cost(run), cost(other)) for run, other in seed_pairs(cell, baseline)]
+    ratios = [1.0 if a == b else b / a if a else math.inf for a, b in pairs if min(a, b) < math.inf]
+    return TargetCost(
+        values=tuple(None if value == math.inf else value for value in values),
+        median=None if median == math.inf else median,
+        ratio=determined_median(ratios, len(pairs)),
+        pairs=len(pairs),
+        never=len(pairs) - len(ratios),
+    )
+
+
+def _by_step(run: Run, key: str) -> dict[int, float]:
+    """Step → value; training curves are smoothed."""
+    if key == "accuracy/held_out":
+        return {int(x): value for x, value in run.accuracy()}
+    curve = run.curve(key)
+    values = smoothed([value for _, value in curve])
+    return {int(x): value for (x, _), value in zip(curve, values, strict=True) if value is not None}
