@@ -20,13 +20,14 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
 from proxima.core import Outcomes, PpoClip, TokenMean, mismatch_metrics, policy_loss
 from proxima.core.advantage import Grpo
 from proxima.data import Completion, Group, Prompt, Score, Trajectory
-from proxima.engine import LocalEngine, Request, Sampling
+from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
 from proxima.model import Policy, load
 
 SYSTEM = "Reply with only the number."
@@ -57,7 +58,7 @@ class Settings:
     warmup: int = 5
     max_grad_norm: float = 1.0
     seed: int = 1
-    dtype: torch.dtype = torch.bfloat16
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
 
 
 # ---- the task: questions, and a judge of answers ---------------------------------------------------------------------
@@ -152,8 +153,8 @@ async def learn(
     model: str, questions: Sequence[Question], reward: Reward, s: Settings
 ) -> tuple[Policy, LocalEngine, list[dict[str, float]]]:
     """Generate, score, compare, update, publish; again and again."""
-    policy = Policy(load(model), compute_dtype=s.dtype)  # float32 weights; matrix products in `dtype`
-    engine = LocalEngine(policy.loaded, slots=s.prompts * s.completions, dtype=s.dtype)  # its own copy of them
+    policy = Policy(load(model), compute_dtype=getattr(torch, s.dtype))  # float32 weights; matrix products in `dtype`
+    engine = LocalEngine(policy.loaded, Local(slots=s.prompts * s.completions, dtype=s.dtype))  # its own copy of them
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=s.lr, weight_decay=0.0)
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / s.warmup))
     sampling = Sampling(temperature=1.0, max_tokens=s.max_tokens)
@@ -164,7 +165,7 @@ async def learn(
         groups = score(prompts, completions, reward)
         metrics = update(policy, optimizer, trajectories(groups), s.max_grad_norm)
         warm_up.step()
-        await engine.publish(policy.model, version=step + 1)
+        await engine.publish(WeightUpdate(version=step + 1, module=policy.model))
         mean = sum(x.value for group in groups for x in group.scores) / (s.prompts * s.completions)
         history.append({"step": step + 1, "reward": mean, "seconds": time.perf_counter() - start} | metrics)
         print(line(history[-1]), flush=True)
@@ -192,7 +193,7 @@ def line(m: dict[str, float]) -> str:
 async def run(model: str, s: Settings) -> None:
     training, held_out = arithmetic(s.seed)
     before = load(model)
-    engine = LocalEngine(before, dtype=s.dtype)
+    engine = LocalEngine(before, Local(dtype=s.dtype))
     print(
         f"held-out accuracy before: {await accuracy(engine, held_out, before.tokenizer, s.max_tokens):.2f}", flush=True
     )

@@ -3,14 +3,14 @@
 import asyncio
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from proxima.core import PolicyBatch, TokenMean, policy_loss
 from proxima.data import Completion, Prompt
-from proxima.engine import Request, Sampling
+from proxima.engine import EngineSetup, Request, Sampling, ScoreRequest, WeightUpdate
 from tests.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,17 +69,25 @@ def completion(tokens):
 
 
 def test_engine():
-    engine = block("Scripted")("7").build(SimpleNamespace(tokenizer=tiny_tokenizer()))
-    request = Request(prompt=Prompt(uid=3, messages=(), tokens=(1,)), sample=2, sampling=Sampling(temperature=0.5))
+    setup = EngineSetup(
+        model_path="-", tokenizer=tiny_tokenizer(), load_weights=lambda: pytest.fail("needs no weights")
+    )
+    spec = block("Scripted")("7")
+    engine = spec.build(setup)
+    assert spec.provides == {"behavior_log_prob", "policy_version"} and not spec.needs_weights
+    prompt = Prompt(uid=3, messages=(), tokens=(1,))
+    request = Request(prompt=prompt, sample=2, sampling=Sampling(temperature=0.5), turn=1)
 
     async def answers():
-        await engine.publish(None, 4)
+        await engine.publish(WeightUpdate(version=4, checkpoint=Path("checkpoints/000004")))
         assert (await engine.health()).version == 4
         return [c async for c in engine.generate([request])]
 
     (only,) = asyncio.run(answers())
-    assert (only.prompt_uid, only.sample, only.text, only.temperature) == (3, 2, "7", 0.5)
-    assert tiny_tokenizer().decode(only.tokens) == "7" and only.policy_version == (4,)
+    assert (only.prompt_uid, only.sample, only.turn, only.text, only.temperature) == (3, 2, 1, "7", 0.5)
+    assert tiny_tokenizer().decode(only.tokens) == "7" and only.policy_version.tolist() == [4]
+    scored = [ScoreRequest(prompt_tokens=(1,), tokens=tokens) for tokens in (only.tokens, only.tokens + 1)]
+    assert [x.tolist() for x in asyncio.run(engine.score(scored))] == [[0.0], [-np.inf]]
 
 
 def test_readme():

@@ -12,7 +12,7 @@ def main() -> None:
     import torch
 
     from proxima.data import Prompt
-    from proxima.engine import LocalEngine, Request, Sampling
+    from proxima.engine import Local, LocalEngine, Request, Sampling
     from proxima.engine.local import collect
     from proxima.model import load
 
@@ -20,7 +20,7 @@ def main() -> None:
     loaded = load(settings["model"], device="cpu")
     tokens = prompts(loaded.tokenizer, settings["prompts"])
     without_end(loaded.model, loaded.tokenizer)
-    engine = LocalEngine(loaded, slots=settings["rows"], dtype=getattr(torch, settings["dtype"]))
+    engine = LocalEngine(loaded, Local(slots=settings["rows"], dtype=settings["dtype"]))
     asked = [Prompt(uid=i, messages=(), tokens=tuple(ids)) for i, ids in enumerate(tokens)]
     sampling = Sampling(max_tokens=settings["tokens"])
     seed = 0

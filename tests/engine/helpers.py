@@ -8,7 +8,7 @@ from torch import Tensor
 
 from proxima.data import Completion, Prompt, Trajectory
 from proxima.engine.general_decoder import RecomputeDecoder
-from proxima.engine.local import LocalEngine, collect
+from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import Policy
 from tests.model.rows import ids, loaded
@@ -17,17 +17,19 @@ from tests.model.rows import ids, loaded
 def engine(
     kind: str = "llama",
     decoder: str = "auto",
-    slots: int = 8,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
-    **more,
+    max_length: int | None = None,
+    **settings,
 ) -> LocalEngine:
-    found = LocalEngine(
-        loaded(kind, seed), slots=slots, dtype=dtype, decoder="general" if decoder == "recompute" else decoder, **more
+    spec = Local(
+        **{"slots": 8, "dtype": str(dtype).removeprefix("torch.")} | settings,
+        decoder="general" if decoder == "recompute" else decoder,
     )
+    found = LocalEngine(loaded(kind, seed), spec, max_length=max_length)
     if decoder == "recompute":
-        found.decoder = RecomputeDecoder(loaded(kind, seed).model, dtype)
-        found.cache = found.decoder.new_cache(found.slots)
+        found.scheduler.decoder = RecomputeDecoder(loaded(kind, seed).model, dtype)
+        found.scheduler.cache = found.scheduler.decoder.new_cache(found.scheduler.slots)
     return found
 
 

@@ -7,7 +7,7 @@ from proxima.engine.cache import ROUND, KVCache
 from proxima.engine.decoder import cached_attention, causal_attention, padded_rows, reach_mask
 from proxima.engine.fast_decoder import FastDecoder, supports
 from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
-from proxima.engine.local import LocalEngine
+from proxima.engine.local import Local, LocalEngine
 from tests.engine.helpers import behavior, engine, requests, run, trainer_log_prob
 from tests.model.rows import ids, loaded
 from tests.tiny import KINDS
@@ -50,7 +50,7 @@ def test_log_probs_equal_the_trainers_forward_in_float32(kind, decoder):
     asked = requests(temperature=0.8)
     found = engine(kind, decoder)
     given = run(found, asked)
-    assert type(found.decoder) is CLASSES[decoder]
+    assert type(found.scheduler.decoder) is CLASSES[decoder]
     torch.testing.assert_close(behavior(given), trainer_log_prob(kind, asked, given), rtol=0, atol=1e-5)
 
 
@@ -109,7 +109,7 @@ def test_what_has_a_fast_path():
     model.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0}
     assert supports(model) == "rope type dynamic has no fast path"
     with pytest.raises(ValueError, match="engine.decoder='fast': family gpt2 has no fast path; use auto or general"):
-        LocalEngine(loaded("gpt2"), decoder="fast")
+        LocalEngine(loaded("gpt2"), Local(decoder="fast"))
 
 
 def test_the_cache_grows_and_keeps_what_it_holds():

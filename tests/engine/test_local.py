@@ -3,14 +3,16 @@ own request."""
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from proxima.data import Trajectory
+from proxima.data import Completion, Trajectory
 from proxima.engine.local import Local, LocalEngine
-from proxima.engine.protocol import Request, Sampling
+from proxima.engine.protocol import EngineSetup, Request, Sampling, ScoreRequest, WeightUpdate
 from proxima.model import LoadedModel, Policy
 from tests.engine.helpers import behavior, engine, prompt, requests, run, trainer_log_prob
 from tests.model.rows import loaded
@@ -72,7 +74,7 @@ def wide_model() -> LoadedModel:
     return LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="wide")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_at_real_sizes_too(dtype):
     found = wide_model()
     asked = [
@@ -80,8 +82,8 @@ def test_at_real_sizes_too(dtype):
         for i in range(7)
         for s in range(5)
     ]
-    crowd = by_request(asked, run(LocalEngine(found, slots=40, dtype=dtype), asked))
-    few = LocalEngine(found, slots=8, dtype=dtype)
+    crowd = by_request(asked, run(LocalEngine(found, Local(slots=40, dtype=dtype)), asked))
+    few = LocalEngine(found, Local(slots=8, dtype=dtype))
     for some in (asked[3:4], asked[17:18], asked[30:33]):
         for key, completion in by_request(some, run(few, some)).items():
             assert completion == crowd[key]
@@ -118,15 +120,17 @@ def test_every_request_gets_one_answer_however_few_the_slots(slots, prefill_toke
     given = run(found, asked)
     assert [(c.prompt_uid, c.sample) for c in given] == [(r.prompt.uid, r.sample) for r in asked]
     assert all(len(c.tokens) <= r.sampling.max_tokens for r, c in zip(asked, given, strict=True))
-    assert found.generated_tokens == sum(len(c.tokens) for c in given) and not found.running and not found.waiting
+    assert found.scheduler.generated_tokens == sum(len(c.tokens) for c in given)
+    assert not found.scheduler.running and not found.scheduler.waiting
     torch.testing.assert_close(behavior(given), trainer_log_prob("llama", asked, given), rtol=0, atol=1e-5)
 
 
 def test_a_group_larger_than_the_slots_runs_its_prompt_once():
     found, asked = engine(slots=8), requests(1, 30, max_tokens=6)
     calls = []
-    inner = found.decoder.prefill
-    found.decoder.prefill = lambda prompts: calls.append(len(prompts)) or inner(prompts)
+    decoder = found.scheduler.decoder
+    inner = decoder.prefill
+    decoder.prefill = lambda prompts: calls.append(len(prompts)) or inner(prompts)
     given = run(found, asked)
     assert len(given) == 30 and sum(calls) == 1
     torch.testing.assert_close(behavior(given), trainer_log_prob("llama", asked, given), rtol=0, atol=1e-5)
@@ -141,9 +145,10 @@ def test_completions_stream_as_soon_as_they_end():
         found = engine()
         async for completion in found.generate(asked):
             if completion.sample == 0:
-                return found.running and len(found.running[0].tokens)
+                table = found.scheduler.table
+                return [int(table.length[running.line]) for running in found.scheduler.running]
 
-    assert asyncio.run(first()) in (1, 2)
+    assert asyncio.run(first()) in ([1, 1], [2, 2])
 
 
 def test_nothing_asked_nothing_given():
@@ -188,7 +193,7 @@ def test_max_tokens_and_stop_tokens():
 def test_several_stop_tokens():
     found = loaded("llama")
     found.model.generation_config.eos_token_id = [0, 50, 51, 52, 53, 54, 55]
-    given = run(LocalEngine(found, dtype=torch.float32), requests(2, 8, max_tokens=60, temperature=2.0))
+    given = run(LocalEngine(found, Local(dtype="float32")), requests(2, 8, max_tokens=60, temperature=2.0))
     ended = {c.tokens[-1] for c in given if c.finish_reason == "stop"}
     assert len(ended) > 2 and ended <= {0, 50, 51, 52, 53, 54, 55}
 
@@ -243,7 +248,7 @@ def test_a_prompt_without_room_is_refused_and_the_engine_goes_on():
     found = engine(max_length=8)
     with pytest.raises(ValueError, match=r"prompt 1 has 8 tokens; the limit, one new token included, is 8\."):
         run(found, requests(2, 2))
-    assert not found.waiting and not found.running
+    assert not found.scheduler.waiting and not found.scheduler.running
     assert len(run(found, requests(1, 2))) == 2
 
 
@@ -315,10 +320,10 @@ def test_a_paused_engine_samples_nothing_and_loses_nothing():
         for _ in range(7):
             await asyncio.sleep(0)
         await found.pause()
-        tokens = found.generated_tokens
+        tokens = found.scheduler.generated_tokens
         for _ in range(50):
             await asyncio.sleep(0)
-        assert found.generated_tokens == tokens > 0 and not task.done()
+        assert found.scheduler.generated_tokens == tokens > 0 and not task.done()
         await found.resume()
         return asked, await task
 
@@ -341,7 +346,7 @@ def test_weights_published_midway(kind, decoder):
             for _ in range(7):
                 await asyncio.sleep(0)
             await found.pause()
-            await found.publish(loaded(kind, seed).model, version)
+            await found.publish(WeightUpdate(version=version, module=loaded(kind, seed).model))
             await found.resume()
         assert (await found.health()).version == 2
         return asked, {(c.prompt_uid, c.sample): c for c in await task}
@@ -369,7 +374,7 @@ def test_publishing_the_same_weights_changes_nothing():
         task = asyncio.ensure_future(drain(found.generate(asked)))
         for _ in range(9):
             await asyncio.sleep(0)
-            await found.publish(loaded("llama").model, 3)
+            await found.publish(WeightUpdate(version=3, module=loaded("llama").model))
         return asked, sorted(await task, key=lambda c: (c.prompt_uid, c.sample))
 
     asked, given = asyncio.run(go())
@@ -381,7 +386,7 @@ def test_publishing_the_same_weights_changes_nothing():
 def test_publish_leaves_the_master_alone_and_copies_it():
     async def go():
         found, master = engine(), loaded("llama", 4)
-        await found.publish(master.model, 1)
+        await found.publish(WeightUpdate(version=1, module=master.model))
         with torch.no_grad():
             for p in master.model.parameters():
                 p.zero_()
@@ -420,10 +425,11 @@ def test_a_caller_that_leaves_takes_its_requests_along(after):
         for _ in range(after):
             await anext(leaving)
         await leaving.aclose()
-        uids = {row.request.prompt.uid for row in found.running} | {entry.prompt.uid for entry in found.waiting}
+        uids = {row.request.prompt.uid for row in found.scheduler.running}
+        uids |= {entry.prompt.uid for entry in found.scheduler.waiting}
         assert uids <= {10, 11}
         given = await other
-        assert not found.running and not found.waiting
+        assert not found.scheduler.running and not found.scheduler.waiting
         return staying, given
 
     staying, given = asyncio.run(go())
@@ -451,9 +457,10 @@ def test_the_spec_checks_and_builds():
     for field, value in {"slots": 0, "dtype": "float16", "prefill_tokens": 0}.items():
         with pytest.raises(ValueError, match=f"{field}={value!r} must be"):
             Local(**{field: value})
-    built = Local(slots=9, dtype="float32", decoder="general", prefill_tokens=7).build(loaded("llama"), max_length=100)
+    spec = Local(slots=9, dtype="float32", decoder="general", prefill_tokens=7)
+    built = spec.build(EngineSetup.of(loaded("llama"), max_length=100)).scheduler
     assert (built.slots, built.max_length, built.prefill_tokens) == (16, 100, 7)
-    assert Local().build(loaded("llama"), max_length=10**6).max_length == CONTEXT
+    assert Local().build(EngineSetup.of(loaded("llama"), max_length=10**6)).scheduler.max_length == CONTEXT
 
 
 @pytest.mark.parametrize(
@@ -469,5 +476,102 @@ def test_sampling_checks_its_fields(field, value):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_auto_finds_a_decoder(kind):
-    assert type(engine(kind).decoder).__name__ == ("GeneralDecoder" if kind == "gpt2" else "FastDecoder")
-    assert engine(kind).decoder.logits(torch.zeros(3, 32)).shape == (3, VOCABULARY)
+    assert type(engine(kind).scheduler.decoder).__name__ == ("GeneralDecoder" if kind == "gpt2" else "FastDecoder")
+    assert engine(kind).scheduler.decoder.logits(torch.zeros(3, 32)).shape == (3, VOCABULARY)
+
+
+# ---- score, pause modes, turns ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "decoder"), [("llama", "fast"), ("qwen3", "general"), ("gpt2", "general"), ("llama", "recompute")]
+)
+@pytest.mark.parametrize("prefill_tokens", [1, 60, 4096])
+def test_scores_are_the_trainers_log_probs(kind, decoder, prefill_tokens):
+    asked = requests(3, 3, temperature=0.7)
+    found = engine(kind, decoder, prefill_tokens=prefill_tokens)
+    given = run(found, asked)
+    wanted = [
+        ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens, temperature=c.temperature)
+        for r, c in zip(asked, given, strict=True)
+    ]
+    wanted.insert(1, ScoreRequest(prompt_tokens=(5, 6), tokens=()))
+    scored = asyncio.run(found.score(wanted))
+    assert found.capabilities.score and scored.pop(1).shape == (0,) and scored[0].dtype == "float32"
+    expected = trainer_log_prob(kind, asked, given)
+    torch.testing.assert_close(torch.from_numpy(np.concatenate(scored)), expected, rtol=0, atol=2e-5)
+
+
+def test_scores_are_of_the_published_weights():
+    found, asked = engine(), requests(1, 2)
+    given = run(found, asked)
+    wanted = [ScoreRequest(prompt_tokens=asked[0].prompt.tokens, tokens=c.tokens) for c in given]
+    asyncio.run(found.publish(WeightUpdate(version=1, module=loaded("llama", 11).model)))
+    scored = torch.from_numpy(np.concatenate(asyncio.run(found.score(wanted))))
+    torch.testing.assert_close(scored, trainer_log_prob("llama", asked, given, seed=11), rtol=0, atol=2e-5)
+    with pytest.raises(ValueError, match="not a checkpoint"):
+        asyncio.run(found.publish(WeightUpdate(version=2, checkpoint=Path("x"))))
+    with pytest.raises(ValueError, match="either a module or a checkpoint"):
+        WeightUpdate(version=2)
+    with pytest.raises(ValueError, match="ScoreRequest.prompt_tokens: empty"):
+        ScoreRequest(prompt_tokens=(), tokens=(1,))
+
+
+def test_pausing_with_wait_finishes_what_runs_and_admits_no_other():
+    async def go():
+        found, asked = engine(slots=8), requests(3, 6, max_tokens=15)
+        given: list[Completion] = []
+
+        async def consume():
+            async for completion in found.generate(asked):
+                given.append(completion)
+
+        task = asyncio.ensure_future(consume())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await found.pause("wait")
+        for _ in range(30):
+            await asyncio.sleep(0)
+        paused, health = len(given), await found.health()
+        await found.resume()
+        await task
+        return asked, given, paused, health
+
+    asked, given, paused, health = asyncio.run(go())
+    assert paused == 8 and (health.running, health.waiting) == (0, 10)
+    assert all(c.finish_reason != "abort" for c in given)
+    assert sorted(given, key=lambda c: (c.prompt_uid, c.sample)) == run(engine(slots=8), asked)
+
+
+def test_pausing_with_abort_ends_everything_and_the_engine_goes_on():
+    async def go():
+        found, asked = engine(slots=8), requests(3, 6, max_tokens=30)
+        task = asyncio.ensure_future(drain(found.generate(asked)))
+        for _ in range(6):
+            await asyncio.sleep(0)
+        await found.pause("abort")
+        given = await task  # what is aborted arrives while the engine is paused
+        assert (await found.health()).running == 0
+        await found.resume()
+        return asked, given, await drain(found.generate(asked[:2]))
+
+    asked, given, after = asyncio.run(go())
+    assert len(given) == len(asked) and {c.finish_reason for c in given} >= {"abort"}
+    assert {len(c.tokens) == 0 for c in given if c.finish_reason == "abort"} == {True, False}
+    assert sorted(after, key=lambda c: c.sample) == run(engine(slots=8), asked[:2])
+
+
+def test_a_turn_has_draws_of_its_own():
+    asked = requests(1, 3, temperature=1.5)
+    first, second = run(engine(), asked), run(engine(), [replace(r, turn=1) for r in asked])
+    assert [c.turn for c in second] == [1, 1, 1]
+    assert all(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(first, second, strict=True))
+    both = run(engine(), [replace(asked[0], turn=turn) for turn in (1, 0)])
+    assert both == [second[0], first[0]]
+
+
+def test_a_completion_holds_few_bytes_per_token():
+    free, cut = run(engine(), requests(1, 1))[0], run(engine(), requests(1, 1, top_k=5))[0]
+    assert free.untruncated_log_prob is free.sampled_log_prob and free.policy_version.base.size == 1
+    assert cut.untruncated_log_prob is not cut.sampled_log_prob
+    assert free.tokens.base is None  # its own memory, not a view of the table

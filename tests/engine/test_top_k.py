@@ -8,7 +8,7 @@ import torch
 from proxima.core import TokenMean, policy_loss
 from proxima.core.surrogate import Cppo, Dppo
 from proxima.data import Prompt, Trajectory
-from proxima.engine import LocalEngine, Request, Sampling
+from proxima.engine import Local, LocalEngine, Request, Sampling
 from proxima.engine.local import collect
 from proxima.model import Policy, load, token_log_prob
 
@@ -24,7 +24,7 @@ def rolled(tiny_model):
         for p in prompts
         for s in range(2)
     ]
-    engine = LocalEngine(loaded, dtype=torch.float32, top_k_log_probs=K)
+    engine = LocalEngine(loaded, Local(dtype="float32", top_k_log_probs=K))
     completions = asyncio.run(collect(engine, requests))
     return (
         loaded,

@@ -8,7 +8,7 @@ from transformers import MambaConfig, MambaForCausalLM, MistralConfig, MistralFo
 
 from proxima.data import Prompt
 from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
-from proxima.engine.local import LocalEngine, collect, make_decoder
+from proxima.engine.local import Local, LocalEngine, collect, make_decoder
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import LoadedModel, Policy
 from tests.model.rows import reference, rows
@@ -73,7 +73,7 @@ def test_the_mask_path_refuses_windows(kind):
 
 
 def generated(found: LoadedModel, *, decoder: str = "auto", count: int = 24):
-    engine = LocalEngine(found, slots=8, dtype=torch.float32, decoder=decoder)
+    engine = LocalEngine(found, Local(slots=8, dtype="float32", decoder=decoder))
     prompts = [
         Prompt(uid=i, messages=(), tokens=row.prompt_tokens)
         for i, row in enumerate(rows((7, (1,)), (1, (1,)), (14, (1,))))
@@ -90,7 +90,7 @@ def test_the_engine_agrees_with_the_plain_forward(kind):
 
     found = make(kind)
     engine, requests, completions = generated(found)
-    assert type(engine.decoder) is (RecomputeDecoder if kind == "mamba" else GeneralDecoder)
+    assert type(engine.scheduler.decoder) is (RecomputeDecoder if kind == "mamba" else GeneralDecoder)
     assert max(len(c.tokens) for c in completions) > 3 * WINDOW
     trajectories = [
         Trajectory.of(r.prompt, c, group=i, advantage=0.0)

@@ -83,10 +83,10 @@ class FakeEngine:
                     temperature=1.0,
                 )
 
-    async def publish(self, weights, version):
-        self.version = version
-        self.calls.append(("publish", version))
-        if version:
+    async def publish(self, update):
+        self.version = update.version
+        self.calls.append(("publish", update.version))
+        if update.version:
             self.clock.advance(0.5)
 
     async def pause(self):

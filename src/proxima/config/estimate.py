@@ -233,7 +233,7 @@ def memory_of(config: RunConfig, model: ModelFacts, batch: Batch) -> Memory:
         "Adam's two moments": 2 * p * 4,
         "autocast copy of the weights": p * compute if compute != master else 0,
         "reference model": p * master if config.algorithm.reference_kl is not None else 0,
-        "engine's copy of the weights": p * engine_bytes,
+        "engine's copy of the weights": p * engine_bytes if config.engine.needs_weights else 0,
         "KV cache": 2 * model.layers * model.kv_width * row * slots * engine_bytes,
         "activations of a micro-batch": forwarded * model.layers * per_layer * compute,
         "logits": 3 * chunk * model.vocabulary * 4 + slots * model.vocabulary * 4,

@@ -31,7 +31,7 @@ class KVCache:
     ) -> None:
         self.shape = (parts, slots, heads, 0, head_dim)
         self.layers = [torch.zeros(self.shape, dtype=dtype, device=device) for _ in range(layers)]
-        self.capacity = 0
+        self.capacity, self.device = 0, device
 
     def reserve(self, tokens: int) -> None:
         """Make room for rows of `tokens`; what is there stays."""

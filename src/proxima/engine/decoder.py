@@ -34,6 +34,10 @@ class Decoder(Protocol):
         length, D]."""
         ...
 
+    def hidden(self, sequences: Sequence[Ints]) -> list[Tensor]:
+        """The hidden states [T, D] of each sequence, one per token."""
+        ...
+
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
         """Run one token [n] int64 a row at `position` [n] int64, n a multiple of ROWS; row r is slot r of the cache.
         Gives [n, D]."""

@@ -121,6 +121,17 @@ class FastDecoder:
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor]]:
+        hidden, kv, spans = self._forward(prompts)
+        stacked = torch.stack(kv).permute(0, 2, 3, 1, 4)  # [layers, 2, H_kv, L, D]
+        return hidden[[end - 1 for _, end in spans]], [stacked[:, :, :, start:end] for start, end in spans]
+
+    @torch.no_grad()
+    def hidden(self, sequences: Sequence[Ints]) -> list[Tensor]:
+        hidden, _, spans = self._forward(sequences)
+        return [hidden[start:end] for start, end in spans]
+
+    def _forward(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor], list[tuple[int, int]]]:
+        """Hidden states [L, D], keys and values of each layer [L, 2, H_kv, D], and the span of each prompt in L."""
         tokens, position, spans = packed(prompts, self.device)
         held: list[Tensor] = []
 
@@ -131,9 +142,7 @@ class FastDecoder:
                 out[start:end] = causal_attention(q[start:end], kv[start:end, 0], kv[start:end, 1], self.scale, None)
             return out
 
-        hidden = self._run(tokens, position, attend)
-        stacked = torch.stack(held).permute(0, 2, 3, 1, 4)  # [layers, 2, H_kv, L, D]
-        return hidden[[end - 1 for _, end in spans]], [stacked[:, :, :, start:end] for start, end in spans]
+        return self._run(tokens, position, attend), held, spans
 
     @torch.no_grad()
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:

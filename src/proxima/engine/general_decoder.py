@@ -68,6 +68,17 @@ class GeneralDecoder(_Copy):
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor]]:
+        hidden, kv, spans = self._forward(prompts)
+        stacked = torch.stack([kv[i] for i in range(self.layers)]).permute(0, 2, 3, 1, 4)
+        return hidden[[end - 1 for _, end in spans]], [stacked[:, :, :, start:end] for start, end in spans]
+
+    @torch.no_grad()
+    def hidden(self, sequences: Sequence[Ints]) -> list[Tensor]:
+        hidden, _, spans = self._forward(sequences)
+        return [hidden[start:end] for start, end in spans]
+
+    def _forward(self, prompts: Sequence[Ints]) -> tuple[Tensor, dict[int, Tensor], list[tuple[int, int]]]:
+        """Hidden states [L, D], keys and values by layer [L, 2, H_kv, D], and the span of each prompt in L."""
         tokens, position, spans = packed(prompts, self.device)
         held: dict[int, Tensor] = {}
 
@@ -78,9 +89,7 @@ class GeneralDecoder(_Copy):
                 out[start:end] = causal_attention(q[start:end], k[start:end], v[start:end], scale, window)
             return out
 
-        hidden = self._run(tokens, position, attend)
-        stacked = torch.stack([held[i] for i in range(self.layers)]).permute(0, 2, 3, 1, 4)
-        return hidden[[end - 1 for _, end in spans]], [stacked[:, :, :, start:end] for start, end in spans]
+        return self._run(tokens, position, attend), held, spans
 
     @torch.no_grad()
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
@@ -113,10 +122,22 @@ class RecomputeDecoder(_Copy):
 
     @torch.no_grad()
     def prefill(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor]]:
-        held = [torch.tensor(prompt, dtype=torch.long, device=self.device) for prompt in prompts]
-        return torch.cat([self._last(ids[None], [len(ids)]) for ids in held]), [
-            ids.view(1, 1, 1, -1, 1) for ids in held
-        ]
+        sequences = self._tensors(prompts)
+        last = torch.cat([self._last(ids[None], [len(ids)]) for ids in sequences])
+        return last, [ids.view(1, 1, 1, -1, 1) for ids in sequences]
+
+    @torch.no_grad()
+    def hidden(self, sequences: Sequence[Ints]) -> list[Tensor]:
+        with self.autocast():
+            return [
+                self.backbone(
+                    input_ids=ids[None], attention_mask=torch.ones_like(ids[None]), use_cache=False
+                ).last_hidden_state[0]
+                for ids in self._tensors(sequences)
+            ]
+
+    def _tensors(self, sequences: Sequence[Ints]) -> list[Tensor]:
+        return [torch.tensor(ids, dtype=torch.long, device=self.device) for ids in sequences]
 
     @torch.no_grad()
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:

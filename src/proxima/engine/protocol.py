@@ -1,11 +1,21 @@
-"""What an engine is: prompt in, completions out, with log-probs and versions."""
+"""What an engine is: prompts in, completions out, with log-probs and versions."""
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from proxima.data import Completion, Prompt, require
+from proxima.data.columns import Columns, Floats, Ints
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from proxima.model.load import LoadedModel
+
+PauseMode = Literal["keep", "wait", "abort"]
+UpdateKind = Literal["module", "checkpoint"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +57,86 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """One completion wanted. Requests of the same prompt share its KV.
+    """One completion to generate. Requests of the same prompt share its KV.
 
-    `seed` and (prompt.uid, sample) decide every random draw, by counter: a completion depends on nothing else in the
-    queue.
+    `seed` and (prompt.uid, sample, turn) decide every random draw, by counter: a completion depends on nothing else in
+    the queue.
     """
 
     prompt: Prompt
     sample: int
     sampling: Sampling
     seed: int = 0
+    turn: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ScoreRequest(Columns):
+    """Tokens whose log-probs are wanted.
+
+    Args:
+        prompt_tokens: [P] int32, what the tokens are conditioned on; at least one.
+        tokens: [T] int32.
+        temperature: the logits are divided by it; 0 counts as 1, as for a greedy completion.
+    """
+
+    other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
+
+    prompt_tokens: Ints
+    tokens: Ints
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not len(self.prompt_tokens):
+            raise ValueError("ScoreRequest.prompt_tokens: empty; nothing predicts the first token.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightUpdate:
+    """New weights for an engine: a module in this process, or the folder of a checkpoint.
+
+    Raises:
+        ValueError: neither or both are given.
+    """
+
+    version: int
+    module: "nn.Module | None" = None
+    checkpoint: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.module is None) == (self.checkpoint is None):
+            raise ValueError("WeightUpdate: give either a module or a checkpoint.")
+
+    @property
+    def kind(self) -> UpdateKind:
+        """What `Capabilities.weight_updates` must hold."""
+        return "checkpoint" if self.module is None else "module"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capabilities:
+    """What an engine can do.
+
+    Args:
+        weight_updates: the kinds of `WeightUpdate` that `publish` accepts.
+        pause_modes: the modes that `pause` accepts.
+        score: `score` is available.
+        top_k: most probable tokens reported with each token; 0 for none.
+        deterministic: a completion depends on weights, seed, prompt uid, sample and turn, and on nothing else that is
+            queued.
+    """
+
+    weight_updates: frozenset[UpdateKind]
+    pause_modes: frozenset[PauseMode] = frozenset({"keep", "wait", "abort"})
+    score: bool = False
+    top_k: int = 0
+    deterministic: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """What an engine says of itself."""
+    """Answer to a health check."""
 
     ok: bool
     version: int
@@ -70,26 +145,81 @@ class Health:
     detail: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineSetup:
+    """What an engine is built from.
+
+    Args:
+        model_path: hub name, folder or GGUF file; a server loads it by itself.
+        tokenizer: of the model.
+        load_weights: returns model and tokenizer in this process; only specs with `needs_weights` may call it.
+        max_length: tokens of prompt and completion together; None is the model's own limit.
+    """
+
+    model_path: str
+    tokenizer: Any
+    load_weights: "Callable[[], LoadedModel]"
+    max_length: int | None = None
+
+    @classmethod
+    def of(cls, loaded: "LoadedModel", *, max_length: int | None = None) -> "EngineSetup":
+        """For a model that is loaded already."""
+        return cls(
+            model_path=loaded.path, tokenizer=loaded.tokenizer, load_weights=lambda: loaded, max_length=max_length
+        )
+
+
+class EngineSpec(Protocol):
+    """The settings of an engine: a frozen dataclass that derives from this and defines `build`.
+
+    `needs_weights`: the engine holds a copy of the weights in this process.
+    """
+
+    needs_weights: ClassVar[bool] = False
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """Tensors of `PolicyBatch` that the completions of this engine fill."""
+        return frozenset({"behavior_log_prob", "policy_version"})
+
+    def build(self, setup: EngineSetup) -> "Engine":
+        """The running engine."""
+        ...
+
+
 class Engine(Protocol):
-    """Every engine, in this process or behind HTTP. One task at a time calls `generate`; the other methods may be
-    called meanwhile."""
+    """Every engine, in this process or behind HTTP. `generate` may be called several times at once; the other methods
+    may be called meanwhile."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this engine can do; does not change."""
+        ...
 
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Stream the completions, each as soon as it ends, in any order; one for each request unless aborted before it
-        began."""
+        """Stream one completion per request, each as soon as it ends, in any order."""
         ...
 
-    async def publish(self, weights: Any, version: int) -> None:
-        """Take new weights. Tokens sampled from now on carry `version`; a running completion goes on under the new
-        weights."""
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
+        """[T] float32, nats, of each request: log-probs of its tokens under the current weights, in order."""
         ...
 
-    async def pause(self) -> None:
-        """Return when no token is being sampled; nothing is lost."""
+    async def publish(self, update: WeightUpdate) -> None:
+        """Load new weights. Tokens sampled afterwards carry `update.version`; running completions continue under the
+        new weights."""
+        ...
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """Stop sampling, and return once no token is being sampled.
+
+        Args:
+            mode: `keep` holds the running completions until `resume`; `wait` finishes them first and admits no other;
+                `abort` ends them and the waiting ones with finish_reason `abort`.
+        """
         ...
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Sample again after `pause`."""
         ...
 
     async def abort(self, prompt_uid: int) -> None:
@@ -97,5 +227,5 @@ class Engine(Protocol):
         ...
 
     async def health(self) -> Health:
-        """Answer at once."""
+        """Health check; answers at once."""
         ...

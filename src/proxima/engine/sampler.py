@@ -3,10 +3,13 @@
 Every row has its own temperature, truncation and uniform number, so what a row draws depends on nothing but the row.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from proxima.engine.protocol import Sampling
 
 BLOCK = 8  # rows worked on at once on a CPU: their logits stay in the cache
 CANDIDATES = 1024  # most tokens looked at for top-p before a full sort is needed
@@ -20,6 +23,12 @@ class SamplingRows:
     top_k: Tensor
     top_p: Tensor
     min_p: Tensor
+
+    @classmethod
+    def of(cls, settings: Sequence[Sampling], device: torch.device) -> "SamplingRows":
+        """One row for each of `settings`."""
+        names = ("temperature", "top_k", "top_p", "min_p")
+        return cls(**{name: torch.tensor([getattr(s, name) for s in settings], device=device) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ import torch
 
 from proxima.core.penalty import EntropyBonus
 from proxima.data import Group, Prompt, within
-from proxima.engine.protocol import Engine, Sampling
+from proxima.engine.protocol import Engine, EngineSetup, Sampling
 from proxima.model import LoadedModel, Policy, load
 from proxima.model.load import DTYPES, load_config, load_tokenizer
 from proxima.reward.runner import RewardRunner
@@ -240,7 +240,7 @@ def make_controller(
 ) -> Controller:
     """Everything that the loop touches; `carried` are the scored groups that a checkpoint kept for the next step."""
     algorithm, learner, size = make_algorithm(config), make_learner(config, loaded), config.train.completions_per_prompt
-    engine = config.engine.build(loaded, max_length=data.max_length)
+    engine = config.engine.build(EngineSetup.of(loaded, max_length=data.max_length))
     rewards = make_rewards(config)
     spec = GroupSpec(
         sampling=config.sampling, completions=size, seed=config.seed, greedy_baseline=algorithm.needs_baseline

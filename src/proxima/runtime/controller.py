@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.core.correction import health
+from proxima.engine.protocol import WeightUpdate
 from proxima.rollout.collector import BatchCollector, BatchNotFilled, CollectedBatch, score_errors
 from proxima.runtime.algorithm import Algorithm, StepBatch
 from proxima.runtime.carried_groups import CARRIED_GROUPS, write_groups
@@ -119,7 +120,7 @@ class Controller:
 
     async def train(self) -> None:
         """All steps and evaluations that the run still lacks."""
-        await self.engine.publish(self.learner.policy.model, self.journal.version)
+        await self.engine.publish(WeightUpdate(version=self.journal.version, module=self.learner.policy.model))
         if self.journal.step == 0 and self.plan.evaluate_before:
             await self.evaluate("before")
         await self.evaluate_if_due(self.journal.step)  # an interrupted run may have missed it
@@ -182,7 +183,7 @@ class Controller:
             version += 1
             with self.timed("publish"):
                 await self.engine.pause()
-                await self.engine.publish(self.learner.policy.model, version)
+                await self.engine.publish(WeightUpdate(version=version, module=self.learner.policy.model))
                 await self.engine.resume()
         return version
 

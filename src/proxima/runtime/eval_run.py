@@ -21,6 +21,7 @@ from proxima.config.describe import kind_of
 from proxima.data import Group, UserError
 from proxima.data.atomic_files import replacing, write_whole
 from proxima.data.jsonl import dumps
+from proxima.engine.protocol import EngineSetup
 from proxima.evaluate.eval_metrics import eval_metrics
 from proxima.evaluate.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
 from proxima.evaluate.votes import answer_extractor
@@ -125,7 +126,7 @@ def run_eval(
     with quiet_transformers(), ThreadPoolExecutor(1) as aside:
         hashing = aside.submit(model_sha, config.model.path, config.model.revision)
         loaded = load_model(config)
-        engine = config.engine.build(loaded, max_length=loaded_suites[0].context)
+        engine = config.engine.build(EngineSetup.of(loaded, max_length=loaded_suites[0].context))
         done = EvalOutcome(result={}, seconds={"load": clock.now() - began}, folder=folder)
         suites: dict[str, Any] = {}
         for item in loaded_suites:

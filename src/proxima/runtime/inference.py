@@ -2,15 +2,14 @@
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from proxima.data import Completion, FieldError, Message, Prompt
-from proxima.engine.local import LocalEngine, collect
-from proxima.engine.protocol import Request, Sampling
+from proxima.engine.local import Local, LocalEngine, collect
+from proxima.engine.protocol import EngineSetup, Request, Sampling
 from proxima.model import load
-from proxima.model.load import DTYPES
 from proxima.runtime.build import load_model, load_run_data, make_evaluation, make_rewards
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.held_out import summarise
@@ -39,7 +38,7 @@ def evaluate(config: "RunConfig", *, observer: Observer | None = None, clock: Cl
         loaded = load_model(config)
         rewards = make_rewards(config)
         try:
-            engine = config.engine.build(loaded, max_length=opened.max_length)
+            engine = config.engine.build(EngineSetup.of(loaded, max_length=opened.max_length))
             evaluation = make_evaluation(config, opened, engine, rewards, observer, clock)
             began = clock.now()
             groups = asyncio.run(evaluation.groups())
@@ -62,7 +61,7 @@ def generate(
     samples: int = 1,
     system: str | None = None,
     seed: int = 0,
-    dtype: str = "bfloat16",
+    dtype: Literal["bfloat16", "float32"] = "bfloat16",
     device: str = "auto",
 ) -> tuple[list[Completion], float]:
     """Answers of a model (a path, or a run folder's last checkpoint) through the local engine.
@@ -75,7 +74,7 @@ def generate(
     prompts = [
         Prompt(uid=i, messages=chat, tokens=prompt_tokens(chat, loaded.tokenizer)) for i, chat in enumerate(chats)
     ]
-    engine = LocalEngine(loaded, dtype=DTYPES[dtype])
+    engine = LocalEngine(loaded, Local(dtype=dtype))
     requests = [Request(prompt=p, sample=s, sampling=sampling, seed=seed) for p in prompts for s in range(samples)]
     clock = SystemClock()
     began = clock.now()

@@ -1,0 +1,283 @@
+"""Continuous batching: which completions run, and one more token for all of them at a time."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from proxima.data import Completion, FinishReason, Prompt, UserError
+from proxima.data.columns import Ints
+from proxima.data.random import completion_uniforms
+from proxima.engine.decoder import ROWS, Decoder, padded_rows
+from proxima.engine.protocol import Request
+from proxima.engine.sampler import Sampled, SamplingRows, sample_tokens
+from proxima.engine.token_table import Lines, TokenTable
+
+Sink = Callable[[Completion], None]
+
+
+@dataclass(eq=False)
+class RunningRequest:
+    """A running completion. Its cache slot is its place in `Scheduler.running`; `line` is its line of the table."""
+
+    request: Request
+    sink: Sink
+    line: int
+
+
+@dataclass(eq=False)
+class WaitingPrompt:
+    """A prompt with requests that are not running yet; its KV is kept from the first admission to the last."""
+
+    prompt: Prompt
+    requests: deque[tuple[Request, Sink]]
+    hidden: Tensor | None = None
+    kv: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Running requests with their lines, sampling settings [n], and whether each has stop strings [n]."""
+
+    requests: list[RunningRequest]
+    lines: Lines
+    settings: SamplingRows
+    has_stop: np.ndarray
+
+    @classmethod
+    def of(cls, requests: list[RunningRequest], device: torch.device) -> "Batch":
+        sampling = [running.request.sampling for running in requests]
+        return cls(
+            requests=list(requests),
+            lines=np.array([running.line for running in requests], np.int64),
+            settings=SamplingRows.of(sampling, device),
+            has_stop=np.array([bool(one.stop) for one in sampling]),
+        )
+
+
+class Scheduler:
+    """Runs requests over a decoder; knows no event loop.
+
+    Args:
+        decoder: the model.
+        tokenizer: decodes texts.
+        slots: completions that run at once, a multiple of ROWS.
+        max_length: tokens of prompt and completion together.
+        stop_tokens: ids that end a completion.
+        prefill_tokens: prompt tokens run at once.
+        top_k: most probable tokens reported with each token.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: Any,
+        *,
+        slots: int,
+        max_length: int,
+        stop_tokens: Sequence[int],
+        prefill_tokens: int,
+        top_k: int = 0,
+    ) -> None:
+        self.decoder, self.tokenizer = decoder, tokenizer
+        self.slots, self.max_length = slots, max_length
+        self.stop_tokens = np.array(stop_tokens, np.int64)
+        self.prefill_tokens, self.top_k = prefill_tokens, top_k
+        self.cache = decoder.new_cache(slots)
+        self.table = TokenTable(slots, top_k)
+        self.running: list[RunningRequest] = []
+        self.waiting: deque[WaitingPrompt] = deque()
+        self.admits = True  # False: waiting requests stay waiting
+        self.version = 0
+        self.generated_tokens = 0
+        self._batch: Batch | None = None  # of `running`; None when it changed
+        self._rebuild = False
+
+    def enqueue(self, requests: Sequence[Request], sink: Sink) -> None:
+        """Add requests; `sink` gets each completion, and marks the caller.
+
+        Raises:
+            UserError: a prompt that leaves no room for one token; then no request is added.
+        """
+        groups: dict[int, WaitingPrompt] = {}
+        for request in requests:
+            prompt = request.prompt
+            if len(prompt.tokens) >= self.max_length:
+                raise UserError(
+                    f"prompt {prompt.uid} has {len(prompt.tokens)} tokens; the limit, one new token included, is "
+                    f"{self.max_length}."
+                )
+            entry = groups.setdefault(prompt.uid, WaitingPrompt(prompt, deque()))
+            entry.requests.append((request, sink))
+        self.waiting.extend(groups.values())
+
+    def discard(self, sink: Sink) -> None:
+        """Drop the requests of a caller that went away."""
+        for running in [r for r in self.running if r.sink is sink]:
+            self._release(running)
+        for entry in list(self.waiting):
+            entry.requests = deque(pair for pair in entry.requests if pair[1] is not sink)
+            if not entry.requests:
+                self.waiting.remove(entry)
+
+    def abort(self, uid: int | None = None) -> None:
+        """End the completions of a prompt, or all of them, with finish_reason `abort`."""
+        for running in [r for r in self.running if uid in (None, r.request.prompt.uid)]:
+            self._finish(running, "abort")
+        for entry in [w for w in self.waiting if uid in (None, w.prompt.uid)]:
+            self.waiting.remove(entry)
+            for request, sink in entry.requests:
+                sink(self._completion(request, self.table.empty(), "abort"))
+
+    def load(self, weights: nn.Module, version: int) -> None:
+        """Copy new weights. The KV of running completions is recomputed before their next token."""
+        self.decoder.load(weights)
+        self.version = version
+        self._rebuild = bool(self.running)
+        for entry in self.waiting:
+            entry.hidden = entry.kv = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One token for every running completion, or the first token of those that are admitted."""
+        if self._rebuild:
+            self._recompute_running()
+        # a prefill reads all weights: wait until it is worth it, unless nothing else is to do
+        free = self.slots - len(self.running)
+        if self.waiting and self.admits and (not self.running or free >= max(1, self.slots // 8)):
+            self._admit(free)
+        elif self.running:
+            self._decode()
+
+    def _admit(self, free: int) -> None:
+        entering: list[tuple[WaitingPrompt, list[RunningRequest]]] = []
+        fresh: list[WaitingPrompt] = []
+        budget = self.prefill_tokens
+        while self.waiting and free > 0:
+            entry = self.waiting[0]
+            if entry.kv is None:
+                if fresh and len(entry.prompt.tokens) > budget:
+                    break
+                budget -= len(entry.prompt.tokens)
+                fresh.append(entry)
+            admitted = [self._open(*entry.requests.popleft()) for _ in range(min(free, len(entry.requests)))]
+            free -= len(admitted)
+            entering.append((entry, admitted))
+            if entry.requests:
+                break
+            self.waiting.popleft()
+        if fresh:
+            hidden, kv = self.decoder.prefill([entry.prompt.tokens for entry in fresh])
+            for i, entry in enumerate(fresh):
+                entry.hidden, entry.kv = hidden[i], kv[i]
+        device, first = self.cache.device, len(self.running)
+        for entry, admitted in entering:
+            assert entry.kv is not None
+            slots = torch.arange(len(self.running), len(self.running) + len(admitted), device=device)
+            self.running.extend(admitted)
+            longest = max(running.request.sampling.max_tokens for running in admitted) + len(entry.prompt.tokens)
+            self.cache.reserve(min(longest, self.max_length))
+            self.cache.put(slots, entry.kv)
+        self._batch = None
+        hidden = torch.stack([entry.hidden for entry, _ in entering if entry.hidden is not None])
+        which = torch.tensor([i for i, (_, admitted) in enumerate(entering) for _ in admitted], device=device)
+        self._sample(self.decoder.logits(hidden)[which], Batch.of(self.running[first:], device))
+
+    def _decode(self) -> None:
+        device = self.cache.device
+        if self._batch is None:
+            self._batch = Batch.of(self.running, device)
+        count = len(self.running)
+        tokens, position = np.zeros((2, padded_rows(count)), np.int64)
+        tokens[:count], position[:count] = self.table.last(self._batch.lines)
+        step = self.decoder.step(torch.from_numpy(tokens).to(device), torch.from_numpy(position).to(device), self.cache)
+        self._sample(self.decoder.logits(step[:count]), self._batch)
+
+    def _recompute_running(self) -> None:
+        """Under new weights: the KV of every running completion, from its prompt and the tokens it has."""
+        for at in range(0, len(self.running), ROWS):
+            sequences = [
+                np.concatenate([running.request.prompt.tokens, self.table.tokens(running.line)[:-1]])
+                for running in self.running[at : at + ROWS]
+            ]
+            for i, kv in enumerate(self.decoder.prefill(sequences)[1]):
+                self.cache.put(torch.tensor([at + i], device=self.cache.device), kv)
+        self._rebuild = False
+
+    def _sample(self, logits: Tensor, batch: Batch) -> None:
+        """Draw one token for each request of the batch, and finish those that end with it."""
+        lines = batch.lines
+        uniform = torch.from_numpy(self.table.next_uniform(lines)).to(logits.device)
+        sampled = sample_tokens(logits, batch.settings, uniform, self.top_k)
+        token = _numpy(sampled.token)
+        self.table.append(lines, tokens=token, policy_version=self.version, **_columns(sampled))
+        self.generated_tokens += len(lines)
+        stopped = np.isin(token, self.stop_tokens)
+        full = self.table.length[lines] >= self.table.limit[lines]
+        for i in np.flatnonzero(stopped | full | batch.has_stop):
+            running = batch.requests[i]
+            tokens, stop = self.table.tokens(running.line), running.request.sampling.stop
+            if stopped[i] or (stop and _stop_at(self._text(tokens), stop) is not None):
+                self._finish(running, "stop")
+            elif full[i]:
+                self._finish(running, "length")
+
+    def _open(self, request: Request, sink: Sink) -> RunningRequest:
+        prompt, most = request.prompt, request.sampling.max_tokens
+        uniform = completion_uniforms(request.seed, prompt.uid, request.sample, most, turn=request.turn)
+        limit = min(most, self.max_length - len(prompt.tokens))
+        return RunningRequest(request, sink, self.table.open(len(prompt.tokens), limit, uniform))
+
+    def _finish(self, running: RunningRequest, reason: FinishReason) -> None:
+        columns = self.table.read(running.line)
+        self._release(running)
+        running.sink(self._completion(running.request, columns, reason))
+
+    def _release(self, running: RunningRequest) -> None:
+        """Free the line and the slot; the last running completion moves into the hole."""
+        self.table.close(running.line)
+        slot, last = self.running.index(running), self.running[-1]
+        if last is not running:
+            self.cache.move(len(self.running) - 1, slot, self._length(last))
+            self.running[slot] = last
+        self.running.pop()
+        self._batch = None
+
+    def _length(self, running: RunningRequest) -> int:
+        return int(self.table.prompt_length[running.line] + self.table.length[running.line])
+
+    def _text(self, tokens: Ints) -> str:
+        text: str = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        return text
+
+    def _completion(self, request: Request, columns: dict[str, np.ndarray], reason: FinishReason) -> Completion:
+        sampling, text = request.sampling, self._text(columns["tokens"])
+        if not sampling.truncates:
+            columns["untruncated_log_prob"] = columns["sampled_log_prob"]
+        return Completion(
+            prompt_uid=request.prompt.uid,
+            sample=request.sample,
+            turn=request.turn,
+            text=text[: _stop_at(text, sampling.stop)],
+            finish_reason=reason,
+            temperature=sampling.temperature,
+            **columns,
+        )
+
+
+def _stop_at(text: str, stop: Sequence[str]) -> int | None:
+    """Where the first stop string starts, or None. The whole text is searched: a stop string may span tokens."""
+    return min((at for string in stop if (at := text.find(string)) >= 0), default=None)
+
+
+def _columns(sampled: Sampled) -> dict[str, np.ndarray]:
+    names = ("sampled_log_prob", "untruncated_log_prob", "top_k", "top_k_log_prob")
+    return {name: _numpy(value) for name in names if (value := getattr(sampled, name)) is not None}
+
+
+def _numpy(tensor: Tensor) -> np.ndarray:
+    return tensor.cpu().numpy()

@@ -1,0 +1,91 @@
+"""Per-token columns of the running completions: one line each, written for all lines at once."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from proxima.data.columns import Floats, Ints
+
+Lines = NDArray[np.int64]
+
+
+class TokenTable:
+    """Columns `tokens`, `sampled_log_prob`, `untruncated_log_prob`, `policy_version` [lines, capacity], and with
+    `top_k`, `top_k` and `top_k_log_prob` [lines, capacity, top_k].
+
+    A line belongs to one completion from `open` to `close`. `capacity` grows to the longest `max_tokens`.
+
+    Args:
+        lines: completions that run at once.
+        top_k: most probable tokens kept with each token; 0 for none.
+    """
+
+    def __init__(self, lines: int, top_k: int = 0) -> None:
+        self.length, self.limit, self.prompt_length = np.zeros((3, lines), np.int64)
+        self.uniform: Floats = np.empty((lines, 0), np.float32)
+        self.columns: dict[str, NDArray[Any]] = {
+            "tokens": np.empty((lines, 0), np.int32),
+            "sampled_log_prob": np.empty((lines, 0), np.float32),
+            "untruncated_log_prob": np.empty((lines, 0), np.float32),
+            "policy_version": np.empty((lines, 0), np.int32),
+        }
+        if top_k:
+            self.columns["top_k"] = np.empty((lines, 0, top_k), np.int32)
+            self.columns["top_k_log_prob"] = np.empty((lines, 0, top_k), np.float32)
+        self._free = list(range(lines))
+
+    def open(self, prompt_length: int, limit: int, uniform: Floats) -> int:
+        """A free line for a completion of at most `limit` tokens, drawn with `uniform`."""
+        line = self._free.pop()
+        if len(uniform) > self.uniform.shape[1]:
+            self.uniform = _widened(self.uniform, len(uniform))
+            self.columns = {name: _widened(column, len(uniform)) for name, column in self.columns.items()}
+        self.length[line], self.limit[line], self.prompt_length[line] = 0, limit, prompt_length
+        self.uniform[line, : len(uniform)] = uniform
+        return line
+
+    def close(self, line: int) -> None:
+        """The line may be used again; what `read` returned stays valid."""
+        self._free.append(line)
+
+    def append(self, lines: Lines, **values: Any) -> None:
+        """One more token on each of `lines`; a value a line, or one for all."""
+        for name, column in self.columns.items():
+            column[lines, self.length[lines]] = values[name]
+        self.length[lines] += 1
+
+    def next_uniform(self, lines: Lines) -> Floats:
+        """[n] the draw of the next token of each line."""
+        drawn: Floats = self.uniform[lines, self.length[lines]]
+        return drawn
+
+    def last(self, lines: Lines) -> tuple[Ints, Lines]:
+        """[n] the last token of each line, and its position in the sequence."""
+        return (
+            self.columns["tokens"][lines, self.length[lines] - 1],
+            self.prompt_length[lines] + self.length[lines] - 1,
+        )
+
+    def tokens(self, line: int) -> Ints:
+        """[T] a view of the tokens of a line."""
+        tokens: Ints = self.columns["tokens"][line, : self.length[line]]
+        return tokens
+
+    def empty(self) -> dict[str, NDArray[Any]]:
+        """The columns of a completion without a token."""
+        return {name: column[0, :0].copy() for name, column in self.columns.items()}
+
+    def read(self, line: int) -> dict[str, NDArray[Any]]:
+        """Copies of the columns of a line, [T] or [T, top_k]. A single policy version is broadcast."""
+        own = {name: column[line, : self.length[line]].copy() for name, column in self.columns.items()}
+        version = own["policy_version"]
+        if len(version) and (version == version[0]).all():
+            own["policy_version"] = np.broadcast_to(version[:1].copy(), len(version))
+        return own
+
+
+def _widened(column: NDArray[Any], capacity: int) -> NDArray[Any]:
+    wide = np.empty((column.shape[0], capacity, *column.shape[2:]), column.dtype)
+    wide[:, : column.shape[1]] = column
+    return wide
