@@ -118,14 +118,14 @@ def test_an_existing_run_folder(proxima, recipe, here):
     code, _, err = proxima("train", recipe(), "folder=run")
     assert code == 2
     assert (
-        err == "error: run holds a run already; go on with --resume, begin again with --overwrite, or set folder=PATH\n"
+        err == "error: run contains a run; continue it with --resume, delete it with --overwrite, or set folder=PATH\n"
     )
 
 
 def test_a_run_that_is_none(proxima, here):
     (here / "empty").mkdir()
     code, _, err = proxima("export", "empty", "out")
-    assert (code, err) == (2, "error: empty holds no checkpoint; give a run folder that `proxima train` has written\n")
+    assert (code, err) == (2, "error: empty contains no checkpoint; give a run folder written by `proxima train`\n")
 
 
 def test_generate_with_a_model_that_is_none(proxima, here):

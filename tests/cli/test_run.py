@@ -132,7 +132,7 @@ def test_export_loads_in_transformers(run, proxima, here):
     code, _, err = proxima("export", "run", "out")
     assert (code, err.splitlines()[-1]) == (2, "error: out exists already; give a new folder")
     code, _, err = proxima("export", "run", "other", "--checkpoint", "7")
-    assert (code, err.splitlines()[-1]) == (2, "error: run: no checkpoint '7'; there are [2], last and best")
+    assert (code, err.splitlines()[-1]) == (2, "error: run: no checkpoint '7'; use one of [2], last or best")
 
 
 def test_a_full_disk_is_one_line(tiny_model, tmp_path, monkeypatch, capsys):

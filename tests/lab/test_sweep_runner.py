@@ -18,8 +18,8 @@ from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
 from proxima.lab.sweep_file import read_sweep
 from proxima.lab.sweep_plan import PlannedRun, Sweep, SweepCell, plan_runs
 from proxima.lab.sweep_runner import read_progress, run_sweep, train_command
-from proxima.runtime.clock import ManualClock
 from proxima.view.sweep_progress import SweepLines, foremost, outcome_table, tally, time_left
+from tests.manual_clock import ManualClock
 
 # A run: `behaviour` says how it ends. It appends to `times` when it begins and ends.
 PROGRAM = """

@@ -14,7 +14,6 @@ from proxima.model import Policy
 from proxima.rollout.collector import BatchCollector
 from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.algorithm import Algorithm
-from proxima.runtime.clock import ManualClock
 from proxima.runtime.controller import Controller, Plan
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.held_out import Evaluation
@@ -24,6 +23,7 @@ from proxima.runtime.rollouts import read_rows
 from proxima.runtime.store import RolloutRecorder, RunStore
 from proxima.train import PolicyObjective, TrainStack
 from proxima.train.checkpoint import checkpoints
+from tests.manual_clock import ManualClock
 from tests.model.rows import ids, loaded
 from tests.runtime.tiny_run import Watcher
 

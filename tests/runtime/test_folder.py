@@ -41,7 +41,7 @@ def test_an_existing_run_is_refused(folder):
     folder.release()
     again = RunFolder(folder.path)
     with pytest.raises(
-        ValueError, match=r"holds a run already; go on with --resume, begin again with --overwrite, or set folder=PATH"
+        ValueError, match=r"contains a run; continue it with --resume, delete it with --overwrite, or set folder=PATH"
     ):
         again.begin()
     assert again.begin(resume=True) is True
@@ -60,7 +60,7 @@ def test_resume_of_nothing_begins(tmp_path):
 
 def test_overwrite_never_deletes_what_is_no_run(tmp_path):
     (tmp_path / "thesis.tex").write_text("ten years")
-    with pytest.raises(ValueError, match="holds files but no run"):
+    with pytest.raises(ValueError, match="contains files but no run"):
         RunFolder(tmp_path).begin(overwrite=True)
     run = RunFolder(tmp_path / "run")
     run.begin()

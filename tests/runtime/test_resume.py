@@ -13,9 +13,8 @@ import yaml
 
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
-from proxima.runtime.summary import read_summary
 from proxima.train.checkpoint import checkpoints
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, summary_of, traces
 
 STEPS = 4
 SETTINGS = {"train__steps": STEPS, "train__updates_per_step": 2, "train__epochs_per_step": 2}
@@ -333,7 +332,7 @@ def test_kill_9_in_a_real_process(unbroken, tiny_model, tmp_path):
     process = start(folder, "--resume")
     _, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
-    assert read_summary(folder)["status"] == "done"
+    assert summary_of(folder)["status"] == "done"
     assert_same(traces(folder), unbroken)
 
 
@@ -350,7 +349,7 @@ def test_ctrl_c_in_a_real_process(unbroken, tiny_model, tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    summary = read_summary(folder)
+    summary = summary_of(folder)
     assert summary["status"] == "stopped" and [c.step for c in checkpoints(folder / "checkpoints")] == [
         summary["steps"]
     ]
@@ -394,7 +393,7 @@ def test_another_length_under_a_falling_learning_rate_is_pointed_out(tiny_model,
     go(tmp_path / "run", recipe(tiny_model("llama"), train__steps=2), resume=True, observer=watcher)
     (warning,) = [text for text in watcher.warnings if "train.steps" in text]
     assert warning.startswith(
-        "train.steps=2, and the run was begun with 1: the cosine learning rate now falls towards step 2"
+        "train.steps=2, and the run was started with 1: from here on the cosine learning rate falls towards step 2"
     )
     steady = {"train__schedule": "constant"}
     quiet = Watcher()

@@ -15,9 +15,8 @@ from proxima.runtime.folder import RunFolder
 from proxima.runtime.inference import evaluate, generate
 from proxima.runtime.journal import Journal
 from proxima.runtime.rollouts import read_rows
-from proxima.runtime.summary import read_summary
 from proxima.train.checkpoint import checkpoints
-from tests.runtime.tiny_run import Watcher, go, recipe, timeless
+from tests.runtime.tiny_run import Watcher, go, recipe, summary_of, timeless
 
 TRAIN_KEYS = {
     "kind",
@@ -95,8 +94,8 @@ def test_what_a_run_leaves(whole):
         3,
         "cppo",
     )
-    assert read_summary(run.path) == json.loads(run.summary.read_text())
-    assert read_summary(run.path)["eval"].keys() == {"before", "after"} and summary.eval["after"]["questions"] == 5
+    assert summary_of(run.path)["status"] == "done"
+    assert summary_of(run.path)["eval"].keys() == {"before", "after"} and summary.eval["after"]["questions"] == 5
     assert json.loads(run.environment.read_text())["seed"] == 3
     assert watcher.events[0] == "started" and watcher.events[-1] == "finished" and not watcher.warnings
 
@@ -186,9 +185,7 @@ def test_behavior_log_probs_are_those_of_the_weights_that_sampled(whole):
 def test_the_journal_consumed_each_prompt_once(whole):
     run, _, _ = whole
     with Journal(run.journal) as journal:
-        assert (
-            journal.step == journal.version == 3 and not journal.unconsumed() and journal.counts() == {"consumed": 12}
-        )
+        assert journal.step == journal.version == 3 and journal.counts() == {"consumed": 12}
         uids = [e.uid for step in (1, 2, 3) for e in journal.consumed(step)]
         assert uids == list(range(12))
         for r in train_records(run):
@@ -235,12 +232,10 @@ def test_find_export_generate(whole, tmp_path):
     )
     accuracy = {r["step"]: r["accuracy"] for r in run.read_metrics() if r["kind"] == "eval" and r["step"]}
     assert find_checkpoint(run.path, "best").step == max(accuracy, key=lambda s: (accuracy[s], -s))
-    with pytest.raises(ValueError, match=r"no checkpoint '7'; there are \[1, 2, 3\], last and best"):
+    with pytest.raises(ValueError, match=r"no checkpoint '7'; use one of \[1, 2, 3\], last or best"):
         find_checkpoint(run.path, "7")
-    with pytest.raises(ValueError, match="holds no checkpoint"):
+    with pytest.raises(ValueError, match="contains no checkpoint"):
         find_checkpoint(tmp_path)
-    with pytest.raises(ValueError, match="does not exist: the run has not ended"):
-        read_summary(tmp_path)
     out = export(run.path, tmp_path / "a" / "model", which="1")
     for a, b in zip(
         load(str(out), device="cpu").model.parameters(),
@@ -531,7 +526,7 @@ def test_checkpoints_only_at_the_end_and_no_evaluation(tiny_model, tmp_path):
 def test_an_existing_folder_is_refused_and_untouched(whole, tiny_model):
     run, _, _ = whole
     before = run.metrics.read_bytes()
-    with pytest.raises(ValueError, match="holds a run already; go on with --resume, begin again with --overwrite"):
+    with pytest.raises(ValueError, match="contains a run; continue it with --resume, delete it with --overwrite"):
         go(run.path, recipe(tiny_model("llama")))
     assert run.metrics.read_bytes() == before and len(checkpoints(run.checkpoints)) == 3
 
@@ -568,7 +563,7 @@ def test_a_failure_in_the_loop_is_told_and_leaves_a_summary(tiny_model, tmp_path
 
     with pytest.raises(RuntimeError, match="fell over"):
         go(tmp_path / "run", recipe(tiny_model("llama")), observer=Watcher(trip))
-    summary = read_summary(tmp_path / "run")
+    summary = summary_of(tmp_path / "run")
     assert (
         summary["status"] == "failed"
         and "RuntimeError: the observer fell over" in summary["error"]

@@ -1,5 +1,6 @@
 """Whole runs on a tiny model: a recipe, rewards that need no learning, and what two runs must have in common."""
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -125,6 +126,11 @@ class Watcher(NullObserver):
 
     def finished(self, summary: Any) -> None:
         self._tell("finished", summary)
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return found
 
 
 def timeless(record: Mapping[str, Any]) -> dict[str, Any]:

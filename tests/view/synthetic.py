@@ -216,7 +216,7 @@ def make_run(path, steps=40, finished=True, question=None):
             journal.scored(groups)
             journal.select(step, uids)
             write_rollouts(folder.rollout_file(step), step, groups, records(groups))
-            journal.consume(step, uids, 8 * step, record(step, steps))
+            journal.consume(step, uids, 8 * step, record(step, steps), version=step)
             folder.append_metrics(record(step, steps))
             if step % 10 == 0 and step < steps:
                 folder.append_metrics(evaluation(step, "step", min(185, 25 + 4 * step), time=18 + 3.2 * step))

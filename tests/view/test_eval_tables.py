@@ -6,8 +6,8 @@ import pytest
 
 from proxima.evaluate.intervals import Interval
 from proxima.evaluate.question_pairs import PairedComparison
-from proxima.runtime.clock import ManualClock
 from proxima.view.eval_tables import EvalProgress, comparison_table, p_value, results_table
+from tests.manual_clock import ManualClock
 
 
 class Terminal(io.StringIO):

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from proxima.runtime.clock import ManualClock
 from proxima.view import LogFile, observer_for, screen
 from proxima.view.diagnostics import Diagnostics
 from proxima.view.live import LiveView
 from proxima.view.log_lines import LogLines, lines_to, no_accuracy, prompts_used
+from tests.manual_clock import ManualClock
 from tests.view.synthetic import evaluation, info, make_run, record, sample
 
 

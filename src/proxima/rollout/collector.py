@@ -203,4 +203,4 @@ def score_errors(groups: Sequence[Group]) -> str:
 
 def group_age(group: Group, version: int) -> int:
     """How many policy versions the oldest token of the group is behind; 0 for a group without tokens."""
-    return version - min((int(min(c.policy_version)) for c in group.completions if len(c.tokens)), default=version)
+    return version - (version if group.oldest_version is None else group.oldest_version)

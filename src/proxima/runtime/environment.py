@@ -1,4 +1,4 @@
-"""Where a run took place: what environment.json says, so that a number can be held against its machine."""
+"""environment.json: the versions and the machine behind the numbers of a run."""
 
 import os
 import platform
@@ -23,11 +23,11 @@ PACKAGES = (
 
 
 def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Versions, machine, threads and seed; the packages that are not installed are left out.
+    """Versions of the installed packages, machine, threads and seed.
 
     Args:
         seed: the run's seed.
-        model: what is known of the weights (path, revision, sha256, parameters), taken over as it is.
+        model: facts about the weights (path, revision, sha256, parameters), copied.
     """
     from proxima import __version__
 

@@ -1,4 +1,4 @@
-"""A run's checkpoints, for those who come after it."""
+"""Find and export the checkpoints of a run."""
 
 import shutil
 from pathlib import Path
@@ -12,12 +12,12 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
     """A run's checkpoint: `last`, `best` (by held-out accuracy), or a step's number.
 
     Raises:
-        ValueError: the folder holds no run, no checkpoint, or not that one; lists those there are.
+        UserError: the folder contains no run, no checkpoint, or not that one; lists the existing ones.
     """
     folder = RunFolder(run)
     found = checkpoints(folder.checkpoints)
     if not found:
-        raise UserError(f"{run} holds no checkpoint; give a run folder that `proxima train` has written")
+        raise UserError(f"{run} contains no checkpoint; give a run folder written by `proxima train`")
     if which == "last":
         return found[-1]
     if which == "best":
@@ -29,21 +29,20 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
         scored = [c for c in found if c.step in scores]
         if not scored:
             raise UserError(
-                f"{run}: no checkpoint was evaluated, so none is best; take last, or a step of "
-                f"{[c.step for c in found]}"
+                f"{run}: no checkpoint was evaluated, so none is best; use last, or a step of {[c.step for c in found]}"
             )
         return max(scored, key=lambda c: (scores[c.step], -c.step))
     wanted = [c for c in found if str(c.step) == which.lstrip("0")]
     if not wanted:
-        raise UserError(f"{run}: no checkpoint {which!r}; there are {[c.step for c in found]}, last and best")
+        raise UserError(f"{run}: no checkpoint {which!r}; use one of {[c.step for c in found]}, last or best")
     return wanted[0]
 
 
 def export(run: str | Path, out: str | Path, *, which: str = "last") -> Path:
-    """Copy a checkpoint's model to `out`, a folder that `AutoModelForCausalLM` loads; written aside, then renamed.
+    """Copy a checkpoint's model to the new folder `out`, which `AutoModelForCausalLM` loads; atomic.
 
     Raises:
-        ValueError: no such checkpoint, or `out` exists.
+        UserError: no such checkpoint, or `out` exists.
     """
     source, target = find_checkpoint(run, which).model, Path(out)
     if target.exists():

@@ -1,4 +1,4 @@
-"""The run folder: what lies where, who may write, and how it is put back to an earlier step.
+"""The run folder: its files, its lock, and how it is restored to an earlier step.
 
 config.yaml  environment.json  metrics.jsonl  run.sqlite  rollouts/000012.parquet  evals/000012-after.parquet
 checkpoints/000040/  summary.json  report.html  log.txt
@@ -16,15 +16,14 @@ from proxima.data.jsonl import dumps, read_lines, whole_length
 
 try:
     import fcntl
-except ImportError:  # Windows has none: two processes in one folder are not caught there
+except ImportError:  # Windows: two processes in one folder are not detected
     fcntl = None  # type: ignore[assignment]
 
 MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")
-LABELS = ("before", "step", "after")
 
 
 class RunFolder:
-    """Paths and files of one run. Making the object touches nothing; `begin` makes the folder and takes its lock.
+    """Paths and files of one run. The constructor touches nothing; `begin` creates the folder and locks it.
 
     Args:
         path: the folder.
@@ -45,11 +44,11 @@ class RunFolder:
         self._lock: IO[bytes] | None = None
 
     def rollout_file(self, step: int) -> Path:
-        """Where the completions of a step lie."""
+        """The completions of a step."""
         return self.rollouts / f"{step:06d}.parquet"
 
     def eval_file(self, step: int, label: str) -> Path:
-        """Where the answers of an evaluation lie; `label` is `before`, `step` or `after`."""
+        """The completions of an evaluation; `label` is `before`, `step` or `after`."""
         return self.evals / f"{step:06d}-{label}.parquet"
 
     def checkpoint(self, step: int) -> Path:
@@ -58,41 +57,39 @@ class RunFolder:
 
     @property
     def has_run(self) -> bool:
-        """True when a run has begun here."""
+        """True when the folder contains a run."""
         return any((self.path / name).exists() for name in MARKS)
 
     def check(self, *, resume: bool = False, overwrite: bool = False) -> None:
-        """Say at once, before a model is loaded, whether `begin` would refuse.
+        """Raise before a model is loaded if `begin` would refuse.
 
         Raises:
-            ValueError: a run is here and neither resume nor overwrite was asked for; both were; `path` is a file; or
-                overwrite would delete a folder that holds something other than a run.
+            UserError: there is a run and neither resume nor overwrite is set; both are set; `path` is a file; or the
+                folder contains something other than a run.
         """
         if resume and overwrite:
             raise UserError("resume and overwrite exclude each other; choose one")
         if not self.path.exists():
             return
         if not self.path.is_dir():
-            raise UserError(f"{self.path} is a file; give the run a folder of its own with folder=PATH")
+            raise UserError(f"{self.path} is a file; give the run its own folder with folder=PATH")
         if resume or self._is_empty():
             return
         if not self.has_run:
-            raise UserError(f"{self.path} holds files but no run; give the run a folder of its own with folder=PATH")
+            raise UserError(f"{self.path} contains files but no run; give the run its own folder with folder=PATH")
         if not overwrite:
             raise UserError(
-                f"{self.path} holds a run already; go on with --resume, begin again with --overwrite, or set "
-                "folder=PATH"
+                f"{self.path} contains a run; continue it with --resume, delete it with --overwrite, or set folder=PATH"
             )
 
     def begin(self, *, resume: bool = False, overwrite: bool = False) -> bool:
-        """Make the folder, take its lock, and return whether there is a run in it to go on with.
+        """Create the folder and lock it; returns True when there is a run to resume.
 
-        `resume` of a folder without a run begins one: so the same command is right whenever the last one died. A torn
-            last line of
-        metrics.jsonl is cut off.
+        `resume` in a folder without a run starts one, so the same command works whenever the last one died. An
+        incomplete last line of metrics.jsonl is removed.
 
         Raises:
-            ValueError: as `check`, or another process is using the folder.
+            UserError: as `check`, or another process uses the folder.
         """
         self.check(resume=resume, overwrite=overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
@@ -107,22 +104,20 @@ class RunFolder:
         return resume and self.has_run
 
     def release(self) -> None:
-        """Let another process use the folder. The lock also goes when the process dies, however it dies."""
+        """Unlock the folder; the end of the process, however it ends, unlocks it too."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def append_metrics(self, record: Mapping[str, Any]) -> None:
-        """Add a line to metrics.jsonl, on disk when this returns. A failure (full disk) leaves the former lines as they
-        were.
+        """Append a record (with `kind`, `step` and `time`) to metrics.jsonl; it is on disk when this returns.
 
         Raises:
-            ValueError: the record lacks `kind`, `step` or `time`.
-            OSError: the disk is full or read-only.
+            OSError: the disk is full or read-only; the existing lines are unchanged.
         """
         for name in ("kind", "step", "time"):
             if name not in record:
-                raise UserError(f"metrics record lacks {name!r}: {sorted(record)}")
+                raise ValueError(f"metrics record lacks {name!r}: {sorted(record)}")
         line = (dumps(record) + "\n").encode("utf-8")
         with self.metrics.open("ab", buffering=0) as file:
             before = file.seek(0, os.SEEK_END)
@@ -136,11 +131,11 @@ class RunFolder:
                 raise
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All records in order; a torn last line is left out."""
+        """All records in order, without an incomplete last line."""
         return read_lines(self.metrics)
 
     def elapsed(self) -> float:
-        """Seconds that the run has taken up to its last record, over all resumes."""
+        """Seconds that the run took up to its last record, over all resumes."""
         return max((float(r["time"]) for r in self.read_metrics()), default=0.0)
 
     def write_config(self, text: str) -> None:
@@ -156,11 +151,10 @@ class RunFolder:
         write_whole(self.summary, dumps(summary, indent=2) + "\n")
 
     def rewind(self, step: int) -> None:
-        """Make the records what they were right after `step`: later lines of metrics.jsonl and later Parquet files go,
-        and so does what is only true of a finished run (summary, report). Checkpoints and log.txt stay.
+        """Restore the records as they were right after `step`: delete later lines of metrics.jsonl and Parquet files,
+        summary and report. Checkpoints and log.txt stay.
 
-        Step 0 is the run before anything happened: the evaluation before the first step goes too, because it is made
-            again.
+        Step 0 is the run before anything happened: the evaluation before the first step is deleted too.
         """
         if self.metrics.exists():
             kept = [r for r in self.read_metrics() if 0 < step >= r["step"]]
@@ -174,7 +168,7 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def _is_empty(self) -> bool:
-        """Nothing here but what `begin` made for a run that died before it wrote anything."""
+        """True when the folder contains nothing but what `begin` creates."""
         skeleton = {".lock", self.log.name, self.rollouts.name, self.evals.name, self.checkpoints.name}
         return not self.has_run and all(
             entry.name in skeleton or entry.name.endswith(".part") for entry in self.path.iterdir()
@@ -193,7 +187,7 @@ class RunFolder:
         self._lock = lock
 
     def _clear(self) -> None:
-        """Delete the run's own files; what else lies in the folder stays."""
+        """Delete the files of the run; others stay."""
         for folder in (self.rollouts, self.evals, self.checkpoints):
             shutil.rmtree(folder, ignore_errors=True)
         journal = [self.journal.with_name(self.journal.name + end) for end in ("", "-wal", "-shm")]

@@ -1,4 +1,4 @@
-"""Ctrl-C, and quiet around the live view."""
+"""Ctrl-C, and silence around the live view."""
 
 import asyncio
 import signal
@@ -12,21 +12,19 @@ from proxima.runtime.controller import Controller
 
 @contextmanager
 def stop_on_interrupt(controller: Controller) -> Iterator[None]:
-    """The first Ctrl-C (or SIGTERM) asks the loop to end with a checkpoint; the second one is an ordinary
-    KeyboardInterrupt.
+    """The first Ctrl-C (or SIGTERM) asks the loop to stop with a checkpoint, the second one is a KeyboardInterrupt.
 
-    The handlers are Python's, not the loop's, because an update may keep the loop from turning for minutes: the second
-    one works then too.
+    The handlers are Python's, not the event loop's, so that the second one works even if the loop is blocked.
     """
     loop = asyncio.get_running_loop()
     seen: list[int] = []
 
     def stop() -> None:
-        if len(seen) > 1:  # the second one came before the loop had turned: the run has ended, and has said so
+        if len(seen) > 1:  # the second one came first: the run has ended already
             return
         controller.observer.warning(
-            "stopping: a checkpoint is written first; press Ctrl-C again to end at once and lose what came after "
-            "the last checkpoint"
+            "stopping: a checkpoint is written first; press Ctrl-C again to quit now and lose "
+            "what came after the last checkpoint"
         )
         controller.stop()
 
@@ -36,9 +34,7 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
             raise KeyboardInterrupt
         loop.call_soon_threadsafe(stop)
 
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # signals are the main thread's: Ctrl-C is then what it always is
+    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield
         return
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -51,7 +47,7 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Hugging Face's bars and advice would tear the live view."""
+    """Silence the progress bars and advice of transformers, which would break the live view."""
     from transformers.utils import logging as transformers_logging
 
     logging: Any = transformers_logging

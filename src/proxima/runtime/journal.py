@@ -1,12 +1,10 @@
-"""The journal: where each prompt stands, in a SQLite file that survives `kill -9` at any instant.
+"""The journal: the state of each prompt, in a SQLite file that survives `kill -9` at any instant.
 
     queued → generating → scored → selected | dropped → consumed
 
-A prompt that failed in the engine goes from generating back to queued, or is dropped with a reason. `consume` ends a
-step: in one transaction the step's prompts become consumed and the step, the data cursor, the policy version and the
-metrics are written. So either all of a step happened or none of it. The rules stand in the database itself (checks and
-triggers), not only in this
-file: no code path can consume a prompt twice or skip a state.
+`consume` ends a step in one transaction: its prompts become consumed, and the step, the data cursor, the policy version
+and the metrics are written. So either all of a step happened or none of it. The rules are in the database itself
+(checks and triggers): no code path can consume a prompt twice or skip a state.
 """
 
 import errno
@@ -60,12 +58,11 @@ CREATE TABLE prompts (
 CREATE INDEX prompts_by_state ON prompts (state, step);
 
 CREATE TABLE moves (source TEXT NOT NULL, target TEXT NOT NULL, PRIMARY KEY (source, target)) STRICT, WITHOUT ROWID;
-INSERT INTO moves VALUES ('queued', 'generating'), ('generating', 'queued'), ('generating', 'scored'), ('generating',
-'dropped'),
+INSERT INTO moves VALUES ('queued', 'generating'), ('generating', 'scored'), ('generating', 'dropped'),
     ('scored', 'selected'), ('scored', 'dropped'), ('selected', 'consumed'), ('dropped', 'consumed');
 
 CREATE TRIGGER prompts_begin BEFORE INSERT ON prompts WHEN NEW.state != 'queued'
-    BEGIN SELECT RAISE(ABORT, 'a prompt begins as queued'); END;
+    BEGIN SELECT RAISE(ABORT, 'a prompt starts as queued'); END;
 CREATE TRIGGER prompts_move BEFORE UPDATE ON prompts
     WHEN NOT EXISTS (SELECT 1 FROM moves WHERE source = OLD.state AND target = NEW.state)
     BEGIN SELECT RAISE(ABORT, 'illegal move of a prompt'); END;
@@ -80,7 +77,7 @@ CREATE TRIGGER steps_stand BEFORE UPDATE ON steps BEGIN SELECT RAISE(ABORT, 'a s
 
 @dataclass(frozen=True, kw_only=True)
 class PromptRecord:
-    """A prompt's row, as `unconsumed` and `entry` return it; times are ISO 8601, UTC."""
+    """A prompt's row in the journal; times are ISO 8601, UTC."""
 
     uid: int
     epoch: int
@@ -104,17 +101,16 @@ class Journal:
     """The states of a run's prompts, and its steps.
 
     Every method that writes is one transaction, on disk when it returns (WAL, `synchronous=FULL`). Any number of
-    readers (a viewer, the report) may have the file open meanwhile; the run folder's lock keeps a second writer out.
+    readers (a viewer, the report) may have the file open meanwhile; the lock of the run folder keeps other writers out.
 
     Args:
-        path: the SQLite file; made when absent.
-        clock: stamps the rows.
+        path: the SQLite file; created if missing.
+        clock: gives the timestamps.
 
     Raises:
         OSError: the disk is full; from any method, which has then changed nothing.
-        ValueError: the file is no journal, or one of another format; from the other methods: a move that the states
-            don't allow, naming the prompt, where it stands and what it would have needed. Such a transaction changes
-            nothing.
+        UserError: the file is not a journal, or has another format.
+        ValueError: a transition that the states don't allow; names the prompt and its state. Nothing is changed.
     """
 
     def __init__(self, path: Path | str, clock: Clock | None = None) -> None:
@@ -124,9 +120,7 @@ class Journal:
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            with (
-                self._transaction()
-            ):  # two processes that open a new file at once: the second sees the first one's tables
+            with self._transaction():  # if two processes open a new file at once, the second one sees the tables
                 if not self._db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
                     for statement in _statements(SCHEMA):
                         self._db.execute(statement)
@@ -134,23 +128,18 @@ class Journal:
             found = self.get("format")
         except sqlite3.DatabaseError as error:
             self._db.close()
-            if (
-                isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR
-            ):  # the disk
-                raise UserError(
-                    f"{self.path} can't be read or written ({error}); see to the disk, then go on with --resume"
-                ) from error
-            raise UserError(
-                f"{self.path} is not a journal of proxima ({error}); move it away or use another run folder"
-            ) from error
+            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                remedy = "check the disk, then resume with --resume"
+                raise UserError(f"{self.path} can't be read or written ({error})", remedy=remedy) from error
+            remedy = "move it away or use another run folder"
+            raise UserError(f"{self.path} is not a journal of proxima ({error})", remedy=remedy) from error
         if found != FORMAT:
             self._db.close()
-            raise UserError(
-                f"{self.path}: format {found}, this version reads {FORMAT}; resume with the version that began the run"
-            )
+            remedy = "resume with the version of proxima that started the run"
+            raise UserError(f"{self.path}: format {found}, this version reads {FORMAT}", remedy=remedy)
 
     def close(self) -> None:
-        """Release the file. The journal needs no closing to be safe."""
+        """Release the file. The journal is safe without it."""
         self._db.close()
 
     def __enter__(self) -> "Journal":
@@ -166,18 +155,17 @@ class Journal:
 
     @property
     def version(self) -> int:
-        """The policy version behind the last finished step, the number of updates published; 0 before the first."""
+        """The policy version after the last finished step: how often new weights were published."""
         row = self._db.execute("SELECT policy_version FROM steps ORDER BY step DESC LIMIT 1").fetchone()
         return int(row[0]) if row else 0
 
     @property
     def cursor(self) -> Any:
-        """The data cursor behind every prompt admitted so far, as the last `consume` or `admit` gave it; None before
-        the first."""
+        """The data cursor after all prompts admitted so far; None before the first."""
         return self.get("cursor")
 
     def get(self, key: str) -> Any:
-        """A value of the meta table, None when absent."""
+        """A value of the meta table; None if it is missing."""
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return json.loads(row[0]) if row else None
 
@@ -186,188 +174,140 @@ class Journal:
         with self._transaction():
             self._set(key, value)
 
-    def claim(self, fingerprint: str) -> None:
-        """Bind the journal to a configuration: the first call stores `fingerprint`, later ones must bring the same.
-
-        Raises:
-            ValueError: the run was begun with another model, data or algorithm.
-        """
-        with self._transaction():
-            found = self.get("fingerprint")
-            if found is None:
-                self._set("fingerprint", fingerprint)
-            elif found != fingerprint:
-                raise UserError(
-                    f"{self.path.parent}: the run was begun with another configuration ({found}, now {fingerprint}); "
-                    "resume with the config.yaml of the folder, or choose another folder"
-                )
-
     def admit(self, prompts: Iterable["Prompt"], *, size: int = 0, cursor_state: Any = None) -> None:
-        """Take prompts from the data into the run: they are queued.
+        """Add prompts to the run: they are queued.
 
         Args:
-            prompts: each uid for the first time in this run.
-            size: rows of the dataset, which makes the epoch out of the uid (uid // size); 0 leaves the epoch at 0.
-            cursor_state: the data cursor behind these prompts, any JSON value. Needed when `rewind` is not called on
-                every resume.
+            prompts: with uids that are new in this run.
+            size: rows of the dataset: the epoch is uid // size; 0 leaves it at 0.
+            cursor_state: the data cursor after these prompts, any JSON value.
         """
         step, now = self.step, self._clock.wall()
         rows = [(p.uid, p.uid // size if size else 0, step, now) for p in prompts]
+        insert = "INSERT INTO prompts (uid, epoch, state, admitted_after, admitted_at) VALUES (?, ?, 'queued', ?, ?)"
         with self._transaction():
             for row in rows:
                 try:
-                    self._db.execute(
-                        "INSERT INTO prompts (uid, epoch, state, admitted_after, admitted_at) VALUES (?, ?, "
-                        "'queued', ?, ?)",
-                        row,
-                    )
+                    self._db.execute(insert, row)
                 except sqlite3.IntegrityError as error:
                     found = self.prompt(row[0])
-                    raise UserError(
-                        f"prompt {row[0]} was admitted before ({found.state if found else error}); a uid is used once"
-                    ) from error
+                    state = found.state if found else error
+                    raise ValueError(f"prompt {row[0]} was admitted before ({state}); a uid is used once") from error
             if cursor_state is not None:
                 self._set("cursor", cursor_state)
 
     def generating(self, uids: Iterable[int]) -> None:
         """The prompts went to the engine: queued → generating, one more attempt."""
-        self._move(uids, "generating", "attempts = attempts + 1, generating_at = :now")
-
-    def requeue(self, uids: Iterable[int]) -> None:
-        """The engine lost the prompts: generating → queued. The attempts stay counted."""
-        self._move(uids, "queued", "generating_at = NULL")
+        with self._transaction():
+            for uid in uids:
+                self._move(uid, "generating", "attempts = attempts + 1, generating_at = :now")
 
     def scored(self, groups: Iterable["Group"]) -> None:
-        """The groups are complete, with their scores: generating → scored."""
+        """The groups are complete and have their scores: generating → scored."""
+        columns = "scored_at = :now, policy_version = :version, completions = :completions, invalid = :invalid"
         with self._transaction():
             for group in groups:
                 values = [s.value for s in group.scores if s.valid]
-                facts = {
-                    "version": group.oldest_version,
-                    "completions": len(group.completions),
-                    "invalid": len(group.scores) - len(values),
-                    "reward": sum(values) / len(values) if values else None,
-                }
-                columns = (
-                    "scored_at = :now, policy_version = :version, completions = :completions, invalid = "
-                    ":invalid, reward = :reward"
+                self._move(
+                    group.prompt.uid,
+                    "scored",
+                    f"{columns}, reward = :reward",
+                    version=group.oldest_version,
+                    completions=len(group.completions),
+                    invalid=len(group.scores) - len(values),
+                    reward=sum(values) / len(values) if values else None,
                 )
-                self._move_one(group.prompt.uid, "scored", columns, facts)
 
     def select(self, step: int, kept: Iterable[int], dropped: Mapping[int, str] | None = None) -> None:
-        """Decide what `step` trains on: scored → selected, and scored (or generating, when it failed) → dropped.
+        """Decide what `step` trains on: scored → selected, and scored or generating → dropped.
 
         Args:
-            step: the step to come, `journal.step + 1` or later.
-            kept: uids that enter the batch.
-            dropped: uid → reason, in one word (`uniform`, `failed`, `pruned` …).
+            step: `journal.step + 1` or later.
+            kept: uids that are trained.
+            dropped: uid → reason, one word (`uniform`, `failed`, `pruned` …).
         """
         if step <= self.step:
-            raise UserError(f"select(step={step}): step {self.step} is finished already")
+            raise ValueError(f"select(step={step}): step {self.step} is finished already")
         with self._transaction():
             for uid in kept:
-                self._move_one(uid, "selected", "selected_at = :now, step = :step", {"step": step})
+                self._move(uid, "selected", "selected_at = :now, step = :step", step=step)
             for uid, reason in (dropped or {}).items():
-                self._move_one(
-                    uid,
-                    "dropped",
-                    "selected_at = :now, step = :step, reason = :reason",
-                    {"step": step, "reason": reason},
-                )
+                columns = "selected_at = :now, step = :step, reason = :reason"
+                self._move(uid, "dropped", columns, step=step, reason=reason)
 
     def consume(
-        self, step: int, uids: Iterable[int], cursor_state: Any, metrics: Mapping[str, Any], version: int | None = None
+        self, step: int, uids: Iterable[int], cursor_state: Any, metrics: Mapping[str, Any], *, version: int
     ) -> None:
-        """End `step`: its selected and dropped prompts become consumed, and the step is counted. All or nothing.
+        """Finish `step`: its selected and dropped prompts become consumed.
 
         Args:
             step: `journal.step + 1`.
-            uids: exactly the prompts selected for the step; the dropped ones may be named, and go along in any case.
-            cursor_state: the data cursor behind every prompt admitted so far, any JSON value.
+            uids: all prompts selected for the step; those dropped in it may be among them and are consumed anyway.
+            cursor_state: the data cursor after all prompts admitted so far, any JSON value.
             metrics: the step's record; numbers that are not finite are stored as null.
-            version: policy version of the weights that the step made; None: the step's number.
+            version: policy version after the step.
         """
         wanted = set(uids)
         with self._transaction():
             if step != self.step + 1:
-                raise UserError(
+                raise ValueError(
                     f"consume(step={step}): step {self.step} is the last finished, so the next is {self.step + 1}"
                 )
-            held = dict(
-                self._db.execute(
-                    "SELECT uid, state FROM prompts WHERE step = ? AND state != 'consumed'", (step,)
-                ).fetchall()
-            )
-            missing = {uid for uid, state in held.items() if state == "selected"} - wanted
-            if missing or wanted - held.keys():
-                raise UserError(
-                    f"consume(step={step}): "
-                    + (
-                        f"prompts {sorted(missing)} were selected for it but not named"
-                        if missing
-                        else f"prompts {sorted(wanted - held.keys())} were not selected for it"
-                    )
-                )
-            self._db.execute(
-                "INSERT INTO steps VALUES (?, ?, ?, ?, ?)",
-                (step, step if version is None else version, dumps(cursor_state), dumps(metrics), self._clock.wall()),
-            )
-            for uid in held:
-                self._move_one(uid, "consumed", "consumed_at = :now", {})
+            query = "SELECT uid, state FROM prompts WHERE step = ? AND state != 'consumed'"
+            states: dict[int, State] = dict(self._db.execute(query, (step,)).fetchall())
+            if missing := {uid for uid, state in states.items() if state == "selected"} - wanted:
+                raise ValueError(f"consume(step={step}): prompts {sorted(missing)} were selected for it but not named")
+            if unknown := wanted - states.keys():
+                raise ValueError(f"consume(step={step}): prompts {sorted(unknown)} were not selected for it")
+            row = (step, version, dumps(cursor_state), dumps(metrics), self._clock.wall())
+            self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?)", row)
+            for uid in states:
+                self._move(uid, "consumed", "consumed_at = :now")
             self._set("cursor", cursor_state)
 
-    def unconsumed(self) -> list[PromptRecord]:
-        """What was admitted and not consumed, in the order of uid: the work that an interrupted run still holds."""
-        return self._records("WHERE state != 'consumed' ORDER BY uid")
-
     def prompt(self, uid: int) -> PromptRecord | None:
-        """Where one prompt stands; None if it was never admitted."""
+        """The record of one prompt; None if it was never admitted."""
         return next(iter(self._records("WHERE uid = ?", (uid,))), None)
 
+    def prompts(self) -> list[PromptRecord]:
+        """The records of all prompts, by uid."""
+        return self._records("ORDER BY uid")
+
     def consumed(self, step: int) -> list[PromptRecord]:
-        """What a finished step consumed, in the order of uid; the dropped ones have a `reason`."""
+        """The records of the prompts that a finished step consumed, by uid; the dropped ones have a `reason`."""
         return self._records("WHERE state = 'consumed' AND step = ? ORDER BY uid", (step,))
 
     def counts(self) -> dict[State, int]:
-        """How many prompts are in each state that has any."""
+        """Number of prompts by state."""
         return dict(self._db.execute("SELECT state, COUNT(*) FROM prompts GROUP BY state").fetchall())
 
     def metrics(self, step: int) -> dict[str, Any] | None:
-        """The record of a finished step, None for a step not finished: what metrics.jsonl lost to a kill can be written
-        again."""
+        """The record of a finished step; None for other steps."""
         row = self._db.execute("SELECT metrics FROM steps WHERE step = ?", (step,)).fetchone()
         return None if row is None else dict(json.loads(row[0]))
 
     def rewind(self, step: int) -> Any:
-        """Make the journal what it was right after `step`, and return the data cursor of that moment (None for step 0).
+        """Restore the journal as it was right after `step`; returns the data cursor of that moment, None for step 0.
 
-        Call it on every resume with the step of the checkpoint that was loaded. Later steps are deleted. A prompt
-        admitted after `step`
-        is deleted: the cursor brings it again. A prompt admitted before that and not consumed by then (asynchronous
-            runs) is queued again,
-        because the cursor is past it.
+        Every resume calls it with the step of its checkpoint. Later steps are deleted, and so are prompts admitted
+        after `step`: the cursor draws them again. A prompt admitted before and not consumed by then (a group carried
+        over) is queued again, because the cursor is past it.
 
         Raises:
-            ValueError: the journal has not come as far as `step`.
+            UserError: the journal ends before `step`.
         """
+        kept = "uid, epoch, state, admitted_after, attempts, admitted_at"
         with self._transaction():
             last = self.step
             if not 0 <= step <= last:
-                raise UserError(
-                    f"rewind(step={step}): the journal ends at step {last}; is the checkpoint of another run?"
-                )
+                remedy = "is the checkpoint from another run?"
+                raise UserError(f"rewind(step={step}): the journal ends at step {last}", remedy=remedy)
             self._db.execute("DELETE FROM prompts WHERE admitted_after >= ?", (step,))
-            waiting = self._db.execute(
-                "SELECT uid, epoch, 'queued', admitted_after, attempts, admitted_at FROM prompts WHERE state != "
-                "'consumed' OR step > ?",
-                (step,),
-            ).fetchall()
-            self._db.execute("DELETE FROM prompts WHERE state != 'consumed' OR step > ?", (step,))
-            self._db.executemany(
-                "INSERT INTO prompts (uid, epoch, state, admitted_after, attempts, admitted_at) VALUES (?, ?, ?, "
-                "?, ?, ?)",
-                waiting,
-            )
+            unfinished = "FROM prompts WHERE state != 'consumed' OR step > ?"
+            rows = self._db.execute(f"SELECT {kept} {unfinished}", (step,)).fetchall()
+            self._db.execute(f"DELETE {unfinished}", (step,))
+            queued = [(uid, epoch, "queued", *rest) for uid, epoch, _, *rest in rows]
+            self._db.executemany(f"INSERT INTO prompts ({kept}) VALUES (?, ?, ?, ?, ?, ?)", queued)
             self._db.execute("DELETE FROM steps WHERE step > ?", (step,))
             row = self._db.execute("SELECT cursor FROM steps WHERE step = ?", (step,)).fetchone()
             cursor = json.loads(row[0]) if row else None
@@ -376,25 +316,20 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        self._db.execute("BEGIN IMMEDIATE")  # at once a writer: a later upgrade could fail with "database is locked"
+        self._db.execute("BEGIN IMMEDIATE")  # a writer at once: a later upgrade could fail with "database is locked"
         try:
             yield
             self._db.execute("COMMIT")
         except BaseException as error:
-            if self._db.in_transaction:  # a full disk may have rolled back by itself
+            if self._db.in_transaction:  # SQLite rolls back by itself when the disk is full
                 self._db.execute("ROLLBACK")
             if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-                raise OSError(
-                    errno.ENOSPC, "no space left; free some and go on with --resume", str(self.path)
-                ) from error
+                message = "no space left; free some and resume with --resume"
+                raise OSError(errno.ENOSPC, message, str(self.path)) from error
             raise
 
-    def _move(self, uids: Iterable[int], target: State, columns: str) -> None:
-        with self._transaction():
-            for uid in uids:
-                self._move_one(uid, target, columns, {})
-
-    def _move_one(self, uid: int, target: State, columns: str, values: Mapping[str, Any]) -> None:
+    def _move(self, uid: int, target: State, columns: str, **values: Any) -> None:
+        """Change the state of a prompt, inside a transaction."""
         named = {**values, "now": self._clock.wall(), "uid": uid, "target": target}
         try:
             changed = self._db.execute(
@@ -402,16 +337,12 @@ class Journal:
             ).rowcount
         except sqlite3.IntegrityError as error:
             found = self.prompt(uid)
-            sources = [
-                row[0]
-                for row in self._db.execute("SELECT source FROM moves WHERE target = ? ORDER BY source", (target,))
-            ]
+            query = "SELECT source FROM moves WHERE target = ? ORDER BY source"
+            sources = " or ".join(source for (source,) in self._db.execute(query, (target,)))
             state = found.state if found else "absent"
-            raise UserError(
-                f"prompt {uid} is {state}, and only {' or '.join(sources)} becomes {target} ({error})"
-            ) from error
+            raise ValueError(f"prompt {uid} is {state}, and only {sources} becomes {target} ({error})") from error
         if not changed:
-            raise UserError(f"prompt {uid} is not in the journal, so it can't become {target}; admit it first")
+            raise ValueError(f"prompt {uid} is not in the journal, so it can't become {target}; admit it first")
 
     def _records(self, where: str, values: Sequence[Any] = ()) -> list[PromptRecord]:
         names = list(PromptRecord.__dataclass_fields__)
@@ -419,16 +350,15 @@ class Journal:
         return [PromptRecord(**dict(zip(names, row, strict=True))) for row in rows]
 
     def _set(self, key: str, value: Any) -> None:
-        self._db.execute(
-            "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, dumps(value))
-        )
+        insert = "INSERT INTO meta VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+        self._db.execute(insert, (key, dumps(value)))
 
 
 def _statements(script: str) -> Iterator[str]:
-    """Split a script, because `executescript` would commit the transaction around it."""
-    held = ""
+    """Split a script: `executescript` would commit the transaction around it."""
+    statement = ""
     for line in script.splitlines():
-        held += line + "\n"
-        if sqlite3.complete_statement(held):
-            yield held
-            held = ""
+        statement += line + "\n"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

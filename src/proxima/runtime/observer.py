@@ -1,7 +1,7 @@
-"""Who watches a run: the loop tells an `Observer` what happens and knows nothing of terminals, files or browsers.
+"""The `Observer` of a run: the loop reports to it, and knows no terminals, files or browsers.
 
-Records are the dictionaries that metrics.jsonl holds, with the same keys. An observer must not fail the run: `Tee`
-takes a failing one out and says so through the others.
+Records are the lines of metrics.jsonl as dictionaries. An observer must not fail the run: `Tee` drops a failing one and
+warns through the others.
 """
 
 from collections.abc import Mapping
@@ -15,26 +15,25 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What the first lines of a run say.
+    """What is known at the start of a run.
 
     Args:
         version: of proxima.
         algorithm: the preset's name, or the surrogate's kind.
         model: name or last folder of the path.
-        parameters: how many the model has; 0 if unknown.
-        device, threads, dtype: where and in which dtype the forward is computed.
+        parameters: of the model; 0 if unknown.
+        device, threads, dtype: of the forward pass.
         seed: the run's seed.
         folder: the run folder.
         steps: steps of the whole run.
-        resumed_at: the step that was finished when this process took the run up; 0 for a new run.
-        prompts, completions: prompts a step, and completions a prompt.
-        kept: completions of a prompt that pruning leaves; None: all.
-        at_once: prompts of a generation batch under dynamic sampling; 0: as many as it takes; None: no dynamic
-            sampling.
-        tokens_per_micro_batch: the token budget of one forward.
-        micro_batches: how many a step is expected to need; 0 if unknown.
-        updates: optimizer updates a step (updates_per_step × epochs_per_step).
-        questions: held-out questions of an evaluation; 0 for none.
+        resumed_at: the last finished step when this process resumed the run; 0 for a new run.
+        prompts, completions: prompts per step, and completions per prompt.
+        kept: completions per prompt after pruning; None: all.
+        at_once: prompts per generation batch under dynamic sampling; 0: as many as needed; None: no dynamic sampling.
+        tokens_per_micro_batch: token budget of a forward pass.
+        micro_batches: estimate for a step; 0 if unknown.
+        updates: optimizer updates per step (updates_per_step × epochs_per_step).
+        questions: of a held-out evaluation; 0: none.
     """
 
     version: str
@@ -60,8 +59,7 @@ class RunInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One completion of a step, to be shown: the question, what the policy wrote, what it should have said, and what it
-    got."""
+    """One completion of a step, for people to look at."""
 
     question: str
     text: str
@@ -72,40 +70,39 @@ class Sample:
 
 
 class Observer(Protocol):
-    """Told in order: `started`, then `progress`, `evaluated`, `step` and `warning` as they come, then `finished` (also
-    after a failure).
+    """Called in order: `started`, then `progress`, `evaluated`, `step` and `warning`, then `finished` (also after a
+    failure). All calls come from the thread of the event loop.
 
-    `progress` and `warning` may come before `started`, while the model is loaded; when that fails nothing else comes.
+    `progress` and `warning` may come before `started`, while the model loads; if that fails, nothing else comes.
     """
 
     def started(self, info: RunInfo) -> None:
-        """The run begins, or goes on (`info.resumed_at`)."""
+        """The run starts, or resumes (`info.resumed_at`)."""
         ...
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
-        """Within a step or an evaluation: `done` of `total` `unit` (completions, tokens, micro-batches). Cheap; may
-        come often."""
+        """Within a step or an evaluation: `done` of `total` `unit` (completions, tokens …). Called often: be fast."""
         ...
 
     def evaluated(self, record: Record) -> None:
-        """An evaluation ended; `record` is its line of metrics.jsonl (kind `eval`)."""
+        """An evaluation is finished; `record` is its line of metrics.jsonl (kind `eval`)."""
         ...
 
     def step(self, record: Record, sample: Sample | None) -> None:
-        """A step ended; `record` is its line of metrics.jsonl (kind `train`)."""
+        """A step is finished; `record` is its line of metrics.jsonl (kind `train`)."""
         ...
 
     def warning(self, text: str) -> None:
-        """Something that matters for the result: what it means and what to do, in one line."""
+        """Something that affects the result: what it means and what to do, in one line."""
         ...
 
     def finished(self, summary: Record) -> None:
-        """The run ended; `summary` is what summary.json holds."""
+        """The run has ended; `summary` is the content of summary.json."""
         ...
 
 
 class NullObserver:
-    """Watches nothing."""
+    """Ignores everything."""
 
     def started(self, info: RunInfo) -> None: ...
 
@@ -121,8 +118,8 @@ class NullObserver:
 
 
 class Tee:
-    """Tells several observers, in order. One that raises is told nothing more; the others get a warning. Ctrl-C passes
-    through."""
+    """Forwards to several observers, in order. One that raises is dropped and the others get a warning. A
+    KeyboardInterrupt passes through."""
 
     def __init__(self, *observers: Observer) -> None:
         self._observers = list(observers)
@@ -153,5 +150,5 @@ class Tee:
                 self._observers.remove(observer)
                 name = type(observer).__name__
                 self.warning(
-                    f"{name} failed in {event} ({type(error).__name__}: {error}) and is switched off; the run goes on"
+                    f"{name} failed in {event} ({type(error).__name__}: {error}) and is disabled; the run continues"
                 )

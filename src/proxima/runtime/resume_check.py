@@ -1,4 +1,4 @@
-"""What may not change between a run and its resume: anything that would make the resumed run another run."""
+"""Refuse a resume whose config would make it another run."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ def check_resume(journal: Journal, config: "RunConfig") -> None:
     """Record the config in a new journal; refuse a resume whose config differs in a field that may not.
 
     Raises:
-        ValueError: names the first field that differs, both values, and the remedy.
+        FieldError: names the first field that differs, both values, and the remedy.
     """
     now = compared(flat_values(config), Purpose.RESUME)
     before = journal.get("config")
@@ -29,17 +29,15 @@ def check_resume(journal: Journal, config: "RunConfig") -> None:
 
 
 def schedule_note(journal: Journal, config: "RunConfig") -> str | None:
-    """What a resume with another `train.steps` does to a learning rate that falls towards the last step; None: nothing
-    to say."""
-    begun, now = journal.get("steps"), config.train.steps
-    if begun is None:
+    """A warning if another `train.steps` changes the learning rate schedule in the middle of the run."""
+    started, now = journal.get("steps"), config.train.steps
+    if started is None:
         journal.set("steps", now)
         return None
-    if begun == now or config.train.schedule == "constant":
+    if started == now or config.train.schedule == "constant":
         return None
     return (
-        f"train.steps={now}, and the run was begun with {begun}: the {config.train.schedule} learning rate now "
-        f"falls towards step {now}, "
-        f"so from here on it is another than in a run of {now} steps from the beginning; train.schedule=constant "
-        "has no such seam"
+        f"train.steps={now}, and the run was started with {started}: from here on the {config.train.schedule} learning "
+        f"rate falls towards step {now}, unlike in a run of {now} steps from the start; train.schedule=constant avoids "
+        "the difference"
     )

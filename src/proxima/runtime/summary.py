@@ -1,13 +1,10 @@
-"""What a run was, in one small file."""
+"""summary.json: the outcome of a run in one small file."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.config.describe import kind_of
-from proxima.data import UserError
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
 
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What summary.json holds. `status` is `done`, `stopped` (Ctrl-C; a checkpoint is there) or `failed`."""
+    """The content of summary.json. `status` is `done`, `stopped` (Ctrl-C, with a checkpoint) or `failed`."""
 
     status: str
     steps: int
@@ -33,7 +30,7 @@ class Summary:
 
 
 def algorithm_name(config: "RunConfig") -> str:
-    """The preset's name, or the kind of the surrogate: the shortest name of what is being run."""
+    """The preset's name, or the kind of the surrogate."""
     if config.algorithm.preset:
         return config.algorithm.preset
     return kind_of(config.algorithm.surrogate)
@@ -76,16 +73,3 @@ def _peak_memory() -> int | None:
     except ImportError:
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def read_summary(folder: str | Path) -> dict[str, Any]:
-    """A run's summary.json.
-
-    Raises:
-        ValueError: there is none, so the run has not ended.
-    """
-    path = RunFolder(folder).summary
-    if not path.is_file():
-        raise UserError(f"{path} does not exist: the run has not ended; resume it with --resume")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
