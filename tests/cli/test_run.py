@@ -63,7 +63,7 @@ def test_resume_with_another_model_is_refused(run, proxima, tiny_model):
     assert code == 2
     (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
     assert line.startswith(f"error: model.path={other} (command line): ")
-    assert line.endswith("resume with that value, or begin another run with folder=PATH")
+    assert line.endswith("resume with that value, or start another run with folder=PATH")
 
 
 def test_quiet_prints_the_outcome(proxima, recipe):
