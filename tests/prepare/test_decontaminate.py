@@ -9,12 +9,12 @@ W = [f"w{i}" for i in range(40)]
 
 def overlap(*questions, **options):
     found = OverlapIndex(**options)
-    found.learn(EvalSet("eval", questions))
+    found.add(EvalSet("eval", questions))
     return found
 
 
 def hits(found, question):
-    return found.contaminated(found.look(question))
+    return found.contaminated(found.find(question))
 
 
 def test_the_same_text_in_other_clothes():
@@ -39,10 +39,10 @@ def test_the_same_text_in_other_clothes():
 def test_an_evaluation_question_with_something_added_is_found_however_often():
     question = " ".join(W[:20])
     found = overlap(question, " ".join([*W[30:], *W[:10]]))
-    looked = [found.look(f"{question} Variant number {i}") for i in range(12)]
+    looked = [found.find(f"{question} Variant number {i}") for i in range(12)]
     assert [[hit.where for hit in found.contaminated(one)] for one in looked] == [[("eval", 0)]] * 12
     assert len(found.phrases) == 8  # all of its runs are in more than ten questions
-    assert [bool(found.contaminated(found.look(" ".join(W[i:20])))) for i in (3, 4, 5)] == [
+    assert [bool(found.contaminated(found.find(" ".join(W[i:20])))) for i in (3, 4, 5)] == [
         True,
         True,
         False,
@@ -52,7 +52,7 @@ def test_an_evaluation_question_with_something_added_is_found_however_often():
 def test_other_numbers_in_a_common_wording_are_another_question():
     found = overlap(LONG.format(n=50), common=3)
     looked = [
-        found.look(LONG.format(n=n) + more)
+        found.find(LONG.format(n=n) + more)
         for n, more in [*((i, "") for i in range(10)), (50, " Hurry!"), (5, " 50 eggs.")]
     ]
     assert [bool(found.contaminated(one)) for one in looked] == [False] * 10 + [True, True]
@@ -96,12 +96,12 @@ def test_chinese_is_compared_by_characters():
 def test_a_phrase_of_the_trade_says_nothing():
     phrase = " ".join(W[:13])
     found = overlap(f"{phrase} one two three", common=3)  # four runs: the phrase is a quarter of them
-    looked = [found.look(f"{phrase} {name}") for name in ("a", "b", "c")]
+    looked = [found.find(f"{phrase} {name}") for name in ("a", "b", "c")]
     assert all(found.contaminated(one) for one in looked)
-    looked.append(found.look(f"{phrase} d"))
+    looked.append(found.find(f"{phrase} d"))
     assert not any(found.contaminated(one) for one in looked)
     assert found.phrases == [(phrase, 4)]
-    assert found.contaminated(found.look(f"{phrase} one two three")) == [
+    assert found.contaminated(found.find(f"{phrase} one two three")) == [
         OverlapMatch(("eval", 0), ())
     ]  # the same text always counts
 
@@ -109,27 +109,27 @@ def test_a_phrase_of_the_trade_says_nothing():
 def test_a_phrase_does_not_save_what_shares_more():
     found = overlap(" ".join(W[:20]), common=2)
     for name in ("a", "b", "c"):
-        found.look(" ".join(W[:13]) + f" {name}")
-    (hit,) = found.contaminated(found.look(" ".join(W[:14])))
+        found.find(" ".join(W[:13]) + f" {name}")
+    (hit,) = found.contaminated(found.find(" ".join(W[:14])))
     assert hit.grams == (" ".join(W[1:14]),)
 
 
 def test_questions_that_are_no_training_questions_do_not_count_towards_a_phrase():
     found = overlap(" ".join(W[:13]), common=1)
-    found.look(" ".join(W[:14]), count=False)
-    assert found.contaminated(found.look(" ".join(W[:14])))
+    found.find(" ".join(W[:14]), count=False)
+    assert found.contaminated(found.find(" ".join(W[:14])))
 
 
 def test_common_0_takes_nothing_for_a_phrase():
     found = overlap(" ".join(W[:13]), common=0)
-    looked = [found.look(" ".join(W[:14])) for _ in range(50)]
+    looked = [found.find(" ".join(W[:14])) for _ in range(50)]
     assert all(found.contaminated(one) for one in looked) and found.phrases == []
 
 
 def test_several_sets_and_one_left_out():
     found = OverlapIndex()
-    found.learn(EvalSet("a", ["x?", "y?"]))
-    found.learn(EvalSet("b", ["y?"]))
-    looked = found.look("y?")
+    found.add(EvalSet("a", ["x?", "y?"]))
+    found.add(EvalSet("b", ["y?"]))
+    looked = found.find("y?")
     assert [hit.where for hit in looked] == [("a", 1), ("b", 0)]
-    assert [hit.where for hit in found.contaminated(looked, apart_from="a")] == [("b", 0)]
+    assert [hit.where for hit in found.contaminated(looked, except_set="a")] == [("b", 0)]

@@ -21,7 +21,7 @@ def fed(rows, kind="integer"):
 
 
 def written(distinct, rule="drop"):
-    return [(entry.item.question, entry.item.answer, entry.repeats) for entry in distinct.entries(rule) if entry.item]
+    return [(entry.kept.question, entry.kept.answer, entry.repeats) for entry in distinct.questions(rule) if entry.kept]
 
 
 def test_repeats_meet_whatever_their_spaces_and_instructions():
@@ -29,14 +29,14 @@ def test_repeats_meet_whatever_their_spaces_and_instructions():
         [("1 + 1?", "2"), (BEFORE + "1 + 1?" + AFTER, "2"), ("1  +\n1?", " 2.0 "), ("2 + 2?", "4"), ("1 + 1?", 2)]
     )
     assert written(distinct) == [("1 + 1?", "2", 4), ("2 + 2?", "4", 1)]
-    tally = distinct.tally
-    assert (tally.rows, tally.repeats, tally.questions, tally.conflicts, tally.unreadable) == (5, 3, 2, 0, 0)
-    assert dict(tally.repetition) == {4: 1, 1: 1}
+    counts = distinct.counts
+    assert (counts.rows, counts.repeats, counts.questions, counts.conflicts, counts.unreadable) == (5, 3, 2, 0, 0)
+    assert dict(counts.repetition) == {4: 1, 1: 1}
 
 
 def test_the_first_row_is_the_one_that_is_kept():
     distinct = fed([("b?", "1", "first", "s", 2, "id-0"), ("a?", "1"), ("b?", "1", "second")])
-    first, second = (entry.item for entry in distinct.entries("drop"))
+    first, second = (entry.kept for entry in distinct.questions("drop"))
     assert (first.solution, first.subject, first.level, first.source_id, first.row) == ("first", "s", 2, "id-0", 0)
     assert (second.question, second.row) == ("a?", 1)
 
@@ -55,20 +55,20 @@ CONFLICT = [("x?", "1"), ("x?", "2", "two"), ("y?", "5"), ("x?", "2"), ("x?", "2
 def test_conflicts(rule, kept):
     distinct = fed(CONFLICT)
     assert written(distinct, rule) == kept
-    assert distinct.tally.conflicts == 2
-    answers = {entry.question: entry.answers for entry in distinct.entries(rule)}
+    assert distinct.counts.conflicts == 2
+    answers = {entry.question: entry.answers for entry in distinct.questions(rule)}
     assert answers == {"x?": {"1": 1, "2": 3}, "y?": {"5": 1}, "z?": {"3": 1, "4": 1}}
-    assert distinct.tally.rows == distinct.tally.repeats + distinct.tally.questions
+    assert distinct.counts.rows == distinct.counts.repeats + distinct.counts.questions
 
 
 def test_the_majority_brings_its_own_solution():
-    x = next(iter(fed(CONFLICT).entries("majority"))).item
+    x = next(iter(fed(CONFLICT).questions("majority"))).kept
     assert (x.solution, x.row) == ("two", 1)
 
 
 def test_answers_that_differ_in_spaces_are_one():
-    assert fed([("x?", "(1, 2)"), ("x?", "(1,2)")], "expression").tally.conflicts == 0
-    assert fed([("x?", "a b"), ("x?", "a c")], "expression").tally.conflicts == 1
+    assert fed([("x?", "(1, 2)"), ("x?", "(1,2)")], "expression").counts.conflicts == 0
+    assert fed([("x?", "a b"), ("x?", "a c")], "expression").counts.conflicts == 1
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_answers_that_differ_in_spaces_are_one():
 )
 def test_one_answer_in_other_clothes_is_no_conflict(same):
     distinct = fed([("x?", answer) for answer in same], "expression")
-    assert (distinct.tally.conflicts, written(distinct)) == (0, [("x?", same[0], len(same))])
+    assert (distinct.counts.conflicts, written(distinct)) == (0, [("x?", same[0], len(same))])
 
 
 def test_other_answers_stay_others():
@@ -102,7 +102,7 @@ def test_other_answers_stay_others():
         (r"\frac{12}{3}", r"\frac1{23}"),
         ("1.0", "10"),
     ):
-        assert fed([("x?", answer) for answer in pair], "expression").tally.conflicts == 1, pair
+        assert fed([("x?", answer) for answer in pair], "expression").counts.conflicts == 1, pair
 
 
 def test_what_is_unreadable_is_listed_once_and_is_no_conflict():
@@ -120,8 +120,8 @@ def test_what_is_unreadable_is_listed_once_and_is_no_conflict():
         ]
     )
     assert written(distinct) == [("x?", "1", 1)]
-    assert distinct.tally.conflicts == 0
-    assert (distinct.tally.rows, distinct.tally.unreadable_rows, distinct.tally.unreadable) == (9, 8, 6)
+    assert distinct.counts.conflicts == 0
+    assert (distinct.counts.rows, distinct.counts.unreadable_rows, distinct.counts.unreadable) == (9, 8, 6)
     assert [(one["reason"], one["row"], one["rows"]) for one in distinct.unreadable] == [
         ("has an answer that is no number", 1, 2),
         ("has no question", 3, 2),
@@ -147,7 +147,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path):
         for number in range(10_000):
             distinct.add(SourceRow(SourceQuestion(f"{number % 5000} " + "x" * 4000, "1"), 0, number))
         distinct.close()
-        count = sum(entry.repeats == 2 for entry in distinct.entries("drop"))
+        count = sum(entry.repeats == 2 for entry in distinct.questions("drop"))
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert count == 5000

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from proxima.data import UserError
 from proxima.prepare import SOURCES, locate_files
 from proxima.prepare.locate import DataNotFound
 
@@ -134,12 +135,12 @@ def test_the_cache_of_datasets(tmp_path, monkeypatch):
             writer.write(row)
         writer.finalize()
         made[side] = datasets.Dataset.from_file(str(path))
-    monkeypatch.setattr("proxima.task.hub.load", lambda name, subset, side, revision: made[side])
+    monkeypatch.setattr("proxima.prepare.locate.load_hub_dataset", lambda name, subset, side, revision: made[side])
     assert module._from_datasets(PARTS["gsm8k"].hubs[0], PARTS["gsm8k"], None).revision == COMMIT
     origin = locate_files(PARTS["gsm8k"])
     assert names(origin) == {"train": ["main/gsm8k-train.arrow"], "test": ["main/gsm8k-test.arrow"]}
     inputs = tuple(inspect_file(*pair) for pair in origin.sides["train"])
-    assert [row.raw.answer for row in iter_source_rows(inputs)] == [row["answer"] for row in GSM8K_TRAIN]
+    assert [row.content.answer for row in iter_source_rows(inputs)] == [row["answer"] for row in GSM8K_TRAIN]
 
 
 def test_a_download_that_was_cut_off(tmp_path):
@@ -157,7 +158,7 @@ def test_what_save_to_disk_wrote(tmp_path):
     datasets.DatasetDict(sides).save_to_disk(str(tmp_path / "saved"))
     origin = locate_files(PARTS["gsm8k"], str(tmp_path / "saved"))
     assert names(origin)["test"] == ["test/data-00000-of-00001.arrow"]
-    assert [row.raw.question for row in iter_source_rows((inspect_file(*origin.sides["test"][0]),))] == [
+    assert [row.content.question for row in iter_source_rows((inspect_file(*origin.sides["test"][0]),))] == [
         row["question"] for row in GSM8K_TEST
     ]
 
@@ -182,7 +183,7 @@ class Network:
 
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-        monkeypatch.setattr(origin, "_reachable", lambda endpoint: True)
+        monkeypatch.setattr(origin, "hub_is_reachable", lambda: True)
 
 
 def test_what_the_cache_has_is_not_fetched_again(tmp_path, monkeypatch):
@@ -215,9 +216,9 @@ def test_a_hub_that_refuses(monkeypatch):
         raise ConnectionError("503 Service\nUnavailable")
 
     def nothing(*_):
-        raise ValueError("not cached")
+        raise UserError("not cached")
 
-    monkeypatch.setattr("proxima.task.hub.load", nothing)
+    monkeypatch.setattr("proxima.prepare.locate.load_hub_dataset", nothing)
     Network(monkeypatch, refused)
     with pytest.raises(
         ValueError,

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxima.data.jsonl import utf8
 from proxima.prepare.answer_kinds import ANSWERS
-from proxima.prepare.normalize import normalize, question_key, sound, strip_instructions, words
+from proxima.prepare.normalize import normalize, question_key, strip_instructions, words
 from proxima.prepare.prompt_template import TEMPLATES, resolve_template
 
 from .published import AFTER, BEFORE
@@ -56,15 +57,15 @@ def test_same_question():
     for seen_alike in ("What is\u200b 2+2?", "\ufeffWhat is 2+2?", "What is 2+2 ?", "W\u00adhat is\u00a02+2 \u200b?"):
         assert question_key(seen_alike) == question_key("What is 2+2?")
     assert normalize("Is .5 > 1 : 3 , or 3 .5 ?") == "Is .5 > 1: 3, or 3 .5?"
-    assert question_key("half \ud83d") == question_key(sound("half \ud83d"))
+    assert question_key("half \ud83d") == question_key(utf8("half \ud83d"))
     assert question_key("Is A = 2?") != question_key("Is a = 2?")
 
 
 @given(st.text())
 def test_normalising_twice_changes_nothing(text):
-    once = normalize(sound(text))
+    once = normalize(utf8(text))
     assert normalize(once) == once
-    assert question_key(once) == question_key(sound(text))
+    assert question_key(once) == question_key(utf8(text))
 
 
 def test_words():
@@ -73,7 +74,7 @@ def test_words():
 
 
 def test_half_characters():
-    assert sound("a\ud83db") == "a?b" and sound("ü") == "ü"
+    assert utf8("a\ud83db") == "a?b" and utf8("ü") == "ü"
 
 
 @pytest.mark.parametrize(

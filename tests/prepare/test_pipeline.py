@@ -42,14 +42,14 @@ PARTS = {part.name: part for parts in SOURCES.values() for part in parts}
 FRUIT = ("apples", "pears", "plums", "figs", "limes")
 
 
-def make(name, place, out, *, against=(), overwrite=False, dry_run=False, **options):
+def make(name, place, out, *, eval_sets=(), overwrite=False, dry_run=False, **options):
     part = PARTS[name]
     return prepare(
         part,
         locate_files(part, str(place)),
         out,
         PrepareOptions(**options),
-        against=against,
+        eval_sets=eval_sets,
         command="proxima data prepare",
         overwrite=overwrite,
         dry_run=dry_run,
@@ -86,7 +86,7 @@ def test_gsm8k(tmp_path):
         "gsm8k: 3 distinct train questions, 7,473 are published; is the source whole?",
         "gsm8k: 2 distinct test questions, 1,319 are published; is the source whole?",
     ]
-    assert {one.verdict for one in verify_folder(done.folder)} == {"same"}
+    assert {one.status for one in verify_folder(done.folder)} == {"same"}
 
 
 def dapo_rows(questions=50, times=8):
@@ -130,7 +130,7 @@ def test_conflicts_unreadable_and_contaminated_are_listed(tmp_path):
     ]
     path = write_dapo(tmp_path / "d.parquet", rows)
     known = EvalSet("aime24", ["Other?", "Find the  answer of AIME?", LONG.format(n=8)], "0" * 64)
-    done = make("dapo-math", path, tmp_path / "out", held_out=0, max_unreadable=0.5, against=[known])
+    done = make("dapo-math", path, tmp_path / "out", held_out=0, max_unreadable=0.5, eval_sets=[known])
     counts = balanced(done.card)["train"]
     assert {
         key: counts[key] for key in ("unreadable", "conflicts", "conflicts_dropped", "contaminated", "train", "test")
@@ -195,7 +195,7 @@ def test_math_and_math500(tmp_path):
         tmp_path / "data" / "math500",
     )
     assert small.test.questions == ["in  500?"] and table(small.folder / "test.parquet")[0]["subject"] == "Algebra"
-    done = make("math", folder, tmp_path / "data" / "math", against=[small.test])
+    done = make("math", folder, tmp_path / "data" / "math", eval_sets=[small.test])
     train = table(done.folder / "train.parquet")
     assert [(row["question"], row["answer"], row["level"], row["subject"]) for row in train] == [
         ("algebra 1?", "\\frac{1}{2}", 1, "Algebra"),
@@ -370,7 +370,7 @@ def test_check(tmp_path):
         file.write(b"x")
     (folder / "test.parquet").unlink()
     (folder / "more.parquet").write_bytes(b"")
-    assert {one.file: one.verdict for one in verify_folder(folder)} == {
+    assert {one.file: one.status for one in verify_folder(folder)} == {
         "test.parquet": "missing",
         "train.parquet": "altered",
         "README.md": "same",

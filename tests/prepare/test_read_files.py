@@ -18,7 +18,7 @@ def rows_of(*paths):
 def only(path):
     (row,) = rows_of(path)
     assert row.reason == ""
-    return row.raw
+    return row.content
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_json_files(tmp_path):
     (tmp_path / "2.json").write_text(json.dumps([math_row("2?", 2), math_row("3?", 3)]))
     write_jsonl(tmp_path / "3.json", [math_row("4?", 4), math_row("5?", 5)])
     found = rows_of(*(tmp_path / f"{i}.json" for i in (1, 2, 3)))
-    assert [(row.raw.question, row.file, row.row) for row in found] == [
+    assert [(row.content.question, row.file, row.row) for row in found] == [
         ("1?", 0, 0),
         ("2?", 1, 0),
         ("3?", 1, 1),
@@ -149,10 +149,10 @@ def test_rows_of_another_form_are_not_dropped_in_silence(tmp_path):
         ],
     )
     first, *others = rows_of(path)
-    assert first.raw.question == "1?" and all(row.raw is None for row in others)
+    assert first.content.question == "1?" and all(row.content is None for row in others)
     assert [row.reason for row in others[:2]] == [
         "has no 'ground_truth'",
-        "has another form: nothing is said by the user",
+        "has another form: the chat has no user message",
     ]
     assert others[3].reason == "has no 'prompt'"
 
@@ -169,7 +169,7 @@ def test_rows_of_another_form_are_not_dropped_in_silence(tmp_path):
         (
             "a.jsonl",
             b'{"text": "1?"}\n',
-            r"a.jsonl has the columns text; wanted is one of these forms: prompt, reward_model; problem, answer or sol",
+            r"a.jsonl has the columns text; expected one of these forms: prompt, reward_model; problem, answer or sol",
         ),
         ("a.jsonl", b"\xff\xfe\n", "is not UTF-8 text"),
         ("a.json", b"[1]", "entry 0 is a int"),

@@ -198,11 +198,11 @@ def _prepare(arguments: argparse.Namespace) -> int:
                     origin,
                     one.folder,
                     options,
-                    against=known,
+                    eval_sets=known,
                     command=command,
                     overwrite=arguments.overwrite,
                     dry_run=arguments.dry_run,
-                    observe=progress.at,
+                    progress=progress.at,
                 )
         except OSError as problem:  # a full disk, a folder that may not be written
             place = problem.filename or one.folder
@@ -429,14 +429,14 @@ def _check(arguments: argparse.Namespace) -> int:
     from proxima.prepare import verify_folder
 
     found = {name: verify_folder(Path(name).expanduser()) for name in arguments.folder}
-    bad = sum(one.verdict != "same" for files in found.values() for one in files)
+    bad = sum(one.status != "same" for files in found.values() for one in files)
     if arguments.json:
         print_json(
-            {"bad": bad, "folders": {name: {one.file: one.verdict for one in files} for name, files in found.items()}}
+            {"bad": bad, "folders": {name: {one.file: one.status for one in files} for name, files in found.items()}}
         )
     else:
         for name, files in found.items():
-            print("\n".join(f"{one.verdict:<8} {Path(name) / one.file}" for one in files))
+            print("\n".join(f"{one.status:<8} {Path(name) / one.file}" for one in files))
         if bad:
             print(
                 f"{bad} of {sum(map(len, found.values()))} files are not what the card says; make the folder anew "

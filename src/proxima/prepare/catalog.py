@@ -1,5 +1,6 @@
-"""The table of what can be prepared: where each set is published, what its answers are, how it is asked."""
+"""The data sets that can be prepared: where each is published, what its answers are, which prompt asks it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,8 +11,8 @@ class Hub:
 
     Args:
         name: owner/name.
-        subsets: configurations that are read, in this order; empty: all files.
-        license: as its page says; None: it does not say, or we don't know.
+        subsets: configurations to read, in this order; empty: all files.
+        license: as its page states; None: unknown.
     """
 
     name: str
@@ -26,16 +27,16 @@ class Part:
     Args:
         name: of the folder; evaluation looks for `data/<name>/test.parquet`.
         title: a line for people.
-        hubs: where it is published; the first that can be had is taken.
-        side: `train`: questions to train on, a test side is split off where there is none; `test`: every row is an
-            evaluation question.
+        hubs: where it is published; the first that is available is taken.
+        side: `train`: training questions, of which a test side is split off if the source has none; `test`: every row
+            is an evaluation question.
         answer: key in `ANSWERS`.
-        template: key in `TEMPLATES`: how it is asked unless `--template` says otherwise.
-        reward: a reward of ours that scores it, for the example in the card.
+        template: key in `TEMPLATES`: the prompt unless `--template` names another.
+        reward: a reward that scores it, for the example in the card.
         license: of the questions as first published; None: unknown.
-        hints: words in a file's or folder's name that mean this part, where a source has several.
-        published: questions that each side has as published; a prepared side of another size is worth a line.
-        optional: the source is whole without it.
+        hints: words in a file's or folder's name that mean this part, if a source has several.
+        published: questions that each side has as published; a prepared side of another size is reported.
+        optional: the source is complete without it.
     """
 
     name: str
@@ -43,23 +44,33 @@ class Part:
     hubs: tuple[Hub, ...]
     side: Literal["train", "test"]
     answer: str
-    template: str
-    reward: str
+    template: str = "boxed"
+    reward: str = "math"
     license: str | None = None
     hints: tuple[str, ...] = ()
-    published: dict[str, int] = field(default_factory=dict)
+    published: Mapping[str, int] = field(default_factory=dict)
     optional: bool = False
 
 
 _MATH_SUBSETS = (
-    "algebra",
-    "counting_and_probability",
-    "geometry",
-    "intermediate_algebra",
-    "number_theory",
-    "prealgebra",
+    *("algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra"),
     "precalculus",
 )
+
+
+def _aime(year: int, *hubs: Hub) -> Part:
+    return Part(
+        f"aime{year % 100}",
+        f"AIME {year}, I and II",
+        hubs,
+        side="test",
+        answer="aime",
+        template="dapo",
+        hints=(str(year % 100),),
+        published={"test": 30},
+        optional=True,
+    )
+
 
 SOURCES: dict[str, tuple[Part, ...]] = {
     "dapo-math": (
@@ -73,7 +84,6 @@ SOURCES: dict[str, tuple[Part, ...]] = {
             side="train",
             answer="integer",
             template="dapo",
-            reward="math",
             license="Apache-2.0",
         ),
     ),
@@ -91,39 +101,19 @@ SOURCES: dict[str, tuple[Part, ...]] = {
         ),
     ),
     "aime": (
-        Part(
-            "aime24",
-            "AIME 2024, I and II",
-            (
-                Hub("HuggingFaceH4/aime_2024"),
-                Hub("Maxwell-Jia/AIME_2024", license="MIT"),
-                Hub("math-ai/aime24"),
-                Hub("BytedTsinghua-SIA/AIME-2024"),
-            ),
-            side="test",
-            answer="aime",
-            template="dapo",
-            reward="math",
-            hints=("24",),
-            published={"test": 30},
-            optional=True,
+        _aime(
+            2024,
+            Hub("HuggingFaceH4/aime_2024"),
+            Hub("Maxwell-Jia/AIME_2024", license="MIT"),
+            Hub("math-ai/aime24"),
+            Hub("BytedTsinghua-SIA/AIME-2024"),
         ),
-        Part(
-            "aime25",
-            "AIME 2025, I and II",
-            (
-                Hub("math-ai/aime25"),
-                Hub("yentinglin/aime_2025"),
-                Hub("MathArena/aime_2025"),
-                Hub("opencompass/AIME2025", ("AIME2025-I", "AIME2025-II")),
-            ),
-            side="test",
-            answer="aime",
-            template="dapo",
-            reward="math",
-            hints=("25",),
-            published={"test": 30},
-            optional=True,
+        _aime(
+            2025,
+            Hub("math-ai/aime25"),
+            Hub("yentinglin/aime_2025"),
+            Hub("MathArena/aime_2025"),
+            Hub("opencompass/AIME2025", ("AIME2025-I", "AIME2025-II")),
         ),
     ),
     "amc23": (
@@ -133,8 +123,6 @@ SOURCES: dict[str, tuple[Part, ...]] = {
             (Hub("math-ai/amc23"), Hub("zwhe99/amc23")),
             side="test",
             answer="integer",
-            template="boxed",
-            reward="math",
             published={"test": 40},
         ),
     ),
@@ -145,8 +133,6 @@ SOURCES: dict[str, tuple[Part, ...]] = {
             (Hub("HuggingFaceH4/MATH-500"), Hub("math-ai/math500")),
             side="test",
             answer="expression",
-            template="boxed",
-            reward="math",
             license="MIT",
             hints=("500",),
             published={"test": 500},
@@ -158,8 +144,6 @@ SOURCES: dict[str, tuple[Part, ...]] = {
             (Hub("EleutherAI/hendrycks_math", _MATH_SUBSETS, "MIT"), Hub("DigitalLearningGmbH/MATH-lighteval")),
             side="train",
             answer="expression",
-            template="boxed",
-            reward="math",
             license="MIT",
             published={"train": 7500, "test": 5000},
         ),

@@ -1,5 +1,4 @@
-"""The card of a prepared folder: where it came from, what became of every row, and the hashes by which anyone can check
-it."""
+"""The card of a prepared folder: its source, what became of every row, and the hashes that verify its files."""
 
 import hashlib
 import json
@@ -12,47 +11,43 @@ from proxima.data import UserError
 from proxima.prepare.catalog import Part
 from proxima.prepare.locate import CARD, SourceFiles
 from proxima.prepare.prompt_template import Template
-from proxima.prepare.read_files import InputFile
-from proxima.prepare.write_files import COLUMNS
+from proxima.prepare.read_files import InputFile, combined_sha256
+from proxima.prepare.write_files import COLUMNS, ExclusionLists, SplitData
 
 if TYPE_CHECKING:
     from proxima.prepare.decontaminate import EvalSet, OverlapIndex
-    from proxima.prepare.deduplicate import RowCounts
-    from proxima.prepare.pipeline import PrepareOptions, _ExclusionLists
+    from proxima.prepare.pipeline import PrepareOptions
 
 FORMAT = 1
+_REMAKE = "make it anew: proxima data prepare … --overwrite"
 README = "README.md"
-_LISTED_INPUTS = 64  # beyond, files of a side are one line with a hash over theirs
+_LISTED_INPUTS = 64  # beyond, the files of a side are one line with a combined hash
 _SHOWN_PHRASES = 10
-_READ_BY = {
-    "boxed": "math",
-    "think_answer": "regex",
-}  # templates that ask for another form than the part's own reward reads
+# rewards for templates whose answer has another form than the part's reward reads
+_REWARD_OF_TEMPLATE = {"boxed": "math", "think_answer": "regex"}
 LISTS = {
     "conflicts.jsonl": "questions with more than one answer, and what was kept",
-    "contaminated.jsonl": "training questions left out because they meet an evaluation question: the set, the row, "
-    "the shared run of words",
+    "contaminated.jsonl": "training questions excluded because they overlap with an evaluation question: the set, the "
+    "row, the shared run of words",
     "unreadable.jsonl": "rows without a question or a readable answer, each with the reason",
 }
 
 
 def build_card(
     part: Part,
-    origin: SourceFiles,
+    source: SourceFiles,
     template: Template,
     options: "PrepareOptions",
     held_out: float | None,
     command: str,
     *,
-    inputs: Mapping[str, Sequence[InputFile]],
-    tallies: Mapping[str, "RowCounts"],
-    against: Sequence["EvalSet"],
+    sides: Mapping[str, SplitData],
+    eval_sets: Sequence["EvalSet"],
     overlap: "OverlapIndex",
-    left_out: "_ExclusionLists",
+    excluded: ExclusionLists,
     files: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The card, without the hashes of what is written (`write_card` adds them). It holds no date, and no path but those
-    that were given."""
+    """The card without the hashes of written files, which `write_card` adds. It holds no date and no absolute path."""
     import pyarrow
 
     from proxima import __version__
@@ -62,14 +57,15 @@ def build_card(
         "format": FORMAT,
         "name": part.name,
         "title": part.title,
-        "source": {"kind": origin.kind, "name": origin.name, "revision": origin.revision, "license": origin.license},
-        "inputs": {side: _input_lines(found) for side, found in inputs.items()},
-        "counts": {side: _counts(side, tally, left_out, files) for side, tally in tallies.items()},
+        "source": {"kind": source.kind, "name": source.name, "revision": source.revision, "license": source.license},
+        "inputs": {side: _input_lines(data.inputs) for side, data in sides.items()},
+        "counts": {side: _counts(side, data, excluded, files) for side, data in sides.items()},
         "repetition": {
-            side: {str(times): n for times, n in sorted(t.repetition.items())} for side, t in tallies.items()
+            side: {str(times): n for times, n in sorted(data.distinct.counts.repetition.items())}
+            for side, data in sides.items()
         },
         "answer": part.answer,
-        "reward": _READ_BY.get(template.name, part.reward),
+        "reward": _REWARD_OF_TEMPLATE.get(template.name, part.reward),
         "prompt": {"template": template.name, "text": template.text, "system": template.system},
         "conflicts": options.conflicts,
         "max_unreadable": options.max_unreadable,
@@ -82,10 +78,10 @@ def build_card(
                     "set": known.name,
                     "questions": len(known.questions),
                     "sha256": known.sha256,
-                    "left_out": left_out.dropped.get(known.name, 0),
-                    "same_text": left_out.same.get(known.name, 0),
+                    "left_out": excluded.by_set[known.name],
+                    "same_text": excluded.same_text[known.name],
                 }
-                for known in against
+                for known in eval_sets
             ],
             "phrases_ignored": len(phrases),
             "phrases": [{"run": run, "questions": count} for run, count in phrases[:_SHOWN_PHRASES]],
@@ -98,24 +94,17 @@ def build_card(
 
 def _input_lines(inputs: Sequence[InputFile]) -> list[dict[str, Any]]:
     if len(inputs) <= _LISTED_INPUTS:
-        return [{"file": one.name, "bytes": one.size, "sha256": one.sha256} for one in inputs]
-    lines = "".join(f"{one.sha256} {one.name}\n" for one in inputs)
-    combined = hashlib.sha256(lines.encode()).hexdigest()
-    return [
-        {
-            "files": len(inputs),
-            "bytes": sum(one.size for one in inputs),
-            "sha256": combined,
-            "of": "lines of `sha256 name`",
-        }
-    ]
+        return [{"file": file.name, "bytes": file.size, "sha256": file.sha256} for file in inputs]
+    size, combined = sum(file.size for file in inputs), combined_sha256(inputs)
+    return [{"files": len(inputs), "bytes": size, "sha256": combined, "of": "lines of `sha256 name`"}]
 
 
-def _counts(side: str, tally: "RowCounts", left_out: "_ExclusionLists", files: Mapping[str, int]) -> dict[str, int]:
+def _counts(side: str, data: SplitData, excluded: ExclusionLists, files: Mapping[str, int]) -> dict[str, int]:
     """What became of the rows of a side.
 
     rows = unreadable_rows + repeats + questions; questions = conflicts_dropped + contaminated + train + test.
     """
+    tally = data.distinct.counts
     counts = {
         "rows": tally.rows,
         "unreadable_rows": tally.unreadable_rows,
@@ -123,21 +112,20 @@ def _counts(side: str, tally: "RowCounts", left_out: "_ExclusionLists", files: M
         "repeats": tally.repeats,
         "questions": tally.questions,
         "conflicts": tally.conflicts,
-        "conflicts_dropped": left_out.conflicts_dropped[side],
-        "contaminated": left_out.contaminated_questions if side == "train" else 0,
+        "conflicts_dropped": excluded.conflicts_dropped[side],
+        "contaminated": len(excluded.contaminated) if side == "train" else 0,
     }
-    left = counts["questions"] - counts["conflicts_dropped"] - counts["contaminated"]
+    remaining = counts["questions"] - counts["conflicts_dropped"] - counts["contaminated"]
     train = files.get("train.parquet", 0) if side == "train" else 0
-    return {**counts, "train": train, "test": left - train}
+    return {**counts, "train": train, "test": remaining - train}
 
 
 def write_card(folder: Path, card: dict[str, Any]) -> None:
-    """`card.json` and `README.md`; fills in size and hash of every file that is there."""
+    """Write `card.json` and `README.md`, with the size and hash of every written file."""
     for name, facts in card["outputs"].items():
-        content = _hash(folder / name)
-        facts |= {"bytes": content[0], "sha256": content[1]}
+        facts |= _facts(folder / name)
     (folder / README).write_text(card_markdown(card), encoding="utf-8", newline="\n")
-    card["outputs"][README] = dict(zip(("bytes", "sha256"), _hash(folder / README), strict=True))
+    card["outputs"][README] = _facts(folder / README)
     (folder / CARD).write_text(json.dumps(card, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n")
 
 
@@ -145,52 +133,53 @@ def read_card(folder: Path) -> dict[str, Any]:
     """The card of a prepared folder.
 
     Raises:
-        ValueError: there is none, or it is damaged; one line with the remedy.
+        UserError: it is missing or damaged.
     """
     path = folder / CARD
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{folder} is no prepared data (no {CARD} in it); make it with proxima data prepare") from None
-    except (OSError, ValueError) as problem:
-        raise UserError(f"{path} can't be read: {problem}; make it anew: proxima data prepare … --overwrite") from None
+        message = f"{folder} is no prepared data (no {CARD} in it)"
+        raise UserError(message, remedy="make it with proxima data prepare") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} can't be read: {error}", remedy=_REMAKE) from None
     if not isinstance(card, dict) or card.get("format") != FORMAT or not isinstance(card.get("outputs"), dict):
-        raise UserError(f"{path} is no card of format {FORMAT}; make it anew: proxima data prepare … --overwrite")
+        raise UserError(f"{path} is no card of format {FORMAT}", remedy=_REMAKE)
     return card
 
 
 @dataclass(frozen=True)
 class FileStatus:
-    """A file against its card: `same`, `altered`, `missing`, or `extra` (a table that the card does not know)."""
+    """A file compared with its card: `same`, `altered`, `missing`, or `extra`, a table that the card does not list."""
 
     file: str
-    verdict: str
+    status: str
 
 
 def verify_folder(folder: Path) -> list[FileStatus]:
-    """Every file of a prepared folder against the hashes of its card.
+    """Compare every file of a prepared folder with the hashes of its card.
 
     Raises:
-        ValueError: no card, or a damaged one.
+        UserError: the card is missing or damaged.
     """
     outputs: dict[str, Any] = read_card(folder)["outputs"]
     found = []
     for name, facts in outputs.items():
         path = folder / name
-        same = path.is_file() and _hash(path) == (facts.get("bytes"), facts.get("sha256"))
+        same = path.is_file() and _facts(path).items() <= facts.items()
         found.append(FileStatus(name, "same" if same else "altered" if path.is_file() else "missing"))
     extra = sorted(path.name for path in folder.glob("*.parquet") if path.name not in outputs)
     return found + [FileStatus(name, "extra") for name in extra]
 
 
-def _hash(path: Path) -> tuple[int, str]:
+def _facts(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256")
-    return path.stat().st_size, digest.hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
 def card_markdown(card: Mapping[str, Any], folder: str | None = None) -> str:
-    """`README.md`; its recipe names `folder`, or `data/<name>`."""
+    """The content of `README.md`; its recipe names `folder`, or `data/<name>`."""
     return "\n".join(_lines(card, folder)) + "\n"
 
 
@@ -257,7 +246,7 @@ _COUNTED = {
 
 
 def recipe_snippet(card: Mapping[str, Any], folder: str | None = None) -> str:
-    """How a recipe names the data."""
+    """The lines of a recipe that use the data."""
     path = folder or f"data/{card['name']}"
     trained = "train.parquet" in card["outputs"]
     asked = "test.parquet" in card["outputs"]
@@ -267,7 +256,7 @@ def recipe_snippet(card: Mapping[str, Any], folder: str | None = None) -> str:
 
 
 def repetition_line(repetition: Mapping[str, int], most: int = 5) -> str:
-    """`1,998 × 100, 2 × 101`: how many questions stand in how many rows, the most frequent first."""
+    """`1,998 × 100, 2 × 101`: number of questions × their number of rows, the most frequent first."""
     ranked = sorted(repetition.items(), key=lambda pair: (-pair[1], int(pair[0])))
     shown = ", ".join(f"{count:,} × {int(times):,}" for times, count in ranked[:most])
     rest = sum(count for _, count in ranked[most:])

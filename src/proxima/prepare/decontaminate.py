@@ -1,4 +1,4 @@
-"""Contamination: is a training question one of the evaluation's, or does it share a long run of words with one?"""
+"""Decontamination: finds training questions that equal an evaluation question or share a long n-gram with it."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 from proxima.prepare.normalize import comparison_text, words
 
-COVERED = 0.5  # share of an evaluation question's runs in one training question that no phrase of the trade explains
+COVERAGE = 0.5  # share of an evaluation question's n-grams that common phrases do not explain
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class EvalSet:
     Args:
         name: of the set.
         questions: their texts.
-        sha256: of the file they come from; None: they are a side of what is being prepared.
+        sha256: of their file; None: they are a side of the data being prepared.
     """
 
     name: str
@@ -27,12 +27,12 @@ class EvalSet:
 
 @dataclass(frozen=True)
 class OverlapMatch:
-    """A training question that meets an evaluation question.
+    """A training question that overlaps with an evaluation question.
 
     Args:
         where: name of the set and number of the question in it.
-        grams: shared runs of words; empty where the questions are the same.
-        covers: it holds half of the evaluation question's runs and all of its numbers.
+        grams: shared n-grams; empty if the questions are the same.
+        covers: the training question holds half of the evaluation question's n-grams and all of its numbers.
     """
 
     where: tuple[str, int]
@@ -41,47 +41,45 @@ class OverlapMatch:
 
 
 class OverlapIndex:
-    """Compares questions with evaluation sets: the same text (`telling`: case and punctuation apart), or a common run
-    of `n` words.
+    """Finds evaluation questions with the same text (`comparison_text`) as a training question, or a common n-gram.
 
-    Words are compared in small letters without punctuation. A run that stands in more than `common` training questions
-    is a phrase of the trade ("find the remainder when m + n is divided by") and says nothing, unless the training
-    question holds half of the evaluation question's runs and all its numbers: then it is that question with something
-    added, however many variants of it there are; with other numbers it is another one of the same template. Ask
-    `contaminated` after all questions were shown to `look`. A question shorter than `n` words can be found as the same
-    text only.
+    N-grams are of lower-case words without punctuation. One that occurs in more than `common` training questions is a
+    phrase ("find the remainder when m + n is divided by") and no evidence, unless the training question holds half of
+    the evaluation question's n-grams and all its numbers: then it is that question with additions, whatever the number
+    of its variants; with other numbers it is another question of the same template. Call `contaminated` after `find`
+    has seen all questions. A question shorter than `n` words can only be found as the same text.
 
     Args:
-        n: words of a run; 0: compare whole texts only.
-        common: training questions above which a run is a phrase; 0: none is.
-    Source: Brown et al., arXiv 2005.14165, appendix C: 13 words, small letters, no punctuation; runs in more than ten
+        n: words of an n-gram; 0: compare whole texts only.
+        common: training questions above which an n-gram is a phrase; 0: none is.
+    Source: Brown et al., arXiv 2005.14165, appendix C: 13 words, lower case, no punctuation; n-grams in more than ten
         documents ignored.
-    Differs: they cut 200 characters around a hit out of a document and drop one that is cut too often; a question is
-        dropped whole.
+    Differs: they cut 200 characters around a match out of a document and drop one that is cut too often; here a
+        question is dropped whole.
     """
 
     def __init__(self, n: int = 13, common: int = 10) -> None:
         self.n, self.common = n, common
         self._exact: dict[bytes, list[tuple[str, int]]] = {}
         self._grams: dict[str, list[tuple[str, int]]] = {}
-        self._asked: dict[tuple[str, int], tuple[int, Counter[str]]] = {}  # runs and numbers of each question
+        self._facts: dict[tuple[str, int], tuple[int, Counter[str]]] = {}  # n-grams and numbers of each question
         self._seen: Counter[str] = Counter()
 
-    def learn(self, known: EvalSet) -> None:
+    def add(self, eval_set: EvalSet) -> None:
         """Add the questions of an evaluation set."""
-        for number, question in enumerate(known.questions):
-            self._exact.setdefault(_key(question), []).append((known.name, number))
+        for number, question in enumerate(eval_set.questions):
+            self._exact.setdefault(_key(question), []).append((eval_set.name, number))
             grams = self._grams_of(question)
-            self._asked[known.name, number] = len(grams), _numbers(question)
+            self._facts[eval_set.name, number] = len(grams), _numbers(question)
             for gram in grams:
-                self._grams.setdefault(gram, []).append((known.name, number))
+                self._grams.setdefault(gram, []).append((eval_set.name, number))
 
-    def look(self, question: str, *, count: bool = True) -> list[OverlapMatch]:
-        """Where a question meets an evaluation question, the same text first.
+    def find(self, question: str, *, count: bool = True) -> list[OverlapMatch]:
+        """The evaluation questions that a question overlaps with, the same text first.
 
         Args:
             question: its text.
-            count: it is a training question: its runs count towards `common`.
+            count: whether its n-grams count towards `common`, as those of a training question do.
         """
         if not self._exact:
             return []
@@ -93,39 +91,40 @@ class OverlapIndex:
         for gram in shared:
             for where in self._grams[gram]:
                 found.setdefault(where, []).append(gram)
-        hits = [OverlapMatch(where, ()) for where in same]
+        matches = [OverlapMatch(where, ()) for where in same]
         numbers = _numbers(question) if found else Counter()
         for where, grams in found.items():
             if where not in same:
-                runs, needed = self._asked[where]
-                hits.append(OverlapMatch(where, tuple(grams), len(grams) >= COVERED * runs and needed <= numbers))
-        return hits
+                grams_in_all, needed = self._facts[where]
+                matches.append(
+                    OverlapMatch(where, tuple(grams), len(grams) >= COVERAGE * grams_in_all and needed <= numbers)
+                )
+        return matches
 
-    def contaminated(self, hits: Iterable[OverlapMatch], apart_from: str | None = None) -> list[OverlapMatch]:
-        """The hits that count: the same text, a run that is no common phrase, or the evaluation question with something
-        added.
+    def contaminated(self, matches: Iterable[OverlapMatch], except_set: str | None = None) -> list[OverlapMatch]:
+        """The matches that are evidence: the same text, an n-gram that is no phrase, or coverage of the question.
 
         Args:
-            hits: of `look`.
-            apart_from: name of a set that is not compared with.
+            matches: of `find`.
+            except_set: name of a set to ignore.
         """
         kept = []
-        for hit in hits:
-            rare = tuple(gram for gram in hit.grams if not self.common or self._seen[gram] <= self.common)
-            if not rare and hit.covers:
-                rare = hit.grams
-            if hit.where[0] != apart_from and (rare or not hit.grams):
-                kept.append(OverlapMatch(hit.where, rare, hit.covers))
+        for match in matches:
+            rare = tuple(gram for gram in match.grams if not self.common or self._seen[gram] <= self.common)
+            if not rare and match.covers:
+                rare = match.grams
+            if match.where[0] != except_set and (rare or not match.grams):
+                kept.append(OverlapMatch(match.where, rare, match.covers))
         return kept
 
     @property
     def phrases(self) -> list[tuple[str, int]]:
-        """Runs that say nothing by themselves, with the training questions that hold each; the most frequent first."""
+        """Common n-grams, with the number of training questions that hold each; the most frequent first."""
         found = [(gram, count) for gram, count in self._seen.items() if self.common and count > self.common]
         return sorted(found, key=lambda pair: (-pair[1], pair[0]))
 
     def _grams_of(self, question: str) -> list[str]:
-        """The runs of a question, each once, in order."""
+        """The distinct n-grams of a question, in order."""
         if self.n == 0:
             return []
         found = words(question)

@@ -1,63 +1,63 @@
-"""Where the files are: a path, the hub's cache, the hub, or the cache of the `datasets` library; and which of them are
-for testing."""
+"""Locates the files of a source, in a path, the hub's cache, the hub, or the cache of `datasets`, and sorts them by
+side."""
 
 import glob
 import re
-import socket
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
 
 from proxima.data import UserError
 from proxima.prepare.catalog import Hub, Part
 from proxima.prepare.read_files import SUFFIXES
+from proxima.task.hub import hub_is_reachable, load_hub_dataset
 
-_NO_DATA = ("state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json", "card.json", "config.json")
-_USUAL_SUBSETS = ("main", "all", "default")  # where a data set has several and none was asked for
+_METADATA = ("state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json", "card.json", "config.json")
+_DEFAULT_SUBSETS = ("main", "all", "default")  # if a data set has several and none is named
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
-CARD = "card.json"  # what a prepared folder has
+CARD = "card.json"  # in every prepared folder
+
+NamedFiles = list[tuple[Path, str]]  # each file with its name in the card
+Sides = dict[str, tuple[tuple[Path, str], ...]]  # `train` and `test`
 
 
-class DataNotFound(ValueError):
-    """The data can't be had from this place; another may have them."""
+class DataNotFound(UserError):
+    """This place does not have the data; another may."""
 
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """Where a part comes from.
+    """The files of a part.
 
     Args:
         kind: `hub` or `files`.
         name: data set on the hub, or the path as it was given.
-        revision: commit on the hub; None: files, or not known.
+        revision: commit on the hub; None: local files, or unknown.
         license: None: unknown.
-        sides: files of `train` and `test`, each with the name the card gives it.
+        sides: files of `train` and `test`, each with its name in the card.
     """
 
     kind: str
     name: str
     revision: str | None
     license: str | None
-    sides: dict[str, tuple[tuple[Path, str], ...]]
+    sides: Sides
 
 
 def locate_files(
     part: Part, given: str | None = None, *, subset: str | None = None, revision: str | None = None
 ) -> SourceFiles:
-    """The files of a part.
+    """Locate the files of a part.
 
     Args:
-        part: what is wanted.
-        given: a file, a folder, a pattern, or a data set on the hub; None: the data sets that the part names, the first
-            that can be had.
-        subset: a folder inside, or a configuration on the hub; None: what the part names, or `main`, `all` or `default`
-            where there is one.
-        revision: commit, tag or branch on the hub; None: what is in the cache, else the newest.
+        part: what to locate.
+        given: a file, a folder, a pattern, or a data set on the hub; None: the first available data set of the part.
+        subset: a folder inside, or a configuration on the hub; None: the part's, else `main`, `all` or `default`.
+        revision: commit, tag or branch on the hub; None: the cached one, else the newest.
     Raises:
-        ValueError: nothing is there, nothing in it is data, or no place can be reached; one line with the remedy.
+        UserError: it does not exist, holds no data, or the hub can't be reached.
     """
     if given is not None and not _is_hub_name(given):
         if revision is not None:
@@ -72,43 +72,35 @@ def locate_files(
         except DataNotFound as problem:
             problems.append(str(problem))
     others = "" if len(hubs) == 1 else f" (nor {', '.join(hub.name for hub in hubs[1:])})"
-    raise UserError(
-        f"{part.name}: {problems[0]}{others}; give a copy with --from PATH (Parquet or JSON Lines), or fetch it "
-        "where there is a network: "
-        f"hf download --repo-type dataset {hubs[0].name}"
-    )
+    command = f"hf download --repo-type dataset {hubs[0].name}"
+    remedy = f"give a copy with --from PATH (Parquet or JSON Lines), or download it where there is a network: {command}"
+    raise UserError(f"{part.name}: {problems[0]}{others}", remedy=remedy)
 
 
 def _is_hub_name(given: str) -> bool:
-    local = (
-        given.startswith((".", "/", "~"))
-        or given.endswith(SUFFIXES)
-        or "*" in given
-        or "?" in given
-        or Path(given).exists()
+    local = given.startswith((".", "/", "~")) or given.endswith(SUFFIXES) or re.search("[*?]", given)
+    return (
+        not local and not Path(given).exists() and given.count("/") == 1 and all(given.split("/")) and " " not in given
     )
-    return not local and given.count("/") == 1 and all(given.split("/")) and " " not in given
 
 
-def _local(given: str, subset: str | None) -> list[tuple[Path, str]]:
+def _local(given: str, subset: str | None) -> NamedFiles:
     """Data files below a path, with their names inside it, in sorted order."""
     place = Path(given).expanduser()
     if place.is_file():
         return [(place, place.name)]
     if place.is_dir():
         if (place / CARD).is_file() and any(place.glob("*.parquet")):
-            raise UserError(f"{given} is prepared already (it holds a {CARD}); give the data as published")
+            raise UserError(f"{given} is prepared already (it holds a {CARD})", remedy="give the data as published")
         return _below(place, () if subset is None else (subset,), given)
     found = [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
     if not found:
-        raise UserError(
-            f"{given!r}: no such file or folder, and no name on the hub (owner/name); a pattern looks like "
-            "'data/*.parquet'"
-        )
+        message = f"{given!r}: no such file or folder, and no name on the hub (owner/name)"
+        raise UserError(message, remedy="a pattern looks like 'data/*.parquet'")
     return [(path, path.name) for path in found if path.is_file() and path.suffix in SUFFIXES]
 
 
-def _below(folder: Path, subsets: tuple[str, ...], given: str) -> list[tuple[Path, str]]:
+def _below(folder: Path, subsets: tuple[str, ...], given: str) -> NamedFiles:
     tops = [folder, folder / "data"]
     if subsets:
         wanted = [next((top / name for top in tops if (top / name).is_dir()), None) for name in subsets]
@@ -116,48 +108,40 @@ def _below(folder: Path, subsets: tuple[str, ...], given: str) -> list[tuple[Pat
             starts = [start for start in wanted if start is not None]
             if len(starts) < len(subsets):
                 raise DataNotFound(f"{given} holds {len(starts)} of the subsets {', '.join(subsets)}")
-        elif files := [
-            pair for pair in _files(folder, folder) if any(name.lower() in pair[0].stem.lower() for name in subsets)
-        ]:
-            return files  # configurations that are files: aime2025-I.jsonl
-        else:
-            raise DataNotFound(f"{given} holds no subset {', '.join(subsets)}")
+        else:  # configurations that are files: aime2025-I.jsonl
+            named = [pair for pair in _files(folder, folder) if any(n.lower() in pair[0].stem.lower() for n in subsets)]
+            if not named:
+                raise DataNotFound(f"{given} holds no subset {', '.join(subsets)}")
+            return named
     else:
-        usual = next((top / name for top in tops for name in _USUAL_SUBSETS if (top / name).is_dir()), None)
-        starts = [usual or folder]
+        default = next((top / name for top in tops for name in _DEFAULT_SUBSETS if (top / name).is_dir()), None)
+        starts = [default or folder]
     return [pair for start in starts for pair in _files(start, folder)]
 
 
-def _files(start: Path, top: Path) -> list[tuple[Path, str]]:
-    found = (
-        (path, path.relative_to(top).as_posix())
-        for path in start.rglob("*")
-        if path.suffix in SUFFIXES and path.is_file()
-    )
-    data = (
-        pair
-        for pair in found
-        if pair[0].name not in _NO_DATA and not any(word.startswith(".") for word in Path(pair[1]).parts)
-    )
-    return sorted(data, key=lambda pair: pair[1])
+def _files(start: Path, top: Path) -> NamedFiles:
+    paths = (path for path in start.rglob("*") if path.suffix in SUFFIXES and path.name not in _METADATA)
+    found = [(path, path.relative_to(top)) for path in paths if path.is_file()]
+    visible = [(path, name.as_posix()) for path, name in found if not any(part.startswith(".") for part in name.parts)]
+    return sorted(visible, key=lambda pair: pair[1])
 
 
-def _sides(files: list[tuple[Path, str]], part: Part, given: str) -> dict[str, tuple[tuple[Path, str], ...]]:
+def _sides(files: NamedFiles, part: Part, given: str) -> Sides:
     """The files of each side: by a file's name (`train-00000-of-00002.parquet`), or a folder's
     (`test/algebra/1.json`)."""
-    by_name: dict[str, list[tuple[Path, str]]] = {"train": [], "test": [], "validation": [], "": []}
+    by_side: dict[str, NamedFiles] = {"train": [], "test": [], "validation": [], "": []}
     for path, name in files:
-        by_name[_side(name)].append((path, name))
+        by_side[_side(name)].append((path, name))
     if part.side == "test":
-        chosen = by_name["test"] or by_name[""] or by_name["train"]  # some sets call their only split train
+        chosen = by_side["test"] or by_side[""] or by_side["train"]  # some sets call their only split train
         sides = {"test": tuple(chosen)} if chosen else {}
     else:
-        train = by_name["train"] or by_name[""]
-        sides = {side: tuple(found) for side, found in (("train", train), ("test", by_name["test"])) if found}
+        train = by_side["train"] or by_side[""]
+        sides = {side: tuple(found) for side, found in (("train", train), ("test", by_side["test"])) if found}
     if part.side not in sides:
         seen = ", ".join(name for _, name in files[:5]) or "no data file"
-        raise DataNotFound(f"{given} holds no {part.side} side ({seen}); wanted is Parquet, JSON Lines, JSON or Arrow")
-    _whole_shards([pair for found in sides.values() for pair in found], given)
+        raise DataNotFound(f"{given} holds no {part.side} side ({seen}); expected Parquet, JSON Lines, JSON or Arrow")
+    _require_all_shards([pair for found in sides.values() for pair in found], given)
     return sides
 
 
@@ -170,8 +154,8 @@ def _side(name: str) -> str:
     return ""
 
 
-def _whole_shards(files: Iterable[tuple[Path, str]], given: str) -> None:
-    """`-00000-of-00002` without `-00001-of-00002` is a download that was cut off."""
+def _require_all_shards(files: Iterable[tuple[Path, str]], given: str) -> None:
+    """Refuse `-00000-of-00002` without `-00001-of-00002`, an interrupted download."""
     seen: dict[tuple[str, str], int] = {}
     for _, name in files:
         if match := _SHARD.fullmatch(name):
@@ -185,51 +169,45 @@ def _from_hub(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
     from huggingface_hub import constants, snapshot_download
 
     patterns = [f"*{suffix}" for suffix in SUFFIXES]
-    offline = constants.HF_HUB_OFFLINE or not _reachable(constants.ENDPOINT)
-    reason = "is not in the cache, and the hub " + (
-        "is off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else "can't be reached"
-    )
-    for local in (True,) if offline else (True, False):
+    disabled = constants.HF_HUB_OFFLINE
+    offline = disabled or not hub_is_reachable()
+    hub_state = "is off (HF_HUB_OFFLINE)" if disabled else "can't be reached"
+    problem = f"{hub.name} is not in the cache, and the hub {hub_state}"
+    for cached in (True,) if offline else (True, False):
         try:
-            folder = Path(
-                snapshot_download(
-                    hub.name, repo_type="dataset", revision=revision, allow_patterns=patterns, local_files_only=local
-                )
+            snapshot = snapshot_download(
+                hub.name, repo_type="dataset", revision=revision, allow_patterns=patterns, local_files_only=cached
             )
+            folder = Path(snapshot)
             sides = _sides(_below(folder, hub.subsets, hub.name), part, hub.name)
-        except DataNotFound as problem:
-            reason = str(problem)
-        except (
-            Exception
-        ) as problem:  # the library and the network below it raise dozens of kinds; each means: not from here
-            if not local:
-                reason = f"can't be fetched: {type(problem).__name__}: {' '.join(str(problem).split())[:160]}"
+        except DataNotFound as error:
+            problem = str(error)
+        except Exception as error:  # the library and the network code below it raise dozens of types
+            if not cached:
+                reason = " ".join(str(error).split())[:160]
+                problem = f"{hub.name} can't be fetched: {type(error).__name__}: {reason}"
         else:
-            if part.side == "train" and "test" in part.published and "test" not in sides and local and not offline:
-                continue  # the cache holds a part of it
-            return SourceFiles(
-                "hub", hub.name, folder.name if _is_commit(folder.name) else revision, hub.license, sides
-            )
-    with suppress(ValueError, ImportError):
+            if part.side == "train" and "test" in part.published and "test" not in sides and cached and not offline:
+                continue  # the cache is incomplete
+            return SourceFiles("hub", hub.name, _commit(folder.name) or revision, hub.license, sides)
+    with suppress(UserError, ImportError):
         return _from_datasets(hub, part, revision)
-    raise DataNotFound(reason if reason.startswith(hub.name) else f"{hub.name} {reason}")
+    raise DataNotFound(problem)
 
 
 def _from_datasets(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
-    """What the `datasets` library has in its own cache, as Arrow files."""
-    from proxima.task.hub import load_hub_dataset
-
-    sides: dict[str, tuple[tuple[Path, str], ...]] = {}
+    """The Arrow files in the cache of the `datasets` library."""
+    sides: Sides = {}
     commits = set()
     for side in ("train", "test"):
-        files: list[tuple[Path, str]] = []
+        files: NamedFiles = []
         try:
             for subset in hub.subsets or (None,):
                 stored: Any = load_hub_dataset(hub.name, subset, side, revision)
                 paths = [Path(entry["filename"]) for entry in stored.cache_files]
                 files += [(path, path.name if subset is None else f"{subset}/{path.name}") for path in paths]
                 commits |= {path.parent.name for path in paths}
-        except ValueError:
+        except UserError:
             continue
         if files:
             sides[side] = tuple(files)
@@ -237,17 +215,10 @@ def _from_datasets(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
         sides = {"test": sides.get("test") or sides["train"]} if sides else {}
     if part.side not in sides:
         raise DataNotFound(f"{hub.name} is in no cache")
-    commit = commits.pop() if len(commits) == 1 else ""
-    return SourceFiles("hub", hub.name, commit if _is_commit(commit) else revision, hub.license, sides)
+    commit = _commit(commits.pop()) if len(commits) == 1 else None
+    return SourceFiles("hub", hub.name, commit or revision, hub.license, sides)
 
 
-def _is_commit(text: str) -> bool:
-    return re.fullmatch(r"[0-9a-f]{40}", text) is not None
-
-
-def _reachable(endpoint: str) -> bool:
-    try:
-        socket.getaddrinfo(urlparse(endpoint).hostname, 443)
-    except OSError:
-        return False
-    return True
+def _commit(name: str) -> str | None:
+    """The name if it is a commit hash."""
+    return name if re.fullmatch(r"[0-9a-f]{40}", name) else None

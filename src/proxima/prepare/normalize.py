@@ -1,17 +1,17 @@
-"""A question without its wrapping, the key under which repeats of it meet, and its words."""
+"""Normal forms of a question: without instructions, as a key for repeats, and as words."""
 
 import re
 import unicodedata
 from hashlib import blake2b
 
-# Instructions that published data sets carry around the problem; they are no part of the question. Each is a constant
-# of a file format.
+from proxima.data.jsonl import utf8
+
+# Instructions that published data sets put around the question, as they stand in the files.
 _BEFORE = (
     # DAPO-Math-17k and its AIME-2024; some copies ask for \boxed{$Answer}, some write $ANSWER
     re.compile(
         r"\s*Solve the following math problem step by step\.\s+The last line of your response should be of the form "
-        r"Answer: "
-        r".{1,60}? where \$Answer is the answer to the problem\.\s*",
+        r"Answer: .{1,60}? where \$Answer is the answer to the problem\.\s*",
         re.IGNORECASE,
     ),
 )
@@ -22,75 +22,63 @@ _AFTER = (
     ),
     re.compile(r"\s*Please reason step by step, and put your final answer within \\boxed\{\}\.?\s*\Z"),
 )
-_AFTER_MARKS = ("Remember to put", "Let's think step", "Please reason step")  # a cheap test before the patterns
-# A word is a run of letters and digits; a Chinese, Japanese or Korean character is one by itself, as they are written
-# without spaces.
+_AFTER_PREFIXES = ("Remember to put", "Let's think step", "Please reason step")  # tested before the patterns, for speed
+# A word is a run of letters and digits; Chinese, Japanese and Korean have no spaces, so each character is a word.
 _WORD = re.compile(
     r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]|[^\W_\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]+"
 )
 
-# Characters that nobody sees (Unicode's default ignorables): zero-width spaces and joiners, byte order marks, soft
-# hyphens, selectors.
-_UNSEEN = re.compile(
+# Unicode's default ignorables: zero-width spaces and joiners, byte order marks, soft hyphens, variation selectors.
+_INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-_BEFORE_MARK = re.compile(r" +(?=[?!.,;:](?: |\Z))")  # the space of `2 + 2 ?`
-# What `telling` keeps beside words: signs that make another question of the same words, and a factorial's `!`; no
-# hyphen between words.
+_SPACE_BEFORE_MARK = re.compile(r" +(?=[?!.,;:](?: |\Z))")  # the space of `2 + 2 ?`
+# What `comparison_text` keeps beside words: signs of arithmetic and a factorial's `!`, but no hyphen between words.
 _SIGN = r"(?<![^\W\d_]{2})-|-(?![^\W\d_]{2})|[+*/^=<>|%\u00b0\u00b1\u00d7\u00f7\u2200-\u22ff]|(?<=[\d)])!"
-_TELLING = re.compile(f"{_WORD.pattern}|{_SIGN}")
+_WORD_OR_SIGN = re.compile(f"{_WORD.pattern}|{_SIGN}")
 
 
 def strip_instructions(text: str) -> str:
-    """The question alone: known instructions before and after it stripped, and outer whitespace."""
+    """The question without known instructions before and after it, and without outer whitespace."""
     for pattern in _BEFORE:
         if match := pattern.match(text):
             text = text[match.end() :]
-    if any(mark in text for mark in _AFTER_MARKS):
+    if any(prefix in text for prefix in _AFTER_PREFIXES):
         for pattern in _AFTER:
             text = pattern.sub("", text)
     return text.strip()
 
 
 def normalize(text: str) -> str:
-    """The bare question as it is seen: equal texts are the same question.
+    """The question without instructions and as it appears on the page: equal texts are the same question.
 
-    Unseen characters are gone, the rest is in Unicode's NFKC, every run of whitespace is one space, none before a mark
-    (`2+2 ?`).
-    Case stays: `A` and `a` may be two quantities. NFKC also writes x² as x2; a clash of two questions by it shows as a
-    conflict of answers.
+    Invisible characters are removed, the rest is in Unicode's NFKC, runs of whitespace become one space, and none
+    before a punctuation mark (`2+2 ?`). Case is kept: `A` and `a` may be two quantities. NFKC also turns x² into x2;
+    two questions that clash by it show up as a conflict of answers.
     """
-    return _BEFORE_MARK.sub(
-        "", " ".join(unicodedata.normalize("NFKC", strip_instructions(_UNSEEN.sub("", sound(text)))).split())
+    return _SPACE_BEFORE_MARK.sub(
+        "", " ".join(unicodedata.normalize("NFKC", strip_instructions(_INVISIBLE.sub("", utf8(text)))).split())
     )
 
 
 def question_key(text: str) -> bytes:
-    """16 bytes that stand for the normalised question."""
+    """A 16-byte hash of the normalized question."""
     return blake2b(normalize(text).encode(), digest_size=16).digest()
 
 
 def words(text: str) -> list[str]:
-    """The words of the bare question in small letters, without punctuation: what overlap is measured in."""
-    return _WORD.findall(_small(text))
+    """The words of the question in lower case, without punctuation, in which overlap is measured."""
+    return _WORD.findall(_casefolded(text))
 
 
 def comparison_text(text: str) -> str:
-    """The words of the bare question and its signs of arithmetic: equal for questions that differ in case, punctuation
-    and `$` alone.
+    """The words and signs of arithmetic of the question: equal if only case, punctuation and `$` differ.
 
-    `Compute $2^{10}$.` and `compute 2^{10}` are one, `2+2?` and `2-2?` two. A question without any is its normalised
-    text.
+    `Compute $2^{10}$.` equals `compute 2^{10}`, and `2+2?` differs from `2-2?`. Without any, the normalized question.
     """
-    return " ".join(_TELLING.findall(_small(text).replace("\u2212", "-"))) or normalize(text)
+    return " ".join(_WORD_OR_SIGN.findall(_casefolded(text).replace("\u2212", "-"))) or normalize(text)
 
 
-def _small(text: str) -> str:
-    return unicodedata.normalize("NFKC", strip_instructions(_UNSEEN.sub("", text))).casefold()
-
-
-def sound(text: str) -> str:
-    """The text with half characters (lone surrogates, as in scraped JSON) as `?`: no tokenizer and no file takes
-    them."""
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+def _casefolded(text: str) -> str:
+    return unicodedata.normalize("NFKC", strip_instructions(_INVISIBLE.sub("", text))).casefold()

@@ -1,7 +1,5 @@
-"""The way of the data: read → unreadable → repeats and conflicts → split → overlap → write. Read `prepare` top to
-bottom."""
+"""All steps of preparation in order: read, deduplicate, split, decontaminate, write. Start at `prepare`."""
 
-import hashlib
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,33 +13,33 @@ from proxima.prepare.atomic_folder import atomic_folder, refuse_existing
 from proxima.prepare.catalog import Part
 from proxima.prepare.dataset_card import build_card, write_card
 from proxima.prepare.decontaminate import EvalSet, OverlapIndex, OverlapMatch
-from proxima.prepare.deduplicate import Conflicts, Deduplicator, Question, RowCounts, UniqueQuestion
+from proxima.prepare.deduplicate import Conflicts, Deduplicator, Question, UniqueQuestion
 from proxima.prepare.locate import SourceFiles
 from proxima.prepare.normalize import normalize
-from proxima.prepare.prompt_template import Template, resolve_template
+from proxima.prepare.prompt_template import resolve_template
 from proxima.prepare.read_files import InputFile, inspect_file, iter_source_rows
-from proxima.prepare.write_files import PreparedRow, TableWriter, write_lines
+from proxima.prepare.write_files import ExclusionLists, SplitData, SplitWriter
 
-HELD_OUT = 0.02  # share of the questions for testing, where a source has no test side
-_EVERY = 4096  # rows between two calls of the observer
-_SIDE = "its own test side"  # among the evaluation sets
+HELD_OUT = 0.02  # share of the questions for testing, if a source has no test side
+_REPORT_EVERY = 4096  # rows between two calls of the progress callback
+_OWN_TEST = "its own test side"  # name among the evaluation sets
 
 ProgressCallback = Callable[[str, int, int | None], None]
-"""`observe(stage, rows done, rows in all or None)`."""
+"""`progress(stage, rows done, total rows or None)`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """What a user may choose.
+    """The choices of the user.
 
     Args:
         template: preset, text or `@file`; None: the part's.
         system: system prompt; empty: none; None: the preset's.
-        held_out: share of the questions for testing, by a hash of the question, in [0, 1); None: .02 where the source
-            has no test side.
-        words: length of a run of words that shows contamination; 0: whole texts only.
-        common: training questions above which a run is a phrase that shows nothing; 0: none is.
-        conflicts: what to do with a question that has several answers: `drop`, `first` or `majority`.
+        held_out: share of the questions for testing, by a hash of the question, in [0, 1); None: .02 if the source has
+            no test side.
+        words: length of an n-gram that is evidence of contamination; 0: whole texts only.
+        common: training questions above which an n-gram is a phrase, no evidence; 0: none is.
+        conflicts: rule for questions with several answers: `drop`, `first` or `majority`.
         max_unreadable: share of distinct questions without a readable answer above which nothing is made, in [0, 1].
     """
 
@@ -57,23 +55,19 @@ class PrepareOptions:
         require(self.held_out is None or 0 <= self.held_out < 1, "held_out", self.held_out, "must be in [0, 1)")
         require(self.words >= 0, "words", self.words, "must be >= 0; 0 compares whole texts only")
         require(self.common >= 0, "common", self.common, "must be >= 0; 0 takes no run for a phrase")
-        require(
-            self.conflicts in get_args(Conflicts),
-            "conflicts",
-            self.conflicts,
-            f"must be one of {', '.join(get_args(Conflicts))}",
-        )
+        rules = get_args(Conflicts)
+        require(self.conflicts in rules, "conflicts", self.conflicts, f"must be one of {', '.join(rules)}")
         require(0 <= self.max_unreadable <= 1, "max_unreadable", self.max_unreadable, "must be in [0, 1]")
 
 
 @dataclass(frozen=True)
 class PreparedFolder:
-    """What was made.
+    """A finished folder.
 
     Args:
-        folder: where it is, or would be.
+        folder: its path, or, after a dry run, where it would be.
         card: the content of `card.json`.
-        test: its test questions, for the check of another part; None: it has none.
+        test: its test questions, against which another part is checked; None: it has none.
         notes: lines that a user should read.
     """
 
@@ -83,84 +77,77 @@ class PreparedFolder:
     notes: tuple[str, ...]
 
 
-@dataclass
-class _SplitData:
-    """A side while it is read: its files and what became of their rows."""
-
-    inputs: tuple[InputFile, ...]
-    distinct: Deduplicator
-
-
 def prepare(
     part: Part,
-    origin: SourceFiles,
+    source: SourceFiles,
     out: Path,
     options: PrepareOptions,
     *,
-    against: Sequence[EvalSet] = (),
+    eval_sets: Sequence[EvalSet] = (),
     command: str = "",
     overwrite: bool = False,
     dry_run: bool = False,
-    observe: ProgressCallback = lambda stage, done, total: None,
+    progress: ProgressCallback = lambda stage, done, total: None,
 ) -> PreparedFolder:
-    """Make one folder: `train.parquet`, `test.parquet`, `card.json`, `README.md` and the lists of what was left out.
+    """Make one folder: `train.parquet`, `test.parquet`, `card.json`, `README.md` and the lists of excluded rows.
 
-    The same files and options give the same bytes, wherever they lie and whenever it is done; the order is that of the
-    source.
+    The same files and options give the same bytes, on any machine at any time; rows keep the order of the source.
 
     Args:
-        part: what it is.
-        origin: its files.
+        part: what to make.
+        source: its files.
         out: the folder to make.
-        options: the user's choices.
-        against: evaluation sets that must not be trained on; the part's own test side is added by itself.
+        options: the choices of the user.
+        eval_sets: evaluation sets that must not be trained on; the part's own test side is always one.
         command: for the card.
         overwrite: replace a prepared folder.
         dry_run: count everything, write nothing.
-        observe: told how far it is.
+        progress: called now and then.
     Raises:
-        ValueError: damaged files, too many unreadable answers, nothing left, `out` taken; one line with the remedy.
-            Nothing is left behind.
+        UserError: damaged files, too many unreadable answers, no rows left, `out` exists. Nothing is written then.
     """
     template = resolve_template(options.template if options.template is not None else part.template, options.system)
-    held_out = _held_out(part, origin, options)
+    held_out = _held_out_share(part, source, options)
     if not dry_run:
         refuse_existing(out, overwrite=overwrite)
     with ExitStack() as stack:
         folder = stack.enter_context(_temporary_folder() if dry_run else atomic_folder(out, overwrite=overwrite))
-        sides = {side: _read(part, side, origin, folder, options, stack, observe) for side in sorted(origin.sides)}
-        own, kept_test = _own_test(sides, options, held_out)
+        sides = {}
+        for side in sorted(source.sides):
+            spool = stack.enter_context((folder / f".{side}.spool").open("w+", encoding="utf-8"))
+            sides[side] = _read(part, side, source, Deduplicator(part.answer, spool), progress)
+            _refuse_unreadable(part, side, sides[side], options)
+        known = (*eval_sets, *_own_test(sides, options, held_out))
         overlap = OverlapIndex(options.words, options.common)
-        for known in (*against, *([own] if own else ())):
-            overlap.learn(known)
-        writer = _SplitWriter(folder, part, template, {side: sides[side].inputs for side in sides}, out.name)
-        if "test" in sides:
-            writer.write("test", kept_test)
-        left_out = _ExclusionLists(sides, options)
+        for eval_set in known:
+            overlap.add(eval_set)
+        writer, excluded = SplitWriter(folder, template, sides), ExclusionLists(sides, options.conflicts)
+        for entry in sides["test"].distinct.questions(options.conflicts) if "test" in sides else ():
+            if entry.kept:
+                writer.write("test", entry.kept, entry.repeats)
         if "train" in sides:
-            _split(sides["train"].distinct, overlap, held_out, options, writer, left_out, observe)
-        files = writer.close() | left_out.write(folder)
+            _split(sides["train"].distinct, overlap, held_out, options.conflicts, writer, excluded, progress)
+        files = writer.close() | excluded.write(folder)
         for side in sides:
             (folder / f".{side}.spool").unlink()
         _refuse_empty(part, sides, files)
         card = build_card(
             part,
-            origin,
+            source,
             template,
             options,
             held_out,
             command,
-            inputs={side: found.inputs for side, found in sides.items()},
-            tallies={side: found.distinct.tally for side, found in sides.items()},
-            against=(*against, *([own] if own else ())),
+            sides=sides,
+            eval_sets=known,
             overlap=overlap,
-            left_out=left_out,
+            excluded=excluded,
             files=files,
         )
         write_card(folder, card)
         written = card["outputs"].get("test.parquet")
         test = None if written is None else EvalSet(out.name, writer.test_questions, written["sha256"])
-    return PreparedFolder(out, card, test, tuple(_notes(part, origin, card)))
+    return PreparedFolder(out, card, test, tuple(_notes(part, source, card)))
 
 
 @contextmanager
@@ -169,212 +156,115 @@ def _temporary_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def _held_out(part: Part, origin: SourceFiles, options: PrepareOptions) -> float | None:
-    """The share that is split off; None where the source has a test side or is one."""
-    if part.side == "test" or "test" in origin.sides:
+def _held_out_share(part: Part, source: SourceFiles, options: PrepareOptions) -> float | None:
+    """The share to split off; None if the source has a test side or is one."""
+    if part.side == "test" or "test" in source.sides:
         if options.held_out:
-            raise UserError(
-                f"held_out={options.held_out:g}: {part.name} from {origin.name} has a test side of its own; leave "
-                "it out"
-            )
+            message = f"held_out={options.held_out:g}: {part.name} from {source.name} has a test side of its own"
+            raise UserError(message, remedy="leave it out")
         return None
     return HELD_OUT if options.held_out is None else options.held_out
 
 
-def _read(
-    part: Part,
-    side: str,
-    origin: SourceFiles,
-    folder: Path,
-    options: PrepareOptions,
-    stack: ExitStack,
-    observe: ProgressCallback,
-) -> _SplitData:
-    """All rows of a side through `Deduplicator`."""
-    inputs = []
-    for path, name in origin.sides[side]:
+def _read(part: Part, side: str, source: SourceFiles, distinct: Deduplicator, progress: ProgressCallback) -> SplitData:
+    """Deduplicate all rows of a side."""
+    inputs: list[InputFile] = []
+    for path, name in source.sides[side]:
         inputs.append(inspect_file(path, name))
-        observe(f"hash {side}", len(inputs), len(origin.sides[side]))
-    total = sum(one.rows or 0 for one in inputs) if all(one.rows is not None for one in inputs) else None
-    spool = stack.enter_context((folder / f".{side}.spool").open("w+", encoding="utf-8"))
-    distinct = Deduplicator(part.answer, spool)
+        progress(f"hash {side}", len(inputs), len(source.sides[side]))
+    total = sum(file.rows or 0 for file in inputs) if all(file.rows is not None for file in inputs) else None
     done = 0
-    for done, placed in enumerate(iter_source_rows(tuple(inputs)), 1):
-        distinct.add(placed)
-        if done % _EVERY == 0:
-            observe(f"read {side}", done, total)
-    observe(f"read {side}", done, done)
+    for done, row in enumerate(iter_source_rows(tuple(inputs)), 1):
+        distinct.add(row)
+        if done % _REPORT_EVERY == 0:
+            progress(f"read {side}", done, total)
+    progress(f"read {side}", done, done)
     distinct.close()
-    _refuse_unreadable(part, side, inputs, distinct, options)
-    return _SplitData(tuple(inputs), distinct)
+    return SplitData(tuple(inputs), distinct)
 
 
-def _refuse_unreadable(
-    part: Part, side: str, inputs: Sequence[InputFile], distinct: Deduplicator, options: PrepareOptions
-) -> None:
-    tally = distinct.tally
-    share = tally.unreadable / max(tally.unreadable + tally.questions, 1)
-    if tally.unreadable and share > options.max_unreadable:
-        worst = distinct.unreadable[0]
-        count = f"{tally.unreadable:,} of {tally.unreadable + tally.questions:,} {side} questions ({share:.1%})"
+def _refuse_unreadable(part: Part, side: str, data: SplitData, options: PrepareOptions) -> None:
+    counts = data.distinct.counts
+    total = counts.unreadable + counts.questions
+    share = counts.unreadable / max(total, 1)
+    if counts.unreadable and share > options.max_unreadable:
+        first = data.distinct.unreadable[0]
+        place = f"{data.inputs[first['file']].path} row {first['row']}"
         raise UserError(
-            f"{part.name}: {count} can't be used; the first, {inputs[worst['file']].path} row {worst['row']}, "
-            f"{worst['reason']}: "
-            f"{worst['answer']!r:.60}; give the right data, or raise --max-unreadable {options.max_unreadable:g}"
+            f"{part.name}: {counts.unreadable:,} of {total:,} {side} questions ({share:.1%}) can't be used; the first, "
+            f"{place}, {first['reason']}: {first['answer']!r:.60}",
+            remedy=f"give the right data, or raise --max-unreadable {options.max_unreadable:g}",
         )
 
 
-def _own_test(
-    sides: dict[str, _SplitData], options: PrepareOptions, held_out: float | None
-) -> tuple[EvalSet | None, list[tuple[Question, int]]]:
-    """The test side as an evaluation set, and the rows to write of it where the source has one."""
+def _own_test(sides: dict[str, SplitData], options: PrepareOptions, held_out: float | None) -> tuple[EvalSet, ...]:
+    """The part's own test questions as an evaluation set."""
     if "test" in sides:
-        rows = [
-            (entry.item, entry.repeats) for entry in sides["test"].distinct.entries(options.conflicts) if entry.item
-        ]
-        return EvalSet(_SIDE, [item.question for item, _ in rows]), rows
+        kept = (entry.kept for entry in sides["test"].distinct.questions(options.conflicts))
+        return (EvalSet(_OWN_TEST, [item.question for item in kept if item]),)
     if not held_out:
-        return None, []
-    entries = sides["train"].distinct.entries(options.conflicts)
-    return EvalSet(_SIDE, [e.item.question for e in entries if e.item and _is_held_out(e.item, held_out)]), []
+        return ()
+    kept = (entry.kept for entry in sides["train"].distinct.questions(options.conflicts))
+    return (EvalSet(_OWN_TEST, [item.question for item in kept if item and _is_held_out(item, held_out)]),)
 
 
-def _is_held_out(item: Question, share: float) -> bool:
-    """By a hash of the question alone: more data, another order or another file leave a question on its side."""
-    return share_of(f"held out: {normalize(item.question)}") < share
+def _is_held_out(item: Question, share: float | None) -> bool:
+    """Decided by a hash of the question alone: more data, another order or another file change nothing."""
+    return bool(share) and share_of(f"held out: {normalize(item.question)}") < (share or 0)
 
 
 def _split(
     distinct: Deduplicator,
     overlap: OverlapIndex,
     held_out: float | None,
-    options: PrepareOptions,
-    writer: "_SplitWriter",
-    left_out: "_ExclusionLists",
-    observe: ProgressCallback,
+    rule: Conflicts,
+    writer: SplitWriter,
+    excluded: ExclusionLists,
+    progress: ProgressCallback,
 ) -> None:
-    """Training questions to their sides; those that meet an evaluation question are listed instead.
+    """Write training questions to their side, and list those that overlap with an evaluation question.
 
-    Twice over the spool: how many training questions hold a run of words is known after the first.
+    Reads the spool twice: the number of training questions that hold an n-gram is known after the first pass.
     """
-    total = distinct.tally.questions
+    total = distinct.counts.questions
     suspects: dict[int, list[OverlapMatch]] = {}
-    for number, entry in _watched(distinct.entries(options.conflicts), "compare", total, observe):
-        if entry.item:
-            asked = bool(held_out) and _is_held_out(entry.item, held_out or 0)
-            if hits := overlap.look(entry.item.question, count=not asked):
-                suspects[number] = hits
-    for number, entry in _watched(distinct.entries(options.conflicts), "write", total, observe):
-        if entry.item is None:
-            continue
-        asked = bool(held_out) and _is_held_out(entry.item, held_out or 0)
-        if found := overlap.contaminated(suspects.get(number, ()), _SIDE if asked else None):
-            left_out.contaminated(entry.item, found)
+    for number, item, _ in _kept(distinct.questions(rule), "compare", total, progress):
+        if matches := overlap.find(item.question, count=not _is_held_out(item, held_out)):
+            suspects[number] = matches
+    for number, item, repeats in _kept(distinct.questions(rule), "write", total, progress):
+        test = _is_held_out(item, held_out)
+        if matches := overlap.contaminated(suspects.get(number, ()), _OWN_TEST if test else None):
+            excluded.add_contaminated(item, matches)
         else:
-            writer.write("test" if asked else "train", [(entry.item, entry.repeats)])
+            writer.write("test" if test else "train", item, repeats)
 
 
-def _watched(
-    entries: Iterator[UniqueQuestion], stage: str, total: int, observe: ProgressCallback
-) -> Iterator[tuple[int, UniqueQuestion]]:
+def _kept(
+    entries: Iterator[UniqueQuestion], stage: str, total: int, progress: ProgressCallback
+) -> Iterator[tuple[int, Question, int]]:
+    """Number, question and repeats of the questions that no conflict drops."""
     for number, entry in enumerate(entries):
-        yield number, entry
-        if (number + 1) % _EVERY == 0:
-            observe(stage, number + 1, total)
-    observe(stage, total, total)
+        if entry.kept:
+            yield number, entry.kept, entry.repeats
+        if (number + 1) % _REPORT_EVERY == 0:
+            progress(stage, number + 1, total)
+    progress(stage, total, total)
 
 
-class _SplitWriter:
-    """The tables of the two sides, opened when their first row comes."""
-
-    def __init__(
-        self, folder: Path, part: Part, template: Template, inputs: dict[str, tuple[InputFile, ...]], name: str
-    ) -> None:
-        self.test_questions: list[str] = []
-        self._folder, self._template, self._inputs, self._name = folder, template, inputs, name
-        self._tables: dict[str, TableWriter] = {}
-
-    def write(self, side: str, rows: Sequence[tuple[Question, int]]) -> None:
-        names = self._inputs.get(side) or self._inputs["train"]
-        for item, repeats in rows:
-            if side not in self._tables:
-                self._tables[side] = TableWriter(self._folder / f"{side}.parquet")
-            self._tables[side].add(PreparedRow.of(item, repeats, names[item.file].name, self._template))
-            if side == "test":
-                self.test_questions.append(item.question)
-
-    def close(self) -> dict[str, int]:
-        """File → rows."""
-        return {f"{side}.parquet": table.close() for side, table in sorted(self._tables.items())}
-
-
-class _ExclusionLists:
-    """What was left out, and why: `unreadable.jsonl`, `conflicts.jsonl`, `contaminated.jsonl`."""
-
-    def __init__(self, sides: dict[str, _SplitData], options: PrepareOptions) -> None:
-        self._sides, self._options = sides, options
-        self._contaminated: list[dict[str, Any]] = []
-        self.dropped: dict[str, int] = {}
-        self.same: dict[str, int] = {}
-        self.conflicts_dropped = dict.fromkeys(sides, 0)
-
-    @property
-    def contaminated_questions(self) -> int:
-        return len(self._contaminated)
-
-    def contaminated(self, item: Question, hits: Sequence[OverlapMatch]) -> None:
-        for name in dict.fromkeys(hit.where[0] for hit in hits):
-            self.dropped[name] = self.dropped.get(name, 0) + 1
-            self.same[name] = self.same.get(name, 0) + any(hit.where[0] == name and not hit.grams for hit in hits)
-        met = [
-            {"set": hit.where[0], "row": hit.where[1], "same": not hit.grams, "run": next(iter(hit.grams), None)}
-            for hit in hits[:8]
-        ]
-        self._contaminated.append({"question": item.question, "answer": item.answer, "row": item.row, "meets": met})
-
-    def write(self, folder: Path) -> dict[str, int]:
-        """File → lines, of the lists that are not empty."""
-        unreadable, conflicts = [], []
-        for side, found in self._sides.items():
-            names = [one.name for one in found.inputs]
-            unreadable += [{"side": side, **one, "file": names[one["file"]]} for one in found.distinct.unreadable]
-            if not found.distinct.tally.conflicts:
-                continue
-            for entry in found.distinct.entries(self._options.conflicts):
-                if len(entry.answers) > 1:
-                    self.conflicts_dropped[side] += entry.item is None
-                    kept = None if entry.item is None else entry.item.answer
-                    conflicts.append({"side": side, "question": entry.question, "answers": entry.answers, "kept": kept})
-        lists = {"conflicts.jsonl": conflicts, "contaminated.jsonl": self._contaminated, "unreadable.jsonl": unreadable}
-        return {name: write_lines(folder / name, rows) for name, rows in lists.items() if rows}
-
-
-def _refuse_empty(part: Part, sides: dict[str, _SplitData], files: dict[str, int]) -> None:
+def _refuse_empty(part: Part, sides: dict[str, SplitData], files: dict[str, int]) -> None:
     if f"{part.side}.parquet" in files:
         return
-    tally: RowCounts = sides[part.side].distinct.tally
+    rows = sides[part.side].distinct.counts.rows
     lists = ", ".join(f"{count} in {name}" for name, count in files.items() if name.endswith(".jsonl")) or "no rows"
-    raise UserError(
-        f"{part.name}: no {part.side} question is left of {tally.rows:,} rows ({lists}); change --conflicts, "
-        "--against or --words"
-    )
+    message = f"{part.name}: no {part.side} question is left of {rows:,} rows ({lists})"
+    raise UserError(message, remedy="change --conflicts, --against or --words")
 
 
-def _notes(part: Part, origin: SourceFiles, card: dict[str, Any]) -> Iterator[str]:
-    if part.side == "train" and "test" in part.published and "test" not in origin.sides:
-        share = card["split"]["held_out"]
-        yield (
-            f"{part.name}: {origin.name} holds no test side; {share:.0%} of the questions are held out, a test "
-            "that nobody else has"
-        )
+def _notes(part: Part, source: SourceFiles, card: dict[str, Any]) -> Iterator[str]:
+    if part.side == "train" and "test" in part.published and "test" not in source.sides:
+        share = f"{card['split']['held_out']:.0%} of the questions are held out"
+        yield f"{part.name}: {source.name} holds no test side; {share}, a test that nobody else has"
     for side, count in part.published.items():
         found = card["counts"].get(side, {}).get("questions", count)
         if found != count:
             yield f"{part.name}: {found:,} distinct {side} questions, {count:,} are published; is the source whole?"
-
-
-def sha256_of(inputs: Sequence[InputFile]) -> str:
-    """One hash for several files: of one file its own."""
-    if len(inputs) == 1:
-        return inputs[0].sha256
-    return hashlib.sha256("".join(f"{one.sha256} {one.name}\n" for one in inputs).encode()).hexdigest()

@@ -1,10 +1,11 @@
-"""What the model is asked: the question inside a template, a system prompt before it."""
+"""Prompt templates: the text around a question, and a system prompt."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxima.data import Message, UserError
+from proxima.data import FieldError, Message
 from proxima.task.column_mapping import fill, template_fields
+from proxima.task.protocol import user_message
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class Template:
 
     Args:
         name: key in `TEMPLATES`, or `own`.
-        text: what the user says, with `{question}`; a literal brace is written twice.
+        text: the user message, with `{question}`; a literal brace is written twice.
         system: system prompt; None: none.
     """
 
@@ -23,8 +24,8 @@ class Template:
 
     def messages(self, question: str) -> list[Message]:
         """The chat that asks the question."""
-        asked: Message = {"role": "user", "content": fill(self.text, {"question": question})}
-        return [asked] if self.system is None else [{"role": "system", "content": self.system}, asked]
+        messages = [*user_message(fill(self.text, {"question": question}))]
+        return messages if self.system is None else [{"role": "system", "content": self.system}, *messages]
 
 
 TEMPLATES: dict[str, Template] = {
@@ -34,8 +35,7 @@ TEMPLATES: dict[str, Template] = {
     "dapo": Template(
         "dapo",
         "Solve the following math problem step by step. The last line of your response should be of the form "
-        "Answer: $Answer (without "
-        "quotes) where $Answer is the answer to the problem.\n\n{question}\n\n"
+        "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{question}\n\n"
         'Remember to put your answer on its own line after "Answer:".',
     ),
     # The instruction that the model cards of Qwen2.5-Math and DeepSeek-R1 give.
@@ -46,8 +46,7 @@ TEMPLATES: dict[str, Template] = {
         "think_answer",
         "{question}",
         "Think about the question first, then answer it. Write your thoughts between <think> and </think>, and on "
-        "the next line the final "
-        "answer alone between <answer> and </answer>.",
+        "the next line the final answer alone between <answer> and </answer>.",
     ),
 }
 
@@ -56,25 +55,22 @@ def resolve_template(text: str, system: str | None = None) -> Template:
     """A preset by name, a text with `{question}`, or the same in a file (`@prompt.txt`).
 
     Args:
-        text: what was asked for; in a text given directly, backslash and n stand for a line end (a shell passes them
-            so).
-        system: system prompt over the preset's; an empty one takes the preset's away; None leaves it.
+        text: as above; in a text given directly, backslash and n are a newline, as a shell passes them.
+        system: system prompt in place of the preset's; an empty one removes it; None keeps it.
     Raises:
-        ValueError: an unknown name, an unreadable file, a text without `{question}` or with other braces.
+        UserError: an unknown name, an unreadable file, a text without `{question}` or with other braces.
     """
     if text in TEMPLATES:
         found = TEMPLATES[text]
     elif "{" not in text and not text.startswith("@"):
-        raise UserError(
-            f"template={text!r} is no template; take one of {', '.join(TEMPLATES)}, or a text with {{question}} in it"
-        )
+        remedy = f"take one of {', '.join(TEMPLATES)}, or a text with {{question}} in it"
+        raise FieldError("template", text, "is no template", remedy=remedy)
     else:
         found = Template("own", _from_file(text[1:]) if text.startswith("@") else text.replace("\\n", "\n"))
     if template_fields(found.text, "template") != {"question"}:
-        raise UserError(
-            f"template={found.text!r:.120} must hold {{question}} and nothing else in braces; write a literal brace "
-            "twice"
-        )
+        remedy = "write a literal brace twice"
+        bound = "must hold {question} and nothing else in braces"
+        raise FieldError("template", found.text, bound, remedy=remedy)
     return found if system is None else Template(found.name, found.text, system or None)
 
 
@@ -83,6 +79,5 @@ def _from_file(name: str) -> str:
         return Path(name).expanduser().read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as problem:
         reason = getattr(problem, "strerror", None) or "is not UTF-8 text"
-        raise UserError(
-            f"template='@{name}' can't be read ({reason}); name a text file that holds {{question}}"
-        ) from None
+        remedy = "name a text file that holds {question}"
+        raise FieldError("template", f"@{name}", f"can't be read ({reason})", remedy=remedy) from None

@@ -1,9 +1,9 @@
-"""Files as a stream of rows: Parquet, JSON Lines, JSON and Arrow, a batch in memory at a time; their bytes are hashed
-on the way in."""
+"""Reads source files as a stream of rows, one batch in memory: Parquet, JSON Lines, JSON and Arrow; and hashes them."""
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,21 +12,20 @@ from proxima.data import UserError
 from proxima.prepare.row_formats import RowReader, SourceQuestion, reader_for
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".arrow")
-_BATCH = 2048  # rows in memory
+_BATCH = 2048  # rows
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file that is read.
+    """A source file.
 
     Args:
-        path: where it is.
-        name: what the card calls it: its path inside the folder or data set, so that a card does not depend on the
-            machine.
+        path: on this machine.
+        name: in the card: the path inside the folder or data set, which does not depend on the machine.
         size: bytes.
         sha256: of its bytes, hex.
-        rows: as the file says or its lines count; None: not known before it is read.
+        rows: number of rows; None: unknown before the file is read.
     """
 
     path: Path
@@ -38,9 +37,9 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True)
 class SourceRow:
-    """A row and where it stood; `raw` is None where the row has not the form of its file's reader, with the reason."""
+    """A row with its file number and row number; `content` is None if the row is malformed, with the reason."""
 
-    raw: SourceQuestion | None
+    content: SourceQuestion | None
     file: int
     row: int
     reason: str = ""
@@ -50,7 +49,7 @@ def inspect_file(path: Path, name: str) -> InputFile:
     """Hash a file and count its rows.
 
     Raises:
-        ValueError: it can't be read; names the file.
+        UserError: it can't be read; names the file.
     """
     digest, lines, size, last = hashlib.sha256(), 0, 0, b"\n"
     try:
@@ -60,8 +59,8 @@ def inspect_file(path: Path, name: str) -> InputFile:
                 lines += chunk.count(b"\n")
                 size += len(chunk)
                 last = chunk[-1:]
-    except OSError as problem:
-        raise UserError(f"{path} can't be read: {problem.strerror}") from None
+    except OSError as error:
+        raise UserError(f"{path} can't be read: {error.strerror}") from None
     rows: int | None = lines + (last != b"\n") if path.suffix in (".jsonl", ".ndjson") else None
     if path.suffix == ".parquet":
         rows = _parquet(path).metadata.num_rows
@@ -72,17 +71,16 @@ def iter_source_rows(inputs: tuple[InputFile, ...]) -> Iterator[SourceRow]:
     """The rows of all files, in order.
 
     Raises:
-        ValueError: a file that is damaged, or whose columns no reader takes.
+        UserError: a file is damaged, or no reader takes its columns.
     """
-    for index, one in enumerate(inputs):
-        for row, values, reader in _values(one.path):
+    for index, file in enumerate(inputs):
+        for row, values, reader in _values(file.path):
             try:
                 yield SourceRow(reader.read(values), index, row)
-            except (KeyError, TypeError, ValueError, AttributeError) as problem:
-                what = (
-                    f"has no {problem.args[0]!r}" if isinstance(problem, KeyError) else f"has another form: {problem}"
-                )
-                yield SourceRow(None, index, row, what)
+            except KeyError as error:
+                yield SourceRow(None, index, row, f"has no {error.args[0]!r}")
+            except (TypeError, ValueError, AttributeError) as error:
+                yield SourceRow(None, index, row, f"has another form: {error}")
 
 
 def _values(path: Path) -> Iterator[tuple[int, Any, RowReader]]:
@@ -97,35 +95,39 @@ def _values(path: Path) -> Iterator[tuple[int, Any, RowReader]]:
             yield row, values, reader
 
 
-def _parquet(path: Path) -> Any:
+@contextmanager
+def _damage_reported(what: str, hint: str) -> Iterator[None]:
+    """Turn errors of pyarrow into `UserError`."""
     import pyarrow
-    from pyarrow import parquet
 
     try:
-        return parquet.ParquetFile(path, pre_buffer=False)  # else the whole file is held in memory
-    except (OSError, pyarrow.ArrowException) as problem:
-        raise UserError(
-            f"{path} can't be read as Parquet: {' '.join(str(problem).split())[:120]}; was the download cut off?"
-        ) from None
+        yield
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{what}: {' '.join(str(error).split())[:120]}; {hint}") from None
+
+
+def _parquet(path: Path) -> Any:
+    from pyarrow import parquet
+
+    with _damage_reported(f"{path} can't be read as Parquet", "was the download cut off?"):
+        return parquet.ParquetFile(path, pre_buffer=False)  # pre_buffer would hold the whole file in memory
 
 
 def _parquet_values(path: Path) -> Iterator[tuple[int, Any, RowReader]]:
-    import pyarrow
-
     file = _parquet(path)
     present = file.schema_arrow.names
     reader = reader_for(present, str(path))
-    wanted = [name for name in present if name in reader.columns]
-    row = 0
-    try:
-        for batch in file.iter_batches(batch_size=_BATCH, columns=wanted, use_threads=False):
-            for values in batch.to_pylist():
-                yield row, values, reader
-                row += 1
-    except (OSError, pyarrow.ArrowException) as problem:
-        raise UserError(
-            f"{path}, after row {row}: {' '.join(str(problem).split())[:120]}; was the download cut off?"
-        ) from None
+    columns = [name for name in present if name in reader.columns]
+    batches, start = file.iter_batches(batch_size=_BATCH, columns=columns, use_threads=False), 0
+    while True:
+        with _damage_reported(f"{path}, after row {start}", "was the download cut off?"):
+            batch = next(batches, None)
+            rows = [] if batch is None else batch.to_pylist()
+        if batch is None:
+            return
+        for row, values in enumerate(rows, start):
+            yield row, values, reader
+        start += len(rows)
 
 
 def _arrow_values(path: Path) -> Iterator[tuple[int, Any, RowReader]]:
@@ -133,55 +135,59 @@ def _arrow_values(path: Path) -> Iterator[tuple[int, Any, RowReader]]:
     import pyarrow
 
     row = 0
-    try:
-        with pyarrow.memory_map(str(path)) as mapped, pyarrow.ipc.open_stream(mapped) as batches:
-            reader = reader_for(batches.schema.names, str(path))
-            for batch in batches:
-                wanted = batch.select([name for name in batch.schema.names if name in reader.columns])
-                for start in range(0, wanted.num_rows, _BATCH):
-                    for values in wanted.slice(start, _BATCH).to_pylist():
-                        yield row, values, reader
-                        row += 1
-    except (OSError, pyarrow.ArrowException) as problem:
-        raise UserError(
-            f"{path}, after row {row}: {' '.join(str(problem).split())[:120]}; was the copy cut off?"
-        ) from None
+    with (
+        _damage_reported(f"{path} can't be read as Arrow", "was the copy cut off?"),
+        pyarrow.memory_map(str(path)) as mapped,
+        pyarrow.ipc.open_stream(mapped) as batches,
+    ):
+        reader = reader_for(batches.schema.names, str(path))
+        for batch in batches:
+            columns = batch.select([name for name in batch.schema.names if name in reader.columns])
+            for start in range(0, columns.num_rows, _BATCH):
+                for values in columns.slice(start, _BATCH).to_pylist():
+                    yield row, values, reader
+                    row += 1
 
 
 def _json_values(path: Path) -> Iterator[dict[str, Any]]:
-    """Objects of a JSON Lines file, of a JSON list, or the one object of a JSON file (MATH as first published has a
-    file a problem)."""
+    """The objects of JSON Lines, of a JSON list, or the one object of a JSON file (MATH has one file per problem)."""
     try:
-        if path.suffix == ".json" and (whole := _whole(path)) is not None:
-            yield from whole
+        if path.suffix == ".json" and (document := _json_document(path)) is not None:
+            yield from document
             return
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _as_object(line, f"{path}:{number}")
+                    yield _json_object(line, f"{path}:{number}")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text; give Parquet or JSON Lines") from None
 
 
-def _whole(path: Path) -> list[dict[str, Any]] | None:
+def _json_document(path: Path) -> list[dict[str, Any]] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
-        return None  # several objects, one a line
-    rows = found if isinstance(found, list) else [found]
-    for index, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise UserError(
-                f"{path}: entry {index} is a {type(row).__name__}, expected objects with the columns as keys"
-            )
-    return rows
+        return None  # one object per line
+    entries = document if isinstance(document, list) else [document]
+    for index, entry in enumerate(entries):
+        if not isinstance(entry, dict):
+            expected = "expected objects with the columns as keys"
+            raise UserError(f"{path}: entry {index} is a {type(entry).__name__}, {expected}")
+    return entries
 
 
-def _as_object(line: str, place: str) -> dict[str, Any]:
+def _json_object(line: str, place: str) -> dict[str, Any]:
     try:
         values = json.loads(line)
-    except (ValueError, RecursionError) as problem:
-        raise UserError(f"{place} is not JSON: {problem}; was the file cut off? repair or remove the line") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place} is not JSON: {error}; was the file cut off? repair or remove the line") from None
     if not isinstance(values, dict):
         raise UserError(f"{place} holds a {type(values).__name__}, expected an object with the columns as keys")
     return values
+
+
+def combined_sha256(inputs: Sequence[InputFile]) -> str:
+    """One hash for several files; a single file's own."""
+    if len(inputs) == 1:
+        return inputs[0].sha256
+    return hashlib.sha256("".join(f"{file.sha256} {file.name}\n" for file in inputs).encode()).hexdigest()

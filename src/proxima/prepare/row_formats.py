@@ -1,5 +1,4 @@
-"""Rows of published files into questions: one reader a format, chosen by the columns that are there. To add one: a line
-in `READERS`."""
+"""Readers of published rows: one per format, chosen by the columns. To add one: a line in `READERS`."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -16,11 +15,11 @@ class SourceQuestion:
     """A row as the source has it.
 
     Args:
-        question: with the instructions that the source puts around it.
-        answer: what the kind of answer reads: a number, a text, a whole solution; None: the row has none.
-        solution: a worked solution, where the source has one besides the answer.
-        subject: `algebra` …; None: the source doesn't say.
-        level: difficulty, 1 … 5; None: the source doesn't say.
+        question: with the instructions of the source around it.
+        answer: a number, a text, a whole solution; None: the row has none.
+        solution: a worked solution, if the source has one besides the answer.
+        subject: `algebra` …; None: unknown.
+        level: difficulty, 1 … 5; None: unknown.
         source_id: the row's name in the source.
     """
 
@@ -34,13 +33,13 @@ class SourceQuestion:
 
 @dataclass(frozen=True)
 class RowReader:
-    """How a format is read.
+    """Reads the rows of a format.
 
     Args:
-        needs: columns that must be there.
-        takes: columns that are read besides, where they are there.
-        read: a row's values into `SourceQuestion`; raises KeyError, TypeError or ValueError for another form.
-        any_of: at least one of these must be there; empty: no such rule.
+        needs: required columns.
+        takes: optional columns.
+        read: makes the `SourceQuestion`; raises KeyError, TypeError or ValueError for a malformed row.
+        any_of: columns of which at least one is required; empty: none is.
     """
 
     needs: tuple[str, ...]
@@ -58,22 +57,24 @@ class RowReader:
 
 
 def _chat(values: Values) -> SourceQuestion:
-    """The rows of DAPO-Math-17k, and of data prepared for verl: a chat, the answer inside `reward_model`."""
+    """DAPO-Math-17k, and data prepared for verl: a chat, the answer inside `reward_model`."""
     prompt, rule, extra = values["prompt"], _object(values["reward_model"]), _object(values.get("extra_info") or {})
     name = extra.get("index", extra.get("id"))
-    return SourceQuestion(_asked(prompt), rule["ground_truth"], source_id=None if name is None else str(name))
+    return SourceQuestion(
+        _last_user_message(prompt), rule["ground_truth"], source_id=None if name is None else str(name)
+    )
 
 
-def _asked(prompt: Any) -> str:
-    """The last thing that the user says; a prompt that is plain text is that text."""
+def _last_user_message(prompt: Any) -> str:
+    """The last user message; a prompt that is text is returned as it is."""
     if isinstance(prompt, str):
         if not prompt.startswith("[{"):
             return prompt
         prompt = json.loads(prompt)
-    said = [message["content"] for message in prompt if message["role"] == "user"]
-    if not said:
-        raise UserError("nothing is said by the user")
-    return str(said[-1])
+    contents = [message["content"] for message in prompt if message["role"] == "user"]
+    if not contents:
+        raise ValueError("the chat has no user message")
+    return str(contents[-1])
 
 
 def _object(value: Any) -> Mapping[str, Any]:
@@ -84,8 +85,7 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 
 def _problem(values: Values) -> SourceQuestion:
-    r"""The rows of MATH, MATH-500 and most copies of the AIME: the answer in its column, or in the last `\boxed{…}` of
-    the solution."""
+    r"""MATH, MATH-500, most copies of the AIME: the answer in its column, or the last `\boxed{…}` of the solution."""
     solution = _text(values.get("solution"))
     answer = values.get("answer")
     missing = answer is None or answer == ""
@@ -100,14 +100,13 @@ def _problem(values: Values) -> SourceQuestion:
 
 
 def _capital(values: Values) -> SourceQuestion:
-    """The rows of Maxwell-Jia/AIME_2024."""
-    return SourceQuestion(
-        str(values["Problem"] or ""), values["Answer"], _text(values.get("Solution")), source_id=_first(values, "ID")
-    )
+    """Maxwell-Jia/AIME_2024."""
+    solution, source_id = _text(values.get("Solution")), _first(values, "ID")
+    return SourceQuestion(str(values["Problem"] or ""), values["Answer"], solution, source_id=source_id)
 
 
 def _question(values: Values) -> SourceQuestion:
-    """The rows of GSM8K, where the answer is a solution that ends in `#### number`, and of sets with a bare answer."""
+    """GSM8K, whose answer is a solution that ends in `#### number`, and sets with only the answer."""
     answer = values["answer"]
     before, marker, _ = str(answer).rpartition("####")
     solution = before.strip() if marker else _text(values.get("solution"))
@@ -122,8 +121,8 @@ def _question(values: Values) -> SourceQuestion:
 
 
 def _prompt(values: Values) -> SourceQuestion:
-    """Rows of a prompt and its final answer, which such sets call the solution."""
-    return SourceQuestion(_asked(values["prompt"]), values.get("solution", values.get("answer")))
+    """A prompt and its final answer, which such sets call the solution."""
+    return SourceQuestion(_last_user_message(values["prompt"]), values.get("solution", values.get("answer")))
 
 
 def _text(value: Any) -> str | None:
@@ -131,7 +130,7 @@ def _text(value: Any) -> str | None:
 
 
 def _level(value: Any) -> int | None:
-    """`Level 5` or 5; `Level ?` has none."""
+    """5 of `Level 5`, `5` or 5; None of `Level ?`."""
     digits = str(value).removeprefix("Level ").strip()
     return int(digits) if digits in {"1", "2", "3", "4", "5"} else None
 
@@ -140,7 +139,7 @@ def _first(values: Values, *names: str) -> str | None:
     return next((str(values[name]) for name in names if values.get(name) is not None), None)
 
 
-READERS: dict[str, RowReader] = {  # in this order: the first that fits is taken
+READERS: dict[str, RowReader] = {  # the first that fits is taken
     "chat": RowReader(("prompt", "reward_model"), ("extra_info",), _chat),
     "problem": RowReader(
         ("problem",),
@@ -160,11 +159,11 @@ def reader_for(columns: Iterable[str], source: str) -> RowReader:
     """The reader of these columns.
 
     Raises:
-        ValueError: none fits; names the columns found and those that would do.
+        UserError: none fits; names the columns found and those expected.
     """
     present = list(columns)
     for reader in READERS.values():
         if reader.fits(present):
             return reader
     forms = "; ".join(", ".join(r.needs) + (f", {' or '.join(r.any_of)}" if r.any_of else "") for r in READERS.values())
-    raise UserError(f"{source} has the columns {', '.join(present) or 'none'}; wanted is one of these forms: {forms}")
+    raise UserError(f"{source} has the columns {', '.join(present) or 'none'}; expected one of these forms: {forms}")

@@ -1,18 +1,20 @@
-"""What is written: Parquet with the same columns for every source, and JSON lines; the same rows give the same
-bytes."""
+"""Writes prepared rows: Parquet with the same columns for every source, and JSON lines. Equal rows give equal bytes."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from proxima.data import Message
-from proxima.prepare.deduplicate import Question
+from proxima.prepare.decontaminate import OverlapMatch
+from proxima.prepare.deduplicate import Conflicts, Deduplicator, Question
 from proxima.prepare.normalize import question_key
 from proxima.prepare.prompt_template import Template
+from proxima.prepare.read_files import InputFile
 
-_ROWS = 4096  # in a row group
+_ROW_GROUP = 4096  # rows
 COLUMNS = {
     "id": "hash of the normalised question, 32 hex digits: the same in every set and version",
     "question": "the question alone",
@@ -62,24 +64,24 @@ class PreparedRow:
 
 
 class TableWriter:
-    """A Parquet file, a row group in memory at a time."""
+    """Writes a Parquet file, with one row group in memory."""
 
     def __init__(self, path: Path) -> None:
         from pyarrow import parquet
 
         self._schema = _schema()
         self._file = parquet.ParquetWriter(path, self._schema, compression="zstd", compression_level=3)
-        self._waiting: list[PreparedRow] = []
+        self._buffer: list[PreparedRow] = []
         self._rows = 0
 
     def add(self, row: PreparedRow) -> None:
-        self._waiting.append(row)
+        self._buffer.append(row)
         self._rows += 1
-        if len(self._waiting) >= _ROWS:
+        if len(self._buffer) >= _ROW_GROUP:
             self._flush()
 
     def close(self) -> int:
-        """Rows written."""
+        """Finish the file. Returns the number of rows."""
         self._flush()
         self._file.close()
         return self._rows
@@ -87,10 +89,10 @@ class TableWriter:
     def _flush(self) -> None:
         import pyarrow
 
-        if self._waiting:
-            columns = {field.name: [getattr(row, field.name) for row in self._waiting] for field in fields(PreparedRow)}
+        if self._buffer:
+            columns = {field.name: [getattr(row, field.name) for row in self._buffer] for field in fields(PreparedRow)}
             self._file.write_table(pyarrow.table(columns, schema=self._schema))
-            self._waiting.clear()
+            self._buffer.clear()
 
 
 def _schema() -> Any:
@@ -101,8 +103,70 @@ def _schema() -> Any:
     return pa.schema([(field.name, types.get(field.name, text)) for field in fields(PreparedRow)])
 
 
-def write_lines(path: Path, rows: Sequence[dict[str, Any]]) -> int:
-    """JSON Lines; returns how many."""
+@dataclass
+class SplitData:
+    """A side of the source: its files, and what became of their rows."""
+
+    inputs: tuple[InputFile, ...]
+    distinct: Deduplicator
+
+
+class SplitWriter:
+    """Writes the tables of the two sides, each created with its first row."""
+
+    def __init__(self, folder: Path, template: Template, sides: Mapping[str, SplitData]) -> None:
+        self.test_questions: list[str] = []
+        self._folder, self._template, self._sides = folder, template, sides
+        self._tables: dict[str, TableWriter] = {}
+
+    def write(self, side: str, item: Question, repeats: int) -> None:
+        if side not in self._tables:
+            self._tables[side] = TableWriter(self._folder / f"{side}.parquet")
+        inputs = (self._sides.get(side) or self._sides["train"]).inputs
+        self._tables[side].add(PreparedRow.of(item, repeats, inputs[item.file].name, self._template))
+        if side == "test":
+            self.test_questions.append(item.question)
+
+    def close(self) -> dict[str, int]:
+        """Finish the files. Returns the rows of each."""
+        return {f"{side}.parquet": table.close() for side, table in sorted(self._tables.items())}
+
+
+class ExclusionLists:
+    """What was excluded and why: `unreadable.jsonl`, `conflicts.jsonl`, `contaminated.jsonl`."""
+
+    def __init__(self, sides: Mapping[str, SplitData], rule: Conflicts) -> None:
+        self._sides, self._rule = sides, rule
+        self.contaminated: list[dict[str, Any]] = []
+        self.by_set: Counter[str] = Counter()  # training questions that each evaluation set excludes
+        self.same_text: Counter[str] = Counter()
+        self.conflicts_dropped = dict.fromkeys(sides, 0)
+
+    def add_contaminated(self, item: Question, matches: Sequence[OverlapMatch]) -> None:
+        self.by_set.update({match.where[0] for match in matches})
+        self.same_text.update({match.where[0] for match in matches if not match.grams})
+        meets = [
+            {"set": m.where[0], "row": m.where[1], "same": not m.grams, "run": next(iter(m.grams), None)}
+            for m in matches[:8]
+        ]
+        self.contaminated.append({"question": item.question, "answer": item.answer, "row": item.row, "meets": meets})
+
+    def write(self, folder: Path) -> dict[str, int]:
+        """Write the lists that are not empty. Returns the lines of each."""
+        unreadable, conflicts = [], []
+        for side, data in self._sides.items():
+            names = [file.name for file in data.inputs]
+            unreadable += [{"side": side, **row, "file": names[row["file"]]} for row in data.distinct.unreadable]
+            for entry in data.distinct.questions(self._rule) if data.distinct.counts.conflicts else ():
+                if len(entry.answers) > 1:
+                    self.conflicts_dropped[side] += entry.kept is None
+                    kept = None if entry.kept is None else entry.kept.answer
+                    conflicts.append({"side": side, "question": entry.question, "answers": entry.answers, "kept": kept})
+        lists = {"conflicts.jsonl": conflicts, "contaminated.jsonl": self.contaminated, "unreadable.jsonl": unreadable}
+        return {name: _write_lines(folder / name, rows) for name, rows in lists.items() if rows}
+
+
+def _write_lines(path: Path, rows: Sequence[dict[str, Any]]) -> int:
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     return len(rows)
