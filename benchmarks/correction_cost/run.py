@@ -1,4 +1,4 @@
-"""What a correction with all its metrics costs, as a share of a training step."""
+"""What corrections, and the mismatch that every run measures, cost: shares of a training step's time and memory."""
 
 from pathlib import Path
 
@@ -13,19 +13,40 @@ def main() -> None:
     settings = {"model": need_model(o.model), "threads": o.threads, "sequences": o.sequences, "tokens": o.tokens}
     side = Side("proxima", "correction_cost.side", settings, threads=o.threads)
     found = alternate([side], o.repeats, discard=1)[side.name]
-    step = Spread([x["step"] for x in found])
-    levels = {name: Spread([x[name] for x in found]) for name in side.about["corrections"]}
-    rows = [["forward, loss, backward, optimizer", step.text(".2f"), "1"]]
-    rows += [[f"correction, {name}", t.text(".4f"), f"{t.median / step.median:.4f}"] for name, t in levels.items()]
+    names = side.about["measures"]
+    seconds = {name: Spread([x["seconds"][name] for x in found]) for name in ("step", *names)}
+    memory = {name: max(x["memory"][name] for x in found) for name in ("step", *names)}
+    step = seconds["step"].median
+    rows = [["forward, loss, backward, optimizer", seconds["step"].text(".2f"), "1", megabytes(memory["step"]), "1"]]
+    rows += [
+        [
+            name,
+            seconds[name].text(".4f"),
+            f"{seconds[name].median / step:.5f}",
+            megabytes(memory[name]),
+            f"{memory[name] / memory['step']:.5f}",
+        ]
+        for name in names
+    ]
     name = Path(o.model).name
     print(f"{name}, bf16 on float32 weights, {o.sequences} completions x {o.tokens} tokens, {o.threads} threads;")
-    print(f"median [min-max] of {o.repeats}\n")
-    print(table(["part of a step", "seconds", "share"], rows))
+    print(f"median [min-max] of {o.repeats}; the step's memory is the peak RSS of its process\n")
+    print(table(["part of a step", "seconds", "share", "MB", "share"], rows))
     print("\nA correction is weights, veto, rejection and every metric, quantiles too, of the whole batch.\n")
-    worst = max(t.median for t in levels.values()) / step.median
     settings.pop("model")
-    seconds = {"step": step.json()} | {name: t.json() for name, t in levels.items()}
     finish(
-        {"claim": "correction_cost", "share": round(worst, 5), "seconds": seconds, "settings": settings, "model": name},
+        {
+            "claim": "correction_cost",
+            "share": round(max(seconds[n].median for n in names) / step, 5),
+            "memory_share": round(max(memory[n] for n in names) / memory["step"], 5),
+            "seconds": {n: spread.json() for n, spread in seconds.items()},
+            "memory_bytes": {n: round(size) for n, size in memory.items()},
+            "settings": settings,
+            "model": name,
+        },
         o.json_out,
     )
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 1e6:,.1f}"

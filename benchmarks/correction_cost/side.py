@@ -1,8 +1,19 @@
-"""One training step, and the corrections on the log-probs of that very step."""
+"""One training step, and the corrections and the mismatch on the log-probs of that very step."""
 
+import resource
 import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.side import Channel, argument, serve
+
+if TYPE_CHECKING:
+    from proxima.core.metrics import Metrics
+    from proxima.data import PolicyBatch
+
+MISMATCH = "mismatch, measured in every run"
 
 
 def main() -> None:
@@ -10,8 +21,7 @@ def main() -> None:
     import torch
 
     from proxima.core import PolicyBatch, TokenMean
-    from proxima.core.correction import Importance, Rejection
-    from proxima.core.loss import apply_corrections
+    from proxima.core.correction import Importance, Rejection, mismatch_metrics
     from proxima.core.surrogate import PpoClip
     from proxima.data import Trajectory
     from proxima.model import Policy, load
@@ -20,7 +30,9 @@ def main() -> None:
     torch.set_num_threads(settings["threads"])
     policy = Policy(load(settings["model"], device="cpu"), compute_dtype=torch.bfloat16)
     stack = TrainStack(policy, optimizer=AdamW(lr=1e-7))
-    objective = PolicyObjective(surrogate=PpoClip(), aggregate=TokenMean(), skip_zero_advantage=False)
+    objective = PolicyObjective(
+        surrogate=PpoClip(), aggregate=TokenMean(), skip_zero_advantage=False, measure_mismatch=False
+    )
     generator = torch.Generator().manual_seed(1)
     count, length = settings["sequences"], settings["tokens"]
     ids = torch.randint(1000, 40_000, (count, length), generator=generator).tolist()
@@ -53,24 +65,46 @@ def main() -> None:
         "metrics only": [Importance(apply=False)],
     }
 
-    def once() -> dict[str, float]:
+    measures = {name: partial(_correct, batch, specs) for name, specs in corrections.items()}
+    measures[MISMATCH] = partial(mismatch_metrics, batch)
+
+    def once() -> dict[str, dict[str, float]]:
         start = time.perf_counter()
         stack.update(objective, [range(count)], items)
-        measured = {"step": time.perf_counter() - start}
-        for name, specs in corrections.items():
-            times = []
-            for _ in range(5):
-                start = time.perf_counter()
-                done = apply_corrections(batch, specs)
-                values = {
-                    key: value.value for key, value in done.metrics.items()
-                }  # with the division and the sync that logging needs
-                times.append(time.perf_counter() - start)
-            assert len(values) > 10
-            measured[name] = sorted(times)[2]
-        return measured
+        seconds = {"step": time.perf_counter() - start}
+        memory = {"step": 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+        for name, measure in measures.items():
+            memory[name] = peak_allocation(measure)
+            seconds[name] = sorted(_timed(measure) for _ in range(5))[2]
+        return {"seconds": seconds, "memory": memory}
 
-    serve(once, channel, corrections=list(corrections))
+    serve(once, channel, measures=list(measures))
+
+
+def _correct(batch: "PolicyBatch", specs: Sequence[Any]) -> "Metrics":
+    from proxima.core.loss import apply_corrections
+
+    return apply_corrections(batch, specs).metrics
+
+
+def _timed(measure: Callable[[], "Metrics"]) -> float:
+    """Seconds, with the division and the sync that logging needs."""
+    start = time.perf_counter()
+    values = [metric.value for metric in measure().values()]
+    assert len(values) > 10
+    return time.perf_counter() - start
+
+
+def peak_allocation(measure: Callable[[], object]) -> float:
+    """The largest sum of bytes that torch holds at once on behalf of `measure`, its result included."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = measure()
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    assert kept and sizes
+    return float(max(accumulate(sizes)))
 
 
 if __name__ == "__main__":
