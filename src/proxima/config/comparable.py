@@ -36,6 +36,7 @@ class FieldClass(Enum):
 FIELD_CLASSES: Mapping[str, FieldClass] = {
     "algorithm.dynamic_sampling.exhausted": FieldClass.RESUMABLE,  # it says what ends a run
     "algorithm.dynamic_sampling.max_num_gen_batches": FieldClass.RESUMABLE,  # likewise
+    "algorithm.mismatch": FieldClass.RESUMABLE,  # it says what a step does from now on, or what ends a run
     "algorithm.preset": FieldClass.LABEL,  # its fields are compared
     "checkpoint": FieldClass.OPERATION,
     "engine.prefill_tokens": FieldClass.RESUMABLE,

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
@@ -24,6 +24,7 @@ class StepBatch:
         reasons: by completion, why it was dropped; absent for those that are trained.
         trajectories: the completions that are trained.
         updates: indices into `trajectories`, one tuple per optimizer step.
+        rejected: the trajectories that were rejected after their first forward pass, with its log-probs.
     """
 
     groups: tuple[Group, ...]
@@ -31,6 +32,26 @@ class StepBatch:
     reasons: Mapping[Key, str]
     trajectories: tuple[Trajectory, ...]
     updates: tuple[tuple[int, ...], ...]
+    rejected: Mapping[Key, tuple[Trajectory, TokenStatistics]] = field(default_factory=dict)
+
+    def reject(self, statistics: Mapping[int, TokenStatistics], reason: str) -> "StepBatch":
+        """The batch without some of its trajectories.
+
+        Args:
+            statistics: of the first forward pass, by index of each trajectory to be rejected.
+            reason: why; their outcome is `dropped_<reason>`.
+        """
+        kept = [i for i in range(len(self.trajectories)) if i not in statistics]
+        position = {old: new for new, old in enumerate(kept)}
+        updates = (tuple(position[i] for i in update if i in position) for update in self.updates)
+        rejected = {self.trajectories[i].key: (self.trajectories[i], values) for i, values in statistics.items()}
+        return replace(
+            self,
+            reasons={**self.reasons, **dict.fromkeys(rejected, reason)},
+            trajectories=tuple(self.trajectories[i] for i in kept),
+            updates=tuple(update for update in updates if update),
+            rejected={**self.rejected, **rejected},
+        )
 
     @property
     def kept(self) -> list[int]:
@@ -55,7 +76,7 @@ class StepBatch:
 
     def records(self, statistics: Mapping[int, TokenStatistics]) -> dict[Key, CompletionRecord]:
         """The outcome of each completion; `statistics` by index of the trajectory, as `TrainStack.update` returns."""
-        trained = {item.key: (item, statistics.get(i)) for i, item in enumerate(self.trajectories)}
+        trained = {item.key: (item, statistics.get(i)) for i, item in enumerate(self.trajectories)} | {**self.rejected}
         return {
             completion.key: self._record(completion.key, *trained.get(completion.key, (None, None)))
             for group in self.groups

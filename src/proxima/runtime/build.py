@@ -184,7 +184,8 @@ def make_objective(config: "RunConfig") -> PolicyObjective:
         penalties=penalties,
         proximal=proximal,
         skip_zero_advantage=algorithm.skip_zero_advantage,
-        measure_mismatch=algorithm.mismatch.measure,
+        # A guard that rejects has measured before the update.
+        measure_mismatch=algorithm.mismatch.measure and algorithm.mismatch.on_mismatch != "reject",
     )
 
 
@@ -225,6 +226,7 @@ def make_learner(config: "RunConfig", loaded: LoadedModel) -> Learner:
         reference=make_reference(config),
         recompute_proximal=config.algorithm.proximal == "recompute",
         updates=train.updates_per_step * train.epochs_per_step,
+        guard=config.algorithm.mismatch,
     )
 
 

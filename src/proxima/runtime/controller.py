@@ -29,6 +29,8 @@ from proxima.runtime.worker_thread import WorkerThread
 from proxima.train import UpdateResult
 from proxima.train.checkpoint import read_checkpoint, write_checkpoint
 
+WARN_EVERY = 10  # steps between two warnings of a lasting state
+
 
 class Stopped(Exception):
     """The user asked the run to stop; the unfinished step is discarded, and a resume repeats it."""
@@ -130,8 +132,10 @@ class Controller:
             with self.timed("step"):
                 collected = await self.collect(step)  # queued → generating → scored
                 batch = self.algorithm.step_batch(collected.groups, step, collected.dropped)
+                batch, mismatch = await self.reject_mismatched(batch)
                 self.journal.select(step, batch.kept, batch.dropped)  # scored → selected | dropped
                 result = await self.update(batch)
+                result.metrics.update(mismatch)
                 version = await self.publish(result)
             self._times["cpu"] = self.clock.cpu() - cpu
             record = self.record(step, version, collected, batch, result)
@@ -139,6 +143,7 @@ class Controller:
             await self.evaluate_if_due(step)
             await self.checkpoint_if_due(step)
             self.end_if_unscored(step)
+            self.end_if_mismatched(record)
         if self.plan.evaluate_after:
             await self.evaluate("after")
 
@@ -175,6 +180,14 @@ class Controller:
                 lambda progress: self.learner.update(batch, version, progress),
                 lambda done, total: self.observer.progress("train", done, total, "tokens"),
             )
+
+    async def reject_mismatched(self, batch: StepBatch) -> tuple[StepBatch, dict[str, float]]:
+        """With `algorithm.mismatch.on_mismatch: reject`, what is left of the batch, and its mismatch before."""
+        if self.learner.guard.on_mismatch != "reject":
+            return batch, {}
+        with self.timed("train"):
+            found: tuple[StepBatch, dict[str, float]] = await self.worker.run(self.learner.reject_mismatched, batch)
+            return found
 
     async def publish(self, result: UpdateResult) -> int:
         """The engine gets the new weights; returns their version. Without an update there are none to publish."""
@@ -255,6 +268,15 @@ class Controller:
                 "(--resume), or set runtime.max_unscored_steps=0 to train without scores"
             )
 
+    def end_if_mismatched(self, record: Mapping[str, Any]) -> None:
+        """`algorithm.mismatch.on_mismatch: stop`."""
+        guard = self.learner.guard
+        if guard.on_mismatch == "stop" and (excess := guard.exceeded(record)):
+            raise RunEnded(
+                f"step {record['step']}: {excess}: rollout engine and trainer differ too much; docs/mismatch.md lists "
+                "causes. Fix it and resume (--resume), or resume with algorithm.mismatch.on_mismatch=reject, or warn"
+            )
+
     # ---- small things ------------------------------------------------------------------------------------------------
 
     def now(self) -> float:
@@ -313,8 +335,10 @@ class Controller:
                 f"{invalid} of {record['completions']} completions have no score ({self._score_error}); they count in "
                 f"no mean; see `error` in rollouts/{self.folder.rollout_file(step).name}"
             )
-        for verdict in health({key: value for key, value in record.items() if isinstance(value, int | float)}):
-            if verdict.level == "act":
+        guard = self.learner.guard
+        before = {v.metric for v in health(self.journal.metrics(step - 1) or {}, guard) if v.level == "act"}
+        for verdict in health(record, guard):
+            if verdict.level == "act" and (verdict.metric not in before or step % WARN_EVERY == 0):
                 self.observer.warning(f"step {step}: {verdict.sentence}")
         if not batch.updates:
             dropped = ", ".join(f"{count} {reason}" for reason, count in batch.drop_counts.items())

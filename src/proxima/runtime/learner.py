@@ -1,13 +1,18 @@
 """The trained policy and what changes it. Everything here is called in the worker thread of the loop."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from proxima.data import Trajectory
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from proxima.core.correction import MismatchGuard, mismatch_metrics
+from proxima.data import PolicyBatch, Trajectory
 from proxima.model import Policy
 from proxima.runtime.algorithm import StepBatch
 from proxima.runtime.worker_thread import Progress
-from proxima.train import PolicyObjective, TrainStack, UpdateResult
+from proxima.train import PolicyObjective, TokenStatistics, TrainStack, UpdateResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +25,7 @@ class Learner:
         recompute_proximal: compute the proximal log-probs before the updates (`proximal: recompute`); with one update
             per step, the update's own first forward gives them.
         updates: optimizer steps of a full batch; the learning rate schedule counts these.
+        guard: what is done when rollout engine and trainer differ too much.
     """
 
     policy: Policy
@@ -28,6 +34,7 @@ class Learner:
     reference: Policy | None = None
     recompute_proximal: bool = False
     updates: int = 1
+    guard: MismatchGuard = field(default_factory=MismatchGuard)
 
     def update(self, batch: StepBatch, version: int, progress: Progress) -> UpdateResult:
         """Log-probs of the frozen policies, then the optimizer steps.
@@ -41,13 +48,47 @@ class Learner:
         objective = replace(self.objective, current_version=version)
         return self.stack.update(objective, batch.updates, trajectories, progress, planned=self.updates)
 
+    def reject_mismatched(self, batch: StepBatch) -> tuple[StepBatch, dict[str, float]]:
+        """The batch without the completions that the guard rejects, and the `mismatch/` metrics of all of them."""
+        if not batch.trajectories:
+            return batch, {}
+        log_probs = self.stack.log_prob(batch.trajectories)
+        measured = _policy_batch(batch.trajectories, log_probs)
+        rejected = self.guard.rejects(measured).nonzero().squeeze(1).tolist()
+        metrics = {name: metric.value for name, metric in mismatch_metrics(measured).items()}
+        metrics["mismatch/rejected_seq_fraction"] = len(rejected) / len(batch.trajectories)
+        if self._needs_proximal:
+            known = zip(batch.trajectories, log_probs, strict=True)
+            batch = replace(batch, trajectories=tuple(replace(item, proximal_log_prob=x) for item, x in known))
+        nothing = {i: np.zeros(len(log_probs[i]), np.bool_) for i in rejected}
+        statistics = {i: TokenStatistics(log_prob=log_probs[i], keep=keep) for i, keep in nothing.items()}
+        return batch.reject(statistics, "mismatch"), metrics
+
+    @property
+    def _needs_proximal(self) -> bool:
+        return self.recompute_proximal and self.objective.proximal != "first_forward"
+
     def with_log_probs(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The trajectories with the proximal and reference log-probs that the loss needs."""
         out = list(trajectories)
-        if self.recompute_proximal and self.objective.proximal != "first_forward":
+        if self._needs_proximal and any(item.proximal_log_prob is None for item in out):
             values = self.stack.log_prob(out)
             out = [replace(item, proximal_log_prob=value) for item, value in zip(out, values, strict=True)]
         if self.reference is not None:
             values = self.stack.log_prob(out, self.reference)
             out = [replace(item, reference_log_prob=value) for item, value in zip(out, values, strict=True)]
         return out
+
+
+def _policy_batch(trajectories: Sequence[Trajectory], log_probs: Sequence[NDArray[np.float32]]) -> PolicyBatch:
+    """What the guard reads: two log-probs and the loss mask of every response token."""
+    if any(item.behavior_log_prob is None for item in trajectories):
+        raise ValueError("algorithm.mismatch.on_mismatch=reject needs the engine's log-probs in every trajectory.")
+    masks = [np.ones(len(item.tokens), np.bool_) if item.loss_mask is None else item.loss_mask for item in trajectories]
+    behavior = [item.behavior_log_prob for item in trajectories if item.behavior_log_prob is not None]
+    return PolicyBatch(
+        log_prob=torch.from_numpy(np.concatenate(log_probs)),
+        behavior_log_prob=torch.from_numpy(np.concatenate(behavior)),
+        loss_mask=torch.from_numpy(np.concatenate(masks)),
+        cu_seqlens=torch.from_numpy(np.cumsum([0, *map(len, masks)])),
+    )

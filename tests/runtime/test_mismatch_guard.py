@@ -1,0 +1,95 @@
+"""Rollout engine against trainer in whole runs: measured in every mode, and what the guard does about it."""
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from proxima.runtime.controller import RunEnded
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.rollouts import read_rows
+from tests.runtime.tiny_run import Watcher, go, recipe
+
+BF16 = {"engine__dtype": "bfloat16", "train__steps": 2}  # the trainer is float32: they differ
+
+
+def records(path):
+    return [r for r in RunFolder(path).read_metrics() if r["kind"] == "train"]
+
+
+def weights(path):
+    return load_file(next((RunFolder(path).checkpoint(2) / "model").glob("*.safetensors")))
+
+
+def distance(row):
+    """Mean k3 of a completion, nats a token, and its loss tokens."""
+    rho = np.array(row["log_prob"], np.float64) - np.array(row["behavior_log_prob"], np.float64)
+    return float(np.mean(np.expm1(rho) - rho))
+
+
+@pytest.mark.parametrize("proximal", ["behavior", "recompute", "loglinear"])
+def test_the_mismatch_is_measured_and_changes_no_weight(proximal, tiny_model, tmp_path):
+    for measure in (True, False):
+        algorithm = {"preset": "grpo", "proximal": proximal, "mismatch": {"measure": measure}}
+        assert go(tmp_path / str(measure), recipe(tiny_model("llama"), algorithm=algorithm, **BF16)).status == "done"
+    for record in records(tmp_path / "True"):
+        assert 1e-7 < record["mismatch/k3_kl"] < 0.05
+        assert record["mismatch/rollout_is_eff_sample_size"] > 0.9
+        assert record["mismatch/position_4_of_4/log_prob_absdiff"] > 0
+        assert len([name for name in record if name.startswith("mismatch/")]) > 50
+    assert not any(name.startswith("mismatch/") for r in records(tmp_path / "False") for name in r)
+    ours, theirs = weights(tmp_path / "True"), weights(tmp_path / "False")
+    assert ours.keys() == theirs.keys() and all((ours[name] == theirs[name]).all() for name in ours)
+
+
+def test_the_run_stops_behind_the_step_and_can_be_resumed(tiny_model, tmp_path):
+    tree = recipe(tiny_model("llama"), algorithm__mismatch={"on_mismatch": "stop", "max_k3_kl": 1e-9}, **BF16)
+    with pytest.raises(RunEnded, match=r"step 1: mismatch/k3_kl is .*, above algorithm.mismatch.max_k3_kl=1e-09"):
+        go(tmp_path / "run", tree)
+    assert len(records(tmp_path / "run")) == 1 and RunFolder(tmp_path / "run").checkpoint(1).is_dir()
+    tree["algorithm"]["mismatch"]["on_mismatch"] = "warn"
+    assert go(tmp_path / "run", tree, resume=True).status == "done"
+    assert len(records(tmp_path / "run")) == 2
+
+
+def test_a_warning_says_it_once_while_it_lasts(tiny_model, tmp_path):
+    watcher = Watcher()
+    go(tmp_path / "run", recipe(tiny_model("llama"), algorithm__mismatch={"max_k3_kl": 1e-9}, **BF16), observer=watcher)
+    lines = [text for text in watcher.warnings if "nats a token between rollout engine and trainer" in text]
+    assert len(lines) == 1 and lines[0].startswith("step 1: ") and "decoupled_token_is" in lines[0]
+
+
+@pytest.mark.parametrize(("proximal", "updates"), [("behavior", 1), ("behavior", 2), ("recompute", 2)])
+def test_offending_completions_are_rejected_before_the_update(proximal, updates, tiny_model, tmp_path):
+    tree = recipe(
+        tiny_model("llama"),
+        algorithm__proximal=proximal,
+        algorithm__skip_zero_advantage=False,
+        **BF16 | {"train__steps": 1},
+    )
+    go(tmp_path / "all", tree)
+    rows = read_rows(RunFolder(tmp_path / "all").rollout_file(1))
+    limit = records(tmp_path / "all")[0]["mismatch/k3_kl"] * 0.999
+    far = {(row["prompt_uid"], row["sample"]) for row in rows if distance(row) > limit}
+    tree["train"]["updates_per_step"] = updates
+    tree["algorithm"]["mismatch"] = {"on_mismatch": "reject", "max_k3_kl": limit}
+    go(tmp_path / "rejecting", tree)
+    (record,) = records(tmp_path / "rejecting")
+    rows = read_rows(RunFolder(tmp_path / "rejecting").rollout_file(1))
+    rejected = [row for row in rows if row["outcome"] == "dropped_mismatch"]
+    kept = [row for row in rows if row["outcome"] == "trained"]
+    assert rejected and kept and len(rejected) + len(kept) == len(rows)
+    assert all(not any(row["keep"]) and distance(row) > limit for row in rejected)
+    assert {(row["prompt_uid"], row["sample"]) for row in rejected} == far
+    assert record["dropped/mismatch"] == len(rejected)
+    assert record["mismatch/rejected_seq_fraction"] == pytest.approx(len(rejected) / len(rows))
+    assert record["mismatch/k3_kl"] > limit  # of all completions, before the rejection
+    assert record["tokens/dropped"] == sum(len(row["tokens"]) for row in rejected)
+
+
+def test_a_step_within_the_limits_loses_nothing(tiny_model, tmp_path):
+    for action in ("warn", "reject"):
+        tree = recipe(tiny_model("llama"), algorithm__mismatch={"on_mismatch": action}, **BF16)
+        go(tmp_path / action, tree)
+    assert records(tmp_path / "reject")[0]["mismatch/rejected_seq_fraction"] == 0
+    ours, theirs = weights(tmp_path / "warn"), weights(tmp_path / "reject")
+    assert all((ours[name] == theirs[name]).all() for name in ours)
