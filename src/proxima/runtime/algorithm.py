@@ -42,7 +42,7 @@ class StepBatch:
             reason: why; their outcome is `dropped_<reason>`.
         """
         kept = [i for i in range(len(self.trajectories)) if i not in statistics]
-        position = {old: new for new, old in enumerate(kept)}
+        position = {i: place for place, i in enumerate(kept)}
         updates = (tuple(position[i] for i in update if i in position) for update in self.updates)
         rejected = {self.trajectories[i].key: (self.trajectories[i], values) for i, values in statistics.items()}
         return replace(
