@@ -1,14 +1,13 @@
-"""Core: the mathematics, one file a slot. Pure functions on tensors: no I/O, no config, no model.
+"""Core: the mathematics, one file per slot. Pure functions of tensors: no I/O, no config, no model.
 
     advantage/   rewards → advantages                surrogate/   ratio and advantage → per-token loss
-    selection    which completions go on             correction/  behavior → proximal weights, rejections, their health
-    divergence   how far a token has moved           penalty      KL towards the reference, entropy
+    selection    which completions are used          correction/  behavior → proximal weights, rejections, their health
+    divergence   how far a token has moved           penalty      KL from the reference, entropy
     aggregate    per-token losses → one number       loss         all of them together: `policy_loss`
     precompute   what the whole batch decides        proximal     the centre, where no forward was run for it
     preference   DPO's family, KTO                   value        the critic's and the reward model's loss
     metrics      statistics that merge               segment      sums and quantiles of packed sequences
-    gradient     how much a token teaches            verify/
-    other implementations' numbers against ours (not imported here)
+    gradient     the gradient weight of a token      ratio        log-ratio and ratio
 
 Usable from any training loop, with nothing else of this project:
 
@@ -53,56 +52,11 @@ from proxima.core.value import RewardLoss, ValueLoss
 from proxima.data import Outcomes, PolicyBatch
 
 __all__ = [
-    "ADVANTAGES",
-    "AGGREGATES",
-    "AGGREGATE_ALIASES",
-    "CORRECTIONS",
-    "CORRECTION_PRESETS",
-    "PENALTIES",
-    "PREFERENCES",
-    "SELECTIONS",
-    "SURROGATES",
-    "Aggregate",
-    "Cispo",
-    "Correction",
-    "Cppo",
-    "Dppo",
-    "Drpo",
-    "GeoMean",
-    "Gspo",
-    "Importance",
-    "Loss",
-    "MismatchGuard",
-    "Outcomes",
-    "Peak",
-    "Penalty",
-    "PolicyBatch",
-    "PpoClip",
-    "PreferencePairs",
-    "Quantile",
-    "Reinforce",
-    "Rejection",
-    "RewardLoss",
-    "Sapo",
-    "Selection",
-    "SequenceMeanTokenMean",
-    "SequenceMeanTokenSum",
-    "SequenceMeanTokenSumNorm",
-    "Spo",
-    "Spread",
-    "SumCount",
-    "Surrogate",
-    "TokenLoss",
-    "TokenMean",
-    "TokenSum",
-    "ValueLoss",
-    "gradient_weight",
-    "health",
-    "interpolated_proximal",
-    "merge",
-    "mismatch_metrics",
-    "needs_precompute",
-    "policy_loss",
-    "precompute",
-    "select",
-]
+    "ADVANTAGES", "AGGREGATES", "AGGREGATE_ALIASES", "CORRECTIONS", "CORRECTION_PRESETS", "PENALTIES",
+    "PREFERENCES", "SELECTIONS", "SURROGATES", "Aggregate", "Cispo", "Correction", "Cppo", "Dppo", "Drpo",
+    "GeoMean", "Gspo", "Importance", "Loss", "MismatchGuard", "Outcomes", "Peak", "Penalty", "PolicyBatch",
+    "PpoClip", "PreferencePairs", "Quantile", "Reinforce", "Rejection", "RewardLoss", "Sapo", "Selection",
+    "SequenceMeanTokenMean", "SequenceMeanTokenSum", "SequenceMeanTokenSumNorm", "Spo", "Spread", "SumCount",
+    "Surrogate", "TokenLoss", "TokenMean", "TokenSum", "ValueLoss", "gradient_weight", "health",
+    "interpolated_proximal", "merge", "mismatch_metrics", "needs_precompute", "policy_loss", "precompute", "select",
+]  # fmt: skip

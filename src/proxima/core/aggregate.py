@@ -1,9 +1,8 @@
 """Aggregation: from per-token losses to a numerator and a denominator that add over micro-batches and ranks.
 
-The denominator is a function of the loss mask alone, so the trainer knows that of the whole optimizer batch before the
-first forward. A split into micro-batches, a permutation or another world size then changes neither loss nor gradient. A
-sequence with no loss token counts in no denominator (verl: the same; TRL counts empty rows in `grpo`). Tokens that a
-surrogate masks out stay in the denominator.
+The denominator depends on the loss mask alone, so it is known for the whole optimizer batch before the first forward
+pass; no split into micro-batches, permutation or world size changes loss or gradient. A sequence without a loss token
+counts in no denominator (verl: the same; TRL counts empty rows in `grpo`). Tokens that a surrogate masks stay in it.
 """
 
 from dataclasses import dataclass
@@ -17,9 +16,8 @@ from proxima.data import PolicyBatch, require
 
 
 def _total(loss: Tensor, b: PolicyBatch) -> Tensor:
-    return torch.where(b.loss_mask, loss, torch.zeros((), dtype=loss.dtype, device=loss.device)).sum(
-        dtype=torch.float64
-    )
+    zero = torch.zeros((), dtype=loss.dtype, device=loss.device)
+    return torch.where(b.loss_mask, loss, zero).sum(dtype=torch.float64)
 
 
 def _sequences(loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -28,16 +26,15 @@ def _sequences(loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenMean(Aggregate):
-    """Every loss token weighs the same.
+    """Every loss token has the same weight.
 
         Σ loss / Σ m
 
     Args:
-        loss: [N] float, with gradient; only loss tokens are looked at.
-        b: the batch.
-    Returns: the numerator, [] float64; `denominator(loss_mask [N], cu_seqlens [S+1])` is the number of loss tokens, []
+        loss: [N] float, with gradient; only loss tokens are read. b: the batch.
+    Returns: the numerator, [] float64. `denominator(loss_mask [N], cu_seqlens [S+1])`: the number of loss tokens, []
         float64.
-    Edge cases: nothing in the loss: numerator and denominator 0.
+    Edge cases: without a loss token, numerator and denominator are 0.
     Source: DAPO, arXiv 2503.14476, Eq. 8. verl `token-mean`, TRL `bnpo` (one micro-batch) and `dapo` (whole batch).
     Differs: verl's denominator is NaN for an all-masked batch (P1); here the loss is 0.
     """
@@ -51,7 +48,7 @@ class TokenMean(Aggregate):
 
 @dataclass(frozen=True)
 class SequenceMeanTokenMean(Aggregate):
-    """Every sequence weighs the same; a token weighs less the longer its sequence.
+    """Every sequence has the same weight, so a token has less weight the longer its sequence is.
 
         Σ_s (Σ_t loss / n_s) / S        n_s loss tokens of sequence s, S sequences with n_s > 0
 
@@ -85,17 +82,16 @@ class SequenceMeanTokenSum(Aggregate):
 
 @dataclass(frozen=True)
 class SequenceMeanTokenSumNorm(Aggregate):
-    """The mean over sequences of their summed token losses, over a constant length: a longer completion does not make
-    the rest smaller.
+    """The mean over sequences of their summed token losses divided by a constant length, so that a long completion does
+    not shrink the weight of the others.
 
         Σ loss / horizon / S
 
     Args:
-        horizon: tokens, > 0: a constant of the run, usually the longest completion allowed.
+        horizon: tokens, > 0; constant during a run, usually the completion limit.
     Returns, Edge cases: as `TokenMean`; the numerator is already divided by `horizon`, the denominator is S.
     Source: Dr. GRPO, arXiv 2503.20783. UniRL `horizon` 16384; TRL `dr_grpo` (max_completion_length).
-    Differs: verl divides by the padded width of the batch at hand unless `loss_scale_factor` is set (P1): it changes
-        with the batch.
+    Differs: unless `loss_scale_factor` is set, verl divides by the padded width, which changes with the batch (P1).
     """
 
     horizon: float = 16384.0
@@ -112,9 +108,9 @@ class SequenceMeanTokenSumNorm(Aggregate):
 
 @dataclass(frozen=True)
 class TokenSum(Aggregate):
-    """The plain sum; nothing divides it: Σ loss, with denominator 0, which says "divide by one".
+    """The sum, not divided: Σ loss. The denominator is 0, which means "divide by one".
 
-    Args, Returns: as `TokenMean`. The size of the gradient grows with the batch. Source: verl `token-sum`.
+    Args, Returns: as `TokenMean`. The gradient grows with the batch. Source: verl `token-sum`.
     """
 
     def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor:
@@ -132,7 +128,7 @@ AGGREGATES: dict[str, type] = {
     "token_sum": TokenSum,
 }
 
-AGGREGATE_ALIASES: dict[str, str] = {  # what the peers call them → a key of AGGREGATES
+AGGREGATE_ALIASES: dict[str, str] = {  # names used by other frameworks
     "bnpo": "token_mean",
     "dapo": "token_mean",
     "dr_grpo": "sequence_mean_token_sum_norm",

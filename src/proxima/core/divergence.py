@@ -1,8 +1,8 @@
-"""How far the current policy is from another one at a token, from the two log-probs of the sampled token (binary) or of
-the top K.
+"""Divergence of the current policy from another at a token, from the log-probs of the sampled token (binary) or of the
+top K.
 
-The top-K kinds sort the vocabulary into buckets: each of the behavior policy's K most probable tokens, the sampled
-token, everything else.
+The top-K kinds divide the vocabulary into buckets: each of the behavior policy's K most probable tokens, the sampled
+token, and all others.
 """
 
 from collections.abc import Callable
@@ -12,19 +12,16 @@ from torch import Tensor
 
 from proxima.data import PolicyBatch, require
 
-TOP_K_FLOOR = 1e-12  # least probability of a bucket under the current policy
-REST_FLOOR = (
-    1e-8  # least probability of "any other token": a log-prob of exactly 0 must not give an infinite divergence
-)
+TOP_K_FLOOR = 1e-12  # minimum probability of a bucket under the current policy
+REST_FLOOR = 1e-8  # minimum probability of "any other token", so that a log-prob of exactly 0 gives a finite divergence
 
 
 def binary_tv(log_p: Tensor, log_q: Tensor) -> Tensor:
     """Total variation of the two-outcome distributions (this token, any other): |q − p|, in [0, 1].
 
     Args:
-        log_p: [N] nats, the policy it is measured from (μ).
-        log_q: [N] nats, the current policy (π).
-    Returns: [N]. The functions of this file are symmetric in shape, dtype and device: all are those of the inputs.
+        log_p, log_q: [N] nats, of the policy it is measured from (μ) and of the current policy (π).
+    Returns: [N]. All functions here keep shape, dtype and device of the inputs.
     Source: DPPO, arXiv 2602.04879.
     """
     return (log_q.exp() - log_p.exp()).abs()
@@ -33,7 +30,7 @@ def binary_tv(log_p: Tensor, log_q: Tensor) -> Tensor:
 def binary_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     """KL(p‖q) of the two-outcome distributions: p log(p/q) + (1−p) log((1−p)/(1−q)), nats, ≥ 0.
 
-    Args, Returns: as `binary_tv`. 1−p and 1−q are at least 1e-8, so that a certain token stays finite.
+    Args, Returns: as `binary_tv`. 1−p and 1−q are at least 1e-8, which keeps a certain token finite.
     Source: DPPO, arXiv 2602.04879. Differs: verl adds 1e-8 inside the logs of both, TRL clamps probabilities at 1 −
         1e-7 (P4, T19).
     """
@@ -44,19 +41,16 @@ def binary_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _buckets(inside: Tensor, log_prob: Tensor, top_k: Tensor) -> Tensor:
-    """[N, K+2] probabilities: the behavior top K, the sampled token where it is not among them (else 0), and everything
-    else."""
+    """[N, K+2] probabilities: the behavior top K, the sampled token if it is not among them (else 0), all others."""
     top = top_k.exp()
-    own = torch.where(inside, torch.zeros_like(log_prob), log_prob.exp())
-    rest = (1 - top.sum(1) - own).clamp(min=0)
-    return torch.cat([top, own[:, None], rest[:, None]], dim=1)
+    sampled = torch.where(inside, torch.zeros_like(log_prob), log_prob.exp())
+    rest = (1 - top.sum(1) - sampled).clamp(min=0)
+    return torch.cat([top, sampled[:, None], rest[:, None]], dim=1)
 
 
 def _top_k_buckets(b: PolicyBatch, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """Buckets under μ and π, [N, K+2] each.
-
-    The sampled token is one of the top K exactly if its own log-prob is not below theirs, so no token ids are needed.
-    """
+    """Buckets under μ and π, [N, K+2] each. The sampled token is one of the top K exactly if its log-prob is not below
+    theirs, so no token ids are needed."""
     assert b.behavior_top_k_log_prob is not None and b.top_k_log_prob is not None and b.sampled is not None
     sampled = b.sampled[:, None]
     floor = torch.full((), -1e9, dtype=log_p.dtype, device=log_p.device)
@@ -67,13 +61,13 @@ def _top_k_buckets(b: PolicyBatch, log_p: Tensor, log_q: Tensor) -> tuple[Tensor
 
 
 def top_k_tv(p: Tensor, q: Tensor) -> Tensor:
-    """½ Σ |q − p| over buckets [N, K+2], in [0, 1]; [N]. At least `binary_tv`, at most the total variation over the
+    """½ Σ |q − p| over buckets [N, K+2]: [N] in [0, 1], between `binary_tv` and the total variation over the
     vocabulary."""
     return 0.5 * (q - p).abs().sum(1)
 
 
 def top_k_kl(p: Tensor, q: Tensor) -> Tensor:
-    """Σ p log(p / q) over buckets [N, K+2], nats; [N]. An empty bucket of p adds 0; q is at least 1e-12."""
+    """Σ p log(p / q) over buckets [N, K+2]: [N], nats. An empty bucket of p adds 0; q is at least 1e-12."""
     kl: Tensor = torch.special.xlogy(p, p) - torch.special.xlogy(p, q.clamp(min=TOP_K_FLOOR))
     return kl.sum(1).clamp(min=0)
 
@@ -88,27 +82,20 @@ TOP_K_NEEDS = frozenset({"behavior_top_k_log_prob", "top_k_log_prob"})
 
 
 def divergence_needs(kind: str, centre: str) -> frozenset[str]:
-    """What the divergence `kind` reads from the batch. Raises ValueError where there can be no such divergence."""
+    """The fields of the batch that the divergence reads. Raises FieldError for an impossible combination."""
     require(kind in DIVERGENCES, "divergence", kind, f"must be one of {', '.join(sorted(DIVERGENCES))}")
     require(centre in ("behavior", "proximal"), "centre", centre, "must be behavior or proximal")
-    top_k = kind.startswith("topk")
-    require(
-        not top_k or centre == "behavior",
-        "centre",
-        centre,
-        f"must be behavior for {kind}: only the engine has top-k log-probs",
-    )
-    return frozenset({f"{centre}_log_prob"}) | (TOP_K_NEEDS if top_k else frozenset())
+    if not kind.startswith("topk"):
+        return frozenset({f"{centre}_log_prob"})
+    bound = f"must be behavior for {kind}: only the engine has top-k log-probs"
+    require(centre == "behavior", "centre", centre, bound)
+    return TOP_K_NEEDS | {"behavior_log_prob"}
 
 
 @torch.no_grad()
 def divergence(b: PolicyBatch, kind: str, centre: str = "behavior") -> Tensor:
-    """[N] detached: the divergence `kind` of π from the `centre` policy ("behavior" or "proximal") at each sampled
-    token, 0 elsewhere.
-
-    Computed in the dtype of the log-probs (float32 or float64). Tokens outside the loss but sampled are included: their
-    drift counts.
-    """
+    """[N] detached: the divergence `kind` of π from the `centre` policy at each sampled token, in the loss or not; 0
+    elsewhere. In the dtype of the log-probs."""
     other = b.behavior_log_prob if centre == "behavior" else b.proximal_log_prob
     assert other is not None and b.sampled is not None
     zero = torch.zeros((), dtype=b.log_prob.dtype, device=b.log_prob.device)

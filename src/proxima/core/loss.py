@@ -1,4 +1,4 @@
-"""From a batch and its specs to one number: surrogate, correction, penalty, aggregation, in that order."""
+"""The policy loss of a batch: surrogate, correction, penalty, aggregation, in that order; and the specs' protocols."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +19,8 @@ SUPPLIED_BY: dict[str, str] = {
     "behavior_log_prob": "the engine does: the log-prob of each sampled token",
     "proximal_log_prob": "`proximal: recompute` does, or behavior_log_prob, which is its default",
     "next_log_prob": "the next-policy cache of the asynchronous controller does",
-    "reference_log_prob": "a forward of the frozen reference model does",
-    "entropy": "the model does, when entropy is asked of its log-prob pass",
+    "reference_log_prob": "a forward pass of the frozen reference model does",
+    "entropy": "the model does, if its forward pass computes entropy",
     "top_k": "the engine does, with top-k log-probs switched on",
     "behavior_top_k_log_prob": "the engine does, with top-k log-probs switched on",
     "top_k_log_prob": "the model does, given the token ids in `top_k`",
@@ -29,16 +29,13 @@ SUPPLIED_BY: dict[str, str] = {
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """What a surrogate gives back.
+    """The result of a surrogate.
 
     Args:
         loss: [N] float, with gradient, to be minimised; 0 outside the loss mask.
-        keep: [N] bool, the loss tokens that the surrogate lets teach; False for a clipped or masked-out one and outside
-            the loss.
-        metrics: the surrogate's own statistics. The common ones (ratio, KL, masked fraction) are added by
-            `policy_loss`.
-        unit: "sequence" when the loss of a token is really its sequence's, so that corrections enter by their geometric
-            mean.
+        keep: [N] bool, False for clipped and masked tokens and outside the loss.
+        metrics: the surrogate's own statistics; `policy_loss` adds the common ones (ratio, KL, masked fraction).
+        unit: "sequence" if the loss of a token is that of its sequence; corrections then enter by their geometric mean.
     """
 
     loss: Tensor
@@ -49,8 +46,7 @@ class TokenLoss:
 
 @dataclass(frozen=True)
 class Corrected:
-    """What a correction gives back: `weight` [N] float, detached, 0 where rejected; `keep` [N] bool, the tokens it lets
-    through."""
+    """The result of a correction: `weight` [N] float, detached, 0 where rejected; `keep` [N] bool, False there."""
 
     weight: Tensor
     keep: Tensor
@@ -79,7 +75,7 @@ class Surrogate(Spec, Protocol):
 
 
 class Aggregate(Spec, Protocol):
-    """Sums per-token losses; the denominator needs no forward, and both add over micro-batches and ranks."""
+    """Sums per-token losses. The denominator needs no forward pass; both add over micro-batches and ranks."""
 
     def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor: ...
 
@@ -127,8 +123,7 @@ class Loss:
 
     @property
     def value(self) -> Tensor:
-        """numerator / denominator, [] float64 with gradient. A denominator of 0 (nothing in the loss, or `token_sum`)
-        divides by one."""
+        """numerator / denominator, [] float64 with gradient; a denominator of 0 (no loss token, `token_sum`) is one."""
         return self.numerator / torch.where(self.denominator == 0, torch.ones_like(self.denominator), self.denominator)
 
 
@@ -154,26 +149,21 @@ def policy_loss(
 
     Args:
         batch: packed tokens. Positions outside the loss mask may hold NaN.
-        surrogate, aggregate, correction, penalty: specs of the tables SURROGATES, AGGREGATES, CORRECTIONS, PENALTIES,
-            or anything alike; of the last two also several. Corrections are computed on the batch at hand, unless
-            `core.precompute` has put their weights into it.
-        check: refuse log-probs that can't be; costs one device sync a call.
-
-    Returns: `PolicyLoss`. In a training loop of your own: `policy_loss(b, surrogate=Cppo(),
-        aggregate=TokenMean()).value.backward()`.
-
-    Raises:
-        ValueError: a spec needs a tensor that the batch lacks; named, with what would supply it. Or, with `check`, a
-            log-prob of a sampled token is NaN, infinite or above 0, or the advantage of a loss token is not finite;
-            named, with token, sequence and position.
-
-    Edge cases: a batch with nothing in the loss gives numerator 0 with zero gradient and denominator 0; `value` is then
-        0.
+        surrogate, aggregate, correction, penalty: specs, as in SURROGATES, AGGREGATES, CORRECTIONS and PENALTIES; of
+            the last two also several. Corrections see this batch alone, unless `core.precompute` has stored their
+            weights.
+        check: refuse impossible log-probs; costs one device sync per call.
+    Returns: `PolicyLoss`. In your own training loop:
+        `policy_loss(b, surrogate=Cppo(), aggregate=TokenMean()).value.backward()`.
+    Raises: ValueError if a spec needs a tensor that the batch lacks, with what would supply it. Or, with `check`, if a
+        log-prob of a sampled token is NaN, infinite or above 0, or the advantage of a loss token is not finite, with
+        token, sequence and position.
+    Edge cases: a batch without loss tokens gives numerator 0 with zero gradient, denominator 0 and value 0.
     Metrics over loss tokens, of the ratio π/π_prox: `ratio_mean`, `ratio_max`, `approx_kl` (k3 of KL(π_prox‖π)), and
-    `masked_fraction` (not kept); π against μ is `core.mismatch_metrics`. They are computed here once, not by each
-    surrogate. A surrogate of unit "sequence" takes the geometric mean of its kept tokens' weights.
-    Differs: penalties are weighted by no correction (verl and TRL weight only the policy loss too, T5). verl's
-        `geo_mean` takes the geometric mean over rejected tokens too, as 1e-10 (P10).
+    `masked_fraction` (not kept); of π against μ see `core.mismatch_metrics`. A surrogate of unit "sequence" is weighted
+    by the geometric mean of its kept tokens' weights.
+    Differs: corrections do not weight penalties (nor in verl and TRL, T5). verl's `geo_mean` counts rejected tokens in
+        the geometric mean, as 1e-10 (P10).
     """
     corrections, penalties = as_list(correction), as_list(penalty)
     for spec in (surrogate, *corrections, *penalties):
@@ -196,6 +186,7 @@ def policy_loss(
 
 
 def as_list(specs: Any) -> list[Any]:
+    """None, one spec or several, as a list."""
     return [] if specs is None else list(specs) if isinstance(specs, (list, tuple)) else [specs]
 
 
@@ -211,7 +202,7 @@ class Corrections:
 
 @torch.no_grad()
 def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> Corrections:
-    """Weights multiply, rejections add up; each correction sees the batch as it came, so their order is irrelevant."""
+    """Weights multiply, rejections add up. Each correction sees the original batch, so their order is irrelevant."""
     keep = loss_mask = batch.loss_mask
     if not corrections:
         return Corrections(None, keep, loss_mask, {})
@@ -220,14 +211,14 @@ def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> 
     weight: Tensor | None = None
     metrics: Metrics = {}
     for spec in corrections:
-        own = spec(batch)
-        weight = own.weight if weight is None else weight * own.weight
-        keep = keep & own.keep
-        loss_mask = loss_mask & own.keep if spec.rejected == "drop" else loss_mask
-        metrics |= own.metrics
-    some, hit = (segment_count(x, batch.cu_seqlens) > 0 for x in (batch.loss_mask, batch.loss_mask & ~keep))
+        one = spec(batch)
+        weight = one.weight if weight is None else weight * one.weight
+        keep = keep & one.keep
+        loss_mask = loss_mask & one.keep if spec.rejected == "drop" else loss_mask
+        metrics |= one.metrics
+    nonempty, hit = (segment_count(x, batch.cu_seqlens) > 0 for x in (batch.loss_mask, batch.loss_mask & ~keep))
     metrics["correction/rejected_fraction"] = SumCount.over(~keep, batch.loss_mask)
-    metrics["correction/rejected_seq_fraction"] = SumCount.over(hit, some)
+    metrics["correction/rejected_seq_fraction"] = SumCount.over(hit, nonempty)
     return Corrections(weight, keep, loss_mask, metrics)
 
 
@@ -240,32 +231,26 @@ def _geometric_mean(b: PolicyBatch, weight: Tensor) -> Tensor:
 
 
 def check_needs(spec: Spec, batch: PolicyBatch) -> None:
-    """Raise ValueError naming the first tensor that `spec.needs` and the batch lacks, and what would supply it."""
+    """Raise ValueError naming the first tensor in `spec.needs` that the batch lacks, and what would supply it."""
     for name in sorted(spec.needs):
         if getattr(batch, name) is None:
-            raise ValueError(
-                f"{type(spec).__name__} needs `{name}`, which the batch lacks: "
-                f"{SUPPLIED_BY.get(name, 'the caller must set it')}."
-            )
+            source = SUPPLIED_BY.get(name, "the caller must set it")
+            raise ValueError(f"{type(spec).__name__} needs `{name}`, which the batch lacks: {source}.")
 
 
-LOG_PROB_SLACK = 1e-4  # a log-prob this far above 0 is rounding (logit − logsumexp), more is a mistake
+LOG_PROB_SLACK = 1e-4  # a log-prob up to this far above 0 is rounding (logit − logsumexp)
 
 
 @torch.no_grad()
 def check_values(b: PolicyBatch) -> None:
-    """Raise ValueError for a log-prob of a sampled token that is NaN, infinite or > 0, or a loss token's advantage that
-    isn't finite."""
+    """Raise ValueError for an impossible log-prob of a sampled token, or a loss token's advantage that isn't finite."""
     assert b.sampled is not None
     bad: dict[str, Tensor] = {}
-    for name in ("log_prob", "behavior_log_prob", "proximal_log_prob"):
+    for name in ("log_prob", "behavior_log_prob", "proximal_log_prob", "reference_log_prob"):
         value = getattr(b, name)
         if value is not None:
-            bad[name] = b.sampled & ~((value <= LOG_PROB_SLACK) & (value > -torch.inf))
-    if b.reference_log_prob is not None:
-        bad["reference_log_prob"] = b.loss_mask & ~(
-            (b.reference_log_prob <= LOG_PROB_SLACK) & (b.reference_log_prob > -torch.inf)
-        )
+            checked = b.loss_mask if name == "reference_log_prob" else b.sampled
+            bad[name] = checked & ~((value <= LOG_PROB_SLACK) & (value > -torch.inf))
     if b.advantage is not None:
         bad["advantage"] = b.loss_mask & ~b.advantage.isfinite()
     if len(b) == 0 or not bool(torch.stack([flags.any() for flags in bad.values()]).any()):
@@ -275,17 +260,15 @@ def check_values(b: PolicyBatch) -> None:
     sequence = int(b.sequence_index[at])
     found = float(getattr(b, name)[at])
     where = f"token {at} (sequence {sequence}, position {at - int(b.cu_seqlens[sequence])})"
-    remedy = (
-        "mask the token out of the loss"
-        if name == "advantage"
-        else "a log-prob is finite and at most 0; if nobody sampled it, clear `sampled`"
-    )
+    remedy = "a log-prob is finite and at most 0; if no policy sampled the token, clear `sampled`"
+    if name == "advantage":
+        remedy = "mask the token out of the loss"
     raise ValueError(f"PolicyBatch.{name}: {found} at {where}, {int(flags.sum())} such tokens in all: {remedy}.")
 
 
 @torch.no_grad()
 def common_metrics(b: PolicyBatch, keep: Tensor) -> Metrics:
-    """The statistics that every surrogate shares, over the loss tokens; those whose tensors are absent are left out."""
+    """The statistics common to all surrogates, over the loss tokens, as far as the batch has their tensors."""
     mask = b.loss_mask
     metrics: Metrics = {"masked_fraction": SumCount.over(~keep, mask)}
     if b.proximal_log_prob is not None:

@@ -1,5 +1,4 @@
-"""Statistics that travel: sums not yet divided and extremes, both merging with `+` over micro-batches, ranks and
-steps."""
+"""Mergeable statistics: `+` merges them over micro-batches, ranks and steps; `value` gives the number."""
 
 import math
 from dataclasses import dataclass
@@ -11,13 +10,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SumCount:
-    """A mean that has not been divided yet.
+    """A mean before division.
 
     Args:
-        sum: [] float64, detached, on the device of the values: making one costs no device sync.
-        count: [] float64, how many values (or how much weight) went in.
-
-    `a + b` is the statistic of both parts together; `value` divides, and is NaN when nothing went in.
+        sum: [] float64, detached, on the device of the values: no device sync.
+        count: [] float64, number of values (or total weight).
     """
 
     sum: Tensor
@@ -25,8 +22,7 @@ class SumCount:
 
     @classmethod
     def over(cls, values: Tensor, mask: Tensor) -> Self:
-        """The mean of `values` [N] where `mask` [N] bool; what lies outside the mask may be NaN. A bool `values` gives
-        a share."""
+        """The mean of `values` [N] where `mask` [N] bool; other values may be NaN. Bool `values` give a share."""
         chosen = torch.where(mask, values.detach().to(torch.float64), 0.0)
         return cls(chosen.sum(), mask.sum(dtype=torch.float64))
 
@@ -35,7 +31,7 @@ class SumCount:
 
     @property
     def value(self) -> float:
-        """sum / count as a Python float (this one syncs)."""
+        """sum / count, NaN without values; costs a device sync, as every `value`."""
         count = float(self.count)
         return float(self.sum) / count if count else float("nan")
 
@@ -45,8 +41,7 @@ class Peak:
     """A maximum, or with `largest=False` a minimum.
 
     Args:
-        extreme: [] float64, detached; -inf (or inf) when nothing went in.
-        largest: True for a maximum.
+        extreme: [] float64, detached; -inf (or inf) without values.
     """
 
     extreme: Tensor
@@ -55,33 +50,31 @@ class Peak:
     @classmethod
     def over(cls, values: Tensor, mask: Tensor, *, largest: bool = True) -> Self:
         """The extreme of `values` [N] where `mask` [N] bool; N may be 0."""
-        nothing = -torch.inf if largest else torch.inf
-        chosen = torch.where(mask, values.detach().to(torch.float64), nothing)
-        chosen = torch.cat([chosen.flatten(), chosen.new_full((1,), nothing)])
+        empty = -torch.inf if largest else torch.inf
+        chosen = torch.where(mask, values.detach().to(torch.float64), empty)
+        chosen = torch.cat([chosen.flatten(), chosen.new_full((1,), empty)])
         return cls(chosen.amax() if largest else chosen.amin(), largest)
 
     def __add__(self, other: "Peak") -> Self:
         if self.largest != other.largest:
             raise ValueError("Peak: a maximum and a minimum don't merge.")
-        pick = torch.maximum if self.largest else torch.minimum
-        return type(self)(pick(self.extreme, other.extreme), self.largest)
+        extreme = torch.maximum if self.largest else torch.minimum
+        return type(self)(extreme(self.extreme, other.extreme), self.largest)
 
     @property
     def value(self) -> float:
-        """The extreme as a Python float; NaN when nothing went in (this one syncs)."""
+        """The extreme; NaN without values."""
         value = float(self.extreme)
-        return value if value not in (float("inf"), float("-inf")) else float("nan")
+        return value if math.isfinite(value) else math.nan
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Count, mean and sum of squared deviations; merges by the parallel form of Welford's update (Chan et al., 1979),
-    without cancellation.
+    """Count, mean and sum of squared deviations; merged without cancellation, by Chan et al. (1979).
 
     Args:
         count, mean, squares: [] float64, detached.
-        kind: what `value` gives: `std` (ddof = 0), `sample_std` (ddof = 1), or `effective_sample_size`, mean² / mean of
-            squares, in (0, 1].
+        kind: of `value`: `std` (ddof = 0), `sample_std` (ddof = 1), `effective_sample_size`: mean² / mean of squares.
     """
 
     count: Tensor
@@ -110,8 +103,7 @@ class Spread:
 
     @property
     def value(self) -> float:
-        """The statistic as a Python float (this one syncs); NaN when nothing went in, 0 for the sample std of one
-        value."""
+        """The statistic; NaN without values, 0 for the sample std of one."""
         count, mean, squares = float(self.count), float(self.mean), float(self.squares)
         if count == 0:
             return float("nan")
@@ -123,7 +115,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Quantile:
-    """An exact quantile, linearly interpolated: it carries the values, so keep it to what a step can gather.
+    """An exact quantile, linearly interpolated. It carries all values.
 
     Args:
         values: [n] float64, detached, in any order.
@@ -145,7 +137,7 @@ class Quantile:
 
     @property
     def value(self) -> float:
-        """The quantile as a Python float; NaN when nothing went in."""
+        """The quantile; NaN without values."""
         if not len(self.values):
             return float("nan")
         position = self.q * (len(self.values) - 1)
@@ -206,7 +198,7 @@ Metrics = dict[str, SumCount | Peak | Spread | Quantile | QuantileSketch]
 
 
 def merge(parts: list[Metrics]) -> Metrics:
-    """One dictionary for all parts; a key that only some parts have keeps what they have."""
+    """One dictionary for all parts, which may differ in their keys."""
     out: Metrics = {}
     for part in parts:
         for key, value in part.items():
@@ -215,8 +207,7 @@ def merge(parts: list[Metrics]) -> Metrics:
 
 
 def k1(log_ratio: Tensor) -> Tensor:
-    """Unbiased estimate of KL(p‖q) from samples of p, with `log_ratio` = log q − log p: −log_ratio. [N] → [N], nats;
-    may be negative."""
+    """Unbiased estimate of KL(p‖q) on samples of p, with `log_ratio` = log q − log p: −log_ratio. [N] → [N], nats."""
     return -log_ratio
 
 
@@ -227,10 +218,5 @@ def k2(log_ratio: Tensor) -> Tensor:
 
 def k3(log_ratio: Tensor) -> Tensor:
     """Unbiased and ≥ 0: exp(log_ratio) − 1 − log_ratio, with `log_ratio` = log q − log p on samples of p. [N] → [N],
-    nats.
-
-    `expm1` keeps small values exact where exp − 1 would cancel. No clamp: the caller bounds `log_ratio` if it must stay
-    finite.
-    Source: Schulman, "Approximating KL divergence", 2020.
-    """
+    nats. Not clamped. Source: Schulman, "Approximating KL divergence", 2020."""
     return torch.expm1(log_ratio) - log_ratio

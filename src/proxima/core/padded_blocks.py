@@ -1,9 +1,7 @@
-"""Row blocks: a few hundred sequences at a time as rows [s, T], so that a prefix sum or a quantile is one call for all
-of them.
+"""Blocks of a few hundred sequences as padded rows [s, T], so that a prefix sum or a quantile is one call for all.
 
-A block holds about `tokens_in_block` tokens, few enough to stay in the CPU's cache and to bound the memory; the loop
-runs over blocks, not over sequences. Where all sequences have the same length a block is a view; otherwise sequences
-are taken in order of length, which keeps the padding small.
+A block holds about `tokens_in_block` tokens: it fits the CPU's cache and bounds the memory. If all sequences have the
+same length, a block is a view; otherwise they are sorted by length, which keeps the padding small.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,10 +19,10 @@ class PaddedBlock:
     """Some sequences as rows.
 
     Args:
-        index: [s · T] int64, the place of each row element on the packed axis, N (one past the end) for padding; None
-            where the rows are `packed[start:stop]` as they are.
-        start, stop: bounds on the packed axis where `index` is None.
-        count: [s] int64, tokens of each row. width: T, the longest.
+        index: [s · T] int64, position of each element on the packed axis, N (one past the end) for padding; None if the
+            rows are `packed[start:stop]`.
+        start, stop: bounds on the packed axis if `index` is None.
+        count: [s] int64, tokens of each row. width: T, the largest.
     """
 
     index: Tensor | None
@@ -34,13 +32,13 @@ class PaddedBlock:
     width: int
 
     def rows(self, packed: Tensor) -> Tensor:
-        """[N] → [s, T]; padding holds anything finite that the packed axis holds."""
+        """[N] → [s, T]; padding holds arbitrary values of the packed axis."""
         if self.index is None:
             return packed[self.start : self.stop].view(-1, self.width)
         return packed.index_select(0, self.index.clamp(max=max(len(packed) - 1, 0))).view(-1, self.width)
 
     def write(self, out: Tensor, rows: Tensor) -> None:
-        """[s, T] → its places in `out` [N + 1]; padding goes to the place past the end."""
+        """[s, T] → its positions in `out` [N + 1]; padding goes past the end."""
         if self.index is None:
             out[self.start : self.stop].view(-1, self.width).copy_(rows)
         else:
@@ -48,7 +46,7 @@ class PaddedBlock:
 
     @property
     def inside(self) -> Tensor | None:
-        """[s, T] bool, True where there is a token; None where all are."""
+        """[s, T] bool, False at padding; None without padding."""
         if self.index is None:
             return None
         return torch.arange(self.width, device=self.count.device) < self.count[:, None]
@@ -70,13 +68,13 @@ def blocks(cu_seqlens: Tensor, tokens_in_block: int | None = None) -> Iterator[P
         return
     ordered, order = lengths.sort(descending=True)
     sizes: list[int] = ordered.tolist()
-    first, some = 0, sum(size > 0 for size in sizes)
-    while first < some:
+    first, nonempty = 0, sum(size > 0 for size in sizes)
+    while first < nonempty:
         width = sizes[first]
-        chosen = order[first : min(first + max(1, limit // width), some)]
+        chosen = order[first : min(first + max(1, limit // width), nonempty)]
         column = torch.arange(width, device=cut.device)
-        place = cut[chosen][:, None] + column
-        index = torch.where(column < lengths[chosen][:, None], place, int(cut[-1]))
+        position = cut[chosen][:, None] + column
+        index = torch.where(column < lengths[chosen][:, None], position, int(cut[-1]))
         yield PaddedBlock(index.view(-1), 0, 0, lengths[chosen], width)
         first += len(chosen)
 
@@ -88,8 +86,8 @@ def map_padded(
     dtype: torch.dtype,
     tokens_in_block: int | None = None,
 ) -> Tensor:
-    """[N] of `dtype`: `function(block, *rows)` of every block, each `rows` [s, T] of one of the packed [N] tensors; its
-    result is [s, T]."""
+    """[N] of `dtype`: `function(block, *rows)` of every block, where `rows` are [s, T], one per packed tensor [N], and
+    the result is [s, T]."""
     out = torch.empty(len(packed[0]) + 1, dtype=dtype, device=packed[0].device)
     for block in blocks(cu_seqlens, tokens_in_block):
         block.write(out, function(block, *(block.rows(values) for values in packed)))
@@ -99,8 +97,8 @@ def map_padded(
 def clamped_quantile(values: Tensor, block: PaddedBlock, q: float, low: float, high: float) -> Tensor:
     """[s] the q-quantile of each row, linearly interpolated at position q (n − 1), clamped to [low, high].
 
-    Most rows need no selection: counting the values at most `low`, and those at least `high`, decides them. In the rows
-    that counting leaves open, two order statistics are selected; nothing is sorted.
+    Counting the values at most `low` and at least `high` decides most rows; only in the others two order statistics are
+    selected. Nothing is sorted.
 
     Args:
         values: [s, T] float, >= 0; 0 at padding.
@@ -116,19 +114,16 @@ def clamped_quantile(values: Tensor, block: PaddedBlock, q: float, low: float, h
     out = torch.where(is_high, torch.full((), high, dtype=values.dtype, device=values.device), low)
     open_ = ~(is_low | is_high)
     if bool(open_.any()):
-        out[open_] = (
-            _selected(values[open_], count[open_], rank[open_], position[open_]).clamp(low, high).to(values.dtype)
-        )
+        quantile = _interpolated(values[open_], count[open_], rank[open_], position[open_])
+        out[open_] = quantile.clamp(low, high).to(values.dtype)
     return out
 
 
-def _selected(values: Tensor, count: Tensor, rank: Tensor, position: Tensor) -> Tensor:
-    """[u] the interpolated value between the order statistics `rank` and `rank` + 1 of each row, float64."""
+def _interpolated(values: Tensor, count: Tensor, rank: Tensor, position: Tensor) -> Tensor:
+    """[u] float64, interpolated between the order statistics `rank` and `rank` + 1 of each row."""
     width = values.shape[1]
     kth = int(rank.max())
-    if (
-        int(count.min()) < width
-    ):  # padding so that one rank fits all rows: kth − rank of it below every value, the rest above
+    if int(count.min()) < width:  # pad so that one rank fits all rows: kth − rank below every value, the rest above
         spare = torch.arange(width, device=values.device) - count[:, None]
         below = (kth - rank)[:, None]
         values = torch.where(spare < 0, values, torch.where(spare < below, -torch.inf, torch.inf).to(values.dtype))

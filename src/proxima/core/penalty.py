@@ -1,8 +1,7 @@
-"""Penalties: per-token terms added to the loss, times their coefficient: the KL divergence towards the reference, and
-an entropy bonus.
+"""Penalties added to the loss per token: the KL divergence from the reference policy, and an entropy bonus.
 
 With d = log π − log π_ref on tokens sampled (nearly) from π, each kind estimates KL(π‖π_ref); they differ in bias,
-variance and gradient. The same kinds, detached, make the KL part of a per-token reward: `core.advantage.token.with_kl`.
+variance and gradient. Detached, the same kinds give the KL term of a reward: `core.advantage.token.with_kl`.
 """
 
 from dataclasses import dataclass
@@ -53,18 +52,16 @@ class _ReferenceKl(Penalty):
 
 @dataclass(frozen=True)
 class K1(_ReferenceKl):
-    """coefficient · d, d = log π − log π_ref: unbiased as a value, but its expected gradient is 0: for the reward, not
-    for the loss.
+    """coefficient · d, d = log π − log π_ref: unbiased as a value; its expected gradient is 0: use it in the reward.
 
     Args:
-        coefficient: >= 0, reward units a nat.
-        straight_through: the value stays, the gradient is that of `k2`, d: the reverse KL's true one in expectation.
-            verl's "+" kinds.
-        unbiased: multiply by the ratio π / π_prox, with its gradient, so that value and gradient hold for samples from
-            the proximal policy.
+        coefficient: >= 0, reward units per nat.
+        straight_through: keep the value, take the gradient of `k2`, in expectation that of the reverse KL. verl's "+"
+            kinds.
+        unbiased: multiply by the ratio π / π_prox, with its gradient: unbiased for samples from the proximal policy.
         b: `log_prob` [N] with gradient, `reference_log_prob` [N] (`unbiased`: `proximal_log_prob` too), nats;
             `loss_mask` [N] bool.
-    Returns: [N] with gradient, 0 outside the loss. Raises: ValueError at construction, naming field, value and bound.
+    Returns: [N] with gradient, 0 outside the loss.
     Source: Schulman, "Approximating KL divergence", 2020; verl `k1`/`kl`; `unbiased`: DeepSeek-V3.2, arXiv 2512.02556,
         TRL `use_bias_correction_kl` (T5). Differs: in nothing.
     """
@@ -75,8 +72,7 @@ class K1(_ReferenceKl):
 
 @dataclass(frozen=True)
 class Abs(_ReferenceKl):
-    """coefficient · |d|: a distance, not a KL; gradient sign(d), 0 at d = 0. Args, Returns, Raises: as `K1`. verl `abs`
-    (P22)."""
+    """coefficient · |d|: a distance, no KL; gradient sign(d), 0 at d = 0. Args, Returns: as `K1`. verl `abs` (P22)."""
 
     def estimate(self, d: Tensor) -> Tensor:
         return d.abs()
@@ -84,8 +80,7 @@ class Abs(_ReferenceKl):
 
 @dataclass(frozen=True)
 class K2(_ReferenceKl):
-    """coefficient · ½ d²: biased as a value; its gradient is that of the reverse KL. Args, Returns, Raises: as `K1`.
-    verl `k2`/`mse`."""
+    """coefficient · ½ d²: a biased value, the gradient of the reverse KL. Args, Returns: as `K1`. verl `k2`/`mse`."""
 
     def estimate(self, d: Tensor) -> Tensor:
         return k2(d)
@@ -96,13 +91,10 @@ class K3(_ReferenceKl):
     """coefficient · (exp(−d) − 1 + d): unbiased and ≥ 0 as a value.
 
     Args: as `K1`, and
-        limit: the value is clamped to ±limit nats, with gradient 0 beyond; inf: not at all. verl has 10, AReaL
-            optionally too.
-    Returns, Raises: as `K1`. Edge cases: d is clamped to ±20, so that the exponential stays finite; beyond, the
-        gradient is 0.
+        limit: the value is clamped to ±limit nats, with gradient 0 beyond; inf: no clamp. verl has 10, AReaL an option.
+    Returns: as `K1`. Edge cases: d is clamped to ±20, which keeps the exponential finite; beyond, the gradient is 0.
     Source: Schulman 2020; GRPO, arXiv 2402.03300, Eq. 4. verl `k3`/`low_var_kl`, TRL (T5).
-    Differs: verl's clamp at 10 stops the gradient where the policy is farthest from the reference (P22), so the default
-        here has none.
+    Differs: verl's clamp at 10 stops the gradient where the policy is farthest from the reference (P22).
     """
 
     limit: float = float("inf")
@@ -117,13 +109,13 @@ class K3(_ReferenceKl):
 
 @dataclass(frozen=True)
 class EntropyBonus(Penalty):
-    """−coefficient · H_t: rewards an undecided policy.
+    """−coefficient · H_t: rewards a policy of high entropy.
 
     Args:
-        coefficient: >= 0, reward units a nat.
+        coefficient: >= 0, reward units per nat.
         b: `entropy` [N], nats, with gradient; `loss_mask` [N] bool.
-    Returns: [N] with gradient, 0 outside the loss. Raises: ValueError at construction; or when the entropy carries no
-        gradient, which would make the bonus do nothing.
+    Returns: [N] with gradient, 0 outside the loss.
+    Raises: ValueError if the entropy has no gradient: the bonus would have no effect.
     Source: Williams and Peng, 1991; A3C, arXiv 1602.01783. verl `entropy_coeff`.
     """
 
@@ -137,20 +129,21 @@ class EntropyBonus(Penalty):
         entropy = b.masked("entropy")
         if torch.is_grad_enabled() and b.log_prob.requires_grad and not entropy.requires_grad:
             raise ValueError(
-                "EntropyBonus: PolicyBatch.entropy carries no gradient; ask the model for entropy with gradient."
+                "EntropyBonus: PolicyBatch.entropy carries no gradient; run the model with entropy_gradient."
             )
         return -self.coefficient * entropy
 
 
 @dataclass(frozen=True)
 class AdaptiveCoefficient:
-    """A controller that holds the KL near a target by moving the coefficient.
+    """Adapts the coefficient to keep the KL near a target.
 
         beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon)
 
     Args:
-        target: nats, > 0. horizon: samples over which a persistent error of 20 % multiplies beta by 1.2, > 0.
-    Source: arXiv 1909.08593. verl `AdaptiveKLController` (P23), TRL PPO. It holds no state: the caller keeps beta.
+        target: nats, > 0.
+        horizon: samples over which a persistent error of 20 % multiplies beta by 1.2, > 0.
+    Source: arXiv 1909.08593. verl `AdaptiveKLController` (P23), TRL PPO. Stateless: the caller keeps beta.
     """
 
     target: float = 0.1
@@ -161,16 +154,9 @@ class AdaptiveCoefficient:
         require(self.horizon > 0, "horizon", self.horizon, "must be > 0 samples")
 
     def next(self, coefficient: float, kl: float, samples: int) -> float:
-        """The coefficient after a step of `samples` completions with mean KL `kl`, nats. The step itself used the one
-        before."""
+        """The coefficient for the next step, after one of `samples` completions with mean KL `kl`, nats."""
         error = min(max(kl / self.target - 1, -0.2), 0.2)
         return coefficient * (1 + error * samples / self.horizon)
-
-
-def stop_early(approx_kl: float, target: float) -> bool:
-    """True once the epochs over a batch should end: approx_kl > 1.5 · target, nats. Source: PPO implementations since
-    OpenAI baselines."""
-    return approx_kl > 1.5 * target
 
 
 PENALTIES: dict[str, type] = {"abs": Abs, "entropy": EntropyBonus, "k1": K1, "k2": K2, "k3": K3}

@@ -1,12 +1,11 @@
-"""Preference losses: the log-probs of a chosen and a rejected completion under policy and reference → one loss a pair.
+"""Preference losses: log-probs of a chosen and a rejected completion under policy and reference → one loss per pair.
 
-    c = log π(chosen) − log π_ref(chosen)        r = the same of the rejected one        Δ = c − r
-    (sums over completion tokens,
-    nats)
+    c = log π(chosen) − log π_ref(chosen)        r = log π(rejected) − log π_ref(rejected)        Δ = c − r
+    nats, summed over completion tokens
 
-Specs are frozen dataclasses; `spec(pairs)` gives [S] losses to be averaged, `spec.metrics(pairs)` implicit rewards β c
-and β r, their margin and accuracy. A mixture is a weighted sum of specs. `completion_log_prob` makes the sums, `Kto`
-takes unpaired completions.
+Specs are frozen dataclasses; `spec(pairs)` gives [S] losses to be averaged, `spec.metrics(pairs)` the implicit rewards
+β c and β r, their margin and accuracy. A mixture is a weighted sum of specs. `completion_log_prob` computes the sums;
+`Kto` takes unpaired completions. Every beta is > 0.
 Source of the family: DPO, arXiv 2305.18290; TRL `DPOTrainer`. To add one: a dataclass and a line in `PREFERENCES`.
 """
 
@@ -22,6 +21,7 @@ from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import either
 from proxima.core.segment import segment_count, segment_sum
 from proxima.data import check_fields, require
+from proxima.data.check import check_choices
 
 EXPONENT_LIMIT = 80.0  # exp(80) is finite in float32
 
@@ -31,10 +31,8 @@ class PreferencePairs:
     """S pairs.
 
     Args:
-        chosen, rejected: [S] float, nats, log-prob of the completion under the policy, with gradient, summed over its
-            tokens.
-        reference_chosen, reference_rejected: [S] float, nats, the same under the frozen reference; zeros for
-            reference-free training.
+        chosen, rejected: [S] float, nats, summed log-prob of the completion under the policy, with gradient.
+        reference_chosen, reference_rejected: [S] float, nats, the same under the frozen reference; zeros without one.
         chosen_length, rejected_length: [S] int, completion tokens.
     """
 
@@ -56,10 +54,8 @@ def completion_log_prob(
 
     Args:
         log_prob: [N] float, nats. mask: [N] bool, completion tokens. cu_seqlens: [S+1] int.
-        other_length: [S] int, tokens of the other completion of the pair; with it, tokens beyond the shorter of the two
-            weigh `alpha`.
-        alpha: in [0, 1]; 1 is plain DPO, 0 cuts both at the same length. Source: LD-DPO, arXiv 2409.06411; TRL
-            `ld_alpha`.
+        other_length: [S] int, tokens of the other completion of the pair; tokens beyond the shorter one weigh `alpha`.
+        alpha: in [0, 1]; 1 is DPO, 0 truncates both to the same length. LD-DPO, arXiv 2409.06411; TRL `ld_alpha`.
     """
     require(0 <= alpha <= 1, "alpha", alpha, "must be in [0, 1]")
     chosen = torch.where(mask, log_prob, torch.zeros((), dtype=log_prob.dtype, device=log_prob.device))
@@ -67,22 +63,17 @@ def completion_log_prob(
         count = mask.long().cumsum(0)
         starts = torch.cat([count.new_zeros(1), count])[cu_seqlens[:-1].long()]
         lengths = cu_seqlens.diff()
-        place = count - torch.repeat_interleave(
-            starts, lengths, output_size=len(mask)
-        )  # 1 for the first completion token
         shared = torch.minimum(segment_count(mask, cu_seqlens), other_length)
-        chosen = chosen * either(
-            place <= torch.repeat_interleave(shared, lengths, output_size=len(mask)), 1.0, alpha, chosen
-        )
+        last = torch.repeat_interleave(starts + shared, lengths, output_size=len(mask))
+        chosen = chosen * either(count <= last, 1.0, alpha, chosen)
     return segment_sum(chosen, cu_seqlens)
 
 
 def wpo_weight(log_prob: Tensor, log_sum_square: Tensor, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """[S] exp(mean over tokens of log π − log Σ_v π_v²), detached: how on-policy a completion is. Multiply chosen and
-    rejected, then the loss.
+    """[S] exp(mean over tokens of log π − log Σ_v π_v²), detached: how on-policy a completion is. Multiply the loss by
+    the weights of both completions.
 
-    Args: log_prob [N] nats; log_sum_square [N], log of the sum of squared probabilities at the position; mask [N] bool;
-        cu_seqlens [S+1].
+    Args: log_prob [N] nats; log_sum_square [N], log Σ_v π_v² at the position; mask [N] bool; cu_seqlens [S+1].
     Source: WPO, arXiv 2406.11827; TRL `use_weighting` (T17: not clamped at 1).
     """
     gap = torch.where(mask, (log_prob - log_sum_square).detach(), torch.zeros_like(log_prob))
@@ -108,7 +99,7 @@ class _Pairwise:
         raise NotImplementedError
 
     def metrics(self, p: PreferencePairs) -> Metrics:
-        """Implicit rewards β c and β r, whatever the loss (T18); a tie is no success."""
+        """Implicit rewards β c and β r, for every loss (T18); a tie counts as wrong."""
         c, r = (self.beta * (x - y) for x, y in ((p.chosen, p.reference_chosen), (p.rejected, p.reference_rejected)))
         every = torch.ones_like(c, dtype=torch.bool)
         named = {"rewards/chosen": c, "rewards/rejected": r, "rewards/margins": c - r, "rewards/accuracies": c > r}
@@ -117,16 +108,14 @@ class _Pairwise:
 
 @dataclass(frozen=True)
 class _Divergence(_Pairwise):
-    """Losses of the difference Δ alone: only there does the β log Z of a general f-divergence cancel (arXiv
-    2309.16240)."""
+    """Losses of the difference Δ alone, where the β log Z of a general f-divergence cancels (arXiv 2309.16240)."""
 
     divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
     alpha: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        kinds = ("reverse_kl", "forward_kl", "js", "alpha")
-        require(self.divergence in kinds, "divergence", self.divergence, f"must be one of {', '.join(kinds)}")
+        check_choices(self)
         require(self.divergence != "alpha" or self.alpha != 1, "alpha", self.alpha, "must not be 1: that is reverse_kl")
 
     def scores(self, p: PreferencePairs) -> tuple[Tensor, Tensor]:
@@ -149,8 +138,8 @@ class Sigmoid(_Divergence):
     """DPO: −(1 − ε) log σ(β Δ) − ε log σ(−β Δ).
 
     Args:
-        beta: how closely the reference is kept, > 0. label_smoothing: ε, the share of flipped labels, in [0, .5); cDPO.
-        divergence: that Δ is measured in: `reverse_kl` the log-ratio; `forward_kl` −1/u; `js` log σ(log u); `alpha`
+        beta: larger values stay closer to the reference, > 0. label_smoothing: ε, share of flipped labels, in [0, .5).
+        divergence: that defines Δ: `reverse_kl` the log-ratio; `forward_kl` −1/u; `js` log σ(log u); `alpha`
             u^(α−1)/(α−1), u = π/π_ref.
         alpha: of the divergence `alpha`, not 1.
     Source: arXiv 2305.18290, Eq. 7; cDPO; f-DPO, 2309.16240. Differs: TRL 1.16 ignores label_smoothing here (T12).
@@ -169,8 +158,7 @@ class Sigmoid(_Divergence):
 
 @dataclass(frozen=True)
 class SigmoidNorm(_Divergence):
-    """−log σ(β (c/len_c − r/len_r)): `sigmoid` on log-ratios per token. Args: beta > 0. Source: TRL `sigmoid_norm`
-    (T13)."""
+    """−log σ(β (c/len_c − r/len_r)): `sigmoid` on log-ratios per token. Source: TRL `sigmoid_norm` (T13)."""
 
     def scores(self, p: PreferencePairs) -> tuple[Tensor, Tensor]:
         c, r = super().scores(p)
@@ -182,8 +170,7 @@ class SigmoidNorm(_Divergence):
 
 @dataclass(frozen=True)
 class Ipo(SigmoidNorm):
-    """(Δ̄ − 1/(2β))², Δ̄ of log-ratios per token. Args: beta > 0. Source: arXiv 2310.12036, Eq. 17; the mean as its
-    authors say (T13)."""
+    """(Δ̄ − 1/(2β))², Δ̄ of log-ratios per token. Source: arXiv 2310.12036, Eq. 17; the mean as its authors say (T13)."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         return (c - r - 1 / (2 * self.beta)).square()
@@ -191,8 +178,7 @@ class Ipo(SigmoidNorm):
 
 @dataclass(frozen=True)
 class Hinge(_Divergence):
-    """max(0, 1 − β Δ). Args: beta > 0, divergence and alpha as `Sigmoid`. Source: SLiC, arXiv 2305.10425; RSO. TRL
-    `hinge` (T12)."""
+    """max(0, 1 − β Δ). Args: as `Sigmoid`. Source: SLiC, arXiv 2305.10425; RSO. TRL `hinge` (T12)."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         return torch.relu(1 - self.beta * (c - r))
@@ -200,8 +186,8 @@ class Hinge(_Divergence):
 
 @dataclass(frozen=True)
 class ExoPair(_Divergence):
-    """KL of (σ(β Δ), σ(−β Δ)) from (1 − ε, ε). Args: beta; label_smoothing ε in (0, .5). Source: EXO, arXiv 2402.00856,
-    Eq. 16."""
+    """KL of (σ(β Δ), σ(−β Δ)) from (1 − ε, ε). Args: label_smoothing ε in (0, .5). Source: EXO, arXiv 2402.00856, Eq.
+    16."""
 
     label_smoothing: float = 1e-3
 
@@ -219,7 +205,7 @@ class ExoPair(_Divergence):
 
 @dataclass(frozen=True)
 class NcaPair(_Pairwise):
-    """−log σ(β c) − ½ log σ(−β c) − ½ log σ(−β r). Args: beta > 0. Source: NCA, arXiv 2402.05369."""
+    """−log σ(β c) − ½ log σ(−β c) − ½ log σ(−β r). Source: NCA, arXiv 2402.05369."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         c, r = self.beta * c, self.beta * r
@@ -230,7 +216,7 @@ class NcaPair(_Pairwise):
 class Robust(_Divergence):
     """[−(1 − ε) log σ(β Δ) + ε log σ(−β Δ)] / (1 − 2ε): unbiased when a share ε of the labels is flipped.
 
-    Args: beta > 0; label_smoothing ε in [0, .5). Source: arXiv 2403.00409 (T13).
+    Args: label_smoothing ε in [0, .5). Source: arXiv 2403.00409 (T13).
     """
 
     label_smoothing: float = 0.1
@@ -246,10 +232,9 @@ class Robust(_Divergence):
 
 @dataclass(frozen=True)
 class BcoPair(_Pairwise):
-    """−log σ(β c − δ) − log σ(δ − β r). Args: beta > 0; shift δ, the running mean of implicit rewards that the caller
-    keeps, 0 by default.
+    """−log σ(β c − δ) − log σ(δ − β r). Args: shift δ, the running mean of implicit rewards, kept by the caller.
 
-    Source: BCO, arXiv 2404.04656. Differs: the paper's δ is a running mean; TRL 1.16 leaves it at 0.
+    Source: BCO, arXiv 2404.04656. Differs: TRL 1.16 leaves δ at 0.
     """
 
     shift: float = 0.0
@@ -260,8 +245,7 @@ class BcoPair(_Pairwise):
 
 @dataclass(frozen=True)
 class SppoHard(_Pairwise):
-    """(c − 1/(2β))² + (r + 1/(2β))². Args: beta > 0; it multiplies no log-ratio (T13). Source: SPPO, arXiv 2405.00675,
-    Eq. 4.7."""
+    """(c − 1/(2β))² + (r + 1/(2β))²; β multiplies no log-ratio (T13). Source: SPPO, arXiv 2405.00675, Eq. 4.7."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         return (c - 0.5 / self.beta).square() + (r + 0.5 / self.beta).square()
@@ -269,13 +253,11 @@ class SppoHard(_Pairwise):
 
 @dataclass(frozen=True)
 class Aot(_Pairwise):
-    """Smoothed `sigmoid` on sorted margins: the distribution of policy margins should dominate that of reference
-    margins.
+    """Smoothed `sigmoid` on sorted margins: policy margins should stochastically dominate reference margins.
 
         x = β (sort(log π_c − log π_r) − sort(log ref_c − log ref_r))        −(1 − ε) log σ(x) − ε log σ(−x)
 
-    Args: beta > 0; label_smoothing ε in [0, .5). Source: arXiv 2406.05882. It sorts the batch at hand: not micro-batch
-        invariant (T13).
+    Args: label_smoothing ε in [0, .5). Source: arXiv 2406.05882. It sorts the batch, so micro-batches change it (T13).
     """
 
     label_smoothing: float = 0.0
@@ -305,8 +287,7 @@ class AotUnpaired(Aot):
 
 @dataclass(frozen=True)
 class ApoZero(_Pairwise):
-    """1 − σ(β c) + σ(β r): raise the chosen, lower the rejected. Args: beta > 0. Source: APO, arXiv 2408.06266, Eq.
-    7."""
+    """1 − σ(β c) + σ(β r): raise the chosen, lower the rejected. Source: APO, arXiv 2408.06266, Eq. 7."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         return torch.sigmoid(-self.beta * c) + torch.sigmoid(self.beta * r)
@@ -314,8 +295,7 @@ class ApoZero(_Pairwise):
 
 @dataclass(frozen=True)
 class ApoDown(_Pairwise):
-    """σ(β c) + 1 − σ(β (c − r)): lower both, the rejected more. Args: beta > 0. Source: APO, arXiv 2408.06266, Eq. 8
-    (T13)."""
+    """σ(β c) + 1 − σ(β (c − r)): lower both, the rejected more. Source: APO, arXiv 2408.06266, Eq. 8 (T13)."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         return torch.sigmoid(self.beta * c) + torch.sigmoid(-self.beta * (c - r))
@@ -323,8 +303,9 @@ class ApoDown(_Pairwise):
 
 @dataclass(frozen=True)
 class Discopop(_Divergence):
-    """A loss found by a language model: −log σ(x)(1 − m) + exp(−x) m, x = β Δ, m = σ(x / τ). Args: beta; tau > 0. arXiv
-    2406.08414."""
+    """A loss found by a language model: −log σ(x)(1 − m) + exp(−x) m, x = β Δ, m = σ(x / τ). Args: tau > 0.
+
+    Source: arXiv 2406.08414."""
 
     tau: float = 0.05
 
@@ -340,8 +321,7 @@ class Discopop(_Divergence):
 
 @dataclass(frozen=True)
 class Sft(_Pairwise):
-    """The chosen completion's negative log-likelihood, so scaled that the mean over pairs is the mean over all chosen
-    tokens (T16)."""
+    """Negative log-likelihood of the chosen completion, scaled so that the mean over pairs is one over tokens (T16)."""
 
     def __call__(self, p: PreferencePairs) -> Tensor:
         return -p.chosen * len(p.chosen) / p.chosen_length.sum().clamp(min=1)
@@ -354,8 +334,8 @@ class Kto:
         good: 1 − σ(β (x − z))    bad: 1 − σ(β (z − x))        x = log π − log π_ref, z = max(0, mean KL), detached
 
     Args:
-        beta: > 0. good_weight, bad_weight: >= 0. anchor: `kl` as above; `zero` has z = 0 and is TRL's
-            `apo_zero_unpaired`.
+        beta: > 0. good_weight, bad_weight: >= 0.
+        anchor: `kl` as above; `zero`: z = 0, TRL's `apo_zero_unpaired`.
     Source: arXiv 2402.01306. TRL KTOTrainer; z comes from mismatched prompts and completions of the same batch.
     """
 
@@ -368,15 +348,14 @@ class Kto:
         require(0 < self.beta < math.inf, "beta", self.beta, "must be > 0 and finite")
         require(self.good_weight >= 0, "good_weight", self.good_weight, "must be >= 0")
         require(self.bad_weight >= 0, "bad_weight", self.bad_weight, "must be >= 0")
-        require(self.anchor in ("kl", "zero"), "anchor", self.anchor, "must be kl or zero")
+        check_choices(self)
 
     def __call__(self, log_prob: Tensor, reference_log_prob: Tensor, good: Tensor, kl: Tensor | float = 0.0) -> Tensor:
         """[S] loss of each completion, to be averaged.
 
         Args:
             log_prob: [S] float, nats, summed, with gradient. reference_log_prob: [S]. good: [S] bool.
-            kl: [] or a number, mean of log π − log π_ref over mismatched completions, of the whole step; clamped at 0
-                from below, detached.
+            kl: [] or a number, mean of log π − log π_ref over mismatched completions of the step; clamped to >= 0.
         """
         x = log_prob - reference_log_prob.detach()
         zero = torch.as_tensor(kl if self.anchor == "kl" else 0.0, dtype=x.dtype, device=x.device).detach().clamp(min=0)

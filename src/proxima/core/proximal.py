@@ -1,5 +1,4 @@
-"""The centre of the trust region where nobody has run the forward for it: interpolated between behavior and current
-policy."""
+"""A proximal policy without a forward pass: interpolated between behavior and current policy."""
 
 from typing import Literal
 
@@ -16,19 +15,19 @@ def interpolated_proximal(
     current_version: int,
     kind: Literal["loglinear", "linear"] = "loglinear",
 ) -> Tensor:
-    """[N] log-probs of a proximal policy between the one that sampled a token and the current one, detached.
+    """[N] log-probs, detached, of a proximal policy between the one that sampled a token and the current one.
 
-        a = (v_prox - v) / (v_now - v), v_prox = v_now - 1        loglinear: log mu + a (log pi - log mu)
-        linear: log(mu + a (pi - mu))
+        a = (v_prox - v) / (v_now - v), v_prox = v_now - 1
+        loglinear: log mu + a (log pi - log mu)        linear: log(mu + a (pi - mu))
 
     Args:
         behavior_log_prob, log_prob: [N] float, nats.
-        policy_version: [N] int, the version that sampled the token. current_version: of `log_prob`.
+        policy_version: [N] int, the version that sampled the token; negative: unknown. current_version: of `log_prob`.
         kind: interpolate log-probs (`loglinear`) or probabilities (`linear`).
-    Returns: [N] in the dtype of `log_prob`. Edge cases: a token of the current version has a = 0: its proximal policy
-        is its behavior policy; so has one of the
-        version before, or of an unknown one (negative). A version later than the current one is refused.
-    Raises: ValueError for an unknown kind or a later version.
+    Returns: [N] in the dtype of `log_prob`.
+    Raises: ValueError for an unknown kind, or a version later than the current one.
+    Edge cases: a token of the current, the previous or an unknown version has a = 0: its proximal policy is its
+        behavior policy.
     Source: AReaL `prox_logp_method: loglinear`. Differs: AReaL computes a in float32.
     """
     require(kind in ("loglinear", "linear"), "kind", kind, "must be loglinear or linear")

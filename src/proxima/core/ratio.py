@@ -1,4 +1,4 @@
-"""The log-ratio and the ratio, computed in one place so that every surrogate clamps alike."""
+"""Log-ratio and ratio of current to proximal policy. Every surrogate uses these, so all clamp alike."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ Level = Literal["token", "sequence"]
 
 
 def masked_log_ratio(b: PolicyBatch) -> Tensor:
-    """ℓ = log π − log π_prox, [N] nats, with gradient, unclamped; 0 outside the loss mask, whatever lies there."""
+    """ℓ = log π − log π_prox, [N] nats, with gradient, unclamped; 0 outside the loss mask."""
     return b.masked("log_prob") - b.masked("proximal_log_prob").detach()
 
 
@@ -35,8 +35,7 @@ def sequence_advantage(b: PolicyBatch) -> Tensor:
 
 
 def either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
-    """[N] one of two numbers in the dtype of `like`: `torch.where` on bare numbers would round them to float32
-    first."""
+    """[N] one of two numbers in the dtype of `like`; `torch.where` on Python numbers would round them to float32."""
     one, other = (torch.full((), x, dtype=like.dtype, device=like.device) for x in (yes, no))
     return torch.where(condition, one, other)
 

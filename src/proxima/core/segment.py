@@ -1,8 +1,7 @@
-"""Sums, counts and means of the sequences of a packed axis, without a Python loop over sequences. Prefix sums and
-quantiles: `rows`.
+"""Sums, counts and means of the sequences of a packed axis, without a Python loop over them. Prefix sums and quantiles
+are in `padded_blocks`.
 
-Every function takes `cu_seqlens` [S+1] and treats sequence s as `cu_seqlens[s]:cu_seqlens[s+1]`; sequences may be
-empty.
+Every function takes `cu_seqlens` [S+1]; sequence s is `cu_seqlens[s]:cu_seqlens[s+1]` and may be empty.
 """
 
 import torch
@@ -23,11 +22,8 @@ def segment_count(mask: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 def segment_sum(values: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """[S], the sum of `values` [N] over each sequence, 0 for an empty one; differentiable.
-
-    Accumulates in float64 and returns the dtype of `values`. A sequence's sum depends on no other sequence, not even in
-    its last bit.
-    """
+    """[S], the sum of `values` [N] over each sequence, 0 for an empty one; differentiable. It accumulates in float64,
+    returns the dtype of `values`, and depends on no other sequence, not even in its last bit."""
     lengths = cu_seqlens.diff().long()
     if len(lengths) == 0:
         return values.new_zeros(0) + values.sum() * 0
@@ -36,9 +32,7 @@ def segment_sum(values: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 def segment_mean(values: Tensor, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """[S], the mean of `values` [N] over the True tokens of `mask` in each sequence, 0 where there is none;
-    differentiable."""
-    total = segment_sum(
-        torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device)), cu_seqlens
-    )
+    """[S], the mean of `values` [N] over the True tokens of `mask` in each sequence, 0 without one; differentiable."""
+    zero = torch.zeros((), dtype=values.dtype, device=values.device)
+    total = segment_sum(torch.where(mask, values, zero), cu_seqlens)
     return total / segment_count(mask, cu_seqlens).clamp(min=1)

@@ -8,19 +8,19 @@ from torch import Tensor
 
 from proxima.core.metrics import Metrics, Peak, SumCount
 from proxima.data import require
+from proxima.data.check import check_choices
 
 
 @dataclass(frozen=True)
 class ValueLoss:
-    """PPO's clipped value loss: the critic may not leave its old estimate by more than the clip in one update.
+    """PPO's clipped value loss: in one update the critic may move from its earlier estimate by at most the clip.
 
         loss_t = max(e(V - R), e(V_clip - R))        V_clip = V_before + clip(V - V_before, -epsilon, epsilon)
         squared: e(x) = x^2 / 2        huber: e(x) = x^2 / 2 if |x| < delta else delta (|x| - delta / 2)
 
     Args:
         epsilon: clip range, value units, > 0; inf: no clipping.
-        error: as above. delta: > 0, of `huber`.
-    Raises: ValueError naming field, value and bound, at construction.
+        error: `squared` or `huber`. delta: of `huber`, > 0.
     Source: PPO implementations since OpenAI baselines. verl `compute_value_loss`, TRL PPO (vf_coef there multiplies the
         half), AReaL `ppo_critic_loss_fn`. Differs: verl takes the half after aggregation, the same number. A NaN
         outside the mask stays out.
@@ -32,27 +32,27 @@ class ValueLoss:
 
     def __post_init__(self) -> None:
         require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0; inf turns clipping off")
-        require(self.error in ("squared", "huber"), "error", self.error, "must be squared or huber")
+        check_choices(self)
         require(self.delta > 0, "delta", self.delta, "must be > 0")
 
     def __call__(self, value: Tensor, value_before: Tensor, returns: Tensor, mask: Tensor) -> tuple[Tensor, Metrics]:
         """The loss of each token.
 
         Args:
-            value: [N] float, with gradient, value units. value_before: [N], of the rollout. returns: [N], the targets.
-                mask: [N] bool.
+            value: [N] float, with gradient, value units. mask: [N] bool.
+            value_before, returns: [N], the estimates at rollout time, and the targets.
         Returns: [N] with gradient, 0 outside the mask, to be aggregated like a policy loss; metrics
             `value_clip_fraction`, `value_mean`.
         """
         zero = torch.zeros((), dtype=value.dtype, device=value.device)
         value, before, target = (torch.where(mask, x, zero) for x in (value, value_before.detach(), returns.detach()))
         clipped = torch.clamp(value, before - self.epsilon, before + self.epsilon)
-        plain, bounded = self._error(value - target), self._error(clipped - target)
+        unclipped, bounded = self._error(value - target), self._error(clipped - target)
         metrics: Metrics = {
-            "value_clip_fraction": SumCount.over(bounded > plain, mask),
+            "value_clip_fraction": SumCount.over(bounded > unclipped, mask),
             "value_mean": SumCount.over(value, mask),
         }
-        return torch.where(mask, torch.maximum(plain, bounded), zero), metrics
+        return torch.where(mask, torch.maximum(unclipped, bounded), zero), metrics
 
     def _error(self, gap: Tensor) -> Tensor:
         if self.error == "squared":
@@ -62,13 +62,13 @@ class ValueLoss:
 
 @dataclass(frozen=True)
 class RewardLoss:
-    """Pairwise loss of a reward model: the chosen answer should score higher, by the margin.
+    """Pairwise loss of a reward model: the chosen answer should score higher than the rejected one, by the margin.
 
         loss = -log sigmoid(r_chosen - r_rejected - margin) + center (r_chosen + r_rejected)^2
 
     Args:
-        center: coefficient that pulls scores towards 0, >= 0; 0: off.
-    Raises: ValueError at construction. Source: Bradley-Terry; margin: Llama 2, arXiv 2307.09288; centring: arXiv
+        center: coefficient that pulls scores towards 0, >= 0.
+    Source: Bradley-Terry; margin: Llama 2, arXiv 2307.09288; centring: arXiv
         2312.09244. TRL RewardTrainer.
     """
 
@@ -86,8 +86,8 @@ class RewardLoss:
             `reward_mean` and extremes.
         """
         loss = -torch.nn.functional.logsigmoid(chosen - rejected - margin) + self.center * (chosen + rejected).square()
-        every, both = torch.ones_like(chosen, dtype=torch.bool), torch.cat([chosen, rejected])
-        all_ = torch.ones_like(both, dtype=torch.bool)
+        both = torch.cat([chosen, rejected])
+        every, all_ = (torch.ones_like(x, dtype=torch.bool) for x in (chosen, both))
         metrics: Metrics = {
             "accuracy": SumCount.over(chosen > rejected, every),
             "margin": SumCount.over(chosen - rejected, every),

@@ -1,10 +1,12 @@
 """Checks whose message names the field, what was found, and what was expected."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
+
+from proxima.data.errors import require
 
 DTYPES: dict[str, tuple[torch.dtype, ...]] = {
     "float": (torch.float32, torch.float64),
@@ -30,6 +32,20 @@ def check_fields(instance: object) -> dict[str, int]:
         if value is not None:
             _check_tensor(f"{owner}.{name}", value, hint, sizes)
     return {axis: size for axis, (size, _) in sizes.items()}
+
+
+def check_choices(instance: object) -> None:
+    """Raise `FieldError` if a field annotated `Literal[...]` of a dataclass holds another value."""
+    cls = type(instance)
+    if cls not in _CHOICES:
+        hints = get_type_hints(cls).items()
+        _CHOICES[cls] = {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
+    for name, choices in _CHOICES[cls].items():
+        value = getattr(instance, name)
+        require(value in choices, name, value, f"must be {', '.join(choices[:-1])} or {choices[-1]}")
+
+
+_CHOICES: dict[type, dict[str, tuple[str, ...]]] = {}
 
 
 _HINTS: dict[type, dict[str, str]] = {}

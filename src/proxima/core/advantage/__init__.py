@@ -1,16 +1,14 @@
 """Advantages: rewards → how much better each completion, or token, did than expected.
 
     group    over the completions of a prompt: grpo, rloo, opo, grpo_passk, gpg, remax, reinforce_pp_baseline, gdpo
-    token
-    over the tokens of a completion: gae, reinforce_pp, optimal_token_baseline; rewards with KL in them; whitening
+    token    over the tokens of a completion: gae, reinforce_pp, optimal_token_baseline; KL in the reward; whitening
 
-A group advantage is called with `Outcomes` and gives [S]; a token advantage (`per_token` is True) with `TokenRewards`
-and gives [N]. Invalid rewards enter no mean, no standard deviation and no batch; their advantage is 0. A uniform group
-is one whose largest and smallest valid rewards are equal; it is never found by its standard deviation, which rounding
-can make anything.
+A group advantage takes `Outcomes` and gives [S]; a token advantage takes `TokenRewards` and gives [N]. Each declares
+what must be computed first (`needs`). Invalid rewards enter no mean, standard deviation or batch; their advantage is 0.
+A group is uniform if its largest and smallest valid rewards are equal; the standard deviation is not used, because
+rounding can make it anything.
 Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `train`, `config`.
-To add one: a dataclass, a line in `ADVANTAGES`, a golden file; the laws of `tests/core/test_advantage.py` find it in
-the dict.
+To add one: a dataclass, a line in `ADVANTAGES`, a golden file; `tests/core/test_advantage.py` finds it in the dict.
 """
 
 from proxima.core.advantage.group import (
@@ -43,30 +41,12 @@ ADVANTAGES: dict[str, type] = {
 
 
 def needs_baseline(advantage: Advantage) -> bool:
-    """Whether an advantage compares with the reward of each prompt's greedy completion, so that one has to be made and
-    scored."""
+    """True if the advantage reads the reward of each prompt's greedy completion."""
     return "baseline" in advantage.needs
 
 
 __all__ = [
-    "ADVANTAGES",
-    "ADVANTAGE_NEEDS",
-    "Advantage",
-    "Gae",
-    "Gdpo",
-    "Gpg",
-    "GroupAdvantage",
-    "GroupStatistics",
-    "Grpo",
-    "GrpoPassk",
-    "Opo",
-    "OptimalTokenBaseline",
-    "ReinforcePp",
-    "ReinforcePpBaseline",
-    "Remax",
-    "Rloo",
-    "TokenAdvantage",
-    "TokenRewards",
-    "needs_baseline",
-    "whiten",
-]
+    "ADVANTAGES", "ADVANTAGE_NEEDS", "Advantage", "Gae", "Gdpo", "Gpg", "GroupAdvantage", "GroupStatistics", "Grpo",
+    "GrpoPassk", "Opo", "OptimalTokenBaseline", "ReinforcePp", "ReinforcePpBaseline", "Remax", "Rloo",
+    "TokenAdvantage", "TokenRewards", "needs_baseline", "whiten",
+]  # fmt: skip

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from proxima.core.advantage.protocol import GroupAdvantage, required
 from proxima.data import Outcomes, require
+from proxima.data.check import check_choices
 
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """Statistics of each completion's group over its valid rewards, spread back to the completions: [S] each.
+    """Statistics of each completion's group over its valid rewards, [S] each.
 
-    `reward` is 0 where invalid; `count` the valid ones of the group; `mean`; `std` (ddof = 1, 0 for fewer than two);
-    `uniform` True where the group has fewer than two valid rewards, or all its valid rewards are equal; `index` numbers
-    the groups from 0.
+    `reward` is 0 where invalid; `count` of valid rewards; `mean`; `std` (ddof = 1, 0 for fewer than two); `uniform`:
+    fewer than two valid rewards, or all of them equal; `index` numbers the groups from 0.
     """
 
     reward: Tensor
@@ -36,12 +36,8 @@ class GroupStatistics:
         mean = group_sum(reward, index) / count.clamp(min=1)
         square = torch.where(valid, (reward - mean).square(), zero)
         std = (group_sum(square, index) / (count - 1).clamp(min=1)).sqrt()
-        high = reward.new_zeros(len(index)).scatter_reduce(
-            0, index, torch.where(valid, reward, -torch.inf), "amax", include_self=False
-        )[index]
-        low = reward.new_zeros(len(index)).scatter_reduce(
-            0, index, torch.where(valid, reward, torch.inf), "amin", include_self=False
-        )[index]
+        high = group_max(torch.where(valid, reward, -torch.inf), index)
+        low = -group_max(torch.where(valid, -reward, -torch.inf), index)
         return cls(reward, count, mean, std, (count < 2) | (high == low), index)
 
 
@@ -50,24 +46,27 @@ def group_sum(values: Tensor, index: Tensor) -> Tensor:
     return torch.zeros_like(values).index_add(0, index, values)[index]
 
 
+def group_max(values: Tensor, index: Tensor) -> Tensor:
+    """[S] the largest of `values` [S] in the completion's group; `index` as for `group_sum`."""
+    return torch.zeros_like(values).scatter_reduce(0, index, values, "amax", include_self=False)[index]
+
+
 def batch_std(outcomes: Outcomes) -> Tensor:
     """[] standard deviation (ddof = 1) of all valid rewards; 0 for fewer than two."""
     reward = outcomes.reward[outcomes.valid]
     return reward.std() if len(reward) > 1 else reward.new_zeros(())
 
 
-def _where_it_counts(outcomes: Outcomes, group: GroupStatistics, advantage: Tensor) -> Tensor:
+def zero_if_uniform(outcomes: Outcomes, group: GroupStatistics, advantage: Tensor) -> Tensor:
+    """`advantage`, with exactly 0 for invalid completions and uniform groups."""
     return torch.where(outcomes.valid & ~group.uniform, advantage, torch.zeros_like(advantage))
 
 
 def whitened_over_tokens(advantage: Tensor, outcomes: Outcomes, epsilon: float = 1e-8) -> Tensor:
-    """(A − mean) / sqrt(var + ε), with mean and variance (ddof = 1) over the tokens of all valid completions: longer
-    ones weigh more.
+    """[S] (A − mean) / sqrt(var + ε), mean and variance (ddof = 1) over the tokens of all valid completions.
 
-    Args:
-        advantage: [S].
-        outcomes: `valid` and `length`, loss tokens of each completion; a completion of length 0 weighs nothing.
-    Returns: [S], 0 where invalid; unchanged when there are fewer than two tokens.
+    Args: advantage [S]; outcomes: `valid`, and `length` in loss tokens, the weight of each completion.
+    Returns: [S], 0 where invalid; unchanged if there are fewer than two tokens.
     """
     weight = torch.where(outcomes.valid, outcomes.length.clamp(min=0), 0).to(advantage.dtype)
     tokens = weight.sum()
@@ -75,36 +74,33 @@ def whitened_over_tokens(advantage: Tensor, outcomes: Outcomes, epsilon: float =
         return advantage
     mean = (weight * advantage).sum() / tokens
     variance = (weight * (advantage - mean).square()).sum() / (tokens - 1)
-    return torch.where(
-        outcomes.valid, (advantage - mean) * torch.rsqrt(variance + epsilon), torch.zeros_like(advantage)
-    )
+    whitened = (advantage - mean) * torch.rsqrt(variance + epsilon)
+    return torch.where(outcomes.valid, whitened, torch.zeros_like(advantage))
 
 
 @dataclass(frozen=True)
 class Grpo(GroupAdvantage):
-    """Reward minus the mean of its group, divided by a standard deviation or not.
+    """Reward minus the mean of its group, optionally divided by a standard deviation.
 
         A = (r - mean_group) / (std + epsilon)
 
     Args:
-        scale: `none` does not divide (Dr. GRPO); `group` by the group's standard deviation, `batch` by that of the
-            whole batch; ddof = 1.
+        scale: the standard deviation (ddof = 1) of the `group` or of the whole `batch`; `none`: no division (Dr. GRPO).
         epsilon: added to the standard deviation, > 0. verl 1e-6, TRL and completion pruning 1e-4.
         outcomes: rewards, validity, groups.
     Returns: [S] in the rewards' dtype, reward units (or standard deviations).
-    Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: a uniform group gives exactly 0, whatever rounding does to its mean; so does a group with one valid
+    Edge cases: a uniform group gives exactly 0, whatever the rounding of its mean; so does a group with one valid
         reward. Invalid: 0.
     Source: GRPO, arXiv 2402.03300, Sec. 4.1; Dr. GRPO 2503.20783 for `none`.
-    Differs: verl gives a group of one its raw reward (P16). TRL and verl find uniform groups by the standard deviation
-        or not at all.
+    Differs: verl gives a group of one its raw reward (P16). TRL and verl detect uniform groups by the standard
+        deviation or not at all.
     """
 
     scale: Literal["none", "group", "batch"] = "none"
     epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
-        require(self.scale in ("none", "group", "batch"), "scale", self.scale, "must be none, group or batch")
+        check_choices(self)
         require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
@@ -112,7 +108,7 @@ class Grpo(GroupAdvantage):
         centred = group.reward - group.mean
         if self.scale != "none":
             centred = centred / ((group.std if self.scale == "group" else batch_std(outcomes)) + self.epsilon)
-        return _where_it_counts(outcomes, group, centred)
+        return zero_if_uniform(outcomes, group, centred)
 
 
 @dataclass(frozen=True)
@@ -125,8 +121,8 @@ class Rloo(GroupAdvantage):
         normalise: standardise over the valid completions of the batch: (A - mean) / (std + 1e-4), ddof = 1.
         outcomes: rewards, validity, groups.
     Returns: [S] in the rewards' dtype, reward units.
-    Edge cases: a uniform group gives exactly 0 (before normalisation), so does a group with one valid reward. Invalid:
-        0, no one's baseline.
+    Edge cases: a uniform group gives exactly 0 (before normalisation), so does a group with one valid reward. Invalid
+        rewards give 0 and enter no baseline.
     Source: arXiv 2402.14740; `normalise`: TRL `normalize_advantages` (T10).
     Differs: verl's `rloo` keeps the raw reward of a group of one, its `rloo_vectorized` gives 0 (P16).
     """
@@ -135,9 +131,8 @@ class Rloo(GroupAdvantage):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         group = GroupStatistics.of(outcomes)
-        centred = _where_it_counts(
-            outcomes, group, (group.reward - group.mean) * group.count / (group.count - 1).clamp(min=1)
-        )
+        leave_one_out = (group.reward - group.mean) * group.count / (group.count - 1).clamp(min=1)
+        centred = zero_if_uniform(outcomes, group, leave_one_out)
         return standardised(centred, outcomes.valid, 1e-4) if self.normalise else centred
 
 
@@ -151,8 +146,8 @@ def standardised(advantage: Tensor, valid: Tensor, epsilon: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Opo(GroupAdvantage):
-    """Reward minus the length-weighted mean of its group, the baseline of least variance when a token's gradient has a
-    constant norm.
+    """Reward minus the length-weighted mean of its group: the baseline of minimum variance if all token gradients have
+    the same norm.
 
         A = r - sum(len r) / sum(len)
 
@@ -166,55 +161,51 @@ class Opo(GroupAdvantage):
         group = GroupStatistics.of(outcomes)
         length = torch.where(outcomes.valid, outcomes.length, 0).to(group.reward.dtype)
         baseline = group_sum(length * group.reward, group.index) / group_sum(length, group.index).clamp(min=1)
-        return _where_it_counts(outcomes, group, group.reward - baseline)
+        return zero_if_uniform(outcomes, group, group.reward - baseline)
 
 
 @dataclass(frozen=True)
 class GrpoPassk(GroupAdvantage):
-    """Pass@k: only the best completion of a group has an advantage, its lead over the second best.
+    """Pass@k: only the best completion of a group has an advantage, its margin over the second best.
 
         A_best = (r_best - r_second) / (std + epsilon), 0 for the others
 
     Args:
         scale: `group` divides by the group's standard deviation (ddof = 1), `none` does not.
         epsilon: added to the standard deviation, > 0.
-    Returns: [S] in the rewards' dtype. Edge cases: a tie for the best gives 0 throughout; a group of one 0 (verl
+    Returns: [S] in the rewards' dtype. Edge cases: 0 throughout in a tie for the best, and in a group of one (verl
         raises).
-    Source: arXiv 2503.19595. verl `grpo_passk`. Differs: in a tie verl picks the first by argmax and gives it (r - r) /
-        std = 0 too.
+    Source: arXiv 2503.19595. verl `grpo_passk`. Differs: in nothing; a tie gives (r - r) / std = 0 in verl.
     """
 
     scale: Literal["none", "group"] = "group"
     epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
-        require(self.scale in ("none", "group"), "scale", self.scale, "must be none or group")
+        check_choices(self)
         require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         group = GroupStatistics.of(outcomes)
-        size = len(group.index)
-        low = torch.where(outcomes.valid, group.reward, -torch.inf)
-        best = low.new_zeros(size).scatter_reduce(0, group.index, low, "amax", include_self=False)[group.index]
-        is_best = outcomes.valid & (low == best)
-        alone = group_sum(is_best.to(low.dtype), group.index) == 1
-        others = torch.where(is_best, -torch.inf, low)
-        second = low.new_zeros(size).scatter_reduce(0, group.index, others, "amax", include_self=False)[group.index]
-        lead = torch.where(is_best & alone & (group.count > 1), group.reward - second, torch.zeros_like(low))
-        return lead / (group.std + self.epsilon) if self.scale == "group" else lead
+        reward = torch.where(outcomes.valid, group.reward, -torch.inf)
+        is_best = outcomes.valid & (reward == group_max(reward, group.index))
+        unique = group_sum(is_best.to(reward.dtype), group.index) == 1
+        second = group_max(torch.where(is_best, -torch.inf, reward), group.index)
+        margin = torch.where(is_best & unique & (group.count > 1), group.reward - second, torch.zeros_like(reward))
+        return margin / (group.std + self.epsilon) if self.scale == "group" else margin
 
 
 @dataclass(frozen=True)
 class Gpg(GroupAdvantage):
-    """Centred rewards, scaled up by the share of the batch that says anything.
+    """Centred rewards, scaled up where few completions of the batch have a reward.
 
         A = alpha (r - mean_group) / f_norm        alpha = completions / completions with a non-zero reward
 
     Args:
         f_norm: > 0.
-    Returns: [S] in the rewards' dtype. Edge cases: as `Grpo`; a batch of zeros gives 0.
-    Source: GPG, arXiv 2504.02546. verl `gpg`. Differs: invalid rewards are in neither count; verl gives a group of one
-        its raw reward (P16); the standard deviation verl computes there is unused (P19).
+    Returns: [S] in the rewards' dtype. Edge cases: as `Grpo`; a batch of zeros gives 0; invalid rewards do not count.
+    Source: GPG, arXiv 2504.02546. verl `gpg`. Differs: verl gives a group of one its raw reward (P16); the standard
+        deviation that verl computes there is unused (P19).
     """
 
     f_norm: float = 1.0
@@ -225,7 +216,7 @@ class Gpg(GroupAdvantage):
     def __call__(self, outcomes: Outcomes) -> Tensor:
         group = GroupStatistics.of(outcomes)
         alpha = outcomes.valid.sum() / (group.reward != 0).sum().clamp(min=1)
-        return _where_it_counts(outcomes, group, alpha * (group.reward - group.mean) / self.f_norm)
+        return zero_if_uniform(outcomes, group, alpha * (group.reward - group.mean) / self.f_norm)
 
 
 @dataclass(frozen=True)
@@ -233,9 +224,8 @@ class Remax(GroupAdvantage):
     """Reward minus the reward of the greedy completion of the same prompt: A = r − r_greedy.
 
     Args:
-        outcomes: rewards, validity, and `baseline` [S], the greedy completion's reward; NaN there (its scorer failed)
-            gives 0.
-    Returns: [S] in the rewards' dtype. Edge cases: invalid: 0. It needs no group; a group of one is fine.
+        outcomes: rewards, validity, and `baseline` [S], the greedy completion's reward; NaN there gives 0.
+    Returns: [S] in the rewards' dtype. Edge cases: invalid: 0. A group of one is fine.
     Source: arXiv 2310.10505. verl `remax`. Differs: in nothing; with per-token rewards verl's is a reward-to-go, see
         `ReinforcePp`.
     """
@@ -245,23 +235,19 @@ class Remax(GroupAdvantage):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         baseline = required(self, "baseline", outcomes.baseline)
-        zero = torch.zeros_like(outcomes.reward)
-        return torch.where(
-            outcomes.valid & baseline.isfinite(), torch.where(outcomes.valid, outcomes.reward, zero) - baseline, zero
-        )
+        known = outcomes.valid & baseline.isfinite()
+        return torch.where(known, outcomes.reward - baseline, torch.zeros_like(outcomes.reward))
 
 
 @dataclass(frozen=True)
 class ReinforcePpBaseline(GroupAdvantage):
-    """REINFORCE++ with a group baseline: rewards centred in their group, then whitened over the loss tokens of the
-    whole batch.
+    """REINFORCE++ with a group baseline: rewards centred in their group, then whitened over all loss tokens.
 
         A = whiten(r - mean_group)        whiten(x) = (x - mean) / sqrt(var + 1e-8) over tokens, ddof = 1
 
     Args:
         outcomes: rewards, validity, groups, `length` in loss tokens.
-    Returns: [S]. Edge cases: invalid: 0. A uniform group is 0 before whitening and the same small number for all after
-        it.
+    Returns: [S]. Edge cases: invalid: 0. A uniform group is 0 before whitening, and one small number after it.
     Source: arXiv 2501.03262. verl `reinforce_plus_plus_baseline`. Differs: verl gives a group of one its raw reward
         (P16).
     """
@@ -270,25 +256,24 @@ class ReinforcePpBaseline(GroupAdvantage):
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         group = GroupStatistics.of(outcomes)
-        return whitened_over_tokens(_where_it_counts(outcomes, group, group.reward - group.mean), outcomes)
+        return whitened_over_tokens(zero_if_uniform(outcomes, group, group.reward - group.mean), outcomes)
 
 
 @dataclass(frozen=True)
 class Gdpo(GroupAdvantage):
-    """Each reward normalised in its group on its own, then summed: a reward with a small scale still counts.
+    """Each reward is normalised in its group before they are summed, so that a reward of small scale still counts.
 
         A = finish(sum_k weight_k (r_k - mean_group r_k) / (std_group r_k + epsilon))
 
     Args:
-        weights: one a column of `parts`; none: all 1.
+        weights: one per column of `parts`; none: all 1.
         scale: `group` divides each reward by its standard deviation (ddof = 1), `none` only centres it.
         epsilon: added to the standard deviation, > 0.
         finish: `tokens` whitens over loss tokens (verl), `completions` standardises over completions with `epsilon`
             (TRL), `none`.
         outcomes: `parts` [S, R]; without it `reward` is the only one. `length` in loss tokens for `finish: tokens`.
-    Returns: [S]. Raises: ValueError at construction, or when `weights` does not fit `parts`.
-    Edge cases: a group uniform in one reward gets 0 from that one. NaN in a part (no such reward for this row) adds 0.
-        Invalid: 0.
+    Returns: [S]. Raises: FieldError if `weights` does not fit `parts`.
+    Edge cases: a reward that is uniform in a group, or NaN (this row has no such reward), adds 0. Invalid: 0.
     Source: arXiv 2601.05242. verl `gdpo` (P20), TRL `multi_objective_aggregation: normalize_then_sum` (T10).
     Differs: verl computes in float32 and gives groups of one the raw reward (P16, P20).
     """
@@ -300,33 +285,19 @@ class Gdpo(GroupAdvantage):
     exempt_laws: ClassVar[frozenset[str]] = frozenset({"uniform_group"})  # whitening moves a group of zeros
 
     def __post_init__(self) -> None:
-        require(self.scale in ("none", "group"), "scale", self.scale, "must be none or group")
+        check_choices(self)
         require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
-        require(
-            self.finish in ("tokens", "completions", "none"),
-            "finish",
-            self.finish,
-            "must be tokens, completions or none",
-        )
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         parts = outcomes.reward[:, None] if outcomes.parts is None else outcomes.parts
         weights = (1.0,) * parts.shape[1] if self.weights is None else self.weights
-        require(
-            len(weights) == parts.shape[1],
-            "weights",
-            weights,
-            f"must have one number for each of the {parts.shape[1]} rewards",
-        )
+        bound = f"must have one number for each of the {parts.shape[1]} rewards"
+        require(len(weights) == parts.shape[1], "weights", weights, bound)
         inner = Grpo(scale=self.scale, epsilon=self.epsilon)
         total = torch.zeros_like(outcomes.reward)
         for weight, part in zip(weights, parts.unbind(1), strict=True):
-            own = replace(outcomes, reward=part, valid=outcomes.valid & part.isfinite(), parts=None)
-            total = total + weight * inner(own)
-        if self.finish == "none":
-            return total
-        return (
-            whitened_over_tokens(total, outcomes)
-            if self.finish == "tokens"
-            else standardised(total, outcomes.valid, self.epsilon)
-        )
+            single = replace(outcomes, reward=part, valid=outcomes.valid & part.isfinite(), parts=None)
+            total = total + weight * inner(single)
+        if self.finish == "tokens":
+            return whitened_over_tokens(total, outcomes)
+        return standardised(total, outcomes.valid, self.epsilon) if self.finish == "completions" else total

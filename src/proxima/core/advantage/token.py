@@ -1,5 +1,4 @@
-"""Advantages of tokens: rewards placed on tokens in, [N] advantages out; and the whitening and KL rewards that go with
-them."""
+"""Advantages of tokens: per-token rewards in, [N] advantages out; with whitening and KL rewards."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -59,12 +58,10 @@ def reward_to_go(rewards: TokenRewards, gamma: float = 1.0) -> Tensor:
 
 
 def whiten(values: Tensor, mask: Tensor, *, shift: bool = True, epsilon: float = 1e-8) -> Tensor:
-    """(x − mean) / sqrt(var + ε) over the masked tokens, ddof = 1; 0 outside the mask. `shift=False` adds the mean
-    back.
+    """(x − mean) / sqrt(var + ε) over the masked tokens, ddof = 1; 0 outside the mask.
 
-    Args:
-        values: [N] float. mask: [N] bool.
-    Edge cases: fewer than two tokens: unchanged (verl raises for none and warns for one).
+    Args: values [N] float; mask [N] bool; `shift=False` adds the mean back.
+    Edge cases: fewer than two tokens are left unchanged (verl raises for none and warns for one).
     Source: verl, TRL, AReaL. Differs: verl leaves whitened garbage at masked positions (P18); AReaL's variance is
         biased (A7).
     """
@@ -77,7 +74,7 @@ def whiten(values: Tensor, mask: Tensor, *, shift: bool = True, epsilon: float =
 
 
 def place_scores(score: Tensor, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """[N] zeros with each sequence's score [S] on its last loss token; a sequence without one has nowhere to put it."""
+    """[N] zeros, with each sequence's score [S] on its last loss token; without a loss token the score is lost."""
     index = segment_index(cu_seqlens, len(mask))
     last = torch.full((len(score),), -1, dtype=torch.long, device=mask.device)
     position = torch.arange(len(mask), device=mask.device)
@@ -88,8 +85,7 @@ def place_scores(score: Tensor, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 def with_kl(reward: Tensor, kl: Tensor, mask: Tensor, coefficient: float) -> Tensor:
-    """[N] r_t − coefficient · KL_t on the loss tokens: PPO's per-token reward. `kl` [N] nats, from a kind of
-    `PENALTIES`, detached."""
+    """[N] r_t − coefficient · KL_t on the loss tokens: PPO's per-token reward. `kl` [N] nats, from `PENALTIES`."""
     return reward - torch.where(mask, coefficient * kl.detach(), torch.zeros_like(reward))
 
 
@@ -103,12 +99,11 @@ class Gae(TokenAdvantage):
         gamma: discount, in [0, 1].
         lam: in [0, 1]; 1 is reward-to-go minus value, 0 one step.
         whiten: standardise the result over all loss tokens (see `whiten`).
-        rewards: `reward`, `value` [N]; `bootstrap` [S] stands for V after the last token.
+        rewards: `reward`, `value` [N]; `bootstrap` [S] is V after the last token.
     Returns: [N] in the rewards' dtype, 0 outside the loss. `returns(rewards)` gives A + V before whitening, the
         critic's target.
-    Raises: ValueError at construction; or a missing `value`, named.
-    Edge cases: tokens outside the loss are skipped, the carry passes them unchanged. A truncated completion bootstraps
-        from `bootstrap`, one that ended by itself from 0.
+    Raises: ValueError if `value` is missing.
+    Edge cases: tokens outside the loss are skipped. A truncated completion bootstraps from `bootstrap`, others from 0.
     Source: arXiv 1506.02438, Eq. 16. verl `gae`, TRL PPOTrainer, AReaL.
     Differs: verl and TRL bootstrap 0 always; verl whitens always and leaves garbage at masked positions (P18); TRL's
         recursion runs over padding (T20); AReaL works on masks shifted by one (A7).
@@ -153,10 +148,9 @@ class ReinforcePp(TokenAdvantage):
 
     Args:
         gamma: discount, in [0, 1].
-        rewards: `reward` [N], with −β KL in it if you want the paper's; `loss_mask`, `cu_seqlens`.
-    Returns: [N] in the rewards' dtype, 0 outside the loss. Raises: ValueError at construction.
-    Source: arXiv 2501.03262. verl `reinforce_plus_plus` (P19). Differs: statistics are of the whole step; verl's of a
-        rank's batch.
+        rewards: `reward` [N], in the paper including −β KL; `loss_mask`, `cu_seqlens`.
+    Returns: [N] in the rewards' dtype, 0 outside the loss.
+    Source: arXiv 2501.03262. verl `reinforce_plus_plus` (P19). Differs: statistics are of the step; verl's of a rank.
     """
 
     gamma: float = 1.0
@@ -170,19 +164,16 @@ class ReinforcePp(TokenAdvantage):
 
 @dataclass(frozen=True)
 class OptimalTokenBaseline(TokenAdvantage):
-    """A baseline for every position: the group's mean return, weighted by how much gradient variance each completion
-    has piled up so far.
+    """A baseline per position: the group's mean return, weighted by each completion's gradient variance so far.
 
         W_{i,t} = sum_{j <= t} v_{i,j}, v = 1 - 2 pi + sum pi^2        B_t = sum_i G_{i,t} W_{i,t} / sum_i W_{i,t}
         A = G - B
 
     Args:
         epsilon: added to the denominator, > 0.
-        zero_tail: beyond the end of the second longest completion of a group B is 0: one completion alone would be its
-            own baseline.
+        zero_tail: B is 0 beyond the second longest completion of a group, where one would be its own baseline.
         rewards: `reward`, `score_variance` [N] (times w^2 under importance weights w), `group` [S].
-    Returns: [N], 0 outside the loss; positions count loss tokens. Raises: ValueError at construction, or naming the
-        missing tensor.
+    Returns: [N], 0 outside the loss; positions count loss tokens. Raises: ValueError if a tensor is missing.
     Edge cases: a group of one has advantage 0 (verl: its raw return).
     Source: verl `optimal_token_baseline` with positions as its `tir_` variant packs them. Differs: in P16, P21.
     """
@@ -199,13 +190,11 @@ class OptimalTokenBaseline(TokenAdvantage):
         label, index = torch.unique(required(self, "group", rewards.group), return_inverse=True)
         returns = _scan(rows.padded(rewards.reward), 1.0, rows.inside)
         energy = rows.padded(required(self, "score_variance", rewards.score_variance).detach()).cumsum(1) * rows.inside
-        shape = (len(label), returns.shape[1])
-        above = torch.zeros(shape, dtype=torch.float64, device=returns.device).index_add(0, index, returns * energy)
-        below = torch.zeros(shape, dtype=torch.float64, device=returns.device).index_add(0, index, energy)
-        alive = torch.zeros(shape, dtype=torch.float64, device=returns.device).index_add(0, index, rows.inside.double())
+        zeros = returns.new_zeros(len(label), returns.shape[1])
+        above, below, running = (zeros.index_add(0, index, x) for x in (returns * energy, energy, rows.inside.double()))
         baseline = above / (below + self.epsilon)
         if self.zero_tail:
-            baseline = torch.where(alive > 1, baseline, 0.0)
+            baseline = torch.where(running > 1, baseline, 0.0)
         size = torch.bincount(index, minlength=len(label))[index]
         advantage = torch.where((size > 1)[:, None], returns - baseline[index], 0.0)
         return rows.packed(advantage, rewards.reward)

@@ -4,10 +4,9 @@
     dppo, cppo   masks by divergence, of the token and of its prefix          whole_batch  clip_cov, kl_cov, m2po, dro
     drpo         quadratic pulls: drpo, spo
 
-A surrogate is a frozen dataclass with `needs`, `zero_advantage_inert` and `__call__(PolicyBatch) -> TokenLoss`. It
-reads the ratio from `core.ratio`, masks by selection and knows nothing of corrections, aggregation or common metrics:
-`core.loss.policy_loss` adds those.
-Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `train`, `config`.
+A surrogate is a frozen dataclass that subclasses `core.loss.Surrogate`, with `__call__(PolicyBatch) -> TokenLoss`. It
+takes the ratio from `core.ratio` and masks by selection; corrections, aggregation and common metrics are added by
+`core.loss.policy_loss`.
 To add one: (1) a dataclass whose docstring has formula, args, edge cases and source; (2) a line in `SURROGATES`; (3) a
 golden file in `tests/golden`. The conformance tests find it in the dict. Out of tree: `{kind: my_lab.losses:SoftClip}`.
 """
@@ -39,21 +38,6 @@ SURROGATES: dict[str, type] = {
 }
 
 __all__ = [
-    "SURROGATES",
-    "Cispo",
-    "ClipCov",
-    "Cppo",
-    "Dppo",
-    "Dro",
-    "Drpo",
-    "GeoMean",
-    "Gspo",
-    "KlCov",
-    "Luspo",
-    "M2po",
-    "PpoClip",
-    "Reinforce",
-    "Sapo",
-    "Spo",
-    "Vespo",
-]
+    "SURROGATES", "Cispo", "ClipCov", "Cppo", "Dppo", "Dro", "Drpo", "GeoMean", "Gspo", "KlCov", "Luspo", "M2po",
+    "PpoClip", "Reinforce", "Sapo", "Spo", "Vespo",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The clipped objective, on the ratio of the token or of its sequence, and the plain policy gradient that it bounds."""
+"""The clipped objective, on the ratio of the token or of its sequence, and the policy gradient that it bounds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +11,11 @@ from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import masked_log_ratio, masked_ratio, sequence_advantage
 from proxima.data import PolicyBatch, require
+from proxima.data.check import check_choices
 
 
 def check_clip(epsilon_low: float, epsilon_high: float, dual_clip: float | None = None) -> None:
-    """Raise ValueError unless the clip range can be one."""
+    """Raise FieldError for an impossible clip range."""
     require(0 <= epsilon_low <= 1, "epsilon_low", epsilon_low, "must be in [0, 1]")
     require(epsilon_high >= 0, "epsilon_high", epsilon_high, "must be >= 0")
     require(dual_clip is None or dual_clip > 1, "dual_clip", dual_clip, "must be > 1, or none")
@@ -23,8 +24,7 @@ def check_clip(epsilon_low: float, epsilon_high: float, dual_clip: float | None 
 def clipped(
     ratio: Tensor, advantage: Tensor, mask: Tensor, low: float, high: float, dual: float | None = None
 ) -> tuple[Tensor, Tensor, Metrics]:
-    """max(−A r, −A clip(r, 1−low, 1+high)), with the dual clip where A < 0: loss [N], keep [N], and the shares
-    clipped."""
+    """max(−A r, −A clip(r, 1−low, 1+high)), with the dual clip if A < 0: loss [N], keep [N], and the clipped shares."""
     loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high))
     below = (advantage < 0) & (ratio < 1 - low)
     above = (advantage > 0) & (ratio > 1 + high)
@@ -42,28 +42,23 @@ def clipped(
 
 @dataclass(frozen=True)
 class PpoClip(Surrogate):
-    """Stop rewarding a token once its ratio has left the clip range in the direction the advantage pushes.
+    """Give a token no gradient once its ratio has left the clip range in the direction of its advantage.
 
         loss_t = max(-A r, -A clip(r, 1 - epsilon_low, 1 + epsilon_high))        r = pi / pi_prox
-        with dual_clip c, where A < 0: loss_t = min(loss_t, -A c)
+        with dual_clip c, if A < 0: loss_t = min(loss_t, -A c)
 
     Args:
         epsilon_low: how far the ratio may fall below 1; in [0, 1].
-        epsilon_high: how far it may rise above 1; >= 0, inf allowed. Larger than `epsilon_low` is DAPO's clip-higher
-            (.28).
-        dual_clip: bound on the ratio of tokens with a negative advantage, > 1; none: off. verl's default is 3, DAPO's
-            10.
+        epsilon_high: how far it may rise above 1; >= 0, inf allowed. DAPO's clip-higher: .28.
+        dual_clip: bound on the ratio of tokens with a negative advantage, > 1; none: off. verl: 3, DAPO: 10.
         b: `log_prob` [N] with gradient and `proximal_log_prob` [N], nats; `advantage` [N], reward units; `loss_mask`
             [N] bool.
-    Returns: TokenLoss of unit "token": `loss` [N]; `keep` [N] bool, False where the clip (either one) has taken the
-        gradient away.
+    Returns: TokenLoss of unit "token": `loss` [N]; `keep` [N] bool, False where a clip has removed the gradient.
         Metrics: `clip_fraction_low`, `clip_fraction_high`, `clip_fraction_dual`, shares of the loss tokens.
-    Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: A = 0: loss and gradient 0. r exactly on an edge: not clipped. Log-ratios beyond 20 have gradient 0.
+    Edge cases: A = 0: loss and gradient 0. r exactly at a bound: not clipped. Log-ratios beyond 20 have gradient 0.
     Source: PPO, arXiv 1707.06347, Eq. 7; GRPO 2402.03300; dual clip 1912.09729; clip-higher, DAPO 2503.14476.
-    Differs: TRL does not clamp log-ratios at 20 (T4). TRL's two-sided `delta` (T3) is `dual_clip` whenever delta >= 1 +
-        epsilon_high: for A > 0 the clip is reached first. AReaL's dual clip is for both signs, without effect where A >
-            0 (A4).
+    Differs: TRL does not clamp log-ratios at 20 (T4). TRL's two-sided `delta` (T3) equals `dual_clip` if delta >= 1 +
+        epsilon_high: for A > 0 the clip acts first. AReaL's dual clip is for both signs, without effect if A > 0 (A4).
     """
 
     epsilon_low: float = 0.2
@@ -83,32 +78,25 @@ class PpoClip(Surrogate):
 
 @dataclass(frozen=True)
 class Gspo(Surrogate):
-    """The clipped objective on one ratio for the whole sequence: the geometric mean of its tokens' ratios.
+    """The clipped objective on one ratio per sequence: the geometric mean of its tokens' ratios.
 
         s = exp(mean_t l_t)        l = log pi - log pi_prox, over the loss tokens of the sequence
-        sequence: loss_t = max(-A s, -A clip(s, 1 - epsilon_low, 1 + epsilon_high)), the same at every token, gradient
-            through the mean
-        token:
-        the same with exp(l_t - sg l_t + sg log s) for s: value s, but the gradient s at every token and A may differ by
-        token
+        sequence: loss_t = max(-A s, -A clip(s, 1 - epsilon_low, 1 + epsilon_high)), gradient through the mean
+        token:    the same with exp(l_t - sg l_t + sg log s) for s: value and gradient s at every token
 
     Args:
-        epsilon_low, epsilon_high: clip range of s, in [0, 1] and >= 0. Two orders of magnitude narrower than PPO's: s
-            averages.
+        epsilon_low, epsilon_high: clip range of s, in [0, 1] and >= 0; two orders of magnitude narrower than PPO's,
+            because s is an average.
         dual_clip: bound on s of sequences with a negative advantage, > 1; none: off.
-        form: gradient through the mean (`sequence`), or of value s at every token (`token`). Under
-            `sequence_mean_token_mean`, and with one advantage a sequence, both have the same gradient.
+        form: gradient through the mean (`sequence`), or of value s at every token (`token`), where A may differ by
+            token. With one advantage per sequence both have the same gradient under `sequence_mean_token_mean`.
         b: as for `PpoClip`.
-    Returns: TokenLoss whose unit is `form`: `loss` [N], `keep` [N] bool, both alike within a sequence in the sequence
-        form.
-    Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: a sequence with one loss token is `ppo_clip`. In the sequence form A is the mean over the sequence's
-        loss tokens.
+    Returns: TokenLoss whose unit is `form`: `loss` [N], `keep` [N] bool; in the sequence form constant in a sequence.
+    Edge cases: a sequence with one loss token is `ppo_clip`. The sequence form takes the mean A over the loss tokens.
     Source: arXiv 2507.18071, Eq. 5 (sequence) and 14 (token). verl `gspo` (token form), UniRL and AReaL (sequence
-        form), TRL
-        `importance_sampling_level: sequence`.
-    Differs: verl clamps log s at 10 from above only (P5), UniRL and TRL not at all (U6, T4); here +-20. AReaL under its
-        token mean weighs sequences by length (A5); here the aggregation says so.
+        form), TRL `importance_sampling_level: sequence`.
+    Differs: verl clamps log s at 10 from above only (P5), UniRL and TRL not at all (U6, T4); here +-20. AReaL's token
+        mean weighs sequences by length (A5); here the aggregation decides.
     """
 
     epsilon_low: float = 3e-4
@@ -123,7 +111,7 @@ class Gspo(Surrogate):
 
     def __post_init__(self) -> None:
         check_clip(self.epsilon_low, self.epsilon_high, self.dual_clip)
-        require(self.form in ("token", "sequence"), "form", self.form, "must be token or sequence")
+        check_choices(self)
 
     @property
     def exempt_laws(self) -> frozenset[str]:  # the token form detaches the sequence's ratio
@@ -132,8 +120,8 @@ class Gspo(Surrogate):
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         ratio, advantage = masked_ratio(b, "sequence"), sequence_advantage(b)
         if self.form == "token":
-            own = masked_log_ratio(b)
-            ratio, advantage = ratio.detach() * (own - own.detach()).exp(), b.masked("advantage")
+            log_ratio = masked_log_ratio(b)
+            ratio, advantage = ratio.detach() * (log_ratio - log_ratio.detach()).exp(), b.masked("advantage")
         bounds = (self.epsilon_low, self.epsilon_high, self.dual_clip)
         return TokenLoss(*clipped(ratio, advantage, b.loss_mask, *bounds), unit=self.form)
 
@@ -142,11 +130,11 @@ class Gspo(Surrogate):
 class Luspo(Gspo):
     """GSPO without its length bias: each sequence's loss counts as often as it has tokens.
 
-        loss_t = GSPO's sequence loss at every token; under `sequence_mean_token_sum`: mean over sequences of n max(-A
-        s, -A clip(s, ...))
+        loss_t = GSPO's sequence loss at every token, so under `sequence_mean_token_sum`:
+        mean over sequences of n max(-A s, -A clip(s, ...))
 
-    Args, Returns, Raises, Edge cases: as `Gspo`, in the sequence form. Use it with `aggregate:
-        sequence_mean_token_sum`; under `sequence_mean_token_mean` it is `gspo` again.
+    Args, Returns, Edge cases: as `Gspo`, in the sequence form. Use it with `aggregate: sequence_mean_token_sum`; under
+        `sequence_mean_token_mean` it is `gspo`.
     Source: arXiv 2602.05261; TRL `loss_type: luspo` with `importance_sampling_level: sequence` (T1). Differs: TRL's
         luspo at token level is `ppo_clip` under `sequence_mean_token_sum`.
     """
@@ -157,14 +145,14 @@ class Luspo(Gspo):
 
 @dataclass(frozen=True)
 class Reinforce(Surrogate):
-    """The plain policy gradient: nothing bounds the update.
+    """The policy gradient, without any bound on the update.
 
         loss_t = -A log pi
 
     Args:
         b: `log_prob` [N] with gradient, nats; `advantage` [N], reward units; `loss_mask` [N] bool.
     Returns: TokenLoss of unit "token"; `keep` is the loss mask.
-    Edge cases: A = 0: loss and gradient 0. No proximal policy is needed; without one the ratio metrics are absent.
+    Edge cases: A = 0: loss and gradient 0. Without a proximal policy the ratio metrics are absent.
     Source: Williams, 1992; GPG, arXiv 2504.02546 (with its own advantage). verl `gpg`, `reinforce`. Differs: in
         nothing.
     """

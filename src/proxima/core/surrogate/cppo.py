@@ -1,5 +1,4 @@
-"""Cumulative prefix-divergence policy optimization: what earlier tokens have drifted is taken from what a later one
-may."""
+"""Cumulative prefix-divergence policy optimization: the drift of earlier tokens reduces the bound on later ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,41 +14,40 @@ from proxima.core.padded_blocks import PaddedBlock, clamped_quantile, map_padded
 from proxima.core.segment import segment_count
 from proxima.core.surrogate.dppo import Centre, ratio_loss
 from proxima.data import PolicyBatch, require
+from proxima.data.check import check_choices
 
 
 @dataclass(frozen=True)
 class Cppo(Surrogate):
-    """Bound each token's divergence by a threshold of its own and by what the prefix before it has left over.
+    """Bound each token's divergence by a threshold of its own and by the budget that its prefix has left.
 
-        D_t = |pi - mu|        w_t = w_min + (1 - w_min)(T - t)/(T - 1)        Z_t = w_t D_t
-        t = 1 … T over the sampled tokens
+        D_t = |pi - mu|        w_t = w_min + (1 - w_min)(T - t)/(T - 1)        Z_t = w_t D_t        t = 1 … T, sampled
         S_{t-1} = sum_{j<t} Z_j        W_{t-1} = sum_{j<t} w_j        budget = clamp(P90(D_1 … D_T), delta_b, 2 delta_b)
         c_t = min(delta, delta + budget W_{t-1} - S_{t-1})
         keep_t  iff  A (r - 1) <= 0  or  Z_t <= c_t        loss_t = keep_t (-A r)
 
-    Early tokens are held tighter (w is largest there): token t alone may move delta / w_t.
+    Early tokens are bounded more tightly, because w is largest there: token t alone may move by delta / w_t.
 
     Args:
         delta: threshold of one token, a probability, > 0, inf allowed. .15 for dense models, .20 for mixtures of
             experts.
         w_min: weight of the last token, in (0, 1].
-        delta_b: average drift granted to each token of the prefix, >= 0, inf allowed.
-        divergence: D; `binary_tv` is the method, the others (see `Dppo`) take its place in every formula.
-        budget: `dynamic`, by the 90th percentile of D, or `static`, which is delta_b itself.
-        single_token: the weight of the only token of a sequence: `one`, or `w_min` (the printed formula read as its
-            limit).
-        centre: the policy that D and the direction are measured from. `behavior` is the method; `proximal` an ablation.
+        delta_b: average drift allowed per token of the prefix, >= 0, inf allowed.
+        divergence: D; `binary_tv` is the method, the others (see `Dppo`) replace it in every formula.
+        budget: `dynamic`, by the 90th percentile of D, or `static`, delta_b itself.
+        single_token: the weight of the only token of a sequence: `one`, or `w_min`, the limit of the printed formula.
+        centre: the policy that D and the direction are measured from: `behavior` (the method) or `proximal` (an
+            ablation).
         b: `log_prob` [N] with gradient, `behavior_log_prob`, `proximal_log_prob` [N], nats; `advantage` [N];
             `loss_mask`, `sampled` [N] bool.
     Returns: TokenLoss of unit "token": `loss` [N], 0 where dropped; `keep` [N] bool. Metric `prefix_spend`: share of
-        loss tokens for which the prefix term is the smaller one in c_t. `threshold(b)` gives Z and c themselves.
-    Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: all sampled tokens take a position and spend, those outside the loss too; tool tokens do neither. A
-        dropped token still spends. c_t may be negative. A = 0 or r = 1 counts as moving back.
+        loss tokens for which the prefix term is the smaller one in c_t. `threshold(b)` gives Z and c.
+    Edge cases: every sampled token has a position and spends budget, also outside the loss and when dropped; tool
+        tokens do neither. c_t may be negative. A = 0 or r = 1 counts as moving back.
         Limits: delta = delta_b = inf is -A r; delta_b = inf and w_min = 1 is `dppo`.
-    Source: arXiv 2606.10968; UniRL `algorithms/cppo.py`. Differs: the paper's formula gives w = w_min for T = 1, the
-        authors' code 1; so do we, see `single_token` (U1). The prose of the authors'
-        README has "tight early" the wrong way round. UniRL's masked fraction ignores the loss mask (U7).
+    Source: arXiv 2606.10968; UniRL `algorithms/cppo.py`. Differs: for T = 1 the paper's formula gives w = w_min, the
+        authors' code and ours 1, see `single_token` (U1). The authors' README reverses "tight early". UniRL's masked
+        fraction ignores the loss mask (U7).
     """
 
     delta: float = 0.15
@@ -59,9 +57,7 @@ class Cppo(Surrogate):
     budget: Literal["dynamic", "static"] = "dynamic"
     single_token: Literal["one", "w_min"] = "one"
     centre: Centre = "behavior"
-    needs: ClassVar[frozenset[str]] = frozenset(
-        {"advantage", "behavior_log_prob", "proximal_log_prob"}
-    )  # and top-k for topk_*
+    needs: ClassVar[frozenset[str]] = Surrogate.needs | {"behavior_log_prob"}  # topk_*: and top-k
     zero_advantage_inert: ClassVar[bool] = True
     unbounded: ClassVar[Mapping[str, Any]] = {"delta": float("inf"), "delta_b": float("inf")}
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -76,8 +72,7 @@ class Cppo(Surrogate):
         require(0 < self.w_min <= 1, "w_min", self.w_min, "must be in (0, 1]")
         require(self.delta_b >= 0, "delta_b", self.delta_b, "must be >= 0")
         object.__setattr__(self, "needs", type(self).needs | divergence_needs(self.divergence, self.centre))
-        require(self.budget in ("dynamic", "static"), "budget", self.budget, "must be dynamic or static")
-        require(self.single_token in ("one", "w_min"), "single_token", self.single_token, "must be one or w_min")
+        check_choices(self)
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         keep, spends = self.masks(b)
@@ -85,27 +80,24 @@ class Cppo(Surrogate):
 
     @torch.no_grad()
     def masks(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
-        """[N] bool each: the loss tokens that are kept, and those for which the prefix term is the smaller one.
-
-        One pass over blocks of rows; beside its results it needs memory for a block only.
-        """
+        """[N] bool each: the loss tokens that are kept, and those for which the prefix term is the smaller one. Beside
+        the results it needs the memory of one block."""
         sampled = _SampledTokens.of(b)
         assert b.advantage is not None
 
-        def judge(block: PaddedBlock, here: Tensor, there: Tensor, advantage: Tensor, *far: Tensor) -> Tensor:
+        def decide(block: PaddedBlock, here: Tensor, there: Tensor, advantage: Tensor, *far: Tensor) -> Tensor:
             weighted, allowed = self._threshold(block, far[0] if far else DIVERGENCES[self.divergence](there, here))
             keep = (weighted <= allowed) | (advantage * (here - there).sign() <= 0)
             return keep.to(torch.uint8).add_((allowed < self.delta).to(torch.uint8), alpha=2)
 
         log_probs = [sampled.of_batch(x).detach() for x in (b.log_prob, self._centre(b))]
         packed = [*log_probs, sampled.of_batch(b.advantage), *self._far_packed(b, sampled)]
-        answer = sampled.spread(map_padded(judge, sampled.cu_seqlens, *packed, dtype=torch.uint8), 0)
-        return b.loss_mask & (answer & 1).bool(), b.loss_mask & (answer > 1)
+        bits = sampled.spread(map_padded(decide, sampled.cu_seqlens, *packed, dtype=torch.uint8), 0)
+        return b.loss_mask & (bits & 1).bool(), b.loss_mask & (bits > 1)
 
     @torch.no_grad()
     def threshold(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
-        """Z_t and c_t, [N] each, detached: what the token has moved, weighted, and what it may. 0 and delta where not
-        sampled."""
+        """Z_t and c_t, [N] each, detached: the weighted divergence and its bound; 0 and delta where not sampled."""
         sampled = _SampledTokens.of(b)
         far = sampled.of_batch(divergence(b, self.divergence, self.centre))
         weighted, allowed = (
@@ -120,16 +112,13 @@ class Cppo(Surrogate):
         return centre.to(b.log_prob.dtype)
 
     def _far_packed(self, b: PolicyBatch, sampled: "_SampledTokens") -> list[Tensor]:
-        """The divergence of every token, where a block can't compute it from two log-probs."""
-        return (
-            [sampled.of_batch(divergence(b, self.divergence, self.centre))]
-            if self.divergence.startswith("topk")
-            else []
-        )
+        """The divergence of every token, if two log-probs are not enough to compute it."""
+        if not self.divergence.startswith("topk"):
+            return []
+        return [sampled.of_batch(divergence(b, self.divergence, self.centre))]
 
     def _threshold(self, block: PaddedBlock, far: Tensor) -> tuple[Tensor, Tensor]:
-        """Z and c of the rows [s, T] of a block. Prefix sums never leave their row, so no digits are lost to other
-        sequences."""
+        """Z and c of the rows [s, T] of a block. Prefix sums stay in their row, so no precision is lost to others."""
         if block.inside is not None:
             far = torch.where(block.inside, far, 0.0)
         before = torch.arange(block.width, dtype=far.dtype, device=far.device)
@@ -142,15 +131,13 @@ class Cppo(Surrogate):
         weighted = far * weight
         allowed = weighted.cumsum(1).sub_(weighted)  # S, what the tokens before have spent
         prior_weight = before - slope * (before * (before - 1) / 2)  # W, the sum of an arithmetic sequence
-        granted = (
-            self._budget(block, far)[:, None] * prior_weight[:, 1:]
-        )  # from the second token on: inf · 0 never arises
+        granted = self._budget(block, far)[:, None] * prior_weight[:, 1:]  # from the second token on: no inf · 0
         allowed[:, 1:].neg_().add_(granted)
         allowed[:, 0] = 0
         return weighted, allowed.clamp_(max=0).add_(self.delta)
 
     def _budget(self, block: PaddedBlock, far: Tensor) -> Tensor:
-        """[s]: the drift that each token of the prefix is granted, by sequence."""
+        """[s]: the drift allowed per token of the prefix, by sequence."""
         if self.budget == "static" or self.delta_b == float("inf"):
             return far.new_full((len(far),), self.delta_b)
         return clamped_quantile(far, block, 0.9, self.delta_b, 2 * self.delta_b)
@@ -158,9 +145,9 @@ class Cppo(Surrogate):
 
 @dataclass(frozen=True)
 class _SampledTokens:
-    """The sampled tokens as a packed axis of their own: tool tokens take no position and spend nothing."""
+    """The sampled tokens as a packed axis of their own: tool tokens have no position and spend no budget."""
 
-    places: Tensor | None  # [n] int64 on the batch's axis; None when every token is sampled
+    positions: Tensor | None  # [n] int64 on the batch's axis; None if every token is sampled
     cu_seqlens: Tensor
     tokens: int
 
@@ -174,12 +161,12 @@ class _SampledTokens:
 
     def of_batch(self, values: Tensor) -> Tensor:
         """[N] → [n]."""
-        return values if self.places is None else values[self.places]
+        return values if self.positions is None else values[self.positions]
 
     def spread(self, values: Tensor, fill: float) -> Tensor:
-        """[n] → [N], `fill` at the tokens that nobody sampled."""
-        if self.places is None:
+        """[n] → [N], `fill` at the tokens that were not sampled."""
+        if self.positions is None:
             return values
         out = torch.full((self.tokens,), fill, dtype=values.dtype, device=values.device)
-        out[self.places] = values
+        out[self.positions] = values
         return out

@@ -1,5 +1,4 @@
-"""Divergence proximal policy optimization: a token is dropped once its own divergence is too large and the update would
-enlarge it."""
+"""Divergence proximal policy optimization: drop a token if its divergence is too large and the update would grow it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,15 +16,14 @@ Centre = Literal["behavior", "proximal"]
 
 
 def returns_to(b: PolicyBatch, centre: Centre) -> Tensor:
-    """[N] bool: the update of this token moves π back towards the centre, or nowhere: A (π − centre) ≤ 0. True outside
-    the loss."""
+    """[N] bool: the update of this token does not move π away from the centre: A (π − centre) ≤ 0. True outside the
+    loss."""
     log_ratio = b.masked("log_prob").detach() - b.masked(f"{centre}_log_prob")
     return b.masked("advantage") * log_ratio.sign() <= 0
 
 
 def ratio_loss(b: PolicyBatch, keep: Tensor, cap: float | None) -> Tensor:
-    """[N]: −A r on the kept tokens, or with a cap c the same gradient bounded, −A sg(min(r, c)) log π; 0 on the
-    others."""
+    """[N]: −A r on the kept tokens, or −A sg(min(r, c)) log π with a cap c, which bounds the gradient; 0 elsewhere."""
     ratio, advantage = masked_ratio(b), b.masked("advantage")
     loss = -advantage * ratio if cap is None else -advantage * ratio.detach().clamp(max=cap) * b.masked("log_prob")
     return torch.where(keep, loss, torch.zeros((), dtype=loss.dtype, device=loss.device))
@@ -33,27 +31,25 @@ def ratio_loss(b: PolicyBatch, keep: Tensor, cap: float | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Dppo(Surrogate):
-    """Keep a token while its divergence from the behavior policy is small, or while the update brings it back.
+    """Keep a token while its divergence from the behavior policy is small, or the update reduces it.
 
         keep_t  iff  A (r - 1) <= 0  or  D_t <= delta        loss_t = keep_t (-A r)        r = pi / pi_prox
 
     Args:
         divergence: D. `binary_tv` |pi - mu| (a probability), `binary_kl` (nats); `topk_tv`, `topk_kl` over the behavior
-            top K, the sampled
-            token and one bucket for the rest: these need `behavior_top_k_log_prob` and `top_k_log_prob` [N, K] (K = 20
-                in the paper).
+            top K, the sampled token and one bucket for the rest: these need `behavior_top_k_log_prob` and
+            `top_k_log_prob` [N, K] (K = 20 in the paper).
         delta: largest divergence of a token that moves away, > 0, inf allowed. Paper: tv .15 (.20 for 30B-A3B), kl .05.
         delta_low: the same for tokens with A < 0; none: `delta`.
-        ratio_cap: none: gradient through r, as UniRL. A number c: -A sg(min(r, c)) log pi, as verl and TRL; the same
-            gradient for r <= c.
-        centre: the policy that D and the direction are measured from. `behavior` is the method; `proximal` an ablation.
+        ratio_cap: c in -A sg(min(r, c)) log pi (verl, TRL), the same gradient for r <= c; none: gradient through r
+            (UniRL).
+        centre: the policy that D and the direction are measured from: `behavior` (the method) or `proximal` (an
+            ablation).
         b: `log_prob` [N] with gradient, `behavior_log_prob`, `proximal_log_prob` [N], nats; `advantage` [N];
             `loss_mask` [N] bool.
     Returns: TokenLoss of unit "token": `loss` [N], 0 where dropped; `keep` [N] bool.
-    Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: delta = inf is -A r. A = 0 or r = 1 counts as moving back. D exactly delta is kept.
-        With `proximal` other than `behavior`, "A (r - 1)" is taken against the centre, the policy that D is measured
-        from.
+    Edge cases: delta = inf is -A r. A = 0 or r = 1 counts as moving back. D = delta is kept. With `proximal` other than
+        `behavior`, r in "A (r - 1)" is relative to the centre.
     Source: arXiv 2602.04879; UniRL `algorithms/dppo.py`. Differs: verl counts A = 0 as a negative advantage and reads
         the cap from `clip_ratio_c`, whose real default is 3 and not the documented 20 (P4); D is in the batch's dtype,
         UniRL's is float32.
@@ -64,9 +60,7 @@ class Dppo(Surrogate):
     delta_low: float | None = None
     ratio_cap: float | None = None
     centre: Centre = "behavior"
-    needs: ClassVar[frozenset[str]] = frozenset(
-        {"advantage", "behavior_log_prob", "proximal_log_prob"}
-    )  # and top-k for topk_*
+    needs: ClassVar[frozenset[str]] = Surrogate.needs | {"behavior_log_prob"}  # topk_*: and top-k
     zero_advantage_inert: ClassVar[bool] = True
     unbounded: ClassVar[Mapping[str, Any]] = {"delta": float("inf")}
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -78,9 +72,7 @@ class Dppo(Surrogate):
     def __post_init__(self) -> None:
         object.__setattr__(self, "needs", type(self).needs | divergence_needs(self.divergence, self.centre))
         require(self.delta > 0, "delta", self.delta, "must be > 0")
-        require(
-            self.delta_low is None or self.delta_low > 0, "delta_low", self.delta_low, "must be > 0, or none for delta"
-        )
+        require(self.delta_low is None or self.delta_low > 0, "delta_low", self.delta_low, "must be > 0, or none")
         require(self.ratio_cap is None or self.ratio_cap > 0, "ratio_cap", self.ratio_cap, "must be > 0, or none")
 
     @property
@@ -89,8 +81,7 @@ class Dppo(Surrogate):
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         far = divergence(b, self.divergence, self.centre)
-        bound = either(
-            b.masked("advantage") < 0, self.delta if self.delta_low is None else self.delta_low, self.delta, far
-        )
+        low = self.delta if self.delta_low is None else self.delta_low
+        bound = either(b.masked("advantage") < 0, low, self.delta, far)
         keep = b.loss_mask & (returns_to(b, self.centre) | (far <= bound))
         return TokenLoss(ratio_loss(b, keep, self.ratio_cap), keep, {})

@@ -1,4 +1,4 @@
-"""Quadratic penalties in place of a clip: no token is dropped, an over-moved one is pulled back."""
+"""Quadratic penalties instead of a clip: no token is dropped; one that has moved too far is pulled back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,27 +21,25 @@ def _pulled(b: PolicyBatch, probability: Tensor | float, epsilon: float) -> tupl
 
 @dataclass(frozen=True)
 class Drpo(Surrogate):
-    """Pull an over-moved token back, the harder the farther; no token is dropped.
+    """Pull a token back that has moved too far, in proportion to the distance; no token is dropped.
 
         loss_t = -A r + |A| mu (r - 1)^2 / (2 epsilon)        r = pi / pi_prox, mu = behavior probability
-        d loss_t / d log pi_t = -A r (1 - sgn(A (r - 1)) |pi - mu| / epsilon)        where pi_prox = mu
+        d loss_t / d log pi_t = -A r (1 - sgn(A (r - 1)) |pi - mu| / epsilon)        if pi_prox = mu
 
     Args:
-        epsilon: the |pi - mu|, a probability, at which an over-moved token's gradient is zero; > 0, inf allowed.
+        epsilon: the |pi - mu|, a probability, at which the gradient of such a token is zero; > 0, inf allowed.
         b: `log_prob` [N] with gradient, `proximal_log_prob`, `behavior_log_prob` [N], nats; `advantage` [N], reward
             units; `loss_mask` [N] bool. All at the sampling temperature.
     Returns: TokenLoss of unit "token": `loss` [N], 0 where masked; `keep` [N] bool, equal to `loss_mask`. Metric
         `drpo_pull`: the mean of the second term.
-    Raises: ValueError naming field, value and bound, at construction, unless epsilon > 0.
-    Edge cases: epsilon = inf is -A r. A = 0: loss and gradient 0. NaN under the mask stays out. N = 0: empty loss.
-        With `proximal` other than `behavior`, mu stays the behavior probability: the gradient line no longer holds.
-    Source: UniRL `algorithms/drpo.py`. At the public recipe's 12.5 the bracket stays above .92: hardly a pull; try .1
-        to 1.
-    Differs: metrics are over the loss tokens of the whole step; UniRL takes a mean per call (U5, U7).
+    Edge cases: epsilon = inf is -A r. A = 0: loss and gradient 0. NaN outside the mask has no effect. With `proximal`
+        other than `behavior`, mu is still the behavior probability and the gradient formula does not hold.
+    Source: UniRL `algorithms/drpo.py`. At the public recipe's 12.5 the bracket stays above .92, a weak pull; try .1 to
+        1. Differs: metrics are over the loss tokens of the whole step; UniRL takes a mean per call (U5, U7).
     """
 
     epsilon: float = 12.5
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "behavior_log_prob", "proximal_log_prob"})
+    needs: ClassVar[frozenset[str]] = Surrogate.needs | {"behavior_log_prob"}
     zero_advantage_inert: ClassVar[bool] = True
     unbounded: ClassVar[Mapping[str, Any]] = {"epsilon": float("inf")}
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"tight": {"epsilon": 0.1}}
@@ -56,15 +54,14 @@ class Drpo(Surrogate):
 
 @dataclass(frozen=True)
 class Spo(Surrogate):
-    """`drpo` without the behavior probability: the pull is on the ratio alone, so rare tokens are held as tight as
-    common ones.
+    """`drpo` without the behavior probability: the pull depends on the ratio alone, for rare and common tokens alike.
 
         loss_t = -A r + |A| (r - 1)^2 / (2 epsilon)        r = pi / pi_prox
 
     Args:
-        epsilon: the |r - 1| at which an over-moved token's gradient is zero; > 0, inf allowed.
+        epsilon: the |r - 1| at which the gradient of a token that has moved too far is zero; > 0, inf allowed.
         b: `log_prob` [N] with gradient, `proximal_log_prob` [N], nats; `advantage` [N]; `loss_mask` [N] bool.
-    Returns, Raises, Edge cases: as `Drpo`; the metric is `spo_pull`.
+    Returns, Edge cases: as `Drpo`; the metric is `spo_pull`.
     Source: simple policy optimization, arXiv 2401.16025; UniRL `drpo` with `penalty_mu_weighted: false` (U5).
     """
 

@@ -1,4 +1,4 @@
-"""Surrogates that weigh a token instead of dropping it: the weight is a bounded function of the ratio."""
+"""Surrogates that weight a token, by a bounded function of the ratio, instead of dropping it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from proxima.core.loss import Surrogate, TokenLoss
-from proxima.core.metrics import SumCount
+from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import (
     LOG_RATIO_LIMIT,
     Level,
@@ -19,30 +19,27 @@ from proxima.core.ratio import (
 )
 from proxima.core.segment import segment_mean, segment_sum
 from proxima.data import PolicyBatch, require
+from proxima.data.check import check_choices
 
-LEAST_LOG_WEIGHT = (
-    -18.420680743952367
-)  # log 1e-8: a sequence this improbable under π has the weight of one just as improbable
+MIN_LOG_WEIGHT = -18.420680743952367  # log 1e-8, the lower clamp of a sequence's log weight
 
 
 @dataclass(frozen=True)
 class Cispo(Surrogate):
-    """Weigh every token by its clipped ratio; a clipped token still teaches.
+    """Weight every token by its clipped ratio; a clipped token keeps a gradient.
 
         loss_t = -A sg(clip(r, 1 - epsilon_low, 1 + epsilon_high)) log pi        r = pi / pi_prox
 
     Args:
-        epsilon_low: in [0, 1]; 1 is no lower bound, as in the paper.
+        epsilon_low: in [0, 1]; 1: no lower bound, as in the paper.
         epsilon_high: >= 0, inf allowed.
         level: `token`, or `sequence`: r is the geometric mean over the sequence.
         b: as for `PpoClip`.
-    Returns: TokenLoss of unit `level`; `keep` [N] bool, False where the weight was clipped (the token teaches all the
-        same). Metric `weight_mean`.
-    Raises: ValueError naming field, value and bound, at construction.
+    Returns: TokenLoss of unit `level`; `keep` [N] bool, False where the weight is clipped, although the token has a
+        gradient. Metric `weight_mean`.
     Edge cases: r = 1 everywhere is `reinforce`. A = 0: loss and gradient 0.
     Source: MiniMax-M1, arXiv 2506.13585. verl `cispo` (both bounds).
-    Differs: TRL has no lower bound, and its `epsilon_high` is the cap itself, not what is added to 1 (T2): its 5.0 is
-        4.0 here.
+    Differs: TRL has no lower bound, and its `epsilon_high` is the cap itself (T2): its 5.0 is 4.0 here.
     """
 
     epsilon_low: float = 1.0
@@ -58,35 +55,31 @@ class Cispo(Surrogate):
 
     def __post_init__(self) -> None:
         require(0 <= self.epsilon_low <= 1, "epsilon_low", self.epsilon_low, "must be in [0, 1]; 1 is no lower bound")
-        require(
-            self.epsilon_high >= -1, "epsilon_high", self.epsilon_high, "must be >= -1; the cap is 1 + epsilon_high"
-        )
-        require(self.level in ("token", "sequence"), "level", self.level, "must be token or sequence")
+        bound = "must be >= -1; the cap is 1 + epsilon_high"
+        require(self.epsilon_high >= -1, "epsilon_high", self.epsilon_high, bound)
+        check_choices(self)
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         ratio = masked_ratio(b, self.level).detach()
         weight = ratio.clamp(min=1 - self.epsilon_low).clamp(max=1 + self.epsilon_high)
         loss = -b.masked("advantage") * weight * b.masked("log_prob")
-        return TokenLoss(
-            loss, b.loss_mask & (weight == ratio), {"weight_mean": SumCount.over(weight, b.loss_mask)}, self.level
-        )
+        metrics: Metrics = {"weight_mean": SumCount.over(weight, b.loss_mask)}
+        return TokenLoss(loss, b.loss_mask & (weight == ratio), metrics, self.level)
 
 
 @dataclass(frozen=True)
 class Sapo(Surrogate):
-    """A smooth gate in place of the clip: the gradient fades as the ratio leaves 1, on either side.
+    """A smooth gate instead of the clip: the gradient decays as the ratio leaves 1, on either side.
 
         loss_t = -A (4 / tau) sigmoid(tau (r - 1))        tau = tau_positive if A > 0 else tau_negative
         gradient weight: r sech^2(tau (r - 1) / 2)
 
     Args:
-        tau_positive, tau_negative: sharpness of the gate, > 0. The larger, the nearer the ratio is held.
+        tau_positive, tau_negative: sharpness of the gate, > 0; larger values keep the ratio closer to 1.
         level: `token`, or `sequence`: r is the geometric mean over the sequence and A the mean advantage.
         b: as for `PpoClip`.
     Returns: TokenLoss of unit `level`; `keep` is the loss mask.
-    Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: A = 0 takes tau_negative; loss and gradient are 0 all the same. At r = 1 the gradient is that of
-        `reinforce`.
+    Edge cases: A = 0: loss and gradient 0. At r = 1 the gradient is that of `reinforce`.
     Source: arXiv 2511.20347. verl, TRL, AReaL `sapo`.
     Differs: verl ignores the requested aggregation (P6); TRL rounds tau to float32 (T6); AReaL doesn't clamp the
         log-ratio (A6).
@@ -101,7 +94,7 @@ class Sapo(Surrogate):
     def __post_init__(self) -> None:
         require(0 < self.tau_positive < float("inf"), "tau_positive", self.tau_positive, "must be > 0 and finite")
         require(0 < self.tau_negative < float("inf"), "tau_negative", self.tau_negative, "must be > 0 and finite")
-        require(self.level in ("token", "sequence"), "level", self.level, "must be token or sequence")
+        check_choices(self)
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         advantage = b.masked("advantage") if self.level == "token" else sequence_advantage(b)
@@ -112,18 +105,17 @@ class Sapo(Surrogate):
 
 @dataclass(frozen=True)
 class Vespo(Surrogate):
-    """Weigh every sequence by a gamma-shaped function of its whole importance weight: small for very likely and very
-    unlikely ones.
+    """Weight every sequence by a gamma-shaped function of its importance weight, small for very large and very small
+    ones.
 
         w = prod_t r_t        phi(w) = exp(lambda + k log w - lambda w), detached        loss_t = -phi(w) A log pi
         k, lambda: the positive pair where A >= 0, the negative pair where A < 0
 
     Args:
-        k_positive, lambda_positive, k_negative, lambda_negative: shape, all >= 0; phi has its maximum at w = k /
-            lambda, and phi(1) = 1.
+        k_positive, lambda_positive, k_negative, lambda_negative: shape, all >= 0; phi peaks at w = k / lambda,
+            phi(1) = 1.
         b: as for `PpoClip`.
     Returns: TokenLoss of unit "sequence"; `keep` is the loss mask. Metric `weight_mean`, of phi over loss tokens.
-    Raises: ValueError naming field, value and bound, at construction.
     Edge cases: each token's log-ratio is clamped to +-20 and log w to [log 1e-8, 20]. w = 1 is `reinforce`.
     Source: arXiv 2602.10693; TRL `loss_type: vespo`. Differs: TRL multiplies its sampler correction into w, summed
         without the mask (T7); here a correction multiplies the loss, as for every surrogate.
@@ -142,7 +134,7 @@ class Vespo(Surrogate):
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         log_ratio = masked_log_ratio(b).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        log_weight = spread(b, segment_sum(log_ratio, b.cu_seqlens).clamp(LEAST_LOG_WEIGHT, LOG_RATIO_LIMIT))
+        log_weight = spread(b, segment_sum(log_ratio, b.cu_seqlens).clamp(MIN_LOG_WEIGHT, LOG_RATIO_LIMIT))
         advantage = b.masked("advantage")
         gain = either(advantage >= 0, self.k_positive, self.k_negative, log_weight)
         decay = either(advantage >= 0, self.lambda_positive, self.lambda_negative, log_weight)
@@ -153,21 +145,18 @@ class Vespo(Surrogate):
 
 @dataclass(frozen=True)
 class GeoMean(Surrogate):
-    """The geometric mean of clipped token ratios, one for the sequence: an outlier token moves it less than an
-    arithmetic mean.
+    """The geometric mean of clipped token ratios, one per sequence: less sensitive to outliers than an average.
 
         l'_t = a min(a l_t, clip(a l_t, -epsilon_low, epsilon_high)), a = sign A
         loss = -A exp(mean_t l'_t), at every token
 
     Args:
-        epsilon_low, epsilon_high: clip range, nats, >= 0. With `clip: directed` only `epsilon_high` can act.
-        clip: what the range is of: `directed` a l, as the paper prints; `log_ratio` l itself, as verl and TRL compute,
-            so that tokens with a negative advantage are stopped at -epsilon_low. The same where both bounds are equal,
-            as by default.
+        epsilon_low, epsilon_high: clip range, nats, >= 0. With `clip: directed` only `epsilon_high` has an effect.
+        clip: the quantity that is clipped: `directed` a l, as the paper prints; `log_ratio` l itself, as verl and TRL
+            compute, so that tokens with a negative advantage stop at -epsilon_low. Equal bounds give the same.
         b: as for `PpoClip`.
     Returns: TokenLoss of unit "sequence": the sequence's loss at each of its loss tokens, so `sequence_mean_token_mean`
         is the paper's mean over sequences; `keep` [N] bool, False where the token's log-ratio is clipped.
-    Raises: ValueError naming field, value and bound, at construction.
     Edge cases: a token with A = 0 counts as log-ratio 0; A of the sequence is the mean over its loss tokens.
     Source: GMPO, arXiv 2507.20673. verl `geo_mean`, TRL `GMPOTrainer` (T9).
     Differs: verl ignores the requested aggregation and averages over all rows, fully masked ones included (P10).
@@ -184,7 +173,7 @@ class GeoMean(Surrogate):
     def __post_init__(self) -> None:
         require(self.epsilon_low >= 0, "epsilon_low", self.epsilon_low, "must be >= 0 nats")
         require(self.epsilon_high >= 0, "epsilon_high", self.epsilon_high, "must be >= 0 nats")
-        require(self.clip in ("directed", "log_ratio"), "clip", self.clip, "must be directed or log_ratio")
+        check_choices(self)
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         sign = b.masked("advantage").sign()

@@ -1,4 +1,4 @@
-"""Surrogates that look at the whole optimizer batch: which tokens are touched depends on all the others.
+"""Surrogates that select tokens by looking at the whole optimizer batch.
 
 Called on a batch without `selected`, a spec selects from that batch alone; `core.precompute` selects from the whole
 batch first, so that a split into micro-batches changes nothing.
@@ -6,7 +6,7 @@ batch first, so that a split into micro-batches changes nothing.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from proxima.core.ratio import masked_log_ratio, masked_ratio
 from proxima.core.surrogate.clip import check_clip, clipped
 from proxima.core.token_subset import second_moment_keep, smallest, value_hash
 from proxima.data import PolicyBatch, require
+from proxima.data.check import check_choices
 
 
 def covariance(b: PolicyBatch) -> Tensor:
@@ -35,11 +36,10 @@ def selected(b: PolicyBatch, spec: Surrogate) -> Tensor:
 
 @dataclass(frozen=True)
 class ClipCov(Surrogate):
-    """`ppo_clip`, and a few tokens with a high covariance of advantage and log-prob, which drive entropy down, teach
-    nothing.
+    """`ppo_clip`, without gradient on a few tokens of high covariance of advantage and log-prob, which reduce entropy.
 
         cov_t = (A_t - mean A)(log pi_t - mean log pi)
-        selected: max(1, floor(share n)) of the unclipped with low < cov < high
+        selected: max(1, floor(share n)) of the unclipped tokens with low < cov < high
         loss_t = 0 if selected else ppo_clip_t
 
     Args:
@@ -48,12 +48,10 @@ class ClipCov(Surrogate):
         low, high: the covariances that are eligible, low < high.
         b: as for `PpoClip`; `selected` [N] bool when the whole batch has decided already.
     Returns: TokenLoss of unit "token"; `keep` False where clipped or selected. Metric `selected_fraction`.
-    Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: with share 0 still one token, as verl; nothing eligible: none. Which of the eligible are selected is
-        pseudo-random but a function of their behavior log-probs and advantages, so that no order of the batch, no split
-        and no random state matters.
-    Source: arXiv 2505.22617. verl `clip_cov`. Differs: verl picks by torch.randperm, in each micro-batch for itself
-        (P8).
+    Edge cases: share 0 still selects one token, as in verl, if one is eligible. The choice among the eligible is a
+        pseudo-random function of their behavior log-probs and advantages, so that order, split and random state of the
+        batch have no effect.
+    Source: arXiv 2505.22617. verl `clip_cov`. Differs: verl selects by torch.randperm in each micro-batch (P8).
     """
 
     epsilon_low: float = 0.2
@@ -76,9 +74,9 @@ class ClipCov(Surrogate):
         _, free, _ = clipped(masked_ratio(b), b.masked("advantage"), b.loss_mask, self.epsilon_low, self.epsilon_high)
         cov = covariance(b)
         eligible = free & (cov > self.low) & (cov < self.high)
-        # of the data, not of a forward: its last bits change with the micro-batches, and a hash with any bit
-        fixed = "proximal_log_prob" if b.behavior_log_prob is None else "behavior_log_prob"
-        key = value_hash(b.masked(fixed), b.masked("advantage"))
+        # A hash of data, not of a forward pass, whose last bits change with the micro-batches.
+        source = "proximal_log_prob" if b.behavior_log_prob is None else "behavior_log_prob"
+        key = value_hash(b.masked(source), b.masked("advantage"))
         return smallest(key, eligible, max(1, int(self.share * int(b.loss_mask.sum()))))
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
@@ -100,12 +98,10 @@ class KlCov(Surrogate):
 
     Args:
         share: of the n loss tokens, in [0, 1].
-        coefficient: >= 0, reward units a nat.
+        coefficient: >= 0, reward units per nat.
         b: as for `PpoClip`; `selected` [N] bool when the whole batch has decided already.
     Returns: TokenLoss of unit "token"; `keep` is the loss mask. Metric `selected_fraction`.
-    Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: at l = 0 the pull has gradient 0, so it does nothing in the first update after the proximal policy was
-        taken.
+    Edge cases: at l = 0 the pull has gradient 0, so it has no effect in the first update from the proximal policy.
     Source: arXiv 2505.22617. verl `kl_cov` (P9: the pull is |l|, not a KL; its reported `ppo_kl` is mean |l|).
     """
 
@@ -141,36 +137,34 @@ class KlCov(Surrogate):
 
 @dataclass(frozen=True)
 class M2po(Surrogate):
-    """The unclipped objective on the tokens that are left once the second moment of the log-ratio is small enough.
+    """The unclipped objective without the tokens of the largest log-ratios, so that its second moment is bounded.
 
         selected: drop the largest (log pi - log mu)^2 until the mean over the kept tokens is < threshold
         loss_t = -A r [kept]
 
     Args:
         threshold: on the mean square, nats^2, > 0.
-        policy: the policy measured against behavior: `current` (the method), or `proximal`, whose mask is known before
-            the forward.
+        policy: compared with the behavior policy: `current` (the method), or `proximal`, whose mask is known before the
+            forward pass.
         b: as for `PpoClip`, and `behavior_log_prob` [N]; `selected` [N] bool (True: dropped) when the whole batch has
             decided already.
     Returns: TokenLoss of unit "token"; `keep` [N] bool.
-    Raises: ValueError naming field, value and bound, at construction.
     Edge cases: at least one token is kept. threshold = inf keeps all. With `proximal: behavior` and `policy: proximal`
         nothing is dropped.
-    Source: arXiv 2510.01161. AReaL `m2_threshold` masks by the proximal policy and clips the rest: that is `ppo_clip`
-        with the correction `second_moment`. Differs: AReaL's mask shrinks the denominator; here dropped tokens stay in
-        it.
+    Source: arXiv 2510.01161. AReaL `m2_threshold` masks by the proximal policy and clips the rest, as `ppo_clip` with
+        the correction `second_moment`. Differs: AReaL's denominator excludes dropped tokens.
     """
 
     threshold: float = 0.04
-    policy: str = "current"
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "behavior_log_prob", "proximal_log_prob"})
+    policy: Literal["current", "proximal"] = "current"
+    needs: ClassVar[frozenset[str]] = Surrogate.needs | {"behavior_log_prob"}
     whole_batch: ClassVar[bool] = True
     unbounded: ClassVar[Mapping[str, Any]] = {"threshold": float("inf")}
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"proximal": {"policy": "proximal", "threshold": 0.01}}
 
     def __post_init__(self) -> None:
         require(self.threshold > 0, "threshold", self.threshold, "must be > 0")
-        require(self.policy in ("current", "proximal"), "policy", self.policy, "must be current or proximal")
+        check_choices(self)
 
     @torch.no_grad()
     def select_tokens(self, b: PolicyBatch) -> Tensor:
@@ -191,11 +185,10 @@ class Dro(Surrogate):
         loss_t = -(A log pi - beta / 2 (log pi - log pi_prox)^2)
 
     Args:
-        beta: strength of the pull, > 0, reward units a nat squared.
+        beta: strength of the pull, > 0, reward units per nat squared.
         b: as for `PpoClip`.
     Returns: TokenLoss of unit "token"; `keep` is the loss mask.
-    Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: A = 0 still pulls, so a zero advantage is not inert. The log-ratio is not clamped (P12).
+    Edge cases: the pull remains at A = 0, so a zero advantage is not inert. The log-ratio is not clamped (P12).
     Source: direct reward optimisation, arXiv 2405.19107; Kimi k1.5, 2501.12599. verl `dro`.
     """
 

@@ -14,7 +14,7 @@ from proxima.core.penalty import K3
 from proxima.core.ratio import masked_ratio, spread
 from proxima.core.segment import segment_count
 from proxima.core.surrogate import Cispo, Dppo, GeoMean, Gspo, Luspo, PpoClip, Sapo, Vespo
-from proxima.core.surrogate.weight import LEAST_LOG_WEIGHT
+from proxima.core.surrogate.weight import MIN_LOG_WEIGHT
 from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
 from proxima.peers.verify.record import Attempt, Check, Padded, Record, as_tensor
@@ -99,7 +99,7 @@ def _as_they_do(record: Record, padded: Padded, aggregate: Any, penalty: Any) ->
     if p.get("loss_type") == "vespo" and ratio is not None:
         total = next(record.tensor(key) for key in SAMPLER_RATIO if record.has(key))
         reasons.append("T7")
-        spec = _VespoWithSampler(spec, total.log().clamp(LEAST_LOG_WEIGHT, 20.0).sum(1))
+        spec = _VespoWithSampler(spec, total.log().clamp(MIN_LOG_WEIGHT, 20.0).sum(1))
     elif sequence and ratio is not None:  # each token of a sequence loss is weighted by its own ratio
         reasons.append("T11")
     if sequence and record.tensor("advantages").dim() == 2 and not isinstance(surrogate_of(p), Cispo | Vespo):
