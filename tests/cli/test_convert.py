@@ -7,7 +7,7 @@ import pytest
 from proxima.cli.convert import PEERS
 from proxima.config import resolve
 
-EXAMPLES = Path(__file__).parents[1] / "convert" / "examples"
+EXAMPLES = Path(__file__).parents[1] / "peers" / "examples"
 
 
 def test_the_command_knows_every_peer():
@@ -65,4 +65,4 @@ def test_a_folder_that_is_not_there(proxima, here):
 def test_the_file_itself_is_not_overwritten(proxima, here):
     (here / "a.yaml").write_text("beta: 0.1\n")
     code, _, err = proxima("convert", "a.yaml", "--from", "trl", "--out", "a.yaml")
-    assert code == 2 and "is the file itself" in err and (here / "a.yaml").read_text() == "beta: 0.1\n"
+    assert code == 2 and "is the input file" in err and (here / "a.yaml").read_text() == "beta: 0.1\n"

@@ -46,7 +46,7 @@ def test_prepare_show_check(proxima, here):
     assert code == 0 and out.splitlines()[0] == "same     data/gsm8k/test.parquet"
     (here / "data/gsm8k/test.parquet").write_bytes(b"x")
     code, out, _ = proxima("data", "check", "data/gsm8k")
-    assert code == 1 and "altered  data/gsm8k/test.parquet" in out and "1 of 3 files are not what the card says" in out
+    assert code == 1 and "altered  data/gsm8k/test.parquet" in out and "1 of 3 files do not match the card" in out
     assert json.loads(proxima("data", "check", "data/gsm8k", "--json")[1])["bad"] == 1
     code, _, err = proxima("data", "prepare", "gsm8k", "--from", "raw")
     assert (code, err) == (
@@ -167,7 +167,7 @@ def test_the_prompt(proxima, here):
             "--from PATH",
         ),
         (("gsm8k", "--from", "nowhere"), "error: 'nowhere': no such file or folder"),
-        (("gsm8k", "--from", "test=raw"), "error: --from test=raw: no part 'test'; it has gsm8k"),
+        (("gsm8k", "--from", "test=raw"), "error: --from test=raw: there is no part 'test'; the parts are gsm8k"),
         (
             ("aime", "--from", "raw"),
             "error: --from raw: which part is it? write --from aime24=raw or --from aime25=raw",
@@ -225,7 +225,8 @@ def test_a_full_disk_leaves_nothing(proxima, here, monkeypatch):
     code, _, err = proxima("data", "prepare", "gsm8k", "--from", "raw")
     assert (
         code == 2
-        and err == "error: data/gsm8k: No space left on device; nothing was written, make room or give another --out\n"
+        and err
+        == "error: data/gsm8k: No space left on device; nothing was written; free some space, or give another --out\n"
     )
     assert os.listdir(here) == ["raw"]
 
@@ -261,15 +262,14 @@ runtime: {{threads: 1}}
 
 
 def test_progress_where_there_is_no_terminal(capsys):
-    from proxima.cli.data import _duration, _Progress
+    from proxima.cli.data.preparation_report import ProgressLine
 
-    progress = _Progress(quiet=False)
-    progress.at("read", 0, 1000)
+    progress = ProgressLine(quiet=False)
+    progress.update("read", 0, 1000)
     progress._began -= 20.0
     progress._shown -= 20.0
-    progress.at("read", 500, 1000)
-    assert capsys.readouterr().err == "read  500 of 1,000  25/s  eta 20s\n"
-    assert _duration(125) == "2m 05s"
+    progress.update("read", 500, 1000)
+    assert capsys.readouterr().err == "read  500 of 1,000  25/s  eta 20 s\n"
 
 
 def test_long_questions_of_one_wording(proxima, here):

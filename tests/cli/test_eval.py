@@ -292,8 +292,8 @@ def test_compare_refuses(proxima, here):
         (["--task", "gsm8k", "train.steps=3"], "train.steps: --task brings its own questions, prompt and rewards"),
         (["--task", "gsm8k", "--top-p", "2"], "eval.sampling.top_p=2.0 (command line): must be in (0, 1]"),
         (["--task", "gsm8k", "model.dype=float32"], "did you mean 'dtype'?"),
-        ([], "is no run folder, so a recipe or --task must say what to ask: proxima eval"),
-        (["one.yaml", "two.yaml"], "one recipe, please"),
+        ([], "is not a run folder, so a recipe or --task must name the questions: proxima eval"),
+        (["one.yaml", "two.yaml"], "expected one recipe, got one.yaml and two.yaml"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -312,7 +312,7 @@ def test_no_model_and_a_model_that_is_not_there(proxima, here, gsm8k):
     assert proxima("eval") == (
         2,
         "",
-        "error: which model? proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B\n",
+        "error: name a model: proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B\n",
     )
     code, _, err = proxima("eval", "models/nothing", "--task", "gsm8k")
     assert code == 2 and err.startswith(

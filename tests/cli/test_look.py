@@ -187,10 +187,10 @@ def test_doctor(proxima):
     ("gemm", "advice"), [({"float32": 100.0, "bfloat16": 10.0}, True), ({"float32": 10.0, "bfloat16": 100.0}, False)]
 )
 def test_doctor_advises_against_slow_bfloat16(gemm, advice):
-    from proxima.cli.doctor import examine, lines
+    from proxima.cli.doctor import describe_machine, report_lines
 
-    facts = {**examine(), "gemm_gflops": {"device": "cpu", **gemm}}
-    assert any("bfloat16 is slower" in line for line in lines(facts)) is advice
+    facts = {**describe_machine(), "gemm_gflops": {"device": "cpu", **gemm}}
+    assert any("bfloat16 is slower" in line for line in report_lines(facts)) is advice
 
 
 def test_schema(proxima, here):

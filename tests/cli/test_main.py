@@ -58,14 +58,14 @@ def test_no_command_shows_the_help(proxima):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["trian"], "error: no command 'trian'; did you mean 'train'?"),
-        (["xyz"], f"error: no command 'xyz'; commands: {', '.join(COMMANDS)}"),
+        (["trian"], "error: unknown command 'trian'; did you mean 'train'?"),
+        (["xyz"], f"error: unknown command 'xyz'; commands: {', '.join(COMMANDS)}"),
         (["train"], "error: the following arguments are required: recipe; see proxima train --help"),
-        (["train", "r.yaml", "--rseume"], "error: no argument '--rseume'; see proxima train --help"),
-        (["doctor", "now"], "error: no argument 'now'; see proxima doctor --help"),
+        (["train", "r.yaml", "--rseume"], "error: unknown argument '--rseume'; see proxima train --help"),
+        (["doctor", "now"], "error: unknown argument 'now'; see proxima doctor --help"),
         (
             ["train", "r.yaml", "--resume", "--overwrite"],
-            "error: --resume and --overwrite exclude each other: one goes on with the run, ",
+            "error: --resume and --overwrite exclude each other: one resumes the run, ",
         ),
         (
             ["generate", "m", "hi", "--temperature", "hot"],
@@ -105,7 +105,7 @@ def test_a_bug_is_one_line_and_exit_70(proxima, monkeypatch, here, problem):
     """A ValueError of a library or of proxima's own code included: only `UserError` is the user's."""
     import proxima.cli.doctor as doctor
 
-    monkeypatch.setattr(doctor, "examine", problem)
+    monkeypatch.setattr(doctor, "describe_machine", problem)
     (here / "runs").mkdir()
     code, out, err = proxima("doctor")
     (file,) = (here / "runs").iterdir()
@@ -124,7 +124,7 @@ def test_a_shape_error_of_the_mathematics_is_a_bug(proxima, monkeypatch, here):
     def wrong_shape():
         PolicyBatch.from_padded(torch.ones(3))
 
-    monkeypatch.setattr(doctor, "examine", wrong_shape)
+    monkeypatch.setattr(doctor, "describe_machine", wrong_shape)
     code, _, err = proxima("doctor")
     assert code == 70 and err.startswith("internal error: ValueError: from_padded: mask has shape [3]")
 
@@ -132,7 +132,7 @@ def test_a_shape_error_of_the_mathematics_is_a_bug(proxima, monkeypatch, here):
 def test_the_traceback_can_be_printed(proxima, monkeypatch, here):
     import proxima.cli.doctor as doctor
 
-    monkeypatch.setattr(doctor, "examine", broken)
+    monkeypatch.setattr(doctor, "describe_machine", broken)
     monkeypatch.setenv("PROXIMA_DEBUG", "1")
     code, _, err = proxima("doctor")
     assert code == 70 and err.startswith("Traceback (most recent call last)") and "KeyError: 'a bug'" in err
@@ -157,7 +157,7 @@ def test_interrupt_ends_with_130(proxima, monkeypatch, here):
     def interrupted():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(doctor, "examine", interrupted)
+    monkeypatch.setattr(doctor, "describe_machine", interrupted)
     assert proxima("doctor") == (130, "", "interrupted\n")
 
 

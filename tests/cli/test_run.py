@@ -54,7 +54,9 @@ def test_resume_of_a_run_whose_folder_was_not_named(proxima, recipe, here):
 def test_resume_wants_to_know_which_run(proxima, recipe, here):
     code, _, err = proxima("train", recipe(), "--resume")
     assert (code, list(here.glob("runs/*"))) == (2, [])
-    assert err == "error: --resume: which run? Its folder was printed when it began: proxima train runs/NAME --resume\n"
+    assert (
+        err == "error: --resume: which run? Its folder was printed when it started: proxima train runs/NAME --resume\n"
+    )
 
 
 def test_resume_with_another_model_is_refused(run, proxima, tiny_model):

@@ -1,5 +1,5 @@
-"""Make a recipe of another framework's options: each value with its origin, what has no equivalent listed by name.
-Nothing is executed."""
+"""Convert another framework's options to a recipe, each value with its origin; options without an equivalent are
+listed. Nothing is executed."""
 
 import argparse
 import sys
@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the framework's config: YAML, JSON, a launch script (.sh), or a Python file with a GRPOConfig(…) call",
     )
     parser.add_argument("--from", dest="peer", required=True, choices=PEERS, help="whose options they are")
-    parser.add_argument("--out", help="recipe to write; none: standard output")
+    parser.add_argument("--out", help="recipe to write; default: standard output")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(done.text)
     else:
         if Path(arguments.out).exists() and Path(arguments.out).samefile(arguments.file):
-            raise one_problem("--out", "is the file itself; give another path", arguments.out, "command line")
+            raise one_problem("--out", "is the input file; give another path", arguments.out, "command line")
         if not Path(arguments.out).parent.is_dir():
             raise one_problem(
                 "--out", "its folder does not exist; make it, or give another path", arguments.out, "command line"

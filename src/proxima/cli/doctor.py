@@ -1,4 +1,4 @@
-"""Show what this machine has: versions, threads, devices, free memory and disk, and how fast it multiplies matrices."""
+"""Show this machine: versions, threads, devices, free memory and disk, and the speed of matrix products."""
 
 import argparse
 import os
@@ -19,16 +19,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    facts = examine()
+    facts = describe_machine()
     if arguments.json:
         print_json(facts)
     else:
-        print("\n".join(lines(facts)))
+        print("\n".join(report_lines(facts)))
     return 0
 
 
-def examine() -> dict[str, Any]:
-    """Everything that is shown; bytes, and GFLOP/s."""
+def describe_machine() -> dict[str, Any]:
+    """All facts that `doctor` prints; sizes in bytes, rates in GFLOP/s."""
     import torch
 
     from proxima import __version__
@@ -71,7 +71,7 @@ def version_of(package: str) -> str | None:
 
 def memory_bytes() -> tuple[int | None, int | None]:
     """Total and available memory of the machine, within the limits of its cgroup where it has one; None where the
-    system doesn't say."""
+    system does not report them."""
     try:
         facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (int(facts[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
@@ -85,11 +85,11 @@ def memory_bytes() -> tuple[int | None, int | None]:
     return min(total, limit), min(free, limit - used)
 
 
-def lines(facts: dict[str, Any]) -> list[str]:
-    """The facts for people, with a remedy beside what is missing."""
+def report_lines(facts: dict[str, Any]) -> list[str]:
+    """The facts as text, with a remedy for each that needs one."""
     packages = "  ".join(f"{name} {version or 'MISSING'}" for name, version in facts["packages"].items())
-    there = "  ".join(f"{name} {version}" for name, version in facts["optional"].items() if version)
-    absent = [
+    installed = "  ".join(f"{name} {version}" for name, version in facts["optional"].items() if version)
+    missing = [
         f'{name} (pip install "proxima-rl[{OPTIONAL[name]}]")'
         for name, version in facts["optional"].items()
         if not version
@@ -104,11 +104,11 @@ def lines(facts: dict[str, Any]) -> list[str]:
         if memory["total"] is None
         else f"{memory['free'] / 2**30:.1f} GiB free of {memory['total'] / 2**30:.1f}"
     )
-    found = [
+    report = [
         f"proxima   {facts['proxima']}  python {facts['python']}  {facts['system']}",
         f"packages  {packages}",
-        f"optional  {there or 'none'}",
-        *([f"          not installed: {', '.join(absent)}"] if absent else []),
+        f"optional  {installed or 'none'}",
+        *([f"          not installed: {', '.join(missing)}"] if missing else []),
         f"cores     {facts['cores']}, torch uses {facts['threads']} threads",
         f"devices   {devices}",
         f"memory    {shown}",
@@ -116,12 +116,10 @@ def lines(facts: dict[str, Any]) -> list[str]:
         f"gemm      float32 {gemm['float32']:,.0f}  bfloat16 {gemm['bfloat16']:,.0f} GFLOP/s on {gemm['device']}",
     ]
     if gemm["device"] == "cpu" and gemm["bfloat16"] < gemm["float32"]:
-        found.append(
+        report.append(
             "          bfloat16 is slower than float32 here: set model.compute_dtype=float32 and engine.dtype=float32"
         )
     if facts["devices"] == [] and facts["threads"] < facts["cores"]:
         idle = facts["cores"] - facts["threads"]
-        found.append(
-            f"          idle cores: {idle}; OMP_NUM_THREADS holds torch back; fine beside another busy process"
-        )
-    return found
+        report.append(f"          idle cores: {idle}; OMP_NUM_THREADS limits torch; fine beside another busy process")
+    return report

@@ -5,7 +5,7 @@ proxima eval MODEL --task gsm8k                       greedy, one answer a quest
 proxima eval MODEL --task aime24,math500 --samples 8  mean@8, pass@8, maj@8
 proxima eval MODEL recipes/quickstart.yaml            the recipe's own questions
 proxima eval runs/mine --checkpoint best              a run's
-proxima eval --compare evals/a evals/b                is the difference more than chance?
+proxima eval --compare evals/a evals/b                is the difference significant?
 
 Figures with intervals, every answer and the settings are written to a folder; docs/evaluation.md says what each number
 means."""
@@ -32,9 +32,9 @@ SETTABLE = ("data.", "engine", "eval.limit", "eval.samples", "eval.sampling", "m
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="hub name, folder, .gguf file, or a run folder")
-    words = "a recipe (a run has its own), and values over it: engine.slots=32, model.max_length=4096"
+    words = "a recipe (a run has its own), and overrides: engine.slots=32, model.max_length=4096"
     parser.add_argument("override", nargs="*", default=[], metavar="RECIPE key=value", help=words)
-    what = parser.add_argument_group("what is asked")
+    what = parser.add_argument_group("questions")
     what.add_argument(
         "--task",
         action="append",
@@ -43,17 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="aime24, aime25, amc23, gsm8k, math500; with commas",
     )
     what.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="where the sets lie, as FOLDER/NAME/test.parquet (default: data)"
+        "--data", type=Path, metavar="FOLDER", help="folder of the sets, as FOLDER/NAME/test.parquet (default: data)"
     )
     what.add_argument("--limit", type=int, metavar="N", help="the first N questions of each set")
-    how = parser.add_argument_group("how it is answered")
-    how.add_argument("--samples", type=int, metavar="N", help="answers a question; 1 (default) is greedy")
+    how = parser.add_argument_group("sampling")
+    how.add_argument("--samples", type=int, metavar="N", help="completions a question; 1 (default) is greedy")
     how.add_argument("--temperature", type=float, help="default: 0 for one sample, 1 for several")
     how.add_argument("--top-p", type=float, help="keep the most probable tokens up to this mass")
-    how.add_argument("--max-tokens", type=int, help="most tokens of an answer (default: the set's)")
+    how.add_argument("--max-tokens", type=int, help="maximum tokens of a completion (default: the set's)")
     how.add_argument("--seed", type=int, help="of the samples and the bootstrap (default: 1, or the recipe's)")
     how.add_argument("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
-    out = parser.add_argument_group("what comes of it")
+    out = parser.add_argument_group("output")
     out.add_argument(
         "--k", default="", metavar="1,4,8", help="of pass@k and maj@k (default: powers of two up to --samples)"
     )
@@ -75,7 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.compare:
         return _compare(arguments)
     if arguments.model is None:
-        raise UserError("which model? proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B")
+        raise UserError(
+            "name a model: proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B"
+        )
     ks = _ks(arguments.k)
     model, recipe, overrides = _model(arguments)
     resolved = _resolve(model, recipe, overrides, suites=bool(arguments.task))
@@ -106,7 +108,7 @@ def _model(arguments: argparse.Namespace) -> tuple[str, str | None, list[str]]:
     """The model's path, the recipe if there is one, and all that lies over it."""
     recipes = [word for word in arguments.override if "=" not in word]
     if len(recipes) > 1:
-        raise UserError(f"one recipe, please: {' and '.join(recipes)} were given; values are written key=value")
+        raise UserError(f"expected one recipe, got {' and '.join(recipes)}; write values as key=value")
     model, recipe = arguments.model, recipes[0] if recipes else None
     if (Path(model) / "config.yaml").is_file():
         from proxima.runtime.export import find_checkpoint
@@ -115,7 +117,7 @@ def _model(arguments: argparse.Namespace) -> tuple[str, str | None, list[str]]:
         model = str(find_checkpoint(model, arguments.checkpoint).model)
     if recipe is None and not arguments.task:
         say = f"proxima eval {model} --task gsm8k, or proxima eval {model} recipes/quickstart.yaml"
-        raise UserError(f"{model} is no run folder, so a recipe or --task must say what to ask: {say}")
+        raise UserError(f"{model} is not a run folder, so a recipe or --task must name the questions: {say}")
     options = {
         "eval.limit": arguments.limit,
         "eval.samples": arguments.samples,

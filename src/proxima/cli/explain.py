@@ -1,7 +1,6 @@
-"""Show a recipe: its comment, every value with where it came from and what it means, the batch arithmetic, memory and
-time.
+"""Show a recipe: its comment, every value with origin and meaning, the batch arithmetic, memory and time.
 
-Reads no weights, and needs no data: what is still to be made is a warning."""
+Reads no weights and needs no data: missing data files are warnings."""
 
 import argparse
 import sys
@@ -22,9 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     from proxima.config.machine_checks import data_files_exist
 
     resolved = resolve(arguments.recipe, arguments.override)
-    to_make = list(
-        data_files_exist(resolved)
-    )  # a recipe can be read before its data are made: a warning here, a refusal of `train`
+    to_make = list(data_files_exist(resolved))  # a warning here, an error of `train`
     problems = [problem for problem in check(resolved) if problem not in to_make]
     if arguments.yaml:
         print(dump(resolved), end="")
@@ -38,6 +35,6 @@ def run(arguments: argparse.Namespace) -> int:
         from proxima.config.explain import explain, terminal_width
 
         print(explain(resolved, width=terminal_width(sys.stdout)))
-    if problems:  # shown all the same: what is wrong is easier seen among the values
+    if problems:  # after the values, among which the mistake is easier to see
         raise ConfigError(problems)
     return 0

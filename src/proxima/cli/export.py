@@ -1,11 +1,11 @@
-"""Copy a run's weights and tokenizer out as a folder that AutoModelForCausalLM loads."""
+"""Export a run's weights and tokenizer as a folder that AutoModelForCausalLM loads."""
 
 import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="run folder")
-    parser.add_argument("out", help="folder to make")
+    parser.add_argument("out", help="folder to create")
     parser.add_argument("--checkpoint", default="last", help="last, best, or a step (default: last)")
 
 

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="hub name, folder, .gguf file, or a run folder")
-    parser.add_argument("prompt", nargs="+", help="what the user says; - reads one prompt a line from standard input")
+    parser.add_argument("prompt", nargs="+", help="user message; - reads one prompt a line from standard input")
     parser.add_argument("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
     parser.add_argument("--system", help="system prompt; of a run: its own (data.system)")
     parser.add_argument("--samples", type=int, default=1, help="completions a prompt")
-    parser.add_argument("--seed", type=int, default=0, help="other numbers give other samples")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the samples")
     parser.add_argument(
         "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the engine's products and cache"
     )
@@ -84,7 +84,7 @@ def _prompts(words: Sequence[str]) -> list[str]:
         return list(words)
     lines = [line.rstrip("\n") for line in sys.stdin]
     if not lines:
-        raise UserError("prompt=- reads prompts from standard input, one a line, and there was none")
+        raise UserError("prompt=- reads prompts from standard input, one a line; the input was empty")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Show every kind in every slot with its fields and defaults. SLOT: algorithm, surrogate, reward …; or recipes, those
+"""List every kind of every slot with its fields and defaults. SLOT: algorithm, surrogate, reward …; or recipes, those
 in ./recipes."""
 
 import argparse
@@ -13,7 +13,7 @@ from proxima.data import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("slot", nargs="?", help="one slot only; none: all of them, a line a kind")
+    parser.add_argument("slot", nargs="?", help="one slot, with fields; default: all slots, one line a kind")
     parser.add_argument("--json", action="store_true", help="print everything for programs")
 
 
@@ -48,7 +48,7 @@ def _show_recipes(as_json: bool) -> int:
     files = sorted(Path("recipes").rglob("*.yaml"), key=lambda file: (len(file.parts), file))
     if not files:
         raise UserError(
-            "no recipes/*.yaml below this folder; go to a checkout of proxima, or see its recipes/README.md"
+            "no recipes/*.yaml below this folder; change to a checkout of proxima, or see its recipes/README.md"
         )
     found = {str(file): _first_sentence(file) for file in files}
     if as_json:

@@ -1,4 +1,4 @@
-"""`proxima`: finds the command, runs it, and turns what it raises into an exit code."""
+"""`proxima`: runs a command and turns its exceptions into exit codes."""
 
 import argparse
 import difflib
@@ -15,27 +15,27 @@ from proxima.cli.bug_report import report_bug
 from proxima.data.errors import UserError
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("proxima.cli.train", "train a model as a recipe says"),
-    "sweep": ("proxima.cli.sweep", "train many variants with several seeds, resumably"),
-    "compare": ("proxima.cli.compare", "hold runs against each other: curves, intervals over seeds, a table"),
-    "eval": ("proxima.cli.eval", "ask a model or a run the held-out questions"),
+    "train": ("proxima.cli.train", "train a model from a recipe"),
+    "sweep": ("proxima.cli.sweep", "train many variants with several seeds; resumable"),
+    "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),
+    "eval": ("proxima.cli.eval", "evaluate a model or a run on held-out questions"),
     "generate": ("proxima.cli.generate", "complete prompts"),
-    "export": ("proxima.cli.export", "copy a run's weights out as a Hugging Face folder"),
-    "explain": ("proxima.cli.explain", "show every value, where it came from, and what it adds up to"),
-    "list": ("proxima.cli.list", "show every kind in every slot"),
-    "data": ("proxima.cli.data", "make data sets to train on and to evaluate on"),
-    "plot": ("proxima.cli.plot", "draw surrogates: loss and gradient weight"),
-    "doctor": ("proxima.cli.doctor", "show what this machine has"),
+    "export": ("proxima.cli.export", "export a run's weights as a Hugging Face folder"),
+    "explain": ("proxima.cli.explain", "show every value, its origin, and the batch, memory and time that follow"),
+    "list": ("proxima.cli.list", "list every kind of every slot"),
+    "data": ("proxima.cli.data", "prepare data sets for training and evaluation"),
+    "plot": ("proxima.cli.plot", "plot surrogates: loss and gradient weight"),
+    "doctor": ("proxima.cli.doctor", "show versions, devices, memory and speed of this machine"),
     "verify": ("proxima.cli.verify", "check our mathematics against golden records of other implementations"),
     "check": ("proxima.cli.check", "check a kind, ours or yours, against the laws of its slot"),
-    "convert": ("proxima.cli.convert", "make a recipe of another framework's options"),
+    "convert": ("proxima.cli.convert", "convert another framework's options to a recipe"),
     "schema": ("proxima.cli.schema", "write the JSON schema of recipes, for editors"),
 }
 INTERRUPTED = 130
 
 
 class UsageError(Exception):
-    """A command line that can't be meant; one line with the remedy."""
+    """An invalid command line; one line with the remedy."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -89,7 +89,7 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     if chosen is not None and chosen not in COMMANDS:
         near = difflib.get_close_matches(chosen, COMMANDS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
-        raise UsageError(f"no command {chosen!r}; {hint}")
+        raise UsageError(f"unknown command {chosen!r}; {hint}")
     for name, (module, line) in COMMANDS.items():
         below = commands.add_parser(name, help=line, formatter_class=_Formatter)
         if name == chosen:
@@ -110,7 +110,7 @@ def _place_rest(arguments: argparse.Namespace, rest: list[str]) -> None:
     """argparse takes positionals in one run only; `train R.yaml a=1 --quiet b=2` leaves `b=2` here."""
     for word in rest:
         if word.startswith("-") or "=" not in word or not hasattr(arguments, "override"):
-            raise UsageError(f"no argument {word!r}; see proxima {arguments.command} --help")
+            raise UsageError(f"unknown argument {word!r}; see proxima {arguments.command} --help")
         arguments.override = [*arguments.override, word]
 
 

@@ -1,4 +1,4 @@
-"""Draw surrogates: loss and gradient weight over the ratio and the probability, for both signs of the advantage.
+"""Plot surrogates: loss and gradient weight over the ratio and the probability, for both signs of the advantage.
 
 A KIND is a name of `proxima list surrogate`, package.module:Class, or either with fields: ppo_clip,epsilon_high=0.28
 """
@@ -23,12 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[0.3],
         metavar="MU",
-        help="of the token; a row each; 0.3",
+        help="of the token; one row each; 0.3",
     )
-    below.add_argument("--only", choices=["loss", "weight"], help="one of the two quantities; none: both")
-    below.add_argument("--over", choices=["ratio", "probability"], help="one of the two x axes; none: both")
+    below.add_argument("--only", choices=["loss", "weight"], help="one of the two quantities; default: both")
+    below.add_argument("--over", choices=["ratio", "probability"], help="one of the two x axes; default: both")
     below.add_argument(
-        "--position", type=int, default=11, metavar="T", help="cppo: place of the token in its completion, from 1; 11"
+        "--position",
+        type=int,
+        default=11,
+        metavar="T",
+        help="cppo: position of the token in its completion, from 1; 11",
     )
     below.add_argument("--length", type=int, default=21, metavar="T", help="cppo: tokens of the completion; 21")
     below.add_argument(
@@ -64,30 +68,16 @@ def surrogate_of(word: str) -> Any:
     Raises:
         ConfigError: no such kind or field, or a value that the field can't take.
     """
-    import yaml
-
-    from proxima.config.coerce import Mismatch, coerce
-    from proxima.config.describe import fields_of, lookup
-    from proxima.config.errors import one_problem, suggestion
-    from proxima.config.scalars import Loader
-    from proxima.config.schema import Slot
-    from proxima.config.tree import COMMAND_LINE, node_of
+    from proxima.config.builder import Builder
+    from proxima.config.describe import fields_of
+    from proxima.config.read import read_overrides
+    from proxima.config.schema import AlgorithmConfig
+    from proxima.config.tree import COMMAND_LINE, NO_LAYOUT, Node
 
     kind, *pairs = word.split(",")
-    cls = lookup(kind, Slot("proxima.core.surrogate:SURROGATES"), "surrogate", "command line")
-    fields = {field.name: field for field in fields_of(cls)}
-    values = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or name not in fields:
-            remedy = suggestion(name, fields) if equals else "write field=value"
-            raise one_problem(
-                f"surrogate.{name}", f"{kind!r} has no field {name!r}; {remedy}", text or None, "command line"
-            )
-        try:
-            values[name] = coerce(
-                node_of(yaml.load(text, Loader), COMMAND_LINE), fields[name].hint
-            )  # our Loader is a SafeLoader
-        except (Mismatch, yaml.YAMLError) as error:
-            raise one_problem(f"surrogate.{name}", str(error).splitlines()[0], text, "command line") from None
-    return cls(**values)
+    fields = read_overrides(pairs, NO_LAYOUT).mapping or {}
+    info = next(info for info in fields_of(AlgorithmConfig) if info.name == "surrogate")
+    builder = Builder()
+    spec = builder.slot(info, Node({"kind": Node(kind, COMMAND_LINE, kind), **fields}, COMMAND_LINE), "surrogate")
+    builder.finish()
+    return spec

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("out", nargs="?", help="file to write; none: standard output")
+    parser.add_argument("out", nargs="?", help="file to write; default: standard output")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
-"""Run a recipe in many variants and with several seeds, as a sweep file says. The same command again goes on where it
-stopped."""
+"""Train the variants of a recipe that a sweep file lists, with several seeds. The same command resumes a stopped
+sweep."""
 
 import argparse
 import os
@@ -13,13 +13,19 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="YAML: recipe, seeds, set, grid, cells; see docs/laboratory.md")
-    parser.add_argument("--jobs", type=int, metavar="N", help="runs side by side, over the file's")
-    parser.add_argument("--folder", metavar="F", help="where the runs lie, over the file's; default runs/<file>")
+    parser.add_argument("--jobs", type=int, metavar="N", help="parallel runs; overrides the file")
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="CELL", help="these cells; a pattern like '*lr=1e-5' takes several"
+        "--folder", metavar="F", help="where the runs are written; overrides the file; default runs/<file>"
     )
-    parser.add_argument("--dry-run", action="store_true", help="check every cell, print the commands, run nothing")
-    parser.add_argument("--retry-failed", action="store_true", help="go on with the runs that failed, too")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="CELL",
+        help="only these cells; a pattern like '*lr=1e-5' selects several",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="validate every cell, print the commands, run nothing")
+    parser.add_argument("--retry-failed", action="store_true", help="also retry the runs that failed")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -48,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     if RunState.DONE in states:
         print(f"\nproxima compare {shlex.quote(str(sweep.folder))}")
     if RunState.WAITING in states or RunState.STOPPED in states:
-        print("stopped; the same command goes on")
+        print("stopped; the same command resumes")
         return 130
     return 1 if RunState.FAILED in states else 0
 

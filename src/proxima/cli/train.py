@@ -1,4 +1,4 @@
-"""Train a model as a recipe says. Everything the run leaves is in its folder, which is printed first."""
+"""Train a model from a recipe. Everything that the run writes is in its folder, which is printed first."""
 
 import argparse
 import json
@@ -17,10 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="YAML file, or a run folder (its config.yaml)")
     add_overrides(parser)
     parser.add_argument(
-        "--resume", action="store_true", help="go on with the run in the folder: proxima train runs/mine --resume"
+        "--resume", action="store_true", help="resume the run in the folder: proxima train runs/mine --resume"
     )
-    parser.add_argument("--overwrite", action="store_true", help="throw away the run in the folder and begin anew")
-    parser.add_argument("--quiet", action="store_true", help="print the outcome only")
+    parser.add_argument("--overwrite", action="store_true", help="delete the run in the folder and start again")
+    parser.add_argument("--quiet", action="store_true", help="print only the outcome")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,11 +29,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.resume and arguments.overwrite:
         raise UserError(
-            "--resume and --overwrite exclude each other: one goes on with the run, the other deletes it; keep one"
+            "--resume and --overwrite exclude each other: one resumes the run, the other deletes it; keep one"
         )
     resolved = load(arguments.recipe, [*arguments.override, *_run_to_resume(arguments)])
     if arguments.resume and not resolved.config.folder:
-        raise UserError("--resume: which run? Its folder was printed when it began: proxima train runs/NAME --resume")
+        raise UserError("--resume: which run? Its folder was printed when it started: proxima train runs/NAME --resume")
 
     from proxima.cli.startup_notes import StartupNotes
     from proxima.runtime.controller import RunEnded
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with resolved.locating():
             summary = train(resolved.config, resolved=resolved, observer=Tee(watcher, notes), **how)
-    except RunEnded as end:  # an outcome of the run, not a fault in it
+    except RunEnded as end:  # the run failed as designed, which is no bug
         print(f"error: {end}", file=sys.stderr)
         return exit_code("failed")
     finally:
@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_to_resume(arguments: argparse.Namespace) -> list[str]:
-    """`folder=…` where `--resume` is given a run in place of a recipe: its config may name none, or the place where it
-    once lay."""
+    """`folder=…` where `--resume` is given a run folder in place of a recipe: its config may name no folder, or the one
+    that it was moved from."""
     place = Path(arguments.recipe)
     run = place.parent if place.name == "config.yaml" else place
     named = any(word.startswith("folder=") for word in arguments.override)
@@ -76,5 +76,5 @@ def outcome(summary: "Summary") -> str:
 
 
 def exit_code(status: str) -> int:
-    """0 for a run that is done, 130 for one that Ctrl-C stopped, 1 for one that failed."""
+    """0 for a finished run, 130 after Ctrl-C, 1 for a failed run."""
     return {"done": 0, "stopped": 130}.get(status, 1)

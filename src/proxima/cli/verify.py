@@ -7,13 +7,13 @@ unsupported: nothing of ours computes this. Exit code 1 if any record failed."""
 import argparse
 import json
 import math
-import re
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from proxima.cli.common import print_json
+from proxima.data import FieldError
 
 STATUSES = ("matched", "differs", "failed", "unsupported")
 
@@ -120,9 +120,6 @@ def _records(name: str) -> list[dict[str, Any]]:
     return raw
 
 
-_REFUSAL = re.compile(r"\w+=.* must ")  # how a spec refuses a value of one of its fields
-
-
 def _judge(raw: dict[str, Any]) -> Judgement:
     from proxima.peers.verify import verify_record
 
@@ -130,7 +127,7 @@ def _judge(raw: dict[str, Any]) -> Judgement:
         verdict = verify_record(raw)
     except Exception as error:
         text = " ".join(str(error).split())
-        if isinstance(error, ValueError) and _REFUSAL.match(text):
+        if isinstance(error, FieldError):  # a spec refuses the record's parameters
             return Judgement(raw["name"], "unsupported", f"refused: {text}")
         return Judgement(raw["name"], "failed", f"{type(error).__name__}: {text}")
     differences = _differences(raw) if verdict.status == "failed" else ()

@@ -122,7 +122,7 @@ class Builder:
 
     def field(self, info: FieldInfo, node: Node | None, path: str) -> Any:
         if info.slot is not None:
-            return self.slot(info, info.slot, node, path)
+            return self.slot(info, node, path)
         inner = dataclass_in(info.hint)
         if inner is not None:
             return self.section(info, inner, node, path)
@@ -154,7 +154,9 @@ class Builder:
             node = Node({}, DEFAULT if node is None else node.source)
         return self.dataclass(inner, node, path, info.name)
 
-    def slot(self, info: FieldInfo, slot: Slot, node: Node | None, path: str) -> Any:
+    def slot(self, info: FieldInfo, node: Node | None, path: str) -> Any:
+        slot = info.slot
+        assert slot is not None
         if node is None and slot.default is not None:
             node = Node({"kind": Node(slot.default, DEFAULT, slot.default)}, DEFAULT)
         if node is None:

@@ -1,0 +1,181 @@
+"""`proxima data prepare`: which parts are made from what, and what happened to each row."""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxima.cli.common import print_json
+from proxima.cli.data.preparation_report import ProgressLine, report
+from proxima.data import UserError
+
+if TYPE_CHECKING:
+    from proxima.prepare import EvalSet, Part, PreparedFolder, PrepareOptions
+    from proxima.prepare.locate import SourceFiles
+
+DATA = Path("data")
+DEFAULTS = {"words": 13, "common": 10, "conflicts": "drop", "max_unreadable": 0.01}
+OPTIONS = ("template", "system", "held_out", "words", "common", "conflicts", "max_unreadable")  # of `PrepareOptions`
+
+
+@dataclass(frozen=True)
+class PartRequest:
+    """A part to prepare; `required`: named on the command line, or the source is useless without it."""
+
+    part: "Part"
+    place: str | None
+    folder: Path
+    required: bool
+
+
+def prepare(arguments: argparse.Namespace) -> int:
+    from proxima.prepare import PrepareOptions, locate_files, resolve_template
+    from proxima.prepare.atomic_folder import refuse_existing
+
+    parts = _parts(arguments.source)
+    options = PrepareOptions(**{name: getattr(arguments, name) for name in OPTIONS})
+    for part in parts:  # before anything is read
+        resolve_template(options.template if options.template is not None else part.template, options.system)
+    requests = _requests(parts, arguments)
+    for request in requests if not arguments.dry_run else ():
+        if request.required:
+            refuse_existing(request.folder, overwrite=arguments.overwrite)
+    made: list[PreparedFolder] = []
+    missing: list[str] = []
+    for request in requests:
+        name, folder = request.part.name, request.folder
+        if not request.required and not arguments.overwrite and is_prepared(folder):
+            print(f"{name}: {folder} exists and is kept; --overwrite replaces it", file=sys.stderr)
+            continue
+        try:
+            files = locate_files(request.part, request.place, subset=arguments.subset, revision=arguments.revision)
+        except UserError as problem:
+            if request.required:
+                raise
+            missing.append(str(problem))
+            continue
+        made.append(_prepare_part(request, files, options, made, arguments))
+        if not arguments.json:
+            print("\n".join(report(made[-1], arguments.dry_run)), flush=True)
+    for line in missing:
+        print(f"not made: {line}", file=sys.stderr)
+    if arguments.json:
+        print_json([done.card for done in made])
+    if not made and missing:
+        raise UserError(f"no part of {arguments.source} could be prepared, see above")
+    return 0
+
+
+def _prepare_part(
+    request: PartRequest,
+    files: "SourceFiles",
+    options: "PrepareOptions",
+    made: "Sequence[PreparedFolder]",
+    arguments: argparse.Namespace,
+) -> "PreparedFolder":
+    from proxima.prepare import prepare
+
+    try:
+        with ProgressLine(arguments.quiet) as progress:
+            return prepare(
+                request.part,
+                files,
+                request.folder,
+                options,
+                eval_sets=_eval_sets(request, made, arguments.against) if request.part.side == "train" else (),
+                command=_command(arguments),
+                overwrite=arguments.overwrite,
+                dry_run=arguments.dry_run,
+                progress=progress.update,
+            )
+    except OSError as problem:  # a full disk, a folder that may not be written
+        place = problem.filename or request.folder
+        reason = f"{place}: {problem.strerror or problem}; nothing was written"
+        raise UserError(reason, remedy="free some space, or give another --out") from None
+
+
+def _eval_sets(request: PartRequest, made: "Sequence[PreparedFolder]", against: list[str] | None) -> "list[EvalSet]":
+    """The evaluation sets that training questions are compared with: those named, else those beside the folder; and
+    those made just now."""
+    from proxima.prepare import load_eval_set, sibling_eval_sets
+
+    fresh = {done.test.name: done.test for done in made if done.test}
+    named = sibling_eval_sets(request.folder) if against is None else against
+    known = [load_eval_set(name) for name in named if against is not None or Path(name).name not in fresh]
+    return known + [found for name, found in fresh.items() if name not in {other.name for other in known}]
+
+
+def _parts(name: str) -> tuple["Part", ...]:
+    """The parts of a source, or the one part of that name."""
+    from proxima.config.errors import one_problem, suggestion
+    from proxima.prepare import SOURCES
+
+    if name in SOURCES:
+        return SOURCES[name]
+    alone = {part.name: (replace(part, optional=False),) for parts in SOURCES.values() for part in parts}
+    if name not in alone:
+        raise one_problem("source", suggestion(name, {*SOURCES, *alone}), name, "command line")
+    return alone[name]
+
+
+def _requests(parts: Sequence["Part"], arguments: argparse.Namespace) -> list[PartRequest]:
+    """The parts to make, evaluation sets first: training questions are compared with them."""
+    places = dict(_named_places(parts, arguments.given))
+    main = next((part for part in parts if not part.optional), None)
+    out = None if arguments.out is None else Path(arguments.out).expanduser()
+    found = []
+    for part in parts:
+        if places and part.name not in places and main is None:
+            continue  # one year of the AIME was named, the other was not asked for
+        if out is None:
+            folder = DATA / part.name
+        elif main is None:
+            folder = out / part.name
+        else:
+            folder = out if part is main else out.parent / part.name
+        found.append(PartRequest(part, places.get(part.name), folder, part.name in places or not part.optional))
+    return found
+
+
+def _named_places(parts: Sequence["Part"], given: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """(part, place) of each --from: by its name before the `=`, or what the place is called."""
+    names = {part.name for part in parts}
+    for text in given:
+        name, equals, place = text.partition("=")
+        if equals and name in names:
+            yield name, place
+            continue
+        if equals and not Path(text).exists() and "/" not in name:
+            raise UserError(f"--from {text}: there is no part {name!r}; the parts are {', '.join(sorted(names))}")
+        if len(parts) == 1:
+            yield parts[0].name, text
+            continue
+        main = next((part for part in parts if not part.optional), None)
+        last = Path(text).name.lower()
+        meant = [part for part in parts if any(hint in last for hint in part.hints)] or ([main] if main else [])
+        if len(meant) != 1:
+            raise UserError(
+                f"--from {text}: which part is it? write {' or '.join(f'--from {part.name}={text}' for part in parts)}"
+            )
+        yield meant[0].name, text
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """The options that decide the content: equal data have equal cards wherever they are written."""
+    words = ["proxima", "data", "prepare", arguments.source]
+    for place in arguments.given:
+        words += ["--from", place]
+    for name in ("subset", "revision", *OPTIONS):
+        value = getattr(arguments, name)
+        if value != DEFAULTS.get(name):
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    if arguments.against is not None:
+        words += ["--against", *arguments.against]
+    return shlex.join(words)
+
+
+def is_prepared(folder: Path) -> bool:
+    return (folder / "card.json").is_file()
