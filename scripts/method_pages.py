@@ -2,7 +2,8 @@
 by make_docs.py.
 
 Formula, defaults, edge cases, source and differences come from the specs' docstrings and fields, the curve from the
-surrogate itself; when to use it and what peers call it, from docs/algorithms/notes.yaml.
+surrogate itself. The name, when to use it and what peers call it come from docs/algorithms/notes.yaml, or for a kind
+without an entry there from its docstring: `Name:`, `Use it:`, `Not:`, `In verl:`, `In TRL:`, `In AReaL:`, `In UniRL:`.
 """
 
 import inspect
@@ -46,7 +47,9 @@ SLOTS = {  # slot → where its table is, how a recipe (or `policy_loss`) names 
 }
 OUTSIDE = {"entropy": "entropy_bonus: 0.01"}  # kinds that a recipe names otherwise
 MADE = "<!-- Made by `make docs` from the code and notes.yaml; don't edit it here. -->\n"
-HEADER = r"(?:Args|Returns|Raises|Edge cases|Source|Differs|Metrics?|Limits)"
+HEADER = (
+    r"(?:Name|Use it|Not|In (?:verl|TRL|AReaL|UniRL)|Args|Returns|Raises|Edge cases|Source|Differs|Metrics?|Limits)"
+)
 
 
 def pages() -> dict[Path, str]:
@@ -74,16 +77,26 @@ def figures() -> dict[Path, str]:
 
 
 def read_notes() -> dict[str, Any]:
-    """notes.yaml, complete: ValueError where a kind has no note, or a note no kind."""
+    """notes.yaml, with the notes of the docstrings; ValueError where a kind has no note, or a note no kind."""
     notes = yaml.safe_load((PAGES / "notes.yaml").read_text(encoding="utf-8"))
     for slot in SLOTS:
-        missing = sorted(set(kinds(slot)) ^ set(notes[slot]))
-        if missing:
+        written = {kind: note for kind, cls in kinds(slot).items() if (note := note_in_docstring(cls))}
+        notes[slot] = written | notes[slot]
+        different = sorted(set(kinds(slot)) ^ set(notes[slot]))
+        if different:
             raise ValueError(
-                f"docs/algorithms/notes.yaml: {slot}: {', '.join(missing)}: a kind without a note, or a note "
-                "without a kind."
+                f"docs/algorithms/notes.yaml: {slot}: {', '.join(different)}: a kind without a note, there or in its "
+                "docstring, or a note without a kind."
             )
     return notes
+
+
+def note_in_docstring(cls: type) -> dict[str, str]:
+    """The note that a docstring holds; empty unless it says all of `Name`, `Use it` and `Not`."""
+    named = {"title": "Name", "use": "Use it", "avoid": "Not"}
+    named |= {peer: f"In {name.split()[0]}" for peer, name in NAMES.items()}
+    found = {key: text for key, title in named.items() if (text := section(cls, title))}
+    return found | {"title": found["title"].removesuffix(".")} if {"title", "use", "avoid"} <= set(found) else {}
 
 
 def kinds(slot: str) -> dict[str, type]:
@@ -132,16 +145,22 @@ def presets_with(kind: str) -> list[str]:
 
 
 def formula(cls: type) -> str:
-    """What stands between the first line of the docstring and `Args`, formula blocks and prose; of a class that says
-    "as", its base's."""
+    """What stands between the first sentence of the docstring and `Args`, formula blocks and prose; of a class that
+    says "as", its base's."""
+    from proxima.config.describe import summary_of
+
     for base in cls.__mro__[:-1]:
+        summary = summary_of(base)
+        if not summary or getattr(base, "_is_protocol", False):
+            continue
         lines = inspect.cleandoc(base.__doc__ or "").splitlines()
         end = next((i for i, line in enumerate(lines) if re.match(HEADER + r"[\w, ]*:", line)), len(lines))
-        text = "\n".join(lines[1:end]).strip("\n")
-        if text.strip():
-            return "\n\n".join(
-                block if block.startswith("    ") else escaped(block) for block in re.split(r"\n\s*\n", text)
-            )
+        first, *blocks = re.split(r"\n\s*\n", "\n".join(lines[:end]).strip("\n"))
+        rest = " ".join(first.split()).removeprefix(summary).removeprefix(".").strip()
+        rest = re.split(rf"(?:^|(?<=[.]) ){HEADER}[\w, ]*: ", rest)[0]
+        shown = [block if block.startswith("    ") else escaped(block) for block in [rest, *blocks] if block.strip()]
+        if shown:
+            return "\n\n".join(shown)
     return ""
 
 

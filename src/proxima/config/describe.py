@@ -80,7 +80,8 @@ def _default(field: "dataclasses.Field[Any]") -> Any:
 def summary_of(cls: type) -> str:
     """The first sentence of the docstring; of a dataclass without one, nothing."""
     text = cls.__doc__ or ""
-    return "" if text.startswith(f"{cls.__name__}(") else first_sentence(inspect.cleandoc(text).split("\n", 1)[0])
+    paragraph = " ".join(inspect.cleandoc(text).split("\n\n", 1)[0].split())
+    return "" if text.startswith(f"{cls.__name__}(") else first_sentence(paragraph)
 
 
 def first_sentence(text: str) -> str:

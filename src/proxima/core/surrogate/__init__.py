@@ -15,6 +15,7 @@ from proxima.core.surrogate.clip import Gspo, Luspo, PpoClip, Reinforce
 from proxima.core.surrogate.cppo import Cppo
 from proxima.core.surrogate.dppo import Dppo
 from proxima.core.surrogate.drpo import Drpo, Spo
+from proxima.core.surrogate.topr import Topr
 from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo, Vespo
 from proxima.core.surrogate.whole_batch import ClipCov, Dro, KlCov, M2po
 
@@ -34,10 +35,11 @@ SURROGATES: dict[str, type] = {
     "reinforce": Reinforce,
     "sapo": Sapo,
     "spo": Spo,
+    "topr": Topr,
     "vespo": Vespo,
 }
 
 __all__ = [
     "SURROGATES", "Cispo", "ClipCov", "Cppo", "Dppo", "Dro", "Drpo", "GeoMean", "Gspo", "KlCov", "Luspo", "M2po",
-    "PpoClip", "Reinforce", "Sapo", "Spo", "Vespo",
+    "PpoClip", "Reinforce", "Sapo", "Spo", "Topr", "Vespo",
 ]  # fmt: skip

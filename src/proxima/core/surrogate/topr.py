@@ -1,0 +1,65 @@
+"""Tapered off-policy REINFORCE."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from proxima.core.loss import Surrogate, TokenLoss
+from proxima.core.metrics import SumCount
+from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio, spread
+from proxima.core.segment import segment_sum
+from proxima.data import PolicyBatch, require
+
+
+@dataclass(frozen=True)
+class Topr(Surrogate):
+    """Imitate good sequences with full weight, and push bad ones down only while the policy still produces them.
+
+        w = 1 where A >= 0, else min(prod_t r_t, upper)        loss_t = -sg(w) A log pi        r = pi / pi_prox
+
+    Args:
+        upper: cap on the weight of a sequence with a negative advantage, > 0; 1 in the paper, inf allowed.
+        b: as for `PpoClip`.
+    Returns: TokenLoss of unit "sequence"; `keep` [N] bool, False where the cap acts (the token teaches all the same).
+        Metric `weight_mean`.
+    Raises: ValueError naming field, value and bound, at construction.
+    Edge cases: A = 0: loss and gradient 0. r = 1 everywhere is `reinforce`. The log of the product is clamped to +-20.
+    Source: arXiv 2503.14286, with a- = 0, b- = 1 and a+ = b+ = 1. Its ratio is pi / mu: ours with `proximal: behavior`.
+    Differs: the paper decides by the sign of the reward; here it is that of the advantage, so the baseline decides.
+    Name: TOPR, tapered off-policy REINFORCE.
+    Use it: Batches are old or sampled by another model, and most completions are wrong.
+    Not: Single tokens go wrong. Positive sequences have no bound at all, and one ratio stands for all tokens of others.
+    """
+
+    upper: float = 1.0
+    zero_advantage_inert: ClassVar[bool] = True
+    exempt_laws: ClassVar[frozenset[str]] = frozenset({"derivative"})  # the weight is detached
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"wide": {"upper": float("inf")}}
+    # Ratios of the sequences: 1/2 * 1/2 = 1/4 and 2; of these -A w is -1 * 1, 3 * 1/4 and 3 * min(2, 1), over 5 tokens.
+    examples: ClassVar = (
+        {
+            "inputs": {
+                "mask": [[1, 1], [1, 1], [1, 0]],
+                "proximal_log_prob": [[-1.0, -1.0], [-1.0, -1.0], [-2.0, 0.0]],
+                "log_prob": [[-0.5, -2.0], [-1.6931471806, -1.6931471806], [-1.3068528194, 0.0]],
+                "advantage": [[1.0, 1.0], [-3.0, -3.0], [-3.0, 0.0]],
+            },
+            "expected": {
+                "grad_log_prob": [[-0.2, -0.2], [0.15, 0.15], [0.6, 0.0]],
+                "keep": [[1, 1], [1, 1], [0, 0]],
+                "metrics.weight_mean": 0.7,
+            },
+        },
+    )
+
+    def __post_init__(self) -> None:
+        require(self.upper > 0, "upper", self.upper, "must be > 0")
+
+    def __call__(self, b: PolicyBatch) -> TokenLoss:
+        log_weight = segment_sum(masked_log_ratio(b).detach(), b.cu_seqlens).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        ratio, advantage = spread(b, log_weight.exp()), b.masked("advantage")
+        negative = advantage < 0
+        weight = ratio.clamp(max=self.upper).where(negative, 1.0)
+        keep = b.loss_mask & ~(negative & (ratio > self.upper))
+        loss = -advantage * weight * b.masked("log_prob")
+        return TokenLoss(loss, keep, {"weight_mean": SumCount.over(weight, b.loss_mask)}, "sequence")
