@@ -6,6 +6,7 @@ surrogate itself. The name, when to use it and what peers call it come from docs
 without an entry there from its docstring: `Name:`, `Use it:`, `Not:`, `In verl:`, `In TRL:`, `In AReaL:`, `In UniRL:`.
 """
 
+import dataclasses
 import inspect
 import re
 from pathlib import Path
@@ -149,10 +150,8 @@ def formula(cls: type) -> str:
     says "as", its base's."""
     from proxima.config.describe import summary_of
 
-    for base in cls.__mro__[:-1]:
+    for base in filter(dataclasses.is_dataclass, cls.__mro__):
         summary = summary_of(base)
-        if not summary or getattr(base, "_is_protocol", False):
-            continue
         lines = inspect.cleandoc(base.__doc__ or "").splitlines()
         end = next((i for i, line in enumerate(lines) if re.match(HEADER + r"[\w, ]*:", line)), len(lines))
         first, *blocks = re.split(r"\n\s*\n", "\n".join(lines[:end]).strip("\n"))
@@ -176,8 +175,6 @@ def section(cls: type, title: str) -> str:
 
 
 def field_rows(cls: type) -> list[list[str]]:
-    import dataclasses
-
     from proxima.config.describe import fields_of
     from proxima.config.scalars import in_one_line, to_json
 
