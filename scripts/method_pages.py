@@ -151,7 +151,8 @@ def formula(cls: type) -> str:
     from proxima.config.describe import summary_of
 
     for base in filter(dataclasses.is_dataclass, cls.__mro__):
-        summary = summary_of(base)
+        if not (summary := summary_of(base)):
+            continue
         lines = inspect.cleandoc(base.__doc__ or "").splitlines()
         end = next((i for i, line in enumerate(lines) if re.match(HEADER + r"[\w, ]*:", line)), len(lines))
         first, *blocks = re.split(r"\n\s*\n", "\n".join(lines[:end]).strip("\n"))

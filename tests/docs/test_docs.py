@@ -48,7 +48,9 @@ def test_a_kind_without_a_note_is_named(monkeypatch):
     table = {**method_pages.kinds("surrogate"), "mine": object}
     real = method_pages.kinds
     monkeypatch.setattr(method_pages, "kinds", lambda slot: table if slot == "surrogate" else real(slot))
-    with pytest.raises(ValueError, match="notes.yaml: surrogate: mine: a kind without a note, there or in its docstring"):
+    with pytest.raises(
+        ValueError, match="notes.yaml: surrogate: mine: a kind without a note, there or in its docstring"
+    ):
         method_pages.read_notes()
 
 
