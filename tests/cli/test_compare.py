@@ -90,3 +90,15 @@ def test_a_comparison_that_is_not_fair_is_said(proxima, here):
     assert code == 0
     assert err.startswith("WARNING the cells were evaluated on different questions (eval.limit)")
     assert "evaluated on different questions" in (here / "r" / "compare.html").read_text()
+
+
+def test_a_metric_under_the_name_of_another_framework(proxima, here):
+    for seed, kl in ((1, 0.001), (2, 0.003)):
+        records = [{**r, "mismatch/k3_kl": kl} if r["kind"] == "train" else r for r in curve([0.1, 0.5])]
+        make_run(here / "runs" / str(seed), records, seed=seed)
+    code, out, _ = proxima("compare", "runs/1", "runs/2", "--metric", "mismatch_k3_kl")
+    assert code == 0 and "mismatch/k3_kl, mean over the last tenth of the steps\n" in out and "0.002 ± " in out
+    found = json.loads(proxima("compare", "runs/1", "runs/2", "--metric", "rollout_corr/k3_kl", "--json")[1])
+    assert next(iter(found["metrics"]["rollout_corr/k3_kl"].values()))["mean"] == 0.002
+    code, _, err = proxima("compare", "runs/1", "--metric", "mismatch/k3_lk")
+    assert code == 2 and "did you mean 'mismatch/k3_kl'?" in err

@@ -10,7 +10,7 @@ from proxima.cli.common import print_json
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.lab import RunComparison
+    from proxima.lab import RunComparison, SeedMean
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--baseline", metavar="NAME", help="the cell that the others are compared with; default the first"
+    )
+    parser.add_argument(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="also the mean of this metric over the last tenth of the steps, by any of its names; repeatable",
     )
     parser.add_argument("--json", action="store_true", help="print the numbers for programs; the page only with --out")
 
@@ -49,12 +56,43 @@ def run(arguments: argparse.Namespace) -> int:
         if page.is_dir() or not page.absolute().parent.is_dir():
             raise UserError(f"--out {page}: must be a file in a folder that exists")
         write_comparison(comparison, page, title=_title(arguments.run))
+    metrics = {name: _values_of(name, comparison) for name in arguments.metric}
     if arguments.json:
-        print_json({**comparison.as_json(), "unread": unread, "page": None if page is None else str(page)})
+        more = {
+            "metrics": {name: {cell: vars(mean) for cell, mean in found.items()} for name, found in metrics.items()}
+        }
+        more = more if metrics else {}
+        print_json({**comparison.as_json(), **more, "unread": unread, "page": None if page is None else str(page)})
     else:
         _show(comparison, unread)
+        for name, found in metrics.items():
+            _show_metric(name, found)
         print(f"\n{page}")
     return 0
+
+
+def _values_of(name: str, comparison: "RunComparison") -> dict[str, "SeedMean"]:
+    """By cell that has it, the metric at the end of its runs."""
+    from proxima.config.errors import suggestion
+    from proxima.lab import final_value
+
+    means = {cell.name: cell.over_seeds(final_value(name)) for cell in comparison.cells}
+    found = {cell: mean for cell, mean in means.items() if mean is not None}
+    if not found:
+        recorded = {key for cell in comparison.cells for run in cell.used for record in run.train for key in record}
+        raise UserError(f"--metric {name}: no run has recorded it; {suggestion(name, recorded)}")
+    return found
+
+
+def _show_metric(name: str, means: dict[str, "SeedMean"]) -> None:
+    from proxima.runtime.metric_names import canonical_metric
+    from proxima.view.formatting import printable, significant
+
+    print(f"\n{canonical_metric(name)}, mean over the last tenth of the steps")
+    width = max(map(len, means))
+    for cell, mean in means.items():
+        half = "" if mean.half is None else f" ± {significant(mean.half)}"
+        print(f"  {printable(cell):<{width}}  {significant(mean.mean)}{half}")
 
 
 def _default_page(places: list[str], folders: list[Path]) -> Path:

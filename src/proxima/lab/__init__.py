@@ -19,7 +19,7 @@ an entry in `AXES` of `run_reader.py`. To add a number to the final table: an en
 `cell_statistics.py`, and a field of `CellSummary`.
 """
 
-from proxima.lab.cell_statistics import CellRuns, CellSummary, SeedBand, TargetCost
+from proxima.lab.cell_statistics import CellRuns, CellSummary, SeedBand, TargetCost, final_value
 from proxima.lab.run_comparison import RunComparison, compare_runs
 from proxima.lab.run_reader import AXES, NoMetrics, Run, find_runs, read_run
 from proxima.lab.seed_statistics import SeedMean, mean_over_seeds
@@ -40,6 +40,7 @@ __all__ = [
     "Sweep",
     "TargetCost",
     "compare_runs",
+    "final_value",
     "find_runs",
     "mean_over_seeds",
     "plan_runs",

@@ -139,15 +139,20 @@ def accuracy_after(run: Run) -> float | None:
     return curve[-1][1] if curve and curve[-1][0] == run.steps > 0 else None
 
 
-def final_reward(run: Run) -> float | None:
-    values = [value for _, value in run.curve("reward/mean")]
-    return statistics.fmean(values[-max(1, len(values) // 10) :]) if values else None
+def final_value(metric: str) -> Measure:
+    """The mean of a metric of the training records, under any of its names, over the last tenth of the steps."""
+
+    def measure(run: Run) -> float | None:
+        values = [value for _, value in run.curve(metric)]
+        return statistics.fmean(values[-max(1, len(values) // 10) :]) if values else None
+
+    return measure
 
 
 COMPARED: dict[str, Measure] = {  # these are also compared seed by seed
     "after": accuracy_after,
     "best": lambda run: max((value for _, value in run.accuracy()), default=None),
-    "reward": final_reward,
+    "reward": final_value("reward/mean"),
     "clock": lambda run: run.total("time/step"),
     "cpu": lambda run: run.total("time/cpu") if run.has("cpu") else None,
 }
