@@ -62,7 +62,10 @@ def test_is_a_documented_spec(kind):
     doc = inspect.cleandoc(cls.__dict__["__doc__"])
     first, blank, *_ = [*doc.splitlines(), ""]
     assert first.endswith(".") and (blank == "" or blank.startswith("Args:")), first
-    arguments = doc.partition("Args:\n")[2].partition("\nReturns:")[0]
+    docs = [
+        inspect.cleandoc(base.__dict__.get("__doc__") or "") for base in cls.__mro__
+    ]  # a base documents its own fields
+    arguments = "\n".join(text.partition("Args:\n")[2].partition("\nReturns:")[0] for text in docs)
     for field in dataclasses.fields(cls):
         assert f"\n    {field.name}: " in f"\n{arguments}", f"{kind}.{field.name} is not documented"
 

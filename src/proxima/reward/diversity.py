@@ -1,4 +1,4 @@
-"""What a completion says that no other of the whole batch says."""
+"""Rewards n-grams that no other completion of the batch has."""
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
@@ -16,20 +16,17 @@ class Diversity(WeightedReward):
 
         value = (number of different n-grams in this completion alone) / (number of different n-grams in it)
 
-    A bonus against a policy that answers everything alike: it looks at all prompts of the batch at once, so it can be
-    told only when the batch is complete. That is the step's batch; with dynamic sampling a step may generate several,
-    and each is looked at by itself.
+    A bonus against a policy that answers everything alike. It compares all prompts of the batch, so it is computed when
+    the batch is complete; with dynamic sampling a step may generate several batches, each compared by itself.
 
     Args:
         n: length of an n-gram, in units; >= 1.
-        unit: `words`, between white space and in lower case, or `tokens`, where white space and case count.
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: `diversity`.
-    Returns: Score of value in [0, 1]; says nothing of correctness. A batch of one completion: 1.
-    Edge cases: an empty completion, and any with fewer than n units, has no n-gram and gets 0: silence is no diversity.
+        unit: `words`, lower-case and split at whitespace, or `tokens`.
+    Returns: Score of value in [0, 1]; does not set `correct`. A batch of one completion: 1.
+    Edge cases: a completion with fewer than n units has no n-gram and gets 0.
     Source: the novelty reward of curiosity-driven red-teaming (Hong et al., arXiv 2402.19464), one minus a self-BLEU.
-    Differs: theirs averages BLEU over n = 2 to 5 against all texts of the past; here one n and the batch at hand, so
-        that a resumed run gives the same rewards, and every n-gram counts once, so that repetition earns nothing.
+    Differs: theirs averages BLEU over n = 2 to 5 against all earlier texts; here one n and one batch, so that a resumed
+        run gives the same rewards, and every n-gram counts once, so that repetition earns nothing.
     """
 
     n: int = 3
@@ -44,12 +41,10 @@ class Diversity(WeightedReward):
         require(self.unit in ("words", "tokens"), "unit", self.unit, "must be 'words' or 'tokens'")
 
     def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
-        held = [
-            [set(ngrams(units(completion, self.unit), self.n)) for completion in group.completions] for group in groups
-        ]
-        holders: Counter[tuple[Hashable, ...]] = Counter(gram for group in held for grams in group for gram in grams)
-        return [[Score(value=_share(grams, holders)) for grams in group] for group in held]
+        sets = [[set(ngrams(units(c, self.unit), self.n)) for c in group.completions] for group in groups]
+        counts: Counter[tuple[Hashable, ...]] = Counter(gram for group in sets for grams in group for gram in grams)
+        return [[Score(value=_unique_share(grams, counts)) for grams in group] for group in sets]
 
 
-def _share(grams: set[tuple[Hashable, ...]], holders: Counter[tuple[Hashable, ...]]) -> float:
-    return sum(holders[gram] == 1 for gram in grams) / len(grams) if grams else 0.0
+def _unique_share(grams: set[tuple[Hashable, ...]], counts: Counter[tuple[Hashable, ...]]) -> float:
+    return sum(counts[gram] == 1 for gram in grams) / len(grams) if grams else 0.0

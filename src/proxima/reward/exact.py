@@ -1,4 +1,4 @@
-"""The whole text."""
+"""Compares the whole text with the answer."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -10,14 +10,12 @@ from proxima.reward.protocol import Where
 
 @dataclass(frozen=True, kw_only=True)
 class Exact(WeightedReward):
-    """1 if the whole text, outer space removed, equals the answer; says whether it is correct.
+    """1 if the whole text, without outer whitespace, equals the answer, else 0; sets `correct`.
 
     Args:
-        ignore_case: compare without regard to upper and lower case.
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: `exact`.
+        ignore_case: ignore upper and lower case.
     Returns: Score of value 0 or 1, `correct` set.
-    Raises: ValueError where the row has no answer.
+    Raises: ValueError if the row has no answer.
     """
 
     ignore_case: bool = False
@@ -27,5 +25,5 @@ class Exact(WeightedReward):
     where: ClassVar[Where] = "inline"
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        found, expected = completion.text.strip(), str(required_answer(prompt, self.kind)).strip()
-        return binary_score(found.casefold() == expected.casefold() if self.ignore_case else found == expected)
+        text, expected = completion.text.strip(), str(required_answer(prompt, self.kind)).strip()
+        return binary_score(text.casefold() == expected.casefold() if self.ignore_case else text == expected)

@@ -1,4 +1,4 @@
-"""The shape of the text."""
+"""Checks the shape of the text."""
 
 import re
 from collections.abc import Mapping
@@ -11,16 +11,14 @@ from proxima.reward.base import Job, PooledReward
 
 @dataclass(frozen=True, kw_only=True)
 class Format(PooledReward):
-    r"""1 if the text has the shape of `pattern`, else 0; says nothing of correctness.
+    r"""1 if the text has the shape of `pattern`, else 0; does not set `correct`.
 
     Args:
-        pattern: regular expression searched in the text; `.` matches line ends too. The default is the
-            think-then-answer shape, and the anchors `^` and `$` are the ends of the text.
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: `format`.
+        pattern: regular expression searched in the text; `.` matches newlines too, `^` and `$` match the ends of the
+            text. The default is the think-then-answer shape.
     Returns: Score of value 0 or 1.
-    Raises: ValueError at construction for a pattern that doesn't compile.
-    Edge cases: a pattern that backtracks without end on some text costs that completion alone, after the time-out.
+    Raises: FieldError at construction for a pattern that doesn't compile.
+    Edge cases: catastrophic backtracking invalidates only the completion that causes it, after the timeout.
     Source: completion pruning (arXiv 2503.22342) for the default.
     """
 
@@ -43,9 +41,9 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     """The compiled pattern.
 
     Raises:
-        ValueError: it is no regular expression; names the place.
+        FieldError: it is not a regular expression; names the place.
     """
     try:
         return re.compile(pattern, re.DOTALL)
-    except re.error as problem:
-        raise FieldError("pattern", pattern, f"is not a regular expression: {problem}") from None
+    except re.error as error:
+        raise FieldError("pattern", pattern, f"is not a regular expression: {error}") from None

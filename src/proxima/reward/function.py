@@ -18,7 +18,6 @@ class UserFunction(PooledReward):
 
     Args:
         path: `package.module:function`, or a file as `./my_reward.py:function`.
-        weight: factor of the value in the sum of the rewards.
         name: key among the parts; none: the function's own name.
     """
 
@@ -67,10 +66,6 @@ class Function(UserFunction):
     `<name>/<key>`. It may be `async def`. If it raises, hangs or crashes, that one completion is invalid. Module-level
     state lives as long as the worker; standard output is discarded.
 
-    Args:
-        path: `package.module:function`, or a file as `./my_reward.py:function`.
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: the function's own name.
     Returns: Score as returned; NaN and infinities are failures, as value and as part: omit a part without a value.
     Edge cases: a process that the function forks must end by `os._exit`; one that returns is killed. A function that
         writes into the worker's socket invalidates its completion.
@@ -96,10 +91,6 @@ class FunctionBatch(UserFunction):
     of the batch are invalid. With dynamic sampling a step may generate several batches; the function is called for
     each.
 
-    Args:
-        path: `package.module:function`, or a file as `./my_reward.py:function`.
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: the function's own name.
     Returns: Score as returned; NaN, infinities and numbers beyond any float are failures of the one completion, as
         value and as part.
     Raises: FieldError at construction when the module, the file or the function does not exist (names the nearest), or

@@ -62,8 +62,6 @@ class Http(WeightedReward):
         per_request: completions of a prompt in one request; 0: all of them.
         token_env: name of the environment variable with a bearer token; none: no `Authorization`. The token itself is
             never written anywhere.
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: `http`.
     Returns: Score as answered; `correct` where the server sends it.
     Raises: FieldError at construction for an invalid address, or a variable that isn't set; in `score`, PostFailed.
     Edge cases: a response that is not JSON, has no `scores` or a wrong number of them invalidates the whole request,

@@ -1,4 +1,4 @@
-"""How long the completion is."""
+"""Penalizes the length of the completion."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -16,11 +16,9 @@ class Length(WeightedReward):
         n: tokens of the completion
 
     Args:
-        tokens: the length that costs nothing, in tokens, the stop token counted; >= 1.
-        mode: `penalty` charges only what is longer, `target` also what is shorter.
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: `length`.
-    Returns: Score of value in [-1, 0]; says nothing of correctness.
+        tokens: the length without penalty, in tokens including the stop token; >= 1.
+        mode: `penalty` penalizes longer completions only, `target` also shorter ones.
+    Returns: Score of value in [-1, 0]; does not set `correct`.
     """
 
     tokens: int = 256

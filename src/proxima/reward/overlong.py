@@ -1,4 +1,4 @@
-"""DAPO's soft penalty for completions that come close to the limit."""
+"""DAPO's soft penalty for completions close to the length limit."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,17 +16,14 @@ class Overlong(WeightedReward):
         n: tokens of the completion
 
     Args:
-        max_tokens: the length at which the whole penalty is due, in tokens, the stop token counted; usually
-            `sampling.max_tokens`.
-        buffer_tokens: how many tokens before `max_tokens` the penalty begins; in [1, max_tokens].
-        factor: the whole penalty, in reward units; >= 0.
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: `overlong`.
-    Returns: Score of value in [-factor, 0]; says nothing of correctness.
-    Raises: ValueError at construction for a buffer that is empty or larger than the limit.
+        max_tokens: the length with the full penalty, in tokens including the stop token; usually `sampling.max_tokens`.
+        buffer_tokens: tokens before `max_tokens` at which the penalty begins; in [1, max_tokens].
+        factor: the full penalty, in reward units; >= 0.
+    Returns: Score of value in [-factor, 0]; does not set `correct`.
+    Raises: FieldError at construction for an empty buffer, or one larger than the limit.
     Edge cases: a completion longer than `max_tokens` (a limit below that of the sampling) costs `factor`, no more.
     Source: DAPO (arXiv 2503.14476), Eq. 13: 20480 and 4096 give 0 at 16384 tokens, -0.5 at 18432, -1 at 20480.
-    Differs: verl's line has no floor, so that a completion beyond the limit costs more than the factor.
+    Differs: verl's line has no floor: a completion beyond the limit costs more than the factor.
     """
 
     max_tokens: int

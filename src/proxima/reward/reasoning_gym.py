@@ -1,4 +1,4 @@
-"""The scorers of reasoning_gym, each with its own task."""
+"""Calls the scorers of reasoning_gym."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,22 +14,19 @@ from proxima.reward.workers.graders import to_float
 class ReasoningGymReward(PooledReward):
     """The score in [0, 1] that the row's own reasoning_gym task gives the answer; correct from `correct_at` up.
 
-    The answer is what stands in the last `<tag>…</tag>`, else the whole text without outer space. Only rows of the task
-    `reasoning_gym`
-    can be scored: they carry the entry that the scorer reads.
+    The answer is the contents of the last `<tag>…</tag>`, else the whole text without outer whitespace. Only rows of
+    the task `reasoning_gym` can be scored: they carry the entry that the scorer reads.
 
     Args:
         tag: name of the tag that holds the answer; none: always the whole text.
         strict: count a text without the tag as wrong.
         correct_at: the score from which the answer counts as correct, in (0, 1].
         cpu_seconds: CPU time for one completion, in seconds, > 0.
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: `reasoning_gym`.
     Returns: Score of the task's value, `correct` set.
-    Raises: ValueError where the row comes from another task.
-    Edge cases: a scorer that raises on the answer but not on the reference answer could not read it: wrong, 0. Some
-        scorers evaluate the answer as Python; in the worker they read literals only, and it can write no file and open
-        no connection. The scorer of `game_of_life_halting` (0.1.25) holds any answer for right.
+    Raises: ValueError if the row comes from another task.
+    Edge cases: if a scorer raises on the answer but not on the reference answer, the answer is wrong: 0. Some scorers
+        pass the answer to `eval`; in the worker they read literals only, and can write no file and open no connection.
+        The scorer of `game_of_life_halting` (0.1.25) accepts any answer.
     """
 
     tag: str | None = "answer"
@@ -50,9 +47,8 @@ class ReasoningGymReward(PooledReward):
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         source = prompt.metadata.get("reasoning_gym")
         if not isinstance(source, Mapping):
-            raise ValueError(
-                f"prompt {prompt.uid} is no row of the task 'reasoning_gym': its metadata has no entry to score with"
-            )
+            missing = "its metadata has no entry to score with"
+            raise ValueError(f"prompt {prompt.uid} is no row of the task 'reasoning_gym': {missing}")
         answer = self._answer(completion.text)
         if answer is None:
             return Score(value=0.0, correct=False)

@@ -1,4 +1,4 @@
-"""What a pattern finds in the text."""
+"""Compares what a pattern captures with the answer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,15 +12,13 @@ from proxima.reward.math.extract import same_answer
 
 @dataclass(frozen=True, kw_only=True)
 class Regex(PooledReward):
-    r"""1 if what `pattern` captures last equals the answer, as a number or as text; says whether it is correct.
+    r"""1 if the last capture of `pattern` equals the answer, as a number or as text, else 0; sets `correct`.
 
     Args:
-        pattern: regular expression, `.` matches line ends too; its group `answer`, else its first group, else the whole
+        pattern: regular expression, `.` matches newlines too; its group `answer`, else its first group, else the whole
             match is compared.
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: `regex`.
     Returns: Score of value 0 or 1, `correct` set. No match: 0.
-    Raises: ValueError at construction for a pattern that doesn't compile; where the row has no answer.
+    Raises: FieldError at construction for a pattern that doesn't compile; ValueError if the row has no answer.
     """
 
     pattern: str = r"<answer>(.*?)</answer>"

@@ -22,10 +22,6 @@ class Dataset(ColumnMapping):
         subset: the configuration of the data set (`main`); none: its only one.
         split: which part, in the data set's own names; slices such as `train[:100]` work.
         revision: branch, tag or commit on the hub; none: the newest.
-        question: column with the question, or a template over several, as "{question}\\n{hint}".
-        messages: column with a whole chat, a list of {role, content}, in place of `question`; none: off.
-        answer: column with the answer, or a template; none: the rows have no answer.
-        metadata: columns kept for rewards and reports.
     Raises: UserError when the data can't be opened (offline and not cached, unknown name, subset or split), for an
         absent column or no rows.
     """

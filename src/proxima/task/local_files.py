@@ -25,10 +25,6 @@ class Jsonl(ColumnMapping):
 
     Args:
         path: a file, a pattern such as `data/*.jsonl`, or several of either; files in sorted order within a pattern.
-        question: column with the question, or a template over several, as "{question}\\n{hint}".
-        messages: column with a whole chat, a list of {role, content}, in place of `question`; none: off.
-        answer: column with the answer, or a template; none: the rows have no answer.
-        metadata: columns kept for rewards and reports.
     Raises: UserError for a missing file, a broken line (file:line), an absent column, no rows.
     """
 
@@ -103,10 +99,6 @@ class Parquet(ColumnMapping):
 
     Args:
         path: a file, a pattern such as `data/*.parquet`, or several of either; files in sorted order within a pattern.
-        question: column with the question, or a template over several, as "{question}\\n{hint}".
-        messages: column with a whole chat, a list of {role, content}, in place of `question`; none: off.
-        answer: column with the answer, or a template; none: the rows have no answer.
-        metadata: columns kept for rewards and reports.
     Raises: UserError for a missing file, one that is not Parquet, an absent column, no rows.
     """
 

@@ -1,4 +1,4 @@
-"""The graded accuracy of completion pruning: 2 for the very text, 1.5 for the same number."""
+"""The graded accuracy of completion pruning: 2 for the same text, 1.5 for the same number."""
 
 import re
 from dataclasses import dataclass
@@ -16,21 +16,18 @@ from proxima.reward.protocol import Where
 class Accuracy152(WeightedReward):
     """2 if the tagged answer is exactly the row's answer, 1.5 if both are the same number, else 0; sets `correct`.
 
-    Judged is what stands in the last `<tag>…</tag>`, outer space removed. Read as numbers are `18.0`, `$18`, `1,000`,
-    `1/2`, `x = 18` and a number with plain words behind it, `18 dollars`, but none that makes it another: `2 dozens`,
-    `5 squared`, `3 fifths`, `2 x`. The row's
-    answer may be a whole GSM8K solution: then what follows its `####` counts.
+    The answer is the contents of the last `<tag>…</tag>` without outer whitespace. `18.0`, `$18`, `1,000`, `1/2`,
+    `x = 18` and a number followed by words (`18 dollars`) are numbers, unless a word changes the value: `2 dozens`,
+    `5 squared`, `3 fifths`, `2 x`. The row's answer may be a whole GSM8K solution; what follows its `####` counts.
 
     Args:
         tag: name of the tag that holds the answer; none: the whole text is the answer.
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: `accuracy_1_5_2`.
-    Returns: Score of value 2, 1.5 or 0; `correct` is true for the first two. No tag, or nothing in it: 0.
-    Raises: ValueError where the row has no answer.
-    Source: completion pruning (arXiv 2503.22342), whose other reward is `format` of weight 1: a right answer in the
-        right shape gets 3.
-    Differs: its parser takes the only number in a text, whatever stands around it: `x + 1` and `2 million` for 1 and 2,
-        and `1,000` for two numbers and so for wrong. Here formulas are no numbers, and 1,000 is 1000.
+    Returns: Score of value 2, 1.5 or 0; `correct` is true for the first two. No tag, or an empty one: 0.
+    Raises: ValueError if the row has no answer.
+    Source: completion pruning (arXiv 2503.22342), whose other reward is `format` of weight 1: a correct answer in the
+        right format gets 3.
+    Differs: its parser takes the only number in a text, whatever surrounds it: `x + 1` for 1 and `2 million` for 2, and
+        `1,000` for two numbers and so wrong. Here formulas are not numbers, and 1,000 is 1000.
     """
 
     tag: str | None = "answer"
@@ -53,14 +50,13 @@ class Accuracy152(WeightedReward):
         return Score(value=1.5 if right else 0.0, correct=right)
 
 
-# `x = 18`, `18 dollars`: what may stand around a number without changing it.
-_DRESSED = re.compile(
+# `x = 18`, `18 dollars`: a number in text that does not change it
+_NUMBER_IN_TEXT = re.compile(
     r"(?:[A-Za-z]{1,20}\s{0,3}=\s{0,3})?(?P<number>(?!\$?[-+\u2212]\$?[-+\u2212])[^\s=]{1,400})"
     r"(?:\s(?P<words>[A-Za-z][A-Za-z .]{0,80}))?"
 )
-# Scales, fractions, further numbers; operators and doubts; a single letter but `a`, which is an unknown, or a scale as
-# in `1 k`.
-_CHANGING = re.compile(
+# Scales, fractions, further numbers, operators, doubts; a single letter but `a`: an unknown, or a scale (`1 k`)
+_CHANGES_VALUE = re.compile(
     r"\b(?:(?:dozen|gross|score|lakh|crore|mil|mn|mio|bn|pi|half|halve|third|quarter|fifth|eighth|ninth|twelfth"
     r"|zero|one|two|three|five|eight|nine|twelve|(?:twen|thir|for|fif|six|seven|eigh|nine)t(?:y|ie|ieth)"
     r"|(?:four|six|seven|ten|eleven|(?:thir|four|fif|six|seven|eigh|nine)teen|hundred|thousand|(?:m|b|tr|quadr)illion)(?:th)?)s?"
@@ -72,8 +68,8 @@ _CHANGING = re.compile(
 
 def _same_number(found: str, expected: str) -> bool:
     right = _number(expected)
-    match = _DRESSED.fullmatch(found)
-    if right is None or match is None or _CHANGING.search(match["words"] or ""):
+    match = _NUMBER_IN_TEXT.fullmatch(found)
+    if right is None or match is None or _CHANGES_VALUE.search(match["words"] or ""):
         return False
     return _number(match["number"]) == right
 

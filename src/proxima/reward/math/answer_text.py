@@ -1,5 +1,4 @@
-"""What a text states as its answer where nothing marks it, which answers are words, and which leave an operation to be
-done."""
+"""Finds answers that nothing marks; recognises words, intervals, equations and unfinished operations."""
 
 import re
 
@@ -13,19 +12,19 @@ _CANDIDATE = re.compile(
     rf"|\\\[(?P<brackets>(?:(?!\\\]).)+)\\\]|(?P<fraction>-?\\[dt]?frac\{{[0-9]+\}}\{{[0-9]+\}})|(?P<run>{_RUN})",
     re.DOTALL,
 )
-_ANCHOR = re.compile(r"(?i:answer)(?: to [^.\n]{1,80}?)?\s*(?:is|:|=)\s*:?\s*(?:\*\*)?\s*")
+_ANSWER_MARKER = re.compile(r"(?i:answer)(?: to [^.\n]{1,80}?)?\s*(?:is|:|=)\s*:?\s*(?:\*\*)?\s*")
 _SENTENCE = re.compile(r"[.;!?](?=\s|\Z)|\n")
-_GOES_ON = re.compile(
+_CONTINUES = re.compile(
     r"[ )]*(?:(?:[-+*/^×÷·]|plus|minus|times|mod|choose|(?:divided|multiplied) by)[ ({$]*[0-9]|\\(?:times|cdot|div)"
     r"|(?:squared|cubed|factorial|hundred|thousand|million|billion|trillion|dozen)(?![A-Za-z]))|[A-Za-z_](?![A-Za-z])(?<![mgsLKCFVWJN])"
 )
-_COMES_AFTER = re.compile(
+_CONTINUED = re.compile(
     r"(?:[A-Za-z0-9)}][ ]?[+/^×÷·]|(?:[0-9)}][ ]?|[A-Za-z])(?:\*\*?|[-\u2212])|\\(?:times|cdot|div)"
     r"|[0-9)}] (?:plus|minus|times|(?:divided|multiplied) by))[ ($]*\Z"
 )
 
 _LETTERS = re.compile(r"(?<!\\)(?<![A-Za-z])[A-Za-z]+")
-_KNOWN = re.compile(
+_FUNCTION_NAME = re.compile(
     r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|sqrt|max|min|gcd|lcm|deg|infty|frac|pi|or|and"
 )
 _RELATION = re.compile(r"([<>]=?|[≤≥]|\\(?:l|g)(?:t|e|eq|eqslant)(?![a-z]))")
@@ -41,26 +40,27 @@ _UNFINISHED = {
 
 
 def find_unmarked_answer(text: str, number: bool) -> str | None:
-    r"""The answer of a text that marks none: the formula between dollars or the plain number right after the last
-    `answer is` or `Answer:`, else the last of either in the text. A number that is part of an operation comes with all
-    of it. None: there is nothing of the kind.
+    r"""The answer of a text without a box or tag; None if nothing looks like one.
+
+    It is the formula between dollars or the plain number right after the last `answer is` or `Answer:`, else the last
+    of either in the text. A number that is part of an operation is returned with the whole operation.
 
     Args:
-        number: a number is looked for: formulas without a digit don't count.
+        number: only return formulas with a digit.
     """
-    anchor = _last_anchor(text)
-    if anchor is not None:
-        sentence = _SENTENCE.search(text, anchor.end())
-        found = _candidates(text[: sentence.start() if sentence else len(text)], anchor.end(), number)
+    marker = _last_marker(text)
+    if marker is not None:
+        sentence = _SENTENCE.search(text, marker.end())
+        found = _candidates(text[: sentence.start() if sentence else len(text)], marker.end(), number)
         if found:
             return found[0]
     found = _candidates(text, 0, number)
     return found[-1] if found else None
 
 
-def _last_anchor(text: str) -> re.Match[str] | None:
+def _last_marker(text: str) -> re.Match[str] | None:
     last = None
-    for match in _ANCHOR.finditer(text):
+    for match in _ANSWER_MARKER.finditer(text):
         last = match
     return last
 
@@ -71,31 +71,29 @@ def _candidates(text: str, start: int, number: bool) -> list[str]:
         formula = match["display"] or match["dollars"] or match["parentheses"] or match["brackets"]
         if formula is None:
             before, after = text[max(start, match.start() - 20) : match.start()], text[match.end() : match.end() + 20]
-            part = _GOES_ON.match(after) or _COMES_AFTER.search(before)
-            stated = match["fraction"] or match["run"].strip(" (){}")
-            found.append(f"operation {stated}" if part else stated)
+            part = _CONTINUES.match(after) or _CONTINUED.search(before)
+            number_text = match["fraction"] or match["run"].strip(" (){}")
+            found.append(f"operation {number_text}" if part else number_text)
         elif not number or re.search("[0-9]", formula):
             found.append(formula)
     return found
 
 
 def words_after_marker(text: str) -> str:
-    """What follows the last `answer is` or `Answer:`, to the end of the sentence; without one, nothing."""
-    anchor = _last_anchor(text)
-    return "" if anchor is None else _SENTENCE.split(text[anchor.end() :], 1)[0]
+    """The text after the last `answer is` or `Answer:` up to the end of the sentence; empty without one."""
+    marker = _last_marker(text)
+    return "" if marker is None else _SENTENCE.split(text[marker.end() :], 1)[0]
 
 
 def normalize_words(formula: str) -> str:
-    """A text in small letters without what only sets it: fonts, spacing, dollars and brackets around it, a final
-    period."""
+    """The text in lower case and without typesetting; see `strip_markup`."""
     return " ".join(strip_markup(formula).casefold().split())
 
 
 def parse_words(formula: str) -> str | None:
-    r"""The `letters` of a formula that is mere words (`even`, `\text{no solution}`, `\text{(A)}`); None: it is
-    something else.
+    r"""The normalized words of a formula that is only words (`even`, `\text{no solution}`, `\text{(A)}`), else None.
 
-    Bare, only one word of two letters or more is such a formula; `\text` and the like may hold several.
+    Outside of `\text` and the like, only a single word of two letters or more counts.
     """
     words = normalize_words(formula)
     if not re.fullmatch(r"[^\W\d_]+(?:[ ,.'/-]+[^\W\d_]+)*", words):
@@ -107,32 +105,31 @@ def parse_words(formula: str) -> str | None:
 
 
 def is_prose(formula: str) -> bool:
-    r"""Whether a formula holds words that a parser would take for products of letters: several bare words, or one of
-    four letters."""
+    r"""Whether a parser would take words of the formula for products of letters: several bare words, or a long one."""
     bare = re.sub(r"\\(?:begin|end|operatorname\*?)\s*\{[^{}]*\}", " ", formula)
     bare = re.sub(r"\\(?:text[a-z]*|math[a-z]*|mbox)\s*\{[^{}]*\}", " ", bare)
-    words = [word for word in _LETTERS.findall(re.sub(r"\\[A-Za-z]+", " ", bare)) if not _KNOWN.fullmatch(word)]
+    words = [word for word in _LETTERS.findall(re.sub(r"\\[A-Za-z]+", " ", bare)) if not _FUNCTION_NAME.fullmatch(word)]
     return any(len(word) > 3 for word in words) or (
         any(len(word) > 1 for word in words)
         and re.fullmatch(r"[A-Za-z]+(?: +[A-Za-z']+)+[.!?]?", bare.strip()) is not None
     )
 
 
-def unfinished_operation(answer: str, gold: str) -> str | None:
-    """An operation that the answer leaves to be done and the gold answer doesn't."""
-    return next((what for what, sign in _UNFINISHED.items() if sign.search(answer) and not sign.search(gold)), None)
+def unfinished_operation(answer: str, reference: str) -> str | None:
+    """An operation that the answer leaves unfinished and the reference answer does not contain."""
+    found = (name for name, sign in _UNFINISHED.items() if sign.search(answer) and not sign.search(reference))
+    return next(found, None)
 
 
-def as_interval(answer: str, gold: str) -> str:
-    r"""`0 \le x < 5` as `[0,5)` and `x \ge 5` as `[5,\infty)` where the gold answer is written as an interval; else the
-    answer as it is."""
-    if not re.match(r"\s*(?:\\left\s*)?[\[(]", gold) or _RELATION.search(gold):
+def as_interval(answer: str, reference: str) -> str:
+    r"""`[0,5)` for `0 \le x < 5`, `[5,\infty)` for `x \ge 5` if the reference is an interval; else the answer."""
+    if not re.match(r"\s*(?:\\left\s*)?[\[(]", reference) or _RELATION.search(reference):
         return answer
     parts = [part.strip() for part in _RELATION.split(answer)]
     if len(parts) == 5 and _VARIABLE.fullmatch(parts[2]):
-        low, less, _, lesser, high = parts
-        if low and high and less[0] != ">" != lesser[0] and "\\g" not in less + lesser:
-            return f"{'[' if _CLOSED.match(less) else '('}{low},{high}{']' if _CLOSED.match(lesser) else ')'}"
+        low, left, _, right, high = parts
+        if low and high and left[0] != ">" != right[0] and "\\g" not in left + right:
+            return f"{'[' if _CLOSED.match(left) else '('}{low},{high}{']' if _CLOSED.match(right) else ')'}"
     if len(parts) == 3 and _VARIABLE.fullmatch(parts[0]) and parts[2]:
         _, sign, end = parts
         if sign.startswith((">", "\\g", "≥")):
@@ -141,11 +138,10 @@ def as_interval(answer: str, gold: str) -> str:
     return answer
 
 
-def equation_sides(answer: str, gold: str) -> list[str]:
-    r"""What has to equal the gold answer: of `x = 2\sqrt{3} = \sqrt{12}` both formulas, unless the gold answer is an
-    equation itself."""
+def equation_sides(answer: str, reference: str) -> list[str]:
+    r"""The formulas that must equal the reference: both of `x = 2\sqrt{3} = \sqrt{12}`, unless that is an equation."""
     equality = re.compile(r"(?<![<>!:\\])=(?!=)")
-    if equality.search(gold) or re.search(r"[,;<>]|\\(?:le|ge|ne|lt|gt)q?(?![a-z])", answer):
+    if equality.search(reference) or re.search(r"[,;<>]|\\(?:le|ge|ne|lt|gt)q?(?![a-z])", answer):
         return [answer]
     parts = [part.strip() for part in equality.split(answer)]
     if len(parts) > 1 and re.fullmatch(

@@ -11,14 +11,11 @@ from proxima.reward.protocol import Where
 
 @dataclass(frozen=True, kw_only=True)
 class Boxed(WeightedReward):
-    r"""1 if the last `\boxed{…}` holds the answer, as a number or as the same text; says whether it is correct.
+    r"""1 if the last `\boxed{…}` holds the answer, as a number or as the same text, else 0; sets `correct`.
 
-    Args:
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: `boxed`.
-    Returns: Score of value 0 or 1, `correct` set. No box, or one that never closes: 0.
-    Raises: ValueError where the row has no answer.
-    Differs: `math` knows that 1/2 is 0.5; this compares numbers and text only, and needs no worker.
+    Returns: Score of value 0 or 1, `correct` set. No box, or an unclosed one: 0.
+    Raises: ValueError if the row has no answer.
+    Differs: `math` accepts 1/2 for 0.5; this compares numbers and text only, and needs no worker.
     """
 
     kind: ClassVar[str] = "boxed"

@@ -1,22 +1,21 @@
-r"""Finding an answer in a text, in linear time whatever the text holds: numbers, `####`, `\boxed{…}`."""
+r"""Extracts an answer from a text in linear time: numbers, `\boxed{…}`, tags."""
 
 import re
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-# Commas count only between groups of three; an exponent has at most three digits, so that a value never explodes.
+# Commas count only between groups of three; an exponent has at most three digits, which bounds the value.
 _NUMBER = re.compile(
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![0-9.])\.[0-9]+)(?:[eE][-+]?[0-9]{1,3}(?![0-9]))?"
 )
 _BRACE = re.compile(r"[{}]")
 _MINUS = "-\u2212"
-_SUBTRACTS_FROM = re.compile(r"[\w.)\]}]")  # a minus right after one of these is a subtraction, not a sign
+_SUBTRACTS_FROM = re.compile(r"[\w.)\]}]")  # a minus after one of these is a subtraction, not a sign
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number of a text: `$1,234.50.` is 1234.50, `-$5` is -5, the last of `10-7=3` is 3, of `1/2` it is 2;
-    none: None."""
+    """The last number of a text: 1234.50 of `$1,234.50.`, -5 of `-$5`, 3 of `10-7=3`, 2 of `1/2`; None without one."""
     last = None
     for match in _NUMBER.finditer(text):
         last = match
@@ -24,7 +23,7 @@ def last_number(text: str) -> Decimal | None:
 
 
 def first_number(text: str) -> Decimal | None:
-    """The first number of a text, read as in `last_number`."""
+    """The first number of a text; see `last_number`."""
     match = _NUMBER.search(text)
     return None if match is None else _value(text, match)
 
@@ -39,22 +38,20 @@ def _value(text: str, match: re.Match[str]) -> Decimal:
 
 
 def as_number(value: Any) -> Decimal | None:
-    """A whole text (or a JSON number) as one exact number, `$`, commas and a final period allowed; None when it is
-    something else."""
+    """The exact value of a whole text (or a JSON number), with `$`, commas and a final period allowed; else None."""
     if isinstance(value, bool) or value is None:
         return None
     text = str(value).strip().replace("\u2212", "-").removesuffix(".")
-    bare = text.lstrip("+-$ ")
-    match = _NUMBER.fullmatch(bare)
-    if match is None or len(text) - len(bare) > 3:
+    digits = text.lstrip("+-$ ")
+    prefix = text[: len(text) - len(digits)]
+    if _NUMBER.fullmatch(digits) is None or len(prefix) > 3:
         return None
-    number = Decimal(bare.replace(",", ""))
-    return number.copy_negate() if "-" in text[: len(text) - len(bare)] else number
+    number = Decimal(digits.replace(",", ""))
+    return number.copy_negate() if "-" in prefix else number
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{…}` (or `\fbox{…}`), without the braces; None when there is none or its braces
-    never close."""
+    r"""The contents of the last `\boxed{…}` or `\fbox{…}`; None without one, or if its braces never close."""
     start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
     if start < 0:
         return None
@@ -67,32 +64,31 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_tagged(text: str, tag: str) -> str | None:
-    """What stands in the last `<tag>…</tag>`; None when there is none."""
+    """The contents of the last `<tag>…</tag>`; None without one."""
     before, closing, _ = text.rpartition(f"</{tag}>")
     _, opening, inside = before.rpartition(f"<{tag}>")
     return inside if closing and opening else None
 
 
 _FRACTION = re.compile(
-    r"(?P<sign>-?)(?:\\[dt]?frac\s?\{(?P<over>[0-9]{1,40})\}\s?\{(?P<under>[0-9]{1,40})\}|(?P<plain>[0-9]{1,40})(?:/(?P<by>[0-9]{1,40}))?)"
+    r"(?P<sign>-?)(?:\\[dt]?frac\s?\{(?P<over>[0-9]{1,40})\}\s?\{(?P<under>[0-9]{1,40})\}|(?P<integer>[0-9]{1,40})(?:/(?P<divisor>[0-9]{1,40}))?)"
 )
 
 
 def as_fraction(text: str) -> Fraction | None:
-    r"""A whole text that is an integer, `a/b` or `\frac{a}{b}` of plain digits, exactly; None when it is something
-    else."""
+    r"""The exact value of a whole text that is an integer, `a/b` or `\frac{a}{b}` of digits; else None."""
     match = _FRACTION.fullmatch(text.strip())
     if match is None:
         return None
-    over, under = int(match["over"] or match["plain"]), int(match["under"] or match["by"] or 1)
+    over, under = int(match["over"] or match["integer"]), int(match["under"] or match["divisor"] or 1)
     if under == 0:
         return None
     return Fraction(-over if match["sign"] else over, under)
 
 
-def same_answer(found: str, answer: Any) -> bool:
-    """Equal as numbers where both are numbers, else equal as text without outer space."""
-    left, right = as_number(found), as_number(answer)
+def same_answer(text: str, answer: Any) -> bool:
+    """Equal as numbers if both are numbers, else equal as text without outer whitespace."""
+    left, right = as_number(text), as_number(answer)
     if left is not None and right is not None:
         return left == right
-    return found.strip() == str(answer).strip()
+    return text.strip() == str(answer).strip()

@@ -13,14 +13,12 @@ from proxima.reward.protocol import Where
 class Gsm8kReward(WeightedReward):
     """1 if the number after the last `####` equals the answer; without `####`, the last number of the text.
 
-    The answer may itself be a full GSM8K solution: then what follows its `####` counts.
+    The row's answer may be a whole GSM8K solution; what follows its `####` counts.
 
     Args:
         strict: count a text without `####` as wrong.
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: `gsm8k`.
     Returns: Score of value 0 or 1, `correct` set.
-    Raises: ValueError where the row's answer is missing or is no number.
+    Raises: ValueError if the row's answer is missing or not a number.
     Source: Cobbe et al., arXiv 2110.14168: solutions end in `#### number`.
     """
 
@@ -31,16 +29,15 @@ class Gsm8kReward(WeightedReward):
     where: ClassVar[Where] = "inline"
 
     def unreadable(self, answer: Any) -> str | None:
-        return missing_answer(answer) or (
-            None if as_number(str(answer).rpartition("####")[2]) is not None else "not a number after '####'"
-        )
+        is_number = as_number(str(answer).rpartition("####")[2]) is not None
+        return missing_answer(answer) or (None if is_number else "not a number after '####'")
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = required_answer(prompt, self.kind)
         expected = as_number(str(answer).rpartition("####")[2])
         if expected is None:
             raise ValueError(f"answer {answer!r:.80} of prompt {prompt.uid} is not a number after '####'")
-        _, marker, tail = completion.text.rpartition("####")
+        _, marker, final = completion.text.rpartition("####")
         if marker:
-            return binary_score(first_number(tail) == expected)
+            return binary_score(first_number(final) == expected)
         return binary_score(not self.strict and last_number(completion.text) == expected)

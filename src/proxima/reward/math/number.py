@@ -11,16 +11,13 @@ from proxima.reward.protocol import Where
 
 @dataclass(frozen=True, kw_only=True)
 class Number(WeightedReward):
-    """1 if the last number in the text equals the answer, else 0; says whether it is correct.
+    """1 if the last number in the text equals the answer, else 0; sets `correct`.
 
-    Read are signs, thousands commas, `$`, decimals and exponents; a final period is none of it. The comparison is exact
-    (decimal), so 0.50 is 0.5 and 0.333 is not 1/3. Fractions and formulas are not read: `math` is for them.
+    Reads signs, thousands commas, `$`, decimals and exponents; a final period is ignored. The comparison is exact
+    (decimal), so 0.50 is 0.5 and 0.333 is not 1/3. Fractions and formulas need `math`.
 
-    Args:
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: `number`.
     Returns: Score of value 0 or 1, `correct` set. No number in the text: 0.
-    Raises: ValueError where the row's answer is missing or is no number.
+    Raises: ValueError if the row's answer is missing or not a number.
     """
 
     kind: ClassVar[str] = "number"

@@ -1,8 +1,6 @@
-r"""A plain number as an answer is written: `61`, `1{,}000`, `\frac{1}{2}`, `3\tfrac12`, `x = 5\text{ cm}`; no sum, no
-power.
+r"""Parses one number as people write it: `61`, `1{,}000`, `\frac{1}{2}`, `3\tfrac12`, `x = 5\text{ cm}`.
 
-Everything here is exact and takes linear time. An operation is never carried out to see whether it comes out right,
-except to check the sides of an equality against each other.
+All parsing is exact and takes linear time. Operations are only evaluated to compare the sides of an equality.
 """
 
 import ast
@@ -10,15 +8,17 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-LONGEST = 4000  # characters; Python reads no integer of over 4,300 digits
+MAX_CHARS = 4000  # Python parses no integer of over 4,300 digits
 
-_WRAPPED = re.compile(r"\\(?:text(?:bf|rm|it|sf|tt|normal)?|math(?:rm|bf|it|sf|tt)|mbox|boldsymbol)\s*\{([^{}]*)\}")
-_GAP = re.compile(r"\\[,;: ]|\\(?:quad|qquad|left|right|displaystyle)(?![A-Za-z])|~|\s+")
+_FONT = re.compile(r"\\(?:text(?:bf|rm|it|sf|tt|normal)?|math(?:rm|bf|it|sf|tt)|mbox|boldsymbol)\s*\{([^{}]*)\}")
+_SPACING = re.compile(r"\\[,;: ]|\\(?:quad|qquad|left|right|displaystyle)(?![A-Za-z])|~|\s+")
 _DEGREES = re.compile(r"\s?\^\s?\{?\s?\\circ\s?\}?|\s?°|\\degrees?(?![A-Za-z])")
 _SHORT_FRACTION = re.compile(r"\\frac ?([0-9]) ?([0-9])|\\frac ?([0-9]) ?\{|\\frac ?(\{[^{}]*\}) ?([0-9])")
 _EQUALS = re.compile(r"(\\(?:approx|simeq|sim|doteq)(?![A-Za-z])|≈)|(?<![<>!:])=(?!=)")
 
 _DECIMAL = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})++|[0-9]{1,3}(?:[ ][0-9]{3})++|[0-9]++)(?![0-9])(?:\.[0-9]*+)?|\.[0-9]++)"
+_MARKUP = {"\\!": "", "{,}": ",", "\\$": "$", "\\%": "%", "\u2212": "-", " \u2013 ": " - "}
+_OPERATORS = {"\\times": "*", "\\cdot": "*", "×": "*", "\\div": "/", "÷": "/", "^": "**", "{": "(", "}": ")"}
 _VALUE = re.compile(
     rf"""(?P<sign>[-+]?)[ ]?(?P<currency>[$€£¥₹]?)[ ]?(?P<minus>-?)[ ]?
     (?:(?:(?P<whole>[0-9]+)[ ]?)?\\frac[ ]?\{{[ ]?(?P<minus_over>-?)(?P<over>{_DECIMAL})[ ]?\}}[ ]?\{{[ ]?
@@ -46,14 +46,14 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class WrittenNumber:
-    """A number that somebody wrote down.
+    """A number as it is written.
 
     Args:
-        value: exactly what is written.
-        places: decimals written; none: an integer or a fraction.
-        percent: a percent sign stands behind it.
-        name: what it is said to be the value of, as `x` in `x = 5`; none: nothing.
-        finished: False for a fraction whose value is whole, as 122/2: a division that is still to be done.
+        value: the exact value.
+        places: decimal places written; none: an integer or a fraction.
+        percent: a percent sign follows.
+        name: of the quantity, as `x` in `x = 5`; none: unnamed.
+        finished: False for a fraction with an integer value, as 122/2: an unfinished division.
     """
 
     value: Fraction
@@ -64,14 +64,14 @@ class WrittenNumber:
 
 
 def parse_number(text: str) -> WrittenNumber | None:
-    r"""The number that a whole text states, or None where it states none: a formula, several numbers, a false equality.
+    r"""The number that a whole text is; None for a formula, several numbers or a false equality.
 
-    Read are signs, thousands (`1,000`, `1{,}000`, `1\,000`), decimals, `0.\overline{3}`, fractions, mixed numbers,
-    percent, scientific notation with a factor below 10, currency before or behind, units behind (`61 dollars`, `5\text{
-    cm}^2`, `45^\circ`), a name before (`x = 61`), outer brackets. Of `54 + 7 = 61` the last side counts, where the
-    sides that plain arithmetic can evaluate agree.
+    Reads signs, thousands (`1,000`, `1{,}000`, `1\,000`), decimals, `0.\overline{3}`, fractions, mixed numbers,
+    percent, scientific notation with a factor below 10, currency, units (`61 dollars`, `5\text{ cm}^2`, `45^\circ`),
+    a name (`x = 61`), outer brackets. Of `54 + 7 = 61` the last side counts, if the sides that plain arithmetic can
+    evaluate agree.
     """
-    if len(text) > LONGEST:
+    if len(text) > MAX_CHARS:
         return None
     text = strip_markup(text)
     parts = _EQUALS.split(text)
@@ -86,59 +86,48 @@ def parse_number(text: str) -> WrittenNumber | None:
         if i == 0 and (not side or _NAME.fullmatch(side)):
             name = side or None
         elif value is not None:
-            if all(exact[i:]) and not _same_value(
-                value, number.value, _fewer(other.places if other else None, number.places)
-            ):
+            places = _fewer(other.places if other else None, number.places)
+            if all(exact[i:]) and not _same_value(value, number.value, places):
                 return None
         elif re.search(r"(?<![\\A-Za-z])[A-Za-z]", side) or not side:
             return None  # an equation to be solved
     return WrittenNumber(number.value, number.places, number.percent, name, number.finished)
 
 
-def same_number(gold: WrittenNumber, answer: WrittenNumber) -> bool:
-    """Equal in value, of decimals of six places or more up to rounding; 50 % is 50 and 0.5. Two different names make
-    two answers."""
-    if gold.name and answer.name and gold.name.replace(" ", "") != answer.name.replace(" ", ""):
+def same_number(reference: WrittenNumber, answer: WrittenNumber) -> bool:
+    """Equal in value and not named differently; decimals of six places or more up to rounding; 50 % is 50 and 0.5."""
+    if reference.name and answer.name and reference.name.replace(" ", "") != answer.name.replace(" ", ""):
         return False
-    places = _fewer(gold.places, answer.places)
-    pairs = [(gold.value, answer.value)]
-    if gold.percent != answer.percent:
-        pairs.append((gold.value / 100, answer.value) if gold.percent else (gold.value, answer.value / 100))
+    places = _fewer(reference.places, answer.places)
+    pairs = [(reference.value, answer.value)]
+    if reference.percent != answer.percent:
+        pairs.append(
+            (reference.value / 100, answer.value) if reference.percent else (reference.value, answer.value / 100)
+        )
     return any(_same_value(one, other, places) for one, other in pairs)
 
 
 def strip_markup(text: str) -> str:
-    """The text without what only sets it: dollars around it, fonts, spacing, a final period, outer brackets."""
-    text = (
-        unwrap_fonts(text)
-        .replace("\\!", "")
-        .replace("{,}", ",")
-        .replace("\\$", "$")
-        .replace("\\%", "%")
-        .replace("\u2212", "-")
-        .replace(" \u2013 ", " - ")
-    )
+    """The text without typesetting: outer dollars and brackets, fonts, spacing, a final period."""
+    text = unwrap_fonts(text)
+    for markup, replacement in _MARKUP.items():
+        text = text.replace(markup, replacement)
     text = re.sub(r"\\[dtc]frac(?![a-z])", r"\\frac", _DEGREES.sub(" degrees ", text))
-    text = _SHORT_FRACTION.sub(_with_braces, _GAP.sub(" ", text)).strip(" *")
+    text = _SHORT_FRACTION.sub(_with_braces, _SPACING.sub(" ", text)).strip(" *")
     for _ in range(3):
         text = text.strip().removesuffix(".").strip()
         for opening, closing in (("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("(", ")"), ("{", "}")):
             inside = text[len(opening) : -len(closing)]
-            if (
-                len(text) > 2
-                and text.startswith(opening)
-                and text.endswith(closing)
-                and opening not in inside
-                and closing not in inside
-            ):
+            enclosed = len(text) > 2 and text.startswith(opening) and text.endswith(closing)
+            if enclosed and opening not in inside and closing not in inside:
                 text = inside.strip()
     return text
 
 
 def unwrap_fonts(text: str) -> str:
-    r"""`\text{…}` and the like as what stands in them."""
+    r"""The text with `\text{…}` and the like replaced by their contents."""
     for _ in range(2):
-        text = _WRAPPED.sub(r" \1 ", text)
+        text = _FONT.sub(r" \1 ", text)
     return text
 
 
@@ -150,7 +139,7 @@ def _with_braces(match: re.Match[str]) -> str:
 
 
 def _parse_side(side: str) -> WrittenNumber | None:
-    """One side of an equality as a number."""
+    """The number that one side of an equality is."""
     match = _VALUE.fullmatch(side)
     if match is None or not _is_unit(match["unit"]):
         return None
@@ -196,24 +185,15 @@ def _fewer(one: int | None, other: int | None) -> int | None:
 
 
 def _same_value(one: Fraction, other: Fraction, places: int | None) -> bool:
-    """Equal, or rounded alike where one of them has at least six decimals."""
+    """Equal, or equal after rounding if one of them has at least six decimal places."""
     return one == other or (places is not None and places >= 6 and round(one, places) == round(other, places))
 
 
 def eval_arithmetic(side: str) -> Fraction | None:
-    """The value of a sum, product, quotient or small power of plain numbers; None: it is something else."""
+    """The value of a sum, product, quotient or small power of plain numbers; None for anything else."""
     text = re.sub(r"\\frac ?\{([^{}]*)\} ?\{([^{}]*)\}", r"((\1)/(\2))", side)
-    for written, meant in (
-        ("\\times", "*"),
-        ("\\cdot", "*"),
-        ("×", "*"),
-        ("\\div", "/"),
-        ("÷", "/"),
-        ("^", "**"),
-        ("{", "("),
-        ("}", ")"),
-    ):
-        text = text.replace(written, meant)
+    for operator, replacement in _OPERATORS.items():
+        text = text.replace(operator, replacement)
     text = re.sub(r"(?<![0-9.])0+(?=[0-9])", "", text.replace(",", "").replace("$", "").replace(" x ", "*"))
     if len(text) > 200 or not re.fullmatch(r"[-+*/(). 0-9]+", text):
         return None
@@ -233,7 +213,7 @@ def _arithmetic(node: ast.expr) -> Fraction:
     left, right = _arithmetic(node.left), _arithmetic(node.right)
     if isinstance(node.op, ast.Pow):
         if right.denominator > 1 or abs(right) > 99 or max(abs(left.numerator), left.denominator) > 10**30:
-            raise ValueError("no small power")
+            raise ValueError("the power is too large")
         return left ** int(right)
     if isinstance(node.op, ast.Add):
         return left + right

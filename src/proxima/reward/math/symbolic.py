@@ -1,8 +1,7 @@
-"""Mathematical equality: of plain numbers here, of formulas by math-verify in worker processes."""
+"""Reward `math`: compares numbers and words in this process, and formulas by math-verify in a worker."""
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -33,41 +32,35 @@ _FACTORIAL = re.compile(r"[0-9]{5}[\s})]*!|\^[\s({]*[0-9]+[\s})]*!|![\s})]*![\s}
 
 @dataclass(frozen=True, kw_only=True)
 class Math(PooledReward):
-    r"""1 if the final answer equals the row's answer, else 0; says whether it is correct.
+    r"""1 if the final answer equals the row's answer, else 0; sets `correct`.
 
-    What is judged is the last `\boxed{…}`, else the last `<answer>…</answer>`, else of the last `max_chars` characters
-    the formula between `$` or the plain number after the last `answer is` or `Answer:`, else the last of either. A box
-    that never closes is wrong.
+    The final answer is the last `\boxed{…}`, else the last `<answer>…</answer>`, else, of the last `max_chars`
+    characters, the formula between `$` or the plain number after the last `answer is` or `Answer:`, else the last of
+    either. An unclosed box is wrong. What counts as equal depends on the row's answer:
 
-    - The row's answer is a plain number: the answer has to state one, in final form: an integer, decimal, fraction,
-    mixed number, percent,
-      `3\times 10^5`, with unit, currency, sign, or a name before it (`x = 61`). An operation that is still to be done
-      (`54+7`, `2^{10}`, `\frac{122}{2}`, an integral, a root, a factorial) is wrong, however it would come out, and so
-      are `60=61` and two numbers. A fraction need not be in lowest terms. Of `54+7=61` the last side counts, if the
-      sides that plain arithmetic can evaluate agree. 50 % is 50 and 0.5; decimals of six places or more are compared
-      rounded.
-    - It is words (`\text{even}`, `Monday`): the same words, no matter the case and the font. Several words must stand
-    in `\text{…}`.
-    - Else (`2\sqrt{3}`, `x^2+1`, `[0,5]`): equal for math-verify, as is every side of an equality. An integral, sum or
-    product over an
-      index, limit or derivative is wrong unless the row's answer holds one; so is a run of over 400 digits. `0 \le x <
-      5` is `[0,5)`.
+    - A plain number. The answer must be one in final form: an integer, decimal, fraction, mixed number, percent,
+      `3\times 10^5`, with unit, currency, sign, or a name before it (`x = 61`). An unfinished operation (`54+7`,
+      `2^{10}`, `\frac{122}{2}`, an integral, a root, a factorial) is wrong, whatever its value, and so are `60=61` and
+      two numbers. A fraction need not be in lowest terms. Of `54+7=61` the last side counts, if the sides that plain
+      arithmetic can evaluate agree. 50 % is 50 and 0.5; decimals of six places or more are compared rounded.
+    - Words (`\text{even}`, `Monday`): the same words, in any case and font. Several words must be in `\text{…}`.
+    - Anything else (`2\sqrt{3}`, `x^2+1`, `[0,5]`): math-verify must accept every side of an equality. An integral, sum
+      or product over an index, limit or derivative is wrong unless the row's answer holds one; so is a run of over 400
+      digits. `0 \le x < 5` is `[0,5)`.
 
-    A final period counts for nothing. What math-verify can't read is wrong; what it can't finish is invalid, never 0:
-    the worker is ended and replaced, and nobody else pays. Brackets nested over 30 deep, powers with an exponent over
-    9,999 and factorials or binomials of such size are not evaluated at all (invalid too).
+    A final period is ignored. An answer that math-verify can't parse is wrong; one that it can't finish is invalid,
+    never 0: the worker is killed and replaced, and no other completion is affected. Brackets nested over 30 deep,
+    powers with an exponent over 9,999 and factorials or binomials of such size are not evaluated, and invalid too.
 
     Args:
-        cpu_seconds: CPU time for one completion, in seconds, > 0; the runner's time-out on the clock holds beside it.
-        max_chars: characters of a marked answer at most, or of the end of a text without one; >= 16.
-        weight: factor of the value in the sum of the rewards.
-        name: key among the parts; none: `math`.
+        cpu_seconds: CPU time for one completion, in seconds, > 0; the runner's wall-clock timeout applies as well.
+        max_chars: most characters of a marked answer, or of the end of a text without one; >= 16.
     Returns: Score of value 0 or 1, `correct` set.
-    Raises: ValueError where the row's answer is missing, is prose, or can't be read as mathematics.
+    Raises: ValueError if the row's answer is missing, is prose, or can't be read as mathematics.
     Source: the math-verify package, 0.9.
-    Differs: math-verify, and verl and TRL that call it, evaluate what they find anywhere in a text, so that the
-        question said again (`54+7`) is an answer, and read words as products of letters. They call it in their own
-        process, where its alarm-based time-out raises in threads, and turn a failure into 0.
+    Differs: math-verify, and verl and TRL that call it, evaluate whatever they find in a text, so that repeating the
+        question (`54+7`) is an answer, and read words as products of letters. They call it in their own process, where
+        its alarm-based timeout raises in threads, and turn a failure into 0.
     """
 
     cpu_seconds: float = 1.0
@@ -85,29 +78,30 @@ class Math(PooledReward):
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         answer = str(required_answer(prompt, self.kind))
-        gold = _gold(answer)
-        if isinstance(gold, str):
-            return binary_score(gold in map(normalize_words, self._found(completion.text, words=True)))
-        found = self._found(completion.text, number=gold is not None)
-        if any(_PERIOD.sub("", one).strip() == answer.strip() != "" for one in found[:1]):
+        reference = _parse_reference(answer)
+        if isinstance(reference, str):
+            return binary_score(reference in map(normalize_words, self._candidates(completion.text, words=True)))
+        found = self._candidates(completion.text, number=reference is not None)
+        if any(_PERIOD.sub("", text).strip() == answer.strip() != "" for text in found[:1]):
             return binary_score(True)
-        if gold is not None:
-            return binary_score(_same_plain(gold, found))
+        if reference is not None:
+            number = next((number for text in found if (number := parse_number(text)) is not None), None)
+            return binary_score(number is not None and number.finished and same_number(reference, number))
         return self._by_algebra(answer, found[0] if found else "")
 
     def _by_algebra(self, answer: str, found: str) -> Job:
-        found = as_interval(_PERIOD.sub("", found), answer)  # math-verify takes 42. for another answer than 42
+        found = as_interval(_PERIOD.sub("", found), answer)  # to math-verify, 42. is not 42
         if problem := self._unevaluable(answer):
             raise ValueError(f"row's answer not evaluated: {problem}")
         if _DIGITS.search(found) or unfinished_operation(found, answer):
-            found = ""  # wrong, if the row's answer can be read
+            found = ""  # wrong, provided the row's answer can be parsed
         if problem := self._unevaluable(found):
             raise ValueError(f"answer not evaluated: {problem}")
         texts = [f"\\boxed{{{side}}}" for side in equation_sides(found, answer)]
         return Job(grader="math", arguments={"answer": answer, "texts": texts}, cpu_seconds=self.cpu_seconds)
 
-    def _found(self, text: str, number: bool = False, words: bool = False) -> list[str]:
-        """What the text gives as its answer, the readings that are to be tried one after the other; empty: nothing."""
+    def _candidates(self, text: str, number: bool = False, words: bool = False) -> list[str]:
+        """The final answer of the text: candidates in the order in which they are tried."""
         if (boxed := last_boxed(text)) is not None:
             return [boxed]
         if "\\boxed{" in text or "\\fbox{" in text:
@@ -115,18 +109,18 @@ class Math(PooledReward):
         tagged, end = last_tagged(text, "answer"), text[-self.max_chars :]
         if words:
             return [words_after_marker(end) if tagged is None else tagged]
-        stated = find_unmarked_answer(end if tagged is None else tagged[-self.max_chars :], number)
-        return [one for one in (tagged, stated) if one is not None]
+        unmarked = find_unmarked_answer(end if tagged is None else tagged[-self.max_chars :], number)
+        return [text for text in (tagged, unmarked) if text is not None]
 
     def answer_job(self, answer: Any) -> Job | str | None:
         if answer is None:
             return missing_answer(answer)
         formula = str(answer)
         try:
-            if _gold(formula) is not None:  # most rows of most data: no worker needed
+            if _parse_reference(formula) is not None:  # most rows of most data: no worker needed
                 return None
-        except ValueError as refusal:
-            return str(refusal)
+        except ValueError as error:
+            return str(error)
         if problem := self._unevaluable(formula):
             return f"not evaluated: {problem}"
         return Job(grader="math_answer", arguments={"answer": formula}, cpu_seconds=self.cpu_seconds)
@@ -138,8 +132,8 @@ class Math(PooledReward):
 
 
 @lru_cache(maxsize=4096)
-def _gold(answer: str) -> WrittenNumber | str | None:
-    """The row's answer as a plain number or as words; None: it takes algebra.
+def _parse_reference(answer: str) -> WrittenNumber | str | None:
+    """The row's answer as a plain number or as words; None if it needs algebra.
 
     Raises:
         ValueError: it is prose.
@@ -153,14 +147,8 @@ def _gold(answer: str) -> WrittenNumber | str | None:
     return words
 
 
-def _same_plain(gold: WrittenNumber, found: Sequence[str]) -> bool:
-    number = next((number for one in found if (number := parse_number(one)) is not None), None)
-    return number is not None and number.finished and same_number(gold, number)
-
-
 def unevaluable(formula: str) -> str | None:
-    """Why a formula would take a computer algebra system out of any bounds, or None. Linear time; what it misses meets
-    the time-out."""
+    """Why evaluating a formula may take unbounded time, or None. Linear time; the timeout catches what this misses."""
     depth = deepest = 0
     for bracket in _BRACKET.finditer(formula):
         depth = max(0, depth + (1 if bracket.group() in "([{" else -1))

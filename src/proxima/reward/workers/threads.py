@@ -1,5 +1,4 @@
-"""A few daemon threads for trusted Python that may still hang: a call that passes its time-out is given up, and its
-thread replaced."""
+"""Daemon threads for trusted Python that may hang: a call that times out is abandoned, and its thread replaced."""
 
 import asyncio
 import queue
@@ -14,21 +13,20 @@ class _Call:
         self.function = function
         self.began: Future[None] = Future()
         self.ended: Future[Any] = Future()
-        self.given_up = False
+        self.abandoned = False
 
 
 class DaemonThreads:
-    """Runs calls in at most `threads` daemon threads, in order of arrival. A hung call keeps its thread, never its
-    place.
+    """Runs calls in daemon threads, in order of arrival; a hung call occupies its thread, but not its slot.
 
     Args:
-        threads: calls at once.
-        hung: threads given up that may be there beside them; with more, calls fail at once until one comes back.
+        threads: simultaneous calls.
+        max_hung: abandoned threads beside them; with more, calls fail at once until one of those returns.
     """
 
-    def __init__(self, threads: int, hung: int = 100) -> None:
-        self._wanted, self._running, self._closed = threads, 0, False
-        self._hung, self._most = 0, hung
+    def __init__(self, threads: int, max_hung: int = 100) -> None:
+        self._threads, self._running, self._closed = threads, 0, False
+        self._hung, self._max_hung = 0, max_hung
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
 
@@ -36,9 +34,8 @@ class DaemonThreads:
         """What the function returns or raises.
 
         Raises:
-            TimeoutError: it took longer than `timeout` seconds, counted from when it began, not from when it was
-                queued.
-            RuntimeError: too many calls before it hang still.
+            TimeoutError: it took longer than `timeout` seconds, not counting its time in the queue.
+            RuntimeError: too many earlier calls still hang.
         """
         call = _Call(function)
         self._calls.put(call)
@@ -48,29 +45,29 @@ class DaemonThreads:
             return await asyncio.wait_for(asyncio.wrap_future(call.ended), timeout)
         except TimeoutError:
             with self._lock:
-                if not call.given_up and not call.ended.done():
-                    call.given_up = True
+                if not call.abandoned and not call.ended.done():
+                    call.abandoned = True
                     self._running -= 1
                     self._hung += 1
             self._fill()
             raise
 
     def close(self) -> None:
-        """Let idle threads end; a hung one is left to the end of the process, which it can't delay."""
+        """End idle threads; a hung one is left behind, and can't delay the end of the process."""
         self._closed = True
         for _ in range(self._running):
             self._calls.put(None)
 
     def _fill(self) -> None:
         with self._lock:
-            if self._hung >= self._most:
-                self._refuse()
-            while self._running < self._wanted and self._hung < self._most and not self._closed:
+            if self._hung >= self._max_hung:
+                self._fail_queued()
+            while self._running < self._threads and self._hung < self._max_hung and not self._closed:
                 self._running += 1
                 threading.Thread(target=self._loop, name="reward-thread", daemon=True).start()
 
-    def _refuse(self) -> None:
-        """Fail the calls that wait: a scorer that always hangs must not take all the threads of the machine."""
+    def _fail_queued(self) -> None:
+        """Fail the queued calls: a scorer that always hangs must not exhaust the machine's threads."""
         while True:
             try:
                 call = self._calls.get_nowait()
@@ -82,16 +79,16 @@ class DaemonThreads:
     def _loop(self) -> None:
         while (call := self._calls.get()) is not None:
             if not call.began.set_running_or_notify_cancel():
-                continue  # whoever asked has gone
+                continue  # the caller was cancelled
             call.ended.set_running_or_notify_cancel()
             call.began.set_result(None)
             try:
                 result = call.function()
-            except BaseException as problem:
-                call.ended.set_exception(problem)
+            except BaseException as error:
+                call.ended.set_exception(error)
             else:
                 call.ended.set_result(result)
             with self._lock:
-                if call.given_up:
+                if call.abandoned:
                     self._hung -= 1
-                    return  # another thread has this one's place
+                    return  # another thread has its slot
