@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxima.cli.plot import surrogate_of
+from proxima.cli.plot import parse_surrogate
 from proxima.core.surrogate import SURROGATES, Dppo, PpoClip
 
 
@@ -30,8 +30,8 @@ def test_every_kind_can_be_drawn(proxima, here, kind):
 
 
 def test_fields(proxima):
-    assert surrogate_of("ppo_clip,epsilon_high=0.28,dual_clip=10") == PpoClip(epsilon_high=0.28, dual_clip=10.0)
-    assert surrogate_of("proxima.core.surrogate:Dppo,delta=.inf") == Dppo(delta=float("inf"))
+    assert parse_surrogate("ppo_clip,epsilon_high=0.28,dual_clip=10") == PpoClip(epsilon_high=0.28, dual_clip=10.0)
+    assert parse_surrogate("proxima.core.surrogate:Dppo,delta=.inf") == Dppo(delta=float("inf"))
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,10 @@ import math
 
 import pytest
 
+from proxima.cli.explain import text_of, values_table
 from proxima.config import resolve
-from proxima.config.estimate import Batch, batch_of, memory_of, model_facts, prompt_tokens, time_of
-from proxima.config.explain import as_json, duration, explain, header_of, values_table
+from proxima.config.estimate import StepSize, batch_of, longest_prompt, memory_of, model_facts, time_of
+from proxima.config.recipe_estimates import as_json, header_of
 from tests.config.conftest import BASE
 
 
@@ -128,12 +129,14 @@ def test_model_facts_are_exact(tiny_model):
         assert (facts.layers, facts.vocabulary) == (model.config.num_hidden_layers, model.config.vocab_size)
 
 
-def test_prompt_tokens_counts_template_and_system(recipe, tiny_model):
+def test_longest_prompt_counts_template_and_system(recipe, tiny_model):
     folder = tiny_model("llama")
     config = resolve(recipe(), [f"model.path={folder}"]).config
-    assert prompt_tokens(config) == len("<user\nWhat is 8 + 1?>\n<assistant\n")  # a token a byte, and one for each mark
+    assert longest_prompt(config) == len(
+        "<user\nWhat is 8 + 1?>\n<assistant\n"
+    )  # a token a byte, and one for each mark
     longer = resolve(recipe(), [f"model.path={folder}", "data.system=Be brief."]).config
-    assert prompt_tokens(longer) - prompt_tokens(config) == len("<system\nBe brief.>\n")
+    assert longest_prompt(longer) - longest_prompt(config) == len("<system\nBe brief.>\n")
 
 
 def test_memory_adds_up(recipe, tiny_model):
@@ -170,7 +173,7 @@ def test_time_is_proportional(recipe, tiny_model):
 
 
 def test_the_text_has_values_batch_memory_and_time(recipe, tiny_model):
-    text = explain(resolve(recipe(), [f"model.path={tiny_model('llama')}", "algorithm.surrogate.delta=0.2"]), gemm=1e12)
+    text = text_of(resolve(recipe(), [f"model.path={tiny_model('llama')}", "algorithm.surrogate.delta=0.2"]), gemm=1e12)
     rows = [line.split("  ") for line in text.splitlines()]
     cells = {row[0].strip(): [cell.strip() for cell in row[1:] if cell.strip()] for row in rows}
     assert cells["algorithm.surrogate.kind"][:2] == ["cppo", "preset cppo, chosen in run.yaml:4"]
@@ -195,8 +198,8 @@ def test_a_known_model_has_a_size_without_its_config(recipe):
     assert (found["parameters"], found["known_size"]) == (32_763_876_352, True)
     assert found["memory_bytes"]["weights"] == 4 * 32_763_876_352 and found["seconds"]["step"] > 0
     assert found["notes"][0] == "known size: that of Qwen2.5-32B as published; its config.json can't be read here"
-    text = explain(resolve(recipe(BASE.replace("org/model", "models/Qwen2.5-32B"))), gemm=1e12)
-    assert "for 32.76 B parameters (known size), all at once" in text
+    text = text_of(resolve(recipe(BASE.replace("org/model", "models/Qwen2.5-32B"))), gemm=1e12)
+    assert "for 32.8 B parameters (known size), all at once" in text
 
 
 def test_the_recipes_comment_comes_first(recipe):
@@ -205,7 +208,7 @@ def test_the_recipes_comment_comes_first(recipe):
     )
     resolved = resolve(recipe(comment + BASE + "# not this\n"))
     assert header_of(resolved) == "A recipe of mine.\n  Source  a paper\n\n  proxima train it"
-    text = explain(resolved, gemm=1e12)
+    text = text_of(resolved, gemm=1e12)
     assert text.startswith("A recipe of mine.\n") and text.index("Source") < text.index(
         "algorithm.surrogate.kind"
     ) < text.index("batch  ")
@@ -216,11 +219,11 @@ def test_the_recipes_comment_comes_first(recipe):
 
 def test_evaluations_that_cannot_be_counted_are_not_in_the_time(recipe, tiny_model):
     path = f"model.path={tiny_model('llama')}"
-    without = explain(resolve(recipe(), [path]), gemm=1e12)
-    missing = explain(
+    without = text_of(resolve(recipe(), [path]), gemm=1e12)
+    missing = text_of(
         resolve(recipe(), [path, "eval.task={kind: prepared, path: data/none}", "eval.limit=0"]), gemm=1e12
     )
-    with_eval = explain(resolve(recipe(), [path, "eval.task=tests.config.fakes:Sums"]), gemm=1e12)
+    with_eval = text_of(resolve(recipe(), [path, "eval.task=tests.config.fakes:Sums"]), gemm=1e12)
     assert ["evaluations are not in the time" in text for text in (without, missing, with_eval)] == [False, True, False]
     assert ["and their evaluations (" in text for text in (without, missing, with_eval)] == [False, False, True]
 
@@ -231,13 +234,5 @@ def test_lines_are_cut_at_the_width(recipe):
     assert any(line.endswith("…") for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(3.14, "3.1 s"), (59.94, "59.9 s"), (160, "2m 40s"), (3599.6, "1h 00m"), (7500, "2h 05m"), (777_600, "9 days")],
-)
-def test_duration(seconds, text):
-    assert duration(seconds) == text
-
-
 def test_batch_is_a_plain_value():
-    assert Batch(1, 2, 2, 10, 20, 3, 8, 1) == Batch(1, 2, 2, 10, 20, 3, 8, 1)
+    assert StepSize(1, 2, 2, 10, 20, 3, 8, 1) == StepSize(1, 2, 2, 10, 20, 3, 8, 1)

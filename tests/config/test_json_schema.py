@@ -9,7 +9,7 @@ import pytest
 
 from proxima.config.json_schema import json_schema
 from proxima.config.presets import ALGORITHMS
-from proxima.config.read import read_yaml
+from proxima.config.recipe_reader import read_yaml
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SMALL = {"model": {"path": "a/b"}, "task": "arithmetic", "reward": "number", "algorithm": "cppo"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxima.config.errors import ConfigError
+from proxima.config.problems import ConfigError
 from proxima.config.tree import DEFAULT, Layout, Node, Source, merge, node_of
 
 LOW, HIGH = Source("low"), Source("high")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from proxima.cli.common import print_json
+from proxima.cli.output import print_json
 from proxima.config.schema import Slot
 from proxima.data import UserError
 
@@ -86,7 +86,7 @@ def results_of(slot: str, spec: Any) -> Iterator["LawResult"]:
 def slot_of_kind(kind: str) -> str:
     """The slot whose table has the kind, or whose protocol a class subclasses."""
     from proxima.config.describe import fields_of, table_of
-    from proxima.config.errors import one_problem, suggestion
+    from proxima.config.problems import one_problem, suggestion
 
     tables = {info.name: table_of(info.slot.table) for info in fields_of(CheckConfig) if info.slot}
     if ":" not in kind:

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.config.errors import one_problem
+    from proxima.config.problems import one_problem
     from proxima.peers.convert import convert
 
     done = convert(arguments.file, arguments.peer)

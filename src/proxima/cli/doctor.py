@@ -8,7 +8,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from proxima.cli.common import print_json
+from proxima.cli.output import print_json
 
 PACKAGES = ("torch", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2", "matplotlib")
 OPTIONAL = {"datasets": "data", "reasoning_gym": "gym", "math-verify": "math", "gguf": "gguf"}

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.cli.common import print_json
+from proxima.cli.output import print_json
 from proxima.data import UserError
 
 if TYPE_CHECKING:

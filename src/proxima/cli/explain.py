@@ -4,8 +4,17 @@ Reads no weights and needs no data: missing data files are warnings."""
 
 import argparse
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from proxima.cli.common import add_overrides, print_json
+from proxima.cli.output import add_overrides, print_json, terminal_width, truncated
+
+if TYPE_CHECKING:
+    from proxima.config import Resolved, ResolvedValue, RunConfig
+    from proxima.config.estimate import Memory, Time
+    from proxima.config.recipe_estimates import Estimates
+
+VALUE_WIDTH = 36
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.config import check, dump, resolve
-    from proxima.config.errors import ConfigError
     from proxima.config.machine_checks import data_files_exist
+    from proxima.config.problems import ConfigError
 
     resolved = resolve(arguments.recipe, arguments.override)
     to_make = list(data_files_exist(resolved))  # a warning here, an error of `train`
@@ -28,13 +37,73 @@ def run(arguments: argparse.Namespace) -> int:
         for problem in to_make:
             print(f"WARNING {problem}", file=sys.stderr)
     elif arguments.json:
-        from proxima.config.explain import as_json
+        from proxima.config.recipe_estimates import as_json
 
         print_json(as_json(resolved))
     else:
-        from proxima.config.explain import explain, terminal_width
-
-        print(explain(resolved, width=terminal_width(sys.stdout)))
+        print(text_of(resolved, width=terminal_width(sys.stdout)))
     if problems:  # after the values, among which the mistake is easier to see
         raise ConfigError(problems)
     return 0
+
+
+def text_of(resolved: "Resolved[RunConfig]", gemm: float | None = None, width: int | None = None) -> str:
+    """The comment of the recipe, its values, and last, where a terminal shows them, the estimates and remarks."""
+    from proxima.config.recipe_estimates import Estimates, config_remarks, header_of
+
+    estimates = Estimates(resolved, gemm)
+    header = header_of(resolved)
+    blocks = [*([header] if header else []), values_table(resolved.entries, width), _batch_block(estimates)]
+    if estimates.memory is not None and estimates.model is not None:
+        blocks.append(_memory_block(estimates.memory, estimates.model.parameters, estimates.known_size))
+    if estimates.time is not None:
+        blocks.append(_time_block(estimates.time, resolved.config.train.steps))
+    remarks = [f"note     {note}" for note in estimates.notes]
+    remarks += [f"warning  {problem}" for problem in config_remarks(resolved)]
+    return "\n\n".join([*blocks, *(["\n".join(remarks)] if remarks else [])])
+
+
+def values_table(entries: "Sequence[ResolvedValue]", width: int | None = None) -> str:
+    """Four columns: path, value, source, meaning. Lines are cut at `width`; None leaves them whole."""
+    from proxima.config.describe import first_sentence
+    from proxima.config.scalars import in_one_line
+
+    rows = [
+        (entry.path, truncated(in_one_line(entry.value), VALUE_WIDTH), entry.source, first_sentence(entry.help))
+        for entry in entries
+    ]
+    path, value, source = (max((len(row[column]) for row in rows), default=0) for column in range(3))
+    lines = (f"{a:<{path}}  {b:<{value}}  {c:<{source}}  {d}".rstrip() for a, b, c, d in rows)
+    return "\n".join(line if width is None else truncated(line, width) for line in lines)
+
+
+def _batch_block(estimates: "Estimates") -> str:
+    batch = estimates.batch
+    prompt = (
+        f"prompts have up to {estimates.prompt:,} tokens" if estimates.prompt is not None else "prompt length not known"
+    )
+    return (
+        f"batch    {batch}\n         {prompt}; a step forwards up to {batch.tokens:,} tokens, the longest "
+        f"sequence has {batch.longest:,}"
+    )
+
+
+def _memory_block(memory: "Memory", parameters: int, known: bool) -> str:
+    from proxima.view.formatting import magnitude
+
+    parts = "  ".join(f"{name} {size / 2**30:.2f}" for name, size in memory.parts.items())
+    size = f"{magnitude(parameters)} parameters{' (known size)' if known else ''}"
+    return f"memory   about {memory.total / 2**30:.2f} GiB for {size}, all at once\n         {parts}"
+
+
+def _time_block(time: "Time", steps: int) -> str:
+    from proxima.view.formatting import duration
+
+    evaluations = f" and their evaluations ({duration(time.evaluate)} each)" if time.evaluate else ""
+    return (
+        f"time     up to {duration(time.step)} a step (generate {duration(time.generate)}, train "
+        f"{duration(time.train)})"
+        f", {duration(time.run)} for {steps} steps{evaluations}\n"
+        f"         if every completion takes all its tokens; from {time.gemm / 1e9:,.0f} GFLOP/s measured here, "
+        "right within a factor 2"
+    )

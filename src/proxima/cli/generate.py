@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.cli.common import print_json
+from proxima.cli.output import print_json
 from proxima.data import UserError
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def _model_and_system(arguments: argparse.Namespace) -> tuple[str, str | None]:
     """The model's path; of a run, its checkpoint's, with the run's own system prompt unless another was given."""
     model, system = arguments.model, arguments.system
     if not (Path(model) / "config.yaml").is_file():
-        from proxima.config.errors import one_problem
         from proxima.config.machine_checks import model_problem
+        from proxima.config.problems import one_problem
 
         if remedy := model_problem(model):
             raise one_problem("model", remedy, model, "command line")

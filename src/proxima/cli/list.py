@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from proxima.cli.common import print_json
+from proxima.cli.output import print_json, terminal_width, truncated
 from proxima.data import UserError
 
 
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.config.errors import one_problem, suggestion
+    from proxima.config.problems import one_problem, suggestion
 
     if arguments.slot == "recipes":
         return _show_recipes(as_json=arguments.json)
@@ -33,18 +33,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(slots)
         return 0
-    from proxima.config.explain import cut, terminal_width
-
     width = None if arguments.slot else terminal_width(sys.stdout)
     text = "\n\n".join(_text(name, slot, fields=arguments.slot is not None) for name, slot in slots.items())
-    print("\n".join(line if width is None else cut(line, width) for line in text.splitlines()))
+    print("\n".join(line if width is None else truncated(line, width) for line in text.splitlines()))
     return 0
 
 
 def _show_recipes(as_json: bool) -> int:
     """A line a recipe of `./recipes`: its path, and the first sentence of its comments."""
-    from proxima.config.explain import cut, terminal_width
-
     files = sorted(Path("recipes").rglob("*.yaml"), key=lambda file: (len(file.parts), file))
     if not files:
         raise UserError(
@@ -56,7 +52,7 @@ def _show_recipes(as_json: bool) -> int:
         return 0
     longest, width = max(map(len, found)), terminal_width(sys.stdout)
     for line in (f"{path:<{longest}}  {comment}".rstrip() for path, comment in found.items()):
-        print(line if width is None else cut(line, width))
+        print(line if width is None else truncated(line, width))
     return 0
 
 

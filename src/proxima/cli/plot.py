@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    surrogates = {word: surrogate_of(word) for word in dict.fromkeys(arguments.kind)}
+    surrogates = {word: parse_surrogate(word) for word in dict.fromkeys(arguments.kind)}
     from proxima.view.surrogate_curve import TokenSetting
     from proxima.view.surrogate_plot import draw, write_plot
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def surrogate_of(word: str) -> Any:
+def parse_surrogate(word: str) -> Any:
     """The spec of `ppo_clip` or `ppo_clip,epsilon_high=0.28`.
 
     Raises:
@@ -70,7 +70,7 @@ def surrogate_of(word: str) -> Any:
     """
     from proxima.config.builder import Builder
     from proxima.config.describe import fields_of
-    from proxima.config.read import read_overrides
+    from proxima.config.recipe_reader import read_overrides
     from proxima.config.schema import AlgorithmConfig
     from proxima.config.tree import COMMAND_LINE, NO_LAYOUT, Node
 

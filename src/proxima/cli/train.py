@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxima.cli.common import add_overrides
+from proxima.cli.output import add_overrides
 from proxima.data import UserError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from proxima.cli.common import print_json
+from proxima.cli.output import print_json
 from proxima.data import FieldError
 
 STATUSES = ("matched", "differs", "failed", "unsupported")
@@ -93,7 +93,7 @@ def _totals(verdicts: list[Judgement]) -> dict[str, int]:
 
 def _records(name: str) -> list[dict[str, Any]]:
     """The records of a file; what is wrong with it as the user's line."""
-    from proxima.config.errors import one_problem
+    from proxima.config.problems import one_problem
     from proxima.peers.verify import Record
 
     wanted = "give a JSON list of records {name, source, dtype, inputs, params, expected}"

@@ -17,7 +17,7 @@ for renamed fields.
 
 from proxima.config.builder import ResolvedValue
 from proxima.config.dump import dump
-from proxima.config.errors import ConfigError, Problem
+from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolve import Resolved, resolve
 from proxima.config.schema import (
     AlgorithmConfig,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from proxima.config.describe import table_of
-from proxima.config.errors import Problem
+from proxima.config.problems import Problem
 from proxima.config.resolve import Resolved
 from proxima.core.advantage import needs_baseline
 from proxima.core.advantage.protocol import Advantage

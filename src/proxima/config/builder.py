@@ -6,7 +6,7 @@ from typing import Any
 from proxima.config.coerce import NONE, Mismatch, coerce
 from proxima.config.describe import (
     FieldInfo,
-    canonical,
+    canonical_kind,
     dataclass_in,
     fields_of,
     lookup,
@@ -14,7 +14,7 @@ from proxima.config.describe import (
     summary_of,
     table_of,
 )
-from proxima.config.errors import ConfigError, Problem, suggestion
+from proxima.config.problems import ConfigError, Problem, suggestion
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.schema import Slot
 from proxima.config.tree import DEFAULT, Node
@@ -196,7 +196,7 @@ class Builder:
         except ConfigError as error:
             self.problems.extend(error.problems)
             return FAILED
-        self.entries.append(ResolvedValue.of(f"{path}.kind", canonical(kind.value, slot), kind, summary_of(cls)))
+        self.entries.append(ResolvedValue.of(f"{path}.kind", canonical_kind(kind.value, slot), kind, summary_of(cls)))
         rest = {key: child for key, child in node.mapping.items() if key != "kind"}
         return self.dataclass(cls, replace(node, value=rest), path, kind.value)
 

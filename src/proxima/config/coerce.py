@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from proxima.config.describe import options_of
-from proxima.config.errors import suggestion
+from proxima.config.problems import suggestion
 from proxima.config.tree import COMMAND_LINE, Node
 
 NONE = type(None)

@@ -15,7 +15,7 @@ from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from proxima.config.errors import one_problem, suggestion
+from proxima.config.problems import one_problem, suggestion
 from proxima.config.schema import Presets, RunConfig, Slot
 from proxima.config.tree import Layout
 
@@ -185,7 +185,7 @@ def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
         ConfigError: neither; the line names the nearest kind, or what the import said.
     """
     table = table_of(slot.table)
-    entry = table.get(canonical(kind, slot), kind)
+    entry = table.get(canonical_kind(kind, slot), kind)
     if not isinstance(entry, str):
         return entry  # type: ignore[no-any-return]
     what = path.rstrip("0123456789.").rpartition(".")[2].removesuffix("s")
@@ -204,7 +204,7 @@ def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
     return found
 
 
-def canonical(kind: str, slot: Slot) -> str:
+def canonical_kind(kind: str, slot: Slot) -> str:
     """The table's name for a kind that may be written as an alias."""
     return str(table_of(slot.aliases).get(kind, kind)) if slot.aliases else kind
 

@@ -76,7 +76,7 @@ def model_facts(path: str, revision: str | None = None) -> ModelFacts:
     )
 
 
-def prompt_tokens(config: RunConfig) -> int:
+def longest_prompt(config: RunConfig) -> int:
     """The longest prompt among the first questions, tokens, chat template included.
 
     Raises:
@@ -92,7 +92,7 @@ def prompt_tokens(config: RunConfig) -> int:
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepSize:
     """The arithmetic of a step.
 
     Args:
@@ -137,7 +137,7 @@ class Batch:
         )
 
 
-def batch_of(config: RunConfig, prompt: int) -> Batch:
+def batch_of(config: RunConfig, prompt: int) -> StepSize:
     """The batch arithmetic for prompts of at most `prompt` tokens and completions of `sampling.max_tokens`."""
     train, length = config.train, config.sampling.max_tokens
     prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
@@ -148,7 +148,7 @@ def batch_of(config: RunConfig, prompt: int) -> Batch:
     micro = train.updates_per_step * _micro_batches(
         a_update, kept or train.completions_per_prompt, prompt, length, train.tokens_per_micro_batch, shared
     )
-    return Batch(
+    return StepSize(
         prompts=prompts,
         completions=train.completions_per_prompt,
         sequences=sequences,
@@ -216,7 +216,7 @@ class Memory:
         return sum(self.parts.values())
 
 
-def memory_of(config: RunConfig, model: ModelFacts, batch: Batch) -> Memory:
+def memory_of(config: RunConfig, model: ModelFacts, batch: StepSize) -> Memory:
     """Peak memory of a run on one device: everything is counted at once, though engine and trainer take turns."""
     p, compute, master = model.parameters, BYTES[config.model.compute_dtype], BYTES[config.model.dtype]
     engine_dtype = getattr(config.engine, "dtype", None) or config.model.compute_dtype
@@ -256,7 +256,7 @@ class Time:
         return self.generate + self.train
 
 
-def time_of(config: RunConfig, model: ModelFacts, batch: Batch, gemm: float) -> Time:
+def time_of(config: RunConfig, model: ModelFacts, batch: StepSize, gemm: float) -> Time:
     """2 FLOP a parameter and token to generate, 6 to train (2 more for each extra forward), over a share of the GEMM
     rate.
 

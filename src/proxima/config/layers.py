@@ -5,8 +5,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from proxima.config.describe import fields_of, kind_of, layout_of, table_of
-from proxima.config.errors import one_problem, suggestion
-from proxima.config.read import read_overrides
+from proxima.config.problems import one_problem, suggestion
+from proxima.config.recipe_reader import read_overrides
 from proxima.config.schema import RunConfig, Slot
 from proxima.config.tree import DEFAULT, Layout, Node, Source, merge, node_of
 

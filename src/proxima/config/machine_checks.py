@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from proxima.config.errors import Problem
-from proxima.config.read import shown_path
+from proxima.config.problems import Problem
+from proxima.config.recipe_reader import shown_path
 from proxima.config.resolve import Resolved
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")

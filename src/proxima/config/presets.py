@@ -19,7 +19,7 @@ def preset(surrogate: str, scale: str = "group", aggregate: str = "token_mean", 
         aggregate: kind of the aggregate.
         more: slots that differ, then fields of the surrogate.
     """
-    slots = {key: more.pop(key) for key in ("advantage", "selection", "dynamic_sampling") if key in more}
+    slots: Preset = {key: more.pop(key) for key in ("advantage", "selection", "dynamic_sampling") if key in more}
     return {
         "proximal": "behavior",
         "advantage": {"kind": "grpo", "scale": scale},

@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar, overload
 
 from proxima.config.builder import Builder, ResolvedValue
 from proxima.config.describe import fields_of
-from proxima.config.errors import ConfigError, Problem
 from proxima.config.layers import merged
-from proxima.config.read import read_recipe, shown_path
+from proxima.config.problems import ConfigError, Problem
+from proxima.config.recipe_reader import read_recipe, shown_path
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Source, node_of

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from proxima.config.errors import Problem
+from proxima.config.problems import Problem
 from proxima.config.resolve import Resolved
 
 if TYPE_CHECKING:

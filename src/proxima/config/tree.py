@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from proxima.config.errors import one_problem
+from proxima.config.problems import one_problem
 from proxima.config.scalars import in_one_line
 
 Scalar = str | int | float | bool | None

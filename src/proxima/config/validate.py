@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 
 from proxima.config import algorithm_checks, machine_checks, schedule_checks
 from proxima.config.describe import fields_of
-from proxima.config.errors import ConfigError, Problem
+from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolve import Resolved, resolve
 from proxima.config.schema import RunConfig
 

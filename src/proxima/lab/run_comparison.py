@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from proxima.config.comparable import Purpose, compared, may_differ
-from proxima.config.errors import suggestion
+from proxima.config.problems import suggestion
 from proxima.data import UserError
 from proxima.lab.cell_statistics import CellRuns, CellSummary, summarize
 from proxima.lab.run_reader import AXES, Run

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxima.config.errors import ConfigError, suggestion
-from proxima.config.read import read_yaml, shown_path
+from proxima.config.problems import ConfigError, suggestion
+from proxima.config.recipe_reader import read_yaml, shown_path
 from proxima.data import UserError
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.metric_names import metric_of

@@ -15,8 +15,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from proxima.config.describe import layout_of
-from proxima.config.errors import ConfigError, Problem, one_problem, suggestion
-from proxima.config.read import read_yaml, shown_path
+from proxima.config.problems import ConfigError, Problem, one_problem, suggestion
+from proxima.config.recipe_reader import read_yaml, shown_path
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Layout, Node, Source, merge
 from proxima.lab.sweep_plan import Sweep, SweepCell

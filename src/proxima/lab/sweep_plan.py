@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.comparable import ABSENT, Purpose, differences
-from proxima.config.errors import ConfigError, Problem
-from proxima.config.read import shown_path
+from proxima.config.problems import ConfigError, Problem
+from proxima.config.recipe_reader import shown_path
 from proxima.config.resolve import Resolved, resolve
 from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig

@@ -9,8 +9,12 @@ import argparse
 import importlib
 
 ACTIONS = {
-    "prepare": ("prepare_action", "prepare", "make a data set without repeats or evaluation questions, and its card"),
-    "show": ("inspect_actions", "show", "print the card of a prepared folder and a few of its rows"),
+    "prepare": (
+        "prepare_action",
+        "prepare_dataset",
+        "make a data set without repeats or evaluation questions, and its card",
+    ),
+    "show": ("inspect_actions", "show_folder", "print the card of a prepared folder and a few of its rows"),
     "check": (
         "inspect_actions",
         "check",

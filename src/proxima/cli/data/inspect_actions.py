@@ -4,12 +4,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from proxima.cli.common import print_json
 from proxima.cli.data.prepare_action import DATA, is_prepared
+from proxima.cli.output import print_json
 from proxima.data import UserError
 
 
-def show(arguments: argparse.Namespace) -> int:
+def show_folder(arguments: argparse.Namespace) -> int:
     from pyarrow import parquet
 
     from proxima.prepare import read_card
@@ -36,7 +36,7 @@ def show(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def check(arguments: argparse.Namespace) -> int:
+def check_folders(arguments: argparse.Namespace) -> int:
     from proxima.prepare import verify_folder
 
     found = {name: verify_folder(Path(name).expanduser()) for name in arguments.folder}

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxima.cli.common import print_json
 from proxima.cli.data.preparation_report import ProgressLine, report
+from proxima.cli.output import print_json
 from proxima.data import UserError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class PartRequest:
     required: bool
 
 
-def prepare(arguments: argparse.Namespace) -> int:
+def prepare_dataset(arguments: argparse.Namespace) -> int:
     from proxima.prepare import PrepareOptions, locate_files, resolve_template
     from proxima.prepare.atomic_folder import refuse_existing
 
@@ -110,7 +110,7 @@ def _eval_sets(request: PartRequest, made: "Sequence[PreparedFolder]", against: 
 
 def _parts(name: str) -> tuple["Part", ...]:
     """The parts of a source, or the one part of that name."""
-    from proxima.config.errors import one_problem, suggestion
+    from proxima.config.problems import one_problem, suggestion
     from proxima.prepare import SOURCES
 
     if name in SOURCES:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from proxima.config.errors import ConfigError, one_problem
+from proxima.config.problems import ConfigError, one_problem
 from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.options import Options
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxima.config.errors import ConfigError, one_problem
+from proxima.config.problems import ConfigError, one_problem
 from proxima.peers.convert.read import UNREADABLE
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from proxima.config.errors import one_problem
+from proxima.config.problems import one_problem
 from proxima.config.scalars import Loader
 from proxima.data import UserError
 

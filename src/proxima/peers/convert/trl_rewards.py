@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.config.errors import one_problem
+from proxima.config.problems import one_problem
 from proxima.peers.convert import common
 from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.options import Options

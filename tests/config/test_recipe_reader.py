@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config.errors import ConfigError
-from proxima.config.read import read_overrides, read_recipe, read_yaml, shown_path
+from proxima.config.problems import ConfigError
+from proxima.config.recipe_reader import read_overrides, read_recipe, read_yaml, shown_path
 from proxima.config.tree import NO_LAYOUT, Layout, merge
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from proxima.config.errors import ConfigError, one_problem
+from proxima.config.problems import ConfigError, one_problem
 from proxima.config.scalars import Loader
 from proxima.config.tree import COMMAND_LINE, Layout, Node, Source, merge
 

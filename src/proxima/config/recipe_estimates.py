@@ -1,0 +1,119 @@
+"""Batch, memory and time of a config, with the comment of its recipe and the warnings: what `proxima explain` shows."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from proxima.config.estimate import (
+    Memory,
+    StepSize,
+    Time,
+    batch_of,
+    gemm_rate,
+    longest_prompt,
+    memory_of,
+    model_facts,
+    time_of,
+)
+from proxima.config.known_models import known_facts
+from proxima.config.machine_checks import data_files_exist, device_exists
+from proxima.config.problems import Problem
+from proxima.config.resolve import Resolved
+from proxima.config.schema import RunConfig
+from proxima.config.validate import warnings
+
+Value = TypeVar("Value")
+
+
+class Estimates:
+    """Batch, memory and time of a config, each None where what it needs can't be read; `notes` says why.
+
+    The size of a model whose config.json can't be read is that of `known_models`, and `known_size` is true; else it is
+    not known.
+
+    Args:
+        resolved: the config.
+        gemm: FLOP/s to reckon with; None measures it here.
+    """
+
+    def __init__(self, resolved: Resolved[RunConfig], gemm: float | None = None) -> None:
+        config = resolved.config
+        self.notes: list[str] = []
+        self.model = self._read(lambda: model_facts(config.model.path, config.model.revision), "model size")
+        self.prompt: int | None = None  # without a model, trying its tokenizer would only wait for the hub again
+        self.known_size = False
+        if self.model is None and (known := known_facts(config.model.path)) is not None:
+            self.model, self.known_size = known, True
+            self.notes = [
+                f"known size: that of {Path(config.model.path).name} as published; its config.json can't be read here"
+            ]
+        elif self.model is not None:
+            self.prompt = self._read(lambda: longest_prompt(config), "prompt length")
+        self.batch: StepSize = batch_of(config, self.prompt if self.prompt is not None else 128)
+        if self.prompt is None:
+            self.notes.append("prompts are taken to have 128 tokens")
+        if (refill := config.algorithm.dynamic_sampling) is not None:
+            most = f"{refill.max_num_gen_batches}" if refill.max_num_gen_batches > 0 else "any number"
+            self.notes.append(
+                "dynamic sampling: the time is that with one generation batch a step; to fill the batch there may "
+                f"be {most}"
+            )
+        self.memory: Memory | None = None
+        self.time: Time | None = None
+        if self.model is not None:
+            self.memory = memory_of(config, self.model, self.batch)
+            if gemm is None and not any(device_exists(resolved)):
+                gemm = gemm_rate(config.model.compute_dtype, _device(config.model.device))
+            self.time = None if gemm is None else time_of(config, self.model, self.batch, gemm)
+        if self.time is not None and config.eval.task is not None and not self.time.evaluate:
+            self.notes.append("evaluations are not in the time: how many questions they ask can't be read")
+
+    def _read(self, read: Callable[[], Value], name: str) -> Value | None:
+        try:
+            return read()
+        except (ValueError, OSError, ImportError, AttributeError) as error:
+            self.notes.append(f"{name} unknown: {' '.join(str(error).split())}")
+            return None
+
+
+def _device(name: str) -> str:
+    from proxima.model.load import resolve_device
+
+    return str(resolve_device(name))
+
+
+def header_of(resolved: Resolved[RunConfig]) -> str:
+    """The comment that the recipe's file begins with: source, published figures, machine, commands. Empty where there
+    is none."""
+    if resolved.recipe is None or not Path(resolved.recipe).is_file():
+        return ""
+    lines = []
+    for line in Path(resolved.recipe).read_text(encoding="utf-8", errors="replace").splitlines():
+        if not line.startswith("#"):
+            break
+        if "yaml-language-server" not in line:
+            text = line.removeprefix("#").removeprefix(" ").rstrip()
+            lines.append("".join(char for char in text if char.isprintable()))
+    return "\n".join(lines).strip("\n")
+
+
+def config_remarks(resolved: Resolved[RunConfig]) -> list[Problem]:
+    """The warnings, and the missing data files: an error of `train`, a warning for a reader."""
+    return [*warnings(resolved), *data_files_exist(resolved)]
+
+
+def as_json(resolved: Resolved[RunConfig], gemm: float | None = None) -> dict[str, Any]:
+    """The same for programs: `header`, `values`, `batch`, `memory_bytes`, `seconds`, `notes`, `warnings`."""
+    estimates = Estimates(resolved, gemm)
+    time, memory = estimates.time, estimates.memory
+    return {
+        "header": header_of(resolved),
+        "values": [{"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in resolved.entries],
+        "batch": vars(estimates.batch),
+        "parameters": estimates.model.parameters if estimates.model else None,
+        "known_size": estimates.known_size,
+        "memory_bytes": {**memory.parts, "total": memory.total} if memory else None,
+        "seconds": {**vars(time), "step": time.step} if time else None,
+        "notes": estimates.notes,
+        "warnings": [str(problem) for problem in config_remarks(resolved)],
+    }
