@@ -31,7 +31,7 @@ def main() -> None:
     policy = Policy(load(settings["model"], device="cpu"), compute_dtype=torch.bfloat16)
     stack = TrainStack(policy, optimizer=AdamW(lr=1e-7))
     objective = PolicyObjective(
-        surrogate=PpoClip(), aggregate=TokenMean(), skip_zero_advantage=False, measure_mismatch=False
+        surrogate=PpoClip(), aggregate=TokenMean(), skip_zero_advantage=False, measure={"entropy"}
     )
     generator = torch.Generator().manual_seed(1)
     count, length = settings["sequences"], settings["tokens"]

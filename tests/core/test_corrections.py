@@ -30,7 +30,7 @@ from proxima.core.correction import (
     TopEntropy,
     mismatch_metrics,
 )
-from proxima.core.metrics import merge
+from proxima.core.metrics import merge_metrics
 from proxima.core.precompute import needs_precompute
 from proxima.data import PolicyBatch
 
@@ -305,7 +305,7 @@ def test_the_mismatch_knows_neither_proximal_policy_nor_correction(proximal: str
 
 def test_the_mismatch_merges_over_micro_batches() -> None:
     b = make_batch([7, 3, 0, 9, 4, 1], seed=4, spread=0.05)
-    parts = merge([mismatch_metrics(b.take(rows)) for rows in ([5, 1], [2], [0, 4, 3])])
+    parts = merge_metrics([mismatch_metrics(b.take(rows)) for rows in ([5, 1], [2], [0, 4, 3])])
     assert {name: m.value for name, m in parts.items()} == pytest.approx(
         {name: m.value for name, m in mismatch_metrics(b).items()}, nan_ok=True, rel=1e-9
     )

@@ -92,7 +92,7 @@ def test_weights_after_several_updates_do_not_depend_on_how_they_were_computed(s
         {"share_prompt": False},
         {"skip_zero_advantage": False},
         {"share_prompt": False, "skip_zero_advantage": False, "tokens_per_micro_batch": 17},
-        {"entropy": False},
+        {"measure": frozenset()},
     ):
         for name, value in final(**settings).items():
             torch.testing.assert_close(
@@ -318,7 +318,7 @@ def test_clip_cov_picks_the_same_tokens_under_every_split(proximal):
 def test_top_entropy_under_every_split():
     items = trajectories()
     found = [
-        gradients(trainer(corrections=[TopEntropy(0.4)], tokens_per_micro_batch=b, entropy=False), items)
+        gradients(trainer(corrections=[TopEntropy(0.4)], tokens_per_micro_batch=b, measure=frozenset()), items)
         for b in BUDGETS
     ]
     for other in found[:-1]:

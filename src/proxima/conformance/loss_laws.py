@@ -9,7 +9,7 @@ from torch import Tensor
 
 from proxima.conformance.batches import BatchCase, batch_cases, make_batch, show_batch, smaller_batches, with_new_leaf
 from proxima.conformance.laws import Law, Violation, require_close, require_that
-from proxima.core import AGGREGATES, Loss, PpoClip, TokenMean, TokenSum, merge, policy_loss, precompute
+from proxima.core import AGGREGATES, Loss, PpoClip, TokenMean, TokenSum, merge_metrics, policy_loss, precompute
 from proxima.core.loss import check_needs
 from proxima.data import PolicyBatch
 
@@ -115,7 +115,7 @@ def require_exact_split(
         torch.autograd.grad(total, b.log_prob, retain_graph=True)[0] for total in (numerator, whole.numerator)
     )
     require_close(gradient, expected, "gradient, summed over micro-batches")
-    together = merge([part.metrics for part in parts]) | ready.metrics
+    together = merge_metrics([part.metrics for part in parts]) | ready.metrics
     different = sorted(together.keys() ^ whole.metrics.keys())
     require_that(not different, f"metrics depend on the batch: {', '.join(different)}; emit every key every time")
     for name, metric in whole.metrics.items():

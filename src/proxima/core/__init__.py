@@ -41,7 +41,7 @@ from proxima.core.correction import (
 )
 from proxima.core.gradient import gradient_weight
 from proxima.core.loss import Aggregate, Correction, Loss, Penalty, Surrogate, TokenLoss, policy_loss
-from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge
+from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge_metrics
 from proxima.core.penalty import PENALTIES
 from proxima.core.precompute import needs_precompute, precompute
 from proxima.core.preference import PREFERENCES, PreferencePairs
@@ -58,5 +58,6 @@ __all__ = [
     "PpoClip", "PreferencePairs", "Quantile", "Reinforce", "Rejection", "RewardLoss", "Sapo", "Selection",
     "SequenceMeanTokenMean", "SequenceMeanTokenSum", "SequenceMeanTokenSumNorm", "Spo", "Spread", "SumCount",
     "Surrogate", "TokenLoss", "TokenMean", "TokenSum", "ValueLoss", "gradient_weight", "health",
-    "interpolated_proximal", "merge", "mismatch_metrics", "needs_precompute", "policy_loss", "precompute", "select",
+    "interpolated_proximal", "merge_metrics", "mismatch_metrics", "needs_precompute", "policy_loss", "precompute",
+    "select",
 ]  # fmt: skip

@@ -197,7 +197,7 @@ class QuantileSketch:
 Metrics = dict[str, SumCount | Peak | Spread | Quantile | QuantileSketch]
 
 
-def merge(parts: list[Metrics]) -> Metrics:
+def merge_metrics(parts: list[Metrics]) -> Metrics:
     """One dictionary for all parts, which may differ in their keys."""
     out: Metrics = {}
     for part in parts:

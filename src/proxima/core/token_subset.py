@@ -15,7 +15,7 @@ def value_hash(*values: Tensor) -> Tensor:
     return mixed
 
 
-def smallest(keys: Tensor, mask: Tensor, count: int, ties: Tensor | None = None) -> Tensor:
+def smallest_tokens(keys: Tensor, mask: Tensor, count: int, ties: Tensor | None = None) -> Tensor:
     """[N] bool: the `count` tokens of the mask with the smallest keys, or all if there are fewer. Equal keys are
     ordered by `ties`, or else by position."""
     chosen = torch.zeros_like(mask)

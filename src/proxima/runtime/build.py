@@ -170,7 +170,7 @@ def make_stack(config: "RunConfig", policy: Policy) -> TrainStack:
 
 def make_objective(config: "RunConfig") -> PolicyObjective:
     """The loss."""
-    train, algorithm = config.train, config.algorithm
+    train, algorithm, mismatch = config.train, config.algorithm, config.algorithm.mismatch
     proximal: ProximalSource = "loglinear" if algorithm.proximal == "loglinear" else "given"
     if algorithm.proximal == "recompute" and train.updates_per_step * train.epochs_per_step == 1:
         proximal = "first_forward"
@@ -185,7 +185,7 @@ def make_objective(config: "RunConfig") -> PolicyObjective:
         proximal=proximal,
         skip_zero_advantage=algorithm.skip_zero_advantage,
         # A guard that rejects has measured before the update.
-        measure_mismatch=algorithm.mismatch.measure and algorithm.mismatch.on_mismatch != "reject",
+        measure={"entropy", "mismatch"} if mismatch.measure and mismatch.on_mismatch != "reject" else {"entropy"},
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.core.metrics import Metrics, merge
+from proxima.core.metrics import Metrics, merge_metrics
 from proxima.data import PackedBatch, Trajectory, UserError
 from proxima.data.columns import Floats
 from proxima.model import Policy, TokenOutputs
@@ -132,7 +132,7 @@ class TrainStack:
             self._accumulate(objective, items, indices, run[number], number, state)
             norms.append(self._step())
         self.updates += max(0, planned - len(plan))
-        result.metrics = {key: value.value for key, value in merge(state.metrics).items()} | {
+        result.metrics = {key: value.value for key, value in merge_metrics(state.metrics).items()} | {
             "loss": float(state.loss) / max(1, len(plan)),
             "grad_norm": float(torch.stack(norms).mean()) if norms else 0.0,
             "lr": float(self.optimizer.param_groups[0]["lr"]),

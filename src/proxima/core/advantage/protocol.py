@@ -1,4 +1,4 @@
-"""The slot's protocol: what an advantage reads, and whether it speaks per completion or per token."""
+"""The protocol of advantages: what must be computed first, and whether the result is per completion or per token."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Protocol
@@ -18,18 +18,17 @@ ADVANTAGE_NEEDS: dict[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRewards:
-    """Rewards and what else a token advantage reads, on the packed axis of a `PolicyBatch`.
+    """The input of a token advantage, on the packed axis of a `PolicyBatch`.
 
     Args:
-        reward: [N] float, reward units; the terminal score sits on the last loss token, see `place_scores`. Anything
-            outside the loss.
-        loss_mask: [N] bool; other tokens are skipped: no time passes there.
+        reward: [N] float, reward units; the score of the completion is on its last loss token, see `place_scores`.
+            Values outside the loss are ignored.
+        loss_mask: [N] bool; other tokens are skipped and do not count as time steps.
         cu_seqlens: [S+1] int.
         value: [N] float, the critic's estimate before the token; for `gae`.
-        bootstrap: [S] float, the critic's estimate after the last token of a truncated completion; 0, or omitted, where
-            it ended by itself.
-        group: [S] int; for `optimal_token_baseline`.
-        score_variance: [N] float, 1 − 2 π_t + Σ_v π_v², the squared norm of the softmax score; for
+        bootstrap: [S] float, the critic's estimate after the last token of a truncated completion; 0, or omitted, for
+            one that ended by itself.
+        group: [S] int, and score_variance: [N] float, 1 − 2 π_t + Σ_v π_v², the squared norm of the softmax score; for
             `optimal_token_baseline`.
     """
 
@@ -46,7 +45,7 @@ class TokenRewards:
 
 
 class Advantage(Spec, Protocol):
-    """A frozen dataclass; calling it is the mathematics. Subclass `GroupAdvantage` or `TokenAdvantage`.
+    """Subclass `GroupAdvantage` or `TokenAdvantage`.
 
     needs: what must be computed before the call, names of `ADVANTAGE_NEEDS`: fields of `Outcomes` or `TokenRewards`.
     per_token: it takes `TokenRewards` and gives [N]; otherwise it takes `Outcomes` and gives [S].

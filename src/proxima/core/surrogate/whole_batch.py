@@ -15,7 +15,7 @@ from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
 from proxima.core.ratio import masked_log_ratio, masked_ratio
 from proxima.core.surrogate.clip import check_clip, clipped
-from proxima.core.token_subset import second_moment_keep, smallest, value_hash
+from proxima.core.token_subset import second_moment_keep, smallest_tokens, value_hash
 from proxima.data import PolicyBatch, require
 from proxima.data.check import check_choices
 
@@ -77,7 +77,7 @@ class ClipCov(Surrogate):
         # A hash of data, not of a forward pass, whose last bits change with the micro-batches.
         source = "proximal_log_prob" if b.behavior_log_prob is None else "behavior_log_prob"
         key = value_hash(b.masked(source), b.masked("advantage"))
-        return smallest(key, eligible, max(1, int(self.share * int(b.loss_mask.sum()))))
+        return smallest_tokens(key, eligible, max(1, int(self.share * int(b.loss_mask.sum()))))
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         loss, keep, metrics = clipped(
@@ -119,7 +119,7 @@ class KlCov(Surrogate):
     def select_tokens(self, b: PolicyBatch) -> Tensor:
         fixed = "proximal_log_prob" if b.behavior_log_prob is None else "behavior_log_prob"
         ties = value_hash(b.masked("proximal_log_prob"), b.masked(fixed), b.masked("advantage"))
-        return smallest(-covariance(b), b.loss_mask, max(1, int(self.share * int(b.loss_mask.sum()))), ties)
+        return smallest_tokens(-covariance(b), b.loss_mask, max(1, int(self.share * int(b.loss_mask.sum()))), ties)
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         out = selected(b, self)

@@ -1,6 +1,6 @@
 """The objective of RL: surrogate, corrections, penalties and aggregation over trajectories with advantages."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -32,9 +32,8 @@ class PolicyObjective(Objective[Trajectory]):
         current_version: of the weights; only `loglinear` reads it.
         skip_zero_advantage: skip trajectories whose advantage is exactly 0. It has no effect unless the surrogate
             declares `zero_advantage_inert`, there is no penalty and nothing depends on the whole batch.
-        entropy: report the policy's entropy, at the cost of one more pass over the logits.
-        measure_mismatch: report `core.mismatch_metrics` of the first update: engine against trainer, before the weights
-            move.
+        measure: what is reported beside the loss: `entropy` of the policy, which costs one more pass over the logits;
+            `mismatch` of engine and trainer, `core.mismatch_metrics` of the first update, before the weights move.
     """
 
     surrogate: Surrogate
@@ -44,12 +43,11 @@ class PolicyObjective(Objective[Trajectory]):
     proximal: ProximalSource = "given"
     current_version: int = 0
     skip_zero_advantage: bool = True
-    entropy: bool = True
-    measure_mismatch: bool = True
+    measure: Set[Literal["entropy", "mismatch"]] = frozenset({"entropy", "mismatch"})
 
     @property
     def needs(self) -> frozenset[str]:
-        entropy = {"entropy"} if self.entropy or self.decision_needs else set()
+        entropy = {"entropy"} if "entropy" in self.measure or self.decision_needs else set()
         gradient = any("entropy" in penalty.needs for penalty in self.penalties)
         return frozenset(entropy | ({"entropy_gradient"} if gradient else set()))
 
@@ -104,7 +102,7 @@ class PolicyObjective(Objective[Trajectory]):
             correction=self.corrections or None,
             penalty=self.penalties or None,
         )
-        if self.measure_mismatch and update == 0 and batch.behavior_log_prob is not None:
+        if "mismatch" in self.measure and update == 0 and batch.behavior_log_prob is not None:
             # A decision may have reduced the loss mask; what is rejected is measured too.
             measured = policy_batch if decision is None else batch.policy_batch(outputs.log_prob)
             loss.metrics.update(mismatch_metrics(measured))
