@@ -17,7 +17,7 @@ ACTIONS = {
     "show": ("inspect_actions", "show_folder", "print the card of a prepared folder and a few of its rows"),
     "check": (
         "inspect_actions",
-        "check",
+        "check_folders",
         "compare prepared folders with the hashes in their cards; 1 if a file differs",
     ),
     "list": (
