@@ -65,7 +65,7 @@ def test_answers_that_no_reward_reads(proxima, recipe, here):
     assert err == (
         "error: data.max_unreadable=0.01 (default): is exceeded: task: 1 of 3 answers can't be read: "
         "row 1 \"two\" (number: not a number; use 'exact' or 'math'); "
-        "repair or remove these rows, take a reward that reads them, or raise data.max_unreadable\n"
+        "repair or remove these rows, use a reward that reads them, or raise data.max_unreadable\n"
     )
 
 

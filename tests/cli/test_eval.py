@@ -331,7 +331,7 @@ def test_a_folder_that_holds_something(proxima, here, tiny_model, gsm8k):
     code, _, err = proxima(*command, "--out", "o")
     assert (code, err) == (
         2,
-        "error: --out o holds an evaluation already; replace it with --overwrite, or give another folder\n",
+        "error: --out o contains an evaluation; replace it with --overwrite, or give another folder\n",
     )
     (here / "o" / "result.json").unlink()  # as a killed evaluation leaves it
     (here / "o" / "notes.txt").write_text("mine")
@@ -340,7 +340,7 @@ def test_a_folder_that_holds_something(proxima, here, tiny_model, gsm8k):
     (here / "other").mkdir()
     (here / "other" / "thesis.tex").write_text("mine")
     code, _, err = proxima(*command, "--out", "other", "--overwrite")
-    assert (code, err) == (2, "error: --out other holds files, but no evaluation; give a folder of its own\n")
+    assert (code, err) == (2, "error: --out other contains files, but no evaluation; give another folder\n")
     assert "--out other/thesis.tex is a file" in proxima(*command, "--out", "other/thesis.tex")[2]
 
 

@@ -160,7 +160,7 @@ def test_unreadable_answers_are_listed_and_kept():
     assert note.count("; row ") == 4 and "; and 4 more; these rows" in note and "\n" not in note and len(note) < 900
     (note,), _ = survey(*["1"] * 200, "many", check_answers=201, max_unreadable=1.0)
     assert note.startswith("task: 1 of 201 answers")
-    with pytest.raises(ValueError, match="task: 10 of 10 looked at, of 2,000, answers can't be read"):
+    with pytest.raises(ValueError, match="task: 10 of 10 checked, of 2,000, answers can't be read"):
         survey(*["many"] * 2000, check_answers=10)
 
 
@@ -180,7 +180,7 @@ def test_above_the_share_the_run_is_refused(bad, share, refused):
         f'data.max_unreadable={share:g}: task: {bad} of 100 answers can\'t be read: row 0 "many" (number: '
     )
     assert (
-        line.endswith("; repair or remove these rows, take a reward that reads them, or raise data.max_unreadable")
+        line.endswith("; repair or remove these rows, use a reward that reads them, or raise data.max_unreadable")
         and "\n" not in line
     )
 

@@ -381,7 +381,7 @@ def test_a_second_ctrl_c_ends_at_once(unbroken, tiny_model, tmp_path, monkeypatc
     watcher = Watcher()
     assert go(tmp_path / "run", config, observer=watcher, resume=True).status == "done"
     assert watcher.warnings[0].startswith(
-        "resuming from the beginning, there is no checkpoint: 2 finished steps are made again"
+        "resuming from the start, because no checkpoint exists: 2 finished steps are repeated"
     )
     assert_same(traces(tmp_path / "run"), unbroken)
 

@@ -6,13 +6,15 @@ import math
 import pytest
 import torch
 
-from proxima.config import resolve
+from proxima.config import EvaluateConfig, resolve
 from proxima.data import Trajectory
 from proxima.engine.protocol import Sampling
 from proxima.model import Policy, load
+from proxima.runtime.eval_run import run_eval
+from proxima.runtime.eval_suites import load_suites, recipe_suite
 from proxima.runtime.export import export, find_checkpoint
 from proxima.runtime.folder import RunFolder
-from proxima.runtime.inference import evaluate, generate
+from proxima.runtime.inference import generate
 from proxima.runtime.journal import Journal
 from proxima.runtime.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
@@ -217,11 +219,12 @@ def test_evaluations(whole):
         summary.eval["before"]["accuracy"] == evals[0]["accuracy"]
         and summary.eval["after"]["correct"] == evals[-1]["correct"]
     )
-    config = resolve(run.config, [f"model.path={run.checkpoint(3) / 'model'}"]).config
-    alone = evaluate(config)
-    assert alone["accuracy"] == evals[-1]["accuracy"] and len(alone["groups"]) == 5
+    config = resolve(run.config, [f"model.path={run.checkpoint(3) / 'model'}"], root=EvaluateConfig).config
+    suite = recipe_suite(config)
+    alone = run_eval(config, load_suites(config, [suite])).groups[suite.name]
+    assert sum(g.scores[0].correct for g in alone) == evals[-1]["correct"] and len(alone) == 5
     last = read_rows(run.eval_file(3, "after"))
-    assert [list(g.completions[0].tokens) for g in alone["groups"]] == [row["tokens"] for row in last]
+    assert [list(g.completions[0].tokens) for g in alone] == [row["tokens"] for row in last]
 
 
 def test_find_export_generate(whole, tmp_path):

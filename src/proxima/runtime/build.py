@@ -1,4 +1,4 @@
-"""From a config to the objects of a run: first what needs no weights, then what does."""
+"""From a config to the objects of a run: first those without weights, then those with."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,21 +24,21 @@ from proxima.runtime.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.store import RolloutRecorder, RunStore
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource
+from proxima.task.protocol import Rows
 from proxima.train import PolicyObjective, Schedule, TrainStack
 from proxima.train.objectives import ProximalSource
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
 
-SURVEYED = 2000  # rows whose length is looked at before the run
-EVAL_UID = 1 << 40  # uids of held-out questions begin here: their draws are never those of training
+LENGTH_CHECK = 2000  # rows whose length is checked before the run
+EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
 
 
 @dataclass(kw_only=True)
 class RunData:
-    """What can be known without weights."""
+    """What a run knows before its weights are loaded; `notes` are warnings about the data."""
 
-    tokenizer: Any
     source: PromptSource
     held_out: list[Prompt]
     max_length: int
@@ -46,49 +46,63 @@ class RunData:
 
 
 def load_run_data(config: "RunConfig") -> RunData:
-    """Tokenizer, questions and their lengths.
+    """The training and held-out questions.
 
     Raises:
-        ValueError: one line on what is wrong with model folder, task or prompts.
+        UserError: something is wrong with the model folder, a task or the prompts.
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
-    model_config = load_config(config.model.path, config.model.revision)
-    tokenizer = load_tokenizer(config.model.path, config.model.revision)
-    limit = int(getattr(model_config.get_text_config(), "max_position_embeddings", 0) or 1 << 20)
-    max_length = min(config.model.max_length or limit, limit)
-    source, notes = _source(config, "task", config.task, tokenizer, max_length, shuffle=config.data.shuffle)
-    asked = [ReferenceAnswers(name="task", rows=source.rows, count=len(source.rows))]
-    held_out: list[Prompt] = []
+    tokenizer, context = load_tokenizer_and_context(config)
+    notes: list[str] = []
+    with within("task"):
+        rows = config.task.rows(config.seed)
+    source = prompt_source(config, rows, tokenizer, context, shuffle=config.data.shuffle, notes=notes)
+    answers, held_out = [ReferenceAnswers(name="task", rows=rows, count=len(rows))], list[Prompt]()
     if config.eval.task is not None:
-        held, more = _source(config, "eval.task", config.eval.task, tokenizer, max_length, shuffle=False)
-        notes += more
-        count = min(config.eval.limit or len(held.rows), len(held.rows))
-        fitting = (held.prompt(Draw(uid=EVAL_UID + i, index=i, epoch=0)) for i in range(count))
-        held_out = [prompt for prompt in fitting if prompt is not None]
-        asked.append(ReferenceAnswers(name="eval.task", rows=held.rows, count=count))
-    notes += validate_answers(config, asked)
-    return RunData(tokenizer=tokenizer, source=source, held_out=held_out, max_length=max_length, notes=notes)
+        with within("eval.task"):
+            rows = config.eval.task.rows(config.seed)
+        questions = prompt_source(config, rows, tokenizer, context, shuffle=False, notes=notes)
+        held_out, count = held_out_prompts(questions, config.eval.limit)
+        answers.append(ReferenceAnswers(name="eval.task", rows=rows, count=count))
+    notes += validate_answers(config, answers)
+    return RunData(source=source, held_out=held_out, max_length=context, notes=notes)
 
 
-def _source(
-    config: "RunConfig", section: str, task: Any, tokenizer: Any, max_length: int, *, shuffle: bool
-) -> tuple[PromptSource, list[str]]:
-    """Prompts of a task in order, and what a person should know of them."""
-    with within(section):
-        rows = task.rows(config.seed)
-    cursor = Cursor(len(rows), config.seed, shuffle)
-    data = config.data
+def load_tokenizer_and_context(config: "RunConfig | EvaluateConfig") -> tuple[Any, int]:
+    """The tokenizer, and the tokens that prompt and completion may have together."""
+    model = config.model
+    text_config = load_config(model.path, model.revision).get_text_config()
+    limit = int(getattr(text_config, "max_position_embeddings", 0) or 1 << 20)
+    return load_tokenizer(model.path, model.revision), min(model.max_length or limit, limit)
+
+
+def prompt_source(
+    config: "RunConfig | EvaluateConfig",
+    rows: Rows,
+    tokenizer: Any,
+    context: int,
+    *,
+    shuffle: bool,
+    notes: list[str] | None = None,
+) -> PromptSource:
+    """The prompts of a task in order; `notes`, if given, gets a warning about prompts that are too long."""
+    data, cursor = config.data, Cursor(len(rows), config.seed, shuffle)
     source = PromptSource(
-        rows, tokenizer, context=max_length, cursor=cursor, system=data.system, over_length=data.over_length
+        rows, tokenizer, context=context, cursor=cursor, system=data.system, over_length=data.over_length
     )
-    too_long = source.count_over_length(SURVEYED)
-    if not too_long:
-        return source, []
-    note = (
-        f"{too_long} of {min(SURVEYED, len(rows))} prompts leave no room for a token in a context of "
-        f"{max_length} and are skipped"
-    )
-    return source, [f"{note}; shorten them or raise model.max_length"]
+    if notes is not None and (too_long := source.count_over_length(LENGTH_CHECK)):
+        notes.append(
+            f"{too_long} of {min(LENGTH_CHECK, len(rows))} prompts leave no room for a token in a context of {context} "
+            "and are skipped; shorten them or raise model.max_length"
+        )
+    return source
+
+
+def held_out_prompts(source: PromptSource, limit: int) -> tuple[list[Prompt], int]:
+    """The first `limit` (0: all) prompts of a source without those that are too long, and how many rows that is."""
+    count = min(limit or len(source.rows), len(source.rows))
+    prompts = (source.prompt(Draw(uid=EVAL_UID + i, index=i, epoch=0)) for i in range(count))
+    return [prompt for prompt in prompts if prompt is not None], count
 
 
 def load_model(config: "RunConfig | EvaluateConfig", path: str | None = None) -> LoadedModel:
@@ -112,17 +126,14 @@ def make_policy(config: "RunConfig", loaded: LoadedModel) -> Policy:
 
 
 def evaluation_sampling(config: "RunConfig") -> Sampling:
-    """`eval.sampling`; else the training's for several samples a question, and greedy with its length and stop strings
-    for one."""
-    if config.eval.sampling is None and config.eval.samples > 1:
-        return config.sampling
-    return config.eval.sampling or Sampling(
-        temperature=0.0, max_tokens=config.sampling.max_tokens, stop=config.sampling.stop
-    )
+    """`eval.sampling`; by default that of training for several samples, and greedy up to its length for one."""
+    training, samples = config.sampling, config.eval.samples
+    greedy = Sampling(temperature=0.0, max_tokens=training.max_tokens, stop=training.stop)
+    return config.eval.sampling or (training if samples > 1 else greedy)
 
 
 def make_rewards(config: "RunConfig") -> RewardRunner:
-    """The scorers, their workers starting beside what comes next; whoever makes them closes them."""
+    """The rewards, whose workers start in the background; the caller closes them."""
     rewards = RewardRunner(config.reward, timeout=config.runtime.reward_timeout, workers=config.runtime.reward_workers)
     rewards.start()
     return rewards
@@ -152,7 +163,7 @@ def make_plan(config: "RunConfig") -> Plan:
 
 
 def make_stack(config: "RunConfig", policy: Policy) -> TrainStack:
-    """The optimizer and all around it."""
+    """Optimizer, schedule and micro-batches."""
     train = config.train
     return TrainStack(
         policy,
@@ -174,7 +185,7 @@ def make_objective(config: "RunConfig") -> PolicyObjective:
     proximal: ProximalSource = "loglinear" if algorithm.proximal == "loglinear" else "given"
     if algorithm.proximal == "recompute" and train.updates_per_step * train.epochs_per_step == 1:
         proximal = "first_forward"
-    penalties = [algorithm.reference_kl] if pulls(config) else []
+    penalties = [algorithm.reference_kl] if needs_reference(config) else []
     if algorithm.entropy_bonus > 0:
         penalties.append(EntropyBonus(algorithm.entropy_bonus))
     return PolicyObjective(
@@ -189,14 +200,14 @@ def make_objective(config: "RunConfig") -> PolicyObjective:
     )
 
 
-def pulls(config: "RunConfig") -> bool:
-    """True when a penalty pulls to the frozen reference."""
+def needs_reference(config: "RunConfig") -> bool:
+    """True when a penalty needs the frozen reference."""
     return config.algorithm.reference_kl is not None and config.algorithm.reference_kl.coefficient > 0
 
 
 def make_reference(config: "RunConfig") -> Policy | None:
-    """The frozen reference; None where nothing pulls to it."""
-    if not pulls(config):
+    """The frozen reference; None if no penalty needs it."""
+    if not needs_reference(config):
         return None
     frozen = load_model(config)
     frozen.model.requires_grad_(False)
@@ -217,7 +228,7 @@ def make_algorithm(config: "RunConfig") -> Algorithm:
 
 
 def make_learner(config: "RunConfig", loaded: LoadedModel) -> Learner:
-    """The weights, their trainer, and the reference."""
+    """The weights, their optimizer and loss, and the reference."""
     policy, train = make_policy(config, loaded), config.train
     return Learner(
         policy=policy,

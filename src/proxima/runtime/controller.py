@@ -90,7 +90,7 @@ class Controller:
         self.plan, self.collector, self.algorithm, self.learner = plan, collector, algorithm, learner
         self.store, self.journal, self.folder = store, store.journal, store.folder
         self.evaluation, self.observer, self.clock = evaluation, observer, clock
-        self.engine = collector.generator.engine
+        self.engine, self.rewards = collector.generator.engine, collector.generator.rewards
         self._start = clock.now() - self.folder.elapsed()
         self._stop = asyncio.Event()
         self._times: dict[str, float] = {}

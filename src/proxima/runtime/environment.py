@@ -8,18 +8,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "datasets",
-    "numpy",
-    "pyarrow",
-    "safetensors",
-    "vllm",
-    "sglang",
-    "ray",
-)
+PACKAGES = ("torch", "transformers", "tokenizers", "datasets", "numpy", "pyarrow", "safetensors")
+PACKAGES += ("vllm", "sglang", "ray")  # engines and clusters
 
 
 def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -34,7 +24,7 @@ def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> d
     return {
         "proxima": __version__,
         "python": platform.python_version(),
-        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "packages": {name: version for name in PACKAGES if (version := package_version(name)) is not None},
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
             "processor": _processor(),
@@ -48,7 +38,8 @@ def describe_environment(seed: int, model: Mapping[str, Any] | None = None) -> d
     }
 
 
-def _version(name: str) -> str | None:
+def package_version(name: str) -> str | None:
+    """The installed version of a package; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -16,12 +16,10 @@ from proxima.data import FieldError, Prompt, UserError
 from proxima.engine.protocol import Sampling
 from proxima.evaluate.eval_metrics import check_ks
 from proxima.evaluate.suites import Suite
-from proxima.model.load import load_config, load_tokenizer
-from proxima.runtime.build import EVAL_UID
+from proxima.runtime.build import held_out_prompts, load_tokenizer_and_context, prompt_source
 from proxima.runtime.interrupt import quiet_transformers
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
-from proxima.task.cursor import Cursor, Draw
-from proxima.task.prompts import PromptSource
+from proxima.task.protocol import Rows
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig
@@ -29,16 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSuite:
-    """A set of questions, how it is put and how it is judged.
+    """A set of questions, how they are sampled and how they are scored.
 
     Args:
-        name: file name of its answers, and key in the result.
-        task: the questions.
-        rewards: who judges.
-        sampling, samples: how the answers are drawn, and how many a question.
-        limit: questions at most, the first of the data; 0: all.
+        name: file name of the completions, and key in the result.
+        task, rewards: the questions, and what scores the answers.
+        sampling, samples: of the answers, and answers per question.
+        limit: the first questions of the data, at most; 0: all.
         data: where the questions come from, for people.
-        remedy: what to do where they can't be had; empty: the error says enough.
+        remedy: what to do if the data is missing; empty: the error says enough.
     """
 
     name: str
@@ -53,14 +50,14 @@ class EvalSuite:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedSuite:
-    """A suite whose questions are ready to be asked.
+    """A suite with its prompts.
 
     Args:
         prompts: those that fit the context; `skipped` do not.
         rows: of the whole data set.
-        sampling: that of the suite, with no more tokens than the context has.
-        context: tokens that prompt and answer may have together.
-        notes: what a person should know of the data.
+        sampling: of the suite, with fewer tokens than the context.
+        context: tokens of prompt and answer together.
+        notes: warnings about the data.
     """
 
     suite: EvalSuite
@@ -84,7 +81,7 @@ def named_suite(
     """A named suite: greedy for one sample, temperature 1 for several, its own `max_tokens`; `sampling` overrides.
 
     Raises:
-        ValueError: no data at the place given, a reward's package is missing, several samples at temperature 0.
+        UserError: the data or a package of a reward is missing, or several samples at temperature 0.
     """
     settings = {"temperature": 0.0 if samples == 1 else 1.0, "max_tokens": suite.max_tokens, **sampling}
     if samples > 1 and settings["temperature"] == 0:
@@ -104,15 +101,16 @@ def named_suite(
 
 
 def recipe_suite(config: "EvaluateConfig") -> EvalSuite:
-    """The suite that a recipe's `eval` section describes, judged by its rewards.
+    """The suite of a recipe's `eval` section, scored by the recipe's rewards.
 
     Raises:
-        ValueError: it has none.
+        FieldError: the section has no task.
     """
-    if config.eval.task is None:
+    held_out = config.eval
+    if held_out.task is None:
         remedy = "name a task, for example eval.task.kind=gsm8k, or --task gsm8k"
         raise FieldError("eval.task", None, "leaves nothing to evaluate", remedy=remedy)
-    held_out, name = config.eval, kind_of(config.eval.task).rpartition(":")[2].lower()  # a file is named by it
+    name = kind_of(held_out.task).rpartition(":")[2].lower()  # a file is named after it
     return EvalSuite(
         name=name,
         task=held_out.task,
@@ -128,61 +126,45 @@ def load_suites(config: "EvaluateConfig", suites: Sequence[EvalSuite], ks: Seque
     """Data and prompts of all suites; needs the tokenizer, no weights.
 
     Raises:
-        ValueError: a k above the samples, data that can't be had, answers that no reward can read (more than
-            `data.max_unreadable`), prompts none of which fits; one line each.
+        UserError: a k above the samples, missing data, more unreadable answers than `data.max_unreadable`, or no prompt
+            fits the context.
     """
     for suite in suites:
         check_ks(ks, suite.samples)
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
-    opened = [
-        (suite, *_rows(config, suite)) for suite in suites
-    ]  # a file that isn't there is said before transformers is imported
+    data = [(suite, *_rows(config, suite)) for suite in suites]  # missing data is reported before transformers loads
     with quiet_transformers():
-        found = load_config(config.model.path, config.model.revision)
-        tokenizer = load_tokenizer(config.model.path, config.model.revision)
-    limit = int(getattr(found.get_text_config(), "max_position_embeddings", 0) or 1 << 20)
-    context = min(config.model.max_length or limit, limit)
-    return [_open(config, suite, rows, notes, tokenizer, context) for suite, rows, notes in opened]
+        tokenizer, context = load_tokenizer_and_context(config)
+    return [_with_prompts(config, suite, rows, notes, tokenizer, context) for suite, rows, notes in data]
 
 
-def _rows(config: "EvaluateConfig", suite: EvalSuite) -> tuple[Any, list[str]]:
-    """The rows, and what the rewards say of their answers."""
+def _rows(config: "EvaluateConfig", suite: EvalSuite) -> tuple[Rows, list[str]]:
+    """The rows, and the warnings of the rewards about their answers."""
     try:
-        rows = suite.task.rows(config.seed)
+        rows: Rows = suite.task.rows(config.seed)
     except UserError as error:
         if not suite.remedy:
             raise
         raise UserError(f"{suite.name}: {' '.join(error.reason.split())}", remedy=suite.remedy) from None
-    asked = ReferenceAnswers(name=suite.name, rows=rows, count=min(suite.limit or len(rows), len(rows)))
-    return rows, validate_answers(replace(config, reward=suite.rewards), [asked])
+    answers = ReferenceAnswers(name=suite.name, rows=rows, count=min(suite.limit or len(rows), len(rows)))
+    return rows, validate_answers(replace(config, reward=suite.rewards), [answers])
 
 
-def _open(
-    config: "EvaluateConfig", suite: EvalSuite, rows: Any, notes: Sequence[str], tokenizer: Any, context: int
+def _with_prompts(
+    config: "EvaluateConfig", suite: EvalSuite, rows: Rows, notes: Sequence[str], tokenizer: Any, context: int
 ) -> LoadedSuite:
-    cursor, data = Cursor(len(rows), config.seed, False), config.data
-    source = PromptSource(
-        rows, tokenizer, context=context, cursor=cursor, system=data.system, over_length=data.over_length
-    )
-    count = min(suite.limit or len(rows), len(rows))
-    fitting = [source.prompt(Draw(uid=EVAL_UID + i, index=i, epoch=0)) for i in range(count)]
-    prompts = [prompt for prompt in fitting if prompt is not None]
+    source = prompt_source(config, rows, tokenizer, context, shuffle=False)
+    prompts, count = held_out_prompts(source, suite.limit)
     if not prompts:
         raise UserError(
             f"{suite.name}: none of the {count} questions fits a context of {context} tokens; raise model.max_length"
         )
-    sampling = suite.sampling if suite.sampling.max_tokens < context else _shorter(suite.sampling, context)
-    skipped = count - len(prompts)
     return LoadedSuite(
         suite=suite,
         prompts=prompts,
-        skipped=skipped,
+        skipped=count - len(prompts),
         rows=len(rows),
-        sampling=sampling,
+        sampling=replace(suite.sampling, max_tokens=min(suite.sampling.max_tokens, context - 1)),
         context=context,
         notes=tuple(notes),
     )
-
-
-def _shorter(sampling: Sampling, context: int) -> Sampling:
-    return Sampling(**{**vars(sampling), "max_tokens": context - 1})

@@ -1,56 +1,18 @@
-"""A model without training: evaluate it, or let it answer. What `proxima eval` and `proxima generate` call."""
+"""Answers of a model without training: what `proxima generate` calls."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 import torch
 
-from proxima.data import Completion, FieldError, Message, Prompt
+from proxima.data import Completion, Message, Prompt
 from proxima.engine.local import Local, LocalEngine, collect
-from proxima.engine.protocol import EngineSetup, Request, Sampling
+from proxima.engine.protocol import Request, Sampling
 from proxima.model import load
-from proxima.runtime.build import load_model, load_run_data, make_evaluation, make_rewards
-from proxima.runtime.clock import Clock, SystemClock
-from proxima.runtime.held_out import summarise
+from proxima.runtime.clock import SystemClock
 from proxima.runtime.interrupt import quiet_transformers
-from proxima.runtime.observer import NullObserver, Observer
 from proxima.task.prompts import prompt_tokens
-
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
-
-
-def evaluate(config: "RunConfig", *, observer: Observer | None = None, clock: Clock | None = None) -> dict[str, Any]:
-    """Evaluate `config.model` on `config.eval`; nothing is written.
-
-    Returns: the record (accuracy, correct, questions …), and `groups`, a list of `Group` with every answer.
-
-    Raises:
-        ValueError: no held-out task, or as `train`.
-    """
-    observer, clock = observer or NullObserver(), clock or SystemClock()
-    if config.eval.task is None:
-        remedy = "name a task, for example eval.task.kind=gsm8k"
-        raise FieldError("eval.task", None, "leaves nothing to evaluate", remedy=remedy)
-    with quiet_transformers():
-        opened = load_run_data(config)
-        loaded = load_model(config)
-        rewards = make_rewards(config)
-        try:
-            engine = config.engine.build(EngineSetup.of(loaded, max_length=opened.max_length))
-            evaluation = make_evaluation(config, opened, engine, rewards, observer, clock)
-            began = clock.now()
-            groups = asyncio.run(evaluation.groups())
-        finally:
-            rewards.close()
-    return {
-        "kind": "eval",
-        "model": config.model.path,
-        "seconds": clock.now() - began,
-        **summarise(groups),
-        "groups": groups,
-    }
 
 
 def generate(

@@ -1,8 +1,6 @@
-"""Before the weights are loaded: can the rewards be reached, and can they read the answers that they are to compare
-with?
+"""Before the weights are loaded: are the rewards ready, and can they read the reference answers?
 
-A row whose answer no reward can read costs generation and gives no score, only invalid ones; a scorer that isn't there
-gives none at all.
+A row whose answer no reward can read is generated for nothing: its scores are all invalid.
 """
 
 import json
@@ -19,18 +17,12 @@ from proxima.task.protocol import Rows
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
 
-SHOWN = 5  # unreadable answers quoted
+SHOWN = 5  # unreadable answers in a message
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceAnswers:
-    """Rows whose answers will be compared with.
-
-    Args:
-        name: the field of the config that they come from, as in `task`.
-        rows: the data.
-        count: how many of them, from the first on, the run will use.
-    """
+    """Rows whose answers a reward will read: the first `count` of `rows`; `name` is their field in the config."""
 
     name: str
     rows: Rows
@@ -39,7 +31,7 @@ class ReferenceAnswers:
 
 @dataclass(frozen=True, kw_only=True)
 class UnreadableAnswer:
-    """A row whose answer a reward can't read: its number, the answer, and why, after the reward's name."""
+    """A row whose answer a reward can't read, and why."""
 
     row: int
     answer: Any
@@ -47,13 +39,12 @@ class UnreadableAnswer:
 
 
 def validate_answers(config: "RunConfig | EvaluateConfig", sets: Sequence[ReferenceAnswers]) -> list[str]:
-    """Ask the rewards whether they are ready, and read the answers; what a person should know, a line for each set that
-    has something.
+    """Check the rewards and the answers; returns a warning for each set with unreadable answers.
 
-    Rows with such answers are not left out: what the run consumes is a function of the data's order alone.
+    Their rows are not skipped: what a run consumes depends on the order of the data alone.
 
     Raises:
-        ValueError: a reward isn't ready, or more than `data.max_unreadable` of a set's answers can't be read.
+        UserError: a reward is not ready, or more than `data.max_unreadable` of the answers of a set can't be read.
     """
     rewards = RewardRunner(config.reward, timeout=config.runtime.reward_timeout, workers=os.cpu_count() or 1)
     try:
@@ -68,10 +59,10 @@ def validate_answers(config: "RunConfig | EvaluateConfig", sets: Sequence[Refere
 def unreadable(
     answers: ReferenceAnswers, rewards: RewardRunner, limit: int, seed: int
 ) -> tuple[int, list[UnreadableAnswer]]:
-    """How many rows were looked at, and those of them whose answer can't be read, in the order of the rows.
+    """The number of rows checked, and those whose answer can't be read, in order.
 
     Args:
-        limit: rows to look at; with more in the set, so many are drawn by the seed. 0: all.
+        limit: rows to check, drawn by the seed if there are more; 0: all.
     """
     numbers: Sequence[int] = range(answers.count)
     if limit and answers.count > limit:
@@ -87,13 +78,13 @@ def _notes(config: "RunConfig | EvaluateConfig", answers: ReferenceAnswers, rewa
     looked, found = unreadable(answers, rewards, config.data.check_answers, config.seed)
     if not found:
         return []
-    of = f"{looked:,}" if looked == answers.count else f"{looked:,} looked at, of {answers.count:,},"
+    of = f"{looked:,}" if looked == answers.count else f"{looked:,} checked, of {answers.count:,},"
     quoted = "; ".join(f"row {one.row} {_quoted(one.answer)} ({one.why})" for one in found[:SHOWN])
     more = f"; and {len(found) - SHOWN:,} more" if len(found) > SHOWN else ""
     facts = f"{answers.name}: {len(found):,} of {of} answers can't be read: {quoted}{more}"
     share = config.data.max_unreadable
     if len(found) > share * looked:
-        remedy = "repair or remove these rows, take a reward that reads them, or raise data.max_unreadable"
+        remedy = "repair or remove these rows, use a reward that reads them, or raise data.max_unreadable"
         raise FieldError("data.max_unreadable", share, f"is exceeded: {facts}", remedy=remedy)
     return [f"{facts}; these rows are generated like the others, and none of their completions will have a score"]
 

@@ -1,4 +1,4 @@
-"""A run from its config: check, open, load, build, loop, summarise. What `proxima train` calls."""
+"""A run from its config: validate, load, build, loop, summarise. What `proxima train` calls."""
 
 import asyncio
 from dataclasses import asdict
@@ -39,27 +39,25 @@ def train(
     observer: Observer | None = None,
     clock: Clock | None = None,
 ) -> Summary:
-    """Train as the config says; everything the run leaves is in its folder.
+    """Train as the config says; all results are in the run folder.
 
     Args:
-        resolved: the config with provenance, for config.yaml; None writes it without.
-        resume: go on with the run in the folder, from its last whole checkpoint; begins one where there is none.
+        resolved: the config with provenance, for config.yaml; None writes no config.yaml.
+        resume: continue the run in the folder from its last complete checkpoint; starts one if there is none.
         overwrite: delete the run in the folder first.
 
     Raises:
-        ValueError: something about config, data, folder or model, in one line, before weights are loaded wherever that
-            is possible.
+        UserError: something is wrong with config, data, folder or model; before weights are loaded wherever possible.
+        RunEnded: the run can't continue.
     """
     observer, clock = observer or NullObserver(), clock or SystemClock()
-    folder = RunFolder(_folder_of(config, resolved, clock))
+    folder = RunFolder(_run_folder(config, resolved, clock))
     folder.check(resume=resume, overwrite=overwrite)
     with quiet_transformers():
-        opened = load_run_data(
-            config
-        )  # tokenizer and data: their errors come before the folder is touched and the weights are read
+        data = load_run_data(config)  # first: its errors leave the folder untouched
         resuming = folder.begin(resume=resume, overwrite=overwrite)
         try:
-            return asyncio.run(_train(config, resolved, opened, folder, resuming, observer, clock))
+            return asyncio.run(_train(config, resolved, data, folder, resuming, observer, clock))
         finally:
             folder.release()
 
@@ -67,42 +65,29 @@ def train(
 async def _train(
     config: "RunConfig",
     resolved: "Resolved[RunConfig] | None",
-    opened: RunData,
+    data: RunData,
     folder: RunFolder,
     resuming: bool,
     observer: Observer,
     clock: Clock,
 ) -> Summary:
-    checkpoint, carried = None, list[Group]()
-    if resuming:  # the run's own word on its config comes before the weights are read
-        with Journal(folder.journal, clock) as journal:
-            check_resume(journal, config)
-            last = journal.step
-            checkpoint, carried = _rewind(folder, journal, opened)
-            if journal.step < last:
-                place = (
-                    f"the checkpoint of step {journal.step}" if checkpoint else "the beginning, there is no checkpoint"
-                )
-                observer.warning(
-                    f"resuming from {place}: {last - journal.step} finished steps are made again; see checkpoint.every"
-                )
+    checkpoint, carried = _prepare_resume(config, data, folder, observer, clock) if resuming else (None, [])
     observer.progress("load", 0, 1, "models")
-    loaded = _load(config, checkpoint)
-    with Journal(folder.journal, clock) as journal:  # from here on there is a run in the folder
+    loaded = _load_weights(config, checkpoint)
+    with Journal(folder.journal, clock) as journal:  # from here on the folder contains a run
         check_resume(journal, config)
         if note := schedule_note(journal, config):
             observer.warning(note)
         if resolved is not None:
             folder.write_config(dump(resolved))
-        controller = make_controller(
-            config, loaded, opened, RunStore(journal, folder), observer=observer, clock=clock, carried=carried
-        )
+        store = RunStore(journal, folder)
+        controller = make_controller(config, loaded, data, store, observer=observer, clock=clock, carried=carried)
         if checkpoint:
             restore(checkpoint, controller.learner.stack)
         facts = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
         folder.write_environment(describe_environment(config.seed, facts))
-        observer.started(_info(config, loaded, folder, journal.step, len(opened.held_out)))
-        for note in opened.notes:
+        observer.started(_run_info(config, loaded, folder, journal.step, len(data.held_out)))
+        for note in data.notes:
             observer.warning(note)
         status, error = "failed", None
         try:
@@ -112,43 +97,48 @@ async def _train(
             error = f"{type(problem).__name__}: {problem}".removesuffix(": ")
             raise
         finally:
-            controller.collector.generator.rewards.close()
+            controller.rewards.close()
             summary = summarise_run(config, folder, journal, status, controller.now(), error)
             folder.write_summary(asdict(summary))
             observer.finished(asdict(summary))
     return summary
 
 
-def _load(config: "RunConfig", checkpoint: Checkpoint | None) -> LoadedModel:
-    """The weights to go on with."""
+def _prepare_resume(
+    config: "RunConfig", data: RunData, folder: RunFolder, observer: Observer, clock: Clock
+) -> tuple[Checkpoint | None, list[Group]]:
+    """Check the config before weights are loaded, and restore journal, records and data cursor as they were at the last
+    complete checkpoint, or at the start; returns it, and the groups that it carries over."""
+    with Journal(folder.journal, clock) as journal:
+        check_resume(journal, config)
+        last = journal.step
+        checkpoint = next(reversed(checkpoints(folder.checkpoints)), None)
+        step = checkpoint.step if checkpoint else 0
+        journal.rewind(step)
+        folder.rewind(step)
+        if step < last:
+            place = f"the checkpoint of step {step}" if checkpoint else "the start, because no checkpoint exists"
+            observer.warning(f"resuming from {place}: {last - step} finished steps are repeated; see checkpoint.every")
+        if checkpoint is None:
+            return None, []
+        data.source.load(checkpoint.facts["cursor"])
+        carried = read_groups(checkpoint.path / CARRIED_GROUPS, checkpoint.facts.get("pending", []))
+        journal.generating(group.prompt.uid for group in carried)  # the rewind has queued them
+        journal.scored(carried)
+        return checkpoint, carried
+
+
+def _load_weights(config: "RunConfig", checkpoint: Checkpoint | None) -> LoadedModel:
     if checkpoint is None:
         return load_model(config)
     try:
         return load_model(config, str(checkpoint.model))
     except ValueError as error:
-        raise UserError(f"{checkpoint.path}: {error}; delete this checkpoint to use the one before") from error
+        remedy = "delete this checkpoint to use the one before"
+        raise UserError(f"{checkpoint.path}: {error}", remedy=remedy) from error
 
 
-def _rewind(folder: RunFolder, journal: Journal, opened: RunData) -> tuple[Checkpoint | None, list[Group]]:
-    """Put journal, records and data cursor back to the last whole checkpoint, to the beginning where there is none;
-    with its surplus."""
-    whole = checkpoints(folder.checkpoints)
-    checkpoint = whole[-1] if whole else None
-    step = checkpoint.step if checkpoint else 0
-    journal.rewind(step)
-    folder.rewind(step)
-    if checkpoint is None:
-        return None, []
-    opened.source.load(checkpoint.facts["cursor"])
-    carried = read_groups(checkpoint.path / CARRIED_GROUPS, checkpoint.facts.get("pending", []))
-    journal.generating(
-        group.prompt.uid for group in carried
-    )  # the rewind queued them: they were admitted before and not consumed
-    journal.scored(carried)
-    return checkpoint, carried
-
-
-def _folder_of(config: "RunConfig", resolved: "Resolved[RunConfig] | None", clock: Clock) -> Path:
+def _run_folder(config: "RunConfig", resolved: "Resolved[RunConfig] | None", clock: Clock) -> Path:
     if config.folder:
         return Path(config.folder).expanduser()
     name = Path(resolved.recipe).stem if resolved is not None and resolved.recipe else "run"
@@ -156,7 +146,7 @@ def _folder_of(config: "RunConfig", resolved: "Resolved[RunConfig] | None", cloc
     return Path("runs") / f"{name}-{stamp}"
 
 
-def _info(config: "RunConfig", loaded: LoadedModel, folder: RunFolder, step: int, questions: int) -> RunInfo:
+def _run_info(config: "RunConfig", loaded: LoadedModel, folder: RunFolder, step: int, questions: int) -> RunInfo:
     train = config.train
     prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
     return RunInfo(
