@@ -177,7 +177,7 @@ def test_above_the_share_the_run_is_refused(bad, share, refused):
         survey(*answers, max_unreadable=share)
     line = str(caught.value)
     assert line.startswith(
-        f'data.max_unreadable={share:g}: task: {bad} of 100 answers can\'t be read: row 0 "many" (number: '
+        f'data.max_unreadable={share} is exceeded: task: {bad} of 100 answers can\'t be read: row 0 "many" (number: '
     )
     assert (
         line.endswith("; repair or remove these rows, use a reward that reads them, or raise data.max_unreadable")
@@ -213,7 +213,7 @@ def test_both_data_sets_are_looked_at_before_weights_are_loaded(tiny_model, tmp_
     model = tiny_model("llama")
     tree = recipe(model, reward=["number"], eval__task=bad)
     with pytest.raises(
-        ValueError, match=r'data.max_unreadable=0.01: eval.task: 1 of 8 answers can\'t be read: row 1 "two"'
+        ValueError, match=r'data.max_unreadable=0.01 is exceeded: eval.task: 1 of 8 answers can\'t be read: row 1 "two"'
     ):
         load_run_data(resolve(tree).config)
     opened = load_run_data(resolve({**tree, "data": {"max_unreadable": 0.2}}).config)
