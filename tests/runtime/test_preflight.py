@@ -223,7 +223,7 @@ def test_both_data_sets_are_looked_at_before_weights_are_loaded(tiny_model, tmp_
     ]
     tree["eval"]["limit"] = 1
     assert load_run_data(resolve(tree).config).notes == []
-    with pytest.raises(ValueError, match="data.max_unreadable=0.01: task: 1 of 8 answers"):
+    with pytest.raises(ValueError, match="data.max_unreadable=0.01 is exceeded: task: 1 of 8 answers"):
         load_run_data(resolve(recipe(model, reward=["number"], task=bad, eval__task=None)).config)
 
 
