@@ -98,7 +98,7 @@ def test_several_samples(proxima, here, tiny_model, gsm8k, amc23):
     )
     code, out, err = proxima("eval", tiny_model("llama"), *words, *SMALL)
     assert code == 0, err
-    assert "4 samples a question at temperature 0.7, top_p 0.9, up to 6 tokens" in out
+    assert "4 samples per question at temperature 0.7, top_p 0.9, up to 6 tokens" in out
     header = next(line for line in out.splitlines() if "mean@4" in line)
     assert header.split()[:10] == ["n", "mean@4", "95", "%", "pass@1", "pass@2", "pass@4", "maj@1", "maj@2", "maj@4"]
     result = json.loads((here / "o" / "result.json").read_text())
@@ -207,7 +207,7 @@ def test_compare(proxima, here):
     row = next(line for line in out.splitlines() if line.startswith("gsm8k  100"))
     assert "0.460 [0.366, 0.557]" in row and "0.560 [0.462, 0.653]" in row and "+0.100" in row
     assert row.split()[-4:] == ["16", "6", "78", "0.052"]
-    assert "gsm8k: no difference that these 100 questions could tell from chance" in out and "McNemar, exact" in out
+    assert "gsm8k: no significant difference on these 100 questions" in out and "McNemar, exact" in out
     code, out, _ = proxima("eval", "--compare", "a", "b", "--json")
     found = json.loads(out)["suites"]["gsm8k"]
     assert found["p"] == pytest.approx(0.05247879) and (found["won"], found["lost"], found["tied"]) == (16, 6, 78)
@@ -231,7 +231,7 @@ def test_compare_several_samples_and_suites(proxima, here):
     assert found["one"]["p"] == pytest.approx(0.5) and found["two"]["p"] == pytest.approx(2 / 2**7)
     assert found["all"]["questions"] == 10 and found["all"]["p"] == pytest.approx(2 / 2**9)
     code, out, _ = proxima("eval", "--compare", "a", "b")
-    assert "two: B is better by 1.000 (p = 0.016)" in out and "one: 1 questions without a known answer" in out
+    assert "two: B is better by 1.000 (p = 0.016)" in out and "one: 1 questions with an unknown result" in out
 
 
 def test_compare_two_evaluations_of_runs(proxima, here, recipe):

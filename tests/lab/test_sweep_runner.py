@@ -18,7 +18,7 @@ from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
 from proxima.lab.sweep_file import read_sweep
 from proxima.lab.sweep_plan import PlannedRun, Sweep, SweepCell, plan_runs
 from proxima.lab.sweep_runner import read_progress, run_sweep, train_command
-from proxima.view.sweep_progress import SweepLines, foremost, outcome_table, tally, time_left
+from proxima.view.sweep_progress import SweepLines, most_relevant, outcome_table, tally, time_left
 from tests.manual_clock import ManualClock
 
 # A run: `behaviour` says how it ends. It appends to `times` when it begins and ends.
@@ -441,8 +441,8 @@ def test_a_small_terminal_shows_what_moves():
         progress("r", RunState.RUNNING),
         progress("w", RunState.WAITING),
     ]
-    assert [s.run.cell for s in foremost(all_of_them, 5)] == ["6", "7", "r", "w"]
-    assert foremost(all_of_them, 10) == all_of_them
+    assert [s.run.cell for s in most_relevant(all_of_them, 5)] == ["6", "7", "r", "w"]
+    assert most_relevant(all_of_them, 10) == all_of_them
 
 
 def test_lines_say_each_event_and_where_things_stand_each_minute(tmp_path, monkeypatch):

@@ -72,7 +72,7 @@ def test_several_samples_and_what_to_mind():
         result(aime24=facts(samples=4, estimates=estimates, sampling=sampling, **more)), {}, io.StringIO()
     )
     lines = text.splitlines()
-    assert lines[1] == "4 samples a question at temperature 0.7, top_p 0.95, up to 8,192 tokens"
+    assert lines[1] == "4 samples per question at temperature 0.7, top_p 0.95, up to 8,192 tokens"
     assert lines[3].split() == [
         "n",
         "mean@4",
@@ -105,10 +105,10 @@ def test_several_samples_and_what_to_mind():
         "–",
     ]
     assert lines[6:] == [
-        "aime24: 40.0 % of the answers were cut off at 8,192 tokens; raise --max-tokens",
-        "aime24: in 6.0 % of the texts no answer was found: wrong, and no vote",
-        "aime24: 3 scores failed: in no figure; see `error` in aime24.parquet",
-        "aime24: 2 questions leave no room for an answer in the context and were not asked",
+        "aime24: 40.0 % of the answers reached the limit of 8,192 tokens; raise --max-tokens",
+        "aime24: 6.0 % of the texts contain no answer: wrong, and no vote",
+        "aime24: 3 scores failed and are left out; see `error` in aime24.parquet",
+        "aime24: 2 questions fill the context and were skipped",
     ]
 
 
@@ -134,15 +134,17 @@ def test_each_k_that_was_asked_for_has_a_column():
 
 def test_nobody_knows():
     text = results_table(result(mine=facts(estimates={}, known=0, correct=0, reward=0.7)), {"mine": 3.0}, io.StringIO())
-    assert "mine: accuracy unknown: no reward says what is right" in text and " 0.700 " in text
+    assert "mine: accuracy unknown: no reward decides what is right" in text and " 0.700 " in text
 
 
 def test_failed_scores_are_no_opinion():
     facts_of = {"estimates": {}, "known": 0, "correct": 0, "reward": None}
     text = results_table(result(mine=facts(**facts_of, answers=4, invalid=4)), {}, io.StringIO())
-    assert "mine: accuracy unknown: 4 of 4 answers have no score" in text and "no reward says what is right" not in text
+    assert (
+        "mine: accuracy unknown: 4 of 4 answers have no score" in text and "no reward decides what is right" not in text
+    )
     text = results_table(result(mine=facts(**facts_of, answers=4, invalid=1)), {}, io.StringIO())
-    assert "1 of 4 answers have no score; of the others no reward says whether they are right" in text
+    assert "1 of 4 answers have no score; no reward decides whether the others are right" in text
 
 
 def test_a_terminal_gets_colours_and_no_more_than_its_width(monkeypatch):
@@ -184,7 +186,7 @@ def test_progress_elsewhere_is_a_line_a_minute():
 
 def test_each_of_several_sets_is_told_when_it_is_done():
     stream = io.StringIO()
-    view = EvalProgress(stream, ManualClock(), tell=True)
+    view = EvalProgress(stream, ManualClock(), show_results=True)
     view.suite_finished("gsm8k", facts(), 62.0)
     view.suite_finished("mine", facts(estimates={}), 62.0)
     assert stream.getvalue() == "gsm8k  0.125  0.086–0.178  1m 02s\nmine  accuracy unknown  1m 02s\n"
@@ -232,11 +234,11 @@ def test_comparison():
         "gsm8k    200  0.050 [0.028, 0.090]  0.075 [0.046, 0.120]  +0.025  −0.010 … +0.060    8     3   189    0.227",
         "math500  500  0.500 [0.450, 0.550]  0.450 [0.400, 0.500]  −0.050  −0.080 … −0.020   40    80   380  < 0.001",
         "",
-        "math500: 2 questions without a known answer on one side are left out",
-        "gsm8k: no difference that these 200 questions could tell from chance (± 0.035)",
+        "math500: 2 questions with an unknown result on one side are left out",
+        "gsm8k: no significant difference on these 200 questions (± 0.035)",
         "math500: A is better by 0.050 (p < 0.001)",
         "p: McNemar, exact and sign flips, two-sided; the interval of the difference: bootstrap over the "
-        "questions, each with both results",
+        "questions as pairs",
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from proxima.view import LogFile, observer_for, screen
 from proxima.view.diagnostics import Diagnostics
 from proxima.view.live import LiveView
-from proxima.view.log_lines import LogLines, lines_to, no_accuracy, prompts_used
+from proxima.view.log_lines import LogLines, lines_to, prompts_used, unknown_accuracy
 from tests.manual_clock import ManualClock
 from tests.view.synthetic import evaluation, info, make_run, record, sample
 
@@ -108,8 +108,8 @@ def test_ends_that_are_not_done(plain, lines):
     assert [line[10:] for line in lines[1:]] == [
         "step = 8 prompts × 8 completions = 64 sequences → micro-batches ≤ 2,048 tokens → 1 update",
         "resumed after step 12/40",
-        "stopped: 14 of 40 steps in 1m 01s  go on: proxima train runs/a --resume",
-        "failed: 14 of 40 steps in 1m 01s  RuntimeError: out of⏎memory  go on: proxima train runs/a --resume",
+        "stopped: 14 of 40 steps in 1m 01s  resume: proxima train runs/a --resume",
+        "failed: 14 of 40 steps in 1m 01s  RuntimeError: out of⏎memory  resume: proxima train runs/a --resume",
     ]
 
 
@@ -139,7 +139,7 @@ def test_an_evaluation_without_a_right_or_wrong_shows_its_reward(plain, lines):
             "reward/mean": 0.25,
         }
     )
-    assert lines[-1][10:] == "eval  before   reward 0.250  accuracy unknown: no reward says what is right"
+    assert lines[-1][10:] == "eval  before   reward 0.250  accuracy unknown: no reward decides what is right"
 
 
 def test_a_record_that_lacks_numbers_keeps_its_columns(plain, lines):
@@ -167,11 +167,9 @@ def test_remarks_say_what_it_means_and_what_to_do():
 
     assert remarks() == []
     (nothing,) = remarks(**{"updates": 1, "tokens/trained": 0})
-    assert nothing.startswith(
-        "no completion has an advantage other than 0 (mean reward 0.17): the step taught nothing; use questions"
-    )
+    assert nothing.startswith("every advantage is 0 (mean reward 0.17), so the step taught nothing; use questions")
     assert remarks(**{"updates": 1, "tokens/trained": 1}) == remarks(**{"updates": 0, "tokens/trained": 0}) == []
-    assert "82.0 % of the completions ended at the length limit" in remarks(truncated_fraction=0.82)[0]
+    assert "82.0 % of the completions reached the length limit" in remarks(truncated_fraction=0.82)[0]
     assert "60.0 % of the tokens left the trust region" in remarks(masked_fraction=0.6)[0]
 
 
@@ -341,9 +339,9 @@ def test_no_terminal_width_is_needed(monkeypatch):
     [
         (16, 16, 0, {}, ""),
         (16, 45, 0, {"uniform": 29}, "prompts 45 new = 16 used + 29 uniform"),
-        (16, 63, 10, {"uniform": 38}, "prompts 63 new + 1 carried in = 16 used + 38 uniform + 10 carried on"),
-        (16, 20, 3, {"uniform": 0, "stale": 2}, "prompts 20 new + 1 carried in = 16 used + 2 stale + 3 carried on"),
-        (3, 3, 1, {}, "prompts 3 new + 1 carried in = 3 used + 1 carried on"),
+        (16, 63, 10, {"uniform": 38}, "prompts 63 new + 1 carried in = 16 used + 38 uniform + 10 carried over"),
+        (16, 20, 3, {"uniform": 0, "stale": 2}, "prompts 20 new + 1 carried in = 16 used + 2 stale + 3 carried over"),
+        (3, 3, 1, {}, "prompts 3 new + 1 carried in = 3 used + 1 carried over"),
     ],
 )
 def test_a_step_says_when_it_used_others_than_it_generated(used, generated, carried, dropped, text):
@@ -356,14 +354,14 @@ def test_a_step_says_when_it_used_others_than_it_generated(used, generated, carr
 @pytest.mark.parametrize(
     ("failed", "said"),
     [
-        (0, "accuracy unknown: no reward says what is right"),
+        (0, "accuracy unknown: no reward decides what is right"),
         (4, "accuracy unknown: 4 of 4 answers have no score"),
-        (1, "accuracy unknown: 1 of 4 answers have no score; of the others no reward says whether they are right"),
+        (1, "accuracy unknown: 1 of 4 answers have no score; no reward decides whether the others are right"),
     ],
 )
 def test_an_evaluation_without_accuracy_says_why(failed, said):
     record = evaluation(0, "before", 0, questions=4) | {"accuracy": None, "invalid": failed}
-    assert no_accuracy(record).startswith(said)
+    assert f"accuracy unknown: {unknown_accuracy(record)}".startswith(said)
     lines, screen = [], io.StringIO()
     LogLines(lines.append).evaluated(record)
     assert said in lines[0] and ("; why: `error` in evals/*.parquet" in lines[0]) == bool(failed)

@@ -14,7 +14,7 @@ from proxima.runtime.rollouts import write_evals, write_rollouts
 from proxima.view.curve import write_curve
 from proxima.view.page import HERE
 from proxima.view.report import batch_arithmetic, write_report
-from proxima.view.report_samples import spread_of
+from proxima.view.report_samples import representative
 from tests.view.synthetic import CONFIG, evaluation, group, make_run, record, records
 from tests.view.test_chart import paths
 
@@ -185,7 +185,7 @@ def test_failed_scores_are_said_at_the_top_and_before_is_no_result(tmp_path):
     write_rollouts(folder.rollout_file(2), 2, failed, records(failed))
     page = Page(write_report(folder.path))
     assert "200 of 400 held-out answers (50.0 %) have no score." in page.words
-    assert "The reasons met last: timed out after 5 s (6 ×) ." in page.words
+    assert "The latest reasons: timed out after 5 s (6 ×) ." in page.words
     assert page.words.index("have no score") < page.words.index("Held-out accuracy")
     assert "0.125 → – " in page.words and "after step 2: unknown: 200 of 200 answers have no score" in page.words
 
@@ -202,7 +202,7 @@ def test_no_accuracy_at_all(tmp_path):
     folder.append_metrics(record(1))
     folder.release()
     page = Page(write_report(folder.path))
-    assert "The held-out evaluations have no accuracy: no reward says what is right." in page.words
+    assert "The held-out evaluations have no accuracy: no reward decides what is right." in page.words
 
 
 def row(sample, reward, text="x"):
@@ -220,7 +220,7 @@ def row(sample, reward, text="x"):
     ],
 )
 def test_the_completions_shown_span_the_group(group, shown):
-    assert [row["sample"] for row in spread_of(group)] == shown
+    assert [row["sample"] for row in representative(group)] == shown
 
 
 def test_it_asks_the_network_for_nothing(whole):
@@ -265,7 +265,7 @@ def test_a_run_that_was_killed(tmp_path):
     page = Page(write_report(folder.path))
     assert "unfinished 3 of 40 steps" in page.words
     assert "There is no summary.json" in page.words
-    assert "Not readable, left out: 000002.parquet." in page.words
+    assert "Could not be read: 000002.parquet." in page.words
     assert len(page.data["samples"]) == 2
     assert "0.125" in page.words and "after step" not in page.words
 
@@ -327,7 +327,7 @@ def test_the_arithmetic_has_pruning_and_dynamic_sampling(tmp_path, algorithm, wo
 
 
 def test_what_is_no_run_or_is_damaged(tmp_path):
-    with pytest.raises(ValueError, match="holds no run; give the folder"):
+    with pytest.raises(ValueError, match="is not a run; give the folder"):
         write_report(tmp_path)
     folder = make_run(tmp_path / "run", steps=1)
     folder.summary.write_text('{"status": "do')

@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             suites = [recipe_suite(resolved.config)]
         opened = load_suites(resolved.config, suites, ks)
-        view = EvalProgress(sys.stderr, tell=len(suites) > 1)
+        view = EvalProgress(sys.stderr, show_results=len(suites) > 1)
         try:
             done = run_eval(resolved.config, opened, ks=ks, folder=folder, overwrite=arguments.overwrite, observer=view)
         finally:

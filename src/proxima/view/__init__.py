@@ -1,15 +1,16 @@
-"""Views: what a person sees of a run, live (`observer_for`) and afterwards (`report.write_report`,
-`curve.write_curve`).
+"""Views: what a user sees of runs, live (`observer_for`) and afterwards (`report`, `curve`, `comparison_page`).
 
-A view reads; it never decides anything. Live views are observers (`runtime.observer`), told by the loop; the report and
-the curve read the run folder alone, also one of a run that is still going or was killed. Every number passes
-`view.numbers`, every text that a model or a
-data set wrote is escaped: control characters for a terminal (`printable`), markup for a browser.
-Figures of surrogates (`surrogate_plot`) need no run: they read `core`.
-Imports: rich, jinja2, `core`, `runtime` (observer, folder, rollouts, clock). Imported by `cli` alone; `runtime` never
-imports this room.
-To add a live view: a class with the six methods of `Observer`, chosen in `screen` or `observer_for`. To add a curve to
-the report: a line in `CURVES` of `view.report_curves`. To add a warning: a function in `view.remarks`, in `RULES`.
+    log_lines.py, live.py       a run as lines, and on a terminal      diagnostics.py       warnings about a step
+    report*.py                  report.html                            comparison_page.py   compare.html
+    chart.py, page.py           charts by matplotlib, HTML pages       formatting.py        numbers and foreign text
+    sweep_progress.py           a sweep while it runs                  eval_tables.py       an evaluation
+    surrogate_*.py              figures of surrogates                  curve.py             a learning curve as SVG
+A view reads and never decides anything. Live views are observers (`runtime.observer`); report and curve need only the
+run folder, even of an unfinished run. `formatting` formats every number; text of a model or a data set is escaped, for
+a terminal (`printable`) or for a browser.
+Imports: rich, jinja2, matplotlib, `core`, `config`, `evaluate`, `runtime`, `lab`. Imported by `cli` alone.
+To add a live view: a class with the methods of `Observer`, chosen in `screen` or `observer_for`. To add a curve to the
+report: an entry in `CURVES` of `report_curves`. To add a warning: a function in `RULES` of `diagnostics`.
 """
 
 import os
@@ -22,18 +23,15 @@ __all__ = ["LogFile", "ReportFile", "observer_for", "screen"]
 
 
 def observer_for(stream: TextIO | None) -> Observer:
-    """All who watch a training run: the `screen` on `stream` (None: nothing is printed), log.txt, and report.html at
-    the end."""
-    watchers: list[Observer] = [
-        ReportFile(),
-        LogFile(),
-    ]  # the report first: when the screen's last line names it, it is there
-    return Tee(*watchers, screen(stream)) if stream is not None else Tee(*watchers)
+    """All observers of a training run: report.html at the end, log.txt, and the `screen` on `stream` (None: no output).
+
+    The report comes first: it is written when the screen's last line names it.
+    """
+    return Tee(ReportFile(), LogFile(), *([screen(stream)] if stream is not None else []))
 
 
 def screen(stream: TextIO) -> Observer:
-    """The live view where `stream` is a terminal that can be drawn on, plain lines otherwise (a pipe, a file,
-    `TERM=dumb`)."""
+    """The live view if `stream` is a terminal, lines otherwise (a pipe, a file, `TERM=dumb`)."""
     if not stream.isatty() or os.environ.get("TERM") in (None, "", "dumb"):
         return lines_to(stream)
     from rich.console import Console
@@ -44,7 +42,7 @@ def screen(stream: TextIO) -> Observer:
 
 
 class ReportFile(NullObserver):
-    """Writes report.html when the run has ended, however it ended."""
+    """Writes report.html when the run ends, in success or failure."""
 
     def __init__(self) -> None:
         self._info: RunInfo | None = None

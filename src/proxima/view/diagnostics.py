@@ -1,69 +1,55 @@
-"""What a record's numbers mean for the result, said in a line with the remedy. Pure: a record goes in, texts come
-out."""
+"""Warnings about a training record, each with its remedy. Pure: a record goes in, texts come out."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
+from proxima.runtime.observer import Record
 from proxima.view.formatting import fixed, percent
 
-Record = Mapping[str, Any]
-AGAIN = 10  # steps before the same remark is made once more
+REPEAT = 10  # steps before the same warning is given again
 
 
 class Diagnostics:
-    """Remembers what was said, so that a lasting state is not said at every step."""
+    """Remembers which warnings were given, so that a lasting state does not produce one at every step."""
 
     def __init__(self) -> None:
-        self._said: dict[str, int] = {}
+        self._given: dict[str, int] = {}
 
     def of(self, record: Record) -> list[str]:
-        """The remarks on a `train` record that were not made in the last ten steps."""
+        """The warnings about a `train` record that were not given in the last ten steps."""
         step, texts = int(record["step"]), []
-        for name, rule in RULES.items():
+        for rule in RULES:
             text = rule(record)
-            if text is not None and not 0 <= step - self._said.get(name, -AGAIN) < AGAIN:
-                self._said[name] = step
+            if text is not None and not 0 <= step - self._given.get(rule.__name__, -REPEAT) < REPEAT:
+                self._given[rule.__name__] = step
                 texts.append(text)
         return texts
 
 
 def _number(record: Record, key: str) -> float:
     value = record.get(key)
-    return float(value) if isinstance(value, (int, float)) else 0.0
+    return float(value) if isinstance(value, int | float) else 0.0
 
 
-def nothing_learnt(record: Record) -> str | None:
+def nothing_learned(record: Record) -> str | None:
     if not _number(record, "updates") or record.get("tokens/trained") != 0:
         return None
     return (
-        f"no completion has an advantage other than 0 (mean reward {fixed(record.get('reward/mean'))}): the step "
-        "taught nothing; "
-        "use questions that are neither always right nor always wrong, or more completions a prompt"
+        f"every advantage is 0 (mean reward {fixed(record.get('reward/mean'))}), so the step taught nothing; use "
+        "questions that are neither always right nor always wrong, or more completions per prompt"
     )
 
 
-def cut_off(record: Record) -> str | None:
+def truncated(record: Record) -> str | None:
     share = _number(record, "truncated_fraction")
-    if share <= 0.5:
-        return None
-    return (
-        f"{percent(share)} of the completions ended at the length limit, often before their answer; raise "
-        "sampling.max_tokens"
-    )
+    text = f"{percent(share)} of the completions reached the length limit, often before their answer"
+    return f"{text}; raise sampling.max_tokens" if share > 0.5 else None
 
 
 def mostly_masked(record: Record) -> str | None:
     share = _number(record, "masked_fraction")
-    if share <= 0.5:
-        return None
-    return (
-        f"{percent(share)} of the tokens left the trust region and were masked: little is learnt from them; "
-        "lower train.optimizer.lr or train.updates_per_step, or widen the region"
-    )
+    remedy = "lower train.optimizer.lr or train.updates_per_step, or widen the region"
+    text = f"{percent(share)} of the tokens left the trust region and were masked, so little is learned from them"
+    return f"{text}; {remedy}" if share > 0.5 else None
 
 
-RULES: dict[str, Callable[[Record], str | None]] = {
-    "nothing_learnt": nothing_learnt,
-    "cut_off": cut_off,
-    "mostly_masked": mostly_masked,
-}
+RULES: tuple[Callable[[Record], str | None], ...] = (nothing_learned, truncated, mostly_masked)

@@ -1,15 +1,14 @@
-"""How a number is shown to a person: the one place that rounds. Every view uses it, so the terminal, the log and the
-report agree."""
+"""Formats numbers, and makes foreign text safe for a terminal; terminal, log and report agree."""
 
 import math
 import unicodedata
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TextIO, TypeGuard
 
 if TYPE_CHECKING:
     from proxima.lab.seed_statistics import SeedMean
 
-NONE = "–"  # a value that is not there
+NONE = "–"  # a missing value
 
 
 def duration(seconds: float | None) -> str:
@@ -20,15 +19,13 @@ def duration(seconds: float | None) -> str:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 9.95:
         return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    minutes = whole // 60
-    return (
-        f"{minutes // 60}h {minutes % 60:02d}m" if minutes < 1440 else f"{minutes // 1440}d {minutes // 60 % 24:02d}h"
-    )
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60}m {total % 60:02d}s"
+    hours, minutes = divmod(total // 60, 60)
+    return f"{hours}h {minutes:02d}m" if hours < 24 else f"{hours // 24}d {hours % 24:02d}h"
 
 
 def count(value: float | None) -> str:
@@ -47,7 +44,7 @@ def magnitude(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """`290 tok/s`, `1,100 tok/s`, `128k tok/s`; one decimal below 10. Nothing done is no speed: 0 is `– tok/s`."""
+    """`290 tok/s`, `1,100 tok/s`, `128k tok/s`; one decimal below 10; `– tok/s` for 0."""
     if not _shown(value) or value <= 0:
         return f"{NONE} tok/s"
     if value >= 99_950:
@@ -61,7 +58,7 @@ def percent(share: float | None) -> str:
 
 
 def fixed(value: float | None, places: int = 2) -> str:
-    """A number with so many places; never `-0.00`."""
+    """A number with a fixed number of decimals; never `-0.00`."""
     if not _shown(value):
         return NONE
     text = f"{value:.{places}f}"
@@ -98,11 +95,10 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def printable(text: str, limit: int = 0) -> str:
-    """Foreign text on one line that a terminal can be given: control characters are shown, not obeyed.
+    """Foreign text on one line, safe for a terminal: a model can write escape sequences that move the cursor.
 
-    A model can write escape sequences that move the cursor or retitle the window. Line breaks become `⏎`; other control
-    and format characters (bidirectional overrides too) their picture or code. Longer than `limit` (> 0): the end is cut
-    off, with `…`.
+    Line breaks become `⏎`; other control and format characters (bidirectional overrides too) become their picture or
+    code. Text longer than `limit` (> 0) is truncated, with `…`.
     """
     out = []
     for char in text[: limit + 1] if limit else text:
@@ -120,10 +116,8 @@ def printable(text: str, limit: int = 0) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """All values as at most `width` blocks, `▁▂▅█`, from the lowest to the highest; a space where there is none.
-
-    More values than blocks: a block is the mean of its share of them.
-    """
+    """The values as at most `width` blocks, `▁▂▅█`, from the lowest to the highest; a space for a gap. With more values
+    than blocks, a block is the mean of several."""
     if width <= 0:
         return ""
     shown = thinned(values, width)
@@ -135,8 +129,7 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 
 
 def thinned(values: Sequence[float | None], most: int) -> list[float | None]:
-    """At most `most` values: means over equal shares, leaving out what is None or not finite; a share with nothing left
-    is None."""
+    """At most `most` values: means over equal shares without None, NaN and infinity; None for an empty share."""
     parts = min(most, len(values))
     out: list[float | None] = []
     for i in range(parts):
@@ -147,3 +140,10 @@ def thinned(values: Sequence[float | None], most: int) -> list[float | None]:
 
 def _shown(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
+
+
+def write_safely(stream: TextIO, text: str) -> None:
+    """Write and flush; characters that the stream can't encode (an ASCII console) become `?`."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()

@@ -1,12 +1,11 @@
-"""The live view on a terminal: where the run stands, how its numbers moved, and what the policy just wrote.
+"""The live view on a terminal: progress, metrics over time, and the policy's latest completion.
 
-It redraws when something happened, ten times a second at most, and needs no thread of its own: on a small machine a
-drawing thread would take time from the training ones.
+It redraws on events, at most ten times a second, without a thread, which would take time from training on a small
+machine.
 """
 
 import atexit
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -16,26 +15,24 @@ from rich.table import Table
 from rich.text import Text
 
 from proxima.runtime.clock import Clock, SystemClock
-from proxima.runtime.observer import RunInfo, Sample, Stage
+from proxima.runtime.observer import Record, RunInfo, Sample, Stage
 from proxima.view.diagnostics import Diagnostics
 from proxima.view.formatting import count, duration, fixed, percent, printable, rate, signed, sparkline
 from proxima.view.log_lines import (
     arithmetic,
     closing_line,
-    device_line,
-    model_line,
-    no_accuracy,
+    header,
     remaining,
-    several,
+    sampling_figures,
     time_of_day,
     trials,
+    unknown_accuracy,
 )
 
-Record = Mapping[str, Any]
 INTERVAL = 0.1  # seconds between two drawings
 
-# What the table shows: label, key, how it is written.
-ROWS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+# Rows of the table: label, key, format.
+METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("reward", "reward/mean", lambda v: fixed(v, 3)),
     ("accuracy", "accuracy", lambda v: fixed(v, 3)),
     ("length", "length/mean", lambda v: f"{fixed(v, 1)} tokens"),
@@ -46,7 +43,7 @@ ROWS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("generate", "tokens_per_second/generate", rate),
     ("train", "tokens_per_second/train", rate),
 )
-DOING: dict[Stage, str] = {
+ACTIVITIES: dict[Stage, str] = {
     "load": "loading",
     "generate": "generating",
     "score": "scoring",
@@ -57,12 +54,7 @@ DOING: dict[Stage, str] = {
 
 
 class LiveView:
-    """Draws the run on a terminal.
-
-    Args:
-        console: where to.
-        clock: limits how often it is drawn.
-    """
+    """Draws the run on a terminal."""
 
     def __init__(self, console: Console, clock: Clock | None = None) -> None:
         self._console = console
@@ -72,7 +64,7 @@ class LiveView:
         self._evals: list[Record] = []
         self._sample: Sample | None = None
         self._stage = Text("starting", style="dim")
-        self._remarks = Diagnostics()
+        self._diagnostics = Diagnostics()
         self._drawn = float("-inf")
         self._running = False
         self._live = Live(
@@ -83,13 +75,11 @@ class LiveView:
         self._info = info
         self._live.start()
         self._running = True
-        atexit.register(
-            self._live.stop
-        )  # a run that dies without `finished` must not leave the terminal without a cursor
+        atexit.register(self._live.stop)  # restores the cursor of a run that crashes before `finished`
         self._draw()
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
-        self._stage = Text.assemble((DOING.get(stage, stage), "cyan"), f"  {count(done)}/{count(total)} {unit}")
+        self._stage = Text.assemble((ACTIVITIES.get(stage, stage), "cyan"), f"  {count(done)}/{count(total)} {unit}")
         if self._clock.now() - self._drawn >= INTERVAL:
             self._draw()
 
@@ -100,7 +90,7 @@ class LiveView:
     def step(self, record: Record, sample: Sample | None) -> None:
         self._records.append(record)
         self._sample = sample or self._sample
-        for text in self._remarks.of(record):
+        for text in self._diagnostics.of(record):
             self.warning(text)
         self._draw()
 
@@ -119,7 +109,7 @@ class LiveView:
         self._console.print(Text(closing_line(summary, self._info)))
 
     def _draw(self) -> None:
-        if self._running:  # before `started` there is nothing to show, and a refusal should stand alone on the screen
+        if self._running:  # before `started`, an error message should be alone on the screen
             self._drawn = self._clock.now()
             self._live.refresh()
 
@@ -136,19 +126,15 @@ class LiveView:
         return Group(*parts)
 
     def _header(self, info: RunInfo) -> RenderableType:
-        head = Text(no_wrap=True, overflow="ellipsis")
-        head.append(f"proxima {info.version}", style="bold")
-        head.append(f"  {info.algorithm}  {model_line(info)}  {device_line(info)}  seed {info.seed}  ")
+        head = Text(f"{header(info)}  ", no_wrap=True, overflow="ellipsis")
+        head.stylize("bold", 0, len(f"proxima {info.version}"))
         head.append(str(info.folder), style="dim")
         return Group(head, Text(arithmetic(info), style="dim", no_wrap=True, overflow="ellipsis"))
 
     def _bar(self, info: RunInfo) -> RenderableType:
         done = int(self._records[-1]["step"]) if self._records else info.resumed_at
-        left = (
-            remaining([float(r.get("time/step") or 0.0) for r in self._records], self._records[-1], info)
-            if self._records
-            else None
-        )
+        times = [float(r.get("time/step") or 0.0) for r in self._records]
+        left = remaining(times, self._records[-1], info) if self._records else None
         grid = Table.grid(padding=(0, 2))
         grid.add_row(
             Text.assemble("step ", (f"{done}/{info.steps}", "bold")),
@@ -162,12 +148,12 @@ class LiveView:
         first, last = self._evals[0], self._evals[-1]
         if last.get("accuracy") is None and last.get("invalid"):
             return Text(
-                f"held-out {no_accuracy(last)}, after step {last['step']}",
+                f"held-out accuracy unknown: {unknown_accuracy(last)}, after step {last['step']}",
                 style="yellow",
                 no_wrap=True,
                 overflow="ellipsis",
             )
-        if last.get("accuracy") is None:  # no reward says what is right
+        if last.get("accuracy") is None:
             means = " → ".join(fixed(r.get("reward/mean"), 3) for r in ([first] if last is first else [first, last]))
             return Text(f"held-out reward  {means}  after step {last['step']}", no_wrap=True, overflow="ellipsis")
         text = Text("held-out accuracy  ", no_wrap=True, overflow="ellipsis")
@@ -178,7 +164,7 @@ class LiveView:
             if first.get("accuracy") is not None and last.get("accuracy") is not None:
                 text.append(f"  {signed(last['accuracy'] - first['accuracy'])}")
         text.append(f"  {last.get('correct', 0)}/{trials(last)} right after step {last['step']}", style="dim")
-        if interval := several(last):
+        if interval := sampling_figures(last):
             text.append(f"  {interval}", style="dim")
         return text
 
@@ -188,7 +174,7 @@ class LiveView:
         table.add_column(style="dim", min_width=9)
         table.add_column(justify="right", min_width=13)
         table.add_column(no_wrap=True, style="cyan")
-        for label, key, write in ROWS:
+        for label, key, write in METRICS:
             if any(r.get(key) is not None for r in self._records):
                 table.add_row(label, write(last.get(key)), sparkline([r.get(key) for r in self._records], width))
         return table

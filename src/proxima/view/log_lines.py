@@ -1,4 +1,4 @@
-"""The run as lines: what is printed where there is no terminal, and always kept in log.txt.
+"""A training run as lines: printed where there is no terminal, and always kept in log.txt.
 
 12:04:31  proxima 0.2.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1      runs/add-7f3c
 12:04:31  step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches ≤ 2,048 tokens → 1 update
@@ -7,60 +7,48 @@
 """
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from shlex import quote
-from typing import Any, TextIO
+from typing import TextIO
 
 from proxima.config.estimate import besides
 from proxima.evaluate.intervals import wilson
 from proxima.runtime.clock import Clock, SystemClock
-from proxima.runtime.observer import Observer, RunInfo, Sample, Stage
+from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Stage
 from proxima.view.diagnostics import Diagnostics
-from proxima.view.formatting import count, duration, fixed, magnitude, percent, printable, rate, signed
+from proxima.view.formatting import count, duration, fixed, magnitude, percent, printable, rate, signed, write_safely
 
-Record = Mapping[str, Any]
-WIDTH = 112  # the column at which a line's right end stands
-SEE_WHY = "; why: `error` in evals/*.parquet"
-PATIENCE = 60.0  # seconds without a line before progress gets one
+WIDTH = 112  # columns of a line with a right-aligned end
+SEE_ERRORS = "; why: `error` in evals/*.parquet"
+PATIENCE = 60.0  # seconds without output before a line reports progress
 
 
 class LogLines:
-    """Tells the run in lines of fixed order, width and units.
+    """Reports the run in lines with fixed order, width and units, stamped with the local time of day.
 
     Args:
-        write: takes one line, without its newline.
-        clock: stamps the lines with the local time of day.
+        write: takes a line without its newline.
     """
 
     def __init__(self, write: Callable[[str], None], clock: Clock | None = None) -> None:
         self._write = write
         self._clock = clock or SystemClock()
         self._info: RunInfo | None = None
-        self._remarks = Diagnostics()
+        self._diagnostics = Diagnostics()
         self._steps: list[float] = []
         self._accuracy: dict[str, float] = {}
-        self._last = self._clock.now()
+        self._last_output = self._clock.now()
 
     def started(self, info: RunInfo) -> None:
         self._info = info
-        left = "  ".join(
-            part
-            for part in (
-                f"proxima {info.version}",
-                info.algorithm,
-                model_line(info),
-                device_line(info),
-                f"seed {info.seed}",
-            )
-        )
-        self._line(_ends(left, str(info.folder)))
+        self._line(_justified(header(info), str(info.folder)))
         self._line(arithmetic(info))
         if info.resumed_at:
             self._line(f"resumed after step {info.resumed_at}/{info.steps}")
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
-        if self._clock.now() - self._last >= PATIENCE:
+        if self._clock.now() - self._last_output >= PATIENCE:
             self._line(f"      {stage}  {count(done)}/{count(total)} {unit}")
 
     def evaluated(self, record: Record) -> None:
@@ -72,20 +60,17 @@ class LogLines:
                 text = signed(accuracy - self._accuracy["before"])
             self._accuracy[label] = accuracy
         right = f"{record.get('correct', 0)}/{trials(record)}"
-        left = "  ".join(
-            part
-            for part in (f"eval  {name:<8} accuracy {fixed(accuracy, 3)}", f"{right:>7}", several(record), text)
-            if part
-        )
-        if accuracy is None:  # the mean reward is what there is to follow
-            why = no_accuracy(record) + (SEE_WHY if record.get("invalid") else "")
+        parts = (f"eval  {name:<8} accuracy {fixed(accuracy, 3)}", f"{right:>7}", sampling_figures(record), text)
+        left = "  ".join(part for part in parts if part)
+        if accuracy is None:  # only the mean reward is known
+            why = f"accuracy unknown: {unknown_accuracy(record)}{SEE_ERRORS if record.get('invalid') else ''}"
             left = f"eval  {name:<8} reward {fixed(record.get('reward/mean'), 3)}  {why}"
-        self._line(_ends(left, duration(record["time/evaluate"]) if "time/evaluate" in record else ""))
+        self._line(_justified(left, duration(record["time/evaluate"]) if "time/evaluate" in record else ""))
 
     def step(self, record: Record, sample: Sample | None) -> None:
         self._steps.append(float(record.get("time/step") or 0.0))
         self._line(step_line(record, self._info.steps if self._info else 0, remaining(self._steps, record, self._info)))
-        for text in self._remarks.of(record):
+        for text in self._diagnostics.of(record):
             self.warning(text)
 
     def warning(self, text: str) -> None:
@@ -95,13 +80,12 @@ class LogLines:
         self._line(closing_line(summary, self._info))
 
     def _line(self, text: str) -> None:
-        self._last = self._clock.now()
+        self._last_output = self._clock.now()
         self._write(f"{time_of_day(self._clock.wall())}  {text}".rstrip())
 
 
 class LogFile(LogLines):
-    """The lines appended to log.txt of the run folder, each handed to the system at once. What comes before `started`
-    waits for it."""
+    """Appends the lines to log.txt of the run folder, unbuffered; lines before `started` are held back until then."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._file: TextIO | None = None
@@ -112,7 +96,7 @@ class LogFile(LogLines):
         self._file = (info.folder / "log.txt").open("a", encoding="utf-8", errors="replace", buffering=1)
         waiting, self._waiting = self._waiting, []
         date = datetime.fromisoformat(self._clock.wall()).astimezone().strftime("%Y-%m-%d, UTC%z")
-        for line in (date, *waiting):  # the lines themselves hold the time of day only
+        for line in (date, *waiting):  # the lines have only the time of day
             self._append(line)
         super().started(info)
 
@@ -129,48 +113,42 @@ class LogFile(LogLines):
 
 
 def lines_to(stream: TextIO, clock: Clock | None = None) -> Observer:
-    """Plain lines to a stream, flushed one by one so that a pipe sees them as they come."""
-
-    def write(line: str) -> None:
-        encoding = getattr(stream, "encoding", None) or "utf-8"  # an ASCII console gets `?` for `×`, not a crash
-        stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
-        stream.flush()
-
-    return LogLines(write, clock)
+    """Lines to a stream, flushed one by one."""
+    return LogLines(lambda line: write_safely(stream, f"{line}\n"), clock)
 
 
 def time_of_day(wall: str) -> str:
-    """`12:04:31` of an ISO time, in the machine's time zone."""
+    """`12:04:31`: an ISO time in the local time zone."""
     return datetime.fromisoformat(wall).astimezone().strftime("%H:%M:%S")
 
 
 def trials(record: Record) -> int:
-    """Of how many answers `correct` is the right part: those whose score is valid, or the questions where the record
-    says no more."""
-    return (
-        int(record["answers"]) - int(record.get("invalid", 0))
-        if "answers" in record
-        else int(record.get("questions", 0))
-    )
+    """The denominator of `correct`: answers with a valid score, or the questions if the record has only these."""
+    if "answers" in record:
+        return int(record["answers"]) - int(record.get("invalid", 0))
+    return int(record.get("questions", 0))
 
 
 def bounds(record: Record) -> tuple[float, float]:
-    """The 95 % interval of a record's accuracy: its own, or Wilson's where an earlier version left none."""
+    """The 95 % interval of a record's accuracy; Wilson's for records of earlier versions, which lack it."""
     if record.get("accuracy/low") is not None:
         return float(record["accuracy/low"]), float(record["accuracy/high"])
     return wilson(int(record["correct"]), trials(record))
 
 
-def several(record: Record) -> str:
-    """`95 % 0.086–0.178  pass@4 0.300`: the interval, and the pass@k of all samples where there are several; nothing
-    without either."""
+def sampling_figures(record: Record) -> str:
+    """`95 % 0.086–0.178  pass@4 0.300`: the interval, and pass@k with several samples; empty without an interval."""
     if record.get("accuracy/low") is None:
         return ""
     low, high = bounds(record)
     ks = [int(key.removeprefix("pass@")) for key in record if key.startswith("pass@")]
-    return f"95 % {fixed(low, 3)}–{fixed(high, 3)}" + (
-        f"  pass@{max(ks)} {fixed(record[f'pass@{max(ks)}'], 3)}" if ks else ""
-    )
+    passed = f"  pass@{max(ks)} {fixed(record[f'pass@{max(ks)}'], 3)}" if ks else ""
+    return f"95 % {fixed(low, 3)}–{fixed(high, 3)}{passed}"
+
+
+def header(info: RunInfo) -> str:
+    """`proxima 0.2.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1`."""
+    return f"proxima {info.version}  {info.algorithm}  {model_line(info)}  {device_line(info)}  seed {info.seed}"
 
 
 def model_line(info: RunInfo) -> str:
@@ -183,13 +161,10 @@ def device_line(info: RunInfo) -> str:
 
 
 def arithmetic(info: RunInfo) -> str:
-    """What a step consists of, once, so that nobody multiplies in his head."""
+    """The composition of a step: `step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches → 1 update`."""
     sequences = info.prompts * info.completions
-    batches = (
-        f"{count(info.micro_batches)} micro-batch{'es' * (info.micro_batches != 1)}"
-        if info.micro_batches
-        else "micro-batches"
-    )
+    known = f"{count(info.micro_batches)} micro-batch{'es' * (info.micro_batches != 1)}"
+    batches = known if info.micro_batches else "micro-batches"
     budget = f" ≤ {count(info.tokens_per_micro_batch)} tokens" if info.tokens_per_micro_batch else ""
     updates = f"{count(info.updates)} update{'s' * (info.updates != 1)}"
     return (
@@ -199,7 +174,7 @@ def arithmetic(info: RunInfo) -> str:
 
 
 def step_line(record: Record, steps: int, left: float | None) -> str:
-    """One step: fixed order, fixed width, a unit at each number."""
+    """A step: fixed order, fixed width, every number with its unit."""
     width = len(str(steps))
     parts = [
         f"step {record['step']:>{max(width, 3)}}/{steps}",
@@ -217,42 +192,45 @@ def step_line(record: Record, steps: int, left: float | None) -> str:
 
 
 def prompts_used(record: Record) -> str:
-    """`prompts 63 new + 1 carried in = 16 used + 38 uniform + 10 carried on` where a step used others than it
-    generated; else nothing."""
+    """`prompts 63 new + 1 carried in = 16 used + 38 uniform + 10 carried over`; empty if the step used just the prompts
+    that it generated."""
     used, generated, carried = (record.get(f"prompts_{name}") or 0 for name in ("used", "generated", "carried"))
     if used == generated and not carried:
         return ""
-    before = carried_in(record)
-    came = f"{count(generated)} new" + (f" + {count(before)} carried in" if before else "")
-    dropped = [f"{count(n)} {reason.replace('_', ' ')}" for reason, n in dropped_prompts(record).items() if n]
-    return f"prompts {came} = " + " + ".join(
-        [f"{count(used)} used", *dropped, *([f"{count(carried)} carried on"] if carried else [])]
-    )
+    before = f" + {count(carried_in(record))} carried in" if carried_in(record) else ""
+    parts = [f"{count(used)} used"]
+    parts += [f"{count(n)} {reason.replace('_', ' ')}" for reason, n in dropped_prompts(record).items() if n]
+    parts += [f"{count(carried)} carried over"] if carried else []
+    return f"prompts {count(generated)} new{before} = {' + '.join(parts)}"
 
 
 def dropped_prompts(record: Record) -> dict[str, int]:
-    """reason → groups of the step that were dropped whole."""
+    """Reason → groups of the step that were dropped as a whole."""
     mark = "prompts_dropped_"
     return {key.removeprefix(mark): int(value or 0) for key, value in record.items() if key.startswith(mark)}
 
 
 def carried_in(record: Record) -> int:
-    """Groups that the step had from the one before: carried in + generated = used + dropped + carried on."""
+    """Groups from the step before: carried in + generated = used + dropped + carried over."""
     used, generated, carried = (int(record.get(f"prompts_{name}") or 0) for name in ("used", "generated", "carried"))
     return max(0, used + sum(dropped_prompts(record).values()) + carried - generated)
 
 
-def no_accuracy(record: Record) -> str:
-    """Why an evaluation has no accuracy: its scores failed, or no reward says what is right."""
-    answers, failed = int(record.get("answers") or 0), int(record.get("invalid") or 0)
+def why_unknown(answers: int, failed: int) -> str:
+    """Why an evaluation has no accuracy: scores failed, or no reward decides what is right."""
     if not failed:
-        return "accuracy unknown: no reward says what is right"
-    rest = "" if failed == answers else "; of the others no reward says whether they are right"
-    return f"accuracy unknown: {count(failed)} of {count(answers)} answers have no score{rest}"
+        return "no reward decides what is right"
+    rest = "" if failed == answers else "; no reward decides whether the others are right"
+    return f"{count(failed)} of {count(answers)} answers have no score{rest}"
+
+
+def unknown_accuracy(record: Record) -> str:
+    """`why_unknown` of a record of metrics.jsonl."""
+    return why_unknown(int(record.get("answers") or 0), int(record.get("invalid") or 0))
 
 
 def remaining(steps: list[float], record: Record, info: RunInfo | None) -> float | None:
-    """Seconds to go: the median of the last twenty steps, times the steps to come. Evaluations are not counted in."""
+    """Seconds left without evaluations: the remaining steps times the median of the last twenty."""
     if info is None or not steps or record["step"] >= info.steps:
         return None
     return float(statistics.median(steps[-20:]) * (info.steps - record["step"]))
@@ -262,8 +240,8 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     """How the run ended, what it gained, and what to do next."""
     status, steps, spent = summary.get("status", "done"), summary.get("steps", 0), duration(summary.get("seconds"))
     of = f" of {info.steps}" if info is not None and steps != info.steps else ""
-    whole = info.steps if info is not None else steps
-    parts = [f"{status}: {steps}{of} step{'s' * (whole != 1)} in {spent}"]
+    planned = info.steps if info is not None else steps
+    parts = [f"{status}: {steps}{of} step{'s' * (planned != 1)} in {spent}"]
     evals = summary.get("eval") or {}
     before, after = ((evals.get(label) or {}).get("accuracy") for label in ("before", "after"))
     if before is not None and after is not None:
@@ -272,12 +250,12 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
         parts.append(printable(str(summary["error"]), 300))
     if status != "done":
         how = "the same command with --resume" if info is None else f"proxima train {quote(str(info.folder))} --resume"
-        parts.append(f"go on: {how}")
+        parts.append(f"resume: {how}")
     elif info is not None:
         parts.append(str(info.folder / "report.html"))
     return "  ".join(parts)
 
 
-def _ends(left: str, right: str) -> str:
-    """`left`, and `right` flush with the right margin; two spaces between them at least."""
+def _justified(left: str, right: str) -> str:
+    """`left`, and `right` at the right margin, at least two spaces apart."""
     return f"{left}{right:>{max(WIDTH - len(left), len(right) + 2)}}" if right else left

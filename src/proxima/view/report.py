@@ -1,8 +1,7 @@
-"""report.html: what a run did and what came of it, in one file that needs no network and can be mailed.
+"""report.html: a run in one file that needs no network and can be mailed.
 
-Made from the run folder alone, so also for a run that is still going, or was killed. What a model or a data set wrote
-reaches the page through jinja's escaping or through JSON and `textContent`, never as markup; a content security policy
-forbids any other script and any request.
+It is made from the run folder alone, even of an unfinished run. Text of a model or a data set reaches the page through
+jinja's escaping, or through JSON and `textContent`, never as markup.
 """
 
 import json
@@ -24,53 +23,54 @@ from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.observer import RunInfo
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
-from proxima.view.log_lines import arithmetic, bounds, no_accuracy, trials
+from proxima.view.log_lines import arithmetic, bounds, trials, unknown_accuracy
 from proxima.view.page import render
 from proxima.view.report_curves import all_charts
-from proxima.view.report_samples import first_errors, pick_samples, questions
+from proxima.view.report_samples import first_errors, held_out_questions, select_samples
 
-MANY = 0.1  # share of failed scores from which the page begins with it
+MANY = 0.1  # share of failed scores from which a banner reports them
 
 
 def write_report(path: Path | str) -> Path:
-    """Make `report.html` of a run folder and return where it lies.
+    """Write `report.html` of a run folder and return its path.
 
     Raises:
-        ValueError: `path` holds no run, or a file in it is damaged; names it and the remedy.
-        OSError: the disk is full; a former report stays whole.
+        UserError: `path` is not a run, or a file in it is damaged.
+        OSError: the disk is full; an earlier report stays intact.
     """
     folder = RunFolder(path)
     if not folder.has_run:
-        raise UserError(f"{folder.path} holds no run; give the folder that `proxima train` named in its first line")
+        remedy = "give the folder that `proxima train` printed in its first line"
+        raise UserError(f"{folder.path} is not a run", remedy=remedy)
     page = render("report", styles=("report.css",), **gather(folder))
     write_whole(folder.report, page)
     return folder.report
 
 
 def gather(folder: RunFolder) -> dict[str, Any]:
-    """All that the page shows, with every number written out."""
+    """Everything that the page shows, with every number formatted."""
     records = folder.read_metrics()
     train = [r for r in records if r["kind"] == "train"]
     evals = [r for r in records if r["kind"] == "eval"]
-    summary, config = _json_file(folder.summary), _yaml_file(folder.config)
+    summary, config = _mapping(folder.summary, json.loads), _mapping(folder.config, yaml.safe_load)
     charts = all_charts(train, evals)
-    steps, samples, torn = pick_samples(folder)
+    steps, samples, unreadable = select_samples(folder)
     return {
         "title": title(summary, config, folder),
         "status": status(summary, train, config),
-        "invalid": invalid(train, evals, folder),
+        "invalid": failed_scores(train, evals, folder),
         "headline": headline(evals),
         "reward": (fixed(train[0].get("reward/mean")), fixed(train[-1].get("reward/mean"))) if train else None,
         "evaluated": bool(evals),
-        "no_accuracy": no_accuracy(evals[-1]).removeprefix("accuracy unknown: ") if evals else "",
+        "no_accuracy": unknown_accuracy(evals[-1]) if evals else "",
         "tiles": tiles(summary, train),
         "arithmetic": batch_arithmetic(config, folder),
         "charts": charts,
-        "questions": questions(folder),
-        "left_out": left_out(train),
+        "questions": held_out_questions(folder),
+        "discarded": discarded(train),
         "config": config_lines(folder),
-        "environment": flatten(_json_file(folder.environment)),
-        "torn": torn,
+        "environment": flatten(_mapping(folder.environment, json.loads)),
+        "unreadable": unreadable,
         "sample_steps": steps,
         "data": script_json(
             {"steps": [r["step"] for r in train], "charts": [c["values"] for c in charts], "samples": samples}
@@ -79,15 +79,14 @@ def gather(folder: RunFolder) -> dict[str, Any]:
 
 
 def headline(evals: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Held-out accuracy at the first and the last evaluation, with its 95 % interval; an evaluation whose scores failed
-    says that."""
+    """Held-out accuracy at the first and the last evaluation with its 95 % interval, or why it is unknown."""
     if not any(r.get("accuracy") is not None for r in evals):
         return None
 
-    def shown(record: Mapping[str, Any]) -> dict[str, Any]:
+    def formatted(record: Mapping[str, Any]) -> dict[str, Any]:
         when = "before the first step" if record["step"] == 0 else f"after step {record['step']}"
         if record.get("accuracy") is None:
-            return {"accuracy": NONE, "unknown": no_accuracy(record).removeprefix("accuracy "), "when": when}
+            return {"accuracy": NONE, "unknown": f"unknown: {unknown_accuracy(record)}", "when": when}
         low, high = bounds(record)
         place = {
             "left": round(100 * low, 2),
@@ -106,24 +105,23 @@ def headline(evals: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     gain = signed(last["accuracy"] - first["accuracy"]) if known and len(evals) > 1 else None
     only_before = len(evals) == 1 and first["step"] == 0
     return {
-        "before": shown(first),
-        "after": shown(last) if len(evals) > 1 else None,
+        "before": formatted(first),
+        "after": formatted(last) if len(evals) > 1 else None,
         "gain": gain,
         "only_before": only_before,
     }
 
 
-def invalid(
+def failed_scores(
     train: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], folder: RunFolder
 ) -> dict[str, Any] | None:
-    """What a banner says of failed scores: their share of a kind of answers, and the commonest reasons; None where they
-    are few."""
+    """The shares of failed scores and their commonest reasons, for a banner; None if they are few."""
     shares = []
-    for records, whole, failed, name in (
+    for records, total_key, failed_key, name in (
         (train, "completions", "reward/invalid", "completions"),
         (evals, "answers", "invalid", "held-out answers"),
     ):
-        total, lost = (sum(r.get(key) or 0 for r in records) for key in (whole, failed))
+        total, lost = (sum(r.get(key) or 0 for r in records) for key in (total_key, failed_key))
         if total and lost / total >= MANY:
             shares.append(f"{count(lost)} of {count(total)} {name} ({percent(lost / total)})")
     if not shares:
@@ -133,8 +131,8 @@ def invalid(
 
 def title(summary: Mapping[str, Any], config: Mapping[str, Any], folder: RunFolder) -> dict[str, str]:
     """Names of algorithm, model and run."""
-    surrogate = _under(config, "algorithm", "surrogate", "kind")
-    model = summary.get("model") or _under(config, "model", "path") or "unknown model"
+    surrogate = _nested(config, "algorithm", "surrogate", "kind")
+    model = summary.get("model") or _nested(config, "model", "path") or "unknown model"
     seed = summary.get("seed", config.get("seed", NONE))
     return {
         "algorithm": str(summary.get("algorithm") or surrogate or "run"),
@@ -145,9 +143,9 @@ def title(summary: Mapping[str, Any], config: Mapping[str, Any], folder: RunFold
 
 
 def status(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, str]:
-    """How the run ended; without a summary it is going on, or was killed."""
+    """How the run ended; without a summary it is still running, or was killed."""
     steps = train[-1]["step"] if train else 0
-    planned = _under(config, "train", "steps")
+    planned = _nested(config, "train", "steps")
     state = str(summary.get("status", "unfinished"))
     return {
         "state": state,
@@ -157,7 +155,7 @@ def status(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]], confi
 
 
 def tiles(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """The run in a few figures."""
+    """The run in a few numbers."""
     seconds = summary.get("seconds") or (train[-1]["time"] if train else None)
     speed = summary.get("tokens_per_second") or {}
     times = [float(r["time/step"]) for r in train if r.get("time/step") is not None]
@@ -168,7 +166,7 @@ def tiles(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]]) -> lis
 
     return [
         ("duration", duration(seconds)),
-        ("a step", duration(statistics.median(times) if times else None)),
+        ("per step", duration(statistics.median(times) if times else None)),
         ("generate", rate(mean_speed("generate", "generated"))),
         ("train", rate(mean_speed("train", "trained"))),
         ("completions", count(sum(r.get("completions") or 0 for r in train))),
@@ -179,7 +177,7 @@ def tiles(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]]) -> lis
 
 
 def batch_arithmetic(config: Mapping[str, Any], folder: RunFolder) -> str | None:
-    """The line that the run began with, out of config.yaml; None when that is missing."""
+    """The line that `log_lines.arithmetic` gave at the start, from config.yaml; None if that is missing or damaged."""
     train = config.get("train")
     names = (
         "prompts_per_step",
@@ -191,9 +189,9 @@ def batch_arithmetic(config: Mapping[str, Any], folder: RunFolder) -> str | None
     if not isinstance(train, dict) or not all(isinstance(train.get(name), int) for name in names):
         return None
     prompts, completions, updates, epochs, tokens = (train[name] for name in names)
-    selection, refill = _of_algorithm(config.get("algorithm"))
+    selection, refill = _pruning_and_refill(config.get("algorithm"))
     prompts, kept = pruned(prompts, completions, selection)
-    nameless = RunInfo(
+    info = RunInfo(
         version="",
         algorithm="",
         model="",
@@ -205,33 +203,30 @@ def batch_arithmetic(config: Mapping[str, Any], folder: RunFolder) -> str | None
     )
     return arithmetic(
         replace(
-            nameless,
-            kept=kept,
-            at_once=at_once(prompts, refill),
-            updates=updates * epochs,
-            tokens_per_micro_batch=tokens,
+            info, kept=kept, at_once=at_once(prompts, refill), updates=updates * epochs, tokens_per_micro_batch=tokens
         )
     )
 
 
-def _of_algorithm(section: Any) -> tuple[list[Prune], DynamicSampling | None]:
-    """What the algorithm of a config.yaml prunes, and its dynamic sampling; nothing of what can't be read."""
-    found = section if isinstance(section, dict) else {}
-    specs = [one for one in found.get("selection") or [] if isinstance(one, dict) and one.get("kind") == "prune"]
+def _pruning_and_refill(section: Any) -> tuple[list[Prune], DynamicSampling | None]:
+    """The pruning and the dynamic sampling of an algorithm in config.yaml; none if they can't be read."""
+    fields = section if isinstance(section, dict) else {}
+    specs = [spec for spec in fields.get("selection") or [] if isinstance(spec, dict) and spec.get("kind") == "prune"]
+    refill = fields.get("dynamic_sampling")
     try:
-        prunes = [Prune(**{key: value for key, value in one.items() if key != "kind"}) for one in specs]
-        return prunes, DynamicSampling(**found["dynamic_sampling"]) if found.get("dynamic_sampling") else None
+        prunes = [Prune(**{key: value for key, value in spec.items() if key != "kind"}) for spec in specs]
+        return prunes, DynamicSampling(**refill) if refill else None
     except (TypeError, ValueError):
         return [], None
 
 
-def left_out(train: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """What was generated and not learnt from, by reason, over the whole run."""
+def discarded(train: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Completions of the whole run that were not trained on, by reason."""
     total = sum(r.get("completions") or 0 for r in train)
-    reasons = {"reward/invalid": ("invalid", "a scorer failed or timed out; enters no mean")}
+    reasons = {"reward/invalid": ("invalid", "a reward failed or timed out; left out of all means")}
     for key in sorted({k for r in train for k in r if k.startswith("dropped/")} - {"dropped/invalid"}):
-        reasons[key] = (f"dropped: {key.partition('/')[2]}", "taken out by a selection")
-    reasons["skipped_zero_advantage"] = ("advantage 0", "would change nothing: forward and backward were skipped")
+        reasons[key] = (f"dropped: {key.partition('/')[2]}", "dropped by a selection")
+    reasons["skipped_zero_advantage"] = ("advantage 0", "no effect on the update: forward and backward were skipped")
     rows = []
     for key, (name, meaning) in reasons.items():
         if number := sum(r.get(key) or 0 for r in train):
@@ -247,7 +242,7 @@ def left_out(train: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
 
 
 def config_lines(folder: RunFolder) -> list[tuple[str, str]]:
-    """config.yaml as (setting, where it comes from): the comment at a line's end is the provenance."""
+    """config.yaml as (setting, source): the comment at the end of a line is the source."""
     if not folder.config.exists():
         return []
     lines = []
@@ -269,40 +264,27 @@ def flatten(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]
 
 
 def script_json(value: Any) -> Markup:
-    """JSON that can stand inside a <script> element: no `<`, so no `</script>` or `<!--`, whatever a model wrote."""
+    """JSON for a <script> element: it has no `<`, hence no `</script>` or `<!--`."""
     text = dumps(value)
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return Markup(text)
 
 
-def _under(config: Mapping[str, Any], *path: str) -> Any:
+def _nested(config: Mapping[str, Any], *path: str) -> Any:
     value: Any = config
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
-def _json_file(path: Path) -> dict[str, Any]:
-    return _mapping(path, json.loads)
-
-
-def _yaml_file(path: Path) -> dict[str, Any]:
-    return _mapping(path, yaml.safe_load)
-
-
 def _mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
-    """The file's mapping, empty when it is absent.
-
-    Raises:
-        ValueError: it can't be parsed.
-    """
+    """The file's mapping, empty if it is absent; UserError if it can't be parsed."""
     if not path.exists():
         return {}
     try:
         value = load(path.read_text(encoding="utf-8"))
     except (ValueError, yaml.YAMLError) as error:
-        raise UserError(
-            f"{path} can't be read ({str(error).splitlines()[0]}); restore it, or delete it to report without"
-        ) from error
+        remedy = "restore it, or delete it to report without"
+        raise UserError(f"{path} can't be read ({str(error).splitlines()[0]})", remedy=remedy) from error
     return value if isinstance(value, dict) else {}

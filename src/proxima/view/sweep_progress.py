@@ -1,9 +1,8 @@
-"""A sweep while it goes: a table on a terminal, lines elsewhere and in the sweep's log.txt; and the table at its
-end."""
+"""A sweep while it runs: a table on a terminal, lines elsewhere and in the sweep's log.txt; and the final table."""
 
 import atexit
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from rich.console import Console
@@ -16,11 +15,10 @@ from proxima.lab.seed_statistics import mean_over_seeds
 from proxima.lab.sweep_plan import Sweep
 from proxima.lab.sweep_runner import SweepObserver
 from proxima.runtime.clock import Clock, SystemClock
-from proxima.view.formatting import duration, fixed, plus_minus, printable
-from proxima.view.log_lines import time_of_day
+from proxima.runtime.observer import Record
+from proxima.view.formatting import duration, fixed, plus_minus, printable, write_safely
+from proxima.view.log_lines import PATIENCE, time_of_day
 
-Record = Mapping[str, Any]
-PATIENCE = 60.0  # seconds without a line before one says where things stand
 STYLES = {
     RunState.DONE: "green",
     RunState.RUNNING: "cyan",
@@ -31,12 +29,7 @@ STYLES = {
 
 
 class SweepLines:
-    """One line an event, and one a minute, to a stream; flushed one by one.
-
-    Args:
-        stream: a pipe, a file, or log.txt of the sweep.
-        clock: stamps the lines with the local time of day.
-    """
+    """Writes a line per event, and one per minute, with the local time of day."""
 
     def __init__(self, stream: TextIO, clock: Clock | None = None) -> None:
         self._stream, self._clock = stream, clock or SystemClock()
@@ -57,7 +50,7 @@ class SweepLines:
                 self._line(f"eval     {progress.run.name}  step {record['step']}/{progress.run.steps}  {accuracy}")
         if records and progress.state is RunState.RUNNING:
             return
-        self._line(f"{progress.state.value:<8} {progress.run.name}  {so_far(progress)}".rstrip())
+        self._line(f"{progress.state.value:<8} {progress.run.name}  {progress_text(progress)}".rstrip())
 
     def tick(self) -> None:
         if self._clock.now() - self._last < PATIENCE:
@@ -73,18 +66,11 @@ class SweepLines:
 
     def _line(self, text: str) -> None:
         self._last = self._clock.now()
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        line = f"{time_of_day(self._clock.wall())}  {text}"
-        self._stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
-        self._stream.flush()
+        write_safely(self._stream, f"{time_of_day(self._clock.wall())}  {text}\n")
 
 
 class SweepTable:
-    """Draws where each run stands on a terminal, twice a second.
-
-    Args:
-        console: where to.
-    """
+    """Draws the state of each run on a terminal, twice a second."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -124,7 +110,7 @@ class SweepTable:
         for name in ("seed", "state", "step", "reward", "accuracy", "eta"):
             table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
         room = max(self._console.height - 4, 4)
-        shown = foremost(self._standings, room)
+        shown = most_relevant(self._standings, room)
         for s in shown:
             state = Text(s.state.value, style=STYLES[s.state])
             eta = duration(s.remaining) if s.state is RunState.RUNNING and s.remaining is not None else ""
@@ -142,9 +128,8 @@ class SweepTable:
         return table
 
 
-def foremost(progresses: Sequence[RunProgress], room: int) -> list[RunProgress]:
-    """As many as there is room for, in their order: the running ones, then the failed, the waiting, and the done from
-    the last."""
+def most_relevant(progresses: Sequence[RunProgress], room: int) -> list[RunProgress]:
+    """As many as fit, in their order; running ones have priority, then failed, waiting, and the last finished ones."""
     if len(progresses) <= room:
         return list(progresses)
     rank = [RunState.RUNNING, RunState.FAILED, RunState.STOPPED, RunState.WAITING, RunState.DONE]
@@ -160,7 +145,7 @@ def opening(sweep: Sweep, progresses: Sequence[RunProgress]) -> str:
     before = sum(s.before and s.state is RunState.DONE for s in progresses)
     side = f", {sweep.jobs} side by side" if sweep.jobs > 1 else ""
     names = (sweep.file.stem, sweep.folder.resolve().name, sweep.file.resolve().parent.name)
-    name = next((name for name in names if name != "sweep"), "")  # `sweep sweep` says nothing
+    name = next((name for name in names if name != "sweep"), "")
     return f"sweep {name}  {size_of(sweep)}{side}{f'  {before} done before' if before else ''}  {sweep.folder}"
 
 
@@ -185,8 +170,7 @@ def tally(progresses: Sequence[RunProgress], jobs: int) -> str:
 
 
 def time_left(progresses: Sequence[RunProgress], jobs: int) -> float | None:
-    """Seconds of training to come: a waiting run takes as long as those that are known do on average. None while
-    nothing is known."""
+    """Seconds of training left, where an unstarted run counts as the mean of the others; None before any step."""
     known = [s.seconds + (s.remaining or 0.0) for s in progresses if s.remaining is not None and s.step]
     if not known:
         return None
@@ -198,7 +182,7 @@ def time_left(progresses: Sequence[RunProgress], jobs: int) -> float | None:
     return max(total / jobs, max(running, default=0.0))
 
 
-def so_far(progress: RunProgress) -> str:
+def progress_text(progress: RunProgress) -> str:
     """`step 50/50  reward 0.93  accuracy 0.025 → 0.940  3m 12s`, or why it failed."""
     if progress.error and progress.state is RunState.FAILED:
         return printable(progress.error, 300)
@@ -216,8 +200,8 @@ def so_far(progress: RunProgress) -> str:
 
 
 def outcome_table(progresses: Sequence[RunProgress]) -> Table:
-    """A row a cell: how many of its seeds are done, accuracy before and after, last reward and seconds, each mean ±
-    half its interval."""
+    """A row per cell: finished seeds, accuracy before and after, last reward, seconds; each as mean ± half the
+    interval."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("cell", overflow="fold")
     for name in ("done", "before", "after", "reward", "seconds"):
@@ -242,27 +226,26 @@ def outcome_table(progresses: Sequence[RunProgress]) -> Table:
 
 
 class SweepTee:
-    """Tells two watchers the same."""
+    """Forwards every event to several observers."""
 
-    def __init__(self, *watchers: SweepObserver) -> None:
-        self._watchers = watchers
+    def __init__(self, *observers: SweepObserver) -> None:
+        self._observers = observers
 
     def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
-        for watcher in self._watchers:
-            watcher.started(sweep, progresses)
+        self._forward("started", sweep, progresses)
 
     def changed(self, progress: RunProgress, records: Sequence[dict[str, Any]]) -> None:
-        for watcher in self._watchers:
-            watcher.changed(progress, records)
+        self._forward("changed", progress, records)
 
     def tick(self) -> None:
-        for watcher in self._watchers:
-            watcher.tick()
+        self._forward("tick")
 
     def warning(self, text: str) -> None:
-        for watcher in self._watchers:
-            watcher.warning(text)
+        self._forward("warning", text)
 
     def finished(self, progresses: Sequence[RunProgress]) -> None:
-        for watcher in self._watchers:
-            watcher.finished(progresses)
+        self._forward("finished", progresses)
+
+    def _forward(self, event: str, *arguments: Any) -> None:
+        for observer in self._observers:
+            getattr(observer, event)(*arguments)
