@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from proxima.peers.verify import Record, totals, verify_file, verify_record
+from proxima.peers.verify import Record, totals, verify_record
 
 HERE = Path(__file__).parent
 FILES = sorted(HERE.glob("*.json"))
@@ -29,7 +29,7 @@ def test_record(record: dict[str, Any]) -> None:
 
 
 def test_nearly_all_match_and_every_family_is_here() -> None:
-    counts = totals(verdict for file in FILES for verdict in verify_file(file))
+    counts = totals([verify_record(record) for record in RECORDS])
     assert counts["records"] == len(RECORDS) >= 300 and counts["failed"] == 0
     assert counts["matched"] >= 0.9 * len(RECORDS) and counts["unsupported"] == 0
     assert len({record["source"] for record in RECORDS}) >= 50
@@ -105,5 +105,61 @@ def test_what_we_cannot_read_is_unsupported() -> None:
 
 
 def test_reasons_in_use() -> None:
-    used = Counter(v.reason for file in FILES for v in verify_file(file) if v.status == "differs")
+    used = Counter(v.reason for v in map(verify_record, RECORDS) if v.status == "differs")
     assert {"P6", "P10", "P25", "P27", "P35", "T1", "A3", "A5", "A7"} <= set(used)
+
+
+def by_hand(**changes: Any) -> dict[str, Any]:
+    """-A r at ratio 1 and advantage 2, by hand: no adapter reads it."""
+    inputs = {"mask": [[1, 1]], "log_prob": [[-0.5, -1.0]], "proximal_log_prob": [[-0.5, -1.0]], "advantage": [2.0]}
+    expected = {"loss": -2.0, "grad_log_prob": [[-1.0, -1.0]], "keep": [[1, 1]], "metrics": {"ratio_mean": 1.0}}
+    record = {"name": "ratio_one", "source": "by hand", "surrogate": {"kind": "ppo_clip"}, "inputs": inputs}
+    return {**record, "expected": expected, **changes}
+
+
+def test_a_record_by_hand_names_the_spec() -> None:
+    assert verify_record(by_hand()).status == "matched"
+    assert verify_record(by_hand(source="hand", surrogate="ppo_clip", aggregate="token_sum")).status == "failed"
+    wrong = verify_record(by_hand(expected={"loss": -2.1}))
+    assert wrong.status == "failed" and wrong.differences[0].ours == -2.0
+    assert verify_record(by_hand(expected={"loss": -2.0, "lozz": 1})).status == "unsupported"
+    with pytest.raises(ValueError, match="names no spec"):
+        verify_record({key: value for key, value in by_hand().items() if key != "surrogate"})
+    with pytest.raises(ValueError, match="did you mean 'ppo_clip'"):
+        verify_record(by_hand(surrogate="ppo_clap"))
+
+
+@pytest.mark.parametrize(
+    ("specs", "inputs", "expected"),
+    [
+        (
+            {"correction": {"kind": "importance", "upper": 1.5}},
+            {
+                "mask": [[1, 1]],
+                "log_prob": [[-1, -1]],
+                "proximal_log_prob": [[-1, -1]],
+                "behavior_log_prob": [[-1, -3]],
+            },
+            {"weight": [[1.0, 1.5]], "keep": [[1, 1]]},
+        ),
+        (
+            {"penalty": {"kind": "k2", "coefficient": 0.5}},
+            {"mask": [[1, 0]], "log_prob": [[-1, "nan"]], "reference_log_prob": [[-3, 0]]},
+            {"penalty": [[1.0, 0.0]], "loss": 1.0, "grad_log_prob": [[1.0, 0.0]]},
+        ),
+        (
+            {"aggregate": {"kind": "sequence_mean_token_mean"}},
+            {"loss_mask": [1, 1, 1], "cu_seqlens": [0, 2, 3], "loss": [1.0, 3.0, 4.0]},
+            {"loss": 3.0, "denominator": 2.0, "grad_loss": [0.25, 0.25, 0.5]},
+        ),
+        ({"advantage": "rloo"}, {"reward": [1, 0, 0], "group": [7, 7, 7]}, {"advantage": [1.0, -0.5, -0.5]}),
+        (
+            {"advantage": {"kind": "gae", "gamma": 0.5, "lam": 1.0, "whiten": False}},
+            {"reward": [0, 1], "value": [0.25, 0.5], "loss_mask": [1, 1], "cu_seqlens": [0, 2]},
+            {"advantage": [0.25, 0.5]},
+        ),
+    ],
+)
+def test_every_slot_by_hand(specs: dict[str, Any], inputs: dict[str, Any], expected: dict[str, Any]) -> None:
+    verdict = verify_record({"name": "x", "source": "by hand", **specs, "inputs": inputs, "expected": expected})
+    assert (verdict.status, set(verdict.compared)) == ("matched", set(expected)), verdict

@@ -36,7 +36,7 @@ def test_trl_surrogates(specs, record):
     }
     options["importance_sampling_level"] = p["importance_sampling_level"]
     options = {key: value for key, value in options.items() if key in KNOWN_TO_TRL}
-    ours, theirs = specs("trl", options).surrogate, trl.surrogate_of(p)
+    ours, theirs = specs("trl", options).surrogate, trl.trl_surrogate(p)
     assert type(ours) is type(theirs)
     for name, value in vars(theirs).items():
         assert getattr(ours, name) == (pytest.approx(value, rel=1e-7) if isinstance(value, float) else value)
@@ -66,7 +66,7 @@ def test_verl_surrogates(specs, mode):
     }
     options |= {ACTOR + "policy_loss.loss_mode": mode, "algorithm.adv_estimator": "grpo"}
     record = Record(mode, "verl", "float64", {}, {**p, "clip_ratio": 0.2, "policy_loss": own, "loss_mode": mode}, {})
-    assert specs("verl", options).surrogate == verl.surrogate_of(record)
+    assert specs("verl", options).surrogate == verl.verl_surrogate(record)
 
 
 @pytest.mark.parametrize("mode", ["sapo", "geo_mean"])
@@ -173,7 +173,7 @@ def test_unirl_surrogates(specs, record):
     kind = next(kind for kind in ("CPPO", "DPPO", "DRPO", "GSPO", "GRPO") if kind in record.source)
     options = {f"algorithm.{name}": record.params[name] for name in names if record.params.get(name) is not None}
     found = specs("unirl", options | {"algorithm._target_": f"unirl.algorithms.{kind.lower()}.{kind}"}).surrogate
-    expected = unirl.surrogate_of(record.params)
+    expected = unirl.unirl_surrogate(record.params)
     if expected is None:
         low = record.params["clip_range"]
         high = record.params.get("clip_range_high") or low

@@ -1,80 +1,45 @@
 """Check our mathematics against what other implementations computed: golden records, each with a verdict.
 
 matched: the same numbers. differs: not ours, but what a documented peculiarity of the peer gives, named by its id.
-failed: neither.
-unsupported: nothing of ours computes this. Exit code 1 if any record failed."""
+failed: neither. unsupported: nothing of ours computes this. Exit code 1 if any record failed."""
 
 import argparse
 import json
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from proxima.cli.output import print_json
+from proxima.cli.common import print_json
 from proxima.data import FieldError
 
-STATUSES = ("matched", "differs", "failed", "unsupported")
+if TYPE_CHECKING:
+    from proxima.peers.verify import RecordVerdict
+
+RECORD = "{name, source, dtype, inputs, params, expected}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="+", help="JSON list of records {name, source, dtype, inputs, params, expected}")
+    parser.add_argument("file", nargs="+", help=f"JSON list of records {RECORD}")
     parser.add_argument("--json", action="store_true", help="print totals and every verdict for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    read = {
-        name: _records(name) for name in arguments.file
-    }  # all of them first: a wrong path is found before anything is computed
-    found = [_Judged(name, [_judge(raw) for raw in records]) for name, records in read.items()]
-    total = _totals([one for file in found for one in file.verdicts])
+    from proxima.peers.verify import totals
+
+    records = {name: _records(name) for name in arguments.file}  # a wrong path is refused before anything is computed
+    verdicts = {name: [_verdict(raw) for raw in found] for name, found in records.items()}
+    total = totals([one for found in verdicts.values() for one in found])
     if arguments.json:
-        print_json(
-            {
-                **total,
-                "totals": total,
-                "files": [{"file": f.name, "totals": f.totals, "verdicts": f.plain()} for f in found],
-            }
-        )
+        files = [
+            {"file": name, "totals": totals(found), "verdicts": [_finite(asdict(one)) for one in found]}
+            for name, found in verdicts.items()
+        ]
+        print_json({**total, "totals": total, "files": files})
     else:
-        print("\n".join(_lines(found, total)))
+        print("\n".join(_lines(verdicts, total)))
     return 1 if total["failed"] else 0
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One compared quantity that is outside its tolerance: the element with the largest difference."""
-
-    field: str
-    ours: Any
-    expected: Any
-    difference: float
-    at: list[int]
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A verdict with what a reader needs when it failed."""
-
-    name: str
-    status: str
-    reason: str | None
-    compared: tuple[str, ...] = ()
-    differences: tuple[Difference, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Judged:
-    name: str
-    verdicts: list[Judgement]
-
-    @property
-    def totals(self) -> dict[str, int]:
-        return _totals(self.verdicts)
-
-    def plain(self) -> list[dict[str, Any]]:
-        return [_finite(asdict(one)) for one in self.verdicts]
 
 
 def _finite(value: Any) -> Any:
@@ -86,17 +51,12 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _totals(verdicts: list[Judgement]) -> dict[str, int]:
-    counts = Counter(one.status for one in verdicts)
-    return {"records": len(verdicts), **{status: counts[status] for status in STATUSES}}
-
-
 def _records(name: str) -> list[dict[str, Any]]:
-    """The records of a file; what is wrong with it as the user's line."""
-    from proxima.config.problems import one_problem
+    """The records of a file, or an error that says what is wrong with it."""
+    from proxima.config.errors import one_problem
     from proxima.peers.verify import Record
 
-    wanted = "give a JSON list of records {name, source, dtype, inputs, params, expected}"
+    wanted = f"give a JSON list of records {RECORD}"
     try:
         raw = json.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as error:
@@ -116,74 +76,39 @@ def _records(name: str) -> list[dict[str, Any]]:
             raise one_problem(name, f"entry {index}: {error}".rstrip(".") + f"; {wanted}") from None
         for key in ("name", "source", "dtype"):
             if not isinstance(getattr(record, key), str):
-                raise one_problem(name, f"entry {index}: {key} is no text; {wanted}")
+                raise one_problem(name, f"entry {index}: {key} is not text; {wanted}")
     return raw
 
 
-def _judge(raw: dict[str, Any]) -> Judgement:
-    from proxima.peers.verify import verify_record
+def _verdict(raw: dict[str, Any]) -> "RecordVerdict":
+    """The verdict; a record that our specs refuse is unsupported, one that makes them raise anything else failed."""
+    from proxima.peers.verify import RecordVerdict, verify_record
 
     try:
-        verdict = verify_record(raw)
+        return verify_record(raw)
+    except FieldError as error:
+        return RecordVerdict(raw["name"], "unsupported", f"refused: {' '.join(str(error).split())}")
     except Exception as error:
-        text = " ".join(str(error).split())
-        if isinstance(error, FieldError):  # a spec refuses the record's parameters
-            return Judgement(raw["name"], "unsupported", f"refused: {text}")
-        return Judgement(raw["name"], "failed", f"{type(error).__name__}: {text}")
-    differences = _differences(raw) if verdict.status == "failed" else ()
-    return Judgement(verdict.name, verdict.status, verdict.reason, verdict.compared, differences)
+        return RecordVerdict(raw["name"], "failed", f"{type(error).__name__}: {' '.join(str(error).split())}")
 
 
-def _differences(raw: dict[str, Any]) -> tuple[Difference, ...]:
-    """What the closest reading gives against the record, where it is off; the worst element of each quantity."""
-    from proxima.peers.verify import ADAPTERS, Record, closest
-    from proxima.peers.verify.record import as_tensor
+def _lines(verdicts: dict[str, list["RecordVerdict"]], total: dict[str, int]) -> list[str]:
+    from proxima.peers.verify import totals
 
-    record = Record.of(raw)
-    adapter = next(found for words, found in ADAPTERS if all(word in record.source for word in words))
-    found = []
-    for check in closest(list(adapter(record))):
-        if not check.error():
-            continue
-        ours, theirs = as_tensor(check.readings[0]), as_tensor(check.theirs)
-        if ours.shape != theirs.shape:
-            found.append(
-                Difference(check.name, f"shape {list(ours.shape)}", f"shape {list(theirs.shape)}", float("inf"), [])
-            )
-            continue
-        same = (ours == theirs) | (ours.isnan() & theirs.isnan())
-        gap = (ours - theirs).abs().nan_to_num(nan=float("inf")).masked_fill(same, 0.0)
-        flat = int(gap.flatten().argmax())
-        at = [flat // _stride(gap.shape, axis) % size for axis, size in enumerate(gap.shape)]
-        pair = float(ours.flatten()[flat]), float(theirs.flatten()[flat])
-        found.append(Difference(check.name, *pair, float(gap.flatten()[flat]), at))
-    return tuple(found)
-
-
-def _stride(shape: Any, axis: int) -> int:
-    stride = 1
-    for size in shape[axis + 1 :]:
-        stride *= size
-    return stride
-
-
-def _lines(found: list[_Judged], total: dict[str, int]) -> list[str]:
-    width = max(len("total"), *(len(file.name) for file in found))
+    width = max(len("total"), *(len(name) for name in verdicts))
     lines = [f"{'':<{width}}  records  matched  differs  failed  unsupported"]
-    lines += [_row(file.name, file.totals, width) + _reasons(file.verdicts) for file in found]
-    if len(found) > 1:
+    lines += [_row(name, totals(found), width) + _reasons(found) for name, found in verdicts.items()]
+    if len(verdicts) > 1:
         lines.append(_row("total", total, width))
-    for file in found:
-        for one in file.verdicts:
+    for name, found in verdicts.items():
+        for one in found:
             if one.status == "failed":
-                lines.append(f"failed  {one.name}  ({file.name})" + ("" if one.differences else f": {one.reason}"))
-                for d in one.differences:
-                    lines.append(
-                        f"    {d.field}{d.at or ''}: ours {_number(d.ours)}, expected {_number(d.expected)}, off by "
-                        f"{d.difference:.3g}"
-                    )
+                lines.append(f"failed  {one.name}  ({name})" + ("" if one.differences else f": {one.reason}"))
             elif one.status == "unsupported":
-                lines.append(f"unsupported  {one.name}  ({file.name}): {one.reason}")
+                lines.append(f"unsupported  {one.name}  ({name}): {one.reason}")
+            for d in one.differences:
+                pair = f"ours {_number(d.ours)}, expected {_number(d.expected)}"
+                lines.append(f"    {d.field}{d.at or ''}: {pair}, off by {d.difference:.3g}")
     return lines
 
 
@@ -192,14 +117,11 @@ def _row(name: str, totals: dict[str, int], width: int) -> str:
     return f"{name:<{width}}  " + "  ".join(f"{count:>{size}}" for count, size in cells)
 
 
-def _reasons(verdicts: list[Judgement]) -> str:
+def _reasons(verdicts: list["RecordVerdict"]) -> str:
     """`  P16 ×3, P27`: the peculiarities that explain what differs."""
     counts = Counter(str(one.reason) for one in verdicts if one.status == "differs")
-    return (
-        "  " + ", ".join(f"{reason} ×{count}" if count > 1 else reason for reason, count in sorted(counts.items()))
-        if counts
-        else ""
-    )
+    texts = [f"{reason} ×{count}" if count > 1 else reason for reason, count in sorted(counts.items())]
+    return "  " + ", ".join(texts) if texts else ""
 
 
 def _number(value: Any) -> str:

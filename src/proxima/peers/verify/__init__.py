@@ -1,30 +1,26 @@
 """Verification: golden records of other implementations, run through ours, each with a verdict.
 
 A record (JSON: name, source, dtype, inputs, params, expected) is what a peer computed from given inputs. Its source and
-parameters choose our spec and its fields; the verdict comes from the numbers alone:
+parameters choose our spec and its fields; the verdict depends on the numbers alone:
 
     matched        ours within the tolerance of the record's dtype
-    differs
-    not ours, but exactly what a documented peculiarity of the peer gives; its id is named (`docs/peculiarities.md`)
+    differs        not ours, but exactly what a documented peculiarity of the peer gives; its id is in the verdict
     failed         neither
     unsupported    nothing of ours computes this, or not all of it
 
-Every expected number is compared, metrics included, or the record is `unsupported`; `record.BESIDE` lists the few kinds
-of leaves that are no numbers of anybody's algorithm. Where a peer defines a metric in its own way, the adapter computes
-that from our primitives.
+Every expected number is compared, metrics included, or the record is `unsupported`; `verdict.NOT_COMPARED` lists the
+few kinds of leaves that no algorithm computes. Where a peer defines a metric in its own way, the adapter computes that
+from our primitives. A record whose source is "by hand" names our specs itself.
 
-Imports: torch, stdlib, the rest of `proxima.core`; `proxima.core` does not import it. Used by `proxima verify` and the
-golden tests.
-To add a peer: a file of adapters, each a generator of attempts (ours first, then one a peculiarity), and a line in
-`ADAPTERS`.
+Imports: torch, stdlib, `proxima.core`, `proxima.conformance`. Imported by `proxima verify` and the golden tests.
+To add a peer: a file of adapters, each a generator of attempts (ours first, then one for each peculiarity), and a line
+in `ADAPTERS`.
 """
 
-import json
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, get_args
 
-from proxima.data import UserError
 from proxima.peers.verify import (
     areal,
     pruning,
@@ -36,23 +32,26 @@ from proxima.peers.verify import (
     verl_advantage,
     verl_rollout,
 )
-from proxima.peers.verify.record import Attempt, Record, Verdict, closest, judge, uncovered
+from proxima.peers.verify.by_hand_records import by_hand
+from proxima.peers.verify.record import BY_HAND, Attempt, Record
+from proxima.peers.verify.verdict import RecordVerdict, Status, judge, uncovered
 
 Adapter = Callable[[Record], Iterator[Attempt]]
 
 # The first line whose words all stand in the record's source decides.
 ADAPTERS: tuple[tuple[tuple[str, ...], Adapter], ...] = (
+    ((BY_HAND,), by_hand),
     (("AReaL", "ppo_actor_loss_fn"), areal.ppo),
     (("AReaL", "sapo_loss_fn"), areal.sapo),
     (("AReaL", "_apply_m2po_masking"), areal.second_moment),
-    (("AReaL", "compute_prox_logp_approximations"), areal.proximal),
-    (("AReaL", "_compute_advantages"), areal.advantages),
+    (("AReaL", "compute_prox_logp_approximations"), areal.proximal_interpolation),
+    (("AReaL", "_compute_advantages"), areal.areal_advantages),
     (("AReaL", "masked_normalization"), areal.masked_normalization),
     (("AReaL", "Normalization"), areal.normalization),
-    (("AReaL", "ppo_critic_loss_fn"), areal.critic),
-    (("AReaL", "KLEstimator"), areal.kl),
-    (("CPPO@", "advantage block"), pruning.advantage),
-    (("CPPO@", "pruning block"), pruning.select),
+    (("AReaL", "ppo_critic_loss_fn"), areal.critic_loss),
+    (("AReaL", "KLEstimator"), areal.kl_estimate),
+    (("CPPO@", "advantage block"), pruning.pruning_advantages),
+    (("CPPO@", "pruning block"), pruning.pruned_selection),
     (("UniRL", "compute_loss_and_backward"), unirl.losses),
     (("UniRL", "normalizers"), unirl.normalizers),
     (("DPPOTrainer",), trl.dppo),
@@ -60,13 +59,13 @@ ADAPTERS: tuple[tuple[tuple[str, ...], Adapter], ...] = (
     (("PPOTrainer", "loss block"), trl.ppo_loss),
     (("GMPOTrainer",), trl.gmpo),
     (("vLLM importance sampling",), trl.vllm_correction),
-    (("GRPOTrainer", "advantage block"), trl_advantage.advantages),
+    (("GRPOTrainer", "advantage block"), trl_advantage.trl_advantages),
     (("RLOOTrainer", "advantage block"), trl_advantage.rloo_advantages),
     (("GRPOTrainer._compute_loss",), trl.grpo),
     (("RLOOTrainer._compute_loss",), trl.rloo),
     (("DPOTrainer",), trl_preference.dpo),
     (("KTOTrainer",), trl_preference.kto),
-    (("RewardTrainer",), trl_preference.reward),
+    (("RewardTrainer",), trl_preference.reward_model_loss),
     (("mismatch_helper",), verl_rollout.pr3694),
     (("verl 0.7", "rollout_corr_helper"), verl_rollout.version07),
     (("rollout_corr_helper",), verl_rollout.version09),
@@ -77,55 +76,44 @@ ADAPTERS: tuple[tuple[tuple[str, ...], Adapter], ...] = (
     (("AdaptiveKLController",), verl.adaptive_kl),
     (("apply_kl_penalty",), verl.kl_in_reward),
     (("torch_functional.masked",), verl.whitening),
-    (("core_algos.compute_", "advantage"), verl_advantage.advantages),
+    (("core_algos.compute_", "advantage"), verl_advantage.verl_advantages),
 )
 
 
-def verify_record(raw: dict[str, Any]) -> Verdict:
-    """The verdict on one record, as read from JSON. A record we cannot read is `unsupported`, with what we did not
-    understand."""
+def verify_record(raw: dict[str, Any]) -> RecordVerdict:
+    """The verdict on one record, as read from JSON. A record that we can't interpret is `unsupported`, with what we did
+    not understand.
+
+    Raises:
+        FieldError: a spec of ours refuses a value of the record.
+    """
     record = Record.of(raw)
     adapter = next((found for words, found in ADAPTERS if all(word in record.source for word in words)), None)
     if adapter is None:
-        return Verdict(record.name, "unsupported", f"no adapter for source {record.source!r}")
+        return unsupported(record, f"no adapter for source {record.source!r}")
     try:
         verdict = judge(record.name, adapter(record))
     except KeyError as error:
-        return Verdict(record.name, "unsupported", f"no reading of {error.args[0]!r} in {record.source!r}")
+        return unsupported(record, f"no reading of {error.args[0]!r} in {record.source!r}")
     if verdict.status == "unsupported":
-        return Verdict(record.name, "unsupported", f"no reading of {record.params}")
+        return unsupported(record, f"no reading of {record.params}")
     missing = uncovered(record, verdict.compared)
     if missing and verdict.status != "failed":
-        return Verdict(
-            record.name,
-            "unsupported",
-            f"no reading of the expected {', '.join(missing[:3])} in {record.source!r}",
-            verdict.compared,
-        )
-    if verdict.status == "failed" and record.inputs.unread:  # what nobody read may be the reason: no claim either way
-        return Verdict(
-            record.name,
-            "unsupported",
-            f"no reading of the inputs {', '.join(record.inputs.unread)} in {record.source!r}",
-        )
+        reason = f"no reading of the expected {', '.join(missing[:3])} in {record.source!r}"
+        return unsupported(record, reason, verdict.compared)
+    if verdict.status == "failed" and record.inputs.unread:  # an unread input may be the reason: no claim either way
+        return unsupported(record, f"no reading of the inputs {', '.join(record.inputs.unread)} in {record.source!r}")
     return verdict
 
 
-def verify_file(path: Path) -> list[Verdict]:
-    """The verdicts on all records of a JSON file. Raises ValueError where it is not a list of records."""
-    raw = json.loads(path.read_text())
-    if not isinstance(raw, list):
-        raise UserError(f"{path}: expected a JSON list of golden records, found {type(raw).__name__}.")
-    return [verify_record(item) for item in raw]
+def unsupported(record: Record, reason: str, compared: tuple[str, ...] = ()) -> RecordVerdict:
+    return RecordVerdict(record.name, "unsupported", reason, compared)
 
 
-def totals(verdicts: Iterable[Verdict]) -> dict[str, int]:
-    """Counts by status: records, matched, differs, failed, unsupported."""
-    counts = dict.fromkeys(("records", "matched", "differs", "failed", "unsupported"), 0)
-    for verdict in verdicts:
-        counts["records"] += 1
-        counts[verdict.status] += 1
-    return counts
+def totals(verdicts: Sequence[RecordVerdict]) -> dict[str, int]:
+    """How many records there are, and how many of each status."""
+    counts = Counter(verdict.status for verdict in verdicts)
+    return {"records": len(verdicts), **{status: counts[status] for status in get_args(Status)}}
 
 
-__all__ = ["ADAPTERS", "Record", "Verdict", "closest", "totals", "verify_file", "verify_record"]
+__all__ = ["ADAPTERS", "Record", "RecordVerdict", "totals", "verify_record"]

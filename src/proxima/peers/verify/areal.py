@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from proxima.conformance.by_hand import as_tensor
 from proxima.core.advantage import Gae, Grpo, Rloo, TokenRewards
 from proxima.core.advantage.group import standardised
 from proxima.core.advantage.token import place_scores, with_kl
@@ -19,7 +20,7 @@ from proxima.core.surrogate import Gspo, PpoClip, Sapo
 from proxima.core.value import ValueLoss
 from proxima.data import Outcomes, PolicyBatch
 from proxima.peers.verify.areal_stats import ppo_numbers, sapo_numbers
-from proxima.peers.verify.record import Attempt, Check, Padded, Record, as_tensor
+from proxima.peers.verify.record import Attempt, Check, Padded, Record
 from proxima.peers.verify.verl_advantage import carried
 
 
@@ -91,9 +92,15 @@ def ppo(record: Record) -> Iterator[Attempt]:
         loss = policy_loss(padded.b, surrogate=spec, aggregate=TokenMean(), correction=corrections or None, check=False)
         numbers = ppo_numbers(record, padded, (low, high, p.get("c_clip")), corrections, sequence=sequence)
         stats = record.checks(numbers, "stats.", **loose)
-        yield reason, [*_checks(record, padded, loss.value, loose), *stats]
+        yield reason, [*record.loss_checks(loss.value, padded.leaf, tolerance=loose), *stats]
         if sequence and corrections:
-            yield "A5", [*_checks(record, padded, _on_kept_tokens(padded.b, spec, corrections), loose), *stats]
+            yield (
+                "A5",
+                [
+                    *record.loss_checks(_on_kept_tokens(padded.b, spec, corrections), padded.leaf, tolerance=loose),
+                    *stats,
+                ],
+            )
 
 
 def _on_kept_tokens(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor:
@@ -115,11 +122,6 @@ def _rows(record: Record, proximal: Tensor) -> Padded:
     return record.batch(**fields, proximal_log_prob=proximal)
 
 
-def _checks(record: Record, padded: Padded, value: Tensor, loose: dict[str, float]) -> list[Check]:
-    checks = [Check("loss", value.detach(), record.expected["loss"], **loose)]
-    return [*checks, Check("grad_logp", padded.gradient(value), record.expected["grad_logp"], **loose)]
-
-
 def sapo(record: Record) -> Iterator[Attempt]:
     """functional.sapo_loss_fn"""
     p = record.params
@@ -127,7 +129,7 @@ def sapo(record: Record) -> Iterator[Attempt]:
     spec = Sapo(p["tau_pos"], p["tau_neg"], p["importance_sampling_level"])
     loss = policy_loss(padded.b, surrogate=spec, aggregate=TokenMean(), check=False)
     stats = record.checks(sapo_numbers(record, padded, spec), "stats.", **record.tolerance())
-    yield None, [*_checks(record, padded, loss.value, record.tolerance()), *stats]
+    yield None, [*record.loss_checks(loss.value, padded.leaf), *stats]
 
 
 def second_moment(record: Record) -> Iterator[Attempt]:
@@ -138,9 +140,9 @@ def second_moment(record: Record) -> Iterator[Attempt]:
     yield None, [Check("mask", padded.rows(keep), record.expected["mask"])]
 
 
-def proximal(record: Record) -> Iterator[Attempt]:
+def proximal_interpolation(record: Record) -> Iterator[Attempt]:
     """actor.compute_prox_logp_approximations; a in float32."""
-    record.beside_the_point("mask", "versions")
+    record.mark_irrelevant("mask", "versions")
     p = record.params
     behavior, current = record.tensor("behavior_logp"), record.tensor("logp")
     ours = behavior
@@ -151,9 +153,9 @@ def proximal(record: Record) -> Iterator[Attempt]:
     yield None, [Check("prox_logp", ours, record.expected["prox_logp"], 1e-5, 1e-5)]
 
 
-def kl(record: Record) -> Iterator[Attempt]:
+def kl_estimate(record: Record) -> Iterator[Attempt]:
     """data.KLEstimator"""
-    record.beside_the_point("mask")
+    record.mark_irrelevant("mask")
     p = record.params
     limit = 10.0 if p["apply_clamp"] else float("inf")
     gap = record.tensor("logp") - record.tensor("reference_logp")
@@ -162,7 +164,7 @@ def kl(record: Record) -> Iterator[Attempt]:
     yield None, [Check("kl", ours, record.expected["kl"], 2e-6, 2e-7)]
 
 
-def advantages(record: Record) -> Iterator[Attempt]:
+def areal_advantages(record: Record) -> Iterator[Attempt]:
     """PPOActor._compute_advantages: everything is at the position that predicts, one to the left of the token (A7)."""
     p = record.params
     attention = as_tensor(record.inputs["attention_mask"]) != 0
@@ -213,7 +215,7 @@ def advantages(record: Record) -> Iterator[Attempt]:
 def masked_normalization(record: Record) -> Iterator[Attempt]:
     """functional.masked_normalization; ours has the unbiased standard deviation (A7)."""
     p = record.params
-    mask = as_tensor(record.inputs["mask"]) != 0
+    mask = record.mask
     values = record.tensor("values")
     chosen = values[mask]
     ours = standardised(values.flatten(), mask.flatten(), p["eps"]).view(mask.shape)
@@ -243,10 +245,10 @@ def normalization(record: Record) -> Iterator[Attempt]:
         yield "A7", [Check("out", centred / (centred.std() + p["eps"]), theirs, 2e-6, 1e-6)]
 
 
-def critic(record: Record) -> Iterator[Attempt]:
+def critic_loss(record: Record) -> Iterator[Attempt]:
     """functional.ppo_critic_loss_fn"""
     p = record.params
-    mask = as_tensor(record.inputs["mask"]) != 0
+    mask = record.mask
     leaf = record.tensor("vpreds").requires_grad_()
     error: Any = {"mse": "squared", "huber": "huber"}[p["loss_fn_type"]]
     spec = ValueLoss(p["value_eps_clip"], error)

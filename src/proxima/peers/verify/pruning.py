@@ -5,14 +5,15 @@ from typing import Any
 
 import torch
 
+from proxima.conformance.by_hand import as_tensor
 from proxima.core.advantage import Grpo
 from proxima.core.metrics import Spread
 from proxima.core.selection import Prune
 from proxima.data import Outcomes
-from proxima.peers.verify.record import Attempt, Check, Record, as_tensor
+from proxima.peers.verify.record import Attempt, Check, Record
 
 
-def advantage(record: Record) -> Iterator[Attempt]:
+def pruning_advantages(record: Record) -> Iterator[Attempt]:
     """The advantage block: (r − mean) / (std + 1e-4) over the group (C1)."""
     p = record.params
     reward = (
@@ -38,7 +39,7 @@ def advantage(record: Record) -> Iterator[Attempt]:
     )
 
 
-def select(record: Record) -> Iterator[Attempt]:
+def pruned_selection(record: Record) -> Iterator[Attempt]:
     """The pruning block of the trainer (counts what it drops) and of the verl recipe (counts what it keeps), over the
     whole batch (C2)."""
     p = record.params

@@ -1,27 +1,27 @@
-"""A golden record, its numbers as tensors, and how two sets of numbers are compared."""
+"""A golden record, its numbers as tensors, and their comparison with ours."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from proxima.conformance.by_hand import SLOTS, as_tensor, leaves
 from proxima.data import PolicyBatch, UserError
 
-Json = Any
+BY_HAND = "by hand"
 
 
 @dataclass(frozen=True)
 class Check:
-    """Ours against theirs; `rtol`, `atol` as `torch.allclose`. Both NaN (or null) counts as equal, as do equal
+    """Ours against theirs; `rtol`, `atol` as `torch.allclose`. Both NaN (or null) count as equal, as do equal
     infinities.
 
     Args:
         name: the expected leaf that `theirs` is, as `Record.leaves` calls it.
-        ours: a tuple holds readings as good as each other: with the peer's own rounding, or without.
+        ours: a tuple holds values as good as each other: with the peer's own rounding, or without.
     """
 
     name: str
@@ -30,32 +30,32 @@ class Check:
     rtol: float = 1e-9
     atol: float = 1e-11
 
-    @property
-    def readings(self) -> tuple[Any, ...]:
-        """Ours, and what is as good."""
-        return self.ours if isinstance(self.ours, tuple) else (self.ours,)
-
     def error(self) -> float:
         """How far outside the tolerance, 0 when inside; infinite when the shapes differ."""
-        return min(self._outside(ours) for ours in self.readings)
+        candidates = self.ours if isinstance(self.ours, tuple) else (self.ours,)
+        return min(self._outside(as_tensor(value)) for value in candidates)
 
-    def _outside(self, value: Any) -> float:
-        ours, theirs = as_tensor(value), as_tensor(self.theirs)
+    def _outside(self, ours: Tensor) -> float:
+        theirs = as_tensor(self.theirs)
         if ours.shape != theirs.shape:
             return float("inf")
-        same = (ours == theirs) | (ours.isnan() & theirs.isnan())
-        gap = (ours - theirs).abs() - (self.atol + self.rtol * theirs.abs())
-        gap = torch.where(same, torch.zeros_like(gap), torch.where(gap.isnan(), torch.inf, gap))
-        return max(0.0, float(gap.max())) if gap.numel() else 0.0
+        allowed = self.atol + self.rtol * theirs.abs().nan_to_num(nan=0.0, posinf=0.0)
+        return max(0.0, float((distance(ours, theirs) - allowed).max())) if ours.numel() else 0.0
+
+
+def distance(ours: Tensor, theirs: Tensor) -> Tensor:
+    """|ours − theirs|; 0 where both are NaN or the same infinity, infinite where one of them is NaN."""
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    return torch.where(same, 0.0, (ours - theirs).abs().nan_to_num(nan=torch.inf))
 
 
 Attempt = tuple[str | None, list[Check]]
-"""What one reading of the record gives: the id of the peculiarity it imitates (None: our own definition) and the
+"""One interpretation of a record: the id of the peculiarity that it imitates (None: our own definition), and its
 comparisons."""
 
 
 class Inputs(dict[str, Any]):
-    """Inputs that remember which of them were looked at."""
+    """Inputs that remember which of them were read."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__(given)
@@ -72,7 +72,7 @@ class Inputs(dict[str, Any]):
 
     @property
     def unread(self) -> list[str]:
-        """The names nobody asked for."""
+        """The names that were never read."""
         return sorted(key for key in self if key not in self.seen)
 
 
@@ -84,28 +84,38 @@ class Record:
     source: str
     dtype: str
     inputs: Inputs
-    params: dict[str, Json]
-    expected: dict[str, Json]
+    params: dict[str, Any]
+    expected: dict[str, Any]
 
     @classmethod
-    def of(cls, raw: dict[str, Json]) -> "Record":
-        """Raises ValueError naming the key that is missing."""
+    def of(cls, raw: dict[str, Any]) -> "Record":
+        """A record as read from JSON. One whose source is "by hand" names our specs by slot instead of `params`.
+
+        Raises:
+            UserError: names the key that is missing or no mapping.
+        """
+        if raw.get("source") in ("hand", BY_HAND):
+            specs = {slot: raw[slot] for slot in SLOTS if slot in raw}
+            raw = {"dtype": "float64", **raw, "source": BY_HAND, "params": specs}
         for key in ("name", "source", "dtype", "inputs", "params", "expected"):
             if key not in raw:
-                raise UserError(f"golden record {raw.get('name', '?')!r} has no {key!r}.")
-        for key in ("inputs", "params", "expected"):
-            if not isinstance(raw[key], dict):
-                raise UserError(
-                    f"golden record {raw['name']!r}: {key!r} is a {type(raw[key]).__name__}, expected a mapping."
-                )
+                raise UserError(f"golden record {raw.get('name', '?')!r} has no {key!r}")
+            if key in ("inputs", "params", "expected") and not isinstance(raw[key], dict):
+                kind = type(raw[key]).__name__
+                raise UserError(f"golden record {raw['name']!r}: {key!r} is a {kind}, expected a mapping")
         fields = {key: raw[key] for key in ("name", "source", "dtype", "params", "expected")}
         return cls(**fields, inputs=Inputs(raw["inputs"]))
 
     @cached_property
-    def leaves(self) -> dict[str, Json]:
+    def leaves(self) -> dict[str, Any]:
         """Everything expected, by its path: `loss`, `metrics.actor/ppo_kl`, `agg.token-mean.loss` …; a list is one
         leaf."""
-        return dict(_leaves(self.expected, ""))
+        return leaves(self.expected)
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """[B, T] bool, the input `mask`."""
+        return as_tensor(self.inputs["mask"]) != 0
 
     def checks(
         self, ours: Mapping[str, Any], under: str = "metrics.", rtol: float = 1e-7, atol: float = 1e-10
@@ -115,6 +125,17 @@ class Record:
             rtol, atol = max(rtol, 2e-5), max(atol, 2e-6)
         found = {under + name: value for name, value in ours.items() if under + name in self.leaves}
         return [Check(leaf, value, self.leaves[leaf], rtol, atol) for leaf, value in found.items()]
+
+    def loss_checks(
+        self, value: Tensor, leaf: Tensor, gradient: str = "grad_logp", tolerance: dict[str, float] | None = None
+    ) -> list[Check]:
+        """A check of the loss, and one of d value / d leaf, which the record calls `gradient`."""
+        within = self.tolerance() if tolerance is None else tolerance
+        (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
+        return [
+            Check("loss", value.detach(), self.expected["loss"], **within),
+            Check(gradient, slope, self.expected[gradient], **within),
+        ]
 
     @property
     def single(self) -> bool:
@@ -129,13 +150,13 @@ class Record:
         """Whether the input is there."""
         return self.inputs.get(name) is not None
 
-    def beside_the_point(self, *names: str) -> None:
-        """These inputs reach no number of this record; they are no reason to call a failure unsupported."""
+    def mark_irrelevant(self, *names: str) -> None:
+        """These inputs affect no number of this record, so not reading them does not make a failure unsupported."""
         self.inputs.seen.update(names)
 
     def batch(self, **fields: Tensor) -> "Padded":
         """The record's rows as a packed batch; `log_prob` gets a gradient."""
-        return Padded.of(as_tensor(self.inputs["mask"]) != 0, **fields)
+        return Padded.of(self.mask, **fields)
 
     def tolerance(self) -> dict[str, float]:
         """rtol and atol for losses and gradients of this record's dtype."""
@@ -170,87 +191,3 @@ class Padded:
         rows = self.b.to_padded(values.detach().double(), fill)
         out[:, : rows.shape[1]] = rows
         return out
-
-
-def _leaves(value: Json, path: str) -> Iterator[tuple[str, Json]]:
-    if not isinstance(value, dict):
-        yield path, value
-        return
-    for key, child in value.items():
-        yield from _leaves(child, f"{path}.{key}" if path else key)
-
-
-def as_tensor(value: Json) -> Tensor:
-    """Numbers of any nesting, with 'nan', 'inf' and None (NaN) among them, as float64."""
-    return value.double() if isinstance(value, Tensor) else torch.tensor(_floats(value), dtype=torch.float64)
-
-
-def _floats(value: Json) -> Json:
-    return (
-        [_floats(item) for item in value]
-        if isinstance(value, list)
-        else float("nan")
-        if value is None
-        else float(value)
-    )
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What a record showed.
-
-    Args:
-        status: `matched`; `differs`, on purpose, for the documented reason `reason`; `failed`; `unsupported`, nothing
-            of ours computes this.
-        reason: the peculiarity's id (P6, T1 …) for `differs`; what went wrong for `failed`; what is missing for
-            `unsupported`.
-        compared: the expected leaves that were compared.
-    """
-
-    name: str
-    status: str
-    reason: str | None = None
-    compared: tuple[str, ...] = field(default=())
-
-
-# Expected leaves that no function of ours could produce: a record is not `unsupported` for having them.
-BESIDE: tuple[tuple[str, str], ...] = (
-    (
-        r"(.*[./])?(num_tokens|num_input_tokens_seen|step|global_step|epoch|learning_rate|lr)",
-        "bookkeeping of the peer's trainer",
-    ),
-    (r"(.*[./])?(step_time|.*_seconds|timing.*|time|tokens_per_second)", "wall clock"),
-    (r"(.*[./])?(comment|note|notes|version)", "text about the record"),
-)
-
-
-def uncovered(record: Record, compared: Iterable[str]) -> list[str]:
-    """The expected leaves that no check looked at and that `BESIDE` does not excuse."""
-    known = set(compared)
-    return [
-        leaf
-        for leaf in record.leaves
-        if leaf not in known and not any(re.fullmatch(pattern, leaf) for pattern, _ in BESIDE)
-    ]
-
-
-def closest(attempts: Sequence[Attempt]) -> list[Check]:
-    """The reading with the fewest checks off; our own where it is as good as another."""
-    return min(
-        (checks for _, checks in attempts), key=lambda checks: sum(check.error() > 0 for check in checks), default=[]
-    )
-
-
-def judge(name: str, attempts: Iterable[Attempt]) -> Verdict:
-    """Matched by the first attempt, differs by a later one, failed by none; `unsupported` where there is none. Stops at
-    what fits."""
-    seen: list[Attempt] = []
-    for peculiarity, checks in attempts:
-        seen.append((peculiarity, checks))
-        if checks and all(check.error() == 0 for check in checks):
-            status = "matched" if peculiarity is None else "differs"
-            return Verdict(name, status, peculiarity, tuple(check.name for check in checks))
-    nearest = closest(seen)
-    off = sorted(((check.error(), check.name) for check in nearest if check.error() > 0), reverse=True)
-    what = ", ".join(f"{label} off by {error:.3g}" for error, label in off[:3]) or "nothing to compare"
-    return Verdict(name, "failed" if nearest else "unsupported", what, tuple(check.name for check in nearest))

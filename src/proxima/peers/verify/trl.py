@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from proxima.conformance.by_hand import as_tensor
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum, SequenceMeanTokenSumNorm, TokenMean
 from proxima.core.correction import Importance, OffPolicySequence, TopEntropy
 from proxima.core.loss import Corrected, Loss, policy_loss
@@ -17,7 +18,7 @@ from proxima.core.surrogate import Cispo, Dppo, GeoMean, Gspo, Luspo, PpoClip, S
 from proxima.core.surrogate.weight import MIN_LOG_WEIGHT
 from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
-from proxima.peers.verify.record import Attempt, Check, Padded, Record, as_tensor
+from proxima.peers.verify.record import Attempt, Check, Padded, Record
 from proxima.peers.verify.trl_metrics import dppo_numbers, gmpo_numbers, grpo_numbers, rloo_numbers
 from proxima.peers.verify.verl import Given
 
@@ -25,7 +26,7 @@ SAMPLER_RATIO = ("importance_sampling_ratio", "vllm_importance_sampling_ratio")
 TOKEN_NORMALISED = ("dapo", "cispo", "vespo")  # divided by num_items_in_batch
 
 
-def surrogate_of(p: dict[str, Any]) -> Any:
+def trl_surrogate(p: dict[str, Any]) -> Any:
     """Our spec for a `loss_type` at its importance level; T2: TRL's epsilon_high of cispo is the cap itself."""
     args = p.get("args", {})
     kind = p.get("loss_type", "grpo")
@@ -56,7 +57,7 @@ def _single(*values: float) -> list[float]:
 
 def grpo(record: Record) -> Iterator[Attempt]:
     """GRPOTrainer._compute_loss"""
-    record.beside_the_point("num_items_in_batch")
+    record.mark_irrelevant("num_items_in_batch")
     p = record.params
     padded = _batch(record)
     penalty = K3(p["beta"], unbiased=bool(p.get("args", {}).get("use_bias_correction_kl"))) if p.get("beta") else None
@@ -73,7 +74,7 @@ def grpo(record: Record) -> Iterator[Attempt]:
     metrics = record.checks(grpo_numbers(record, sampler), rtol=1e-6)
     ours = policy_loss(
         padded.b,
-        surrogate=surrogate_of(p),
+        surrogate=trl_surrogate(p),
         aggregate=aggregate,
         correction=_corrections(record) or None,
         penalty=penalty,
@@ -85,14 +86,14 @@ def grpo(record: Record) -> Iterator[Attempt]:
     for reason, loss in readings:
         for rows in (None,) if kind in (*TOKEN_NORMALISED, "bnpo") else (None, len(padded.mask)):
             value = _value(record, loss, rows) / _accumulation(record)
-            yield reason or (None if rows is None else "T1"), [*_checks(record, padded, value), *metrics]
+            yield reason or (None if rows is None else "T1"), [*record.loss_checks(value, padded.leaf), *metrics]
 
 
 def _as_they_do(record: Record, padded: Padded, aggregate: Any, penalty: Any) -> tuple[str, Loss] | None:
     """Token by token as TRL composes sampler ratios, masks, advantages and the corrected KL; with the id of what sets
     it apart."""
     p, b = record.params, padded.b
-    spec: Any = surrogate_of(p)
+    spec: Any = trl_surrogate(p)
     ratio = _sampler_ratio(record)
     sequence = p.get("importance_sampling_level", "token") != "token"
     reasons = []
@@ -102,7 +103,7 @@ def _as_they_do(record: Record, padded: Padded, aggregate: Any, penalty: Any) ->
         spec = _VespoWithSampler(spec, total.log().clamp(MIN_LOG_WEIGHT, 20.0).sum(1))
     elif sequence and ratio is not None:  # each token of a sequence loss is weighted by its own ratio
         reasons.append("T11")
-    if sequence and record.tensor("advantages").dim() == 2 and not isinstance(surrogate_of(p), Cispo | Vespo):
+    if sequence and record.tensor("advantages").dim() == 2 and not isinstance(trl_surrogate(p), Cispo | Vespo):
         reasons.append("A5")  # each token keeps its own advantage
         spec = _OwnAdvantage(spec)
     loss = spec(b).loss
@@ -243,15 +244,9 @@ class _SampledOffPolicy:
         return self.spec(b if self.sampling is None else replace(b, behavior_log_prob=self.sampling))
 
 
-def _checks(record: Record, padded: Padded, value: Tensor) -> list[Check]:
-    loose = record.tolerance()
-    checks = [Check("loss", value.detach(), record.expected["loss"], **loose)]
-    return [*checks, Check("grad_logp", padded.gradient(value), record.expected["grad_logp"], **loose)]
-
-
 def gmpo(record: Record) -> Iterator[Attempt]:
     """Experimental GMPOTrainer._compute_loss: mean over rows."""
-    record.beside_the_point("num_items_in_batch")
+    record.mark_irrelevant("num_items_in_batch")
     p = record.params
     padded = _batch(record)
     penalty = K3(p["beta"]) if p.get("beta") else None
@@ -259,15 +254,15 @@ def gmpo(record: Record) -> Iterator[Attempt]:
     loss = policy_loss(padded.b, surrogate=spec, aggregate=SequenceMeanTokenMean(), penalty=penalty, check=False)
     steps = _accumulation(record)
     metrics = record.checks(gmpo_numbers(record), rtol=1e-6)
-    yield None, [*_checks(record, padded, loss.value / steps), *metrics]
-    yield "T9", [*_checks(record, padded, loss.numerator / len(padded.mask) / steps), *metrics]
+    yield None, [*record.loss_checks(loss.value / steps, padded.leaf), *metrics]
+    yield "T9", [*record.loss_checks(loss.numerator / len(padded.mask) / steps, padded.leaf), *metrics]
 
 
 def rloo(record: Record) -> Iterator[Attempt]:
     """RLOOTrainer._compute_loss: the clip on the sequence's whole ratio, its loss a mean over sequences."""
     p = record.params
     leaf = record.tensor("logp").requires_grad_()
-    mask = as_tensor(record.inputs["mask"]) != 0
+    mask = record.mask
     gap = torch.where(mask, leaf - record.tensor("behavior_logp"), 0.0).sum(1)
     edges = torch.arange(len(mask) + 1)
 
@@ -281,14 +276,7 @@ def rloo(record: Record) -> Iterator[Attempt]:
     value = policy_loss(
         b, surrogate=PpoClip(p["epsilon_low"], p["epsilon_high"]), aggregate=TokenMean(), check=False
     ).value
-    (gradient,) = torch.autograd.grad(value, leaf)
-    loose = record.tolerance()
-    theirs = record.expected
-    checks = [
-        Check("loss", value.detach(), theirs["loss"], **loose),
-        Check("grad_logp", gradient, theirs["grad_logp"], **loose),
-    ]
-    yield None, [*checks, *record.checks(rloo_numbers(record), rtol=1e-6)]
+    yield None, [*record.loss_checks(value, leaf), *record.checks(rloo_numbers(record), rtol=1e-6)]
 
 
 def dppo(record: Record) -> Iterator[Attempt]:
@@ -311,7 +299,10 @@ def dppo(record: Record) -> Iterator[Attempt]:
     penalty = K3(p["beta"]) if p.get("beta") else None
     loss = policy_loss(padded.b, surrogate=spec, aggregate=TokenMean(), penalty=penalty, check=False)
     keep = padded.rows(loss.keep)
-    checks = [*_checks(record, padded, loss.value), Check("divergence_mask", keep, record.expected["divergence_mask"])]
+    checks = [
+        *record.loss_checks(loss.value, padded.leaf),
+        Check("divergence_mask", keep, record.expected["divergence_mask"]),
+    ]
     yield None, [*checks, *record.checks(dppo_numbers(record, keep != 0), rtol=1e-6)]
 
 

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxima.conformance.by_hand import as_tensor
 from proxima.core.advantage import Gae, Gdpo, Grpo, Rloo, TokenRewards, whiten
 from proxima.core.advantage.token import place_scores
 from proxima.core.penalty import K1, K3
 from proxima.data import Outcomes
-from proxima.peers.verify.record import Attempt, Check, Record, as_tensor
+from proxima.peers.verify.record import Attempt, Check, Record
 
 
-def advantages(record: Record) -> Iterator[Attempt]:
+def trl_advantages(record: Record) -> Iterator[Attempt]:
     """GRPOTrainer's advantage block."""
     p = record.params
     parts = as_tensor(record.inputs["rewards_per_func"])
@@ -80,7 +81,7 @@ def rloo_advantages(record: Record) -> Iterator[Attempt]:
 def ppo_rewards(record: Record) -> Iterator[Attempt]:
     """TRL 1.3 PPOTrainer: KL in the reward, score on the token after the last, GAE, whitening (T20)."""
     p = record.params
-    mask = as_tensor(record.inputs["mask"]) != 0
+    mask = record.mask
     rows, width = mask.shape
     last = torch.tensor(record.inputs["last_token_index"])
     # The end token after the last one is a step of its own where it fits; its value counts.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.metrics import SumCount, k3
-from proxima.peers.verify.record import Record, as_tensor
+from proxima.peers.verify.record import Record
 
 LEAST_LOG_WEIGHT = math.log(1e-8)
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -37,7 +37,7 @@ def clip_shares(low: Tensor, high: Tensor, mask: Tensor) -> dict[str, float]:
 
 def _rows(record: Record) -> tuple[Tensor, Tensor, Tensor]:
     """Mask [B, T], log-ratio [B, T] with 0 at padding, advantages [B, 1] or [B, T]."""
-    mask = as_tensor(record.inputs["mask"]) != 0
+    mask = record.mask
     current = record.tensor("logp")
     before = record.tensor("behavior_logp") if record.has("behavior_logp") else current
     advantage = record.tensor("advantages")

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxima.conformance.by_hand import as_tensor
 from proxima.core.preference import PREFERENCES, Kto, PreferencePairs, completion_log_prob, wpo_weight
 from proxima.core.value import RewardLoss
-from proxima.peers.verify.record import Attempt, Check, Record, as_tensor
+from proxima.peers.verify.record import Attempt, Check, Record
 
 DIVERGENCES = {
     "reverse_kl": "reverse_kl",
@@ -112,7 +113,7 @@ def kto(record: Record) -> Iterator[Attempt]:
     """KTOTrainer._compute_loss"""
     p = record.params
     leaf = record.tensor("logp").requires_grad_()
-    mask = as_tensor(record.inputs["mask"]) != 0
+    mask = record.mask
     rows, width = mask.shape
     edges = torch.arange(rows + 1) * width
     ours, theirs = (
@@ -149,7 +150,7 @@ def _kto_numbers(ours: Tensor, reference: Tensor, label: Tensor, beta: float) ->
     return numbers | {"rewards/margins": numbers["rewards/chosen"] - numbers["rewards/rejected"]}
 
 
-def reward(record: Record) -> Iterator[Attempt]:
+def reward_model_loss(record: Record) -> Iterator[Attempt]:
     """RewardTrainer.compute_loss"""
     chosen, rejected = (record.tensor(name).requires_grad_() for name in ("chosen_rewards", "rejected_rewards"))
     margin = record.tensor("margin") if record.has("margin") else 0.0

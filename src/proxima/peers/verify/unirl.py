@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxima.conformance.by_hand import as_tensor
 from proxima.core.advantage import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm, TokenMean
 from proxima.core.loss import policy_loss
@@ -15,10 +16,10 @@ from proxima.core.ratio import LOG_RATIO_LIMIT
 from proxima.core.segment import segment_mean
 from proxima.core.surrogate import Cppo, Dppo, Drpo, Gspo, PpoClip, Spo
 from proxima.data import Outcomes, PolicyBatch
-from proxima.peers.verify.record import Attempt, Check, Record, as_tensor
+from proxima.peers.verify.record import Attempt, Check, Record
 
 
-def surrogate_of(p: dict[str, Any]) -> Any:
+def unirl_surrogate(p: dict[str, Any]) -> Any:
     """Our spec for the options of a UniRL algorithm, told apart by the names of its fields."""
     if "cppo_delta" in p:
         return Cppo(p["cppo_delta"], p["cppo_w_min"], p["cppo_delta_b"])
@@ -42,7 +43,7 @@ def losses(record: Record) -> Iterator[Attempt]:
     behavior = torch.cat([as_tensor(row) for row in record.inputs["behavior_logp"]])
     edges = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     b = PolicyBatch(log_prob=leaf, behavior_log_prob=behavior, advantage=advantage, loss_mask=mask, cu_seqlens=edges)
-    spec = surrogate_of(p)
+    spec = unirl_surrogate(p)
     low: Any = p.get("clip_range")
     high: Any = p.get("clip_range_high", low)
     if spec is None and "GSPO" in record.source:

@@ -17,10 +17,16 @@ from proxima.core.surrogate import Cispo, ClipCov, Dppo, Dro, GeoMean, Gspo, KlC
 from proxima.core.surrogate.clip import clipped
 from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
-from proxima.peers.verify.record import Attempt, Check, Padded, Record, as_tensor
+from proxima.peers.verify.record import Attempt, Check, Padded, Record
 from proxima.peers.verify.verl_actor import actor_numbers
 from proxima.peers.verify.verl_mismatch import number_checks
-from proxima.peers.verify.verl_options import bands, correction_numbers, filled, importance, rejections
+from proxima.peers.verify.verl_options import (
+    correction_numbers,
+    documented_rejections,
+    filled,
+    importance,
+    shipped_rejections,
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ def step_value(record: Record, loss: Loss) -> Tensor:
     return (loss.value if given is None else loss.numerator / given) * world
 
 
-def surrogate_of(record: Record) -> Any:
+def verl_surrogate(record: Record) -> Any:
     """Our spec for verl's `loss_mode` and its options; None when there is none."""
     p = record.params
     own = p.get("policy_loss") or {}
@@ -87,19 +93,22 @@ def policy(record: Record) -> Iterator[Attempt]:
         yield from bypass(record)
         return
     padded = policy_rows(record)
-    spec, aggregate = surrogate_of(record), aggregate_of(record, padded.mask.shape[1])
+    spec, aggregate = verl_surrogate(record), aggregate_of(record, padded.mask.shape[1])
     correction = None if padded.b.weight is None else Given(padded.b.weight)
     metrics = number_checks(record, actor_numbers(spec, padded.b))
-    yield None, [*loss_checks(record, padded, step_value(record, run(padded.b, spec, aggregate, correction))), *metrics]
+    yield (
+        None,
+        [*record.loss_checks(step_value(record, run(padded.b, spec, aggregate, correction)), padded.leaf), *metrics],
+    )
     if record.params["loss_mode"] == "sapo":
         loss = run(padded.b, spec, SequenceMeanTokenMean(), correction)
-        yield "P6", [*loss_checks(_as_rows(record), padded, step_value(_as_rows(record), loss)), *metrics]
+        yield "P6", [*_as_rows(record).loss_checks(step_value(_as_rows(record), loss), padded.leaf), *metrics]
     if record.params["loss_mode"] == "gspo":
         loss = run(padded.b, _GspoClampedAtTen(spec), aggregate, correction)
-        yield "P5", [*loss_checks(record, padded, step_value(record, loss)), *metrics]
+        yield "P5", [*record.loss_checks(step_value(record, loss), padded.leaf), *metrics]
     if record.params["loss_mode"] == "geo_mean":
         loss = run(padded.b, _GeoMeanWeighted(spec), SequenceMeanTokenMean(), None)
-        yield "P10", [*loss_checks(_as_rows(record), padded, loss.numerator / len(padded.mask)), *metrics]
+        yield "P10", [*_as_rows(record).loss_checks(loss.numerator / len(padded.mask), padded.leaf), *metrics]
 
 
 def _as_rows(record: Record) -> Record:
@@ -120,12 +129,6 @@ def policy_rows(record: Record) -> Padded:
         if record.has(key):
             fields["weight"] = record.tensor(key)
     return record.batch(**fields)
-
-
-def loss_checks(record: Record, padded: Padded, value: Tensor) -> list[Check]:
-    loose = record.tolerance()
-    checks = [Check("loss", value.detach(), record.expected["loss"], **loose)]
-    return [*checks, Check("grad_logp", padded.gradient(value), record.expected["grad_logp"], **loose)]
 
 
 @dataclass(frozen=True)
@@ -170,11 +173,13 @@ def bypass(record: Record) -> Iterator[Attempt]:
     low, high = (p["clip_ratio"] if p.get(key) is None else p[key] for key in ("clip_ratio_low", "clip_ratio_high"))
     spec: Any = Reinforce() if reinforce else PpoClip(low, high, p.get("clip_ratio_c"))
     for shipped in (False, True):
-        chosen: list[Any] = list(bands(own, "current", shipped=True) if shipped else rejections(own, "current"))
+        chosen: list[Any] = list(
+            shipped_rejections(own, "current", shipped=True) if shipped else documented_rejections(own, "current")
+        )
         kept = replace(padded.b, loss_mask=apply_corrections(padded.b, chosen).loss_mask)
         if reinforce and own.get("rollout_is"):
             chosen.append(importance(own, "current"))
-        checks = loss_checks(record, padded, step_value(record, run(padded.b, spec, aggregate, chosen or None)))
+        checks = record.loss_checks(step_value(record, run(padded.b, spec, aggregate, chosen or None)), padded.leaf)
         with_empty = filled(padded, proximal=False)
         for more in (None,) if with_empty is None else (None, with_empty):
             numbers = actor_numbers(spec, kept) | correction_numbers(own, padded, more, "current", shipped=shipped)
@@ -184,26 +189,17 @@ def bypass(record: Record) -> Iterator[Attempt]:
 def aggregation(record: Record) -> Iterator[Attempt]:
     """core_algos.agg_loss"""
     matrix = record.tensor("loss_mat").requires_grad_()
-    mask = as_tensor(record.inputs["mask"]) != 0
+    mask = record.mask
     b = PolicyBatch.from_padded(mask, log_prob=matrix)
     spec = aggregate_of(record, mask.shape[1])
     loss = Loss(spec(b.log_prob, b), spec.denominator(b.loss_mask, b.cu_seqlens), {})
     value = step_value(record, loss)
-    (gradient,) = torch.autograd.grad(value, matrix)
-    loose = record.tolerance()
-    theirs = record.expected
-    yield (
-        None,
-        [
-            Check("loss", value.detach(), theirs["loss"], **loose),
-            Check("grad_loss_mat", gradient, theirs["grad_loss_mat"], **loose),
-        ],
-    )
+    yield None, record.loss_checks(value, matrix, "grad_loss_mat")
 
 
 def value_loss(record: Record) -> Iterator[Attempt]:
     """core_algos.compute_value_loss"""
-    mask = as_tensor(record.inputs["mask"]) != 0
+    mask = record.mask
     leaf = record.tensor("vpreds").requires_grad_()
     b = PolicyBatch.from_padded(
         mask, log_prob=leaf, advantage=record.tensor("values"), behavior_log_prob=record.tensor("returns")
@@ -214,12 +210,7 @@ def value_loss(record: Record) -> Iterator[Attempt]:
     )
     spec = aggregate_of(record, mask.shape[1])
     value = step_value(record, Loss(spec(token, b), spec.denominator(b.loss_mask, b.cu_seqlens), {}))
-    (gradient,) = torch.autograd.grad(value, leaf)
-    theirs, loose = record.expected, record.tolerance()
-    checks = [
-        Check("loss", value.detach(), theirs["loss"], **loose),
-        Check("grad_vpreds", gradient, theirs["grad_vpreds"], **loose),
-    ]
+    checks = record.loss_checks(value, leaf, "grad_vpreds")
     yield None, [*checks, *record.checks({"vf_clipfrac": metrics["value_clip_fraction"].value}, rtol=1e-6)]
 
 
@@ -243,7 +234,7 @@ def kl_penalty(record: Record) -> Iterator[Attempt]:
         Check("kl", kl.detach(), theirs["kl"], **loose),
         Check("grad_sum_kl", gradient, theirs["grad_sum_kl"], **loose),
     ]
-    mask = as_tensor(record.inputs["mask"]) != 0
+    mask = record.mask
     for mode, numbers in theirs.get("agg", {}).items():
         b = PolicyBatch.from_padded(mask, log_prob=kl)
         spec = aggregate_of(replace(record, params={"loss_agg_mode": mode}), mask.shape[1])
@@ -275,7 +266,7 @@ def adaptive_kl(record: Record) -> Iterator[Attempt]:
 def kl_in_reward(record: Record) -> Iterator[Attempt]:
     """ray_trainer.apply_kl_penalty"""
     p = record.params
-    mask = as_tensor(record.inputs["mask"]) != 0
+    mask = record.mask
     kl = kl_spec(p["kl_penalty"]).divergence(record.tensor("old_log_probs"), record.tensor("reference_logp"))
     kl = torch.where(mask, kl, 0.0)
     rewards = record.tensor("token_level_scores") - p["init_kl_coef"] * kl
@@ -295,7 +286,7 @@ def kl_in_reward(record: Record) -> Iterator[Attempt]:
 
 def whitening(record: Record) -> Iterator[Attempt]:
     """torch_functional.masked_mean, masked_var, masked_whiten; padding goes through the same map (P18)."""
-    mask = as_tensor(record.inputs["mask"]) != 0
+    mask = record.mask
     values = record.tensor("values")
     chosen = values[mask]
     theirs = record.expected

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxima.conformance.by_hand import as_tensor
 from proxima.core.advantage import (
     Gae,
     Gdpo,
@@ -23,7 +24,7 @@ from proxima.core.advantage import (
 from proxima.core.advantage.group import whitened_over_tokens
 from proxima.core.advantage.token import reward_to_go
 from proxima.data import Outcomes
-from proxima.peers.verify.record import Attempt, Check, Record, as_tensor
+from proxima.peers.verify.record import Attempt, Check, Record
 
 
 def estimator(record: Record) -> str:
@@ -63,10 +64,10 @@ def _weights(p: dict[str, Any]) -> tuple[float, ...] | None:
     )
 
 
-def advantages(record: Record) -> Iterator[Attempt]:
+def verl_advantages(record: Record) -> Iterator[Attempt]:
     """core_algos.compute_*_advantage"""
     name = estimator(record)
-    mask = as_tensor(record.inputs["mask"]) != 0
+    mask = record.mask
     if (spec := group_spec(name, record.params)) is not None:
         yield from _by_group(record, name, spec, mask)
     else:

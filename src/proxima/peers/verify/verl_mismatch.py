@@ -133,7 +133,7 @@ def _whole(spec: Importance, b: PolicyBatch, *, rows: bool) -> Metrics:
 
 
 @dataclass(frozen=True)
-class Band:
+class ShippedRejection:
     """A rejection of 0.9 as it runs: a statistic with bounds of any sign, its exponent clamped at ±20.
 
     `k1` is of the reciprocal ratio, its bounds are the logs of the user's (P25), which the documentation means for the

@@ -10,10 +10,10 @@ from proxima.core.correction import Importance, Rejection
 from proxima.core.metrics import Metrics
 from proxima.data import PolicyBatch
 from proxima.peers.verify.record import Padded
-from proxima.peers.verify.verl_mismatch import APPLIED, Band, masked_numbers, policy_numbers, weight_numbers
+from proxima.peers.verify.verl_mismatch import APPLIED, ShippedRejection, masked_numbers, policy_numbers, weight_numbers
 
 
-def bounds(threshold: Any) -> tuple[float | None, float]:
+def threshold_bounds(threshold: Any) -> tuple[float | None, float]:
     """verl writes "lo_hi", or the upper bound alone."""
     low, _, high = str(threshold).partition("_")
     return (float(low), float(high)) if high else (None, float(low))
@@ -21,7 +21,7 @@ def bounds(threshold: Any) -> tuple[float | None, float]:
 
 def importance(options: dict[str, Any], towards: Any = "proximal") -> Importance:
     """`rollout_is` of verl 0.9: an upper bound truncates, two bounds are IcePop."""
-    low, high = bounds(options.get("rollout_is_threshold", 2.0))
+    low, high = threshold_bounds(options.get("rollout_is_threshold", 2.0))
     bound: Literal["truncate", "clip"] = "truncate" if low is None else "clip"
     normalise = bool(options.get("rollout_is_batch_normalize"))
     return Importance(
@@ -29,7 +29,7 @@ def importance(options: dict[str, Any], towards: Any = "proximal") -> Importance
     )
 
 
-def rules(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, float | None, float]]:
+def rejection_rules(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, float | None, float]]:
     """`rollout_rs` of verl 0.9, several by commas: where and how each is reduced, its statistic, and its bounds as
     written."""
     names = [name.strip() for name in (options.get("rollout_rs") or "").split(",") if name.strip()]
@@ -39,31 +39,31 @@ def rules(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, float 
         limits = limits * len(names)
     for name, limit in zip(names, limits, strict=True):
         level, *reduce, kind = name.replace("seq_", "sequence_").split("_")
-        low, high = bounds(limit)
+        low, high = threshold_bounds(limit)
         if kind == "k1" and low is None:
             low = 1 / high
         yield {"level": level, "reduce": reduce[0] if reduce else "mean"}, kind, low, high
 
 
-def rejections(options: dict[str, Any], towards: Any = "proximal") -> list[Rejection]:
+def documented_rejections(options: dict[str, Any], towards: Any = "proximal") -> list[Rejection]:
     """Our rejections for `rollout_rs` as documented: k1's bounds are of the ratio."""
     found = []
-    for how, kind, low, high in rules(options):
+    for how, kind, low, high in rejection_rules(options):
         statistic: Any = "ratio" if kind == "k1" else kind
         found.append(Rejection(statistic=statistic, upper=high, lower=low, rejected="drop", towards=towards, **how))
     return found
 
 
-def bands(options: dict[str, Any], towards: Any = "proximal", *, shipped: bool) -> list[Band]:
+def shipped_rejections(options: dict[str, Any], towards: Any = "proximal", *, shipped: bool) -> list[ShippedRejection]:
     """The statistics that 0.9 tests and reports, k1 = −log ratio. `shipped`: with the bounds as they run, on the
     reciprocal ratio (P25)."""
     found = []
-    for how, kind, low, high in rules(options):
+    for how, kind, low, high in rejection_rules(options):
         if kind == "k1":
             assert low is not None
             low, high = (math.log(low), math.log(high)) if shipped else (-math.log(high), -math.log(low))
         statistic: Any = kind
-        found.append(Band(Rejection(statistic=statistic, towards=towards, **how), low, high))
+        found.append(ShippedRejection(Rejection(statistic=statistic, towards=towards, **how), low, high))
     return found
 
 
@@ -91,13 +91,13 @@ def prefixed(numbers: Metrics, prefix: str) -> Metrics:
 def correction_numbers(
     options: dict[str, Any], padded: Padded, more: PolicyBatch | None, towards: Any = "proximal", *, shipped: bool
 ) -> Metrics:
-    """All that 0.9 reports for its options; `shipped` and `more` as for `bands` and `weight_numbers`."""
+    """All that 0.9 reports for its options; `shipped` and `more` as for `shipped_rejections` and `weight_numbers`."""
     b = padded.b
     numbers = policy_numbers(b, more, towards)
     if options.get("rollout_is"):
         numbers |= prefixed(weight_numbers(importance(options, towards), b, more, APPLIED), "rollout_is_")
     keep: Tensor = b.loss_mask
-    for band in bands(options, towards, shipped=shipped):
+    for band in shipped_rejections(options, towards, shipped=shipped):
         kind = band.rule.name
         numbers |= prefixed(band.numbers(b), f"rollout_rs_{kind}_")
         keep = keep & band(b).keep

@@ -8,7 +8,14 @@ from proxima.core.loss import Corrections, apply_corrections
 from proxima.data import PolicyBatch
 from proxima.peers.verify.record import Attempt, Check, Padded, Record
 from proxima.peers.verify.verl_mismatch import RAW, masked_numbers, number_checks, policy_numbers, weight_numbers
-from proxima.peers.verify.verl_options import bands, correction_numbers, filled, importance, prefixed, rejections
+from proxima.peers.verify.verl_options import (
+    correction_numbers,
+    documented_rejections,
+    filled,
+    importance,
+    prefixed,
+    shipped_rejections,
+)
 
 
 def rows(record: Record) -> Padded:
@@ -88,7 +95,7 @@ def version09(record: Record) -> Iterator[Attempt]:
     padded = rows(record)
     weights = [importance(p)] if p.get("rollout_is") else []
     for shipped in (False, True) if p.get("rollout_rs") else (False,):
-        drops: list[Any] = bands(p, shipped=True) if shipped else list(rejections(p))
+        drops: list[Any] = shipped_rejections(p, shipped=True) if shipped else list(documented_rejections(p))
         checks = _mask_checks(record, padded, weights, drops)
         for reason, more in _readings(padded, "P27"):
             numbers = correction_numbers(p, padded, more, shipped=shipped)
