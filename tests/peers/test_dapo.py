@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import yaml
 
@@ -27,7 +28,7 @@ def listed(done):
 def value(reward, text="", tokens=0):
     """The reward's value of a completion, its weight included."""
     completion = Completion.__new__(Completion)
-    object.__setattr__(completion, "tokens", range(tokens) if isinstance(tokens, int) else tokens)
+    object.__setattr__(completion, "tokens", np.arange(tokens) if isinstance(tokens, int) else np.array(tokens))
     object.__setattr__(completion, "text", text)
     return reward.score_one(Prompt.__new__(Prompt), completion).value * reward.weight
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.cli.common import print_json
+from proxima.cli.output import print_json
 from proxima.data import FieldError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _finite(value: Any) -> Any:
 
 def _records(name: str) -> list[dict[str, Any]]:
     """The records of a file, or an error that says what is wrong with it."""
-    from proxima.config.errors import one_problem
+    from proxima.config.problems import one_problem
     from proxima.peers.verify import Record
 
     wanted = f"give a JSON list of records {RECORD}"
