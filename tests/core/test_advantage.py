@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from proxima.core import ADVANTAGES, select
 from proxima.core.advantage import (
+    ADVANTAGE_NEEDS,
     Gae,
     Gdpo,
     Gpg,
@@ -192,3 +193,14 @@ def test_scores_sit_on_the_last_loss_token_and_kl_is_taken_from_all() -> None:
     assert with_kl(placed, torch.where(mask, kl.nan_to_num(0.4), kl), mask, 0.5).tolist() == pytest.approx(
         [-0.05, 4.8, 0, 0, 8.9]
     )
+
+
+@pytest.mark.parametrize("kind", sorted(kind for kind, spec in ADVANTAGES.items() if spec.needs))
+def test_an_advantage_declares_what_must_be_computed_first(kind: str) -> None:
+    """The loop reads the declaration; without it, the call names the first input that is missing."""
+    spec = ADVANTAGES[kind]()
+    assert spec.needs <= ADVANTAGE_NEEDS.keys()
+    bare = token_rewards([1.0, 0.0]) if spec.per_token else outcomes([1, 0], [0, 0])
+    named = "|".join(sorted(spec.needs))
+    with pytest.raises(ValueError, match=rf"{type(spec).__name__} needs `({named})`: .* supplies it"):
+        spec(bare)

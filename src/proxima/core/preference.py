@@ -20,8 +20,7 @@ from torch.nn.functional import logsigmoid
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import either
 from proxima.core.segment import segment_count, segment_sum
-from proxima.data import check_fields, require
-from proxima.data.check import check_choices
+from proxima.data import check_choices, check_fields, require
 
 EXPONENT_LIMIT = 80.0  # exp(80) is finite in float32
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from proxima.core.advantage.group import GroupStatistics, group_sum
 from proxima.core.spec import Spec
 from proxima.core.token_subset import value_hash
-from proxima.data import Outcomes, require
-from proxima.data.check import check_choices
+from proxima.data import Outcomes, check_choices, require
 
 
 class Selection(Spec, Protocol):

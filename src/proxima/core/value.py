@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.metrics import Metrics, Peak, SumCount
-from proxima.data import require
-from proxima.data.check import check_choices
+from proxima.data import check_choices, require
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from proxima.data.errors import FieldError, UserError, require, within
 from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
 
 if TYPE_CHECKING:
-    from proxima.data.check import check_fields
+    from proxima.data.check import check_choices, check_fields
     from proxima.data.outcomes import Outcomes
     from proxima.data.packed_batch import PackedBatch, pack
     from proxima.data.policy_batch import PolicyBatch
@@ -33,6 +33,7 @@ _TENSOR_MODULES = {
     "PackedBatch": "packed_batch",
     "PolicyBatch": "policy_batch",
     "Trajectory": "trajectory",
+    "check_choices": "check",
     "check_fields": "check",
     "pack": "packed_batch",
 }
@@ -57,6 +58,7 @@ __all__ = [
     "Score",
     "Trajectory",
     "UserError",
+    "check_choices",
     "check_fields",
     "pack",
     "require",

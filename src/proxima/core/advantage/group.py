@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.advantage.protocol import GroupAdvantage, required
-from proxima.data import Outcomes, require
-from proxima.data.check import check_choices
+from proxima.data import Outcomes, check_choices, require
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from torch import Tensor
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import masked_log_ratio, masked_ratio, sequence_advantage
-from proxima.data import PolicyBatch, require
-from proxima.data.check import check_choices
+from proxima.data import PolicyBatch, check_choices, require
 
 
 def check_clip(epsilon_low: float, epsilon_high: float, dual_clip: float | None = None) -> None:

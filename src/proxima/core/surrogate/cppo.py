@@ -13,8 +13,7 @@ from proxima.core.metrics import SumCount
 from proxima.core.padded_blocks import PaddedBlock, clamped_quantile, map_padded
 from proxima.core.segment import segment_count
 from proxima.core.surrogate.dppo import Centre, ratio_loss
-from proxima.data import PolicyBatch, require
-from proxima.data.check import check_choices
+from proxima.data import PolicyBatch, check_choices, require
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from proxima.core.ratio import (
     spread,
 )
 from proxima.core.segment import segment_mean, segment_sum
-from proxima.data import PolicyBatch, require
-from proxima.data.check import check_choices
+from proxima.data import PolicyBatch, check_choices, require
 
 MIN_LOG_WEIGHT = -18.420680743952367  # log 1e-8, the lower clamp of a sequence's log weight
 

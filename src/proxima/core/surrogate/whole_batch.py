@@ -16,8 +16,7 @@ from proxima.core.metrics import SumCount
 from proxima.core.ratio import masked_log_ratio, masked_ratio
 from proxima.core.surrogate.clip import check_clip, clipped
 from proxima.core.token_subset import second_moment_keep, smallest_tokens, value_hash
-from proxima.data import PolicyBatch, require
-from proxima.data.check import check_choices
+from proxima.data import PolicyBatch, check_choices, require
 
 
 def covariance(b: PolicyBatch) -> Tensor:
