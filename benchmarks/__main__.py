@@ -9,6 +9,7 @@ from benchmarks.harness import HERE, machine
 
 #: quick ones first; `seeds` trains six models
 CLAIMS = (
+    "columns",
     "cppo_mask",
     "shared_prompt",
     "pruned_update",

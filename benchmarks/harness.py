@@ -71,7 +71,14 @@ class Side:
     """A process that measures when it is asked, and sleeps otherwise."""
 
     def __init__(
-        self, name: str, module: str, settings: Mapping[str, Any], *, threads: int, python: str = sys.executable
+        self,
+        name: str,
+        module: str,
+        settings: Mapping[str, Any],
+        *,
+        threads: int,
+        python: str = sys.executable,
+        source: Path | None = None,
     ) -> None:
         self.name = name
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -82,6 +89,8 @@ class Side:
             "TOKENIZERS_PARALLELISM": "false",
             "HF_HUB_OFFLINE": "1",
         }
+        if source is not None:  # another version of proxima
+            environment["PYTHONPATH"] = str(source)
         self.process = subprocess.Popen(
             [python, "-m", f"benchmarks.{module}", json.dumps(dict(settings))],
             cwd=HERE.parent,

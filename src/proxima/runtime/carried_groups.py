@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from proxima.data import Completion, Group, Prompt, Score, UserError
 from proxima.data.jsonl import dumps, utf8
-from proxima.runtime.list_columns import list_column, numpy_columns
+from proxima.runtime.list_columns import numpy_columns, write_rows
 
 CARRIED_GROUPS = "carried_groups.parquet"
 
@@ -53,15 +53,8 @@ SCHEMA = pa.schema([pa.field("uid", pa.int64()), *_GROUP, *_COMPLETION, *_SCORE]
 def write_groups(path: Path, groups: Sequence[Group]) -> None:
     """Write the groups; `read_groups` gives them back equal. What no file can hold becomes what the rollouts hold of
     it."""
-    rows = [row for group in groups for row in _rows(group)]
-    columns = {field.name: [row.get(field.name) for row in rows] for field in SCHEMA}
-    arrays = [
-        list_column(columns[field.name], field.type.value_type)
-        if pa.types.is_list(field.type)
-        else pa.array(columns[field.name], field.type)
-        for field in SCHEMA
-    ]
-    pq.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA), path, compression="zstd")
+    with path.open("wb") as file:
+        write_rows(file, SCHEMA, [row for group in groups for row in _rows(group)])
 
 
 def read_groups(path: Path, uids: Sequence[int]) -> list[Group]:

@@ -1,11 +1,34 @@
-"""Numpy columns into Arrow list arrays and back: offsets and one flat array of values, no Python object per token."""
+"""Rows with numpy columns into Parquet and back: offsets and one flat array of values, no Python object per token."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+
+ROW_GROUP = 128  # rows converted at once
+
+
+def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null.
+
+    Token ids and log-probs have neither dictionary nor statistics: most of their values differ, and without them they
+    are written several times as fast and take less space.
+    """
+    scalars = [field.name for field in schema if not pa.types.is_list(field.type)]
+    coded = [*scalars, "policy_version.list.element"]
+    settings = {"compression": "zstd", "use_dictionary": coded, "write_statistics": scalars}
+    with pq.ParquetWriter(file, schema, **settings) as writer:
+        for start in range(0, max(1, len(rows)), ROW_GROUP):
+            part = rows[start : start + ROW_GROUP]
+            arrays = [_array(field, [row.get(field.name) for row in part]) for field in schema]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def _array(field: pa.Field, values: Sequence[Any]) -> pa.Array:
+    return list_column(values, field.type.value_type) if pa.types.is_list(field.type) else pa.array(values, field.type)
 
 
 def list_column(columns: Sequence[NDArray[Any] | None], values: pa.DataType) -> pa.ListArray:

@@ -18,7 +18,7 @@ from proxima.data import Completion, Group, Prompt, Score, Trajectory, UserError
 from proxima.data.atomic_files import replacing
 from proxima.data.columns import Bools, Floats
 from proxima.data.jsonl import dumps, utf8
-from proxima.runtime.list_columns import list_column
+from proxima.runtime.list_columns import write_rows
 
 _INTS, _FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
 
@@ -193,10 +193,5 @@ def _training(prompt: Prompt, completion: Completion, score: Score, record: Comp
 
 
 def _write(path: Path, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
-    columns = {field: [row[field.name] for row in rows] for field in schema}
-    arrays = [
-        list_column(values, field.type.value_type) if pa.types.is_list(field.type) else pa.array(values, field.type)
-        for field, values in columns.items()
-    ]
     with replacing(path) as file:
-        pq.write_table(pa.Table.from_arrays(arrays, schema=schema), file, compression="zstd")
+        write_rows(file, schema, rows)

@@ -1,0 +1,1 @@
+"""What numpy columns save against a Python object per token."""
