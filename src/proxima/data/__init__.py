@@ -1,18 +1,18 @@
-"""Data: what flows through a run, and what every room shares.
+"""Data: the objects that flow through a run, and helpers that every room shares.
 
     flow           Prompt, Completion, Score, Group: host side, as the engine and the rewards see them
     trajectory     one completion on its way to the trainer
-    outcomes       tensors, one row a completion: what advantages and selections look at
-    packed_batch   tensors, what the model is fed                policy_batch   tensors, what the loss reads
-    errors         UserError, FieldError                         random         every random draw, by counter
-    jsonl          JSON lines that survive a kill                atomic_files   files that appear whole or not at all
+    columns        the numpy columns that these hold, one value per token
+    outcomes       tensors, one entry per completion: the input of advantages and selections
+    packed_batch   tensors, the input of the model               policy_batch   tensors, the input of the loss
+    errors         UserError, FieldError                         random         all random draws
+    jsonl          JSON lines that survive a kill                atomic_files   atomic writes
 
-Host objects are frozen, so that they can be written, sent and compared. Tensor objects check the shape and dtype of
-each field at construction and name the field that is wrong; nothing in the house is padded.
-The tensor classes are imported on first use, so that a command that needs no torch does not load it.
+Host objects are frozen dataclasses of numpy columns. Tensor objects check the shape and dtype of each field at
+construction. Nothing is padded. Tensor classes are imported on first use: commands without torch do not load it.
 Imports: torch, numpy, stdlib. Imported by every other room.
-To add a field: give it a default of None, an annotation "dtype axes" and a line in the class docstring; validation
-follows from those.
+To add a field: give it a default of None, an annotation (`Floats`, or "dtype axes" of a tensor) and a line in the
+class docstring; conversion and checks follow from those, and `pack` passes on columns that trajectory and batch share.
 """
 
 import importlib

@@ -1,5 +1,4 @@
-"""Writing a file so that a reader, or a resume after a kill, sees the former content or the new one and nothing
-between."""
+"""Atomic writes: a reader, or a resume after a kill, sees the former content of a file or the new one."""
 
 import os
 from collections.abc import Iterator
@@ -9,11 +8,11 @@ from typing import BinaryIO
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a file beside `path` for writing and put it in the place of `path` when the block ends without an error.
+def atomic_writer(path: Path) -> Iterator[BinaryIO]:
+    """Open a temporary file beside `path` and rename it to `path` when the block ends without an error.
 
-    The data reach the disk (fsync) before the rename, and the rename before this returns. An error inside (a full disk,
-    say) removes the unfinished file, leaves `path` as it was and goes on to the caller; a kill leaves at most a stray
+    The data reach the disk (fsync) before the rename, and the rename before this returns. An error inside, such as a
+    full disk, removes the temporary file, leaves `path` as it was and is raised; a kill leaves at most a stray
     `.NAME.part`, which the next write of the same file replaces.
     """
     part = path.with_name(f".{path.name}.part")
@@ -30,14 +29,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace `path` by `content` (text as UTF-8), all or nothing."""
-    with replacing(path) as file:
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Replace the content of `path` (text as UTF-8), all or nothing."""
+    with atomic_writer(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and new names inside `folder` survive a power cut. Does nothing where a folder can't be opened
+    """Make renames and new files in `folder` survive a power failure. Does nothing where a folder can't be opened
     (Windows)."""
     try:
         handle = os.open(folder, os.O_RDONLY)

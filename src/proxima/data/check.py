@@ -1,4 +1,4 @@
-"""Checks whose message names the field, what was found, and what was expected."""
+"""Checks tensor fields; the message names the field, the dtype or shape found, and the one expected."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -18,7 +18,7 @@ DTYPES: dict[str, tuple[torch.dtype, ...]] = {
 def check_fields(instance: object) -> dict[str, int]:
     """Check every `Annotated[Tensor, "dtype axes"]` field of a dataclass and return the axis sizes.
 
-    An axis gets its size from the first field that uses it; the others are held to it. `"float N"` is float32 or
+    An axis gets its size from the first field that uses it; the others must match. `"float N"` is float32 or
     float64 of shape [N]; `"int S+1"` is one longer than axis S; `"int N K"` has two axes. A field that is None is
     skipped.
 
@@ -59,11 +59,10 @@ def _tensor_hints(cls: type) -> dict[str, str]:
 
 
 def _tensor_spec(hint: Any) -> str | None:
-    return str(hint.__metadata__[0]) if get_origin(hint) is Annotated and Tensor in _flat(get_args(hint)[0]) else None
-
-
-def _flat(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) or (hint,)
+    if get_origin(hint) is not Annotated:
+        return None
+    inner = get_args(hint)[0]
+    return str(hint.__metadata__[0]) if Tensor in (get_args(inner) or (inner,)) else None
 
 
 def _check_tensor(label: str, value: object, hint: str, sizes: dict[str, tuple[int, str]]) -> None:

@@ -15,12 +15,12 @@ class Prompt(Columns):
     """One question as the policy sees it.
 
     Args:
-        uid: unique in a run and a function of the data order alone (epoch x size + position), so that seeds made from
-            it survive a resume.
+        uid: unique in a run and a function of the data order alone (epoch x size + position), so that random draws
+            keyed by it survive a resume.
         messages: the chat before the chat template.
         tokens: [P] int32, token ids after the chat template, generation prompt included.
-        answer: what a reward compares with; any JSON value, None where the reward needs none.
-        metadata: the other columns of the row (difficulty, source …), JSON values; a reward may read them.
+        answer: the reference answer; any JSON value, None where no reward needs one.
+        metadata: the other columns of the data (difficulty, source …), JSON values; rewards may read them.
     """
 
     uid: int
@@ -31,7 +31,7 @@ class Prompt(Columns):
 
     @property
     def question(self) -> str:
-        """The content of the last user message, for people to read."""
+        """The content of the last user message, for display."""
         return next((m["content"] for m in reversed(self.messages) if m["role"] == "user"), "")
 
 
@@ -77,20 +77,20 @@ class Completion(Columns):
 
     @property
     def truncated(self) -> bool:
-        """True when the completion did not end by itself."""
+        """True when the length limit ended the completion."""
         return self.finish_reason == "length"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """What the rewards say of one completion.
+    """The rewards of one completion, summed up.
 
     Args:
-        value: the weighted sum of the valid parts. Meaningless, and NaN, when `valid` is False.
-        valid: False when a scorer failed or timed out; such a completion enters no mean, no std and no batch.
+        value: the weighted sum of the parts; NaN when `valid` is False.
+        valid: False when a scorer failed or timed out; such a completion enters no statistics and no batch.
         parts: the value of each reward by name, before its weight.
         error: why `valid` is False, one line.
-        correct: whether the answer is right, where a reward says so; evaluation's accuracy is the mean of this.
+        correct: whether the answer is right, where a reward tells; accuracy is its mean.
     """
 
     value: float
@@ -101,7 +101,7 @@ class Score:
 
     @classmethod
     def failed(cls, error: str) -> "Score":
-        """A score that says nothing: never to be confused with a reward of 0."""
+        """An invalid score, which is not a reward of 0."""
         return cls(value=float("nan"), valid=False, error=error)
 
 
@@ -110,8 +110,8 @@ class Group:
     """A prompt with all its completions and their scores, in the order of `sample`.
 
     Args:
-        baseline: reward of the prompt's greedy completion, NaN where its scorer failed; None where none was made
-            (`remax` alone wants it).
+        baseline: reward of the prompt's greedy completion, NaN where its scorer failed; None unless the advantage
+            needs it (`remax`).
     """
 
     prompt: Prompt

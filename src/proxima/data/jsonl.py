@@ -1,5 +1,4 @@
-"""JSON as the run folder holds it: one line, UTF-8, strict (no NaN), and readable after a kill in the middle of a
-line."""
+"""JSON of the run folder: strict (no NaN), UTF-8, and JSON lines that stay readable after a kill in mid-line."""
 
 import json
 import math
@@ -9,49 +8,49 @@ from typing import Any
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
-    """JSON text. A number that is not finite becomes null: NaN is no JSON, and other readers refuse the line.
+    """JSON text. A number that is not finite becomes null, because JSON has no NaN.
 
-    Tensors and numpy scalars of one element become numbers; tuples become lists; a lone surrogate, which UTF-8 can't
-    hold, a `?`.
+    Tensors and numpy scalars of one element become numbers, tuples become lists, and a lone surrogate, which UTF-8
+    can't encode, a `?`.
 
     Raises:
-        TypeError: a value that JSON has no form for.
+        TypeError: a value that JSON can't express.
     """
-    return utf8(json.dumps(_plain(value), ensure_ascii=False, allow_nan=False, indent=indent))
+    return utf8(json.dumps(_jsonable(value), ensure_ascii=False, allow_nan=False, indent=indent))
 
 
 def utf8(text: str) -> str:
-    """The text with lone surrogates, which a tokenizer or a file name can bring and UTF-8 can't hold, as `?`."""
+    """Replace lone surrogates, which tokenizers and file names can produce and UTF-8 can't encode, by `?`."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _plain(value: Any) -> Any:
+def _jsonable(value: Any) -> Any:
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, int):
         return int(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [_jsonable(item) for item in value]
     if not isinstance(value, float) and hasattr(value, "item"):  # a 0-d tensor or numpy scalar
-        return _plain(value.item())
+        return _jsonable(value.item())
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     raise TypeError(f"{type(value).__name__} has no form in JSON: {value!r:.80}")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a `.jsonl` file; none if it is absent. A torn last line is left out.
+    """The records of a `.jsonl` file; empty if the file is missing. An incomplete last line is skipped.
 
     Raises:
-        ValueError: a line in the middle is no JSON object: that is no kill but a damaged file; names file and line.
+        ValueError: a line before the last is not a JSON object, so the file is damaged; names file and line.
     """
     return [record for record, _ in _lines(path)]
 
 
-def whole_length(path: Path) -> int:
-    """Bytes up to the end of the last whole line: where an interrupted writer goes on."""
+def complete_length(path: Path) -> int:
+    """Bytes up to the end of the last complete line, where an interrupted writer resumes."""
     return max((end for _, end in _lines(path)), default=0)
 
 

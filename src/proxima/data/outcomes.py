@@ -1,4 +1,4 @@
-"""One row a completion: what advantages and selections look at."""
+"""One entry per completion: the input of advantages and selections."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -10,13 +10,13 @@ from torch import Tensor
 from proxima.data.check import check_fields
 from proxima.data.flow import Group
 
-METRICS = ("reward", "accuracy", "length", "truncated")  # what is known of every completion, beside the parts
+METRICS = ("reward", "accuracy", "length", "truncated")  # beside the parts
 METRIC_ALIASES = {"score": "reward", "acc": "accuracy"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """What is known of S completions before any token is looked at.
+    """What is known of S completions, apart from their tokens.
 
     Args:
         reward: [S] float32 or float64, in reward units; anything (NaN) where `valid` is False.
@@ -29,8 +29,7 @@ class Outcomes:
         part_names: names of the columns of `parts`.
         correct: [S] float, 1 or 0, NaN where no reward says whether the answer is right.
         baseline: [S] float, the reward of the prompt's greedy completion; for `remax`.
-        identity: [S] int, another number for each completion of a run: what a random choice depends on, and on nothing
-            that it chooses by.
+        identity: [S] int, unique per completion of a run: the key of random choices among completions.
     """
 
     reward: Annotated[Tensor, "float S"]
@@ -61,9 +60,8 @@ class Outcomes:
         """[S] float64: `reward` (or `score`), `accuracy` (or `acc`), `length`, `truncated`, or a part by its name; NaN
         where unknown.
 
-        A name that no completion has gives NaN throughout: a scorer that failed leaves its part out. That a recipe
-            names a reward it has is
-        checked before the run.
+        A name that no completion has gives NaN throughout, because a scorer that failed leaves its part out. That a
+        recipe names one of its rewards is checked before the run.
         """
         found: dict[str, Tensor | None] = (
             {name: self.parts[:, i] for i, name in enumerate(self.part_names)} if self.parts is not None else {}
@@ -74,7 +72,7 @@ class Outcomes:
 
     @classmethod
     def of(cls, reward: Tensor, group: Tensor, valid: Tensor | None = None) -> "Outcomes":
-        """The short form: everything valid, nothing truncated, length 1, unless said otherwise."""
+        """All valid unless `valid` is given, nothing truncated, length 1."""
         ones = torch.ones_like(group, dtype=torch.long)
         return cls(
             reward=reward,
@@ -86,10 +84,10 @@ class Outcomes:
 
     @classmethod
     def from_groups(cls, groups: Sequence[Group]) -> "Outcomes":
-        """Rows in the order of the groups and of their completions; `group` is the position in `groups`.
+        """In the order of the groups and of their completions; `group` is the position in `groups`.
 
-        `parts` has a column for each reward, in the order of the recipe; NaN where a scorer failed. What a reward says
-        beside its value (`name/detail`) is no reward.
+        `parts` has a column for each reward, in the order of the recipe; NaN where a scorer failed. Details of a reward
+        (`name/detail`) have none.
         """
         rows = [(i, c, s) for i, g in enumerate(groups) for c, s in zip(g.completions, g.scores, strict=True)]
         names = [name for name in max((s.parts for _, _, s in rows), key=len, default={}) if "/" not in name]

@@ -6,9 +6,9 @@
     targets        | response 0.0 | response 0.1 | response 1.0 | …
     axis N, what the loss is about
 
-A response token attends to its parent and to its own segment up to itself. Its position goes on from its parent's
-length, so the model sees just what it would see were the sequence alone. The last token of a response predicts nothing
-and is not fed.
+A response token attends to its parent and to its own segment up to itself. Its position continues from its parent's
+length, so the model computes what it would for the sequence alone. The last token of a response predicts nothing and is
+not fed.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ from proxima.data.trajectory import Trajectory
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBatch:
-    """What the model is fed (axis L, in G segments) and what the loss is about (axis N, in S sequences).
+    """The model's input (axis L, in G segments) and the tokens of the loss (axis N, in S sequences).
 
     Args:
         tokens, position: [L] int64, ids and positions in their own sequence.
         segment_cu: [G+1] int64, 0 … L; segment g is `segment_cu[g]:segment_cu[g+1]`. Segments may be empty.
-        parent: [G] int64, the segment a segment goes on from, or -1. A parent has no parent.
+        parent: [G] int64, the segment that a segment continues, or -1. A parent has no parent.
         predict: [N] int64, index in L of the hidden state that predicts response token n (law: log_prob[t] is of token
             t given all before).
         target: [N] int64, the response token ids.
@@ -81,7 +81,7 @@ class PackedBatch:
     def policy_batch(
         self, log_prob: Tensor, entropy: Tensor | None = None, top_k_log_prob: Tensor | None = None
     ) -> PolicyBatch:
-        """What the loss reads, once the model has answered: the columns that both batches have, and these."""
+        """The input of the loss: the columns that both batches have, and the model's outputs."""
         shared = {f.name for f in fields(self)} & {f.name for f in fields(PolicyBatch)}
         return PolicyBatch(
             log_prob=log_prob,

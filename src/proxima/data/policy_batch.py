@@ -1,4 +1,4 @@
-"""The one batch that every surrogate, correction and aggregation reads."""
+"""The batch that every surrogate, correction and aggregation reads."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -19,8 +19,8 @@ class PolicyBatch:
         log_prob: [N] float, nats, current policy π at the sampling temperature; carries the gradient.
         loss_mask: [N] bool, the token enters the loss. Implies `sampled`.
         cu_seqlens: [S+1] int, 0 … N ascending; sequence s is `cu_seqlens[s]:cu_seqlens[s+1]`. A sequence may be empty.
-        advantage: [N] float, reward units. May be anything (NaN) outside the loss.
-        behavior_log_prob: [N] float, nats, policy μ that sampled the token; may be anything where not `sampled`.
+        advantage: [N] float, reward units. Any value, NaN included, outside the loss.
+        behavior_log_prob: [N] float, nats, policy μ that sampled the token; any value where not `sampled`.
         proximal_log_prob: [N] float, nats, centre of the trust region π_prox. Omitted: the behavior policy (`proximal:
             behavior`).
         next_log_prob: [N] float, nats, the version right after the one that sampled the token.
@@ -136,15 +136,14 @@ class PolicyBatch:
 
     @classmethod
     def from_padded(cls, mask: Tensor, **tensors: Tensor) -> "PolicyBatch":
-        """The bridge from other frameworks: right-padded rows become a packed batch.
+        """Pack right-padded sequences, as other frameworks hold them.
 
         Args:
-            mask: [B, T], bool or 0/1 of any dtype: the loss mask. A hole inside a row is a token that is not in the
-                loss; padding is what lies behind the last True of a row, or behind the last True of `sampled` when that
-                is given.
+            mask: [B, T], bool or 0/1 of any dtype: the loss mask. A False inside a sequence is a token that is not in
+                the loss; padding is what follows the last True, or the last True of `sampled` when that is given.
             tensors: any field of the batch as [B, T] (`[B, T, K]` for top-k); `advantage` also as [B]; `group` as [B].
 
-        Returns: a batch with S = B sequences, rows that are wholly False being empty sequences.
+        Returns: a batch with S = B sequences; where all is False the sequence is empty.
 
         Differs: holes count as tokens that are not sampled unless `sampled` says otherwise; peers drop the distinction.
         """

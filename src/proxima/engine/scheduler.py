@@ -40,7 +40,7 @@ class WaitingPrompt:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RunningBatch:
     """Running requests with their lines, sampling settings [n], and whether each has stop strings [n]."""
 
     requests: list[RunningRequest]
@@ -49,7 +49,7 @@ class Batch:
     has_stop: np.ndarray
 
     @classmethod
-    def of(cls, requests: list[RunningRequest], device: torch.device) -> "Batch":
+    def of(cls, requests: list[RunningRequest], device: torch.device) -> "RunningBatch":
         sampling = [running.request.sampling for running in requests]
         return cls(
             requests=list(requests),
@@ -94,7 +94,7 @@ class Scheduler:
         self.admits = True  # False: waiting requests stay waiting
         self.version = 0
         self.generated_tokens = 0
-        self._batch: Batch | None = None  # of `running`; None when it changed
+        self._batch: RunningBatch | None = None  # of `running`; None when it changed
         self._rebuild = False
 
     def enqueue(self, requests: Sequence[Request], sink: Sink) -> None:
@@ -185,12 +185,12 @@ class Scheduler:
         self._batch = None
         hidden = torch.stack([entry.hidden for entry, _ in entering if entry.hidden is not None])
         which = torch.tensor([i for i, (_, admitted) in enumerate(entering) for _ in admitted], device=device)
-        self._sample(self.decoder.logits(hidden)[which], Batch.of(self.running[first:], device))
+        self._sample(self.decoder.logits(hidden)[which], RunningBatch.of(self.running[first:], device))
 
     def _decode(self) -> None:
         device = self.cache.device
         if self._batch is None:
-            self._batch = Batch.of(self.running, device)
+            self._batch = RunningBatch.of(self.running, device)
         count = len(self.running)
         tokens, position = np.zeros((2, padded_rows(count)), np.int64)
         tokens[:count], position[:count] = self.table.last(self._batch.lines)
@@ -208,7 +208,7 @@ class Scheduler:
                 self.cache.put(torch.tensor([at + i], device=self.cache.device), kv)
         self._rebuild = False
 
-    def _sample(self, logits: Tensor, batch: Batch) -> None:
+    def _sample(self, logits: Tensor, batch: RunningBatch) -> None:
         """Draw one token for each request of the batch, and finish those that end with it."""
         lines = batch.lines
         uniform = torch.from_numpy(self.table.next_uniform(lines)).to(logits.device)

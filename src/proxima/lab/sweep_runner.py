@@ -23,7 +23,7 @@ from typing import IO, Any, Protocol
 
 from proxima.config.dump import dump
 from proxima.data import UserError
-from proxima.data.atomic_files import write_whole
+from proxima.data.atomic_files import write_atomic
 from proxima.data.jsonl import dumps
 from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
 from proxima.lab.sweep_plan import PlannedRun, Sweep
@@ -94,7 +94,7 @@ def run_sweep(
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with _folder_lock(sweep.folder):
         progresses = [read_progress(run, retry_failed) for run in runs]
-        write_whole(sweep.folder / "sweep.json", dumps(_facts(sweep), indent=2) + "\n")
+        write_atomic(sweep.folder / "sweep.json", dumps(_facts(sweep), indent=2) + "\n")
         loop = _SweepLoop(sweep, progresses, observer, command, poll)
         observer.started(sweep, progresses)
         with loop.count_interrupts():
@@ -166,7 +166,7 @@ class _SweepLoop:
             self.follow(progress)
             return
         run.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(run.file, dump(run.resolved))
+        write_atomic(run.file, dump(run.resolved))
         environment = dict(os.environ)
         if run.threads:
             environment.setdefault("OMP_NUM_THREADS", str(run.threads))

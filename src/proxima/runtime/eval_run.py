@@ -17,7 +17,7 @@ import torch
 
 from proxima.config.describe import kind_of
 from proxima.data import Group, UserError
-from proxima.data.atomic_files import replacing, write_whole
+from proxima.data.atomic_files import atomic_writer, write_atomic
 from proxima.data.jsonl import dumps
 from proxima.engine.protocol import Engine, EngineSetup
 from proxima.evaluate.eval_metrics import eval_metrics
@@ -134,13 +134,13 @@ def run_eval(
             outcome.seconds[name] = clock.now() - start
             if folder is not None:
                 table = completions_table(groups, EVAL_UID, answer_extractor(loaded.suite.rewards))
-                with replacing(folder / f"{name}.parquet") as file:
+                with atomic_writer(folder / f"{name}.parquet") as file:
                     pq.write_table(table, file, compression="zstd")
             observer.suite_finished(name, facts[name], outcome.seconds[name])
         outcome.result = {"format": FORMAT, **_run_facts(config, model, sha.result(), ks), "suites": facts}
     if folder is not None:
-        write_whole(folder / ENVIRONMENT, dumps(_environment(config, outcome), indent=2) + "\n")
-        write_whole(folder / RESULT, dumps(outcome.result, indent=2) + "\n")
+        write_atomic(folder / ENVIRONMENT, dumps(_environment(config, outcome), indent=2) + "\n")
+        write_atomic(folder / RESULT, dumps(outcome.result, indent=2) + "\n")
     return outcome
 
 
@@ -151,7 +151,7 @@ def _prepare_folder(config: "EvaluateConfig", folder: Path, overwrite: bool) -> 
     for entry in folder.iterdir():
         if entry.suffix in (".parquet", ".part") or entry.name in (RESULT, ENVIRONMENT):
             entry.unlink()
-    write_whole(folder / ENVIRONMENT, dumps(describe_environment(config.seed), indent=2) + "\n")
+    write_atomic(folder / ENVIRONMENT, dumps(describe_environment(config.seed), indent=2) + "\n")
 
 
 def _answer(

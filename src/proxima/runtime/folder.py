@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from proxima.data import UserError
-from proxima.data.atomic_files import sync_folder, write_whole
-from proxima.data.jsonl import dumps, read_lines, whole_length
+from proxima.data.atomic_files import sync_folder, write_atomic
+from proxima.data.jsonl import complete_length, dumps, read_lines
 
 try:
     import fcntl
@@ -98,7 +98,7 @@ class RunFolder:
             self._clear()
         for folder in (self.rollouts, self.evals, self.checkpoints):
             folder.mkdir(exist_ok=True)
-        if self.metrics.exists() and (whole := whole_length(self.metrics)) < self.metrics.stat().st_size:
+        if self.metrics.exists() and (whole := complete_length(self.metrics)) < self.metrics.stat().st_size:
             os.truncate(self.metrics, whole)
         sync_folder(self.path)
         return resume and self.has_run
@@ -140,15 +140,15 @@ class RunFolder:
 
     def write_config(self, text: str) -> None:
         """Write config.yaml."""
-        write_whole(self.config, text)
+        write_atomic(self.config, text)
 
     def write_environment(self, facts: Mapping[str, Any]) -> None:
         """Write environment.json."""
-        write_whole(self.environment, dumps(facts, indent=2) + "\n")
+        write_atomic(self.environment, dumps(facts, indent=2) + "\n")
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json."""
-        write_whole(self.summary, dumps(summary, indent=2) + "\n")
+        write_atomic(self.summary, dumps(summary, indent=2) + "\n")
 
     def rewind(self, step: int) -> None:
         """Restore the records as they were right after `step`: delete later lines of metrics.jsonl and Parquet files,
@@ -158,7 +158,7 @@ class RunFolder:
         """
         if self.metrics.exists():
             kept = [r for r in self.read_metrics() if 0 < step >= r["step"]]
-            write_whole(self.metrics, "".join(dumps(r) + "\n" for r in kept))
+            write_atomic(self.metrics, "".join(dumps(r) + "\n" for r in kept))
         for folder in (self.rollouts, self.evals):
             for file in folder.glob("*.parquet"):
                 number = file.stem.partition("-")[0]

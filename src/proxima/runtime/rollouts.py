@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proxima.data import Completion, Group, Prompt, Score, Trajectory, UserError
-from proxima.data.atomic_files import replacing
+from proxima.data.atomic_files import atomic_writer
 from proxima.data.columns import Bools, Floats
 from proxima.data.jsonl import dumps, utf8
 from proxima.runtime.list_columns import write_rows
@@ -193,5 +193,5 @@ def _training(prompt: Prompt, completion: Completion, score: Score, record: Comp
 
 
 def _write(path: Path, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
-    with replacing(path) as file:
+    with atomic_writer(path) as file:
         write_rows(file, schema, rows)

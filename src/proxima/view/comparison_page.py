@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.scalars import in_one_line
-from proxima.data.atomic_files import write_whole
+from proxima.data.atomic_files import write_atomic
 from proxima.lab.cell_statistics import CellRuns, CellSummary, SeedBand, TargetCost
 from proxima.lab.run_comparison import RunComparison
 from proxima.lab.seed_statistics import SeedMean
@@ -77,7 +77,7 @@ def write_comparison(comparison: RunComparison, path: Path | str, *, title: str 
         OSError: the folder is missing, or the disk is full; an earlier page stays intact.
     """
     page = render("compare", styles=("report.css", "compare.css"), title=title, **gather(comparison))
-    write_whole(Path(path), page)
+    write_atomic(Path(path), page)
     return Path(path)
 
 

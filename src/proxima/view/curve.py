@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
-from proxima.data.atomic_files import write_whole
+from proxima.data.atomic_files import write_atomic
 from proxima.runtime.folder import RunFolder
 from proxima.view.chart import Series, chart_axes, draw_series, new_figure, variable, write_svg_text
 from proxima.view.formatting import duration, fixed
@@ -31,7 +31,7 @@ def write_curve(run: Path | str, out: Path | str) -> Path:
     evals = [r for r in records if r["kind"] == "eval" and r.get("accuracy") is not None]
     if not train:
         raise UserError(f"{folder.metrics} has no finished step; train first")
-    write_whole(Path(out), draw(train, evals))
+    write_atomic(Path(out), draw(train, evals))
     return Path(out)
 
 

@@ -17,7 +17,7 @@ from markupsafe import Markup
 from proxima.config.estimate import at_once, pruned
 from proxima.core.selection import Prune
 from proxima.data import UserError
-from proxima.data.atomic_files import write_whole
+from proxima.data.atomic_files import write_atomic
 from proxima.data.jsonl import dumps
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.runtime.folder import RunFolder
@@ -43,7 +43,7 @@ def write_report(path: Path | str) -> Path:
         remedy = "give the folder that `proxima train` printed in its first line"
         raise UserError(f"{folder.path} is not a run", remedy=remedy)
     page = render("report", styles=("report.css",), **gather(folder))
-    write_whole(folder.report, page)
+    write_atomic(folder.report, page)
     return folder.report
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from proxima.core.loss import Surrogate
 from proxima.data import UserError
-from proxima.data.atomic_files import write_whole
+from proxima.data.atomic_files import write_atomic
 from proxima.view.chart import PALETTE, STEPS, line_style, new_figure, variable, write_svg_text
 from proxima.view.formatting import significant
 from proxima.view.surrogate_curve import Over, SurrogateCurve, TokenSetting, curve, remark_on
@@ -221,12 +221,12 @@ def write_plot(drawing: SurrogateFigure, out: Path | str) -> Path:
     out = Path(out)
     suffix = out.suffix.lower()
     if suffix == ".svg":
-        write_whole(out, svg(drawing))
+        write_atomic(out, svg(drawing))
     elif suffix == ".png":
         stream = io.BytesIO()
         with _plotted(drawing, lambda name: PALETTE[name][0]) as figure:
             figure.savefig(stream, format="png", dpi=150)
-        write_whole(out, stream.getvalue())
+        write_atomic(out, stream.getvalue())
     else:
         raise UserError(f"{out} has {f'the suffix {suffix}' if suffix else 'no suffix'}; write an .svg or a .png")
     return out
