@@ -40,7 +40,6 @@ def build_card(
     options: "PrepareOptions",
     held_out: float | None,
     command: str,
-    *,
     sides: Mapping[str, SplitData],
     eval_sets: Sequence["EvalSet"],
     overlap: "OverlapIndex",

@@ -131,19 +131,7 @@ def prepare(
         for side in sides:
             (folder / f".{side}.spool").unlink()
         _refuse_empty(part, sides, files)
-        card = build_card(
-            part,
-            source,
-            template,
-            options,
-            held_out,
-            command,
-            sides=sides,
-            eval_sets=known,
-            overlap=overlap,
-            excluded=excluded,
-            files=files,
-        )
+        card = build_card(part, source, template, options, held_out, command, sides, known, overlap, excluded, files)
         write_card(folder, card)
         written = card["outputs"].get("test.parquet")
         test = None if written is None else EvalSet(out.name, writer.test_questions, written["sha256"])

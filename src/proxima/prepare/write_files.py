@@ -3,11 +3,10 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proxima.data import Message
 from proxima.prepare.decontaminate import OverlapMatch
 from proxima.prepare.deduplicate import Conflicts, Deduplicator, Question
 from proxima.prepare.normalize import question_key
@@ -30,51 +29,18 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRow:
-    """A row of the written table, see `COLUMNS`."""
-
-    id: str
-    question: str
-    answer: str
-    messages: list[Message]
-    solution: str | None
-    subject: str | None
-    level: int | None
-    source: str
-    source_id: str | None
-    row: int
-    repeats: int
-
-    @classmethod
-    def of(cls, item: Question, repeats: int, source: str, template: Template) -> "PreparedRow":
-        return cls(
-            question_key(item.question).hex(),
-            item.question,
-            item.answer,
-            template.messages(item.question),
-            item.solution,
-            item.subject,
-            item.level,
-            source,
-            item.source_id,
-            item.row,
-            repeats,
-        )
-
-
 class TableWriter:
-    """Writes a Parquet file, with one row group in memory."""
+    """Writes a Parquet file of `COLUMNS`, with one row group in memory."""
 
     def __init__(self, path: Path) -> None:
         from pyarrow import parquet
 
         self._schema = _schema()
         self._file = parquet.ParquetWriter(path, self._schema, compression="zstd", compression_level=3)
-        self._buffer: list[PreparedRow] = []
+        self._buffer: list[dict[str, Any]] = []
         self._rows = 0
 
-    def add(self, row: PreparedRow) -> None:
+    def add(self, row: dict[str, Any]) -> None:
         self._buffer.append(row)
         self._rows += 1
         if len(self._buffer) >= _ROW_GROUP:
@@ -90,8 +56,7 @@ class TableWriter:
         import pyarrow
 
         if self._buffer:
-            columns = {field.name: [getattr(row, field.name) for row in self._buffer] for field in fields(PreparedRow)}
-            self._file.write_table(pyarrow.table(columns, schema=self._schema))
+            self._file.write_table(pyarrow.Table.from_pylist(self._buffer, schema=self._schema))
             self._buffer.clear()
 
 
@@ -100,7 +65,7 @@ def _schema() -> Any:
 
     text, chat = pa.string(), pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
     types = {"messages": chat, "level": pa.int8(), "row": pa.int64(), "repeats": pa.int32()}
-    return pa.schema([(field.name, types.get(field.name, text)) for field in fields(PreparedRow)])
+    return pa.schema([(name, types.get(name, text)) for name in COLUMNS])
 
 
 @dataclass
@@ -123,7 +88,9 @@ class SplitWriter:
         if side not in self._tables:
             self._tables[side] = TableWriter(self._folder / f"{side}.parquet")
         inputs = (self._sides.get(side) or self._sides["train"]).inputs
-        self._tables[side].add(PreparedRow.of(item, repeats, inputs[item.file].name, self._template))
+        row = {name: getattr(item, name) for name in COLUMNS if hasattr(item, name)}
+        row |= {"id": question_key(item.question).hex(), "messages": self._template.messages(item.question)}
+        self._tables[side].add({**row, "source": inputs[item.file].name, "repeats": repeats})
         if side == "test":
             self.test_questions.append(item.question)
 

@@ -1,19 +1,15 @@
-r"""Rewards: completions go in, named scores come out, in the same order. One file a reward.
+"""Rewards: completions go in, named scores come out, in the same order. One file a reward.
 
 A reward is a frozen spec with `score(prompt, completions) -> list[Score]`. `RewardRunner` runs a list of them over a
-group, adds their weighted values, and turns an exception or a time-out into `Score(valid=False, error=...)`, never into
-0.0. A reward says `where` it may
-run: `inline` (bounded linear time), `thread` (trusted Python, and waiting for servers), `text` (a worker process with
-time and memory limits, for text that a model wrote), `function` (a worker process that loads your own function). One
-that has to see all groups at once sets `whole_batch` and writes `score_batch(groups)`: `RewardRunner.score_batch` asks
-it once a batch of generation.
-Imports: torch, stdlib, `proxima.data`; math-verify and reasoning_gym only inside the workers. Imported by `runtime`,
-`cli`; `core` and `train` see scores only as numbers.
+group, adds their weighted values, and turns an exception or a timeout into `Score(valid=False, error=...)`, never into
+0.0. `where` says how a reward runs: `inline` (bounded linear time), `thread` (trusted Python, or waiting for a server),
+`text` (a worker process with time and memory limits, for text that a model wrote), `function` (a worker process that
+loads a user's function). A reward that compares all groups sets `whole_batch` and defines `score_batch(groups)`.
+Imports: stdlib, httpx, `proxima.data`; math-verify and reasoning_gym in the workers alone. Imported by `rollout`,
+`evaluate`, `prepare` and the rooms above; `core` and `train` see scores as numbers only.
 To add one: (1) a file with the spec, a subclass of `WeightedReward`; (2) a line in `REWARDS`; (3) ten real completions,
 right and wrong, in `tests/reward/test_<name>.py`. Conformance tests (order, hostile text, docstring) find it in the
-dict.
-Out of tree: `{kind: my_pkg.rewards:Style, weight: 0.2}`. Stable: `WeightedReward`, `RewardRunner`, the protocol.
-Private: `pool`, `worker`, `threads`, `graders`, `post`.
+dict. Out of tree: `{kind: my_pkg.rewards:Style, weight: 0.2}`. Stable: `Reward`, `WeightedReward`, `RewardRunner`.
 """
 
 from proxima.reward.base import WeightedReward
