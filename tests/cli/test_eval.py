@@ -249,11 +249,11 @@ def test_compare_refuses(proxima, here):
     write(here / "d", "gsm8k", [[None]] * 4)
     code, _, err = proxima("eval", "--compare", "a", "b")
     assert code == 2 and err.startswith("error: gsm8k: the questions differ: 4 questions (")
-    assert ") against 3 questions (" in err and ", 3 the same; evaluate both on the same data" in err
+    assert ") and 3 questions (" in err and ", 3 the same; evaluate both on the same data" in err
     code, _, err = proxima("eval", "--compare", "a", "c")
     assert (code, err) == (
         2,
-        "error: no evaluation set in common: a holds gsm8k and c holds aime24, aime25; evaluate both on the same\n",
+        "error: no evaluation set in common: a has gsm8k and c has aime24, aime25; evaluate both on the same\n",
     )
     assert "gsm8k: no question whose answers a reward judged on both sides" in proxima("eval", "--compare", "a", "d")[2]
     assert "nowhere does not exist" in proxima("eval", "--compare", "a", "nowhere")[2]
@@ -269,7 +269,7 @@ def test_compare_refuses(proxima, here):
     [
         (
             ["--task", "gsm8k", "--k", "8", "--samples", "4"],
-            "k=8 must be <= samples=4: pass@8 and maj@8 need 8 answers a question; take --samples 8",
+            "k=8 must be <= samples=4: pass@8 and maj@8 need 8 answers per question; use --samples 8",
         ),
         (["--task", "gsm8k", "--k", "0"], "k=0 must be >= 1"),
         (["--task", "gsm8k", "--k", "1,x"], "--k 1,x must be whole numbers with commas between them"),
@@ -279,16 +279,19 @@ def test_compare_refuses(proxima, here):
         ),
         (["--task", "gsm8k", "--samples", "0"], "eval.samples=0 (command line): must be >= 1"),
         (["--task", "gsm8k", "--limit", "-1"], "eval.limit=-1 (command line): must be >= 0"),
-        (["--task", "gsm9k"], "task='gsm9k' is no evaluation set; did you mean 'gsm8k'?"),
-        (["--task", "chess"], "there are aime24, aime25, amc23, gsm8k, math500"),
+        (["--task", "gsm9k"], "task='gsm9k' is not an evaluation set; did you mean 'gsm8k'?"),
+        (["--task", "chess"], "known: aime24, aime25, amc23, gsm8k, math500"),
         (["--task", "gsm8k,gsm8k"], "names gsm8k twice; keep one"),
         (["--task", "gsm8k="], "must name evaluation sets"),
         (
             ["--task", "gsm8k=nowhere"],
-            "task gsm8k=nowhere does not exist; bring the data with: proxima data prepare gsm8k",
+            "task gsm8k=nowhere does not exist; download the data with: proxima data prepare gsm8k",
         ),
-        (["--task", "gsm8k", "--data", "elsewhere"], "--data elsewhere holds no gsm8k/test.parquet"),
-        (["--task", "aime24"], "bring the data with: proxima data prepare aime24, or name a file: --task aime24=PATH"),
+        (["--task", "gsm8k", "--data", "elsewhere"], "--data elsewhere has no gsm8k/test.parquet"),
+        (
+            ["--task", "aime24"],
+            "download the data with: proxima data prepare aime24, or name a file: --task aime24=PATH",
+        ),
         (["--task", "gsm8k", "train.steps=3"], "train.steps: --task brings its own questions, prompt and rewards"),
         (["--task", "gsm8k", "--top-p", "2"], "eval.sampling.top_p=2.0 (command line): must be in (0, 1]"),
         (["--task", "gsm8k", "model.dype=float32"], "did you mean 'dtype'?"),

@@ -54,11 +54,11 @@ def test_where_data_are_looked_for(tmp_path, monkeypatch):
     assert SUITES["aime24"].find(None, tmp_path / "mine")[1].endswith("mine/aime24")
     assert SUITES["aime24"].find(None, tmp_path / "mine" / "aime24")[1].endswith("mine/aime24")
     with pytest.raises(
-        ValueError, match="holds no gsm8k/test.parquet; bring the data with: proxima data prepare gsm8k"
+        ValueError, match="has no gsm8k/test.parquet; download the data with: proxima data prepare gsm8k"
     ):
         SUITES["gsm8k"].find(None, tmp_path / "mine")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="holds no test.parquet and no test.jsonl"):
+    with pytest.raises(ValueError, match="has neither test.parquet nor test.jsonl"):
         SUITES["gsm8k"].find(tmp_path / "empty", None)
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(ValueError, match=r"must be a .jsonl or .parquet file, or a folder"):
@@ -91,5 +91,5 @@ def test_parsing_names(tmp_path):
     ):
         with pytest.raises(ValueError, match=said):
             parse_tasks(wrong)
-    with pytest.raises(ValueError, match="task='aime' is no evaluation set; did you mean 'aime2"):
+    with pytest.raises(ValueError, match="task='aime' is not an evaluation set; did you mean 'aime2"):
         suite("aime")

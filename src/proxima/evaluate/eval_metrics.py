@@ -1,8 +1,7 @@
-"""From scored groups to the figures of an evaluation, each with its interval.
+"""Metrics of an evaluation from scored groups, each with its interval.
 
-A failed scorer (`valid=False`) says nothing of the answer: the sample enters no figure and is counted under `invalid`.
-A question of which fewer than k samples are left has no pass@k and no maj@k, and is left out of them; `questions` of a
-figure says over how many it is.
+A sample without a valid score is in no metric and is counted under `invalid`. A question with fewer than k judged
+samples has no pass@k and no maj@k; `questions` of a metric counts those that have it.
 """
 
 import statistics
@@ -13,48 +12,44 @@ from typing import Any
 
 from proxima.data import Group, require
 from proxima.evaluate.estimators import maj_at_k, mean_at_k, pass_at_k
-from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson
+from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson_interval
 from proxima.evaluate.votes import canonical
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionScores:
-    """What the samples of one question came to; entries in the order of the samples.
+    """Scores of the samples of one question, in order.
 
     Args:
-        correct: whether the sample is right; None where no reward knows, or the scorer failed.
-        votes: the canonical answer; None where there is none, or nobody can tell.
+        correct: True for a right sample; None if no reward decides, or the score is invalid.
+        votes: the canonical answer; None without one.
     """
 
     correct: tuple[bool | None, ...]
     votes: tuple[Hashable | None, ...]
 
     def __post_init__(self) -> None:
-        require(
-            len(self.votes) == len(self.correct),
-            "votes",
-            len(self.votes),
-            f"must be as many as correct ({len(self.correct)})",
-        )
+        n = len(self.correct)
+        require(len(self.votes) == n, "votes", len(self.votes), f"must be as many as correct ({n})")
 
     @property
-    def known(self) -> list[bool]:
-        """The samples of which it is known."""
-        return [one for one in self.correct if one is not None]
+    def judged(self) -> list[bool]:
+        """The entries of `correct` that are not None."""
+        return [right for right in self.correct if right is not None]
 
     def mean(self) -> float | None:
-        """mean@k; None where nothing is known."""
-        return mean_at_k(self.known) if self.known else None
+        """mean@k; None without a judged sample."""
+        return mean_at_k(self.judged) if self.judged else None
 
     def passed(self, k: int) -> float | None:
-        """pass@k; None with fewer than k known samples."""
-        known = self.known
-        return pass_at_k(len(known), sum(known), k) if len(known) >= k else None
+        """pass@k; None with fewer than k judged samples."""
+        judged = self.judged
+        return pass_at_k(len(judged), sum(judged), k) if len(judged) >= k else None
 
     def majority(self, k: int) -> float | None:
-        """maj@k; None with fewer than k known samples."""
-        pairs = [(vote, one) for vote, one in zip(self.votes, self.correct, strict=True) if one is not None]
-        return maj_at_k([vote for vote, _ in pairs], [one for _, one in pairs], k) if len(pairs) >= k else None
+        """maj@k; None with fewer than k judged samples."""
+        votes = [vote for vote, right in zip(self.votes, self.correct, strict=True) if right is not None]
+        return maj_at_k(votes, self.judged, k) if len(votes) >= k else None
 
 
 def question_scores(group: Group, extract: Callable[[str], str | None] | None) -> QuestionScores:
@@ -70,47 +65,32 @@ def powers_of_two(samples: int) -> tuple[int, ...]:
 
 
 def check_ks(ks: Sequence[int], samples: int) -> None:
-    """Refuse a k that the samples can't answer, before anything is generated.
-
-    Raises:
-        ValueError: k < 1 or k > samples; says what to change.
-    """
+    """Raise a FieldError for a k that needs more samples, before anything is generated."""
     for k in ks:
         require(k >= 1, "k", k, "must be >= 1")
-        remedy = f"pass@{k} and maj@{k} need {k} answers a question; take --samples {k}, or a smaller k"
+        remedy = f"pass@{k} and maj@{k} need {k} answers per question; use --samples {k}, or a smaller k"
         require(k <= samples, "k", k, f"must be <= samples={samples}: {remedy}")
 
 
 def estimates(
     questions: Sequence[QuestionScores], samples: int, ks: Sequence[int], *, vote: bool, seed: int = 0
 ) -> dict[str, Interval]:
-    """`greedy`-like accuracy and, for several samples, mean@n, pass@k and maj@k, each with its 95 % interval.
+    """Accuracy, or with several samples mean@n, pass@k and maj@k, each with its 95 % interval.
 
-    One sample a question: `accuracy` with the Wilson interval. Several: bootstrap over the questions. A figure that no
-    question has is left out. `accuracy` is the share of right answers among those known, `mean@n` the mean over
-    questions of their own
-    shares: the same unless scorers failed.
+    One sample per question: `accuracy`, the share of right answers among the judged ones, with the Wilson interval.
+    Several: means over questions, bootstrapped. A metric that no question has is left out.
     """
-    known = [one for question in questions for one in question.known]
-    if not known:
+    judged = [right for question in questions for right in question.judged]
+    if not judged:
         return {}
     if samples == 1:
-        low, high = wilson(sum(known), len(known))
-        return {
-            "accuracy": Interval(
-                value=sum(known) / len(known), low=low, high=high, method="wilson", questions=len(known)
-            )
-        }
-    wanted: dict[str, Callable[[QuestionScores], float | None]] = {f"mean@{samples}": QuestionScores.mean}
-    wanted |= {f"pass@{k}": partial(QuestionScores.passed, k=k) for k in ks if k > 1}
+        return {"accuracy": wilson_interval(sum(judged), len(judged))}
+    metrics: dict[str, Callable[[QuestionScores], float | None]] = {f"mean@{samples}": QuestionScores.mean}
+    metrics |= {f"pass@{k}": partial(QuestionScores.passed, k=k) for k in ks if k > 1}
     if vote:
-        wanted |= {f"maj@{k}": partial(QuestionScores.majority, k=k) for k in ks if k > 1}
-    found = {}
-    for name, figure in wanted.items():
-        values = [value for question in questions if (value := figure(question)) is not None]
-        if values:
-            found[name] = bootstrap_mean(values, seed=seed)
-    return found
+        metrics |= {f"maj@{k}": partial(QuestionScores.majority, k=k) for k in ks if k > 1}
+    values = {name: [v for q in questions if (v := metric(q)) is not None] for name, metric in metrics.items()}
+    return {name: bootstrap_mean(of, seed=seed) for name, of in values.items() if of}
 
 
 def eval_metrics(
@@ -121,13 +101,12 @@ def eval_metrics(
     extract: Callable[[str], str | None] | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Every figure of an evaluation, as JSON values.
+    """All metrics of an evaluation, as JSON values.
 
     Args:
-        groups: the questions with their completions and scores.
-        samples: completions a question.
+        samples: completions per question.
         ks: of pass@k and maj@k, each 1 … samples; empty: powers of two and `samples`.
-        extract: takes the answer out of a text; None: no vote, and `unanswered` is null.
+        extract: finds the answer in a text; None: no vote, and `unanswered` is null.
         seed: of the bootstrap.
     Returns: `questions`, `samples`, `answers`, `correct`, `invalid`, `estimates` {name: value, low, high, method,
         questions}, `reward`, `length` (tokens: mean, median, max), `truncated` and `unanswered` (shares of the
@@ -137,19 +116,19 @@ def eval_metrics(
     check_ks(ks, samples)
     questions = [question_scores(group, extract) for group in groups]
     pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
-    known = [one for question in questions for one in question.known]
+    judged = [right for question in questions for right in question.judged]
     lengths = [len(completion.tokens) for completion, _ in pairs]
     values = [score.value for _, score in pairs if score.valid]
     votes = [vote for question in questions for vote in question.votes]
-    found = estimates(questions, samples, ks, vote=extract is not None, seed=seed)
+    intervals = estimates(questions, samples, ks, vote=extract is not None, seed=seed)
     return {
         "questions": len(groups),
         "samples": samples,
         "answers": len(pairs),
-        "correct": sum(known),
-        "known": len(known),
+        "correct": sum(judged),
+        "known": len(judged),
         "invalid": sum(not score.valid for _, score in pairs),
-        "estimates": {name: asdict(interval) for name, interval in found.items()},
+        "estimates": {name: asdict(interval) for name, interval in intervals.items()},
         "reward": statistics.fmean(values) if values else None,
         "length": {"mean": statistics.fmean(lengths), "median": statistics.median(lengths), "max": max(lengths)}
         if lengths

@@ -1,12 +1,12 @@
-"""Intervals: how far a figure may be from what infinitely many questions would give. 95 % unless said otherwise.
+"""Confidence intervals of metrics over the questions, 95 % by default.
 
-What is random is which questions were asked: a test set is a sample of the questions that could be in it. So questions
-are resampled, never single answers, because the samples of one question stand or fall together.
+A test set is a sample of the questions that could be in it, so questions are resampled, never single answers: the
+samples of one question are not independent.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -16,20 +16,14 @@ from proxima.data.random import random_bits
 
 Z = 1.959964  # two-sided 95 %
 REPLICATES = 10_000
-AT_ONCE = 4_000_000  # resampled values held in memory at once
+AT_ONCE = 4_000_000  # resampled values in memory at a time
 _NORMAL = NormalDist()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A figure with its interval.
-
-    Args:
-        value: the figure.
-        low, high: bounds of the interval.
-        method: `wilson`, `bootstrap` (BCa over questions), or `score` (`paired_score`).
-        questions: over how many.
-    """
+    """A value with its interval, over `questions` questions; `method` is `wilson`, `bootstrap` (BCa over questions) or
+    `score` (`paired_score`)."""
 
     value: float
     low: float
@@ -44,7 +38,7 @@ class Interval:
 
 
 def wilson(correct: float, questions: int, z: float = Z) -> tuple[float, float]:
-    """The Wilson score interval of a share: where the true accuracy lies with 95 % confidence (z = 1.959964).
+    """The Wilson score interval of a share (z = 1.959964 for 95 %).
 
         centre = (p + z²/2n) / (1 + z²/n)      half = z sqrt(p(1-p)/n + z²/4n²) / (1 + z²/n)
 
@@ -58,6 +52,12 @@ def wilson(correct: float, questions: int, z: float = Z) -> tuple[float, float]:
     centre = (p + z * z / (2 * n)) / scale
     half = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n)) / scale
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def wilson_interval(correct: float, questions: int) -> Interval:
+    """A share with its Wilson interval; `questions` >= 1."""
+    low, high = wilson(correct, questions)
+    return Interval(value=correct / questions, low=low, high=high, method="wilson", questions=questions)
 
 
 def paired_score(won: int, lost: int, questions: int, z: float = Z) -> tuple[float, float]:
@@ -169,8 +169,7 @@ def _without_spread(mean: float, n: int, signed: bool) -> Interval:
         return Interval(
             value=mean, low=max(-1.0, mean - width), high=min(1.0, mean + width), method="wilson", questions=n
         )
-    low, high = wilson(mean * n, n)
-    return Interval(value=mean, low=low, high=high, method="wilson", questions=n)
+    return replace(wilson_interval(mean * n, n), value=mean)
 
 
 def _level(p: float, z0: float, skew: float) -> float:

@@ -1,9 +1,7 @@
-"""Two results on the same questions: is the difference more than luck? What is equal on both sides cancels, so pairs
-see more than totals.
+"""Paired tests of two results on the same questions: is the difference due to chance?
 
-Both tests ask the same: if it were a coin's choice, question by question, which side got which result, how often would
-the difference be at least as far from 0 as it is? Both are exact and need no seed; the Monte Carlo way out is for
-values that are no fractions.
+Both tests have the same null hypothesis: for each question a fair coin decides which side gets which result. Both are
+exact and need no seed; Monte Carlo is only for values that are not simple fractions.
 """
 
 import math

@@ -1,10 +1,9 @@
-"""The folder of an evaluation: what it holds, and reading it back.
+"""The folder of an evaluation, and reading it back.
 
-result.json
-every figure with its interval, sampling, prompt, rewards, seed, versions, hashes of model and data; the same command
-                   gives the same bytes
-<suite>.parquet    one row a completion: what was asked, written, extracted and judged
-environment.json   machine, command, time: what may differ between two runs of one command
+result.json        metrics with intervals, sampling, prompt, rewards, seed, versions, hashes of model and data; the
+                   same command gives the same bytes
+<suite>.parquet    a row per completion: question, text, extracted answer, score
+environment.json   machine, command, time: may differ between two runs of one command
 """
 
 import json
@@ -22,57 +21,45 @@ from proxima.evaluate.votes import canonical
 
 FORMAT = "proxima evaluation 1"
 RESULT, ENVIRONMENT = "result.json", "environment.json"
+NULL = "null: "  # marks a column that may be null, in COLUMNS
+COLUMNS: dict[str, tuple[pa.DataType, str]] = {
+    "row": (pa.int64(), "of the data set, from 0"),
+    "prompt_uid": (pa.int64(), ""),
+    "sample": (pa.int32(), ""),
+    "question": (pa.string(), "the last user message, with the suite's template"),
+    "answer": (pa.string(), "JSON: what the reward compared with"),
+    "text": (pa.string(), ""),
+    "tokens": (pa.list_(pa.int32()), ""),
+    "correct": (pa.bool_(), f"{NULL}no reward decides, or the score is invalid"),
+    "reward": (pa.float64(), f"{NULL}the score is invalid; otherwise the weighted sum"),
+    "parts": (pa.string(), "JSON: each reward by name, before its weight"),
+    "extracted": (pa.string(), f"{NULL}no answer in the text; otherwise the answer"),
+    "vote": (pa.string(), f"{NULL}no answer; otherwise its canonical form"),
+    "length": (pa.int32(), "tokens"),
+    "finish_reason": (pa.string(), ""),
+    "valid": (pa.bool_(), "false: a reward failed, the completion is in no metric"),
+    "error": (pa.string(), f"{NULL}the score is valid; otherwise why it is not"),
+    "log_prob_sum": (pa.float64(), "nats, under the sampled distribution; greedy: at temperature 1"),
+    "metadata": (pa.string(), "JSON: level, source … of the row"),
+}
 SCHEMA = pa.schema(
     [
-        pa.field("row", pa.int64(), nullable=False, metadata={"doc": "of the data set, from 0"}),
-        pa.field("prompt_uid", pa.int64(), nullable=False),
-        pa.field("sample", pa.int32(), nullable=False),
-        pa.field(
-            "question",
-            pa.string(),
-            nullable=False,
-            metadata={"doc": "the last user message, with the suite's template"},
-        ),
-        pa.field("answer", pa.string(), nullable=False, metadata={"doc": "JSON: what the reward compared with"}),
-        pa.field("text", pa.string(), nullable=False),
-        pa.field("tokens", pa.list_(pa.int32()), nullable=False),
-        pa.field("correct", pa.bool_(), metadata={"doc": "null where no reward knows, or the score is invalid"}),
-        pa.field("reward", pa.float64(), metadata={"doc": "weighted sum; null where the score is invalid"}),
-        pa.field(
-            "parts", pa.string(), nullable=False, metadata={"doc": "JSON: each reward by name, before its weight"}
-        ),
-        pa.field("extracted", pa.string(), metadata={"doc": "the answer found in the text; null where there is none"}),
-        pa.field("vote", pa.string(), metadata={"doc": "the extracted answer in its one form"}),
-        pa.field("length", pa.int32(), nullable=False, metadata={"doc": "tokens"}),
-        pa.field("finish_reason", pa.string(), nullable=False),
-        pa.field(
-            "valid",
-            pa.bool_(),
-            nullable=False,
-            metadata={"doc": "false: a scorer failed, the completion enters no figure"},
-        ),
-        pa.field("error", pa.string(), metadata={"doc": "why the score is invalid"}),
-        pa.field(
-            "log_prob_sum",
-            pa.float64(),
-            nullable=False,
-            metadata={"doc": "nats, under what was sampled; greedy: at temperature 1"},
-        ),
-        pa.field("metadata", pa.string(), nullable=False, metadata={"doc": "JSON: level, source … of the row"}),
+        pa.field(name, kind, nullable=doc.startswith(NULL), metadata={"doc": doc} if doc else None)
+        for name, (kind, doc) in COLUMNS.items()
     ],
     metadata={"proxima": FORMAT},
 )
 
 
 def completions_table(groups: Sequence[Group], first_uid: int, extract: Callable[[str], str | None] | None) -> pa.Table:
-    """A suite's completions as the table above; `first_uid` is the uid of the data set's row 0."""
-    rows = list(_items(groups, first_uid, extract))
+    """A suite's completions with the columns of `SCHEMA`; `first_uid` is the uid of row 0 of the data set."""
+    rows = list(_completion_rows(groups, first_uid, extract))
     return pa.Table.from_pydict(
         {f.name: pa.array([row[f.name] for row in rows], f.type) for f in SCHEMA}, schema=SCHEMA
     )
 
 
-def _items(
+def _completion_rows(
     groups: Sequence[Group], first_uid: int, extract: Callable[[str], str | None] | None
 ) -> Iterator[dict[str, Any]]:
     for group in groups:
@@ -103,7 +90,7 @@ def _items(
 
 
 def utf8(text: str) -> str:
-    """Replace lone surrogates, which a tokenizer can bring and UTF-8 can't hold."""
+    """Replace lone surrogates, which a tokenizer can produce and UTF-8 can't encode."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
@@ -112,19 +99,16 @@ def _json(value: Any) -> str:
 
 
 def questions_sha(questions: Sequence[tuple[str, Any]]) -> str:
-    """A hash of what was asked: question texts and answers, in order."""
+    """A hash of the questions and their answers, in order."""
     digest = sha256()
     for question, answer in questions:
         digest.update(utf8(json.dumps([question, answer], ensure_ascii=False, default=str)).encode() + b"\n")
     return digest.hexdigest()
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, kw_only=True)
 class QuestionResult:
-    """One question of a result, with what its samples came to."""
+    """One question of a result, with the scores of its samples."""
 
     question: str
     answer: str
@@ -137,8 +121,7 @@ class EvalResult:
     """A result read back.
 
     Args:
-        path: as given.
-        suites: suite → question uid → what came of it. A run's evaluation has one, `held-out`.
+        suites: suite → question uid → its scores. A run's evaluation has one suite, `held-out`.
         facts: result.json; empty for a run's evaluation.
     """
 
@@ -147,16 +130,16 @@ class EvalResult:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def sampled_alike(self, other: "EvalResult", name: str) -> bool | None:
-        """Whether both drew with the same settings; None where one does not say."""
-        mine, theirs = (one.facts.get("suites", {}).get(name, {}).get("sampling") for one in (self, other))
-        return None if mine is None or theirs is None else bool(mine == theirs)
+        """True if both used the same sampling settings; None if one of them is unknown."""
+        a, b = (result.facts.get("suites", {}).get(name, {}).get("sampling") for result in (self, other))
+        return None if a is None or b is None else bool(a == b)
 
 
 def read_result(path: str | Path) -> EvalResult:
     """An evaluation's folder, a run's folder (its last evaluation), or a Parquet file of either.
 
     Raises:
-        ValueError: nothing there, an evaluation that did not end, or files that can't be read; names them.
+        UserError: the path is no evaluation or an unfinished one, or a file can't be read.
     """
     place = Path(path).expanduser()
     if place.is_file():
@@ -168,7 +151,7 @@ def read_result(path: str | Path) -> EvalResult:
             facts = json.loads((place / RESULT).read_text(encoding="utf-8"))
             names = list(facts["suites"])
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{place / RESULT} is no result of proxima eval ({error}); evaluate again") from None
+            raise UserError(f"{place / RESULT} is not a result of proxima eval ({error}); evaluate again") from None
         return EvalResult(
             path=place, suites={name: read_completions(place / f"{name}.parquet") for name in names}, facts=facts
         )
@@ -176,31 +159,29 @@ def read_result(path: str | Path) -> EvalResult:
         return EvalResult(path=place, suites={"held-out": read_completions(files[-1])})
     if not place.exists():
         raise UserError(f"{path} does not exist; give the folder that proxima eval wrote, or a run")
-    unfinished = " (its evaluation did not end: run it again with --overwrite)" if list(place.glob("*.parquet")) else ""
-    raise UserError(f"{path} holds no {RESULT}{unfinished}; give the folder that proxima eval wrote, or a run")
+    unfinished = (
+        " (the evaluation is unfinished: run it again with --overwrite)" if list(place.glob("*.parquet")) else ""
+    )
+    raise UserError(f"{path} has no {RESULT}{unfinished}; give the folder that proxima eval wrote, or a run")
 
 
 def read_completions(file: Path) -> dict[int, QuestionResult]:
-    """uid → what came of the question, samples in order.
-
-    Raises:
-        ValueError: no such file, no Parquet, or other columns; names it.
-    """
+    """uid → the question with the scores of its samples, in order; UserError if the file can't be read."""
     columns = ["prompt_uid", "sample", "question", "answer", "correct", "reward"]
     try:
         rows = pq.read_table(file, columns=columns, partitioning=None).to_pylist()
     except (OSError, pa.ArrowInvalid, pa.ArrowKeyError, KeyError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise UserError(f"{file} can't be read as an evaluation: {reason[:160]}") from None
-    found: dict[int, list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(row["prompt_uid"], []).append(row)
+    by_uid: dict[int, list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row["sample"]):
+        by_uid.setdefault(row["prompt_uid"], []).append(row)
     return {
         uid: QuestionResult(
-            question=own[0]["question"],
-            answer=own[0]["answer"],
-            correct=tuple(row["correct"] for row in sorted(own, key=lambda row: row["sample"])),
-            rewards=tuple(row["reward"] for row in sorted(own, key=lambda row: row["sample"])),
+            question=samples[0]["question"],
+            answer=samples[0]["answer"],
+            correct=tuple(row["correct"] for row in samples),
+            rewards=tuple(row["reward"] for row in samples),
         )
-        for uid, own in sorted(found.items())
+        for uid, samples in sorted(by_uid.items())
     }

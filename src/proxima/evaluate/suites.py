@@ -1,8 +1,8 @@
-r"""Evaluation sets by name: where the data lie, how the question is put, who judges, how long an answer may get.
+r"""Evaluation sets by name: data, prompt template, rewards, length limit.
 
-The prompt of a suite is part of what is measured; it is fixed here, written into every result, and two results with
-different prompts are never compared silently. Data are taken from the first place that has them: the path given for the
-suite, `--data FOLDER`, `data/<suite>` (what `proxima data prepare` writes), the hub or its cache.
+The prompt of a suite is part of the measurement: it is fixed here, recorded in every result, and results with different
+prompts are never compared silently. Data come from the first of: the path given for the suite, `--data FOLDER`,
+`data/<suite>` (written by `proxima data prepare`), the hub or its cache.
 """
 
 import difflib
@@ -17,15 +17,7 @@ from proxima.task import TASKS
 
 STEP_BY_STEP = "\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 HASHES = "\nThink step by step, then give the final number after ####."
-KEPT = (
-    "id",
-    "level",
-    "source",
-    "source_id",
-    "subject",
-    "unique_id",
-    "year",
-)  # columns that go into the result beside the answer
+METADATA = ("id", "level", "source", "source_id", "subject", "unique_id", "year")  # columns copied into the result
 TEST_FILES = ("test.parquet", "test.jsonl", "main/test.parquet", "main/test.jsonl")
 
 
@@ -38,11 +30,11 @@ class Suite:
         title: for people.
         hub: hub name; `subset` and `split` in the hub's own names.
         question, answer: columns of the hub's data. Prepared data have `question` and `answer`.
-        template: what stands after the question in the prompt; braces doubled.
-        rewards: who judges: `{kind, fields}` each, the first that knows says what is right.
-        max_tokens: tokens an answer may have, unless the user says otherwise or the context is shorter.
-        size: questions of the whole set.
-        source: where the set comes from, and its licence where it is known.
+        template: the text after the question in the prompt; braces doubled.
+        rewards: `{kind, fields}` each; the first that can decides what is right.
+        max_tokens: default length limit of an answer.
+        size: number of questions.
+        source: origin of the set, and its licence if known.
     """
 
     name: str
@@ -59,18 +51,14 @@ class Suite:
     source: str = ""
 
     def judges(self) -> list[Any]:
-        """The reward specs.
-
-        Raises:
-            ValueError: a package that a reward needs is missing; names the extra.
-        """
+        """The reward specs; UserError if a package that one needs is missing."""
         return [
             REWARDS[spec["kind"]](**{key: value for key, value in spec.items() if key != "kind"})
             for spec in self.rewards
         ]
 
     def at(self, place: Path) -> Any | None:
-        """The task spec for a file, or for the folder with a `test` file; None where there is none."""
+        """The task spec for a file, or for a folder with a `test` file; None without one."""
         if place.is_file():
             return self._table(place)
         for name in TEST_FILES:
@@ -87,12 +75,8 @@ class Suite:
         return TASKS["dataset"](path=self.hub, subset=self.subset, split=self.split, **columns)
 
     def _table(self, file: Path) -> Any:
-        require(
-            file.suffix in (".jsonl", ".parquet"),
-            "task",
-            f"{self.name}={file}",
-            "must be a .jsonl or .parquet file, or a folder",
-        )
+        known = file.suffix in (".jsonl", ".parquet")
+        require(known, "task", f"{self.name}={file}", "must be a .jsonl or .parquet file, or a folder")
         return TASKS["parquet" if file.suffix == ".parquet" else "jsonl"](path=str(file), **self._columns(file))
 
     def _columns(self, file: Path) -> dict[str, Any]:
@@ -102,29 +86,29 @@ class Suite:
         return {
             "question": f"{{{question}}}{self.template}",
             "answer": "answer" if "answer" in present else self.answer,
-            "metadata": tuple(name for name in KEPT if name in present),
+            "metadata": tuple(name for name in METADATA if name in present),
         }
 
     def find(self, given: Path | None, data: Path | None) -> tuple[Any, str]:
         """The task and where it comes from.
 
         Args:
-            given: the path of this suite's own data; nothing else is looked at then.
+            given: the path of this suite's data, the only place to look at if not None.
             data: a folder of prepared sets, or the prepared set itself.
 
         Raises:
-            ValueError: there is none at the place given; says what was looked for and the remedy.
+            UserError: the given place has no data.
         """
         if given is not None:
             if (task := self.at(given)) is None:
-                reason = "holds no test.parquet and no test.jsonl" if given.is_dir() else "does not exist"
+                reason = "has neither test.parquet nor test.jsonl" if given.is_dir() else "does not exist"
                 raise UserError(f"task {self.name}={given} {reason}; {self.remedy}")
             return task, str(given)
         if data is not None:
             for place in (data / self.name, data):
                 if place.exists() and (task := self.at(place)) is not None:
                     return task, str(place)
-            raise UserError(f"--data {data} holds no {self.name}/test.parquet; {self.remedy} --out {data / self.name}")
+            raise UserError(f"--data {data} has no {self.name}/test.parquet; {self.remedy} --out {data / self.name}")
         place = Path("data") / self.name
         if (task := self.at(place)) is not None:
             return task, str(place)
@@ -132,13 +116,13 @@ class Suite:
 
     @property
     def remedy(self) -> str:
-        """What to do where there are no data."""
-        return f"bring the data with: proxima data prepare {self.name}"
+        """What to do without data."""
+        return f"download the data with: proxima data prepare {self.name}"
 
 
 def columns_of(file: Path) -> set[str]:
-    """The columns of a .parquet file, or the keys of the first line of a .jsonl file; none where it can't be read
-    (opening it says why)."""
+    """The columns of a .parquet file, or the keys of the first line of a .jsonl file; the prepared ones if it can't be
+    read, which the task will report."""
     import json
 
     try:
@@ -205,33 +189,26 @@ SUITES: dict[str, Suite] = {
 
 
 def suite(name: str) -> Suite:
-    """The suite of a name.
-
-    Raises:
-        ValueError: there is none; names the nearest, or all.
-    """
+    """The suite of a name; UserError with the nearest name, or all, if it is unknown."""
     if name not in SUITES:
         near = difflib.get_close_matches(name, SUITES, n=1, cutoff=0.6)
-        hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(SUITES)}"
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SUITES)}."
         raise UserError(
-            f"task={name!r} is no evaluation set; {hint} Questions of your own: give a recipe with eval.task"
+            f"task={name!r} is not an evaluation set; {hint} For your own questions, give a recipe with eval.task"
         )
     return SUITES[name]
 
 
 def parse_tasks(texts: Sequence[str]) -> dict[str, Path | None]:
-    """`gsm8k,aime24` and `math500=PATH` (repeated, or with commas) as suite → its own path.
-
-    Raises:
-        ValueError: an unknown suite, one given twice, an empty name or path.
-    """
-    found: dict[str, Path | None] = {}
+    """`gsm8k,aime24` and `math500=PATH` (repeated, or with commas) as suite → its own path; UserError for an unknown or
+    repeated suite, and for an empty name or path."""
+    paths: dict[str, Path | None] = {}
     for word in (part.strip() for text in texts for part in text.split(",")):
         name, equals, path = word.partition("=")
         name = suite(name.strip()).name if name.strip() else ""
         if not name or (equals and not path.strip()):
             raise UserError(f"task={','.join(texts)!r} must name evaluation sets: gsm8k,aime24 or gsm8k=PATH")
-        if name in found:
+        if name in paths:
             raise UserError(f"task={','.join(texts)!r} names {name} twice; keep one")
-        found[name] = Path(path.strip()).expanduser() if equals else None
-    return found
+        paths[name] = Path(path.strip()).expanduser() if equals else None
+    return paths

@@ -12,21 +12,21 @@ from typing import Any
 
 from proxima.reward.math.extract import as_fraction, as_number, first_number, last_boxed, last_number, last_tagged
 
-LONGEST = 200  # characters of an answer that is compared as mathematics
+LONGEST = 200  # characters of an answer that is normalized as mathematics
 
 Extract = Callable[[Any, str], str | None]  # the reward and a text
 
 
 def _number(reward: Any, text: str) -> str | None:
-    found = last_number(text)
-    return None if found is None else str(found)
+    number = last_number(text)
+    return None if number is None else str(number)
 
 
 def _gsm8k(reward: Any, text: str) -> str | None:
-    _, marker, tail = text.rpartition("####")
+    _, marker, answer = text.rpartition("####")
     if marker:
-        found = first_number(tail)
-        return None if found is None else str(found)
+        number = first_number(answer)
+        return None if number is None else str(number)
     return None if getattr(reward, "strict", False) else _number(reward, text)
 
 
@@ -35,16 +35,15 @@ def _boxed(reward: Any, text: str) -> str | None:
 
 
 def _math(reward: Any, text: str) -> str | None:
-    """As the reward: the last box, else the last tag, else what stands last; there the last formula or number stands
-    for math-verify."""
-    found = last_boxed(text)
-    if found is None:
-        found = last_tagged(text, "answer")
-    if found is not None:
-        return _filled(found)
-    end = text[-2000:]
-    formula = re.findall(r"\$([^$]{1,200})\$", end)
-    return _filled(formula[-1]) if formula else _number(reward, end)
+    """Like the reward: the last box, else the last tag, else the last formula or number."""
+    answer = last_boxed(text)
+    if answer is None:
+        answer = last_tagged(text, "answer")
+    if answer is not None:
+        return _filled(answer)
+    tail = text[-2000:]
+    formulas = re.findall(r"\$([^$]{1,200})\$", tail)
+    return _filled(formulas[-1]) if formulas else _number(reward, tail)
 
 
 def _tagged(reward: Any, text: str) -> str | None:
@@ -52,20 +51,20 @@ def _tagged(reward: Any, text: str) -> str | None:
     return _filled(text if tag is None else last_tagged(text, tag))
 
 
-def _whole(reward: Any, text: str) -> str | None:
-    found = _filled(text)
-    return found.casefold() if found and getattr(reward, "ignore_case", False) else found
+def _exact(reward: Any, text: str) -> str | None:
+    answer = _filled(text)
+    return answer.casefold() if answer and getattr(reward, "ignore_case", False) else answer
 
 
 def _filled(text: str | None) -> str | None:
-    """The text without outer space; None where nothing is left."""
+    """The stripped text; None if nothing is left."""
     return (text or "").strip() or None
 
 
 ANSWER_EXTRACTORS: dict[str, Extract] = {
     "accuracy_1_5_2": _tagged,
     "boxed": _boxed,
-    "exact": _whole,
+    "exact": _exact,
     "gsm8k": _gsm8k,
     "math": _math,
     "number": _number,
@@ -73,7 +72,7 @@ ANSWER_EXTRACTORS: dict[str, Extract] = {
 
 
 def answer_extractor(rewards: Sequence[Any]) -> Callable[[str], str | None] | None:
-    """How the first reward that can tell finds the answer in a text; None where none can: there is no vote then."""
+    """The extraction of the first reward that has one; None if none has, so that there is no vote."""
     for reward in rewards:
         own = getattr(reward, "extract", None)
         if callable(own):
@@ -93,12 +92,12 @@ def extract_answer(rewards: Sequence[Any], text: str) -> str | None:
 _FRAC = re.compile(
     r"(?<![0-9}])\\[dt]?frac\s*(?:\{\s*(-?[0-9]{1,40})\s*\}|([0-9]))\s*(?:\{\s*([0-9]{1,40})\s*\}|([0-9]))"
 )
-_DRESS = re.compile(r"\\(?:left\.?|right\.?|displaystyle|[,;:!%$ ])|\$|\\text\{\s*([^{}]*)\}|\^\{?\\circ\}?|[\s]+")
+_MARKUP = re.compile(r"\\(?:left\.?|right\.?|displaystyle|[,;:!%$ ])|\$|\\text\{\s*([^{}]*)\}|\^\{?\\circ\}?|[\s]+")
 _COMMAS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 
 
 def canonical(answer: str | None) -> Hashable | None:
-    r"""One value for answers that are plainly the same: 0.5, 1/2, .50, \frac12 and \dfrac{1}{2} are the fraction 1/2.
+    r"""One value for answers that are obviously equal: 0.5, 1/2, .50, \frac12 and \dfrac{1}{2} are the fraction 1/2.
 
     A number is exact (no float); else what is left of the text without dollar signs, spacing commands, `\left`,
     `\right`, `\text{…}` around a word, degree signs, outer braces, a final period and a leading `x =`. Linear time;
@@ -112,7 +111,7 @@ def canonical(answer: str | None) -> Hashable | None:
     number = as_number(text)
     if number is not None:
         return Fraction(number)
-    bare = _DRESS.sub(lambda match: (match[1] or "").strip(), text).rstrip(".")
+    bare = _MARKUP.sub(lambda match: (match[1] or "").strip(), text).rstrip(".")
     bare = _COMMAS.sub("", re.sub(r"^[a-zA-Z]=", "", bare))
     while bare.startswith("{") and bare.endswith("}") and "}" not in bare[:-1]:
         bare = bare[1:-1]

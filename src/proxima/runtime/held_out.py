@@ -58,12 +58,12 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
 
 def _estimates(groups: Sequence[Group]) -> dict[str, float]:
     """Interval of the accuracy, mean@n and pass@k; empty where no reward knows which answers are correct."""
-    questions = [question for group in groups if (question := question_scores(group, None)).known]
+    questions = [question for group in groups if (question := question_scores(group, None)).judged]
     if not questions:
         return {}
     samples = max(len(question.correct) for question in questions)
     if samples == 1:
-        low, high = wilson(sum(sum(question.known) for question in questions), len(questions))
+        low, high = wilson(sum(sum(question.judged) for question in questions), len(questions))
         return {"accuracy/low": low, "accuracy/high": high}
     mean = bootstrap_mean([value for question in questions if (value := question.mean()) is not None])
     found = {"accuracy/low": mean.low, "accuracy/high": mean.high, f"mean@{samples}": mean.value}
