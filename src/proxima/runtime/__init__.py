@@ -1,11 +1,13 @@
-"""Runtime: the loop and what it leaves. Read `controller.py` top to bottom and you have read the method.
+"""Runtime: the loop, and what survives it. Read `controller.py` top to bottom and you have read the method.
 
-`run.py` builds a run from its config and ends it; `controller.py` is the loop, `collect.py` fills its batch,
-`algorithm.py` says what a step trains on, `evaluation.py` asks the held-out questions, `exam.py` those of `proxima
-eval`; `journal.py`, `carried_groups.py`, `rollouts.py` and `folder.py` are what survives a kill; `observer.py` is who
-watches, `clock.py` the time.
-Imports: every room below (`task`, `reward`, `engine`, `model`, `train`, `config`). Imported by `view` (observer and
-files) and `cli`.
+    run            a run from its config: validate, load, build, loop, summarise        build      config → objects
+    controller     the loop          algorithm  what a step trains on                    learner    weights and updates
+    worker_thread  what would block the event loop                                       interrupt  Ctrl-C
+    journal, folder, store, rollouts, carried_groups   what survives a kill              resume_check
+    held_out, eval_suites, eval_run, inference   evaluation and generation without training
+    observer       who is told       clock      the time
+
+Imports: every room below (`rollout`, `train`, `evaluate`, `config` …). Imported by `lab`, `view` and `cli`.
 To add a stage: a method of `Controller` between its neighbours; a state in `journal.py` if it can be interrupted; a
 test that kills it.
 """
