@@ -1,4 +1,4 @@
-"""Advantages and selections by hand and by law."""
+"""Advantages and selections: worked examples and laws."""
 
 from collections import Counter
 from dataclasses import replace
@@ -53,7 +53,7 @@ def test_rloo_by_hand() -> None:
     assert Rloo()(outcomes([1, 0, 0.5], [0, 0, 0])).tolist() == pytest.approx([0.75, -0.75, 0])
 
 
-def test_seven_right_answers_and_a_time_out_say_nothing() -> None:
+def test_seven_right_answers_and_a_timeout_are_a_uniform_group() -> None:
     o = outcomes([1] * 7 + [NAN], [0] * 8, [1] * 7 + [0])
     for make in GROUP.values():
         assert make()(o).tolist() == [0.0] * 8
@@ -124,7 +124,7 @@ def test_whitening_weighs_completions_by_their_tokens() -> None:
     )
 
 
-def test_gdpo_gives_a_small_reward_its_say() -> None:
+def test_gdpo_counts_a_reward_of_small_scale() -> None:
     parts = torch.tensor([[1.0, 0.0], [0.0, 0.001]]).double()
     o = replace(outcomes([1.0, 0.001], [0, 0]), parts=parts)
     assert Gdpo(finish="none")(o).tolist() == pytest.approx([0, 0], abs=2e-3)
@@ -173,7 +173,7 @@ def test_reinforce_pp_is_the_whitened_reward_to_go() -> None:
     assert ReinforcePp(0.5)(rewards).tolist() == pytest.approx(((raw - raw.mean()) / raw.std()).tolist(), rel=1e-6)
 
 
-def test_the_optimal_token_baseline_weighs_returns_by_piled_up_variance() -> None:
+def test_the_optimal_token_baseline_weighs_returns_by_cumulative_variance() -> None:
     more = {"cu_seqlens": torch.tensor([0, 2, 3]), "group": torch.tensor([5, 5])}
     rewards = token_rewards([0, 1, 3], score_variance=torch.tensor([1.0, 1.0, 2.0]).double(), **more)
     baseline = (1 * 1 + 3 * 2) / (1 + 2)
@@ -185,7 +185,7 @@ def test_the_optimal_token_baseline_weighs_returns_by_piled_up_variance() -> Non
     )
 
 
-def test_scores_sit_on_the_last_loss_token_and_kl_is_taken_from_all() -> None:
+def test_scores_are_on_the_last_loss_token_and_kl_is_subtracted_from_all() -> None:
     mask = torch.tensor([1, 1, 0, 0, 1]).bool()
     placed = place_scores(torch.tensor([5.0, 7.0, 9.0]), mask, torch.tensor([0, 3, 4, 5]))
     assert placed.tolist() == [0, 5, 0, 0, 9]

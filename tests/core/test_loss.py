@@ -1,4 +1,4 @@
-"""policy_loss: what it refuses, what it counts, what it adds."""
+"""policy_loss: validation, metrics and penalties."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def two_tokens(**changes: torch.Tensor) -> PolicyBatch:
         ("advantage", float("inf"), r"advantage: inf at token 1 .*mask the token out of the loss"),
     ],
 )
-def test_an_impossible_value_is_refused_with_its_place(field: str, value: float, message: str) -> None:
+def test_an_impossible_value_is_refused_with_its_position(field: str, value: float, message: str) -> None:
     b = two_tokens(**{field: torch.tensor([-0.1, value])})
     with pytest.raises(ValueError, match=message):
         policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean())
@@ -63,7 +63,7 @@ def test_common_metrics_are_those_of_the_formulas() -> None:
     assert float(loss.value) == pytest.approx((-1 + ratio) / 2)
 
 
-def test_without_a_proximal_policy_the_ratio_is_not_made_up() -> None:
+def test_without_a_proximal_policy_there_are_no_ratio_metrics() -> None:
     b = PolicyBatch(
         log_prob=torch.tensor([-1.0]),
         loss_mask=torch.tensor([True]),

@@ -46,7 +46,7 @@ def test_allocation_fills_the_freed_places_with_prompts() -> None:
     assert Prune(0.5).prompts_factor(16) == 1
 
 
-def test_balance_drops_the_least_of_the_commoner_sign() -> None:
+def test_balance_drops_the_smallest_of_the_more_frequent_sign() -> None:
     a = torch.tensor([1.0, 0.2, 0.5, -1.0, 0.0])
     assert Balance()(outcomes([0] * 5), a).int().tolist() == [1, 0, 0, 1, 1]
     assert Balance(most=2.0)(outcomes([0] * 5), a).int().tolist() == [1, 0, 1, 1, 1]
@@ -56,7 +56,7 @@ def test_balance_drops_the_least_of_the_commoner_sign() -> None:
     ).int().tolist() == [0, 1, 1, 1, 1]
 
 
-def test_selections_compose_in_order_and_say_why() -> None:
+def test_selections_compose_in_order_and_give_reasons() -> None:
     o = Outcomes(
         reward=torch.tensor([1.0, 0.0, 0.5, 2.0, 2.0, 7.0]),
         valid=torch.tensor([1, 1, 1, 1, 1, 0]).bool(),
@@ -81,8 +81,8 @@ def test_a_rate_of_one_would_keep_nothing() -> None:
         Prune(1.0)
 
 
-def test_a_random_choice_knows_nothing_of_rewards_or_places():
-    """Over 400 batches of fresh prompts: right and wrong answers, and each place in a group, are kept equally often."""
+def test_a_random_choice_is_independent_of_rewards_and_positions():
+    """Over 400 batches of fresh prompts: right and wrong answers, and all positions in a group, are kept equally often."""
     kept_right, kept_wrong, places = [], [], torch.zeros(8)
     generator = torch.Generator().manual_seed(0)
     for step in range(400):

@@ -1,4 +1,4 @@
-"""Surrogates by hand: worked examples, limits, and fields that make no sense."""
+"""Surrogates: worked examples, limits, and invalid fields."""
 
 import itertools
 import math
@@ -135,7 +135,7 @@ def test_reinforce() -> None:
         (lambda: Drpo(epsilon=-1), "epsilon=-1 must be > 0"),
     ],
 )
-def test_a_field_that_makes_no_sense_is_named(make: Any, line: str) -> None:
+def test_an_invalid_field_is_named(make: Any, line: str) -> None:
     with pytest.raises(ValueError, match=line):
         make()
 

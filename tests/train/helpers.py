@@ -1,5 +1,4 @@
-"""A trainer over a tiny model, trajectories with behavior log-probs near the policy's, and the gradient written out
-plainly."""
+"""A trainer over a tiny model, trajectories with behavior log-probs near the policy's, and a reference gradient."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -78,7 +77,7 @@ def weights(t: Trainer) -> dict[str, Tensor]:
 
 
 def gradients(t: Trainer, items: Sequence[Trajectory], updates=None) -> dict[str, Tensor]:
-    """What the optimizer is given at the first update: its step is replaced by a recorder."""
+    """The gradient that the optimizer gets at the first update; its step is replaced by a recorder."""
     seen: dict[str, Tensor] = {}
 
     def record() -> None:

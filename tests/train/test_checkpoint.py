@@ -1,4 +1,4 @@
-"""Checkpoints: a continued training is the same training to the bit, and no accident leaves half of one."""
+"""Checkpoints: a resumed training is bit-identical, and no failure leaves an incomplete checkpoint."""
 
 import errno
 import json
@@ -25,7 +25,7 @@ def make(folder=None, **settings) -> Trainer:
     return t
 
 
-def test_a_continued_training_is_the_same_to_the_bit(tmp_path):
+def test_a_resumed_training_is_bit_identical(tmp_path):
     items = trajectories()
     t = make()
     for _ in range(3):
@@ -56,7 +56,7 @@ def test_a_continued_training_is_the_same_to_the_bit(tmp_path):
         assert torch.equal(value, again.state()[0][name]), name
 
 
-def test_without_the_optimizer_state_it_would_not_be(tmp_path):
+def test_without_the_optimizer_state_the_training_differs(tmp_path):
     items = trajectories()
     t = make()
     t.update(ALL, items)
@@ -67,7 +67,7 @@ def test_without_the_optimizer_state_it_would_not_be(tmp_path):
     assert any(not torch.equal(a, b) for a, b in zip(weights(t).values(), weights(forgetful).values(), strict=True))
 
 
-def test_what_a_checkpoint_holds(tmp_path):
+def test_contents_of_a_checkpoint(tmp_path):
     t = make()
     t.update(ALL, trajectories())
     written = write_checkpoint(tmp_path, 12, t.policy.loaded, t, {"seed": 7})
@@ -91,7 +91,7 @@ def write(folder, *steps):
     return t
 
 
-def test_prune_keeps_the_last_and_the_named_and_sweeps_leftovers(tmp_path):
+def test_prune_keeps_the_last_and_the_listed_and_removes_temporary_folders(tmp_path):
     write(tmp_path, 1, 2, 3, 4, 10)
     (tmp_path / ".000011.part").mkdir()
     prune(tmp_path, 0)
@@ -104,7 +104,7 @@ def test_prune_keeps_the_last_and_the_named_and_sweeps_leftovers(tmp_path):
     assert [c.step for c in checkpoints(tmp_path)] == [4, 10]
 
 
-def test_what_is_not_whole_is_no_checkpoint(tmp_path):
+def test_an_incomplete_folder_is_not_a_checkpoint(tmp_path):
     assert checkpoints(tmp_path / "nothing") == []
     write(tmp_path, 1, 2, 3)
     (tmp_path / "000002" / "state.json").write_text('{"format": 1, "st')
@@ -115,7 +115,7 @@ def test_what_is_not_whole_is_no_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("dies_in", ["save", "save_file", "_sync"])
-def test_a_full_disk_leaves_the_former_checkpoints(tmp_path, monkeypatch, dies_in):
+def test_a_full_disk_leaves_earlier_checkpoints(tmp_path, monkeypatch, dies_in):
     t = write(tmp_path, 1)
 
     def full(*args, **kwargs):
@@ -132,7 +132,7 @@ def test_a_full_disk_leaves_the_former_checkpoints(tmp_path, monkeypatch, dies_i
     assert [c.step for c in checkpoints(tmp_path)] == [1, 2]
 
 
-def test_a_write_over_the_leftovers_of_a_dead_one(tmp_path):
+def test_a_write_over_an_interrupted_one(tmp_path):
     (tmp_path / ".000002.part" / "model").mkdir(parents=True)
     (tmp_path / ".000002.part" / "model" / "junk").write_text("x")
     (tmp_path / "000002").mkdir()
@@ -200,8 +200,8 @@ def test_a_checkpoint_before_any_update_can_be_restored(tmp_path):
     assert checkpoints(tmp_path) == []
 
 
-def test_a_colleague_may_read_the_weights(tmp_path, tiny_model):
-    """safetensors makes files that only their owner may read, whatever the umask says."""
+def test_the_weights_are_readable_as_the_umask_says(tmp_path, tiny_model):
+    """safetensors creates files that only their owner can read, whatever the umask."""
     t = make(tiny_model("llama"))
     t.update(ALL, trajectories())
     written = write_checkpoint(tmp_path, 1, t.policy.loaded, t, {"version": 1, "cursor": {}, "seed": 0})

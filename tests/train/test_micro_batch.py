@@ -1,4 +1,4 @@
-"""The cut by tokens, and the count that it and the progress bar go by."""
+"""The split by token budget, and the token count that it and the progress bar use."""
 
 import pytest
 

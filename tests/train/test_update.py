@@ -27,7 +27,7 @@ ALL = [list(range(13))]
 PLAIN = [kind for kind in ("ppo_clip", "dppo", "cppo", "drpo", "reinforce", "spo") if kind in SURROGATES]
 
 
-def test_the_split_is_a_split():
+def test_the_budgets_split_the_update():
     t = trainer(tokens_per_micro_batch=12)
     items = [(item,) for item in trajectories()]
     assert len(t._micro_batches(items)) > 4 and len(trainer()._micro_batches(items)) == 1
@@ -56,7 +56,7 @@ def test_the_denominator_is_that_of_the_whole_update(surrogate, aggregate):
 
 
 @pytest.mark.parametrize("penalty", sorted(set(PENALTIES) & {"k1", "k2", "k3", "abs"}))
-def test_a_penalty_keeps_the_zero_advantages_in(penalty):
+def test_a_penalty_disables_the_skip(penalty):
     items = trajectories()
     spec = PENALTIES[penalty](coefficient=0.3)
     t = trainer(penalties=[spec], tokens_per_micro_batch=20)
@@ -100,7 +100,7 @@ def test_weights_after_several_updates_do_not_depend_on_how_they_were_computed(s
             )
 
 
-def test_skipped_trajectories_are_counted_and_have_no_facts():
+def test_skipped_trajectories_are_counted_and_have_no_token_statistics():
     items = trajectories()
     result = trainer().update(ALL, items)
     zero = {i for i, row in enumerate(items) if len(row.tokens) and not row.advantage.any()}
@@ -113,7 +113,7 @@ def test_skipped_trajectories_are_counted_and_have_no_facts():
     assert whole.tokens > result.tokens
 
 
-def test_facts_are_of_the_first_forward():
+def test_token_statistics_are_of_the_first_forward_pass():
     items = trajectories(spread=1.0)
     t = trainer()
     before = t.log_prob(items)
@@ -222,14 +222,14 @@ def test_no_updates_at_all():
     assert (result.updates, result.tokens, t.updates) == (0, 0, 0) and result.metrics["grad_norm"] == 0
 
 
-def test_progress_is_told_to_the_end():
-    told = []
+def test_progress_reaches_the_total():
+    reported = []
     t = trainer(tokens_per_micro_batch=20)
-    result = t.update([[0, 1, 2, 4], [5, 6, 7]], trajectories(), lambda done, total: told.append((done, total)))
+    result = t.update([[0, 1, 2, 4], [5, 6, 7]], trajectories(), lambda done, total: reported.append((done, total)))
     assert (
-        [d for d, _ in told] == sorted(d for d, _ in told)
-        and told[-1] == (result.tokens, result.tokens)
-        and len(told) > 2
+        [d for d, _ in reported] == sorted(d for d, _ in reported)
+        and reported[-1] == (result.tokens, result.tokens)
+        and len(reported) > 2
     )
 
 
@@ -256,8 +256,8 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(bad):
         assert torch.equal(a, b), name
 
 
-def test_a_refused_batch_leaves_no_gradient_behind():
-    """The second micro-batch holds a log-prob that can't be; the next update must not add to the first one's
+def test_a_refused_batch_leaves_no_gradient():
+    """The second micro-batch holds an impossible log-prob; the next update must not add to the first one's
     gradient."""
     items = trajectories()
     bad = [
@@ -306,8 +306,8 @@ def test_a_correction_and_sequence_surrogates_under_every_split():
 
 
 @pytest.mark.parametrize("proximal", ["given", "loglinear"])
-def test_clip_cov_picks_the_same_tokens_under_every_split(proximal):
-    """The last bits of a forward change with the split; which tokens are picked must not."""
+def test_clip_cov_selects_the_same_tokens_under_every_split(proximal):
+    """The last bits of a forward change with the split; the selected tokens must not."""
     items = trajectories(advantages=[a or 0.3 for a in ADVANTAGES])
     spec = ClipCov(share=0.2, low=-10.0, high=10.0)
     found = [gradients(trainer(surrogate=spec, tokens_per_micro_batch=b, proximal=proximal), items) for b in BUDGETS]
