@@ -29,7 +29,7 @@ CASES = [
     ("algorithm.surrogate.delta=-1", "algorithm.surrogate.delta=-1 (command line): must be > 0"),
     (
         "model.path=models/none",
-        "model.path=models/none (command line): does not exist: a path is looked for below the current folder; "
+        "model.path=models/none (command line): does not exist: a path is relative to the current folder; "
         "give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B",
     ),
     (
@@ -132,7 +132,7 @@ def test_generate_with_a_model_that_is_none(proxima, here):
     code, _, err = proxima("generate", "nowhere", "hi")
     assert code == 2
     assert (
-        err == "error: model=nowhere (command line): does not exist: a path is looked for below the current folder; "
+        err == "error: model=nowhere (command line): does not exist: a path is relative to the current folder; "
         "give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B\n"
     )
     code, _, err = proxima("generate", "some/model", "hi", "--top-p", "2")

@@ -21,7 +21,7 @@ def no_weights(monkeypatch):
 
 
 CASES = [
-    ("reward={kind: overlong, max_tokens: 8}", "buffer_tokens", "is missing: how many tokens before"),
+    ("reward={kind: overlong, max_tokens: 8}", "buffer_tokens", "is missing: tokens before"),
     ("reward={kind: overlong, max_tokens: 8, buffer_tokens: 9}", "buffer_tokens", "must be in [1, max_tokens=8]"),
     (
         "reward={kind: overlong, max_tokens: 8, buffer_tokens: 2, factor: -1}",
@@ -82,7 +82,7 @@ def test_a_penalty_that_is_never_due_is_said(recipe):
     """The tiny recipe's completions have at most 4 tokens."""
     for limit, told in ((4, []), (7, []), (8, ["reward.0.max_tokens=8 "])):
         resolved = resolve(recipe(), [f"reward={{kind: overlong, max_tokens: {limit}, buffer_tokens: 4}}"])
-        said = [str(problem) for problem in warnings(resolved) if "never due" in str(problem)]
+        said = [str(problem) for problem in warnings(resolved) if "never reached" in str(problem)]
         assert [line[: len("reward.0.max_tokens=8 ")] for line in said] == told
 
 

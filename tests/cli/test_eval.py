@@ -319,7 +319,7 @@ def test_no_model_and_a_model_that_is_not_there(proxima, here, gsm8k):
     )
     code, _, err = proxima("eval", "models/nothing", "--task", "gsm8k")
     assert code == 2 and err.startswith(
-        "error: model.path=models/nothing (command line): does not exist: a path is looked for below "
+        "error: model.path=models/nothing (command line): does not exist: a path is relative to "
     )
 
 

@@ -36,8 +36,7 @@ def test_the_smallest_recipe_passes(recipe):
         (
             ["train.completions_per_prompt=1"],
             "train.completions_per_prompt=1 (command line): a group of one has advantage 0 under 'grpo', so "
-            "nothing would be learned; "
-            "take at least 2, 8 is usual",
+            "nothing is learned; set at least 2, usually 8",
         ),
         (
             [f"algorithm.surrogate.kind={ELSEWHERE}:NeedsTopK"],
@@ -54,37 +53,34 @@ def test_the_smallest_recipe_passes(recipe):
             [f"algorithm.surrogate.kind={ELSEWHERE}:NeedsReference"],
             f"algorithm.surrogate.kind={ELSEWHERE}:NeedsReference (command line): '{ELSEWHERE}:NeedsReference' "
             "needs `reference_log_prob`: "
-            "set algorithm.reference_kl, it brings the frozen reference model",
+            "set algorithm.reference_kl, which loads the reference model",
         ),
         (
             ["algorithm.correction=[{kind: importance, towards: next}]"],
             "algorithm.correction.0.kind=importance (command line): 'importance' needs `next_log_prob`: "
-            "engine 'local' has none; the next-policy cache of the asynchronous controller does",
+            "engine 'local' does not supply it; the next-policy cache of the asynchronous controller does",
         ),
         (
             ["algorithm.selection=[{kind: prune, rate: 0.7, allocate: true}]", "train.completions_per_prompt=10"],
             "algorithm.selection.0.allocate=true (command line): a group of 10 (train.completions_per_prompt) "
-            "keeps 3, which does not "
-            "divide it, so an update can't keep its size; take a rate and a group size that do, as rate 0.5, 0.75 "
-            "or 0.875 with 16, "
-            "or allocate=false",
+            "keeps 3, not a divisor of it, so updates can't keep their size; use a rate and a group size that do, as "
+            "rate 0.5, 0.75 or 0.875 with 16, or allocate=false",
         ),
         (
             ["algorithm.dynamic_sampling={exhausted: partial}"],
             "algorithm.dynamic_sampling.max_num_gen_batches=10 (default): no selection drops whole groups, so "
-            "nothing has to be filled up; "
-            "add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null",
+            "there is nothing to refill; add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null",
         ),
         (
             ["algorithm.selection=[{kind: drop_uniform_groups, metric: acuracy}]"],
-            "algorithm.selection.0.metric=acuracy (command line): completions have no such metric; there are acc, "
+            "algorithm.selection.0.metric=acuracy (command line): unknown metric of a completion; known: acc, "
             "accuracy, length, "
             "number, reward, score, truncated",
         ),
         (
             ["model.dtype=bfloat16", "model.compute_dtype=float32"],
-            "model.compute_dtype=float32 (command line): the weights are bfloat16 (model.dtype), so are their "
-            "products; set both alike",
+            "model.compute_dtype=float32 (command line): has no effect: weights in bfloat16 (model.dtype) have "
+            "products in bfloat16; set both to one dtype",
         ),
         (["eval.every=5"], "eval.every=5 (command line): there is nothing to evaluate; set eval.task, or eval.every=0"),
         (
@@ -97,7 +93,7 @@ def test_the_smallest_recipe_passes(recipe):
             "checkpoint.keep_best=true (command line): needs evaluations during the run; "
             "set eval.every to the steps between them, or false",
         ),
-        (["model.device=gpu"], "model.device=gpu (command line): is no device; write auto, cpu, cuda or cuda:1"),
+        (["model.device=gpu"], "model.device=gpu (command line): is not a device; write auto, cpu, cuda or cuda:1"),
         (
             ["task.path=questions.jsonl"],
             "task.path=questions.jsonl (command line): no such file; give a path relative to the current folder",
@@ -114,13 +110,13 @@ def test_parts_that_do_not_fit(recipe, overrides, line):
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [("PerToken", "gives a number for each token"), ("NeedsValue", "needs `value`")]
+    ("name", "what"), [("PerToken", "returns one number a token"), ("NeedsValue", "needs `value`")]
 )
 def test_an_advantage_that_the_loop_cannot_feed(recipe, name, what):
     (line,) = problems(recipe, f"algorithm.advantage={ELSEWHERE}:{name}")
     kind = f"{ELSEWHERE}:{name}"
     assert line.startswith(
-        f"algorithm.advantage.kind={kind} (command line): {kind!r} {what}, which this loop has not; take one of "
+        f"algorithm.advantage.kind={kind} (command line): {kind!r} {what}, which the loop does not support; use one of "
     )
     assert "grpo" in line
     assert "rloo" in line
@@ -146,7 +142,7 @@ def test_a_missing_data_file_names_the_nearest(recipe):
 def test_a_model_that_is_not_there(recipe, path):
     recipe("{}", "here/file.txt")
     (line,) = problems(recipe, f"model.path={path}")
-    where = "" if path[0] in "/~" else ": a path is looked for below the current folder"
+    where = "" if path[0] in "/~" else ": a path is relative to the current folder"
     assert (
         line == f"model.path={path} (command line): does not exist{where}; give a folder, a .gguf file, or a hub name "
         "like Qwen/Qwen3-0.6B"
@@ -157,7 +153,7 @@ def test_a_mistyped_model_folder_names_the_nearest(recipe):
     recipe("{}", "models/smollm2-135m-instruct/config.json")
     (line,) = problems(recipe, "model.path=models/smolm2-135m-instruct")
     assert line.startswith(
-        "model.path=models/smolm2-135m-instruct (command line): does not exist: a path is looked for below the "
+        "model.path=models/smolm2-135m-instruct (command line): does not exist: a path is relative to the "
         "current folder; "
         "did you mean models/smollm2-135m-instruct? Else give"
     )
@@ -200,7 +196,7 @@ def test_load_raises_what_check_finds(recipe):
     [
         (
             [f"eval.task={ELSEWHERE}:Sums"],
-            f"eval.task.kind={ELSEWHERE}:Sums (command line): the same questions as `task`",
+            f"eval.task.kind={ELSEWHERE}:Sums (command line): has the questions of `task`",
         ),
         (["train.warmup_steps=100"], "train.warmup_steps=100 (command line): the run has 100 updates"),
         (

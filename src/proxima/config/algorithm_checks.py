@@ -18,22 +18,17 @@ SAMPLING_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def training_samples_at_random(r: Resolved[Any]) -> Iterator[Problem]:
-    """Temperature 0 gives the same completion every time: no group has anything to compare."""
+    """Temperature 0 gives equal completions: a group has nothing to compare."""
     if r.config.sampling.temperature == 0:
-        yield r.problem(
-            "sampling.temperature", "training needs samples, 0 is greedy; set it > 0, evaluation is greedy by itself"
-        )
+        message = "training needs samples, 0 is greedy; set it > 0, evaluation is greedy by itself"
+        yield r.problem("sampling.temperature", message)
 
 
 def behavior_matches_sampling(r: Resolved[Any]) -> Iterator[Problem]:
     """The truncated distribution gives probability 0 to tokens that the policy may reach: its ratio to the policy is no
     trust region."""
     if r.config.sampling.truncates and r.config.algorithm.behavior == "sampled":
-        cut = next(
-            name
-            for name in ("top_k", "top_p", "min_p")
-            if r.config.sampling.__getattribute__(name) != SAMPLING_OFF[name]
-        )
+        cut = next(name for name, off in SAMPLING_OFF.items() if getattr(r.config.sampling, name) != off)
         message = (
             "behavior=sampled compares the policy with the truncated distribution; set "
             f"algorithm.behavior=untruncated or {cut}={SAMPLING_OFF[cut]}"
@@ -45,9 +40,7 @@ def groups_have_several_completions(r: Resolved[Any]) -> Iterator[Problem]:
     """An advantage relative to the group is 0 in a group of one."""
     if r.config.train.completions_per_prompt == 1 and not needs_baseline(r.config.algorithm.advantage):
         kind = r.entry("algorithm.advantage.kind").value
-        message = (
-            f"a group of one has advantage 0 under {kind!r}, so nothing would be learned; take at least 2, 8 is usual"
-        )
+        message = f"a group of one has advantage 0 under {kind!r}, so nothing is learned; set at least 2, usually 8"
         yield r.problem("train.completions_per_prompt", message)
 
 
@@ -69,97 +62,85 @@ def needed_tensors_are_supplied(r: Resolved[Any]) -> Iterator[Problem]:
             yield r.problem(f"algorithm.{slot}.kind", message)
             missing -= FROM_TOP_K
         for name in sorted(missing):
-            remedy = SUPPLIED_BY.get(name, "nothing here supplies it")
+            remedy = SUPPLIED_BY.get(name, "nothing supplies it")
             if name == "reference_log_prob":
-                remedy = "set algorithm.reference_kl, it brings the frozen reference model"
+                remedy = "set algorithm.reference_kl, which loads the reference model"
             else:
-                remedy = f"engine {r.entry('engine.kind').value!r} has none; {remedy}"
+                remedy = f"engine {r.entry('engine.kind').value!r} does not supply it; {remedy}"
             yield r.problem(f"algorithm.{slot}.kind", f"{kind!r} needs `{name}`: {remedy}")
 
 
 def advantage_is_supported(r: Resolved[Any]) -> Iterator[Problem]:
-    """The loop gives advantages rewards and groups, and takes one number a completion back."""
+    """The loop supplies rewards and groups and expects one advantage a completion."""
     spec = r.config.algorithm.advantage
     kinds = table_of("proxima.core.advantage:ADVANTAGES")
     usable = ", ".join(kind for kind, cls in sorted(kinds.items()) if not unsupported_by_loop(cls))
     if found := unsupported_by_loop(spec):
         kind = r.entry("algorithm.advantage.kind").value
-        yield r.problem("algorithm.advantage.kind", f"{kind!r} {found}, which this loop has not; take one of {usable}")
+        yield r.problem(
+            "algorithm.advantage.kind", f"{kind!r} {found}, which the loop does not support; use one of {usable}"
+        )
 
 
 def unsupported_by_loop(advantage: Advantage | type[Advantage]) -> str | None:
-    """What an advantage, or its class, wants that the loop has not: ``needs `value` ``; None where it can be had."""
+    """The requirement of an advantage, or its class, that the loop lacks: ``needs `value` ``; None if it lacks none."""
     if needs := sorted(set(advantage.needs) - {"baseline", "group"}):
         return f"needs `{needs[0]}`"
-    return "gives a number for each token" if advantage.per_token else None
+    return "returns one number a token" if advantage.per_token else None
 
 
 def allocation_keeps_batch_size(r: Resolved[Any]) -> Iterator[Problem]:
-    """Pruning with `allocate` keeps the size of an update only where whole groups fill the freed places."""
+    """Pruning with `allocate` keeps the size of an update only where whole groups fill the freed slots."""
     size = r.config.train.completions_per_prompt
     for i, spec in enumerate(r.config.algorithm.selection):
         if isinstance(spec, Prune) and spec.allocate and not spec.keeps_size(size):
-            found = (
-                f"a group of {size} (train.completions_per_prompt) keeps {spec.kept(size)}, which does not divide it"
-            )
+            reason = f"a group of {size} (train.completions_per_prompt) keeps {spec.kept(size)}, not a divisor of it"
             if spec.scope == "batch":
-                found = f"rate {spec.rate:g} of the batch leaves a share that is not 1/2, 1/3, 1/4 …"
-            message = (
-                f"{found}, so an update can't keep its size; take a rate and a group size that do, as rate "
-                "0.5, 0.75 or 0.875 with 16, "
+                reason = f"rate {spec.rate:g} of the batch leaves a share that is not 1/2, 1/3, 1/4 …"
+            remedy = "use a rate and a group size that do, as rate 0.5, 0.75 or 0.875 with 16, or allocate=false"
+            yield r.problem(
+                f"algorithm.selection.{i}.allocate", f"{reason}, so updates can't keep their size; {remedy}"
             )
-            yield r.problem(f"algorithm.selection.{i}.allocate", message + "or allocate=false")
 
 
 def dynamic_sampling_has_a_selection(r: Resolved[Any]) -> Iterator[Problem]:
-    """Dynamic sampling fills the places of groups that a selection drops; pruning and balancing leave something of
-    every group."""
-    algorithm = r.config.algorithm
-    if algorithm.dynamic_sampling is not None and all(
-        isinstance(spec, Balance | Prune) for spec in algorithm.selection
-    ):
+    """Dynamic sampling replaces dropped groups; pruning and balancing keep a part of every group."""
+    dynamic, selection = r.config.algorithm.dynamic_sampling, r.config.algorithm.selection
+    if dynamic is not None and all(isinstance(spec, Balance | Prune) for spec in selection):
         message = (
-            "no selection drops whole groups, so nothing has to be filled up; add drop_uniform_groups to "
-            "algorithm.selection, or set "
-            "algorithm.dynamic_sampling=null"
+            "no selection drops whole groups, so there is nothing to refill; add drop_uniform_groups to "
+            "algorithm.selection, or set algorithm.dynamic_sampling=null"
         )
         yield r.problem("algorithm.dynamic_sampling.max_num_gen_batches", message)
 
 
 def baseline_rewards_are_per_completion(r: Resolved[Any]) -> Iterator[Problem]:
-    """A reward of the whole batch speaks after the greedy baseline was taken."""
+    """A reward of the whole batch is computed after the greedy baseline."""
     from proxima.reward.base import as_reward
 
     if needs_baseline(r.config.algorithm.advantage):
         for i, reward in enumerate(r.config.reward):
             if as_reward(reward).whole_batch:
-                message = (
-                    "a reward of the whole batch is no part of the greedy baseline; leave it out, or take "
-                    "another algorithm.advantage"
-                )
+                message = "a whole-batch reward has no greedy baseline; remove it, or use another algorithm.advantage"
                 yield r.problem(f"reward.{i}.kind", message)
 
 
 def selection_metrics_exist(r: Resolved[Any]) -> Iterator[Problem]:
-    """A selection that looks at a metric names one that completions have."""
+    """A selection by a metric names one that completions have."""
     from proxima.reward.base import as_reward
 
     known = {*METRICS, *METRIC_ALIASES, *(as_reward(reward).label for reward in r.config.reward)}
     for i, spec in enumerate(r.config.algorithm.selection):
         metric = getattr(spec, "metric", None)
         if isinstance(metric, str) and metric not in known:
-            yield r.problem(
-                f"algorithm.selection.{i}.metric",
-                f"completions have no such metric; there are {', '.join(sorted(known))}",
-            )
+            message = f"unknown metric of a completion; known: {', '.join(sorted(known))}"
+            yield r.problem(f"algorithm.selection.{i}.metric", message)
 
 
 def prune_rate_is_exact(r: Resolved[Any]) -> Iterator[Problem]:
-    """Groups are whole completions: a rate that does not fit their size becomes another one."""
+    """A group loses whole completions, so that a rate may not be reachable exactly."""
     size = r.config.train.completions_per_prompt
     for i, spec in enumerate(r.config.algorithm.selection):
         if isinstance(spec, Prune) and spec.scope == "group" and abs(1 - spec.kept(size) / size - spec.rate) > 1e-9:
-            message = (
-                f"keeps {spec.kept(size)} of {size} completions, which is a rate of {1 - spec.kept(size) / size:.3g}"
-            )
+            message = f"keeps {spec.kept(size)} of {size} completions, a rate of {1 - spec.kept(size) / size:.3g}"
             yield r.problem(f"algorithm.selection.{i}.rate", message)

@@ -11,30 +11,34 @@ from proxima.config.recipe_reader import shown_path
 from proxima.config.resolve import Resolved
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
-LOCAL_FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")  # a hub name never begins like this
+LOCAL_FOLDERS = (
+    "models",
+    "model",
+    "checkpoints",
+    "runs",
+    "outputs",
+    "data",
+)  # first parts of a path that no hub name has
 
 
 def model_exists(r: Resolved[Any]) -> Iterator[Problem]:
-    """A path that looks local exists and is a model; a hub name looks like one."""
+    """A local path exists and is a model folder or a .gguf file."""
     if remedy := model_problem(r.config.model.path):
         yield r.problem("model.path", remedy)
 
 
 def model_problem(path: str) -> str | None:
-    """Why `path` can't be a model, with the remedy; None if it may be one."""
+    """Why `path` is not a model, with the remedy; None if it may be one."""
     place = Path(path)
     if place.is_dir():
         there = (place / "config.json").is_file()
         return None if there else "is a folder without config.json; give a Hugging Face model folder or a .gguf file"
     if place.is_file():
-        return (
-            None
-            if place.suffix == ".gguf"
-            else "is a file but not .gguf; give the folder that holds config.json, or a .gguf file"
-        )
+        remedy = "is a file but not .gguf; give the folder that holds config.json, or a .gguf file"
+        return None if place.suffix == ".gguf" else remedy
     if _looks_like_hub_name(path):
         return None
-    where = "" if place.is_absolute() or path.startswith("~") else ": a path is looked for below the current folder"
+    where = "" if place.is_absolute() or path.startswith("~") else ": a path is relative to the current folder"
     return f"does not exist{where}; {_near(place)}give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B"
 
 
@@ -90,11 +94,10 @@ def data_files_exist(r: Resolved[Any]) -> Iterator[Problem]:
 
 
 def dtypes_are_consistent(r: Resolved[Any]) -> Iterator[Problem]:
-    """Autocast lowers the precision of products and never raises it: bf16 weights have bf16 products."""
+    """Autocast never raises the precision of products: weights in bfloat16 have products in bfloat16."""
     if r.config.model.compute_dtype == "float32" and r.config.model.dtype == "bfloat16":
-        yield r.problem(
-            "model.compute_dtype", "the weights are bfloat16 (model.dtype), so are their products; set both alike"
-        )
+        message = "has no effect: weights in bfloat16 (model.dtype) have products in bfloat16; set both to one dtype"
+        yield r.problem("model.compute_dtype", message)
 
 
 def device_exists(r: Resolved[Any]) -> Iterator[Problem]:
@@ -107,11 +110,11 @@ def device_exists(r: Resolved[Any]) -> Iterator[Problem]:
     try:
         wanted = torch.device(device)
     except RuntimeError:
-        yield r.problem("model.device", "is no device; write auto, cpu, cuda or cuda:1")
+        yield r.problem("model.device", "is not a device; write auto, cpu, cuda or cuda:1")
         return
     if wanted.type not in ("cpu", "cuda"):
         yield r.problem("model.device", "is not supported; write auto, cpu, cuda or cuda:1")
     if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
         yield r.problem(
-            "model.device", f"this machine has {torch.cuda.device_count()} CUDA devices; take model.device=cpu, or auto"
+            "model.device", f"this machine has {torch.cuda.device_count()} CUDA devices; set model.device=cpu, or auto"
         )

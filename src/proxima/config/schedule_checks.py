@@ -11,41 +11,33 @@ if TYPE_CHECKING:
 
 
 def evaluations_are_configured(r: Resolved[Any]) -> Iterator[Problem]:
-    """`every` and `keep_best` ask for evaluations; without questions there are none."""
+    """`every` and `keep_best` need evaluations, and those a task."""
     if r.config.eval.task is None:
         if r.config.eval.every:
             yield r.problem("eval.every", "there is nothing to evaluate; set eval.task, or eval.every=0")
         if r.config.checkpoint.keep_best:
-            yield r.problem(
-                "checkpoint.keep_best", "best by held-out accuracy needs eval.task and eval.every; set them, or false"
-            )
+            message = "best by held-out accuracy needs eval.task and eval.every; set them, or false"
+            yield r.problem("checkpoint.keep_best", message)
     elif r.config.checkpoint.keep_best and not r.config.eval.every:
-        yield r.problem(
-            "checkpoint.keep_best",
-            "needs evaluations during the run; set eval.every to the steps between them, or false",
-        )
+        message = "needs evaluations during the run; set eval.every to the steps between them, or false"
+        yield r.problem("checkpoint.keep_best", message)
 
 
 def evaluation_is_held_out(r: Resolved[Any]) -> Iterator[Problem]:
-    """The evaluation asks other questions than the training."""
+    """Training and evaluation have no question in common."""
     from proxima.task import Arithmetic
 
     trained, asked = r.config.task, r.config.eval.task
     if asked is not None and asked == trained:
-        yield r.problem(
-            "eval.task",
-            "the same questions as `task`: the accuracy will be that of training data; give another split or file",
-        )
+        message = "has the questions of `task`: the accuracy is on training data; set another split or file"
+        yield r.problem("eval.task", message)
     elif isinstance(asked, Arithmetic) and isinstance(trained, Arithmetic) and not _are_disjoint(trained, asked):
-        message = (
-            "some of its questions are trained on: take split train for `task`, test for `eval.task`, and "
-            "one `held_out` for both"
-        )
+        message = "some of its questions are trained on; set split train for `task`, test here, and equal `held_out`"
         yield r.problem("eval.task", message)
 
 
 def _are_disjoint(trained: "Arithmetic", asked: "Arithmetic") -> bool:
-    """Two sides of a split by hash do not meet: the test side holds no more than the training side leaves out."""
+    """Whether two sides of a split by hash have no question in common."""
     if trained.split == "train":
         return asked.split == "test" and asked.held_out <= trained.held_out
     return asked.split == "train" and asked.held_out >= trained.held_out
@@ -57,7 +49,7 @@ def warmup_ends(r: Resolved[Any]) -> Iterator[Problem]:
     updates = train.steps * train.updates_per_step * train.epochs_per_step
     if train.warmup_steps >= updates:
         message = (
-            f"the run has {updates} updates, so the learning rate never gets to its value; lower it or raise "
+            f"the run has {updates} updates, so the learning rate never reaches its value; lower it or raise "
             "train.steps"
         )
         yield r.problem("train.warmup_steps", message)
@@ -66,10 +58,8 @@ def warmup_ends(r: Resolved[Any]) -> Iterator[Problem]:
 def completions_fit_micro_batch(r: Resolved[Any]) -> Iterator[Problem]:
     """A whole completion fits the token budget of one forward."""
     if r.config.sampling.max_tokens > r.config.train.tokens_per_micro_batch:
-        message = (
-            f"a completion may have {r.config.sampling.max_tokens} tokens (sampling.max_tokens): it is "
-            "forwarded alone, over budget"
-        )
+        tokens = r.config.sampling.max_tokens
+        message = f"a completion may have {tokens} tokens (sampling.max_tokens): it is forwarded alone, over budget"
         yield r.problem("train.tokens_per_micro_batch", message)
 
 
@@ -78,9 +68,6 @@ def overlong_penalty_is_reachable(r: Resolved[Any]) -> Iterator[Problem]:
     longest = r.config.sampling.max_tokens
     for i, reward in enumerate(r.config.reward):
         if getattr(reward, "kind", None) == "overlong" and reward.max_tokens - reward.buffer_tokens >= longest:
-            begins = reward.max_tokens - reward.buffer_tokens
-            message = (
-                f"the penalty begins after {begins} tokens, and a completion ends at "
-                f"sampling.max_tokens={longest}: it is never due"
-            )
+            free = reward.max_tokens - reward.buffer_tokens
+            message = f"the penalty starts after {free} tokens, never reached with sampling.max_tokens={longest}"
             yield r.problem(f"reward.{i}.max_tokens", message)

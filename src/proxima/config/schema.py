@@ -1,5 +1,4 @@
-"""The whole configuration as dataclasses. A field stands here once, with its default, unit and bounds; everything else
-is made from it.
+"""The whole configuration as dataclasses: each field once, with its default, unit and bounds.
 
 A field marked with `Slot` holds `{kind: NAME, ...fields}` in a recipe, or NAME alone, where NAME is a key of the slot's
 table or `package.module:Class`; here it holds the spec made from it. A text in `Annotated` is the field's meaning and
@@ -21,9 +20,9 @@ class Slot:
     "package.module:DICT".
 
     Args:
-        table: where the dict of kinds is; imported when a recipe is resolved, never before.
+        table: the dict of kinds; imported when a recipe is resolved, never before.
         many: the field holds a tuple of specs.
-        default: the kind taken when a recipe says nothing; None leaves the field's own default.
+        default: the kind of a recipe that names none; None leaves the field's own default.
         aliases: "package.module:DICT" of other names for the kinds, what the peers call them.
         presets: "package.module:DICT" of names that each stand for several specs; needs `many`.
     """
@@ -37,10 +36,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class Presets:
-    """Marks a field whose recipe form may be a preset's name: `algorithm: cppo`, or `{preset: cppo, ...what
-    differs}`."""
+    """Marks a field that a preset's name may fill: `algorithm: cppo`, or `{preset: cppo, ...overrides}`."""
 
     table: str
+
+
+def _require_at_least(config: Any, minimum: int, *fields: str, remedy: str = "") -> None:
+    for name in fields:
+        value = getattr(config, name)
+        require(value >= minimum, name, value, f"must be >= {minimum}", remedy=remedy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +78,8 @@ class EvalConfig:
     sampling: Annotated[Sampling | None, "null: the training sampling, and greedy where samples is 1"] = None
 
     def __post_init__(self) -> None:
-        for name in ("limit", "every"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "must be >= 0")
-        require(self.samples >= 1, "samples", self.samples, "must be >= 1")
+        _require_at_least(self, 0, "limit", "every")
+        _require_at_least(self, 1, "samples")
         same = self.samples > 1 and self.sampling is not None and self.sampling.temperature == 0
         bound = (
             "must be 1 at temperature 0: greedy answers are all the same; set eval.sampling.temperature=1, or "
@@ -124,21 +127,15 @@ class AlgorithmConfig:
     skip_zero_advantage: Annotated[bool, "skip forward and backward where the advantage is exactly 0 (exact)"] = True
 
     def __post_init__(self) -> None:
-        require(
-            0 <= self.entropy_bonus < float("inf"),
-            "entropy_bonus",
-            self.entropy_bonus,
-            "must be >= 0 and finite; 0 turns it off",
-        )
+        bonus = self.entropy_bonus
+        require(0 <= bonus < float("inf"), "entropy_bonus", bonus, "must be >= 0 and finite", remedy="0 turns it off")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class OptimizationConfig:
+    """What every training has, with or without groups."""
+
     steps: Annotated[int, "steps of the run"] = 100
-    prompts_per_step: Annotated[int, "prompts a step; `prune` with `allocate` takes floor(G / k) times as many"] = 8
-    completions_per_prompt: Annotated[int, "completions a prompt, the group size"] = 8
-    updates_per_step: Annotated[int, "optimizer updates a step; must divide prompts_per_step"] = 1
-    epochs_per_step: Annotated[int, "passes over the step's batch"] = 1
     tokens_per_micro_batch: Annotated[int, "tokens forwarded at once"] = 4096
     optimizer: Annotated[Any, Slot("proxima.train.optimizer:OPTIMIZERS", default="adamw"), "optimizer"] = None
     schedule: Annotated[Literal["constant", "linear", "cosine"], "learning rate after the warm-up"] = "constant"
@@ -147,18 +144,24 @@ class TrainConfig:
     max_grad_norm: Annotated[float, "clip the global gradient norm; 0: off"] = 1.0
 
     def __post_init__(self) -> None:
-        for name in (
-            "steps",
-            "prompts_per_step",
-            "completions_per_prompt",
-            "updates_per_step",
-            "epochs_per_step",
-            "tokens_per_micro_batch",
-        ):
-            require(getattr(self, name) >= 1, name, getattr(self, name), "must be >= 1")
-        require(self.warmup_steps >= 0, "warmup_steps", self.warmup_steps, "must be >= 0")
+        _require_at_least(self, 1, "steps", "tokens_per_micro_batch")
+        _require_at_least(self, 0, "warmup_steps")
         require(0 <= self.final_lr_ratio <= 1, "final_lr_ratio", self.final_lr_ratio, "must be in [0, 1]")
-        require(self.max_grad_norm >= 0, "max_grad_norm", self.max_grad_norm, "must be >= 0; 0 turns clipping off")
+        _require_at_least(self, 0, "max_grad_norm", remedy="0 turns clipping off")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(OptimizationConfig):
+    """The `train` section of a run that generates groups."""
+
+    prompts_per_step: Annotated[int, "prompts a step; `prune` with `allocate` takes floor(G / k) times as many"] = 8
+    completions_per_prompt: Annotated[int, "completions a prompt, the group size"] = 8
+    updates_per_step: Annotated[int, "optimizer updates a step; must divide prompts_per_step"] = 1
+    epochs_per_step: Annotated[int, "passes over the step's batch"] = 1
+
+    def __post_init__(self) -> None:
+        _require_at_least(self, 1, "prompts_per_step", "completions_per_prompt", "updates_per_step", "epochs_per_step")
+        super().__post_init__()
         divides = self.prompts_per_step % self.updates_per_step == 0
         bound = f"must divide prompts_per_step={self.prompts_per_step}; a group is never split over two updates"
         require(divides, "updates_per_step", self.updates_per_step, bound)
@@ -175,13 +178,9 @@ class DataConfig:
     ] = 0.01
 
     def __post_init__(self) -> None:
-        require(self.check_answers >= 0, "check_answers", self.check_answers, "must be >= 0; 0 reads all")
-        require(
-            0 <= self.max_unreadable <= 1,
-            "max_unreadable",
-            self.max_unreadable,
-            "must be a share in [0, 1]; 1 never refuses",
-        )
+        _require_at_least(self, 0, "check_answers", remedy="0 reads all")
+        share = self.max_unreadable
+        require(0 <= share <= 1, "max_unreadable", share, "must be a share in [0, 1]", remedy="1 never refuses")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +190,7 @@ class CheckpointConfig:
     keep_best: Annotated[bool, "also keep the one with the best held-out accuracy"] = False
 
     def __post_init__(self) -> None:
-        for name in ("every", "keep_last"):
-            require(getattr(self, name) >= 0, name, getattr(self, name), "must be >= 0")
+        _require_at_least(self, 0, "every", "keep_last")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,16 +204,11 @@ class RuntimeConfig:
     threads: Annotated[int, "torch threads; 0: all cores"] = 0
 
     def __post_init__(self) -> None:
-        require(self.max_lag >= 0, "max_lag", self.max_lag, "must be >= 0; 0 discards surplus groups")
+        _require_at_least(self, 0, "max_lag", remedy="0 discards surplus groups")
         require(self.reward_timeout > 0, "reward_timeout", self.reward_timeout, "must be > 0 seconds")
-        require(self.reward_workers >= 1, "reward_workers", self.reward_workers, "must be >= 1")
-        require(
-            self.max_unscored_steps >= 0,
-            "max_unscored_steps",
-            self.max_unscored_steps,
-            "must be >= 0; 0 never ends the run",
-        )
-        require(self.threads >= 0, "threads", self.threads, "must be >= 0; 0 takes all cores")
+        _require_at_least(self, 1, "reward_workers")
+        _require_at_least(self, 0, "max_unscored_steps", remedy="0 never ends the run")
+        _require_at_least(self, 0, "threads", remedy="0 uses all cores")
 
 
 @dataclass(frozen=True, kw_only=True)
