@@ -26,6 +26,9 @@ FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
 PUBLIC_ROOMS = ("proxima", "proxima.data", "proxima.core", "proxima.engine", "proxima.reward", "proxima.task")
 ALLOWED_MODULES = {
     "protocol": "every room with a protocol keeps it in protocol.py",
+    "check": "the command is named after what it calls, the checks of data columns are checks too",
+    "export": "the command, and what it does",
+    "schema": "the command, and what it writes",
     "presets": "every table of presets is in presets.py",
     "gsm8k": "the task and the reward of one data set",
     "reasoning_gym": "the task and the reward of one package",
@@ -36,6 +39,8 @@ ALLOWED_MODULES = {
     "areal": "what one peer's numbers and options mean",
 }
 ALLOWED_FUNCTIONS = {
+    "convert": "the protocol of a peer's converter: every one has a `convert(options)`",
+    "main": "what a console script or a spawned process starts",
     "add_arguments": "the protocol of a command: every module of cli/ has one",
     "run": "the protocol of a command: every module of cli/ has one",
 }
@@ -144,6 +149,7 @@ def ambiguous_names(modules: list[Module]) -> Iterator[tuple[str, str]]:
         ("module", files, ALLOWED_MODULES),
     ):
         for name, places in sorted(table.items()):
+            places = list({module.name: module for module in places}.values()) if table is functions else places
             if len(places) > 1 and name not in allowed:
                 where = ", ".join(short(module) for module in places)
                 for room in sorted({module.room for module in places}):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from proxima.conformance import check_law, check_spec, laws_of, variants_of
 from proxima.conformance.batches import BatchCase, make_batch, with_new_leaf
 from proxima.conformance.laws import Law, require_close
-from proxima.conformance.loss_laws import loss_and_gradient, require_exact_split, require_slope
+from proxima.conformance.surrogate_laws import loss_and_gradient, require_exact_split, require_slope
 from proxima.core import (
     ADVANTAGES,
     AGGREGATES,

@@ -2,7 +2,7 @@
 
     laws          what a law is, and the search for the smallest counterexample
     batches       random batches with holes and garbage          by_hand    examples with numbers worked out by hand
-    loss_laws     surrogates, corrections, penalties, aggregations
+    surrogate_laws     surrogates                        term_laws    corrections, penalties, aggregations
     outcome_laws  advantages, selections
     reward_laws   rewards                                         engine_laws    engines
 
@@ -18,9 +18,10 @@ from typing import Any
 
 from proxima.conformance.by_hand import require_example
 from proxima.conformance.laws import Law, LawResult, Violation, check_law, require_that
-from proxima.conformance.loss_laws import AGGREGATE_LAWS, CORRECTION_LAWS, PENALTY_LAWS, SURROGATE_LAWS
 from proxima.conformance.outcome_laws import GROUP_ADVANTAGE_LAWS, SELECTION_LAWS, TOKEN_ADVANTAGE_LAWS
 from proxima.conformance.reward_laws import REWARD_LAWS
+from proxima.conformance.surrogate_laws import SURROGATE_LAWS
+from proxima.conformance.term_laws import AGGREGATE_LAWS, CORRECTION_LAWS, PENALTY_LAWS
 from proxima.core.advantage import Advantage
 from proxima.core.loss import Aggregate, Correction, Penalty, Surrogate
 from proxima.core.selection import Selection

@@ -2,9 +2,9 @@
 equivalent.
 
     read.py      file → options by dotted name       options.py   which were looked at, what becomes of the others
-    verl.py, verl_correction.py, trl.py, areal.py, unirl.py   a file or two a peer: `convert(Options) -> Draft`
+    verl*.py, trl*.py, areal*.py, unirl.py      up to three files a peer: `convert(options) -> Draft`
     rules.py     what has no equivalent, and whether that matters             common.py   what peers share
-    draft.py     the recipe while it is made, and its text                    check.py    whether it resolves here
+    draft.py     the recipe while it is made, and its text
 Where a peer means something else by a number, the number is converted and a note says so; nothing of the peer's is
 imported or executed.
 Imports: pyyaml, `proxima.config` and the tables it names. Imported by `cli`.
@@ -12,13 +12,13 @@ To add a peer: a file with `convert`, a line in `PEERS` and in `RULES`, an examp
 `docs/migration.md`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from proxima.config import ConfigError, check, resolve
 from proxima.peers.convert import areal, trl, unirl, verl
-from proxima.peers.convert.check import problems_of
 from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.options import Leftover, Options, sort_out
 from proxima.peers.convert.read import read
@@ -84,6 +84,21 @@ def convert(path: str | Path, peer: str) -> Conversion:
         problems=problems,
         report=tuple(draft.report()),
     )
+
+
+OPENED_LATER = ("model.", "task", "eval.", "data.")  # what has to exist only on the machine that trains
+
+
+def problems_of(recipe: dict[str, Any]) -> Iterator[str]:
+    """One line for each thing that stops the recipe; nothing is opened, and paths are not looked at."""
+    try:
+        resolved = resolve(recipe)
+    except ConfigError as error:
+        yield from (str(problem).replace(" (mapping)", "") for problem in error.problems)
+        return
+    for problem in check(resolved):
+        if not problem.path.startswith(OPENED_LATER):
+            yield str(problem).replace(" (mapping)", "")
 
 
 __all__ = ["PEERS", "Conversion", "Leftover", "convert"]

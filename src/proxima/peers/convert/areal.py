@@ -1,16 +1,13 @@
-"""AReaL: its actor and rollout YAML, from the `behav_imp_weight_cap` of 0.3 to RejectionSamplingConfig."""
+"""AReaL: its actor and rollout YAML."""
 
 from typing import Any
 
 from proxima.config.problems import one_problem
 from proxima.peers.convert import common
+from proxima.peers.convert.areal_correction import policies
 from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.options import Options
 
-LIST = "algorithm.correction"
-CAPS = ("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap")
-FLOORS = ("actor.behave_imp_weight_floor", "actor.behav_imp_weight_floor")
-REJECT = "actor.rejection_sampling."
 GROUPS = ("gconfig.n_samples", "actor.group_size", "group_size", "rollout.gconfig.n_samples")
 
 
@@ -32,13 +29,13 @@ def convert(o: Options) -> Draft:
     if o.given("train_dataset.shuffle"):
         d.put("data.shuffle", o.flag("train_dataset.shuffle"), "from train_dataset.shuffle")
     longest = o.whole("gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens", "actor.max_new_tokens", default=16384)
-    normalised = advantage(d, o)
-    rewards(d, o, normalised, longest)
+    normalised = _advantage(d, o)
+    _rewards(d, o, normalised, longest)
     policies(d, o)
-    surrogate(d, o)
+    _surrogate(d, o)
     d.spec("algorithm.aggregate", "token_mean", "AReaL's loss: over all loss tokens, rejected ones included (A1)")
-    penalties(d, o)
-    selection(d, o)
+    _penalties(d, o)
+    _selection(d, o)
     names = {name: (f"gconfig.{name}", f"rollout.gconfig.{name}") for name in ("temperature", "top_k", "top_p")}
     common.sampling(d, o, names, {"temperature": 1.0, "top_k": 0, "top_p": 1.0})
     d.put(
@@ -49,15 +46,15 @@ def convert(o: Options) -> Draft:
     stop = o.get("gconfig.stop")
     if isinstance(stop, list) and stop:
         d.put("sampling.stop", stop, "from gconfig.stop")
-    batch(d, o)
-    training(d, o)
+    _batch(d, o)
+    _training(d, o)
     return d
 
 
 REWARD, ADV = "actor.reward_norm.", "actor.adv_norm."
 
 
-def advantage(d: Draft, o: Options) -> str:
+def _advantage(d: Draft, o: Options) -> str:
     """Reward and advantage normalisation; by what the rewards are divided in the end: `group`, `batch` or `none`."""
     o.given(*(prefix + name for prefix in (REWARD, ADV) for name in ("group_size", "std_unbiased", "eps")))
     mean, std = _level(o, REWARD, "mean_level"), _level(o, REWARD, "std_level")
@@ -71,7 +68,7 @@ def advantage(d: Draft, o: Options) -> str:
     elif o.given(ADV + "mean_leave1out"):
         d.drops(ADV + "mean_leave1out", "rewards are normalised already")
     if o.given("critic.path"):
-        critic(d, o)
+        _critic(d, o)
         return "batch"
     whitened = adv_std == "batch"
     if mean == "group":
@@ -154,7 +151,7 @@ def _by_batch(d: Draft, o: Options, whitened: bool) -> None:
         d.lacks("actor.gae_lambda", "a lambda without a critic")
 
 
-def critic(d: Draft, o: Options) -> None:
+def _critic(d: Draft, o: Options) -> None:
     """PPO with a critic."""
     names = {"gamma": "actor.discount", "lam": "actor.gae_lambda"}
     fields = {ours: (o.number(name, default=1.0), o.origin(name)) for ours, name in names.items()}
@@ -166,7 +163,7 @@ def _gamma(o: Options) -> tuple[Any, str]:
     return o.number("actor.discount", default=1.0), o.origin("actor.discount")
 
 
-def rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
+def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
     """`reward_scaling`, `reward_bias`, and the overlong penalty."""
     scale = o.number("actor.reward_scaling", default=1.0)
     weight = (scale, "from actor.reward_scaling") if normalised == "none" and scale != 1 else None
@@ -192,130 +189,7 @@ def rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
         d.put("reward.1.weight", *weight)
 
 
-def policies(d: Draft, o: Options) -> None:
-    """`use_decoupled_loss`, `recompute_logprob`, `prox_logp_method`, and what bounds the behavior weights."""
-    method = str(o.get("actor.prox_logp_method", default="recompute"))
-    caps = [name for name in (*CAPS, *FLOORS, "actor.behave_imp_weight_mode") if o.given(name)]
-    reject = [name for name in o.flat if name.startswith(REJECT)]
-    if o.flag("actor.use_decoupled_loss"):
-        o.flag("actor.recompute_logprob")
-        origin = "from actor.use_decoupled_loss"
-        if method == "loglinear":
-            d.put("algorithm.proximal", "loglinear", "from actor.prox_logp_method")
-        else:
-            note = {
-                "reuse_train_logp": "the forward is shared where proximal and first update coincide",
-                "metrics": "without its extra metrics",
-            }.get(method, "")
-            d.put("algorithm.proximal", "recompute", origin, note)
-        if reject and o.flat.get("actor.rejection_sampling", True) is not None:
-            rejection(d, o)
-        else:
-            cap(d, o)
-    else:
-        recomputed = o.flag("actor.recompute_logprob")
-        why = "the recomputed log-probs replace the engine's" if recomputed else "the engine's log-probs are the centre"
-        d.put("algorithm.proximal", "recompute" if recomputed else "behavior", o.origin("actor.recompute_logprob"), why)
-        o.asked.update(reject)
-        for name in (*caps, *reject):
-            d.drops(name, "AReaL reads it under use_decoupled_loss only")
-    threshold = o.number("actor.m2_threshold")
-    if threshold is not None:
-        note = "AReaL measures the second moment over each micro-batch"
-        fields = {
-            "threshold": (threshold, "from actor.m2_threshold"),
-            "rejected": ("drop", "AReaL takes the tokens out of the mask"),
-        }
-        d.append(LIST, "second_moment", "from actor.m2_threshold", note, **fields)
-    for name in ("enable_segment_wise_ppo", "rollout.enable_segment_wise_ppo", "actor.enable_segment_wise_ppo"):
-        if o.flag(name):
-            d.lacks(name, "segment-wise decoupled PPO needs asynchronous rollouts")
-    lag = o.whole("rollout.max_head_offpolicyness", "max_head_offpolicyness", default=0)
-    if lag:
-        d.lacks("rollout.max_head_offpolicyness", f"{lag} versions: runs are synchronous, max_lag 0")
-    d.put("runtime.max_lag", 0, o.origin("rollout.max_head_offpolicyness", "max_head_offpolicyness"))
-
-
-def cap(d: Draft, o: Options) -> None:
-    """`behave_imp_weight_cap` with its mode: 5 and token_mask unless the file says otherwise."""
-    mode = str(o.get("actor.behave_imp_weight_mode", default="token_mask"))
-    known = ("token_mask", "token_truncate", "sequence_mask", "sequence_truncate", "disabled")
-    if mode not in known:
-        raise one_problem("actor.behave_imp_weight_mode", f"must be one of {', '.join(known)}", mode, o.file)
-    written = next((name for name in CAPS if name in o.flat), None)
-    if mode == "disabled" or (written is not None and o.flat[written] is None):
-        return
-    upper = (o.number(*CAPS, default=5.0), o.origin(*CAPS))
-    floor = (o.number(*FLOORS, default=0.0), o.origin(*FLOORS) if o.given(*FLOORS) else "AReaL has a cap only")
-    note = (
-        ""
-        if written
-        else "AReaL before rejection_sampling caps at 5 by default; later versions don't: take the entry out if "
-        "yours is later"
-    )
-    level = (
-        ("geometric", "AReaL's sequence ratio is the geometric mean")
-        if mode.startswith("sequence")
-        else ("token", o.origin("actor.behave_imp_weight_mode"))
-    )
-    if mode == "token_mask":
-        d.append(LIST, "cap_floor", o.origin(*CAPS), note, upper=upper, lower=floor)
-        return
-    bound = ("clip" if mode.endswith("mask") else "clamp", o.origin("actor.behave_imp_weight_mode"))
-    d.append(LIST, "importance", o.origin(*CAPS), note, level=level, bound=bound, upper=upper, lower=floor)
-
-
-def rejection(d: Draft, o: Options) -> None:
-    """RejectionSamplingConfig."""
-    level, action = str(o.get(REJECT + "level", default="token")), str(o.get(REJECT + "action", default="mask"))
-    metric, reduce = str(o.get(REJECT + "metric", default="ratio")), str(o.get(REJECT + "agg", default="mean"))
-    upper = (o.number(REJECT + "upper", default=5.0), o.origin(REJECT + "upper"))
-    low = o.number(REJECT + "lower")
-    if metric not in ("ratio", "kl_k1", "kl_k2", "kl_k3"):
-        d.lacks(f"{REJECT}metric={metric}", "no such statistic")
-        return
-    least = (0.0 if low is None else low, "no lower bound" if low is None else f"from {REJECT}lower")
-    weights = "geometric" if level == "sequence" and metric == "ratio" else "token"
-    if action == "clamp":
-        note = "AReaL clamps only sequences whose aggregated ratio is out of bounds (A2)" if level == "sequence" else ""
-        fields: dict[str, tuple[Any, str]] = {
-            "level": (weights, f"from {REJECT}level"),
-            "bound": ("clamp", f"from {REJECT}action"),
-        }
-        d.append(LIST, "importance", f"from {REJECT}action", note, **fields, upper=upper, lower=least)
-        return
-    if level == "token" and metric == "ratio":
-        d.append(LIST, "cap_floor", f"from {REJECT}metric", "", upper=upper, lower=least)
-        return
-    kind = metric.removeprefix("kl_")
-    note = (
-        f"AReaL's {kind} is that of the reciprocal ratio (A3): the bound is not quite the same"
-        if kind in ("k1", "k3")
-        else ""
-    )
-    how: dict[str, tuple[Any, str]] = {
-        "level": (level, o.origin(REJECT + "level")),
-        "statistic": (kind, o.origin(REJECT + "metric")),
-    }
-    if level == "sequence":
-        how["reduce"] = (reduce, o.origin(REJECT + "agg"))
-    how["upper"] = upper
-    if kind == "ratio" or low is not None:
-        how["lower"] = least
-    elif kind == "k1":
-        how["lower"] = (-float("inf"), "no lower bound")
-    d.append(LIST, "rejection", f"from {REJECT}metric", note, **how)
-    d.append(
-        LIST,
-        "importance",
-        "AReaL weighs what is kept",
-        "",
-        level=(weights, f"from {REJECT}level"),
-        bound=("none", "unbounded"),
-    )
-
-
-def surrogate(d: Draft, o: Options) -> None:
+def _surrogate(d: Draft, o: Options) -> None:
     """PPO's clip, GSPO, SAPO or CISPO."""
     low = (o.number("actor.eps_clip", default=0.2), o.origin("actor.eps_clip"))
     high = (
@@ -362,7 +236,7 @@ def surrogate(d: Draft, o: Options) -> None:
         d.lacks("actor.c_clip", f"dual clip with {d.entries[f'{path}.kind'].value}")
 
 
-def penalties(d: Draft, o: Options) -> None:
+def _penalties(d: Draft, o: Options) -> None:
     """KL in the reward, on by default in AReaL."""
     value = o.number("actor.kl_ctl", default=0.1)
     if value:
@@ -376,7 +250,7 @@ def penalties(d: Draft, o: Options) -> None:
                 d.drops(name, "kl_ctl is 0: off")
 
 
-def selection(d: Draft, o: Options) -> None:
+def _selection(d: Draft, o: Options) -> None:
     """Uniform groups, which AReaL calls dynamic sampling, and completions without an end token."""
     if o.flag("actor.dynamic_sampling"):
         note = "AReaL trains on what is left and generates nothing in its place; algorithm.dynamic_sampling would"
@@ -385,7 +259,7 @@ def selection(d: Draft, o: Options) -> None:
         d.append("algorithm.selection", "drop_truncated", "from actor.mask_no_eos_with_zero")
 
 
-def batch(d: Draft, o: Options) -> None:
+def _batch(d: Draft, o: Options) -> None:
     """Prompts, completions, updates."""
     names = ("train_dataset.batch_size", "rollout.consumer_batch_size")
     prompts = o.whole(*names, default=1)
@@ -395,7 +269,7 @@ def batch(d: Draft, o: Options) -> None:
     d.copy("train.tokens_per_micro_batch", o, "actor.mb_spec.max_tokens_per_mb")
 
 
-def training(d: Draft, o: Options) -> None:
+def _training(d: Draft, o: Options) -> None:
     """Optimizer, schedule, steps."""
     prefix = "actor.optimizer."
     kind = o.get(prefix + "type", default="adam")

@@ -34,11 +34,11 @@ def convert(o: Options) -> Draft:
         "recompute",
         "TRL recomputes old_per_token_logps with the trainer, where an update could differ from it",
     )
-    kind = surrogate(d, o)
-    aggregate(d, o, kind, longest)
-    advantage(d, o)
-    corrections(d, o, kind)
-    penalties(d, o)
+    kind = _surrogate(d, o)
+    _aggregate(d, o, kind, longest)
+    _advantage(d, o)
+    _corrections(d, o, kind)
+    _penalties(d, o)
     if o.flag("mask_truncated_completions"):
         d.append(
             "algorithm.selection",
@@ -49,12 +49,12 @@ def convert(o: Options) -> Draft:
     names = {name: (name,) for name in ("temperature", "top_k", "top_p", "min_p")}
     common.sampling(d, o, names, {"temperature": 1.0, "top_k": 0, "top_p": 1.0})
     d.put("sampling.max_tokens", longest, o.origin("max_completion_length"))
-    steps = batch(d, o)
-    training(d, o, steps)
+    steps = _batch(d, o)
+    _training(d, o, steps)
     return d
 
 
-def surrogate(d: Draft, o: Options) -> str:
+def _surrogate(d: Draft, o: Options) -> str:
     """`loss_type` at its `importance_sampling_level`; the loss type."""
     kind = str(o.get("loss_type", default="dapo"))
     level = str(o.get("importance_sampling_level", default="token"))
@@ -81,30 +81,8 @@ def surrogate(d: Draft, o: Options) -> str:
         d.spec(
             path, "cispo", origin, note, epsilon_low=(1.0, "TRL's cispo has none"), epsilon_high=above, level=sequence
         )
-    elif kind == "sapo":
-        pos, neg = "sapo_temperature_pos", "sapo_temperature_neg"
-        taus = {
-            "tau_positive": (o.number(pos, default=1.0), o.origin(pos)),
-            "tau_negative": (o.number(neg, default=1.05), o.origin(neg)),
-        }
-        d.spec(path, "sapo", origin, "", **taus, level=sequence)
-    elif kind == "vespo":
-        names = {
-            f"{ours}_{sign}": f"vespo_{ours}_{sign[:3]}"
-            for ours in ("k", "lambda")
-            for sign in ("positive", "negative")
-        }
-        defaults = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
-        note = (
-            "TRL multiplies its sampler correction into the sequence weight; here a correction multiplies the loss (T7)"
-        )
-        d.spec(
-            path,
-            "vespo",
-            origin,
-            note,
-            **{ours: (o.number(name, default=defaults[name]), o.origin(name)) for ours, name in names.items()},
-        )
+    elif kind in ("sapo", "vespo"):
+        _smooth(d, o, kind, sequence)
     elif level != "token":
         form = ("token" if level == "sequence_token" else "sequence", o.origin("importance_sampling_level"))
         d.spec(
@@ -120,11 +98,27 @@ def surrogate(d: Draft, o: Options) -> str:
             "TRL's luspo at token level is the clipped loss, summed over each sequence (T1)" if kind == "luspo" else ""
         )
         d.spec(path, "ppo_clip", origin, note, epsilon_low=low, epsilon_high=high)
-        delta(d, o, high[0])
+        _delta(d, o, high[0])
     return kind
 
 
-def delta(d: Draft, o: Options, high: float) -> None:
+def _smooth(d: Draft, o: Options, kind: str, level: tuple[str, str]) -> None:
+    """sapo and vespo, which have no clip."""
+    if kind == "sapo":
+        defaults = {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
+        names = {"tau_positive": "sapo_temperature_pos", "tau_negative": "sapo_temperature_neg"}
+        note, more = "", {"level": level}
+    else:
+        signs = (("positive", "pos"), ("negative", "neg"))
+        names = {f"{ours}_{sign}": f"vespo_{ours}_{short}" for ours in ("k", "lambda") for sign, short in signs}
+        defaults = {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
+        note = "TRL multiplies its sampler correction into the weight; here a correction multiplies the loss (T7)"
+        more = {}
+    fields = {ours: (o.number(name, default=defaults[name]), o.origin(name)) for ours, name in names.items()}
+    d.spec("algorithm.surrogate", kind, o.origin("loss_type"), note, **fields, **more)
+
+
+def _delta(d: Draft, o: Options, high: float) -> None:
     """The two-sided clip: what our dual clip does, above 1 + epsilon_high."""
     value = o.number("delta")
     if value is None:
@@ -140,7 +134,7 @@ def delta(d: Draft, o: Options, high: float) -> None:
     d.put("algorithm.surrogate.dual_clip", value, "from delta", note)
 
 
-def aggregate(d: Draft, o: Options, kind: str, longest: int) -> None:
+def _aggregate(d: Draft, o: Options, kind: str, longest: int) -> None:
     """How each loss type divides."""
     origin, path = o.origin("loss_type"), "algorithm.aggregate"
     if kind == "dr_grpo":
@@ -156,7 +150,7 @@ def aggregate(d: Draft, o: Options, kind: str, longest: int) -> None:
         d.spec(path, "token_mean", origin, note)
 
 
-def advantage(d: Draft, o: Options) -> None:
+def _advantage(d: Draft, o: Options) -> None:
     """`scale_rewards`, `multi_objective_aggregation`."""
     written = o.get("scale_rewards", default="group")
     scale = {True: "group", False: "none", "true": "group", "false": "none"}.get(
@@ -180,7 +174,7 @@ def advantage(d: Draft, o: Options) -> None:
         d.spec("algorithm.advantage", "grpo", "GRPOConfig", scale=(scale, o.origin("scale_rewards")), epsilon=epsilon)
 
 
-def corrections(d: Draft, o: Options, kind: str) -> None:
+def _corrections(d: Draft, o: Options, kind: str) -> None:
     """The sampler correction, off-policy sequence mask, top-entropy mask."""
     prefix = "vllm_importance_sampling_"
     names = [prefix + name for name in ("correction", "mode", "clip_max", "clip_min", "cap")]
@@ -229,7 +223,7 @@ def corrections(d: Draft, o: Options, kind: str) -> None:
         d.append(LIST, "top_entropy", "from top_entropy_quantile", share=(share, "from top_entropy_quantile"))
 
 
-def penalties(d: Draft, o: Options) -> None:
+def _penalties(d: Draft, o: Options) -> None:
     """`beta`, `entropy_coef`."""
     beta = o.number("beta", default=0.0)
     unbiased = o.flag("use_bias_correction_kl", default=True)
@@ -241,7 +235,7 @@ def penalties(d: Draft, o: Options) -> None:
     common.entropy(d, o, "entropy_coef")
 
 
-def batch(d: Draft, o: Options) -> int:
+def _batch(d: Draft, o: Options) -> int:
     """One step is one generation of TRL: prompts, updates, passes; the optimizer steps it makes."""
     device = o.whole("per_device_train_batch_size", default=8)
     gather = o.whole("gradient_accumulation_steps", default=1)
@@ -267,7 +261,7 @@ def batch(d: Draft, o: Options) -> int:
     return made * int(passes)
 
 
-def training(d: Draft, o: Options, made: int) -> None:
+def _training(d: Draft, o: Options, made: int) -> None:
     """Optimizer, schedule, steps, checkpoints."""
     names = {
         "lr": ("learning_rate",),

@@ -27,12 +27,12 @@ def convert(o: Options) -> Draft:
     if o.given("bundle.config.attn_implementation"):
         d.drops("bundle.config.attn_implementation", "chosen by model.attention")
     common.task(d, o, "data_source.args.run.data_path")
-    rewards(d, o)
-    kind = algorithm(d, o)
-    proximal(d, o, kind)
-    surrogate(d, o, kind)
-    aggregate(d, o, kind)
-    advantage(d, o)
+    _rewards(d, o)
+    kind = _algorithm(d, o)
+    _proximal(d, o, kind)
+    _surrogate(d, o, kind)
+    _aggregate(d, o, kind)
+    _advantage(d, o)
     names = {name: (f"sampling.{name}", f"sampling.ar.{name}") for name in ("temperature", "top_k", "top_p")}
     names["max_tokens"] = ("sampling.max_new_tokens", "sampling.ar.max_new_tokens")
     common.sampling(d, o, names, {"temperature": 0.7, "top_k": 1024, "top_p": 0.9, "max_tokens": 512})
@@ -42,12 +42,12 @@ def convert(o: Options) -> Draft:
             ALGORITHM + "sampling_temperature",
             f"{tempered:g}, not the sampling's: here the trainer reads the temperature from the data",
         )
-    batch(d, o)
-    training(d, o)
+    _batch(d, o)
+    _training(d, o)
     return d
 
 
-def rewards(d: Draft, o: Options) -> None:
+def _rewards(d: Draft, o: Options) -> None:
     """The scorer by its class."""
     scorer = str(o.get("reward.backend._target_", default="")).rpartition(".")[2]
     known = {"MathVerifyRewardScorer": "math", "MathBoxedRewardScorer": "boxed"}
@@ -67,7 +67,7 @@ def rewards(d: Draft, o: Options) -> None:
         )
 
 
-def algorithm(d: Draft, o: Options) -> str:
+def _algorithm(d: Draft, o: Options) -> str:
     """Which algorithm: by its class, else by the names of its options."""
     target = str(o.get(ALGORITHM + "_target_", default="")).rpartition(".")[2]
     known = {"CPPO": "cppo", "DPPO": "dppo", "DRPO": "drpo", "GRPO": "grpo", "GSPO": "gspo"}
@@ -81,7 +81,7 @@ def algorithm(d: Draft, o: Options) -> str:
     return found
 
 
-def proximal(d: Draft, o: Options, kind: str) -> None:
+def _proximal(d: Draft, o: Options, kind: str) -> None:
     """`old_logp_source`: rollout is the engine's log-prob, replay the trainer's before the first update."""
     name = ALGORITHM + "old_logp_source"
     if kind in ("grpo", "gspo"):
@@ -93,7 +93,7 @@ def proximal(d: Draft, o: Options, kind: str) -> None:
     d.put("algorithm.proximal", "behavior" if source == "rollout" else "recompute", o.origin(name))
 
 
-def surrogate(d: Draft, o: Options, kind: str) -> None:
+def _surrogate(d: Draft, o: Options, kind: str) -> None:
     """The loss with its options."""
     path, origin = (
         "algorithm.surrogate",
@@ -142,7 +142,7 @@ AGGREGATES = {
 }
 
 
-def aggregate(d: Draft, o: Options, kind: str) -> None:
+def _aggregate(d: Draft, o: Options, kind: str) -> None:
     """`loss_agg_mode` with its `horizon`."""
     names, horizon = (ALGORITHM + "loss_agg_mode", ALGORITHM + "loss_agg"), ALGORITHM + "horizon"
     written = str(o.get(*names, default="token-mean"))
@@ -167,7 +167,7 @@ def aggregate(d: Draft, o: Options, kind: str) -> None:
         d.drops(horizon, f"not read by {written}")
 
 
-def advantage(d: Draft, o: Options) -> None:
+def _advantage(d: Draft, o: Options) -> None:
     """`adv_normalization_scope`, `normalize_adv_by_std`."""
     scope = str(o.get("adv_normalization_scope", default="group"))
     by_std = o.flag("normalize_adv_by_std", default=True)
@@ -180,7 +180,7 @@ def advantage(d: Draft, o: Options) -> None:
     d.spec("algorithm.advantage", "grpo", o.origin("adv_normalization_scope"), **fields)
 
 
-def batch(d: Draft, o: Options) -> None:
+def _batch(d: Draft, o: Options) -> None:
     """Prompts, completions, updates."""
     names = ("batch_size", "data_source.args.algorithm.prompts_per_rollout")
     o.given(*names)
@@ -199,7 +199,7 @@ def batch(d: Draft, o: Options) -> None:
         d.ask("train.steps", 100, "UniRL's num_rollouts")
 
 
-def training(d: Draft, o: Options) -> None:
+def _training(d: Draft, o: Options) -> None:
     """Optimizer, schedule, seed."""
     prefix, scheduler = "backend.optimizer_cfg.", "backend.scheduler_cfg."
     names = {

@@ -8,15 +8,9 @@ from proxima.peers.convert import common
 from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.options import Options
 from proxima.peers.convert.verl_correction import correction
+from proxima.peers.convert.verl_dapo import dynamic_sampling, overlong_buffer
 
 ACTOR, ROLLOUT, LOSS = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.policy_loss."
-OVERLONG = (
-    "custom_reward_function.overlong_buffer.",  # the first DAPO scripts
-    "reward_model.overlong_buffer.",
-    "reward_model.overlong_buffer_cfg.",
-    "reward_model.reward_kwargs.overlong_buffer_cfg.",
-    "reward.reward_kwargs.overlong_buffer_cfg.",
-)
 
 
 def convert(o: Options) -> Draft:
@@ -33,59 +27,20 @@ def convert(o: Options) -> Draft:
     if o.given("data.shuffle"):
         d.put("data.shuffle", o.flag("data.shuffle"), o.origin("data.shuffle"))
     common.reward(d)
-    overlong(d, o, longest)
+    overlong_buffer(d, o, longest)
     forced = correction(d, o)
-    advantage(d, o)
-    aggregate(d, o, surrogate(d, o, forced), longest)
-    penalties(d, o)
-    selection(d, o)
+    _advantage(d, o)
+    _aggregate(d, o, _surrogate(d, o, forced), longest)
+    _penalties(d, o)
+    dynamic_sampling(d, o)
     names = {"temperature": (ROLLOUT + "temperature",), "top_k": (ROLLOUT + "top_k",), "top_p": (ROLLOUT + "top_p",)}
     common.sampling(d, o, names, {"temperature": 1.0, "top_k": -1, "top_p": 1.0})
     d.put("sampling.max_tokens", longest, o.origin("data.max_response_length", ROLLOUT + "response_length"))
-    batch(d, o)
-    training(d, o)
+    _batch(d, o)
+    _training(d, o)
     if o.given(ROLLOUT + "calculate_log_probs"):
         d.drops(ROLLOUT + "calculate_log_probs", "the engine always returns the behavior log-probs")
     return d
-
-
-def overlong(d: Draft, o: Options, longest: int) -> None:
-    """The overlong buffer of the DAPO reward manager; what that manager's scorer gives is said beside it."""
-    for prefix in OVERLONG:
-        if not o.given(prefix + "enable", prefix + "len", prefix + "penalty_factor"):
-            continue
-        limit = prefix.rpartition("overlong")[0] + "max_resp_len"
-        o.given(prefix + "log", limit)
-        if not o.flag(prefix + "enable"):
-            d.drops(prefix + "*", "enable is false")
-            continue
-        buffer, factor = (o.whole(prefix + "len", least=1), f"from {prefix}len"), prefix + "penalty_factor"
-        if buffer[0] is None:
-            raise one_problem(prefix + "len", "is missing; the penalty needs the length of its buffer", None, o.file)
-        if not o.given(factor) and prefix not in OVERLONG[:2]:
-            raise one_problem(factor, "is missing; the penalty needs its factor", None, o.file)
-        most = (
-            o.whole(limit, default=longest),
-            o.origin(limit, "data.max_response_length", ROLLOUT + "response_length"),
-        )
-        common.overlong(
-            d, o, most, buffer, (o.number(factor, default=0.0), o.origin(factor))
-        )  # 0 in verl's dapo_trainer.yaml
-        if most[0] < longest:
-            d.lacks(
-                limit,
-                f"{most[0]}, below the {longest} tokens of a completion: beyond it verl's penalty goes on growing, "
-                "here it stays",
-            )
-    for name in ("reward_model.reward_manager", "reward.reward_manager.name"):
-        if o.get(name) == "dapo":
-            d.lacks(
-                name,
-                "dapo: choose `reward`; where verl's scorer gives +1 and -1, as for DAPO's data, {kind: math, "
-                "weight: 2} is as far apart",
-            )
-        elif o.get(name, default="naive") != "naive":
-            d.lacks(name, "how the peer's reward manager scores: choose `reward`")
 
 
 ESTIMATORS = {
@@ -106,7 +61,7 @@ ESTIMATORS = {
 }
 
 
-def advantage(d: Draft, o: Options) -> None:
+def _advantage(d: Draft, o: Options) -> None:
     """`algorithm.adv_estimator`."""
     name = "algorithm.adv_estimator"
     written = str(o.get(name, default="gae")).lower().removeprefix("advantageestimator.")
@@ -133,7 +88,7 @@ def advantage(d: Draft, o: Options) -> None:
             d.drops(f"algorithm.{option}", f"verl reads it for gae, not for {written}")
 
 
-def surrogate(d: Draft, o: Options, forced: str | None) -> str:
+def _surrogate(d: Draft, o: Options, forced: str | None) -> str:
     """`policy_loss.loss_mode` with its options; the mode."""
     name = LOSS + "loss_mode"
     mode = str(o.get(name, ACTOR + "loss_mode", default="vanilla")).replace("-", "_")
@@ -221,7 +176,7 @@ AGGREGATES = {
 }
 
 
-def aggregate(d: Draft, o: Options, mode: str, longest: int) -> None:
+def _aggregate(d: Draft, o: Options, mode: str, longest: int) -> None:
     """`loss_agg_mode`, which two of verl's losses don't read."""
     name, factor, first = ACTOR + "loss_agg_mode", ACTOR + "loss_scale_factor", ACTOR + "use_token_level_loss"
     written = str(o.get(name, default="token-mean" if o.flag(first, default=True) else "seq-mean-token-mean"))
@@ -258,7 +213,7 @@ def aggregate(d: Draft, o: Options, mode: str, longest: int) -> None:
 KL_KINDS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 
 
-def penalties(d: Draft, o: Options) -> None:
+def _penalties(d: Draft, o: Options) -> None:
     """KL towards the reference in the loss or in the reward, and entropy."""
     kind, coefficient = ACTOR + "kl_loss_type", ACTOR + "kl_loss_coef"
     if o.flag(ACTOR + "use_kl_loss"):
@@ -290,89 +245,7 @@ def penalties(d: Draft, o: Options) -> None:
     common.entropy(d, o, ACTOR + "entropy_coeff")
 
 
-METRICS = {"acc": "accuracy", "score": "reward", "seq_reward": "reward", "seq_final_reward": "reward"}
-
-
-def selection(d: Draft, o: Options) -> None:
-    """DAPO's dynamic sampling: uniform groups dropped, others generated in their place, what is too much thrown
-    away."""
-    prefix = "algorithm.filter_groups."
-    options = tuple(prefix + name for name in ("metric", "max_num_gen_batches", "max_inflight_gen_batches"))
-    prompts, generated = (
-        o.whole("data.train_batch_size", default=1024, least=1),
-        o.whole("data.gen_batch_size", least=1),
-    )
-    alone = o.whole(ROLLOUT + "n", default=1) == 1
-    if alone or not o.flag(prefix + "enable"):
-        for name in (prefix + "enable", *options):
-            if o.given(name) and (alone or name in options):
-                d.drops(name, "verl keeps groups of one" if alone else "filter_groups.enable is false")
-        if generated not in (None, prompts):
-            d.lacks("data.gen_batch_size", "without filter_groups as many prompts are generated as a step consumes")
-        return
-    _filter(d, o, options[0])
-    if not o.flag(prefix + "fill_to_train_bsz", default=True):  # of the first DAPO scripts
-        d.lacks(
-            prefix + "fill_to_train_bsz",
-            "false: what is left of gen_batch_size prompts is a step; here it is prompts_per_step less what is dropped",
-        )
-        return
-    limit = o.whole(options[1], default=0)
-    path = "algorithm.dynamic_sampling."
-    d.put(path + "max_num_gen_batches", limit, o.origin(options[1]), "" if limit > 0 else "no limit, as in verl")
-    d.put(path + "exhausted", "stop", "verl raises then")
-    share, origin, note = 1.0, "verl's default of data.gen_batch_size", ""
-    if generated is not None:
-        share, origin, note = (
-            generated / prompts,
-            "from data.gen_batch_size",
-            f"{generated} prompts at once, for a step of {prompts}",
-        )
-    if share < 1:
-        d.lacks(
-            "data.gen_batch_size",
-            f"{generated}, fewer than the {prompts} of a step: a generation batch has at least as many here",
-        )
-        share, note = 1.0, ""
-    elif math.ceil(share * prompts) > (generated or prompts):
-        share = math.nextafter(share, 0)  # 29 / 7 * 7 is a little more than 29
-    d.put(path + "oversample", share, origin, note)
-    d.put("runtime.max_lag", 0, "verl discards surplus groups", "1 keeps them for the next step")
-    if o.given(options[2]):
-        why = (
-            "verl's V1 trainer replaces single prompts as they come, without end; here whole generation batches "
-            "follow one another"
-        )
-        d.lacks(options[2], why)
-
-
-def _filter(d: Draft, o: Options, name: str) -> None:
-    """Which groups are uniform: those of equal `metric`."""
-    metric, origin = o.get(name), o.origin(name)
-    index = len({path.split(".")[2] for path in d.entries if path.startswith("algorithm.selection.")})
-    note = ""
-    ours = METRICS.get(str(metric), "reward")
-    if metric == "score" and any(
-        entry.value == "overlong" for path, entry in d.entries.items() if path.endswith(".kind")
-    ):
-        ours, note = (
-            str(d.entries["reward.0.kind"].value),
-            "verl's score is the scorer's own, before the overlong penalty",
-        )
-    d.append("algorithm.selection", "drop_uniform_groups", "from algorithm.filter_groups.enable", note)
-    if metric is None:
-        d.ask(
-            f"algorithm.selection.{index}.metric",
-            ours,
-            "what verl filters by, filter_groups.metric; accuracy is its acc",
-        )
-        return
-    d.put(f"algorithm.selection.{index}.metric", ours, origin)
-    if metric not in METRICS:
-        d.lacks(name, f"{metric}: something that your own scorer tells; taken: reward. The name of a reward would do")
-
-
-def batch(d: Draft, o: Options) -> None:
+def _batch(d: Draft, o: Options) -> None:
     """Prompts, completions, updates."""
     prompts = o.whole("data.train_batch_size", default=1024)
     mini = o.whole(ACTOR + "ppo_mini_batch_size", default=256, least=1)
@@ -388,7 +261,7 @@ def batch(d: Draft, o: Options) -> None:
         d.drops(budget, "use_dynamic_bsz is false")
 
 
-def training(d: Draft, o: Options) -> None:
+def _training(d: Draft, o: Options) -> None:
     """Optimizer, schedule, evaluations, checkpoints."""
     prefix = ACTOR + "optim."
     names = {"lr": (prefix + "lr",), "weight_decay": (prefix + "weight_decay",)}

@@ -101,7 +101,7 @@ def first_generation(d: Draft, o: Options) -> None:
     d.append(LIST, "importance", o.origin(prefix + "rollout_is_threshold"), "" if applied else "metrics only", **fields)
 
 
-def bounds(o: Options, name: str, text: Any) -> tuple[float | None, float]:
+def _bounds(o: Options, name: str, text: Any) -> tuple[float | None, float]:
     """verl writes "lower_upper", or the upper bound alone."""
     low, _, high = str(text).strip().partition("_")
     try:
@@ -128,7 +128,7 @@ def weights(d: Draft, o: Options, *, bypass: bool, pure: bool) -> None:
             "only (P13)",
         )
         return
-    low, high = bounds(o, name, text)
+    low, high = _bounds(o, name, text)
     origin = o.origin(name)
     fields: dict[str, tuple[Any, str]] = {
         "level": (str(level), o.origin(NEW + "rollout_is")),
@@ -171,7 +171,7 @@ def rejections(d: Draft, o: Options, towards: str) -> None:
     if str(written) in ("token", "sequence", "geometric"):
         upper = given if given is not None else o.number(NEW + "rollout_is_threshold", default=2.0)
         origin = o.origin(threshold) if given is not None else o.origin(NEW + "rollout_is_threshold")
-        high = bounds(o, threshold, upper)[1]
+        high = _bounds(o, threshold, upper)[1]
         level, reduce = {
             "token": ("token", "mean"),
             "sequence": ("sequence", "sum"),
@@ -204,7 +204,7 @@ def _option(d: Draft, o: Options, option: str, limit: str, towards: str) -> None
         raise one_problem(NEW + "rollout_rs", "must be token_k1, seq_sum_k1, seq_mean_k3 or the like", option, o.file)
     level = "token" if parts[0] == "token" else "sequence"
     how = {"level": level, "statistic": parts[-1], "reduce": parts[1] if level == "sequence" else "mean"}
-    low, high = bounds(o, name, limit)
+    low, high = _bounds(o, name, limit)
     if parts[-1] != "k1":
         _reject(d, o, towards, how, (high, f"from {name}"), None)
         return

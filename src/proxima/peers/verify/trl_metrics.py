@@ -13,7 +13,7 @@ LEAST_LOG_WEIGHT = math.log(1e-8)
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 
-def mean_of(values: Tensor, mask: Tensor) -> float:
+def loss_token_mean(values: Tensor, mask: Tensor) -> float:
     """Of the loss tokens; of all rows, empty ones included, where there is one value a row ([B, 1])."""
     inside = torch.ones_like(values, dtype=torch.bool) if values.shape[1] == 1 and mask.shape[1] != 1 else mask
     return SumCount.over(values, inside).value
@@ -27,9 +27,9 @@ def clip_shares(low: Tensor, high: Tensor, mask: Tensor) -> dict[str, float]:
 
     low_rows, high_rows = of_rows(low), of_rows(high)
     return {
-        "clip_ratio/low_mean": mean_of(low, mask),
-        "clip_ratio/high_mean": mean_of(high, mask),
-        "clip_ratio/region_mean": mean_of(low | high, mask),
+        "clip_ratio/low_mean": loss_token_mean(low, mask),
+        "clip_ratio/high_mean": loss_token_mean(high, mask),
+        "clip_ratio/region_mean": loss_token_mean(low | high, mask),
         "clip_ratio/low_min": float(low_rows.nan_to_num(nan=torch.inf).min()),
         "clip_ratio/high_max": float(high_rows.nan_to_num(nan=-torch.inf).max()),
     }
@@ -47,10 +47,10 @@ def _rows(record: Record) -> tuple[Tensor, Tensor, Tensor]:
 def _common(record: Record, mask: Tensor, ratio: Tensor | float = 1.0) -> dict[str, Any]:
     numbers: dict[str, Any] = {}
     if record.has("entropies"):
-        numbers["entropy"] = mean_of(record.tensor("entropies"), mask)
+        numbers["entropy"] = loss_token_mean(record.tensor("entropies"), mask)
     if record.has("reference_logp"):
         gap = torch.where(mask, record.tensor("reference_logp") - record.tensor("logp"), 0.0)
-        numbers["kl"] = mean_of(k3(gap) * ratio, mask)
+        numbers["kl"] = loss_token_mean(k3(gap) * ratio, mask)
     return numbers
 
 
@@ -75,12 +75,12 @@ def grpo_numbers(record: Record, sampler: Tensor | None) -> dict[str, Any]:
         )
         numbers |= clip_shares(low, high, mask)
     elif kind == "cispo":
-        numbers["cispo_clip_ratio"] = mean_of((ratio > p["epsilon_high"]) & (advantage > 0), mask)  # T2
+        numbers["cispo_clip_ratio"] = loss_token_mean((ratio > p["epsilon_high"]) & (advantage > 0), mask)  # T2
     elif kind == "vespo":
         total = log_ratio.clamp(-20, 20).sum(1, keepdim=True)
         if sampler is not None:
             total = total + sampler.log().clamp(LEAST_LOG_WEIGHT, 20).sum(1, keepdim=True)
-        numbers["vespo/phi_seq_mean"] = mean_of(_phi(total.clamp(LEAST_LOG_WEIGHT, 20), advantage, args), mask)
+        numbers["vespo/phi_seq_mean"] = loss_token_mean(_phi(total.clamp(LEAST_LOG_WEIGHT, 20), advantage, args), mask)
     return numbers
 
 
@@ -115,12 +115,12 @@ def dppo_numbers(record: Record, keep: Tensor) -> dict[str, Any]:
     far = (record.tensor("logp").exp() - record.tensor("behavior_logp").exp()).abs()
     dropped = mask & ~keep
     return _common(record, mask) | {
-        "prob_diff/mean": mean_of(far, mask),
+        "prob_diff/mean": loss_token_mean(far, mask),
         "prob_diff/max": float(far[mask].max()),
         "prob_diff/min": float(far[mask].min()),
         "advantages/mean": advantage.mean(),
         "advantages/std": advantage.std(),
-        "mask_ratio/negative_adv_mean": mean_of(dropped & (advantage < 0), mask),
-        "mask_ratio/positive_adv_mean": mean_of(dropped & (advantage > 0), mask),
-        "mask_ratio/overall_mean": mean_of(dropped, mask),
+        "mask_ratio/negative_adv_mean": loss_token_mean(dropped & (advantage < 0), mask),
+        "mask_ratio/positive_adv_mean": loss_token_mean(dropped & (advantage > 0), mask),
+        "mask_ratio/overall_mean": loss_token_mean(dropped, mask),
     }

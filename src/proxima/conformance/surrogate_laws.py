@@ -1,4 +1,4 @@
-"""Laws of the specs that make up a loss: surrogates, corrections, penalties, aggregations."""
+"""Laws of surrogates."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -9,8 +9,7 @@ from torch import Tensor
 
 from proxima.conformance.batches import BatchCase, batch_cases, make_batch, show_batch, smaller_batches, with_new_leaf
 from proxima.conformance.laws import Law, Violation, require_close, require_that
-from proxima.core import AGGREGATES, Loss, PpoClip, TokenMean, TokenSum, merge_metrics, policy_loss, precompute
-from proxima.core.loss import check_needs
+from proxima.core import AGGREGATES, Loss, TokenMean, TokenSum, merge_metrics, policy_loss, precompute
 from proxima.data import PolicyBatch
 
 STEP = 1e-6  # of the central differences, nats
@@ -32,9 +31,6 @@ def loss_and_gradient(b: PolicyBatch, spec: Any, aggregate: Any, **more: Any) ->
     loss = policy_loss(b, surrogate=spec, aggregate=aggregate, **more)
     (gradient,) = torch.autograd.grad(loss.value, b.log_prob, retain_graph=True)
     return loss, gradient
-
-
-# Surrogates
 
 
 def surrogate_shape(spec: Any, case: BatchCase) -> None:
@@ -79,15 +75,15 @@ def surrogate_permutation(spec: Any, case: BatchCase) -> None:
         again, shuffled = loss_and_gradient(with_new_leaf(b.take(order)), spec, aggregate())
         require_close(again.value, loss.value, "loss with the sequences in another order")
         require_close(
-            shuffled, _carrier(b, gradient).take(order).log_prob, "gradient with the sequences in another order"
+            shuffled, carrier(b, gradient).take(order).log_prob, "gradient with the sequences in another order"
         )
 
 
-def _carrier(b: PolicyBatch, values: Tensor) -> PolicyBatch:
+def carrier(b: PolicyBatch, values: Tensor) -> PolicyBatch:
     return PolicyBatch(log_prob=values, loss_mask=b.loss_mask, sampled=b.sampled, cu_seqlens=b.cu_seqlens)
 
 
-def micro_batches(spec: Any, case: BatchCase) -> None:
+def micro_batch_split(spec: Any, case: BatchCase) -> None:
     """Any split into micro-batches gives the same numerator, denominator, gradient and metrics."""
     for kind in case.aggregates:
         aggregate = AGGREGATES[kind]
@@ -282,7 +278,7 @@ def pure(spec: Any, case: BatchCase) -> None:
         require_that(same, f"the call changed the batch's {name} in place")
 
 
-def _batch_law(name: str, consequence: str, check: Any, *, least: int = 0, **more: Any) -> Law:
+def batch_law(name: str, consequence: str, check: Any, *, least: int = 0, **more: Any) -> Law:
     def cases() -> Any:
         return (case for case in batch_cases() if case.batch.sequences >= least)
 
@@ -293,133 +289,33 @@ def _batch_law(name: str, consequence: str, check: Any, *, least: int = 0, **mor
 
 
 SURROGATE_LAWS = (
-    _batch_law("shape", "aggregation and correction read the wrong tokens", surrogate_shape),
-    _batch_law("masked_nan", "one tool or padding token turns the weights into NaN", masked_nan),
-    _batch_law("permutation", "the result depends on the order of the completions", surrogate_permutation),
-    _batch_law("packing", "padded and packed training differ", packing),
-    _batch_law("micro_batches", "the loss depends on the memory of the machine", micro_batches),
-    _batch_law("derivative", "the optimizer minimises something else", derivative, exemptible=True),
+    batch_law("shape", "aggregation and correction read the wrong tokens", surrogate_shape),
+    batch_law("masked_nan", "one tool or padding token turns the weights into NaN", masked_nan),
+    batch_law("permutation", "the result depends on the order of the completions", surrogate_permutation),
+    batch_law("packing", "padded and packed training differ", packing),
+    batch_law("micro_batches", "the loss depends on the memory of the machine", micro_batch_split),
+    batch_law("derivative", "the optimizer minimises something else", derivative, exemptible=True),
     Law(
         "float32", "training differs from what float64 tests show", single_precision, lambda: range(5), exemptible=True
     ),
     Law("empty", "an empty rank or an empty completion ends the run", empty, lambda: [(), (0,), (0, 0), (1,)]),
-    _batch_law(
+    batch_law(
         "zero_advantage",
         "completions that the loop skips would have taught something",
         zero_advantage,
         least=1,
         applies=lambda spec: None if spec.zero_advantage_inert else "zero_advantage_inert is False",
     ),
-    _batch_law("scale", "rewards in other units change the method", scale, exemptible=True),
-    _batch_law("on_policy", "on fresh data it is not a policy gradient", on_policy, exemptible=True),
-    _batch_law(
+    batch_law("scale", "rewards in other units change the method", scale, exemptible=True),
+    batch_law("on_policy", "on fresh data it is not a policy gradient", on_policy, exemptible=True),
+    batch_law(
         "unbounded",
         "the bound does not vanish where the docstring says so",
         unbounded,
         applies=lambda spec: None if spec.unbounded else "the spec declares no `unbounded` fields",
         defaults_only=True,
     ),
-    _batch_law("needs", "a run fails late, or computes a tensor that nobody reads", declared_needs, least=1),
-    _batch_law("int32_edges", "batches of another framework crash", int32_edges),
-    _batch_law("pure", "a resumed run differs", pure),
+    batch_law("needs", "a run fails late, or computes a tensor that nobody reads", declared_needs, least=1),
+    batch_law("int32_edges", "batches of another framework crash", int32_edges),
+    batch_law("pure", "a resumed run differs", pure),
 )
-
-
-# Corrections
-
-
-def correction_shape(spec: Any, case: BatchCase) -> None:
-    """Weights are finite, detached and at least 0; rejected tokens have weight 0."""
-    b, result = case.batch, spec(case.batch)
-    require_that(
-        result.weight.shape == result.keep.shape == b.log_prob.shape, f"weight and keep must have shape [{len(b)}]"
-    )
-    require_that(
-        result.weight.dtype == b.log_prob.dtype, f"weight is {result.weight.dtype}, expected {b.log_prob.dtype}"
-    )
-    require_that(not result.weight.requires_grad, "weight carries a gradient; detach it")
-    require_that(
-        bool(result.weight.isfinite().all() and (result.weight >= 0).all()), "a weight is negative or not finite"
-    )
-    require_that(not bool((result.keep & ~b.loss_mask).any()), "keep is True outside the loss mask")
-    require_that(bool((result.weight[~result.keep & b.loss_mask] == 0).all()), "a rejected token has a weight")
-
-
-def correction_composition(spec: Any, case: BatchCase) -> None:
-    """Loss and gradient stay finite, and neither a split nor the order of the sequences changes them."""
-    b = case.batch
-    for kind in case.aggregates:
-        aggregate = AGGREGATES[kind]
-        loss, gradient = loss_and_gradient(b, PpoClip(), aggregate(), correction=spec)
-        require_that(bool(loss.value.isfinite() and gradient.isfinite().all()), "loss or gradient is not finite")
-        require_that(bool((gradient[~b.loss_mask] == 0).all()), "the gradient is not 0 outside the loss mask")
-        require_exact_split(b, case.owners(), PpoClip(), aggregate(), spec)
-        again, _ = loss_and_gradient(with_new_leaf(b.take(case.order())), PpoClip(), aggregate(), correction=spec)
-        require_close(again.value, loss.value, "loss with the sequences in another order")
-
-
-def correction_needs(spec: Any, case: BatchCase) -> None:
-    """As `declared_needs`, of a correction or a penalty."""
-    require_needs(spec, replace(case.batch, entropy=_leaf(case.batch.entropy)), lambda b: _called(spec, b))
-
-
-def _called(spec: Any, b: PolicyBatch) -> Any:
-    check_needs(spec, b)
-    return spec(b)
-
-
-CORRECTION_LAWS = (
-    _batch_law("shape", "weights reach the wrong tokens", correction_shape),
-    _batch_law("composition", "the loss depends on the split or the order of the batch", correction_composition),
-    _batch_law("needs", "a run fails late", correction_needs, least=1),
-)
-
-
-# Penalties and aggregations
-
-
-def penalty_law(spec: Any, case: BatchCase) -> None:
-    """A penalty is added to the loss, finite, and 0 outside it."""
-    b = replace(case.batch, entropy=_leaf(case.batch.entropy))
-    value = spec(b)
-    require_that(value.shape == b.log_prob.shape, f"shape {list(value.shape)}, expected [{len(b)}]")
-    require_that(bool((value[~b.loss_mask] == 0).all()), "the penalty is not 0 outside the loss mask")
-    require_that(bool(value.isfinite().all()), "the penalty is not finite")
-    alone = policy_loss(b, surrogate=PpoClip(), aggregate=TokenSum())
-    both = policy_loss(b, surrogate=PpoClip(), aggregate=TokenSum(), penalty=[spec, spec])
-    require_close(both.numerator, alone.numerator + 2 * value.sum(), "loss with the penalty twice")
-    require_that(
-        bool(torch.autograd.grad(both.numerator, b.log_prob)[0].isfinite().all()), "the gradient is not finite"
-    )
-
-
-def _leaf(values: Tensor | None) -> Tensor | None:
-    return None if values is None else values.detach().clone().requires_grad_()
-
-
-PENALTY_LAWS = (
-    _batch_law("added", "the penalty leaks out of the loss", penalty_law),
-    _batch_law("needs", "a run fails late", correction_needs, least=1),
-)
-
-
-def aggregate_law(spec: Any, case: BatchCase) -> None:
-    """Numerator and denominator add over micro-batches, ignore the order, and are linear in the loss."""
-    b = case.batch
-    require_exact_split(b, case.owners(), PpoClip(), spec)
-    loss = torch.where(b.loss_mask, b.masked("advantage"), 0.0)
-    value = spec(loss, b)
-    require_that(
-        value.dim() == 0 and value.dtype == torch.float64, f"the numerator is {value.dtype} {list(value.shape)}"
-    )
-    require_close(spec(3 * loss, b), 3 * value, "numerator of 3 times the loss")
-    order = case.order()
-    shuffled = b.take(order)
-    require_close(spec(_carrier(b, loss).take(order).log_prob, shuffled), value, "numerator in another order")
-    denominator = spec.denominator(b.loss_mask, b.cu_seqlens)
-    require_that(denominator.dtype == torch.float64 and float(denominator) >= 0, f"the denominator is {denominator}")
-    if not bool(b.loss_mask.any()):
-        require_that(float(denominator) == 0 and float(value) == 0, "nothing is in the loss: expected 0 / 0")
-
-
-AGGREGATE_LAWS = (_batch_law("linear", "gradient accumulation changes the loss", aggregate_law),)

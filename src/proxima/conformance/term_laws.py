@@ -1,0 +1,108 @@
+"""Laws of what surrounds a surrogate in a loss: corrections, penalties, aggregations."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.conformance.batches import BatchCase, with_new_leaf
+from proxima.conformance.laws import require_close, require_that
+from proxima.conformance.surrogate_laws import batch_law, carrier, loss_and_gradient, require_exact_split, require_needs
+from proxima.core import AGGREGATES, PpoClip, TokenSum, policy_loss
+from proxima.core.loss import check_needs
+from proxima.data import PolicyBatch
+
+
+def correction_shape(spec: Any, case: BatchCase) -> None:
+    """Weights are finite, detached and at least 0; rejected tokens have weight 0."""
+    b, result = case.batch, spec(case.batch)
+    require_that(
+        result.weight.shape == result.keep.shape == b.log_prob.shape, f"weight and keep must have shape [{len(b)}]"
+    )
+    require_that(
+        result.weight.dtype == b.log_prob.dtype, f"weight is {result.weight.dtype}, expected {b.log_prob.dtype}"
+    )
+    require_that(not result.weight.requires_grad, "weight carries a gradient; detach it")
+    require_that(
+        bool(result.weight.isfinite().all() and (result.weight >= 0).all()), "a weight is negative or not finite"
+    )
+    require_that(not bool((result.keep & ~b.loss_mask).any()), "keep is True outside the loss mask")
+    require_that(bool((result.weight[~result.keep & b.loss_mask] == 0).all()), "a rejected token has a weight")
+
+
+def correction_composition(spec: Any, case: BatchCase) -> None:
+    """Loss and gradient stay finite, and neither a split nor the order of the sequences changes them."""
+    b = case.batch
+    for kind in case.aggregates:
+        aggregate = AGGREGATES[kind]
+        loss, gradient = loss_and_gradient(b, PpoClip(), aggregate(), correction=spec)
+        require_that(bool(loss.value.isfinite() and gradient.isfinite().all()), "loss or gradient is not finite")
+        require_that(bool((gradient[~b.loss_mask] == 0).all()), "the gradient is not 0 outside the loss mask")
+        require_exact_split(b, case.owners(), PpoClip(), aggregate(), spec)
+        again, _ = loss_and_gradient(with_new_leaf(b.take(case.order())), PpoClip(), aggregate(), correction=spec)
+        require_close(again.value, loss.value, "loss with the sequences in another order")
+
+
+def correction_needs(spec: Any, case: BatchCase) -> None:
+    """As `declared_needs`, of a correction or a penalty."""
+    require_needs(spec, replace(case.batch, entropy=_leaf(case.batch.entropy)), lambda b: _called(spec, b))
+
+
+def _called(spec: Any, b: PolicyBatch) -> Any:
+    check_needs(spec, b)
+    return spec(b)
+
+
+CORRECTION_LAWS = (
+    batch_law("shape", "weights reach the wrong tokens", correction_shape),
+    batch_law("composition", "the loss depends on the split or the order of the batch", correction_composition),
+    batch_law("needs", "a run fails late", correction_needs, least=1),
+)
+
+
+def penalty_law(spec: Any, case: BatchCase) -> None:
+    """A penalty is added to the loss, finite, and 0 outside it."""
+    b = replace(case.batch, entropy=_leaf(case.batch.entropy))
+    value = spec(b)
+    require_that(value.shape == b.log_prob.shape, f"shape {list(value.shape)}, expected [{len(b)}]")
+    require_that(bool((value[~b.loss_mask] == 0).all()), "the penalty is not 0 outside the loss mask")
+    require_that(bool(value.isfinite().all()), "the penalty is not finite")
+    alone = policy_loss(b, surrogate=PpoClip(), aggregate=TokenSum())
+    both = policy_loss(b, surrogate=PpoClip(), aggregate=TokenSum(), penalty=[spec, spec])
+    require_close(both.numerator, alone.numerator + 2 * value.sum(), "loss with the penalty twice")
+    require_that(
+        bool(torch.autograd.grad(both.numerator, b.log_prob)[0].isfinite().all()), "the gradient is not finite"
+    )
+
+
+def _leaf(values: Tensor | None) -> Tensor | None:
+    return None if values is None else values.detach().clone().requires_grad_()
+
+
+PENALTY_LAWS = (
+    batch_law("added", "the penalty leaks out of the loss", penalty_law),
+    batch_law("needs", "a run fails late", correction_needs, least=1),
+)
+
+
+def aggregate_law(spec: Any, case: BatchCase) -> None:
+    """Numerator and denominator add over micro-batches, ignore the order, and are linear in the loss."""
+    b = case.batch
+    require_exact_split(b, case.owners(), PpoClip(), spec)
+    loss = torch.where(b.loss_mask, b.masked("advantage"), 0.0)
+    value = spec(loss, b)
+    require_that(
+        value.dim() == 0 and value.dtype == torch.float64, f"the numerator is {value.dtype} {list(value.shape)}"
+    )
+    require_close(spec(3 * loss, b), 3 * value, "numerator of 3 times the loss")
+    order = case.order()
+    shuffled = b.take(order)
+    require_close(spec(carrier(b, loss).take(order).log_prob, shuffled), value, "numerator in another order")
+    denominator = spec.denominator(b.loss_mask, b.cu_seqlens)
+    require_that(denominator.dtype == torch.float64 and float(denominator) >= 0, f"the denominator is {denominator}")
+    if not bool(b.loss_mask.any()):
+        require_that(float(denominator) == 0 and float(value) == 0, "nothing is in the loss: expected 0 / 0")
+
+
+AGGREGATE_LAWS = (batch_law("linear", "gradient accumulation changes the loss", aggregate_law),)

@@ -1,0 +1,136 @@
+"""AReaL's proximal policy, and what bounds its behavior weights, from the `behav_imp_weight_cap` of 0.3 to
+RejectionSamplingConfig."""
+
+from typing import Any
+
+from proxima.config.problems import one_problem
+from proxima.peers.convert.draft import Draft
+from proxima.peers.convert.options import Options
+
+LIST = "algorithm.correction"
+CAPS = ("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap")
+FLOORS = ("actor.behave_imp_weight_floor", "actor.behav_imp_weight_floor")
+REJECT = "actor.rejection_sampling."
+
+
+def policies(d: Draft, o: Options) -> None:
+    """`use_decoupled_loss`, `recompute_logprob`, `prox_logp_method`, and what bounds the behavior weights."""
+    method = str(o.get("actor.prox_logp_method", default="recompute"))
+    caps = [name for name in (*CAPS, *FLOORS, "actor.behave_imp_weight_mode") if o.given(name)]
+    reject = [name for name in o.flat if name.startswith(REJECT)]
+    if o.flag("actor.use_decoupled_loss"):
+        o.flag("actor.recompute_logprob")
+        origin = "from actor.use_decoupled_loss"
+        if method == "loglinear":
+            d.put("algorithm.proximal", "loglinear", "from actor.prox_logp_method")
+        else:
+            note = {
+                "reuse_train_logp": "the forward is shared where proximal and first update coincide",
+                "metrics": "without its extra metrics",
+            }.get(method, "")
+            d.put("algorithm.proximal", "recompute", origin, note)
+        if reject and o.flat.get("actor.rejection_sampling", True) is not None:
+            _rejection(d, o)
+        else:
+            _cap(d, o)
+    else:
+        recomputed = o.flag("actor.recompute_logprob")
+        why = "the recomputed log-probs replace the engine's" if recomputed else "the engine's log-probs are the centre"
+        d.put("algorithm.proximal", "recompute" if recomputed else "behavior", o.origin("actor.recompute_logprob"), why)
+        o.asked.update(reject)
+        for name in (*caps, *reject):
+            d.drops(name, "AReaL reads it under use_decoupled_loss only")
+    threshold = o.number("actor.m2_threshold")
+    if threshold is not None:
+        note = "AReaL measures the second moment over each micro-batch"
+        fields = {
+            "threshold": (threshold, "from actor.m2_threshold"),
+            "rejected": ("drop", "AReaL takes the tokens out of the mask"),
+        }
+        d.append(LIST, "second_moment", "from actor.m2_threshold", note, **fields)
+    for name in ("enable_segment_wise_ppo", "rollout.enable_segment_wise_ppo", "actor.enable_segment_wise_ppo"):
+        if o.flag(name):
+            d.lacks(name, "segment-wise decoupled PPO needs asynchronous rollouts")
+    lag = o.whole("rollout.max_head_offpolicyness", "max_head_offpolicyness", default=0)
+    if lag:
+        d.lacks("rollout.max_head_offpolicyness", f"{lag} versions: runs are synchronous, max_lag 0")
+    d.put("runtime.max_lag", 0, o.origin("rollout.max_head_offpolicyness", "max_head_offpolicyness"))
+
+
+def _cap(d: Draft, o: Options) -> None:
+    """`behave_imp_weight_cap` with its mode: 5 and token_mask unless the file says otherwise."""
+    mode = str(o.get("actor.behave_imp_weight_mode", default="token_mask"))
+    known = ("token_mask", "token_truncate", "sequence_mask", "sequence_truncate", "disabled")
+    if mode not in known:
+        raise one_problem("actor.behave_imp_weight_mode", f"must be one of {', '.join(known)}", mode, o.file)
+    written = next((name for name in CAPS if name in o.flat), None)
+    if mode == "disabled" or (written is not None and o.flat[written] is None):
+        return
+    upper = (o.number(*CAPS, default=5.0), o.origin(*CAPS))
+    floor = (o.number(*FLOORS, default=0.0), o.origin(*FLOORS) if o.given(*FLOORS) else "AReaL has a cap only")
+    note = (
+        ""
+        if written
+        else "AReaL before rejection_sampling caps at 5 by default; later versions don't: take the entry out if "
+        "yours is later"
+    )
+    level = (
+        ("geometric", "AReaL's sequence ratio is the geometric mean")
+        if mode.startswith("sequence")
+        else ("token", o.origin("actor.behave_imp_weight_mode"))
+    )
+    if mode == "token_mask":
+        d.append(LIST, "cap_floor", o.origin(*CAPS), note, upper=upper, lower=floor)
+        return
+    bound = ("clip" if mode.endswith("mask") else "clamp", o.origin("actor.behave_imp_weight_mode"))
+    d.append(LIST, "importance", o.origin(*CAPS), note, level=level, bound=bound, upper=upper, lower=floor)
+
+
+def _rejection(d: Draft, o: Options) -> None:
+    """RejectionSamplingConfig."""
+    level, action = str(o.get(REJECT + "level", default="token")), str(o.get(REJECT + "action", default="mask"))
+    metric, reduce = str(o.get(REJECT + "metric", default="ratio")), str(o.get(REJECT + "agg", default="mean"))
+    upper = (o.number(REJECT + "upper", default=5.0), o.origin(REJECT + "upper"))
+    low = o.number(REJECT + "lower")
+    if metric not in ("ratio", "kl_k1", "kl_k2", "kl_k3"):
+        d.lacks(f"{REJECT}metric={metric}", "no such statistic")
+        return
+    least = (0.0 if low is None else low, "no lower bound" if low is None else f"from {REJECT}lower")
+    weights = "geometric" if level == "sequence" and metric == "ratio" else "token"
+    if action == "clamp":
+        note = "AReaL clamps only sequences whose aggregated ratio is out of bounds (A2)" if level == "sequence" else ""
+        fields: dict[str, tuple[Any, str]] = {
+            "level": (weights, f"from {REJECT}level"),
+            "bound": ("clamp", f"from {REJECT}action"),
+        }
+        d.append(LIST, "importance", f"from {REJECT}action", note, **fields, upper=upper, lower=least)
+        return
+    if level == "token" and metric == "ratio":
+        d.append(LIST, "cap_floor", f"from {REJECT}metric", "", upper=upper, lower=least)
+        return
+    kind = metric.removeprefix("kl_")
+    note = (
+        f"AReaL's {kind} is that of the reciprocal ratio (A3): the bound is not quite the same"
+        if kind in ("k1", "k3")
+        else ""
+    )
+    how: dict[str, tuple[Any, str]] = {
+        "level": (level, o.origin(REJECT + "level")),
+        "statistic": (kind, o.origin(REJECT + "metric")),
+    }
+    if level == "sequence":
+        how["reduce"] = (reduce, o.origin(REJECT + "agg"))
+    how["upper"] = upper
+    if kind == "ratio" or low is not None:
+        how["lower"] = least
+    elif kind == "k1":
+        how["lower"] = (-float("inf"), "no lower bound")
+    d.append(LIST, "rejection", f"from {REJECT}metric", note, **how)
+    d.append(
+        LIST,
+        "importance",
+        "AReaL weighs what is kept",
+        "",
+        level=(weights, f"from {REJECT}level"),
+        bound=("none", "unbounded"),
+    )
