@@ -26,7 +26,6 @@ FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
 PUBLIC_ROOMS = ("proxima", "proxima.data", "proxima.core", "proxima.engine", "proxima.reward", "proxima.task")
 ALLOWED_MODULES = {
     "protocol": "every room with a protocol keeps it in protocol.py",
-    "check": "the command is named after what it calls, the checks of data columns are checks too",
     "export": "the command, and what it does",
     "schema": "the command, and what it writes",
     "presets": "every table of presets is in presets.py",

@@ -22,7 +22,7 @@ from proxima.data.errors import FieldError, UserError, require, within
 from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
 
 if TYPE_CHECKING:
-    from proxima.data.check import check_choices, check_fields
+    from proxima.data.field_checks import check_choices, check_fields
     from proxima.data.outcomes import Outcomes
     from proxima.data.packed_batch import PackedBatch, pack
     from proxima.data.policy_batch import PolicyBatch

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from proxima.data.check import check_fields
+from proxima.data.field_checks import check_fields
 from proxima.data.flow import Group
 
 METRICS = ("reward", "accuracy", "length", "truncated")  # beside the parts

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proxima.data.check import check_fields
 from proxima.data.columns import column_dtypes
+from proxima.data.field_checks import check_fields
 from proxima.data.policy_batch import PolicyBatch
 from proxima.data.trajectory import Trajectory
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from proxima.data.check import check_fields
+from proxima.data.field_checks import check_fields
 
 
 @dataclass(frozen=True, kw_only=True)
