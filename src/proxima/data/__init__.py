@@ -33,8 +33,8 @@ _TENSOR_MODULES = {
     "PackedBatch": "packed_batch",
     "PolicyBatch": "policy_batch",
     "Trajectory": "trajectory",
-    "check_choices": "check",
-    "check_fields": "check",
+    "check_choices": "field_checks",
+    "check_fields": "field_checks",
     "pack": "packed_batch",
 }
 
