@@ -6,6 +6,7 @@ import pytest
 
 from proxima.config import resolve
 from proxima.config.presets import ALGORITHMS
+from proxima.config.validate import warnings
 from proxima.core.advantage import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.penalty import K3
@@ -62,3 +63,10 @@ def test_completion_pruning_is_its_grpo_and_a_rate(recipe, name, rate, kept):
 def test_presets_share_nothing_that_could_be_changed():
     prunes = [ALGORITHMS[name]["selection"][0] for name in sorted(ALGORITHMS) if name.startswith("cppo_prune")]
     assert len({id(prune) for prune in prunes}) == len(prunes) == 5
+
+
+@pytest.mark.parametrize(("proximal", "warned"), [("behavior", True), ("recompute", False), ("loglinear", False)])
+def test_a_correction_without_effect_is_reported(recipe, proximal, warned):
+    found = warnings(resolve(recipe(), ["algorithm.correction=decoupled_token_is", f"algorithm.proximal={proximal}"]))
+    lines = [str(problem) for problem in found if "it has no effect; set algorithm.proximal=recompute" in str(problem)]
+    assert len(lines) == warned

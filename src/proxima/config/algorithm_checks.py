@@ -144,3 +144,16 @@ def prune_rate_is_exact(r: Resolved[Any]) -> Iterator[Problem]:
         if isinstance(spec, Prune) and spec.scope == "group" and abs(1 - spec.kept(size) / size - spec.rate) > 1e-9:
             message = f"keeps {spec.kept(size)} of {size} completions, a rate of {1 - spec.kept(size) / size:.3g}"
             yield r.problem(f"algorithm.selection.{i}.rate", message)
+
+
+def correction_has_an_effect(r: Resolved[Any]) -> Iterator[Problem]:
+    """With the behavior policy as centre, a weight from behavior to proximal policy is 1."""
+    if r.config.algorithm.proximal != "behavior":
+        return
+    for i, spec in enumerate(r.config.algorithm.correction):
+        if {"behavior_log_prob", "proximal_log_prob"} <= spec.needs:
+            message = (
+                "compares the proximal with the behavior policy, which algorithm.proximal=behavior makes the same: it "
+                "has no effect; set algorithm.proximal=recompute"
+            )
+            yield r.problem(f"algorithm.correction.{i}.kind", message)

@@ -42,6 +42,7 @@ WARNINGS: Sequence[tuple[Check, str]] = (
     (schedule_checks.completions_fit_micro_batch, "sampling train"),
     (schedule_checks.overlong_penalty_is_reachable, "sampling reward"),
     (algorithm_checks.prune_rate_is_exact, "algorithm train"),
+    (algorithm_checks.correction_has_an_effect, "algorithm"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Importance weights w = π_prox / μ: at which level, how bounded, what a single hopeless token does."""
+"""Importance weights w = π_prox / μ: their level, their bounds, and the veto of a single token."""
 
 import math
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ def log_ratio_to(b: PolicyBatch, towards: str = "proximal") -> Tensor:
 
 @dataclass(frozen=True)
 class Importance(Correction):
-    """Weigh each token by how likely it is under the proximal policy against the behavior policy, which sampled it.
+    """Weight each token by its probability under the proximal policy relative to the behavior policy, which sampled it.
 
         rho_t = log pi_prox - log mu        token: w = exp(rho_t)    sequence: w = exp(sum rho)
         geometric: w = exp(mean rho)
@@ -48,16 +48,16 @@ class Importance(Correction):
         level: `token`, or `sequence` (the product), `geometric` (the mean) over a sequence's loss tokens, one weight
             for all of them.
         bound: `truncate` to at most upper, `clamp` into [lower, upper], `clip` to 0 outside of it, or `none`.
-        upper: > 0. Truncated importance sampling usually has 2.
-        lower: >= 0, <= upper; none: 1 / upper for `clip`, 0 for `clamp`. For `truncate` it moves no weight, only the
-            metrics' fraction_low.
+        upper: > 0. Truncated importance sampling usually takes 2.
+        lower: >= 0, <= upper; none: 1 / upper for `clip`, 0 for `clamp`. For `truncate` it changes no weight, only
+            the metric fraction_low.
         veto: ratio of a single token, in (0, 1), below which its whole sequence gets weight 0; none: off. Tested on
             unclamped rho.
         normalise: divide the weights by their mean over the loss tokens of the batch (sequence, geometric: over its
             sequences). Needs `core.precompute` to be exact over micro-batches.
         rejected: tokens of weight 0 by clip or veto stay in the denominator (`count`), or leave the loss mask (`drop`,
             needs `core.precompute`).
-        apply: False: weights stay 1 and nothing is rejected, but every metric is there.
+        apply: False: weights stay 1 and nothing is rejected; the metrics are reported all the same.
         towards: the numerator. `proximal`; `current`, for a surrogate without a ratio of its own (verl's bypass mode
             with REINFORCE); or `next`, the version right after the sampling one (segment-wise decoupled PPO).
         b: `behavior_log_prob` and the numerator's log-prob [N], nats; `loss_mask` [N] bool.
@@ -65,7 +65,7 @@ class Importance(Correction):
         `correction/`.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: exponents are clamped at +-20. `proximal: behavior` gives weight 1 everywhere. A sequence without loss
-        tokens enters nothing.
+        tokens enters no statistic.
     Source: truncated importance sampling, Ionides 2008; Yao et al. 2025; IcePop (clip at token level); verl rollout
         correction.
     Differs: metrics are of the unbounded weights (verl 0.9.1: of the truncated ones, P28; PR 3694: std and ESS of
@@ -123,7 +123,7 @@ class Importance(Correction):
 
     @property
     def floor(self) -> float:
-        """The lower bound that stands when `lower` is none."""
+        """The lower bound in effect, also when `lower` is none."""
         if self.lower is not None:
             return self.lower
         return 0.0 if self.bound == "clamp" else 1 / self.upper
@@ -137,20 +137,20 @@ class Importance(Correction):
         tokens = LossTokens.of(b)
         metrics |= policy_statistics(tokens.select(rho), tokens.select(b.masked(FIELDS[self.towards])), tokens)
         vetoed = self.vetoed(rho, b)
-        some = segment_count(b.loss_mask, b.cu_seqlens) > 0
-        metrics["rollout_is_veto_fraction"] = SumCount.over(vetoed, some)
+        nonempty = segment_count(b.loss_mask, b.cu_seqlens) > 0
+        metrics["rollout_is_veto_fraction"] = SumCount.over(vetoed, nonempty)
         if self.veto is not None:
             metrics["rollout_is_catastrophic_token_fraction"] = SumCount.over(rho < math.log(self.veto), b.loss_mask)
             weight = torch.where(vetoed[b.sequence_index], 0.0, weight)
         keep = b.loss_mask & (weight > 0)
         if self.normalise:
-            mean = self._mean(weight, b, some)
+            mean = self._mean(weight, b, nonempty)
             metrics["rollout_is_batch_norm_factor"] = mean
             weight = weight * (mean.count / mean.sum.clamp(min=1e-300)).clamp(max=1e300)
         if not self.apply:
             weight, keep = b.loss_mask.double(), b.loss_mask
-        named: Metrics = {PREFIX + name: metric for name, metric in metrics.items()}
-        return Corrected(weight.to(b.log_prob.dtype), keep, named)
+        prefixed: Metrics = {PREFIX + name: metric for name, metric in metrics.items()}
+        return Corrected(weight.to(b.log_prob.dtype), keep, prefixed)
 
     def bounded(self, weight: Tensor) -> Tensor:
         """The weights [N] within the bounds of this spec."""
@@ -163,19 +163,18 @@ class Importance(Correction):
         return weight
 
     def vetoed(self, rho: Tensor, b: PolicyBatch) -> Tensor:
-        """[S] bool: the sequences with a loss token whose ratio is below the veto (metrics only: below 1e-4, when there
-        is no veto)."""
-        hopeless = b.loss_mask & (rho < math.log(CATASTROPHIC if self.veto is None else self.veto))
-        return segment_count(hopeless, b.cu_seqlens) > 0
+        """[S] bool, the sequences with a loss token below the veto; without a veto (for the metrics) below 1e-4."""
+        below = b.loss_mask & (rho < math.log(CATASTROPHIC if self.veto is None else self.veto))
+        return segment_count(below, b.cu_seqlens) > 0
 
-    def _mean(self, weight: Tensor, b: PolicyBatch, some: Tensor) -> SumCount:
+    def _mean(self, weight: Tensor, b: PolicyBatch, nonempty: Tensor) -> SumCount:
         if self.level == "token":
             return SumCount.over(weight, b.loss_mask)
-        starts = torch.zeros(b.sequences, dtype=torch.float64, device=weight.device)
-        starts = starts.scatter_reduce(
+        per_sequence = torch.zeros(b.sequences, dtype=torch.float64, device=weight.device)
+        per_sequence = per_sequence.scatter_reduce(
             0, b.sequence_index, weight, "amax"
         )  # the weight is the same at each of its loss tokens
-        return SumCount.over(starts, some)
+        return SumCount.over(per_sequence, nonempty)
 
 
 @dataclass(frozen=True)
@@ -196,8 +195,8 @@ class CapFloor(Importance):
 
 @dataclass(frozen=True)
 class Icepop(Importance):
-    """`importance` at token level, 0 outside [lower, upper]: tokens on which the engines disagree too much do not
-    teach.
+    """`importance` at token level, 0 outside [lower, upper]: tokens on which engine and trainer disagree too much get
+    no gradient.
 
     Args, Returns, Raises, Edge cases: as `Importance`. The bounds are inclusive.
     Source: IcePop (Ling team, 2025), [.5, 5]; verl `rollout_is_threshold: "0.5_5.0"` (P24).

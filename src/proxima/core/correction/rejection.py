@@ -1,4 +1,4 @@
-"""Rejections: tokens and sequences that do not teach, without a weight for those that do."""
+"""Rejections: tokens and sequences that get no gradient; the others keep their weight."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from proxima.data import PolicyBatch, require
 
 def as_correction(b: PolicyBatch, keep: Tensor, name: str, metrics: Metrics | None = None) -> Corrected:
     """Weight 1 where kept, 0 elsewhere, with the shares of tokens and sequences rejected under `name`."""
-    some = segment_count(b.loss_mask, b.cu_seqlens) > 0
+    nonempty = segment_count(b.loss_mask, b.cu_seqlens) > 0
     hit = segment_count(b.loss_mask & ~keep, b.cu_seqlens) > 0
     shares: Metrics = {
         f"{PREFIX}{name}_masked_fraction": SumCount.over(~keep, b.loss_mask),
-        f"{PREFIX}{name}_seq_masked_fraction": SumCount.over(hit, some),
+        f"{PREFIX}{name}_seq_masked_fraction": SumCount.over(hit, nonempty),
     }
     return Corrected(keep.to(b.log_prob.dtype), keep, shares | (metrics or {}))
 
@@ -39,7 +39,7 @@ class Rejection(Correction):
         level: `token`, or `sequence`: a sequence out of bounds is dropped whole.
         statistic: `ratio`, `k1`, `k2` or `k3`. For `ratio` at sequence level rho is reduced before exp: `sum` is the
             sequence's ratio, `mean` the geometric mean.
-        reduce: `sum`, `mean` or `max`; at token level not looked at.
+        reduce: `sum`, `mean` or `max`; ignored at token level.
         upper: of the statistic; > 0.
         lower: none: 1 / upper for `ratio`, -upper for `k1`, no bound for `k2` and `k3`, which are >= 0.
         rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs
@@ -51,7 +51,7 @@ class Rejection(Correction):
         and the shares of tokens and sequences it masked, under `correction/rollout_rs_<name>_`, with <name> as verl's
         (`token_k1`, `seq_mean_k3` …).
     Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: bounds are inclusive. A sequence without loss tokens has nothing to reject and enters no metric.
+    Edge cases: bounds are inclusive. A sequence without loss tokens enters no metric.
     Source: verl `rollout_rs`, AReaL RejectionSamplingConfig(action='mask').
     Differs: verl calls `ratio` k1 and tests the reciprocal pi_rollout / pi_train against the user's bounds (P25).
         AReaL's k3 is that of the reciprocal ratio (A3). verl's denominators follow the reduced mask (`drop`), AReaL's
@@ -91,7 +91,7 @@ class Rejection(Correction):
 
     @property
     def floor(self) -> float:
-        """The lower bound that stands when `lower` is none."""
+        """The lower bound in effect, also when `lower` is none."""
         if self.lower is not None:
             return self.lower
         return {"ratio": 1 / self.upper, "k1": -self.upper}.get(self.statistic, -float("inf"))
@@ -106,16 +106,16 @@ class Rejection(Correction):
     def __call__(self, b: PolicyBatch) -> Corrected:
         values = self.values(b)  # [N] or [S]
         where = b.loss_mask if self.level == "token" else segment_count(b.loss_mask, b.cu_seqlens) > 0
-        good = (values >= self.floor) & (values <= self.upper)
-        keep = b.loss_mask & (good if self.level == "token" else good[b.sequence_index])
-        own = f"{PREFIX}rollout_rs_{self.name}"
+        inside = (values >= self.floor) & (values <= self.upper)
+        keep = b.loss_mask & (inside if self.level == "token" else inside[b.sequence_index])
+        prefix = f"{PREFIX}rollout_rs_{self.name}"
         metrics: Metrics = {
-            f"{own}_mean": SumCount.over(values, where),
-            f"{own}_max": Peak.over(values, where),
-            f"{own}_min": Peak.over(values, where, largest=False),
-            f"{own}_std": Spread.over(values, where),
-            f"{own}_fraction_high": SumCount.over(values > self.upper, where),
-            f"{own}_fraction_low": SumCount.over(values < self.floor, where),
+            f"{prefix}_mean": SumCount.over(values, where),
+            f"{prefix}_max": Peak.over(values, where),
+            f"{prefix}_min": Peak.over(values, where, largest=False),
+            f"{prefix}_std": Spread.over(values, where),
+            f"{prefix}_fraction_high": SumCount.over(values > self.upper, where),
+            f"{prefix}_fraction_low": SumCount.over(values < self.floor, where),
         }
         return as_correction(b, keep, f"rollout_rs_{self.name}", metrics)
 
@@ -148,7 +148,7 @@ class SecondMoment(Correction):
         threshold: nats^2, > 0.
         rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs
             `core.precompute`).
-        b: `behavior_log_prob`, `proximal_log_prob` [N], nats; `loss_mask` [N] bool. Looks at the whole batch: see
+        b: `behavior_log_prob`, `proximal_log_prob` [N], nats; `loss_mask` [N] bool. Depends on the whole batch: see
             `core.precompute`.
     Returns: Corrected with weights 0 and 1. Raises: ValueError at construction. Edge cases: at least one token is kept.
     Source: M2PO, arXiv 2510.01161, as AReaL applies it (`m2_threshold`); the surrogate `m2po` measures the current
@@ -205,7 +205,7 @@ class OffPolicySequence(Correction):
 
 @dataclass(frozen=True)
 class TopEntropy(Correction):
-    """Teach only at the tokens where the policy was least sure: the forks, not the words that follow from them.
+    """Train only on the tokens where the policy was least certain: the decisions, not the words that follow from them.
 
         keep  iff  H_t >= the (1 - share) quantile of H over the loss tokens of the batch
 
@@ -213,7 +213,7 @@ class TopEntropy(Correction):
         share: of the loss tokens, in (0, 1].
         rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs
             `core.precompute`).
-        b: `entropy` [N], nats; `loss_mask` [N] bool. Looks at the whole batch: see `core.precompute`.
+        b: `entropy` [N], nats; `loss_mask` [N] bool. Depends on the whole batch: see `core.precompute`.
     Returns: Corrected with weights 0 and 1. Raises: ValueError at construction. Edge cases: ties at the quantile are
         kept.
     Source: arXiv 2506.01939; TRL `top_entropy_quantile` (T9). Differs: TRL's quantile is float32; here it is in the
