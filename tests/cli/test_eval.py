@@ -249,16 +249,16 @@ def test_compare_refuses(proxima, here):
     write(here / "d", "gsm8k", [[None]] * 4)
     code, _, err = proxima("eval", "--compare", "a", "b")
     assert code == 2 and err.startswith("error: gsm8k: the questions differ: 4 questions (")
-    assert ") and 3 questions (" in err and ", 3 the same; evaluate both on the same data" in err
+    assert ") and 3 questions (" in err and ", 3 in common; evaluate both on the same data" in err
     code, _, err = proxima("eval", "--compare", "a", "c")
     assert (code, err) == (
         2,
         "error: no evaluation set in common: a has gsm8k and c has aime24, aime25; evaluate both on the same\n",
     )
-    assert "gsm8k: no question whose answers a reward judged on both sides" in proxima("eval", "--compare", "a", "d")[2]
+    assert "gsm8k: no question has a score on both sides" in proxima("eval", "--compare", "a", "d")[2]
     assert "nowhere does not exist" in proxima("eval", "--compare", "a", "nowhere")[2]
     (here / "b" / "result.json").unlink()
-    assert "its evaluation did not end: run it again with --overwrite" in proxima("eval", "--compare", "a", "b")[2]
+    assert "the evaluation is unfinished: run it again with --overwrite" in proxima("eval", "--compare", "a", "b")[2]
     (here / "a" / "gsm8k.parquet").write_bytes(b"torn")
     assert "a/gsm8k.parquet can't be read as an evaluation" in proxima("eval", "--compare", "a", "a")[2]
     assert "--compare takes two results and no model" in proxima("eval", "model", "--compare", "a", "b")[2]

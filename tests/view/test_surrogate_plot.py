@@ -154,5 +154,5 @@ def test_names_are_escaped():
 
 
 def test_too_many_curves_are_refused():
-    with pytest.raises(ValueError, match="9 given; draw 1 to 8"):
+    with pytest.raises(ValueError, match="9 surrogates given; draw 1 to 8"):
         draw({str(i): PpoClip() for i in range(9)}, TokenSetting())

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "kind", nargs="+", metavar="KIND", help="one to eight; with fields: dppo,divergence=binary_kl,delta=0.05"
     )
     below.add_argument("--out", default="surrogate.svg", metavar="FILE", help="an .svg or a .png; surrogate.svg")
-    below.add_argument("--advantage", type=float, default=1.0, metavar="A", help="size of the advantage; 1")
+    below.add_argument("--advantage", type=float, default=1.0, metavar="A", help="magnitude of the advantage; 1")
     below.add_argument(
         "--behavior-probability",
         type=float,

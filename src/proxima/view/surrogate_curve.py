@@ -1,8 +1,7 @@
-"""What a surrogate does to one token, as numbers: its loss and its gradient weight over the token's ratio or
-probability.
+"""Loss and gradient weight of one token under a surrogate, over the token's ratio or probability.
 
-All of it comes out of the surrogate itself, by autograd, so a curve can't drift from the loss. Some surrogates look at
-more than the token; these are drawn in a fixed setting, which `remark_on` states:
+Both come from the surrogate itself by autograd. Surrogates that depend on more than the token are drawn in a fixed
+setting, which `remark_on` states:
 
     cppo
     the token stands in the middle of a completion whose other tokens have all moved by `TokenSetting.drift`
@@ -28,10 +27,10 @@ Over = Literal["ratio", "probability"]
 
 @dataclass(frozen=True, kw_only=True)
 class TokenSetting:
-    """Where the drawn token stands.
+    """The setting of the drawn token.
 
     Args:
-        advantage: its size, reward units, > 0; curves are drawn for both signs of it.
+        advantage: its magnitude, in reward units, > 0; curves are drawn for both signs.
         behavior_probability: μ of the token, in (0, 1); the first is that of the curves over the ratio.
         position, length: of the token in its completion, from 1; for `cppo`.
         drift: |π − μ| of the completion's other tokens, in [0, .5); for `cppo`.
@@ -44,12 +43,8 @@ class TokenSetting:
     drift: float = 0.045
 
     def __post_init__(self) -> None:
-        require(
-            0 < self.advantage < float("inf"),
-            "advantage",
-            self.advantage,
-            "must be > 0 and finite; both signs are drawn",
-        )
+        positive = 0 < self.advantage < float("inf")
+        require(positive, "advantage", self.advantage, "must be > 0 and finite; both signs are drawn")
         for mu in self.behavior_probability:
             require(0 < mu < 1, "behavior_probability", mu, "must be in (0, 1)")
         require(self.length >= 1, "length", self.length, "must be >= 1")
@@ -71,11 +66,11 @@ def curve(spec: Surrogate, over: Over, mu: float, sign: int, setting: TokenSetti
 
     Args:
         spec: the surrogate.
-        over: what runs along the x axis: the ratio π / μ (up to 2.5, or 1 / μ where that is less) or π itself.
+        over: the x axis: the ratio π / μ (up to 2.5, or 1 / μ if that is less) or π itself.
         mu: the token's behavior probability, which is also its proximal one.
         sign: of the advantage, 1 or -1.
     Raises:
-        ValueError: the surrogate needs what a token alone doesn't have (top-k log-probs).
+        ValueError: the surrogate needs more than a token has (top-k log-probs).
     """
     largest = min(LARGEST_RATIO * mu, 0.999) if over == "ratio" else 0.999
     probability = torch.linspace(0.002, largest, POINTS, dtype=torch.float64)
@@ -93,7 +88,7 @@ def curve(spec: Surrogate, over: Over, mu: float, sign: int, setting: TokenSetti
 
 
 def remark_on(spec: Surrogate, setting: TokenSetting) -> str:
-    """The setting in which the surrogate is drawn, where the token alone doesn't say it; else nothing."""
+    """The setting in which the surrogate is drawn, if it depends on more than the token; otherwise empty."""
     if isinstance(spec, Cppo):
         where = f"token {setting.position} of {setting.length}"
         return f"{where}, all the others have moved by |π − μ| = {setting.drift:g}" if setting.length > 1 else ""

@@ -38,7 +38,7 @@ LINE = 18
 
 @dataclass(frozen=True)
 class SurrogateLine:
-    """One curve of a panel: its number among the surrogates, and its pieces, each without a jump."""
+    """A curve of a panel: the number of its surrogate, and its pieces between jumps."""
 
     number: int
     pieces: tuple[tuple[tuple[float, float], ...], ...]
@@ -46,7 +46,7 @@ class SurrogateLine:
 
 @dataclass(frozen=True)
 class SurrogatePanel:
-    """`title`, the name of the x axis, the ranges shown, where r = 1 is, and the curves."""
+    """A panel: title, name of the x axis, visible ranges, the x at which r = 1, and the curves."""
 
     title: str
     x_name: str
@@ -58,7 +58,7 @@ class SurrogatePanel:
 
 @dataclass(frozen=True)
 class SurrogateFigure:
-    """Rows of panels, the surrogates' names in their order, and remarks for below the figure."""
+    """Rows of panels, the names of the surrogates, and remarks below the figure."""
 
     names: tuple[str, ...]
     rows: tuple[tuple[SurrogatePanel, ...], ...]
@@ -72,19 +72,17 @@ def draw(
     quantities: Sequence[Quantity] = ("loss", "weight"),
     over: Sequence[Over] = ("ratio", "probability"),
 ) -> SurrogateFigure:
-    """All panels of a figure, a row for the ratio and one for each behavior probability.
+    """The panels of a figure: a row for the ratio, and one for each behavior probability.
 
     Args:
         surrogates: name for the legend → spec.
         quantities: columns, each for A > 0 and A < 0.
         over: rows.
     Raises:
-        ValueError: none or more than eight surrogates; or one that can't be drawn, named.
+        UserError: none or more than eight surrogates, or one that can't be drawn.
     """
     if not 1 <= len(surrogates) <= MOST:
-        raise UserError(
-            f"surrogates: {len(surrogates)} given; draw 1 to {MOST} in one figure, more can't be told apart."
-        )
+        raise UserError(f"{len(surrogates)} surrogates given; draw 1 to {MOST} in one figure")
     rows: list[tuple[Over, float]] = [("ratio", setting.behavior_probability[0])] if "ratio" in over else []
     rows += [("probability", mu) for mu in setting.behavior_probability] if "probability" in over else []
     made = tuple(tuple(_row(surrogates, setting, quantities, x, mu)) for x, mu in rows)
