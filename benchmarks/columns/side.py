@@ -42,12 +42,12 @@ def main() -> None:
 
     def completion(uid: int, sample: int) -> Completion:
         n = settings["tokens"]
-        facts = {
-            "tokens": own(draw.integers(0, 50_000, n).astype(np.int32)),
-            "untruncated_log_prob": log_probs(n),
-            "policy_version": own(np.full(n, 3, np.int32)),
-            "sampled_log_prob" if columns else "behavior_log_prob": log_probs(n),
-        }
+        tokens, log_prob = own(draw.integers(0, 50_000, n).astype(np.int32)), log_probs(n)
+        facts = {"tokens": tokens, "untruncated_log_prob": log_prob}
+        if columns:  # the engine shares one array where nothing truncates, and one number where all versions are equal
+            facts |= {"sampled_log_prob": log_prob, "policy_version": np.broadcast_to(np.int32(3), n)}
+        else:  # the engine collected a list for each
+            facts |= {"behavior_log_prob": tuple(x + 0.0 for x in log_prob), "policy_version": (3,) * n}
         rest = {"text": "4" * n, "finish_reason": "length", "temperature": 1.0}
         return Completion(prompt_uid=uid, sample=sample, **facts, **rest)
 

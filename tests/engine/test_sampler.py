@@ -151,8 +151,8 @@ def test_mass_beyond_the_candidates_forces_the_full_sort(top_p, top_k, monkeypat
     vocabulary = 5000
     logits = 0.1 * torch.randn(3, vocabulary, generator=torch.Generator().manual_seed(2))
     asked = []
-    inner = sampler._floor
-    monkeypatch.setattr(sampler, "_floor", lambda x, rows, count: asked.append(count) or inner(x, rows, count))
+    inner = sampler._smallest_kept
+    monkeypatch.setattr(sampler, "_smallest_kept", lambda x, rows, count: asked.append(count) or inner(x, rows, count))
     kept, _ = sampler._truncate(logits.clone(), logits.logsumexp(1), settings(3, top_p=top_p, top_k=top_k))
     assert asked[-1] == (top_k or vocabulary) and asked[0] == max(top_k, sampler.CANDIDATES)
     p = logits.double().softmax(dim=1)

@@ -1,4 +1,4 @@
-"""Keys and values of the running completions: one static block, one row a slot."""
+"""Keys and values of the running completions: one static tensor, one row per slot."""
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ class KVCache:
 
     Args:
         slots: rows; most completions that run at once.
-        parts: 2 for keys and values; a decoder that keeps something else a position may say 1.
+        parts: 2 for keys and values; 1 for a decoder that keeps a single tensor per position.
     `capacity`, tokens a row holds, starts at 0 and grows on `reserve`.
     """
 
@@ -34,27 +34,26 @@ class KVCache:
         self.capacity, self.device = 0, device
 
     def reserve(self, tokens: int) -> None:
-        """Make room for rows of `tokens`; what is there stays."""
-        wanted = -(-tokens // ROUND) * ROUND
-        if wanted <= self.capacity:
+        """Make room for rows of `tokens`; the content stays."""
+        capacity = -(-tokens // ROUND) * ROUND
+        if capacity <= self.capacity:
             return
-        for i, held in enumerate(self.layers):
-            grown = held.new_zeros(*self.shape[:3], wanted, self.shape[4])
-            grown[:, :, :, : self.capacity] = held
+        for i, layer in enumerate(self.layers):
+            grown = layer.new_zeros(*self.shape[:3], capacity, self.shape[4])
+            grown[:, :, :, : self.capacity] = layer
             self.layers[i] = grown
-        self.capacity = wanted
+        self.capacity = capacity
 
     def put(self, slots: Tensor, prompt: Tensor) -> None:
         """Copy one prompt's KV, [layers, 2, H_kv, P, D], into several rows."""
         length = prompt.shape[3]
-        for i, held in enumerate(self.layers):
-            held[:, slots, :, :length] = prompt[i][:, None]
+        for i, layer in enumerate(self.layers):
+            layer[:, slots, :, :length] = prompt[i][:, None]
 
     def move(self, source: int, target: int, length: int) -> None:
-        """Row `source` becomes row `target`: the hole that a finished completion left is filled by the last running
-        one."""
-        for held in self.layers:
-            held[:, target, :, :length] = held[:, source, :, :length]
+        """Copy row `source` to row `target`: the last running completion takes the slot of a finished one."""
+        for layer in self.layers:
+            layer[:, target, :, :length] = layer[:, source, :, :length]
 
     def write(self, layer: int, rows: Tensor, position: Tensor, kv: Tensor) -> None:
         """Put the new token's keys and values, [n, 2, H_kv, D], of `rows` [n] at `position` [n]."""

@@ -1,5 +1,4 @@
-"""What a decoder is: the model part of the local engine. The scheduler above it knows no layer, a decoder knows no
-request."""
+"""The model part of the local engine, and what decoders share. A decoder knows no requests, the scheduler no layers."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -13,16 +12,16 @@ from torch.nn import functional as F
 from proxima.data.columns import Ints
 from proxima.engine.cache import KVCache
 
-PACK = True  # lay CPU weights out for their products; a switch for comparisons
-# row counts are padded to a multiple of this: a row's float32 product then has the same bits whoever its neighbours are
+PACK = True  # packed CPU weights; a switch for comparisons
+# row counts are padded to a multiple of this, so that the bits of a row do not depend on its neighbours
 ROWS = 8
 
 
 class Decoder(Protocol):
-    """Holds its own copy of the weights, in the engine's dtype."""
+    """A model with its own copy of the weights, in the engine's dtype."""
 
     def load(self, model: nn.Module) -> None:
-        """Take the weights of `model`; in place, shapes unchanged."""
+        """Copy the weights of `model`, which has the same shapes."""
         ...
 
     def new_cache(self, slots: int) -> KVCache:
@@ -54,8 +53,8 @@ def padded_rows(count: int) -> int:
 
 
 def packed(prompts: Sequence[Ints], device: torch.device) -> tuple[Tensor, Tensor, list[tuple[int, int]]]:
-    """Prompts behind one another, padded to a multiple of ROWS: tokens [L], position [L] in their own prompt, and the
-    span of each."""
+    """Prompts one after the other, padded to a multiple of ROWS: tokens [L], positions [L], and the span of each
+    prompt."""
     lengths = [len(prompt) for prompt in prompts]
     ends = list(accumulate(lengths))
     padding = -sum(lengths) % ROWS
@@ -66,7 +65,7 @@ def packed(prompts: Sequence[Ints], device: torch.device) -> tuple[Tensor, Tenso
 
 
 def head_logits(hidden: Tensor, head: "Matrix") -> Tensor:
-    """[n, V] in the head's dtype from [n, D], rows padded so that neighbours don't change bits."""
+    """[n, V] in the head's dtype from [n, D], with padded rows."""
     count = hidden.shape[0]
     return head(F.pad(hidden, (0, 0, 0, padded_rows(count) - count)).to(head.dtype))[:count]
 
@@ -88,9 +87,8 @@ def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     """One token a row over its cached row: query [n, H, D], key and value [n, H_kv, S, D], mask [n, 1, 1, S] → [n, H,
     D].
 
-    Queries of one key head are laid as rows of one product: grouped attention without repeating the cache. On a CPU the
-    products are plain
-    ones: torch's fused kernel is up to three times slower there for a few queries.
+    Queries of one key head are rows of one product: grouped attention without repeating the cache. On a CPU these are
+    ordinary products, because torch's fused kernel is up to three times slower there for few queries.
     """
     rows, heads, dim = query.shape
     kv_heads, reach = key.shape[1], key.shape[2]
@@ -111,11 +109,10 @@ def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
 
 
 class Matrix:
-    """A weight [out, in] made ready for `x @ weight.T`, in the dtype of its products.
+    """A weight [out, in] prepared for `x @ weight.T`, in the dtype of its products.
 
-    On a CPU, bf16 weights are laid out once as the kernels want them (oneDNN's packed format) instead of at every
-    product; the result has the same bits (tests/engine), and a decode step takes about two thirds of the time
-    (benchmarks/decode_vs_hf).
+    On a CPU, bf16 weights are converted once to oneDNN's packed format instead of at every product; the result has the
+    same bits, and a decode step takes about two thirds of the time (benchmarks/decode_vs_hf).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
@@ -136,10 +133,10 @@ class Matrix:
 
 
 def reach_of(position: Tensor, capacity: int) -> int:
-    """Cached positions that a step reads: those there are, in steps of 16.
+    """Cached positions that a step reads: those in use, in steps of 16.
 
-    At least 64, because torch takes another product for very small matrices: a row's bits would depend on how long its
-    neighbours are.
+    At least 64, because torch chooses another kernel for very small matrices, and the bits of a row would depend on the
+    length of its neighbours.
     """
     return min(capacity, max(64, -(-(int(position.max()) + 1) // 16) * 16))
 

@@ -1,7 +1,7 @@
 """Llama, Qwen2 and Qwen3 without a module tree: fused projections, rotary in place, a static cache.
 
-The arithmetic is the trainer's under autocast: products in the engine's dtype, residual stream, norms and rotary in
-float32. So the engine's log-probs differ from the trainer's by rounding alone.
+The arithmetic is the trainer's under autocast: products in the engine's dtype; residual stream, norms and rotary
+embedding in float32. The engine's log-probs differ from the trainer's by rounding alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ from proxima.engine.cache import KVCache
 from proxima.engine.decoder import Matrix, cached_attention, causal_attention, head_logits, packed, reach_mask, reach_of
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # others change their frequencies with the length
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # frequencies do not change with the length
 
 
 def supports(model: nn.Module) -> str | None:
-    """None if the fast path can run this model, else why not."""
+    """None if the fast path can run this model, else the reason."""
     config: Any = model.config
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     checks = {
@@ -52,10 +52,10 @@ class Layer:
 
 
 class FastDecoder:
-    """See the module. `supports(model)` must be None.
+    """`supports(model)` must be None.
 
     Args:
-        model: gives the shapes and the first weights.
+        model: shapes and first weights.
         dtype: of the products and the cache.
     """
 
@@ -97,14 +97,14 @@ class FastDecoder:
         def norm(module: Any) -> Tensor | None:
             return None if module is None else module.weight.float()[self.pairs].clone()
 
-        def matrix(*modules: Any, turned: int = 0) -> Matrix:
-            weights = [heads(m.weight) if i < turned else m.weight for i, m in enumerate(modules)]
-            biases = [heads(m.bias) if i < turned else m.bias for i, m in enumerate(modules)]
+        def matrix(*modules: Any, rotary: int = 0) -> Matrix:
+            weights = [heads(m.weight) if i < rotary else m.weight for i, m in enumerate(modules)]
+            biases = [heads(m.bias) if i < rotary else m.bias for i, m in enumerate(modules)]
             return Matrix(torch.cat(weights), cat(*biases), self.dtype)  # type: ignore[arg-type]
 
         return Layer(
             input_norm=block.input_layernorm.weight.detach().float().clone(),
-            qkv=matrix(attention.q_proj, attention.k_proj, attention.v_proj, turned=2),
+            qkv=matrix(attention.q_proj, attention.k_proj, attention.v_proj, rotary=2),
             q_norm=norm(getattr(attention, "q_norm", None)),
             k_norm=norm(getattr(attention, "k_norm", None)),
             out=matrix(attention.o_proj),
@@ -133,16 +133,16 @@ class FastDecoder:
     def _forward(self, prompts: Sequence[Ints]) -> tuple[Tensor, list[Tensor], list[tuple[int, int]]]:
         """Hidden states [L, D], keys and values of each layer [L, 2, H_kv, D], and the span of each prompt in L."""
         tokens, position, spans = packed(prompts, self.device)
-        held: list[Tensor] = []
+        cached: list[Tensor] = []
 
         def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
-            held.append(kv)
+            cached.append(kv)
             out = torch.zeros_like(q)
             for start, end in spans:
                 out[start:end] = causal_attention(q[start:end], kv[start:end, 0], kv[start:end, 1], self.scale, None)
             return out
 
-        return self._run(tokens, position, attend), held, spans
+        return self._run(tokens, position, attend), cached, spans
 
     @torch.no_grad()
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:

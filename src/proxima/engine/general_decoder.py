@@ -1,8 +1,8 @@
 """Any Hugging Face decoder, through its own forward.
 
-`GeneralDecoder` keeps the model's module tree and hangs our cache into its attention interface, so it batches and
-refills like the fast path. `RecomputeDecoder` is for architectures that have no such interface (state-space models): it
-runs the whole sequence again for every token.
+`GeneralDecoder` runs the model's modules with our cache behind their attention interface, so it batches and refills
+like the fast path. `RecomputeDecoder` is for architectures without that interface (state-space models): it runs the
+full sequence again for every token.
 """
 
 import copy
@@ -20,11 +20,10 @@ from proxima.model.attention import hugging_face_name
 from proxima.model.policy import parts
 
 
-class _Copy:
-    """The engine's own copy of a model: linear weights in the engine's dtype, the rest as in the master, run under
-    autocast.
+class _ModelCopy:
+    """A copy of a model: linear weights in the engine's dtype, the rest as in the original, run under autocast.
 
-    That is the trainer's arithmetic, so log-probs agree to rounding.
+    This is the trainer's arithmetic, so log-probs agree up to rounding.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -39,9 +38,9 @@ class _Copy:
 
     @torch.no_grad()
     def load(self, model: nn.Module) -> None:
-        theirs = dict(model.named_parameters())
+        source = dict(model.named_parameters())
         for name, parameter in self.model.named_parameters():
-            parameter.copy_(theirs[name])
+            parameter.copy_(source[name])
         self.head_matrix = Matrix(self.head.weight, self.head.bias, self.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -51,7 +50,7 @@ class _Copy:
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)
 
 
-class GeneralDecoder(_Copy):
+class GeneralDecoder(_ModelCopy):
     """For architectures that call their attention through Hugging Face's attention interface."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -80,16 +79,16 @@ class GeneralDecoder(_Copy):
     def _forward(self, prompts: Sequence[Ints]) -> tuple[Tensor, dict[int, Tensor], list[tuple[int, int]]]:
         """Hidden states [L, D], keys and values by layer [L, 2, H_kv, D], and the span of each prompt in L."""
         tokens, position, spans = packed(prompts, self.device)
-        held: dict[int, Tensor] = {}
+        cached: dict[int, Tensor] = {}
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
-            held[layer] = torch.stack([k, v], dim=1).to(self.dtype)
+            cached[layer] = torch.stack([k, v], dim=1).to(self.dtype)
             out = torch.zeros_like(q)
             for start, end in spans:
                 out[start:end] = causal_attention(q[start:end], k[start:end], v[start:end], scale, window)
             return out
 
-        return self._run(tokens, position, attend), held, spans
+        return self._run(tokens, position, attend), cached, spans
 
     @torch.no_grad()
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
@@ -114,8 +113,8 @@ class GeneralDecoder(_Copy):
         return hidden
 
 
-class RecomputeDecoder(_Copy):
-    """Right for every causal model; each token costs a forward over its whole sequence. The "cache" holds token ids."""
+class RecomputeDecoder(_ModelCopy):
+    """For every causal model; each token costs a forward pass over its full sequence. The cache holds token ids."""
 
     def new_cache(self, slots: int) -> KVCache:
         return KVCache(1, slots, 1, 1, torch.long, self.device, parts=1)

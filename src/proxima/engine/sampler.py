@@ -1,6 +1,6 @@
 """One token from logits: truncation, inverse-CDF sampling, and both log-probs.
 
-Every row has its own temperature, truncation and uniform number, so what a row draws depends on nothing but the row.
+Every row has its own temperature, truncation and uniform number: the token of a row depends on that row alone.
 """
 
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from torch import Tensor
 
 from proxima.engine.protocol import Sampling
 
-BLOCK = 8  # rows worked on at once on a CPU: their logits stay in the cache
-CANDIDATES = 1024  # most tokens looked at for top-p before a full sort is needed
+BLOCK = 8  # rows processed at once on a CPU: their logits stay in the cache
+CANDIDATES = 1024  # most tokens considered for top-p before a full sort
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,41 +47,43 @@ class Sampled:
 
 
 def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int = 0) -> Sampled:
-    """Draw one token a row.
+    """Draw one token for each row.
 
     Args:
         logits: [n, V], any float dtype; computed with in float32.
         rows: temperature 0 is greedy: the largest logit, with both log-probs at temperature 1.
         uniform: [n] float32 in [0, 1).
-        top: also return so many of the most probable tokens, with their log-probs.
+        top: number of most probable tokens to return with their log-probs.
 
     The draw is the first token whose cumulative probability exceeds the uniform number, tokens in vocabulary order; a
     token of probability 0 is never drawn. The cumulative sum is float32: tokens rarer than about 6e-8 may be merged
     with a neighbour.
     """
     step = BLOCK if logits.device.type == "cpu" else max(1, len(logits))
-    plain = not bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
+    truncates = bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
     greedy = bool((rows.temperature == 0).any())
     parts = []
     for at in range(0, len(logits), step):
-        own = slice(at, at + step)
+        part = slice(at, at + step)
         block = SamplingRows(
-            temperature=rows.temperature[own], top_k=rows.top_k[own], top_p=rows.top_p[own], min_p=rows.min_p[own]
+            temperature=rows.temperature[part], top_k=rows.top_k[part], top_p=rows.top_p[part], min_p=rows.min_p[part]
         )
-        parts.append(_sample_block(logits[own].to(torch.float32, copy=True), block, uniform[own], plain, greedy, top))
-    token, behavior, untruncated, ids, log_probs = (torch.cat(column) for column in zip(*parts, strict=True))
-    found = Sampled(token=token, sampled_log_prob=behavior, untruncated_log_prob=untruncated)
-    return replace(found, top_k=ids, top_k_log_prob=log_probs) if top else found
+        parts.append(
+            _sample_block(logits[part].to(torch.float32, copy=True), block, uniform[part], truncates, greedy, top)
+        )
+    token, chosen, untruncated, ids, log_probs = (torch.cat(column) for column in zip(*parts, strict=True))
+    sampled = Sampled(token=token, sampled_log_prob=chosen, untruncated_log_prob=untruncated)
+    return replace(sampled, top_k=ids, top_k_log_prob=log_probs) if top else sampled
 
 
 def _sample_block(
-    logits: Tensor, rows: SamplingRows, uniform: Tensor, plain: bool, any_greedy: bool, top: int
+    logits: Tensor, rows: SamplingRows, uniform: Tensor, truncates: bool, any_greedy: bool, top: int
 ) -> tuple[Tensor, ...]:
-    """token, behavior and untruncated log-prob [n], top ids and log-probs [n, top]; `logits` is overwritten."""
+    """Token, sampled and untruncated log-prob [n], top ids and log-probs [n, top]; `logits` is overwritten."""
     greedy = rows.temperature == 0
     logits.div_(torch.where(greedy, 1.0, rows.temperature)[:, None])
     argmax = logits.argmax(dim=1, keepdim=True) if any_greedy else None
-    if plain:
+    if not truncates:
         largest = logits.amax(dim=1)
         cumulative = logits.sub(largest[:, None]).exp_()
         total = cumulative.sum(dim=1)
@@ -108,27 +110,26 @@ def _sample_block(
 
 
 def _truncate(logits: Tensor, log_z: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """Logits with −inf where a token can't be drawn, and their logsumexp. The very tensors given when nothing is
-    truncated."""
+    """Logits with −inf where a token can't be drawn, and their logsumexp; the arguments when nothing is truncated."""
     top_k, top_p = bool((rows.top_k > 0).any()), bool((rows.top_p < 1).any())
     if not top_k and not top_p and not bool((rows.min_p > 0).any()):
         return logits, log_z
     vocabulary = logits.shape[1]
     floor = torch.full_like(log_z, -torch.inf)
     if top_k or top_p:
-        wanted = int(rows.top_k.max()) if not top_p else max(int(rows.top_k.max()), CANDIDATES)
-        found = _floor(logits, rows, min(wanted, vocabulary))
-        if found is None:  # the candidates hold too little mass: sort everything
-            found = _floor(logits, rows, vocabulary)
-        assert found is not None
-        floor = found
+        candidates = max(int(rows.top_k.max()), CANDIDATES if top_p else 0)
+        smallest = _smallest_kept(logits, rows, min(candidates, vocabulary))
+        if smallest is None:  # the candidates hold too little mass: sort everything
+            smallest = _smallest_kept(logits, rows, vocabulary)
+        assert smallest is not None
+        floor = smallest
     least = logits.amax(dim=1) + rows.min_p.log()  # min_p = 0 gives −inf
     kept = logits.masked_fill(logits < torch.maximum(floor, least)[:, None], -torch.inf)
     return kept, kept.logsumexp(dim=1)
 
 
-def _floor(logits: Tensor, rows: SamplingRows, candidates: int) -> Tensor | None:
-    """[n] the smallest logit that top-k and top-p keep, from the `candidates` largest; None if they don't hold enough
+def _smallest_kept(logits: Tensor, rows: SamplingRows, candidates: int) -> Tensor | None:
+    """[n] the smallest logit that top-k and top-p keep, from the `candidates` largest; None if these hold too little
     mass."""
     values, _ = logits.topk(candidates, dim=1)
     rank = torch.arange(candidates, device=logits.device)

@@ -1,8 +1,8 @@
 """Models: a Hugging Face causal LM becomes a `Policy`: packed trajectories in, log-probs (and entropies) of the
 response tokens out.
 
-`load.py` finds and loads, `attention.py` keeps packed sequences apart, `log_prob.py` is the fused head, `policy.py`
-puts them together, `save.py` writes a folder that `AutoModelForCausalLM` loads.
+`load.py` loads, `attention.py` keeps packed sequences apart, `log_prob.py` is the fused head, `policy.py` combines
+them, `save.py` writes a folder that `AutoModelForCausalLM` loads.
 Imports: torch, transformers, `proxima.data`, `proxima.core`. Imported by `engine` (decoders), `train`, `runtime`,
 `cli`.
 To add an attention path: a function in `attention.py` and a line in `ATTENTION`; the contamination tests find it there.

@@ -1,9 +1,9 @@
-"""Attention over a packed batch: each response sees its own prompt and itself, and nothing else.
+"""Attention over a packed batch: each response attends to its own prompt and itself, and nothing else.
 
-`packed` is an attention function of our own, which any Hugging Face architecture calls through its attention interface:
-linear layers run on the packed axis, and only inside attention are segments padded, in buckets of like lengths. It is
-exact, needs no [L, L] mask, and is what lets a shared prompt be run once. The other paths lean on Hugging Face's own
-attention and exist for architectures that need them.
+`packed` is an attention function that any Hugging Face architecture calls through its attention interface: linear
+layers run on the packed axis, and only inside attention are segments padded, in buckets of similar lengths. It is
+exact, needs no [L, L] mask, and allows a shared prompt to be run once. The other paths use Hugging Face's own
+attention, for architectures that need it.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from torch.nn import functional as F
 from proxima.data import PackedBatch, UserError
 
 NAME = "proxima_packed"
-SHORT = 1 << 15  # queries x keys of a row up to which the CPU multiplies attention out
-# log2 of the segment length below which lengths are not told apart: more buckets would cost more than the padding
+SHORT = 1 << 15  # queries x keys of a row up to which a CPU uses ordinary products
+# log2 of the segment length below which all share a bucket: more buckets would cost more than the padding
 SHORTEST = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
-    """R segments of like lengths, padded to a rectangle.
+class SegmentBlock:
+    """R segments of similar lengths, padded to a rectangle.
 
     Args:
         query: [R, T] index into L, of the segment's own tokens; padding repeats token 0.
@@ -39,8 +39,7 @@ class Block:
     seen: Tensor
 
     def mask(self, window: int | None) -> Tensor:
-        """[R, 1, T, C + T] bool: True where a query may look. Padding queries look at their own padding, so that no row
-        is empty."""
+        """[R, 1, T, C + T] bool: True where a query attends. Padding attends to padding, so that no row is empty."""
         width, reach = self.query.shape[1], self.context.shape[1]
         device = self.query.device
         step = torch.arange(width, device=device)
@@ -67,7 +66,7 @@ class Segments:
                 seen = 0 if parent[g] < 0 else spans[parent[g]][1] - spans[parent[g]][0]
                 sizes = (max(SHORTEST, (n - 1).bit_length()) for n in (end - start, seen))
                 buckets.setdefault((parent[g] < 0, *sizes), []).append(g)
-        self.blocks: list[Block] = []
+        self.blocks: list[SegmentBlock] = []
         self.masks: dict[tuple[int, int | None], Tensor] = {}
         inverse = torch.zeros(len(batch.tokens), dtype=torch.long)
         offset = 0
@@ -79,7 +78,7 @@ class Segments:
                 inverse[start:end] = torch.arange(end - start) + offset + row * query.shape[1]
             offset += query.numel()
             self.blocks.append(
-                Block(
+                SegmentBlock(
                     query=query.to(device),
                     context=_rectangle(seen_spans).to(device),
                     own=torch.tensor([e - s for s, e in own], device=device),
@@ -89,7 +88,7 @@ class Segments:
         self.inverse = inverse.to(device)
 
     def mask(self, index: int, window: int | None) -> Tensor | None:
-        """The mask of a block, made once; None where plain causal attention does (right padding is invisible to it)."""
+        """The mask of a block, computed once; None where causal attention suffices (it ignores right padding)."""
         block = self.blocks[index]
         if window is not None and window >= block.query.shape[1] + block.context.shape[1]:
             window = None
@@ -126,11 +125,10 @@ def packed_attention(
     """Called by every layer in place of Hugging Face's attention. query [1, H, L, D]; key, value [1, H_kv, L, D];
     returns [1, L, H, D].
 
-    `attend`, an engine's own attention over its cache, takes over when it is given: `attend(layer, q, k, v, scale,
-    window)` with q [L, H, D].
+    `attend(layer, q, k, v, scale, window)`, q [L, H, D], is an engine's attention over its cache and replaces this.
 
     Raises:
-        ValueError: the architecture asks for something this path does not do (soft-capped logits, attention sinks).
+        UserError: the architecture needs something this path lacks (soft-capped logits, attention sinks).
     """
     for name in ("softcap", "s_aux"):
         if other.get(name) is not None:
@@ -143,7 +141,7 @@ def packed_attention(
     if attend is not None:
         return attend(module.layer_idx, q, k, v, scaling, sliding_window)[None], None
     if segments is None:
-        raise UserError("packed attention was called without segments: call the model through proxima.model.Policy.")
+        raise RuntimeError("packed attention was called without segments: call the model through proxima.model.Policy.")
     outputs = []
     for i, block in enumerate(segments.blocks):
         rows, width = block.query.shape
@@ -160,9 +158,8 @@ def packed_attention(
 def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, dropout: float) -> Tensor:
     """q [R, T, H, D], k and v [R, S, H_kv, D], mask [R, 1, T, S] (None: causal, T = S) → [R, T, H, D].
 
-    Queries of a key head become rows of one product, so that keys are not repeated. On a CPU short rows are multiplied
-    out: torch's fused kernel is made for long ones, and its backward takes several times as long there
-    (benchmarks/attention).
+    Queries of a key head become rows of one product, so that keys are not repeated. On a CPU short rows use ordinary
+    products: the backward pass of torch's fused kernel takes several times as long there.
     """
     rows, width, heads, dim = q.shape
     reach, kv_heads = k.shape[1], k.shape[2]
@@ -205,8 +202,7 @@ def _hidden_packed(backbone: nn.Module, batch: PackedBatch) -> Tensor:
 
 
 def _hidden_native(backbone: nn.Module, batch: PackedBatch) -> Tensor:
-    """Hugging Face's own detection of packed sequences from positions: no mask may be given, or it contaminates
-    silently."""
+    """Hugging Face detects packed sequences from positions, but only without a mask; with one it mixes them."""
     responses = int((batch.parent >= 0).sum())
     if responses * 2 != len(batch.parent):
         raise UserError("model.attention=native can't share prompts; set model.share_prompt=false.")
@@ -215,7 +211,7 @@ def _hidden_native(backbone: nn.Module, batch: PackedBatch) -> Tensor:
 
 
 def _hidden_mask(backbone: nn.Module, batch: PackedBatch) -> Tensor:
-    """A 4-D additive mask [1, 1, L, L]: works with every architecture that takes one, at the price of L² memory."""
+    """A 4-D additive mask [1, 1, L, L]: for every architecture that takes one; needs L² memory."""
     count = len(batch.tokens)
     device = batch.tokens.device
     segment = torch.repeat_interleave(
@@ -226,7 +222,7 @@ def _hidden_mask(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     allowed = same | (batch.parent[segment][:, None] == segment)
     dtype = next(backbone.parameters()).dtype
     mask = torch.zeros(1, 1, count, count, dtype=dtype, device=device).masked_fill_(~allowed, torch.finfo(dtype).min)
-    # an architecture with several kinds of layers wants one mask for each; a window can't be told from here
+    # an architecture with several kinds of layers needs one mask for each: windows are not supported here
     config: Any = backbone.config
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if window is not None and int(batch.position.max()) >= window:
@@ -238,7 +234,7 @@ def _hidden_mask(backbone: nn.Module, batch: PackedBatch) -> Tensor:
 
 
 def _hidden_padded(backbone: nn.Module, batch: PackedBatch) -> Tensor:
-    """One row a sequence, right-padded: right for every causal model, state-space ones too, and the slowest."""
+    """One right-padded row per sequence: for every causal model, state-space models too; the slowest."""
     cut = batch.segment_cu.tolist()
     parent = batch.parent.tolist()
     spans = [(cut[p], cut[p + 1], cut[g], cut[g + 1]) for g, p in enumerate(parent) if p >= 0]
@@ -270,7 +266,7 @@ ATTENTION: dict[str, Callable[[nn.Module, PackedBatch], Tensor]] = {
 
 
 def hugging_face_name(path: str) -> str:
-    """The attention implementation that Hugging Face is to use under a path; registers ours on first use."""
+    """The attention implementation of Hugging Face for a path; registers ours on first use."""
     if path != "packed":
         return "sdpa"
     from transformers import AttentionInterface

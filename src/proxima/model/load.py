@@ -1,4 +1,4 @@
-"""Find and load a causal language model: a hub name, a folder, or a GGUF file."""
+"""Loads a causal language model from a hub name, a folder, or a GGUF file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model with its tokenizer, and where they came from."""
+    """A model with its tokenizer and path."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
@@ -24,7 +24,7 @@ class LoadedModel:
 
     @property
     def name(self) -> str:
-        """Short name for people."""
+        """Short name for display."""
         return self.path.rstrip("/").split("/")[-1]
 
     @property
@@ -34,30 +34,29 @@ class LoadedModel:
 
     @property
     def max_length(self) -> int:
-        """Longest sequence, tokens, the model was made for."""
+        """Longest sequence that the model supports, in tokens."""
         return int(getattr(self.model.config, "max_position_embeddings", 0) or 1 << 20)
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """Token ids that end a completion: those of the generation config, the model config and the tokenizer
-        together."""
-        found: list[Any] = []
+        """Token ids that end a completion, of the generation config, the model config and the tokenizer."""
+        stop: list[Any] = []
         for source in (self.model.generation_config, self.model.config, self.tokenizer):
             ids = getattr(source, "eos_token_id", None)
-            found.extend(ids if isinstance(ids, list | tuple) else [ids])
-        return tuple(dict.fromkeys(int(i) for i in found if i is not None))
+            stop.extend(ids if isinstance(ids, list | tuple) else [ids])
+        return tuple(dict.fromkeys(int(i) for i in stop if i is not None))
 
 
 def resolve_device(device: str) -> torch.device:
-    """`auto` is CUDA where there is one, else the CPU."""
+    """`auto` is CUDA if available, else the CPU."""
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
 
 
 def check_path(path: str) -> None:
-    """Refuse, before anything is loaded, a path that can't be a model.
+    """Validate a model path before anything is loaded.
 
     Raises:
-        ValueError: a path that looks local and isn't there, a folder without config.json, a file that is not GGUF.
+        FieldError: a local path that does not exist, a folder without config.json, a file that is not GGUF.
     """
     place = Path(path)
     if place.is_dir():
@@ -82,7 +81,7 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, revision=revision, **extra)
         return config
-    except Exception as error:  # a damaged file makes every reader fail in its own way
+    except Exception as error:  # damaged files raise all kinds of errors
         raise FieldError("model.path", path, f"can't be read: {_first_line(error)}") from error
 
 
@@ -108,7 +107,7 @@ def load(
             `accelerate`).
 
     Raises:
-        ValueError: one line that says what is wrong with the path, or which weights the files lack.
+        FieldError: the path can't be loaded, or the files lack weights.
     """
     from transformers import AutoModelForCausalLM
 
@@ -123,7 +122,7 @@ def load(
         )
     except Exception as error:
         raise FieldError("model.path", path, f"can't be loaded: {_first_line(error)}") from error
-    if missing := sorted(report["missing_keys"]):  # Hugging Face draws them at random and only warns
+    if missing := sorted(report["missing_keys"]):  # Hugging Face initializes them at random and only warns
         reason = f"lacks {len(missing)} of the model's weights, {missing[0]} among them"
         raise FieldError("model.path", path, reason, remedy="download the whole folder")
     if model.dtype != dtype:

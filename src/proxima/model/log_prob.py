@@ -1,8 +1,7 @@
-"""Log-prob of given tokens, and entropy, from hidden states, without ever holding `[N, vocabulary]`.
+"""Log-probs of given tokens, and entropies, from hidden states, without materializing `[N, vocabulary]`.
 
 logits_n = h_n Wᵀ (+ b) / temperature_n     log_prob_n = logits_n[y_n] − logsumexp(logits_n)
-H_n = logsumexp(logits_n) − Σ_v p_v
-logits_v
+H_n = logsumexp(logits_n) − Σ_v p_v logits_v
 """
 
 from collections.abc import Iterator
@@ -33,16 +32,15 @@ def token_log_prob(
     others: Tensor | None = None,
     chunk: int = 512,
 ) -> TokenLogProbs:
-    """Chunked, fused log-softmax-gather with its own backward; logits are recomputed there instead of kept.
+    """Chunked, fused log-softmax and gather; the backward pass recomputes the logits.
 
     Args:
         hidden: [N, D], states that predict the targets.
         weight, bias: [V, D], [V], the output head.
         target: [N] int64, token ids.
         temperature: scalar or [N] float, > 0; logits are divided by it.
-        entropy: also return the entropy; with gradient only if `entropy_gradient`, since that makes the backward
-            dearer.
-        others: [N, K] int64, more token ids whose log-probs are wanted, without gradient: the behavior policy's top K.
+        entropy: also return the entropy; with gradient only if `entropy_gradient`, which costs time in the backward.
+        others: [N, K] int64, more token ids whose log-probs to return, without gradient: the behavior policy's top K.
         chunk: rows of logits alive at once; memory is about chunk x V values of the product's dtype.
 
     Returns: log_prob [N] float32, nats; entropy [N] float32, nats, or None; of the others [N, K] float32, nats, or
@@ -64,7 +62,7 @@ def token_log_prob(
     return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)
 
 
-ROWS = 8  # logits rows worked on at once after the product: they stay in the cache
+ROWS = 8  # rows of logits processed at once after the product: they stay in the cache
 
 _LOGIT_DTYPE = {torch.float64: torch.float64}  # float32 for every other
 

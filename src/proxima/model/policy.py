@@ -1,4 +1,4 @@
-"""The policy: packed trajectories in, log-probs of their response tokens out."""
+"""The policy: log-probs of the response tokens of packed trajectories."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,10 +16,9 @@ from proxima.model.log_prob import token_log_prob
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOutputs:
-    """log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats, or None when it wasn't asked
-    for.
+    """log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats, or None unless requested.
 
-    top_k_log_prob [N, K] float32, nats, without gradient, of the ids in the batch's `top_k`; None where it has none.
+    top_k_log_prob [N, K] float32, nats, without gradient, of the ids in the batch's `top_k`; None without these.
     """
 
     log_prob: Tensor
@@ -34,7 +33,7 @@ def parts(model: nn.Module) -> tuple[Any, Any]:
 
 
 class Policy:
-    """A loaded model with a way to run packed batches.
+    """A loaded model that runs packed batches.
 
     Args:
         loaded: model and tokenizer.
@@ -42,7 +41,7 @@ class Policy:
             calls its attention through Hugging Face's attention interface, else `padded`.
         share_prompt: run the prompt of neighbouring trajectories of a group once.
         compute_dtype: autocast dtype; float32 switches autocast off.
-        log_prob_chunk: rows of logits alive at once.
+        log_prob_chunk: rows of logits in memory at once.
     """
 
     def __init__(
@@ -76,11 +75,11 @@ class Policy:
         self._refuse_scaled_logits()
 
     def _refuse_scaled_logits(self) -> None:
-        """A head followed by a scale or soft cap would give wrong log-probs here: say so instead."""
+        """Refuse a head followed by a scale or soft cap, whose log-probs would be wrong here."""
         for name, neutral in (("final_logit_softcapping", None), ("logit_scale", 1.0), ("logits_scaling", 1.0)):
-            found = getattr(self.model.config, name, neutral)
-            if found is not None and found != neutral:
-                raise UserError(f"{type(self.model).__name__}: {name}={found} after the output head is not supported.")
+            value = getattr(self.model.config, name, neutral)
+            if value is not None and value != neutral:
+                raise UserError(f"{type(self.model).__name__}: {name}={value} after the output head is not supported.")
 
     @property
     def device(self) -> torch.device:
@@ -98,7 +97,7 @@ class Policy:
                 )
 
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        """The layout this policy runs, on its device."""
+        """The packed batch for this policy, on its device."""
         return pack(trajectories, share_prompt=self.share_prompt).to(self.device)
 
     def autocast(self) -> AbstractContextManager[None]:
@@ -120,7 +119,7 @@ class Policy:
             return TokenOutputs(log_prob=empty, entropy=empty if entropy else None)
         with self.autocast():
             hidden = ATTENTION[self.attention](self.backbone, batch)
-            found = token_log_prob(
+            outputs = token_log_prob(
                 hidden,
                 self.head.weight,
                 batch.target,
@@ -131,4 +130,4 @@ class Policy:
                 others=batch.top_k,
                 chunk=self.log_prob_chunk,
             )
-        return TokenOutputs(log_prob=found.log_prob, entropy=found.entropy, top_k_log_prob=found.others)
+        return TokenOutputs(log_prob=outputs.log_prob, entropy=outputs.entropy, top_k_log_prob=outputs.others)

@@ -1,4 +1,4 @@
-"""Write a policy as a Hugging Face folder."""
+"""Writes a policy as a Hugging Face folder."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def save(
     the model back.
 
     Args:
-        folder: made if missing. The caller writes aside and renames where a reader may be watching.
+        folder: created if missing. For an atomic write, the caller writes to a temporary name and renames.
         dtype: dtype of the written weights; None writes them as they are (bit-equal after loading).
     """
     folder = Path(folder)
