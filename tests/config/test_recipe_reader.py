@@ -65,8 +65,8 @@ def test_merge_keys_and_anchors(recipe):
     ("text", "line"),
     [
         ("a: 1\nb: [1, 2\n", "run.yaml:3: not YAML: expected ',' or ']', but got '<stream end>'"),
-        ("a: 1\na: 2\n", "run.yaml:2: the key 'a' stands here twice; keep one"),
-        ("a: {b: 1, b: 2}\n", "run.yaml:1: the key 'b' stands here twice; keep one"),
+        ("a: 1\na: 2\n", "run.yaml:2: the key 'a' is given twice; keep one"),
+        ("a: {b: 1, b: 2}\n", "run.yaml:1: the key 'b' is given twice; keep one"),
         ("- 1\n", "run.yaml: must be a mapping of fields (`model: …`, `task: …`), see recipes/quickstart.yaml"),
         ("", "run.yaml: is empty; see recipes/quickstart.yaml for a recipe"),
         ("# nothing\n", "run.yaml: is empty; see recipes/quickstart.yaml for a recipe"),

@@ -1,17 +1,17 @@
-"""Config: a recipe and overrides become one checked `RunConfig` in which every value knows where it came from.
+"""Config: a recipe and overrides become one checked config in which every value knows its origin.
 
-    schema.py      the fields, once: default, unit, bounds
-    read.py, tree.py   YAML and key=value → layers → one tree
-    presets.py     algorithms by name                                 coerce.py
-    written values → annotated types
-    resolve.py     tree → RunConfig with provenance                   describe.py        what a dataclass says of itself
-    check.py       what no single field can see                       errors.py          the user's line, did-you-mean
-    explain.py     values, batch arithmetic, memory, time             estimate.py        the numbers behind it
-    json_schema.py for editors                                        dump.py            config.yaml of a run folder
+    schema            the fields, once: default, unit, bounds      describe            a dataclass: fields, kinds, help
+    recipe_reader     YAML and key=value → layers                  tree                layers as nodes; how they merge
+    layers            layers and presets → one tree                presets             algorithms by name
+    builder           tree → dataclasses with provenance           coerce, scalars     written value → annotated type
+    resolve           recipe → Resolved, for any root              problems            the user's line, did-you-mean
+    validate          checks across fields: *_checks               comparable          which fields may differ
+    estimate          batch, memory, time; recipe_estimates        json_schema, dump   for editors; config.yaml of a run
+
 Imports: pyyaml, torch, every room below; the tables of kinds are imported when a recipe is resolved. Imported by
 `runtime`, `view`, `cli`.
-To add a field: a line in `schema.py` with a meaning in `Annotated` and a bound in `__post_init__`; two recipes must
-need it, else it belongs into the spec that uses it. To add a preset: a key in `presets.py` with its source. No aliases
+To add a field: a line in `schema.py` with a meaning in `Annotated` and a bound in `__post_init__`, if two recipes need
+it; else it belongs in the spec that uses it. To add a preset: a key in `presets.py` with its source. No aliases
 for renamed fields.
 """
 

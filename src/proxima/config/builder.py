@@ -14,7 +14,7 @@ from proxima.config.describe import (
     summary_of,
     table_of,
 )
-from proxima.config.problems import ConfigError, Problem, suggestion
+from proxima.config.problems import ConfigError, Problem, nearest, suggestion
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.schema import Slot
 from proxima.config.tree import DEFAULT, Node
@@ -79,10 +79,10 @@ class Builder:
 
     def unknown_field(self, path: str, label: str, node: Node, cls: type) -> Problem:
         name = path.rpartition(".")[2]
-        remedy = suggestion(name, [info.name for info in fields_of(cls)])
+        known = [info.name for info in fields_of(cls)]
         elsewhere = [entry.path for entry in self.entries if entry.path.rpartition(".")[2] == name]
-        if not remedy.startswith("did") and elsewhere:
-            remedy = f"did you mean {elsewhere[0]!r}?"
+        moved = nearest(name, known) is None and elsewhere
+        remedy = f"did you mean {elsewhere[0]!r}?" if moved else suggestion(name, known)
         while node.source.origin == "command line" and node.mapping and len(node.mapping) == 1:
             (key, node), *_ = node.mapping.items()
             path = f"{path}.{key}"

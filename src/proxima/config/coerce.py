@@ -1,23 +1,32 @@
 """A written value becomes a value of the annotated type, or a message that says what would be accepted."""
 
-import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from proxima.config.describe import options_of
-from proxima.config.problems import suggestion
+from proxima.config.problems import nearest
 from proxima.config.tree import COMMAND_LINE, Node
 
 NONE = type(None)
 
 
 class Mismatch(Exception):
-    """The value does not fit the type; `str()` is the remedy, `where` the path below the field (`.2`)."""
+    """The value does not fit the type.
 
-    def __init__(self, remedy: str, where: str = "", node: Node | None = None) -> None:
-        super().__init__(remedy)
-        self.where, self.node = where, node
+    Args:
+        expected: what would fit, after "must be".
+        where: path below the field, `.2`.
+        node: the value below the field that does not fit.
+    """
+
+    def __init__(self, expected: str, where: str = "", node: Node | None = None) -> None:
+        super().__init__(f"must be {expected}")
+        self.expected, self.where, self.node = expected, where, node
+
+    def below(self, key: object, node: Node) -> "Mismatch":
+        """The same, seen from the list or mapping that holds the value at `key`."""
+        return Mismatch(self.expected, f".{key}{self.where}", self.node or node)
 
 
 def coerce(node: Node, hint: Any) -> Any:
@@ -41,12 +50,8 @@ def coerce(node: Node, hint: Any) -> Any:
             failures.append(failure)
     if len(failures) == 1 and NONE not in options:
         raise failures[0]
-    remedies = dict.fromkeys(str(failure).removeprefix("must be ") for failure in failures)
-    raise Mismatch(
-        "must be " + " or ".join([*remedies, *(["null"] if NONE in options else [])]),
-        failures[0].where,
-        failures[0].node,
-    )
+    expected = dict.fromkeys([*(failure.expected for failure in failures), *(["null"] if NONE in options else [])])
+    raise Mismatch(" or ".join(expected), failures[0].where, failures[0].node)
 
 
 def _strictness(option: Any) -> int:
@@ -73,9 +78,7 @@ def _one(node: Node, hint: Any) -> Any:
         return list(_items(node, (entry,) * len(node.items or ())))
     if base in (dict, Mapping):
         return _mapping(node, (get_args(hint) or (str, Any))[1])
-    if isinstance(hint, types.GenericAlias | type):
-        return node.to_python()  # a type of somebody's own: its spec checks it
-    return node.to_python()
+    return node.to_python()  # any other type: its spec checks the value
 
 
 def _literal(node: Node, choices: tuple[Any, ...]) -> Any:
@@ -84,40 +87,40 @@ def _literal(node: Node, choices: tuple[Any, ...]) -> Any:
         if same or (isinstance(choice, str) and choice == node.text):
             return choice
     if len(choices) == 1:
-        raise Mismatch(f"must be {choices[0]}")
-    near = suggestion(str(node.to_python()), [str(choice) for choice in choices])
-    listed = ", ".join(str(choice) for choice in choices)
-    raise Mismatch(f"must be one of {listed}" + (f"; {near}" if near.startswith("did") else ""))
+        raise Mismatch(f"{choices[0]}")
+    names = [str(choice) for choice in choices]
+    near = nearest(str(node.to_python()), names)
+    raise Mismatch(f"one of {', '.join(names)}" + (f"; did you mean {near!r}?" if near else ""))
 
 
 def _bool(node: Node) -> bool:
     if isinstance(node.value, bool):
         return node.value
-    raise Mismatch("must be true or false")
+    raise Mismatch("true or false")
 
 
 def _int(node: Node) -> int:
     if isinstance(node.value, int | float) and not isinstance(node.value, bool) and node.value == node.value // 1:
         return int(node.value)
-    raise Mismatch("must be a whole number")
+    raise Mismatch("a whole number")
 
 
 def _float(node: Node) -> float:
     if isinstance(node.value, int | float) and not isinstance(node.value, bool):
         return float(node.value)
-    raise Mismatch("must be a number")
+    raise Mismatch("a number")
 
 
 def _text(node: Node) -> str:
     if isinstance(node.value, str):
         if any("\ud800" <= char <= "\udfff" for char in node.value):
-            raise Mismatch("must be a text that UTF-8 can hold")
+            raise Mismatch("a text that UTF-8 can hold")
         return node.value
     if node.source == COMMAND_LINE and node.text is not None and node.value is not None:
         return node.text
     if node.mapping is not None or node.items is not None or node.value is None:
-        raise Mismatch("must be a text")
-    raise Mismatch(f'must be a text; put it in quotes: "{node.text}"')
+        raise Mismatch("a text")
+    raise Mismatch(f'a text; put it in quotes: "{node.text}"')
 
 
 _SCALARS: dict[Any, Any] = {bool: _bool, int: _int, float: _float, str: _text}
@@ -130,30 +133,30 @@ def _entry_hints(node: Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(args) == 2 and args[1] is Ellipsis:
         return (args[0],) * count
     if node.items is not None and count != len(args):
-        raise Mismatch(f"must be a list of {len(args)}")
+        raise Mismatch(f"a list of {len(args)}")
     return args
 
 
 def _items(node: Node, hints: tuple[Any, ...]) -> list[Any]:
     if node.items is None:
         written = f"[{node.text}]" if node.text is not None else "[…]"
-        raise Mismatch(f"must be a list: {written}")
+        raise Mismatch(f"a list: {written}")
     values = []
     for index, (child, hint) in enumerate(zip(node.items, hints, strict=True)):
         try:
             values.append(coerce(child, hint))
         except Mismatch as failure:
-            raise Mismatch(str(failure), f".{index}{failure.where}", failure.node or child) from None
+            raise failure.below(index, child) from None
     return values
 
 
 def _mapping(node: Node, hint: Any) -> dict[str, Any]:
     if node.mapping is None:
-        raise Mismatch("must be a mapping: {name: value, …}")
+        raise Mismatch("a mapping: {name: value, …}")
     values = {}
     for key, child in node.mapping.items():
         try:
             values[key] = coerce(child, hint)
         except Mismatch as failure:
-            raise Mismatch(str(failure), f".{key}{failure.where}", failure.node or child) from None
+            raise failure.below(key, child) from None
     return values

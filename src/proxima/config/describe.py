@@ -1,5 +1,4 @@
-"""What a dataclass says of itself: its fields with type, default and meaning. `explain`, `list`, JSON schema and errors
-read it from here.
+"""Describes config dataclasses: fields with type, default and meaning, for `explain`, `list`, JSON schema and errors.
 
 The meaning of a field is the text in its `Annotated[...]`, else its entry under `Args:` in the class docstring.
 """

@@ -1,4 +1,4 @@
-"""What a user is told about a config: one line a problem, with path, value, where it came from, and the remedy."""
+"""Problems of a config, one line each: path, value, origin and remedy."""
 
 import difflib
 from collections.abc import Iterable
@@ -42,18 +42,20 @@ def one_problem(path: str, message: str, value: str | None = None, source: str |
     return ConfigError([Problem(path, message, value, source)])
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` is probably a typo of; None if none is near."""
+    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)), None)
+
+
 def suggestion(name: str, known: Iterable[str], also: str = "") -> str:
     """`did you mean 'delta'?`, or, when nothing is near, all of them: `known: delta, delta_b, w_min`.
 
     Args:
-        name: what was written.
-        known: what could have been written.
-        also: a form that is accepted besides, appended to the list.
+        also: another accepted form, appended to the list.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {near[0]!r}?"
+    if (near := nearest(name, names)) is not None:
+        return f"did you mean {near!r}?"
     if not names:
         return f"there are none{', only ' + also if also else ''}"
     return "known: " + ", ".join(names) + (f", or {also}" if also else "")

@@ -26,7 +26,7 @@ def read_recipe(path: str | Path) -> list[Node]:
             `config.yaml`.
 
     Raises:
-        ConfigError: no such file, bad YAML (with the line), a duplicate key, extends in a circle.
+        ConfigError: no such file, bad YAML (with the line), a duplicate key, a circular `extends`.
     """
     return _read_layers(Path(path), ())
 
@@ -120,7 +120,7 @@ def _refuse_duplicates(node: yaml.MappingNode, name: str) -> None:
         if not isinstance(key, yaml.ScalarNode):
             raise one_problem(f"{name}:{key.start_mark.line + 1}", "a key must be a plain word")
         if key.value in seen and key.value != "<<":
-            raise one_problem(f"{name}:{key.start_mark.line + 1}", f"the key {key.value!r} stands here twice; keep one")
+            raise one_problem(f"{name}:{key.start_mark.line + 1}", f"the key {key.value!r} is given twice; keep one")
         seen.add(key.value)
 
 
