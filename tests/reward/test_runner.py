@@ -273,7 +273,7 @@ def test_a_scorer_that_always_hangs_does_not_take_all_threads():
     assert len(hanging) <= 108 and not any(score.valid for score in scores)
     assert errors.count("hangs: timed out after 0.005 s") <= 108
     assert {error for error in errors if "timed out" not in error} <= {
-        f"hangs: not asked: {n} calls before it hang still" for n in range(100, 109)
+        f"hangs: not called: {n} earlier calls still hang" for n in range(100, 109)
     }
     gate.set()
     for thread in hanging:

@@ -248,9 +248,9 @@ def recipe_snippet(card: Mapping[str, Any], folder: str | None = None) -> str:
     """The lines of a recipe that use the data."""
     path = folder or f"data/{card['name']}"
     trained = "train.parquet" in card["outputs"]
-    asked = "test.parquet" in card["outputs"]
+    tested = "test.parquet" in card["outputs"]
     lines = [f"task: {{kind: prepared, path: {path}}}"] if trained else []
-    lines += [f"eval: {{task: {{kind: prepared, path: {path}, split: test}}}}"] if asked else []
+    lines += [f"eval: {{task: {{kind: prepared, path: {path}, split: test}}}}"] if tested else []
     return "\n".join([*lines, f"reward: {card['reward']}"] if trained else lines)
 
 

@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 from proxima.data.jsonl import utf8
 
-# Instructions that published data sets put around the question, as they stand in the files.
+# Instructions that published data sets put around the question, verbatim.
 _BEFORE = (
     # DAPO-Math-17k and its AIME-2024; some copies ask for \boxed{$Answer}, some write $ANSWER
     re.compile(

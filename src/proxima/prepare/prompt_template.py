@@ -77,7 +77,7 @@ def resolve_template(text: str, system: str | None = None) -> Template:
 def _from_file(name: str) -> str:
     try:
         return Path(name).expanduser().read_text(encoding="utf-8").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as problem:
-        reason = getattr(problem, "strerror", None) or "is not UTF-8 text"
+    except (OSError, UnicodeDecodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or "is not UTF-8 text"
         remedy = "name a text file that holds {question}"
         raise FieldError("template", f"@{name}", f"can't be read ({reason})", remedy=remedy) from None

@@ -34,7 +34,7 @@ class Reward(Protocol):
 
     @property
     def needs_answer(self) -> bool:
-        """Whether the reward compares with the row's answer; `unreadable` is then asked about each before the run."""
+        """Whether the reward compares with the row's answer; `unreadable` then checks each answer before the run."""
 
     @property
     def completions_per_call(self) -> int:

@@ -25,7 +25,7 @@ class ReasoningGymTask:
         split: `train` or `test`: different puzzles at the same seed.
         config: the task's own settings by name, as `{min_terms: 2, max_terms: 4}`; the task `composite` mixes others,
             as `{datasets: [{name: chain_sum, weight: 2, config: {}}, {name: countdown, weight: 1, config: {}}]}`.
-    Returns: rows whose answer is the task's reference answer, None where the task has none; metadata `reasoning_gym`.
+    Returns: rows whose answer is the task's reference answer, None without one; metadata `reasoning_gym`.
     Raises: FieldError for an unknown task or setting (with the nearest name), or a setting that the task refuses.
     """
 

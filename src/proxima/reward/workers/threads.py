@@ -74,7 +74,7 @@ class DaemonThreads:
             except queue.Empty:
                 return
             if call is not None and call.began.set_running_or_notify_cancel():
-                call.began.set_exception(RuntimeError(f"not asked: {self._hung} calls before it hang still"))
+                call.began.set_exception(RuntimeError(f"not called: {self._hung} earlier calls still hang"))
 
     def _loop(self) -> None:
         while (call := self._calls.get()) is not None:
