@@ -14,23 +14,27 @@ Progress = Callable[[int, int], None]
 
 
 class WorkerThread:
-    """Runs calls one after another, all in one thread, with as many torch threads as the thread that made it has.
+    """Runs calls beside the event loop, with as many torch threads as the thread that made it has.
 
-    A call runs to its end. Only when the task that awaits it is cancelled (a second Ctrl-C), the call gets a
+    Each call gets a fresh thread: the OpenMP threads of an idle one would slow down decoding in the main thread.
+    A call runs to its end. Only if the task that awaits it is cancelled (a second Ctrl-C), the call gets a
     KeyboardInterrupt at its next line of Python.
     """
 
     def __init__(self) -> None:
+        self._torch_threads = torch.get_num_threads()
+        self._executor: ThreadPoolExecutor | None = None
         self._ident = 0
-        self._executor = ThreadPoolExecutor(1, "proxima-worker", self._start, (torch.get_num_threads(),))
 
-    def _start(self, torch_threads: int) -> None:
+    def _start(self) -> None:
         self._ident = threading.get_ident()
-        torch.set_num_threads(torch_threads)  # OpenMP counts threads for each thread anew
+        torch.set_num_threads(self._torch_threads)  # OpenMP keeps this number for each thread
 
     async def run(self, call: Callable[..., T], *arguments: Any) -> T:
-        """What `call(*arguments)` returns or raises."""
+        """What `call(*arguments)` returns or raises. One call at a time."""
+        self._executor = ThreadPoolExecutor(1, "proxima-worker", self._start)
         future = self._executor.submit(call, *arguments)
+        self._executor.shutdown(wait=False)  # the thread ends with the call
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -62,8 +66,9 @@ class WorkerThread:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait for the running call and end the thread."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        """Wait for the end of a call that was interrupted."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=True)
 
     def _interrupt(self, future: "Future[Any]") -> None:
         if future.running():
