@@ -1,7 +1,6 @@
-"""Estimators of one question: n samples were drawn, what would k have given? Exact expectations, no random draw.
+"""Estimators for one question with n samples: exact expectations over all C(n, k) subsets of k samples.
 
-Each is the mean over all C(n, k) ways to keep k of the n samples, so a figure at k < n uses every sample and has the
-least variance.
+An estimate at k < n uses every sample and therefore has the least variance; nothing is drawn at random.
 """
 
 import math
@@ -14,8 +13,7 @@ from proxima.data import require
 
 
 def mean_at_k(correct: Sequence[bool]) -> float:
-    """The share of right samples: mean@k for every k <= n at once, because the mean over subsets of the subset mean is
-    the mean.
+    """The share of right samples, which is mean@k for every k <= n.
 
     Args:
         correct: whether each of the n samples is right, n >= 1.
@@ -24,7 +22,7 @@ def mean_at_k(correct: Sequence[bool]) -> float:
     Source: avg@k, as DAPO (arXiv 2503.14476) reports AIME as avg@32.
     """
     require(len(correct) >= 1, "correct", list(correct), "must hold at least one sample")
-    return sum(bool(one) for one in correct) / len(correct)
+    return sum(map(bool, correct)) / len(correct)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -139,5 +137,5 @@ def _others(wrong: tuple[int, ...], silent: int, votes: int, left: int) -> np.nd
             else:
                 grown[1:, drawn:] += factor * ways[:-1, : left + 1 - drawn]
         ways = grown
-    found: np.ndarray = ways[:, left]
-    return found
+    by_ties: np.ndarray = ways[:, left]
+    return by_ties

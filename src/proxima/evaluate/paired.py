@@ -106,9 +106,9 @@ def _as_integers(values: Sequence[float]) -> list[int] | None:
 
 
 def _by_flips(values: np.ndarray, seed: int) -> float:
-    n, far, found = len(values), abs(float(values.sum())) * (1 - 1e-12), 0
+    n, far, extreme = len(values), abs(float(values.sum())) * (1 - 1e-12), 0
     rows = max(1, 4_000_000 // n)
     for start in range(0, FLIPS, rows):
         signs = (random_bits(seed, start, min(FLIPS, start + rows), n) & 1).astype(np.float64) * 2 - 1
-        found += int((np.abs(signs @ values) >= far).sum())
-    return (1 + found) / (1 + FLIPS)
+        extreme += int((np.abs(signs @ values) >= far).sum())
+    return (1 + extreme) / (1 + FLIPS)

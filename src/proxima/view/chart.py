@@ -8,7 +8,7 @@ text. matplotlib is imported when the first chart is drawn.
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -244,17 +244,11 @@ def draw_series(axes: "Axes", s: Series, number: int) -> None:
     style: dict[str, Any] = {"color": variable(s.color), "linewidth": 1.8, "clip_on": False}
     marks: dict[str, Any] = {"color": variable(s.color), "linestyle": "", "markeredgewidth": 0, "clip_on": False}
     if s.spread:
-        known = [(x, y, pair) for x, y, pair in zip(s.x, s.y, s.spread, strict=True) if math.isfinite(y)]
-        axes.vlines(
-            [x for x, _, _ in known],
-            [pair[0] for _, _, pair in known],
-            [pair[1] for _, _, pair in known],
-            variable(s.color),
-            linewidth=1.6,
-            alpha=0.75,
-            gid=f"whisker-{number}",
-            clip_on=False,
-        )
+        whiskers = [(x, *pair) for x, y, pair in zip(s.x, s.y, s.spread, strict=True) if math.isfinite(y)]
+        if whiskers:
+            axes.vlines(
+                *zip(*whiskers, strict=True), alpha=0.75, gid=f"whisker-{number}", **{**style, "linewidth": 1.6}
+            )
         axes.plot(s.x, s.y, marker="o", markersize=7, gid=f"dot-{number}", **marks)
         return
     values = s.y
@@ -303,16 +297,8 @@ def _page_svg(figure: "Figure", axes: "Axes", label: str) -> Markup:
     """The chart with the places of its axes, and with the ruler that the page's script moves."""
     box, (low, high), (start, end) = axes.bbox, axes.get_ylim(), axes.get_xlim()
     height = 72 * figure.get_size_inches()[1]
-    places: Mapping[str, float] = {
-        "left": box.x0,
-        "right": box.x1,
-        "top": height - box.y1,
-        "bottom": height - box.y0,
-        "from": start,
-        "to": end,
-        "low": low,
-        "high": high,
-    }
+    places = {"left": box.x0, "right": box.x1, "top": height - box.y1, "bottom": height - box.y0}
+    places |= {"from": start, "to": end, "low": low, "high": high}
     data = " ".join(f'data-{name}="{round(float(value), 9):.12g}"' for name, value in places.items())
     ends = f'y1="{places["top"]:g}" y2="{places["bottom"]:g}"'
     ruler = f'<line class="ruler" {ends} stroke="var(--muted)" visibility="hidden"/>'
