@@ -101,7 +101,7 @@ def test_list_says_which_advantages_this_loop_cannot_run(proxima):
         "reinforce_pp",
     }
     assert "In core only, it needs `value`. Generalised advantage estimation with a critic" in lines["gae"]
-    assert "In core only, it gives a number for each token. " in lines["reinforce_pp"]
+    assert "In core only, it returns one number a token. " in lines["reinforce_pp"]
 
 
 def test_list_has_no_fragment(proxima):
