@@ -125,3 +125,60 @@ def test_a_kind_that_is_not_there(capsys):
     assert "nowhere.at_all:Thing can't be imported: ModuleNotFoundError" in capsys.readouterr().err
     assert main(["check", "cppo", "delta=-1"]) == 2
     assert "surrogate.delta=-1" in capsys.readouterr().err
+
+
+ENGINE = """
+    from dataclasses import dataclass
+
+    from proxima.data import Completion
+    from proxima.engine import Capabilities, EngineSetup, EngineSpec, Health
+
+    @dataclass(frozen=True)
+    class Echo(EngineSpec):
+        text: str = "42"
+
+        def build(self, setup: EngineSetup):
+            return EchoEngine()
+
+    class EchoEngine:
+        capabilities = Capabilities(weight_updates=frozenset({"module"}), deterministic=True)
+        version = 0
+
+        async def generate(self, requests):
+            for r in requests:
+                yield Completion(
+                    prompt_uid=r.prompt.uid, sample=r.sample, turn=r.turn, tokens=[5, 3], text="42", sampled_log_prob=0.0,
+                    untruncated_log_prob=0.0, policy_version=self.version, finish_reason="stop",
+                    temperature=r.sampling.temperature,
+                )
+
+        async def publish(self, update):
+            self.version = update.version
+
+        async def pause(self, mode="keep"): ...
+        async def resume(self): ...
+        async def abort(self, prompt_uid): ...
+        async def health(self):
+            return Health(ok=True, version=self.version)
+"""
+
+
+def test_a_strangers_engine(stranger, capsys):
+    stranger("echo_lab", ENGINE)
+    assert main(["check", "echo_lab:Echo"]) == 0
+    assert "engine echo_lab:Echo: 5 passed, 0 FAILED, 1 skipped" in capsys.readouterr().out
+    stranger(
+        "stale_lab",
+        ENGINE.replace("policy_version=self.version", "policy_version=0").replace(
+            "tokens=[5, 3]", "tokens=[5, len(requests)]"
+        ),
+    )
+    assert main(["check", "stale_lab:Echo"]) == 1
+    told = capsys.readouterr().out
+    assert "FAILED   versions: tokens carry versions {" in told
+    assert "FAILED   determinism: prompt 0, sample 0 differs when it is alone" in told
+
+
+def test_our_engine(capsys):
+    assert main(["check", "local", "dtype=float32"]) == 0
+    assert "engine local: 6 passed, 0 FAILED, 0 skipped" in capsys.readouterr().out

@@ -2,7 +2,7 @@
 
 Prints a line for each law: passed, skipped, or FAILED with the smallest counterexample found and what it means for a
 run. The laws are also checked with the settings that a spec names in `test_fields`. Exit code 1 if a law failed.
-Slots: surrogate, correction, penalty, aggregate, advantage, selection, reward."""
+Slots: surrogate, correction, penalty, aggregate, advantage, selection, reward, engine."""
 
 import argparse
 import importlib
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", help="a kind of `proxima list`, or package.module:Class")
     parser.add_argument("override", nargs="*", default=[], metavar="field=value", help="fields other than the defaults")
     parser.add_argument("--slot", help="the slot, where its class does not say it")
+    parser.add_argument("--model", help="of an engine: the model to run; otherwise a tiny one is made")
     parser.add_argument("--json", action="store_true", help="print every result for programs")
 
 
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = getattr(resolve(recipe, [f"{path}.{text}" for text in arguments.override], root=CheckConfig).config, slot)
     spec = found[0] if slot == "reward" else found
     results = []
-    for result in results_of(slot, spec):
+    for result in results_of(slot, spec, arguments.model):
         results.append(result)
         if not arguments.json:
             show(result)
@@ -74,12 +75,14 @@ def show(result: "LawResult") -> None:
         print(f"{result.status:<8} {name}" + (f": {result.detail}" if result.detail else ""), flush=True)
 
 
-def results_of(slot: str, spec: Any) -> Iterator["LawResult"]:
+def results_of(slot: str, spec: Any, model: str | None) -> Iterator["LawResult"]:
     """The results, law by law."""
     from proxima import conformance
 
     if slot == "reward":
         return conformance.check_reward(spec)
+    if slot == "engine":
+        return conformance.check_engine(spec, model)
     return conformance.check_spec(slot, spec)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from proxima.conformance.by_hand import require_example
+from proxima.conformance.engine_laws import ENGINE_LAWS, EngineUnderTest, tiny_model
 from proxima.conformance.laws import Law, LawResult, Violation, check_law, require_that
 from proxima.conformance.outcome_laws import GROUP_ADVANTAGE_LAWS, SELECTION_LAWS, TOKEN_ADVANTAGE_LAWS
 from proxima.conformance.reward_laws import REWARD_LAWS
@@ -25,6 +26,8 @@ from proxima.conformance.term_laws import AGGREGATE_LAWS, CORRECTION_LAWS, PENAL
 from proxima.core.advantage import Advantage
 from proxima.core.loss import Aggregate, Correction, Penalty, Surrogate
 from proxima.core.selection import Selection
+from proxima.engine.protocol import EngineSetup
+from proxima.model.load import load, load_tokenizer
 from proxima.reward.base import as_reward
 
 PROTOCOLS: dict[str, type] = {
@@ -80,6 +83,16 @@ def check_reward(spec: Any) -> Iterator[LawResult]:
         yield check_law(law, spec) if reason is None else LawResult(law, "skipped", reason)
 
 
+def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
+    """Check the laws of engines on a model, a tiny one made on the fly where no path is given."""
+    if getattr(type(spec), "needs_weights", False) or model is None:
+        setup = EngineSetup.of(tiny_model() if model is None else load(model))
+    else:
+        setup = EngineSetup(model_path=model, tokenizer=load_tokenizer(model), load_weights=lambda: load(model))
+    for law in ENGINE_LAWS:
+        yield check_law(law, EngineUnderTest(spec, setup))
+
+
 def _declared(slotted: tuple[str, Any], _: None) -> None:
     slot, spec = slotted
     parameters = getattr(type(spec), "__dataclass_params__", None)
@@ -111,6 +124,7 @@ __all__ = [
     "Law",
     "LawResult",
     "Violation",
+    "check_engine",
     "check_law",
     "check_reward",
     "check_spec",
