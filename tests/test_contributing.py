@@ -1,6 +1,7 @@
 """The code in CONTRIBUTING.md and README.md is what it says, and works."""
 
 import asyncio
+import json
 import re
 from pathlib import Path
 
@@ -103,3 +104,17 @@ def test_readme():
         },
     )
     torch.testing.assert_close(log_prob.grad, torch.tensor([[-0.5, 0.5]]))  # -A r / 2 where r = 1
+
+
+def test_golden_record_by_hand():
+    from proxima.peers.verify import verify_record
+
+    (text,) = re.findall(r"```json\n(.*?)```", TEXT, re.DOTALL)
+    (verdict,) = map(verify_record, json.loads(text))
+    assert (verdict.status, set(verdict.compared)) == ("matched", {"weight", "keep"})
+
+
+def test_surrogate_passes_proxima_check():
+    from proxima.conformance import check_spec
+
+    assert [result for result in check_spec("surrogate", block("SoftClip")()) if result.status == "FAILED"] == []

@@ -38,10 +38,15 @@ def tiny_model() -> LoadedModel:
         eos_token="<end>",
         pad_token="<end>",
     )
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(letters), max_position_embeddings=256, **sizes))
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(letters), **sizes))
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = 0
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, path="tiny")
 
@@ -61,9 +66,7 @@ async def completions(engine: Engine, wanted: Sequence[Request]) -> list[Complet
     """All completions, in the order of the requests."""
     found = {completion.key: completion async for completion in engine.generate(wanted)}
     keys = [(request.prompt.uid, request.sample, request.turn) for request in wanted]
-    require_that(
-        set(found) == set(keys), f"{len(found)} completions for {len(keys)} requests, or others than requested"
-    )
+    require_that(set(found) == set(keys), f"completions {sorted(found)}, requested {sorted(keys)}")
     return [found[key] for key in keys]
 
 
@@ -90,22 +93,18 @@ async def log_probs(engine: Engine) -> None:
     """The log-probs of sampled tokens are those that `score` gives them."""
     wanted = requests(temperature=0.7)
     made = await completions(engine, wanted)
+    pairs = zip(wanted, made, strict=True)
     scored = await engine.score(
-        [
-            ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens, temperature=0.7)
-            for r, c in zip(wanted, made, strict=True)
-        ]
+        [ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens, temperature=0.7) for r, c in pairs]
     )
     for c, values in zip(made, scored, strict=True):
         off = float(np.abs(c.untruncated_log_prob - values).max(initial=0.0))
-        require_that(
-            off <= LOG_PROB_TOLERANCE, f"prompt {c.prompt_uid}: untruncated_log_prob is {off:.3g} nats off score()"
-        )
+        require_that(off <= LOG_PROB_TOLERANCE, f"prompt {c.prompt_uid}: log-probs are {off:.3g} nats off score()")
         same = np.array_equal(c.sampled_log_prob, c.untruncated_log_prob)
         require_that(same, "nothing is truncated, yet sampled_log_prob differs from untruncated_log_prob")
 
 
-async def determinism(engine: Engine) -> None:
+async def queue_independence(engine: Engine) -> None:
     """A completion depends on seed, prompt, sample and turn, and on nothing else that is queued."""
     wanted = requests()
     together = await completions(engine, wanted)
@@ -177,7 +176,7 @@ def _law(name: str, consequence: str, check: Callable[[Engine], Awaitable[None]]
 ENGINE_LAWS = (
     _law("columns", "the trainer reads wrong tokens", columns),
     _law("log_probs", "the ratio of the first update is not 1", log_probs, applies=_needs("score")),
-    _law("determinism", "a resumed run differs", determinism, applies=_needs("deterministic")),
+    _law("determinism", "a resumed run differs", queue_independence, applies=_needs("deterministic")),
     Law(
         "versions",
         "the age of the data is unknown",
