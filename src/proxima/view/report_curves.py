@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxima.runtime.metric_names import metric_of
 from proxima.view.chart import Series, bar_chart, line_chart
 from proxima.view.formatting import count, duration, fixed, rate, significant
 from proxima.view.log_lines import bounds, carried_in, dropped_prompts
@@ -174,10 +175,11 @@ def reward_parts(train: Sequence[Record]) -> Iterator[ChartSpec]:
 def line_card(spec: ChartSpec, train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
     """The chart, its legend, and each series' value at each step for the ruler. None when no record has any of the
     keys."""
-    present = {key: name for key, name in spec.keys.items() if any(r.get(key) is not None for r in train)}
+    present = {key: name for key, name in spec.keys.items() if any(metric_of(r, key) is not None for r in train)}
     drawn, legend, values = [], [], []
     for color, (key, name) in zip(COLORS, present.items(), strict=False):
-        points = [(float(r["step"]), None if r.get(key) is None else spec.scale * float(r[key])) for r in train]
+        known = [(float(r["step"]), metric_of(r, key)) for r in train]
+        points = [(step, None if value is None else spec.scale * float(value)) for step, value in known]
         drawn.append(Series(points=points, color=color, smooth=spec.smooth and not key.endswith("max")))
         values.append([spec.write(v) for _, v in points])
         legend.append(legend_entry(name, color, values[-1][-1]))
