@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _values_of(name: str, comparison: "RunComparison") -> dict[str, "SeedMean"]:
     """By cell that has it, the metric at the end of its runs."""
-    from proxima.config.errors import suggestion
+    from proxima.config.problems import suggestion
     from proxima.lab import final_value
 
     means = {cell.name: cell.over_seeds(final_value(name)) for cell in comparison.cells}
