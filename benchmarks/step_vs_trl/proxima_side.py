@@ -42,7 +42,7 @@ class Turn(NullObserver):
 
 def main() -> None:
     channel, settings = Channel(), argument()
-    from proxima.config import load
+    from proxima.config import load_recipe
     from proxima.runtime.run import train
 
     with tempfile.TemporaryDirectory() as folder:
@@ -64,7 +64,7 @@ def main() -> None:
             "eval.before": "false",
             "eval.after": "false",
         }
-        resolved = load("recipes/quickstart.yaml", [f"{key}={value}" for key, value in overrides.items()])
+        resolved = load_recipe("recipes/quickstart.yaml", [f"{key}={value}" for key, value in overrides.items()])
         train(resolved.config, resolved=resolved, observer=Turn(channel))
 
 

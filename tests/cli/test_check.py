@@ -32,7 +32,8 @@ SOUND = """
             require(self.slope > 0, "slope", self.slope, "must be > 0")
 
         def __call__(self, b: PolicyBatch) -> TokenLoss:
-            return TokenLoss(-b.masked("advantage") * self.slope * torch.tanh((masked_ratio(b) - 1) / self.slope), b.loss_mask, {})
+            bent = self.slope * torch.tanh((masked_ratio(b) - 1) / self.slope)
+            return TokenLoss(-b.masked("advantage") * bent, b.loss_mask, {})
 """
 
 
@@ -63,7 +64,7 @@ def test_a_strangers_surrogate_is_one_file(stranger, capsys):
         (('b.masked("advantage")', "b.advantage"), "masked_nan", "loss is not 0 outside the loss mask"),
         (("(masked_ratio(b) - 1)", "(masked_ratio(b) - 1).detach() * b.log_prob"), "derivative", "central difference"),
         (("b.loss_mask, {})", "b.loss_mask | True, {})"), "shape", "keep is True outside the loss mask"),
-        (('masked_ratio(b) - 1', 'masked_ratio(b) - b.masked("behavior_log_prob").exp()'), "needs", "add what it reads"),
+        (("_ratio(b) - 1", '_ratio(b) - b.masked("behavior_log_prob").exp()'), "needs", "add what it reads"),
         (("torch.tanh(", "torch.rand(()) * torch.tanh("), "pure", "two calls give different losses"),
         (("-b.masked(", "-b.loss_mask.sum() * b.masked("), "micro_batches", "summed over micro-batches"),
         (("-b.masked(", "0.1 - b.masked("), "zero_advantage", "advantage 0"),
@@ -147,8 +148,8 @@ ENGINE = """
         async def generate(self, requests):
             for r in requests:
                 yield Completion(
-                    prompt_uid=r.prompt.uid, sample=r.sample, turn=r.turn, tokens=[5, 3], text="42", sampled_log_prob=0.0,
-                    untruncated_log_prob=0.0, policy_version=self.version, finish_reason="stop",
+                    prompt_uid=r.prompt.uid, sample=r.sample, turn=r.turn, tokens=[5, 3], text="42",
+                    sampled_log_prob=0.0, untruncated_log_prob=0.0, policy_version=self.version, finish_reason="stop",
                     temperature=r.sampling.temperature,
                 )
 

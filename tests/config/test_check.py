@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config import ConfigError, check, load, resolve
+from proxima.config import ConfigError, check, load_recipe, resolve
 from proxima.config.validate import warnings
 
 ELSEWHERE = "tests.config.fakes"
@@ -17,7 +17,7 @@ def problems(recipe, *overrides):
 
 def test_the_smallest_recipe_passes(recipe):
     assert problems(recipe) == []
-    assert load(recipe()).config.model.path == "org/model"
+    assert load_recipe(recipe()).config.model.path == "org/model"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,8 @@ def test_the_smallest_recipe_passes(recipe):
         (
             ["algorithm.dynamic_sampling={exhausted: partial}"],
             "algorithm.dynamic_sampling.max_num_gen_batches=10 (default): no selection drops whole groups, so "
-            "there is nothing to refill; add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null",
+            "there is nothing to refill; add drop_uniform_groups to algorithm.selection, or set "
+            "algorithm.dynamic_sampling=null",
         ),
         (
             ["algorithm.selection=[{kind: drop_uniform_groups, metric: acuracy}]"],
@@ -188,7 +189,7 @@ def test_the_models_own_context_counts(recipe):
 
 def test_load_raises_what_check_finds(recipe):
     with pytest.raises(ConfigError, match="sampling.temperature=0"):
-        load(recipe(), ["sampling.temperature=0"])
+        load_recipe(recipe(), ["sampling.temperature=0"])
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from proxima.config import (
     TrainConfig,
     check,
     dump,
-    load,
+    load_recipe,
     resolve,
 )
 from tests.config.conftest import BASE
@@ -43,20 +43,21 @@ def test_a_config_of_four_sections():
 
 
 def test_an_evaluation_needs_a_model_alone():
-    config = load({}, ["model.path=org/model"], root=EvaluateConfig).config
+    config = load_recipe({}, ["model.path=org/model"], root=EvaluateConfig).config
     assert config.reward == () and config.eval.task is None
     assert {each.name for each in fields(EvaluateConfig)} < {each.name for each in fields(RunConfig)}
 
 
 def test_an_evaluation_reads_no_training_section(recipe):
     """The evaluation's defaults still follow the training's sampling."""
-    text = f"{BASE}sampling: {{max_tokens: 5}}\ntrain: {{steps: many}}\neval: {{task: {{kind: tests.config.fakes:Sums}}}}\n"
-    config = load(recipe(text), root=EvaluateConfig).config
+    text = f"{BASE}sampling: {{max_tokens: 5}}\ntrain: {{steps: many}}\n"
+    text += "eval: {task: {kind: tests.config.fakes:Sums}}\n"
+    config = load_recipe(recipe(text), root=EvaluateConfig).config
     assert config.eval.sampling.max_tokens == 5 and config.eval.sampling.temperature == 0
     with pytest.raises(ConfigError, match="train.steps=many"):
-        load(recipe(text))
+        load_recipe(recipe(text))
 
 
 def test_a_key_of_no_command_is_unknown_everywhere(recipe):
     with pytest.raises(ConfigError, match="trian"):
-        load(recipe(f"{BASE}trian: {{steps: 1}}\n"), root=EvaluateConfig)
+        load_recipe(recipe(f"{BASE}trian: {{steps: 1}}\n"), root=EvaluateConfig)

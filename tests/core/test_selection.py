@@ -82,7 +82,7 @@ def test_a_rate_of_one_would_keep_nothing() -> None:
 
 
 def test_a_random_choice_is_independent_of_rewards_and_positions():
-    """Over 400 batches of fresh prompts: right and wrong answers, and all positions in a group, are kept equally often."""
+    """Over 400 fresh batches, right and wrong answers and all positions in a group are kept equally often."""
     kept_right, kept_wrong, places = [], [], torch.zeros(8)
     generator = torch.Generator().manual_seed(0)
     for step in range(400):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,10 +67,10 @@ def test_columns_are_arrays_whatever_they_are_made_from():
     }
     assert dtypes == {"tokens": "int32", "sampled_log_prob": "float32", "policy_version": "int32", "top_k": "int32"}
     assert made.top_k.shape == (2, 3) and made.top_k_log_prob is None
-    assert made == made.with_() and made.with_(tokens=(5, 6)) == made
-    assert made != made.with_(tokens=(5, 7)) and made != made.with_(turn=1) and made != made.with_(top_k=None)
-    unknown = made.with_(sampled_log_prob=(float("nan"), -1.0))
-    assert unknown == unknown.with_(sampled_log_prob=np.array([np.nan, -1.0]))
+    assert made == replace(made) and replace(made, tokens=(5, 6)) == made
+    assert made != replace(made, tokens=(5, 7)) and made != replace(made, turn=1) and made != replace(made, top_k=None)
+    unknown = replace(made, sampled_log_prob=(float("nan"), -1.0))
+    assert unknown == replace(unknown, sampled_log_prob=np.array([np.nan, -1.0]))
     shared = np.array([-1.0, -2.0], np.float32)
     assert completion(untruncated_log_prob=shared).untruncated_log_prob is shared
     scalar = completion(policy_version=7)

@@ -1,5 +1,7 @@
 """The packed layout: where each token lies, at which position, what predicts it; and what is refused."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -80,7 +82,7 @@ def test_facts_of_the_tokens_and_of_the_sequences():
         trajectory(tokens=(8,), temperature=2.0, advantage=3.0),
     ]
     facts = {"behavior_log_prob": -0.25, "proximal_log_prob": -0.5, "reference_log_prob": -0.75, "policy_version": 3}
-    rows = [row.with_(**{name: tuple([value] * len(row.tokens)) for name, value in facts.items()}) for row in rows]
+    rows = [replace(row, **{name: tuple([value] * len(row.tokens)) for name, value in facts.items()}) for row in rows]
     b = pack(rows)
     assert b.temperature.tolist() == [0.5, 0.5, 0.5, 2.0] and b.advantage.tolist() == [-1.5, -1.5, -1.5, 3.0]
     assert b.loss_mask.tolist() == b.sampled.tolist() == [True, False, True, True]

@@ -5,7 +5,8 @@ from fractions import Fraction
 
 import pytest
 
-from proxima.evaluate import ANSWER_EXTRACTORS, canonical, extract_answer
+from proxima.evaluate import ANSWER_EXTRACTORS, canonical
+from proxima.evaluate.votes import answer_extractor
 from proxima.reward import REWARDS, Boxed, Exact, Format, Gsm8kReward, Math, Number
 
 
@@ -33,13 +34,13 @@ from proxima.reward import REWARDS, Boxed, Exact, Format, Gsm8kReward, Math, Num
     ],
 )
 def test_the_answer_in_a_text(reward, text, found):
-    assert extract_answer([reward], text) == found
+    assert answer_extractor([reward])(text) == found
 
 
 def test_the_first_reward_that_can_tell_tells():
-    assert extract_answer([Format(pattern="x"), Number(), Gsm8kReward()], "#### 3 of 5") == "5"
-    assert extract_answer([Format(pattern="x")], "#### 3") is None
-    assert extract_answer([], "3") is None
+    assert answer_extractor([Format(pattern="x"), Number(), Gsm8kReward()])("#### 3 of 5") == "5"
+    assert answer_extractor([Format(pattern="x")]) is None
+    assert answer_extractor([]) is None
 
 
 def test_a_reward_may_know_itself():
@@ -48,7 +49,7 @@ def test_a_reward_may_know_itself():
         def extract(self, text):
             return text.split()[-1] if text else None
 
-    assert extract_answer([Last(), Number()], "it is seven") == "seven"
+    assert answer_extractor([Last(), Number()])("it is seven") == "seven"
 
 
 def test_the_table_speaks_of_rewards_that_exist():

@@ -41,7 +41,9 @@ def test_a_grid_is_the_product_of_its_axes(sweep_file):
 
 def test_layers_lie_over_each_other_as_in_recipes(sweep_file):
     text = """\
-set: {train.steps: 5, train.completions_per_prompt: 4, algorithm.surrogate: {kind: cppo, delta: 0.3}, reward: {kind: number, weight: 2}}
+set:
+  {train.steps: 5, train.completions_per_prompt: 4, algorithm.surrogate: {kind: cppo, delta: 0.3},
+   reward: {kind: number, weight: 2}}
 grid: {train.prompts_per_step: [4]}
 cells:
   plain:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxima.config import load
+from proxima.config import load_recipe
 from proxima.config.resolve import resolve
 from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
 from proxima.lab.sweep_file import read_sweep
@@ -38,7 +38,8 @@ signal.signal(signal.SIGINT, signal.SIG_IGN if behaviour == "stubborn" else stop
 log("begin")
 (folder / "threads").write_text(os.environ.get("OMP_NUM_THREADS", "none"))
 records = [{"kind": "eval", "step": 0, "time": 0, "accuracy": 0.1}]
-records += [{"kind": "train", "step": s, "time": s, "reward/mean": s / 10, "time/step": 2.0} for s in range(1, steps + 1)]
+for s in range(1, steps + 1):
+    records.append({"kind": "train", "step": s, "time": s, "reward/mean": s / 10, "time/step": 2.0})
 records += [{"kind": "eval", "step": steps, "time": 9, "accuracy": 0.5 + int(folder.name[-1]) / 100}]
 (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\\n" for r in records))
 if behaviour == "dies":
@@ -73,7 +74,8 @@ folder, outcome = pathlib.Path(sys.argv[1]), sys.argv[2]
 folder.mkdir(parents=True, exist_ok=True)
 lock = (folder / ".lock").open("wb")
 fcntl.flock(lock, fcntl.LOCK_EX)
-(folder / "metrics.jsonl").write_text(json.dumps({"kind": "train", "step": 2, "time": 1, "reward/mean": 0.7, "time/step": 2.0}) + "\\n")
+record = {"kind": "train", "step": 2, "time": 1, "reward/mean": 0.7, "time/step": 2.0}
+(folder / "metrics.jsonl").write_text(json.dumps(record) + "\\n")
 print("held", flush=True)
 while not (folder / "let go").exists():
     time.sleep(0.01)
@@ -384,7 +386,7 @@ def test_a_run_begins_with_the_config_that_was_planned(sweep_file, tmp_path):
     that is printed."""
     sweep = read_sweep(sweep_file("seeds: [1, 2]\ngrid: {train.optimizer.lr: [1e-4, 2e-4]}\n"))
     runs = plan_runs(sweep)
-    as_printed = [load(str(run.recipe), run.overrides).config for run in runs]
+    as_printed = [load_recipe(str(run.recipe), run.overrides).config for run in runs]
     given = []
 
     def command(run):
@@ -396,7 +398,7 @@ def test_a_run_begins_with_the_config_that_was_planned(sweep_file, tmp_path):
     assert [words[3:] for words in given] == [
         ["train", f"{run.folder}/planned.yaml", "--resume", "--quiet"] for run in runs
     ]
-    assert [load(words[4]).config for words in given] == as_printed == [run.resolved.config for run in runs]
+    assert [load_recipe(words[4]).config for words in given] == as_printed == [run.resolved.config for run in runs]
 
 
 def test_metrics_are_read_as_they_grow(tmp_path):

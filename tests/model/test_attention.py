@@ -1,5 +1,7 @@
 """Packed sequences stay apart: every attention path against one sequence at a time, on every tiny architecture."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -39,9 +41,12 @@ def test_a_sequence_knows_nothing_of_its_neighbours(kind, path, share):
     runner = policy(kind, attention=path, share_prompt=share)
     untouched = [0, 1, 2, 3, 6]
     changed = [
-        row if i in untouched else row.with_(tokens=ids(len(row.tokens), 500 + i)) for i, row in enumerate(trajectories)
+        row if i in untouched else replace(row, tokens=ids(len(row.tokens), 500 + i))
+        for i, row in enumerate(trajectories)
     ]
-    changed = [row.with_(prompt_tokens=ids(len(row.prompt_tokens), 900)) if row.group == 3 else row for row in changed]
+    changed = [
+        replace(row, prompt_tokens=ids(len(row.prompt_tokens), 900)) if row.group == 3 else row for row in changed
+    ]
     with torch.no_grad():
         before, after = (
             runner(runner.pack(x)).log_prob.split([len(r.tokens) for r in trajectories])
@@ -60,7 +65,7 @@ def test_a_later_token_changes_no_earlier_log_prob(kind, path):
     """Causality inside a response, and the off-by-one law: log_prob[t] is of token t given all before it."""
     (row,) = rows((5, (8,)))
     runner = policy(kind, attention=path)
-    changed = row.with_(tokens=(*row.tokens[:4], row.tokens[4] + 1 - 2 * (row.tokens[4] > 100), *row.tokens[5:]))
+    changed = replace(row, tokens=(*row.tokens[:4], row.tokens[4] + 1 - 2 * (row.tokens[4] > 100), *row.tokens[5:]))
     with torch.no_grad():
         a, b = (runner(runner.pack([x])).log_prob for x in (row, changed))
     assert torch.equal(a[:4], b[:4])

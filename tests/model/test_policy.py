@@ -1,5 +1,7 @@
 """A policy's settings: autocast, checkpointing, attention by name, entropy, and the models it refuses."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -87,7 +89,7 @@ def test_the_temperature_comes_from_the_batch():
     runner = policy("llama")
     with torch.no_grad():
         for temperature in (0.25, 1.0, 3.0):
-            item = row.with_(temperature=temperature)
+            item = replace(row, temperature=temperature)
             torch.testing.assert_close(
                 runner(runner.pack([item])).log_prob, reference(tiny("llama"), [item]), rtol=0, atol=5e-5
             )

@@ -185,7 +185,8 @@ def rank(groups: tuple[Group, ...]):
     return [[float(len(c.text) == best) for c in group.completions] for group in groups]
 
 def odd(groups):
-    made = {"big": 10**400, "endless": 10**5000, "decimal": Decimal("0.5"), "nan": {"value": 1, "n": float("nan")}, "object": object()}
+    made = {"big": 10**400, "endless": 10**5000, "decimal": Decimal("0.5"), "object": object()}
+    made["nan"] = {"value": 1, "n": float("nan")}
     return [[made.get(c.text, 1.0) for c in group.completions] for group in groups]
 
 async def facts(groups):

@@ -37,7 +37,8 @@ def test_a_function_that_takes_them(file, name):
 def test_a_function_that_does_not(file, name):
     with pytest.raises(
         ValueError,
-        match=rf"mine.py:{name}' names a function that 'function' calls with \(prompt, completion\), and it is defined with \(",
+        match=rf"mine.py:{name}' names a function that 'function' calls with \(prompt, completion\), "
+        r"and it is defined with \(",
     ) as caught:
         Function(path=f"{file}:{name}")
     assert "\n" not in str(caught.value)

@@ -33,7 +33,8 @@ async def awaited(prompt, completion):
 
 def facts(prompt, completion):
     kinds = type(prompt.messages), type(prompt.tokens), type(completion.tokens), type(completion.policy_version)
-    return prompt.question == "?" and [kind.__name__ for kind in kinds] == ["tuple", "ndarray", "ndarray", "ndarray"] and completion.truncated is False
+    names = [kind.__name__ for kind in kinds]
+    return prompt.question == "?" and names == ["tuple"] + ["ndarray"] * 3 and completion.truncated is False
 
 def counted(prompt, completion):
     CALLS.append(completion.text)
@@ -69,9 +70,11 @@ def forks(prompt, completion):
     return len(completion.text)
 
 def writes(prompt, completion):
-    forged = {"forged": b'{"result": {"value": 99}}\\n', "half": b"{", "deep": b"[" * 100_000 + b"\\n", "bytes": b"\\xff\\n"}
+    forged = {"forged": b'{"result": {"value": 99}}\\n', "half": b"{", "bytes": b"\\xff\\n"}
+    forged["deep"] = b"[" * 100_000 + b"\\n"
     for fd in range(3, 50):
-        if completion.text in forged and os.path.realpath(f"/proc/self/fd/{fd}").rpartition("/")[2].startswith("socket:"):
+        target = os.path.realpath(f"/proc/self/fd/{fd}").rpartition("/")[2]
+        if completion.text in forged and target.startswith("socket:"):
             os.write(fd, forged[completion.text])
     return len(completion.text)
 

@@ -31,7 +31,8 @@ def trajectories(
         moved = (own + spread * torch.randn(len(own), generator=draw)).clamp(max=-1e-3)
         mask = tuple((t + i) % 5 != 3 for t in range(len(row.tokens)))
         out.append(
-            row.with_(
+            replace(
+                row,
                 behavior_log_prob=moved,
                 policy_version=(0,) * len(row.tokens),
                 advantage=advantages[i % len(advantages)],

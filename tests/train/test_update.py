@@ -1,5 +1,7 @@
 """One update: the gradient is that of the whole batch, whatever the split, the sharing and the skipping."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -200,14 +202,14 @@ def test_the_first_forward_as_proximal_policy():
 def test_proximal_log_probs_that_are_given_are_used():
     items = trajectories(spread=1.0)
     centre = trainer().log_prob(items)
-    given = [row.with_(proximal_log_prob=value) for row, value in zip(items, centre, strict=True)]
+    given = [replace(row, proximal_log_prob=value) for row, value in zip(items, centre, strict=True)]
     metrics = trainer().update(ALL, given).metrics
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert_close(gradients(trainer(), given), naive_gradients("llama", items, surrogate=Reinforce()), 3e-5)
 
 
 def test_an_update_of_zero_advantages_is_a_step_with_a_zero_gradient():
-    items = [row.with_(advantage=0.0) for row in trajectories()]
+    items = [replace(row, advantage=0.0) for row in trajectories()]
     t, before = trainer(), weights(trainer())
     result = t.update(ALL, items)
     assert (result.tokens, result.updates, t.updates) == (0, 1, 1) and not result.token_statistics
@@ -261,7 +263,7 @@ def test_a_refused_batch_leaves_no_gradient():
     gradient."""
     items = trajectories()
     bad = [
-        row.with_(behavior_log_prob=(float("nan"),) * len(row.tokens)) if i == 12 else row
+        replace(row, behavior_log_prob=(float("nan"),) * len(row.tokens)) if i == 12 else row
         for i, row in enumerate(items)
     ]
     t = trainer(tokens_per_micro_batch=12)

@@ -5,7 +5,14 @@ import re
 import pytest
 
 from proxima.lab import compare_runs, find_runs, read_run
-from proxima.view.comparison_page import axis_title, axis_unit, config_value, gather, visible_range, write_comparison
+from proxima.view.comparison_page import (
+    axis_title,
+    axis_unit,
+    config_value,
+    page_values,
+    visible_range,
+    write_comparison,
+)
 from tests.lab.runs import CONFIG, curve, make_run, make_sweep
 from tests.view.test_chart import paths
 from tests.view.test_report import Page as ReportPage
@@ -81,7 +88,7 @@ def test_foreign_text_stays_text(tmp_path):
 
 
 def test_curves_have_areas_dots_and_the_target(two):
-    charts = {chart["title"]: {p["axis"]: p["svg"] for p in chart["pictures"]} for chart in gather(two)["charts"]}
+    charts = {chart["title"]: {p["axis"]: p["svg"] for p in chart["pictures"]} for chart in page_values(two)["charts"]}
     assert set(charts) == {
         "Held-out accuracy",
         "Training reward",
@@ -96,7 +103,7 @@ def test_curves_have_areas_dots_and_the_target(two):
 
 def test_the_ninth_cell_has_the_first_colour_dashed(tmp_path):
     cells = {f"c{i}": {1: (curve([0.1, 0.5]), {})} for i in range(10)}
-    legend = gather(comparison(make_sweep(tmp_path / "s", cells)))["cells"]
+    legend = page_values(comparison(make_sweep(tmp_path / "s", cells)))["cells"]
     assert [(c["color"], c["dash"]) for c in legend[7:]] == [
         ("var(--k7)", ""),
         ("var(--k0)", "7 3"),
@@ -128,7 +135,7 @@ def test_wide_areas_do_not_flatten_the_lines(two):
 def test_an_area_wider_than_the_plot_runs_off_its_edge(two):
     """The reward of two seeds, 0.15 ± 0.635, on an axis of about 0.1 … 0.25: its area fills the plot from edge to
     edge."""
-    svg = next(c for c in gather(two)["charts"] if c["title"] == "Training reward")["pictures"][0]["svg"]
+    svg = next(c for c in page_values(two)["charts"] if c["title"] == "Training reward")["pictures"][0]["svg"]
     low, high = (float(re.search(rf'data-{name}="([-.\d]+)"', svg)[1]) for name in ("low", "high"))
     assert low < 0.15 < 0.2 < high < 0.5
     top, bottom = (float(re.search(rf'data-{name}="([-.\d]+)"', svg)[1]) for name in ("top", "bottom"))
@@ -148,7 +155,7 @@ def test_a_bar_whose_interval_leaves_the_axis_is_open_there(tmp_path):
         "a": {s: (curve([0.1, 0.2 + 0.3 * s]), {}) for s in (1, 2)},
         "b": {s: (curve([0.1, 0.5 + 0.01 * s]), {}) for s in (1, 2)},
     }
-    bars = gather(comparison(make_sweep(tmp_path / "s", cells)))["intervals"]["bars"]
+    bars = page_values(comparison(make_sweep(tmp_path / "s", cells)))["intervals"]["bars"]
     assert [bar["cut"] for bar in bars] == ["open-left open-right", ""]
 
 

@@ -132,7 +132,7 @@ def _model(arguments: argparse.Namespace) -> tuple[str, str | None, list[str]]:
 
 def _resolve(model: str, recipe: str | None, overrides: Sequence[str], *, suites: bool) -> "Resolved[EvaluateConfig]":
     """The sections of the recipe that an evaluation reads; without a recipe their defaults."""
-    from proxima.config import EvaluateConfig, load
+    from proxima.config import EvaluateConfig, load_recipe
 
     if suites:
         for word in overrides:
@@ -143,7 +143,7 @@ def _resolve(model: str, recipe: str | None, overrides: Sequence[str], *, suites
                     "a recipe"
                 )
     path = f"model.path={json.dumps(model, ensure_ascii=False)}"
-    return load(recipe or {}, [path, *overrides], root=EvaluateConfig)
+    return load_recipe(recipe or {}, [path, *overrides], root=EvaluateConfig)
 
 
 def _suites(

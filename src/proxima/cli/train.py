@@ -24,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.config import load
+    from proxima.config import load_recipe
     from proxima.config.validate import warnings
 
     if arguments.resume and arguments.overwrite:
         raise UserError(
             "--resume and --overwrite exclude each other: one resumes the run, the other deletes it; keep one"
         )
-    resolved = load(arguments.recipe, [*arguments.override, *_run_to_resume(arguments)])
+    resolved = load_recipe(arguments.recipe, [*arguments.override, *_run_to_resume(arguments)])
     if arguments.resume and not resolved.config.folder:
         raise UserError("--resume: which run? Its folder was printed when it started: proxima train runs/NAME --resume")
 

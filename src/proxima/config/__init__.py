@@ -30,7 +30,7 @@ from proxima.config.schema import (
     RuntimeConfig,
     TrainConfig,
 )
-from proxima.config.validate import check, load
+from proxima.config.validate import check, load_recipe
 
 __all__ = [
     "AlgorithmConfig",
@@ -48,6 +48,6 @@ __all__ = [
     "TrainConfig",
     "check",
     "dump",
-    "load",
+    "load_recipe",
     "resolve",
 ]

@@ -47,12 +47,12 @@ WARNINGS: Sequence[tuple[Check, str]] = (
 
 
 @overload
-def load(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Resolved[RunConfig]: ...
+def load_recipe(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Resolved[RunConfig]: ...
 @overload
-def load(
+def load_recipe(
     recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, root: type[Root]
 ) -> Resolved[Root]: ...
-def load(
+def load_recipe(
     recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, root: type = RunConfig
 ) -> Resolved[Any]:
     """`resolve`, then `check`.

@@ -1,7 +1,7 @@
 """Per-token columns: numpy arrays of one dtype and length, made from any sequence and compared exactly."""
 
-from dataclasses import fields, replace
-from typing import Any, ClassVar, Self, get_type_hints
+from dataclasses import fields
+from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -68,10 +68,6 @@ class Columns:
         return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
 
     __hash__ = None  # type: ignore[assignment]
-
-    def with_(self, **changes: Any) -> Self:
-        """A copy with some fields replaced."""
-        return replace(self, **changes)  # type: ignore[type-var]
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, columns as lists."""

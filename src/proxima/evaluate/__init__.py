@@ -23,7 +23,7 @@ from proxima.evaluate.paired import difference, mcnemar, sign_flip
 from proxima.evaluate.question_pairs import PairedComparison, compare_results
 from proxima.evaluate.results import EvalResult, read_result
 from proxima.evaluate.suites import SUITES, Suite
-from proxima.evaluate.votes import ANSWER_EXTRACTORS, canonical, extract_answer
+from proxima.evaluate.votes import ANSWER_EXTRACTORS, canonical
 
 __all__ = [
     "ANSWER_EXTRACTORS",
@@ -38,7 +38,6 @@ __all__ = [
     "compare_results",
     "difference",
     "eval_metrics",
-    "extract_answer",
     "maj_at_k",
     "mcnemar",
     "mean_at_k",

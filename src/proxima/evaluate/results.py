@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from proxima.data import Group, UserError
+from proxima.data.jsonl import utf8
 from proxima.evaluate.votes import canonical
 
 FORMAT = "proxima evaluation 1"
@@ -87,11 +88,6 @@ def _completion_rows(
                 "log_prob_sum": float(completion.sampled_log_prob.sum(dtype="float64")),
                 "metadata": utf8(_json(dict(prompt.metadata))),
             }
-
-
-def utf8(text: str) -> str:
-    """Replace lone surrogates, which a tokenizer can produce and UTF-8 can't encode."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _json(value: Any) -> str:

@@ -83,12 +83,6 @@ def answer_extractor(rewards: Sequence[Any]) -> Callable[[str], str | None] | No
     return None
 
 
-def extract_answer(rewards: Sequence[Any], text: str) -> str | None:
-    """The answer in a text as the rewards find it, or None."""
-    extract = answer_extractor(rewards)
-    return None if extract is None else extract(text)
-
-
 _FRAC = re.compile(
     r"(?<![0-9}])\\[dt]?frac\s*(?:\{\s*(-?[0-9]{1,40})\s*\}|([0-9]))\s*(?:\{\s*([0-9]{1,40})\s*\}|([0-9]))"
 )

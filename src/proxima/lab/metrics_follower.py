@@ -44,7 +44,7 @@ class RunProgress:
     evaluated: list[tuple[int, float]] = field(default_factory=list)
     recent: list[float] = field(default_factory=list)
     error: str | None = None
-    before: bool = False
+    before: bool = field(default=False, init=False)
 
     @property
     def accuracy(self) -> float | None:

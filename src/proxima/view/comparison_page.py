@@ -76,12 +76,12 @@ def write_comparison(comparison: RunComparison, path: Path | str, *, title: str 
     Raises:
         OSError: the folder is missing, or the disk is full; an earlier page stays intact.
     """
-    page = render("compare", styles=("report.css", "compare.css"), title=title, **gather(comparison))
+    page = render("compare", styles=("report.css", "compare.css"), title=title, **page_values(comparison))
     write_atomic(Path(path), page)
     return Path(path)
 
 
-def gather(comparison: RunComparison) -> dict[str, Any]:
+def page_values(comparison: RunComparison) -> dict[str, Any]:
     """Everything that the page shows, with every number formatted."""
     rows = comparison.rows()
     axes = [axis for axis in AXES if axis in comparison.axes]
@@ -236,7 +236,7 @@ def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
     """A cell's row: one text for each column of `table_head`."""
     with_ratio = () if row.cell == comparison.baseline.name else RATIOS
     reach = [
-        target_cost(row.reach[axis], write) + (cost_ratio(row.reach[axis]) if axis in with_ratio else "")
+        cost_text(row.reach[axis], write) + (cost_ratio(row.reach[axis]) if axis in with_ratio else "")
         for axis, (_, write) in COSTS.items()
         if axis in comparison.axes and axis in row.reach
     ]
@@ -247,7 +247,7 @@ def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
     return [row.cell, seeds, *accuracy, *reach, clock, f"{generate} + {train}", rates]
 
 
-def target_cost(cost: TargetCost, write: Callable[[float], str]) -> str:
+def cost_text(cost: TargetCost, write: Callable[[float], str]) -> str:
     """`1m 40s`, `never`, `not yet`, and `1m 40s (2/3)` where not all seeds reached the target."""
     if not cost.values:
         return "not yet"
@@ -271,13 +271,13 @@ PAIRED = ("after", "best", "reward", "clock", "cpu")
 def paired_rows(rows: Sequence[CellSummary]) -> list[list[str]]:
     """Cell, common seeds, then the difference of each measure."""
     return [
-        [row.cell, str(max(mean.n for mean in row.difference.values())), *(difference(row, name) for name in PAIRED)]
+        [row.cell, str(max(mean.n for mean in row.difference.values())), *(paired_text(row, name) for name in PAIRED)]
         for row in rows
         if row.difference
     ]
 
 
-def difference(row: CellSummary, name: str) -> str:
+def paired_text(row: CellSummary, name: str) -> str:
     """`+0.021 ± 0.010`."""
     if (mean := row.difference.get(name)) is None:
         return NONE

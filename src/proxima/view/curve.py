@@ -31,11 +31,11 @@ def write_curve(run: Path | str, out: Path | str) -> Path:
     evals = [r for r in records if r["kind"] == "eval" and r.get("accuracy") is not None]
     if not train:
         raise UserError(f"{folder.metrics} has no finished step; train first")
-    write_atomic(Path(out), draw(train, evals))
+    write_atomic(Path(out), learning_curve(train, evals))
     return Path(out)
 
 
-def draw(train: Sequence[Record], evals: Sequence[Record]) -> str:
+def learning_curve(train: Sequence[Record], evals: Sequence[Record]) -> str:
     """The SVG text."""
     title = caption(train, evals)
     rewards = Series(points=[(float(r["step"]), float(r["reward/mean"])) for r in train], smooth=True)

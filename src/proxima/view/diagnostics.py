@@ -39,7 +39,7 @@ def nothing_learned(record: Record) -> str | None:
     )
 
 
-def truncated(record: Record) -> str | None:
+def often_truncated(record: Record) -> str | None:
     share = _number(record, "truncated_fraction")
     text = f"{percent(share)} of the completions reached the length limit, often before their answer"
     return f"{text}; raise sampling.max_tokens" if share > 0.5 else None
@@ -52,4 +52,4 @@ def mostly_masked(record: Record) -> str | None:
     return f"{text}; {remedy}" if share > 0.5 else None
 
 
-RULES: tuple[Callable[[Record], str | None], ...] = (nothing_learned, truncated, mostly_masked)
+RULES: tuple[Callable[[Record], str | None], ...] = (nothing_learned, often_truncated, mostly_masked)

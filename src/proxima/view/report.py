@@ -42,12 +42,12 @@ def write_report(path: Path | str) -> Path:
     if not folder.has_run:
         remedy = "give the folder that `proxima train` printed in its first line"
         raise UserError(f"{folder.path} is not a run", remedy=remedy)
-    page = render("report", styles=("report.css",), **gather(folder))
+    page = render("report", styles=("report.css",), **report_values(folder))
     write_atomic(folder.report, page)
     return folder.report
 
 
-def gather(folder: RunFolder) -> dict[str, Any]:
+def report_values(folder: RunFolder) -> dict[str, Any]:
     """Everything that the page shows, with every number formatted."""
     records = folder.read_metrics()
     train = [r for r in records if r["kind"] == "train"]

@@ -13,7 +13,6 @@ from proxima.core.metrics import k3
 from proxima.data import PolicyBatch, require
 
 OnMismatch = Literal["warn", "reject", "stop"]
-GUARD_LIMITS = {"mismatch/k3_kl": "max_k3_kl", "mismatch/rollout_is_catastrophic_seq_fraction": "max_catastrophic"}
 
 
 @dataclass(frozen=True)

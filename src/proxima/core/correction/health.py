@@ -41,6 +41,52 @@ PRECISION = (
     "algorithm.proximal=recompute algorithm.correction=decoupled_token_is"
 )
 STALE = "some groups are {age:.0f} policy versions old, so lower runtime.max_lag, or correct for it: docs/mismatch.md"
+FIXED_RULES = (
+    HealthRule(
+        "mismatch/log_prob_absdiff_mean",
+        0.05,
+        0.1,
+        "log-probs of engine and trainer differ by {value:.3f} nats a token on average",
+        PRECISION,
+    ),
+    HealthRule(
+        "mismatch/rollout_is_eff_sample_size",
+        0.8,
+        0.3,
+        "{value:.1%} of the batch would be left if its tokens were weighted by their ratio",
+        PRECISION,
+        falling=True,
+    ),
+    HealthRule(
+        "correction/rollout_is_eff_sample_size",
+        0.8,
+        0.3,
+        "{value:.1%} of the batch is left once the correction weights it",
+        "use `level: token`, lower `correction.upper`, or publish weights more often",
+        falling=True,
+    ),
+    HealthRule(
+        "correction/rollout_is_veto_fraction",
+        0.05,
+        0.2,
+        "{value:.1%} of the sequences hold a token below the veto",
+        f"{SAME_WEIGHTS}; then lower `correction.veto`",
+    ),
+    HealthRule(
+        "correction/rejected_fraction",
+        0.2,
+        0.5,
+        "{value:.1%} of the tokens are rejected",
+        "widen the bounds of the correction, or lower runtime.max_lag",
+    ),
+    HealthRule(
+        "mismatch/rejected_seq_fraction",
+        0.05,
+        0.2,
+        "{value:.1%} of the sequences were rejected by algorithm.mismatch.on_mismatch",
+        SAME_WEIGHTS,
+    ),
+)
 
 
 def rules(guard: MismatchGuard) -> tuple[HealthRule, ...]:
@@ -60,50 +106,7 @@ def rules(guard: MismatchGuard) -> tuple[HealthRule, ...]:
             "{value:.1%} of the sequences hold a token that the trainer all but excludes (ratio below 1e-4)",
             SAME_WEIGHTS,
         ),
-        HealthRule(
-            "mismatch/log_prob_absdiff_mean",
-            0.05,
-            0.1,
-            "log-probs of engine and trainer differ by {value:.3f} nats a token on average",
-            PRECISION,
-        ),
-        HealthRule(
-            "mismatch/rollout_is_eff_sample_size",
-            0.8,
-            0.3,
-            "{value:.1%} of the batch would be left if its tokens were weighted by their ratio",
-            PRECISION,
-            falling=True,
-        ),
-        HealthRule(
-            "correction/rollout_is_eff_sample_size",
-            0.8,
-            0.3,
-            "{value:.1%} of the batch is left once the correction weights it",
-            "use `level: token`, lower `correction.upper`, or publish weights more often",
-            falling=True,
-        ),
-        HealthRule(
-            "correction/rollout_is_veto_fraction",
-            0.05,
-            0.2,
-            "{value:.1%} of the sequences hold a token below the veto",
-            f"{SAME_WEIGHTS}; then lower `correction.veto`",
-        ),
-        HealthRule(
-            "correction/rejected_fraction",
-            0.2,
-            0.5,
-            "{value:.1%} of the tokens are rejected",
-            "widen the bounds of the correction, or lower runtime.max_lag",
-        ),
-        HealthRule(
-            "mismatch/rejected_seq_fraction",
-            0.05,
-            0.2,
-            "{value:.1%} of the sequences were rejected by algorithm.mismatch.on_mismatch",
-            SAME_WEIGHTS,
-        ),
+        *FIXED_RULES,
     )
 
 
