@@ -1,8 +1,31 @@
-"""Random packed batches of `proxima.conformance` as a hypothesis strategy."""
+"""Random packed batches of `proxima.conformance`, drawn by hypothesis or from a seed."""
+
+from random import Random
 
 from hypothesis import strategies as st
 
 from proxima.conformance.batches import CENTRES, BatchCase, make_batch
+from proxima.core import AGGREGATES
+
+SPREADS, OUT_OF_LOSS, NOT_SAMPLED = (0.0, 0.05, 0.3, 2.0), (0.0, 0.3, 1.0), (0.0, 0.2)
+
+
+def seeded_cases(count: int, seed: int = 0) -> list[BatchCase]:
+    """An empty sequence, a single token, and `count` cases from the choices of `batch_cases`; made once, they serve
+    every law. Each has one kind of aggregation."""
+    draw, kinds = Random(seed), sorted(AGGREGATES)
+    cases = [BatchCase(make_batch([0])), BatchCase(make_batch([1], out_of_loss=0.0, not_sampled=0.0))]
+    for i in range(count):
+        batch = make_batch(
+            [draw.randint(0, 9) for _ in range(draw.randint(1, 6))],
+            seed=draw.randrange(2**31),
+            spread=draw.choice(SPREADS),
+            out_of_loss=draw.choice(OUT_OF_LOSS),
+            not_sampled=draw.choice(NOT_SAMPLED),
+            proximal=draw.choice(CENTRES),
+        )
+        cases.append(BatchCase(batch, draw.randrange(2**31), (kinds[i % len(kinds)],)))
+    return cases
 
 
 @st.composite
@@ -11,9 +34,9 @@ def batch_cases(draw: st.DrawFn, min_sequences: int = 1) -> BatchCase:
     batch = make_batch(
         draw(st.lists(st.integers(0, 9), min_size=min_sequences, max_size=6)),
         seed=draw(st.integers(0, 2**31)),
-        spread=draw(st.sampled_from([0.0, 0.05, 0.3, 2.0])),
-        out_of_loss=draw(st.sampled_from([0.0, 0.3, 1.0])),
-        not_sampled=draw(st.sampled_from([0.0, 0.2])),
+        spread=draw(st.sampled_from(SPREADS)),
+        out_of_loss=draw(st.sampled_from(OUT_OF_LOSS)),
+        not_sampled=draw(st.sampled_from(NOT_SAMPLED)),
         proximal=draw(st.sampled_from(CENTRES)),
     )
     return BatchCase(batch, draw(st.integers(0, 2**31)))
