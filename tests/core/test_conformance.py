@@ -47,7 +47,7 @@ def variants(table: dict[str, type]) -> dict[str, Any]:
 
 SPECS, CORRECTED = variants(SURROGATES), variants(CORRECTIONS)
 FAST = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-CASES = seeded_cases(12)
+CASES = seeded_cases(8)
 ON_BATCHES = [
     (slot, name, law, spec)
     for slot in ("surrogate", "correction", "penalty", "aggregate")

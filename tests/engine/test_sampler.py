@@ -50,7 +50,7 @@ def brute(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 
 def distribution(logits, **truncation):
     """What `sample_tokens` really does, read off by sweeping the uniform number finely."""
-    steps = 20_001
+    steps = 6_001
     u = (torch.arange(steps, dtype=torch.float64) / steps).float()
     out = sample_tokens(logits.repeat(steps, 1), settings(steps, **truncation), u)
     counts = torch.bincount(out.token, minlength=logits.shape[1]).double() / steps

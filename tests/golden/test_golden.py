@@ -76,7 +76,12 @@ def mutants(file: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield record["name"], leaf, wrong
 
 
-@pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
+LONG = {"verl070_rollout_correction", "verl_rollout_correction"}  # verl_pr3694_rollout_is has the same functions
+
+
+@pytest.mark.parametrize(
+    "file", [pytest.param(f, id=f.stem, marks=[pytest.mark.slow] if f.stem in LONG else []) for f in FILES]
+)
 def test_any_wrong_number_fails(file: Path) -> None:
     """Verdicts come from the numbers: no function of a peer has an expected number that could be wrong unnoticed."""
     made = list(mutants(file))

@@ -24,11 +24,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
 RECIPES = sorted(set(FOLDER.glob("**/*.yaml")) - set(SWEEPS))
 TOKENS = 8
-FAST = {
-    "dapo_32b",
-    "qwen3_30b_cppo",
-    "prune_math",
-}  # of those that start math-verify in a process, which takes longer than the two steps
+FAST = {"qwen3_30b_cppo", "prune_math"}  # of those that start math-verify, which takes longer than the two steps
+FAST_CELLS = {"none", "p75", "g2"}  # of the sweep over shares of pruned completions
 CASES = {str(path.relative_to(FOLDER).with_suffix("")): (path, ()) for path in RECIPES}
 for file in SWEEPS:
     CASES |= {
@@ -38,8 +35,12 @@ for file in SWEEPS:
 
 def marked(case):
     path, _ = CASES[case]
-    slow = case not in FAST and any(isinstance(reward, Math) for reward in resolve(path).config.reward)
-    return pytest.param(case, marks=pytest.mark.slow) if slow else case
+    cell = case.removeprefix("prune_gsm8k-")
+    if cell == case:
+        fast = case in FAST or not any(isinstance(reward, Math) for reward in resolve(path).config.reward)
+    else:
+        fast = cell in FAST_CELLS
+    return case if fast else pytest.param(case, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")

@@ -25,10 +25,24 @@ def tree(model, **changes):
 
 
 @pytest.fixture(scope="module")
-def unbroken(tiny_model, tmp_path_factory):
+def unbroken_run(tiny_model, tmp_path_factory):
+    """The folder of a finished run; read-only by agreement."""
     folder = tmp_path_factory.mktemp("unbroken") / "run"
     go(folder, tree(tiny_model("llama")))
-    return traces(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def unbroken(unbroken_run):
+    return traces(unbroken_run)
+
+
+@pytest.fixture(scope="module")
+def one_step(tiny_model, tmp_path_factory):
+    """The folder of a run of one step; read-only by agreement."""
+    folder = tmp_path_factory.mktemp("one-step") / "run"
+    go(folder, tree(tiny_model("llama"), train__steps=1, eval__every=0, eval__before=False, eval__after=False))
+    return folder
 
 
 class Died(BaseException):
@@ -69,6 +83,15 @@ PLACES = {
 }
 
 
+def matrix(shift):
+    """Every place with every interval of checkpoints; fast tests take each place once."""
+    return [
+        pytest.param(place, every, marks=[] if (i + shift) % 3 == every else [pytest.mark.slow])
+        for i, place in enumerate(PLACES)
+        for every in (0, 1, 2)
+    ]
+
+
 def at_first_score_of(step, act, monkeypatch):
     """Act once, when the first completion of a step is scored: others of it are still being generated."""
     acted = []
@@ -85,8 +108,7 @@ def press():
     signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize("every", [0, 1, 2])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "every"), matrix(0))
 def test_ctrl_c_then_resume_is_as_if_unbroken(place, every, unbroken, tiny_model, tmp_path):
     config = tree(tiny_model("llama"), checkpoint__every=every)
     event, matches = PLACES[place]
@@ -118,8 +140,7 @@ def test_a_step_that_is_stopped_midway_is_given_up_whole(step, unbroken, tiny_mo
     assert_same(traces(tmp_path / "run"), unbroken)
 
 
-@pytest.mark.parametrize("every", [0, 1, 2])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "every"), matrix(1))
 def test_death_then_resume_is_as_if_unbroken(place, every, unbroken, tiny_model, tmp_path):
     """No checkpoint is written on the way out: the run goes on from the last one, or from the beginning."""
     config = tree(tiny_model("llama"), checkpoint__every=every)
@@ -142,9 +163,9 @@ def test_many_interruptions(unbroken, tiny_model, tmp_path):
     assert_same(traces(tmp_path / "run"), unbroken)
 
 
-def test_resume_of_a_finished_run_changes_nothing(unbroken, tiny_model, tmp_path):
+def test_resume_of_a_finished_run_changes_nothing(unbroken_run, unbroken, tiny_model, tmp_path):
     config = tree(tiny_model("llama"))
-    go(tmp_path / "run", config)
+    shutil.copytree(unbroken_run, tmp_path / "run")
     watcher = Watcher()
     summary = go(tmp_path / "run", config, resume=True, observer=watcher)
     assert (summary.status, summary.steps) == ("done", STEPS) and not watcher.records
@@ -182,9 +203,9 @@ def test_a_torn_checkpoint_is_passed_over(unbroken, tiny_model, tmp_path):
 
 
 @pytest.mark.parametrize("content", ['{"format": 1, ', "null", "[]", "{}"])
-def test_a_damaged_last_checkpoint_is_written_again(content, unbroken, tiny_model, tmp_path):
+def test_a_damaged_last_checkpoint_is_written_again(content, unbroken_run, unbroken, tiny_model, tmp_path):
     config = tree(tiny_model("llama"))
-    go(tmp_path / "run", config)
+    shutil.copytree(unbroken_run, tmp_path / "run")
     run = RunFolder(tmp_path / "run")
     (run.checkpoint(STEPS) / "state.json").write_text(content)
     shutil.copytree(run.checkpoint(STEPS - 1), run.checkpoints / "000001 copy")
@@ -225,18 +246,15 @@ def test_time_goes_on(tiny_model, tmp_path):
         ({"engine__dtype": "bfloat16"}, "engine.dtype='bfloat16'"),
     ],
 )
-def test_resume_of_another_run_is_refused(changes, field, tiny_model, tmp_path):
-    config = tree(tiny_model("llama"), train__steps=1, eval__every=0, eval__before=False, eval__after=False)
-    if not (tmp_path / "run").exists():
-        go(tmp_path / "run", config)
-    before = RunFolder(tmp_path / "run").metrics.read_bytes()
+def test_resume_of_another_run_is_refused(changes, field, one_step, tiny_model):
+    before = RunFolder(one_step).metrics.read_bytes()
     other = tree(tiny_model("llama"), train__steps=1, eval__every=0, **changes)
     with pytest.raises(
         ValueError, match="differs from .*; resume with that value, or start another run with folder=PATH"
     ) as caught:
-        go(tmp_path / "run", other, resume=True)
+        go(one_step, other, resume=True)
     assert str(caught.value).startswith(field) and "\n" not in str(caught.value)
-    assert RunFolder(tmp_path / "run").metrics.read_bytes() == before
+    assert RunFolder(one_step).metrics.read_bytes() == before
 
 
 def test_resume_with_another_model_is_refused_before_weights_are_loaded(tiny_model, tmp_path, monkeypatch):

@@ -46,8 +46,14 @@ def test_the_gradient_is_that_of_plain_forwards(kind):
                 assert_close(gradients(t, items), expected, 3e-5)
 
 
-@pytest.mark.parametrize("aggregate", sorted(AGGREGATES))
-@pytest.mark.parametrize("surrogate", PLAIN)
+@pytest.mark.parametrize(
+    ("surrogate", "aggregate"),
+    [  # fast tests take each surrogate and each aggregation
+        pytest.param(s, a, marks=[] if s == "cppo" or a == "token_mean" else [pytest.mark.slow])
+        for s in PLAIN
+        for a in sorted(AGGREGATES)
+    ],
+)
 def test_the_denominator_is_that_of_the_whole_update(surrogate, aggregate):
     """Micro-batches of one, of unequal sizes, and all at once: a mean of means would differ by far."""
     items = trajectories()
@@ -66,7 +72,7 @@ def test_a_penalty_disables_the_skip(penalty):
     assert_close(gradients(t, items), naive_gradients("llama", items, penalty=spec), 3e-5)
 
 
-@pytest.mark.parametrize("surrogate", PLAIN)
+@pytest.mark.parametrize("surrogate", [pytest.param(s, marks=[] if s == "cppo" else [pytest.mark.slow]) for s in PLAIN])
 def test_weights_after_several_updates_do_not_depend_on_how_they_were_computed(surrogate):
     """Three steps of two updates each, AdamW with decay: the split, the sharing and the skipping change nothing but
     rounding."""
