@@ -1,4 +1,4 @@
-"""A recipe while it is made: values with the option each came from, and the YAML text with both."""
+"""A recipe under construction: each value with the option it came from, and the YAML text with both."""
 
 import textwrap
 from collections.abc import Iterator
@@ -13,25 +13,18 @@ ALGORITHM = (
     *("selection", "dynamic_sampling", "reference_kl", "entropy_bonus"),
 )
 SECTIONS = (
-    "model",
-    "task",
-    "data",
-    "reward",
-    "algorithm",
-    "engine",
-    "sampling",
-    "train",
-    "eval",
-    "checkpoint",
-    "runtime",
-    "seed",
+    *("model", "task", "data", "reward", "algorithm", "engine"),
+    *("sampling", "train", "eval", "checkpoint", "runtime", "seed"),
 )
 WIDTH = 130
 
 
+Fields = dict[str, tuple[Any, str]]  # field → (value, origin)
+
+
 @dataclass(frozen=True)
 class Entry:
-    """A leaf of the recipe: its value, the comment at its end, and a note on lines of its own above it."""
+    """A leaf of the recipe: its value, the comment after it, and a note on the lines above it."""
 
     value: Any
     origin: str
@@ -49,8 +42,7 @@ class Draft:
     missing: list[Leftover] = field(default_factory=list)
 
     def put(self, path: str, value: Any, origin: str, note: str = "") -> None:
-        """Set a leaf. `origin`: where the value came from. `note`: where the peer means something else by it, and what
-        was done."""
+        """Set a leaf. `origin`: where the value came from. `note`: what the peer means by it, if not the same."""
         self.entries[path] = Entry(value, origin, note)
 
     def spec(self, path: str, kind: str, origin: str, note: str = "", /, **fields: tuple[Any, str]) -> None:
@@ -59,8 +51,13 @@ class Draft:
         for name, (value, source) in fields.items():
             self.put(f"{path}.{name}", value, source)
 
+    def flag(self, path: str, o: Options, name: str) -> None:
+        """Set a leaf to a true/false option that the file sets."""
+        if o.given(name):
+            self.put(path, o.flag(name), o.origin(name))
+
     def copy(self, path: str, o: Options, *names: str, default: Any = None, note: str = "") -> None:
-        """Set a leaf to an option's number; left out when neither the file nor `default` gives one."""
+        """Set a leaf to an option's number, unless neither the file nor `default` gives one."""
         value = o.number(*names, default=default)
         if value is not None:
             self.put(path, value, o.origin(*names), note)
@@ -71,15 +68,21 @@ class Draft:
         self.spec(f"{path}.{index}", kind, origin, note, **fields)
 
     def lacks(self, name: str, why: str) -> None:
-        """Note an option that changes results and has no equivalent yet."""
+        """Record an option that changes results and has no equivalent yet."""
         self.unsupported.append(Leftover(name, why))
 
     def drops(self, name: str, why: str) -> None:
-        """Note an option that changes nothing here."""
+        """Record an option that changes nothing here."""
         self.ignored.append(Leftover(name, why))
 
+    def drops_given(self, o: Options, why: str, *names: str) -> None:
+        """Record those of the options that the file sets as changing nothing here."""
+        for name in names:
+            if o.given(name):
+                self.drops(name, why)
+
     def ask(self, path: str, value: Any, what: str, kind: bool = False) -> None:
-        """Put a stand-in where the peer's file says nothing and a recipe must."""
+        """Put a placeholder where a recipe needs a value that the file does not give."""
         self.put(f"{path}.kind" if kind else path, value, f"TO FILL IN: {what}")
         self.missing.append(Leftover(path, what))
 
@@ -102,15 +105,14 @@ class Draft:
         """The recipe as YAML: `head` and the leftovers as comments, each value with its origin."""
         lines = [f"# {line}" if line else "#" for line in head.splitlines()]
         for title, leftovers in self.leftovers():
-            lines += ["#", f"# {title}:"]
-            lines += [f"# {line}" for line in _grouped(leftovers)]
+            lines += ["#", f"# {title}:", *(f"# {line}" for line in _grouped(leftovers))]
         lines.append("")
         for key, value in self._nested().items():
             lines += [*_block(key, value, 0), *([""] if isinstance(value, dict) else [])]
         return "\n".join(lines).rstrip() + "\n"
 
     def leftovers(self) -> list[tuple[str, list[Leftover]]]:
-        """The lists that have something in them, each with its title."""
+        """The lists that are not empty, with their titles."""
         lists = (
             ("to fill in, the file does not say", self.missing),
             ("not supported yet", self.unsupported),
@@ -120,11 +122,8 @@ class Draft:
         return [(title, found) for title, found in lists if found]
 
     def report(self) -> list[str]:
-        """The same for a terminal."""
-        lines = []
-        for title, found in self.leftovers():
-            lines += [f"{title}:", *_grouped(found)]
-        return lines
+        """The leftovers for a terminal."""
+        return [line for title, found in self.leftovers() for line in (f"{title}:", *_grouped(found))]
 
 
 def _grouped(found: list[Leftover]) -> Iterator[str]:

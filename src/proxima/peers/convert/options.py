@@ -1,4 +1,4 @@
-"""A peer's options while they are converted: which were looked at, and what becomes of those that were not."""
+"""A peer's options during conversion: which a converter read, and how the others are listed."""
 
 import difflib
 import fnmatch
@@ -39,7 +39,7 @@ class Options:
         peer: its name as in texts, `verl`.
         flat: dotted name → value.
         file: what errors call the file.
-        asked: names that a converter looked at; filled by the methods below.
+        asked: names that a converter read; filled by the methods below.
     """
 
     peer: str
@@ -48,12 +48,12 @@ class Options:
     asked: set[str] = field(default_factory=set)
 
     def given(self, *names: str) -> bool:
-        """Whether the file sets one of the names to something other than null. Marks them as looked at."""
+        """Whether the file sets one of the names to something other than null. Marks them as read."""
         self.asked.update(names)
         return any(self.flat.get(name) is not None for name in names)
 
     def get(self, *names: str, default: Any = None) -> Any:
-        """The value of the first name that is set: later names are other spellings, of other versions."""
+        """The value of the first name that is set; later names are the spellings of other versions."""
         self.asked.update(names)
         for name in names:
             if self.flat.get(name) is not None:
@@ -63,7 +63,7 @@ class Options:
     def number(
         self, *names: str, default: float | None = None, least: float | None = None, most: float | None = None
     ) -> Any:
-        """As `get`, refused when it is no number, or not within `least` and `most`; an int stays one."""
+        """As `get`, for a number in [`least`, `most`]; an int stays an int."""
         value = self.get(*names, default=default)
         if value is None:
             return None
@@ -76,8 +76,12 @@ class Options:
             raise self.refused(f"must be {bounds}", *names)
         return value
 
+    def sourced(self, *names: str, default: float | None = None) -> tuple[Any, str]:
+        """The number with its origin."""
+        return self.number(*names, default=default), self.origin(*names)
+
     def whole(self, *names: str, default: int | None = None, least: int | None = None) -> Any:
-        """As `number`, refused when it is no whole number."""
+        """As `number`, for a whole number."""
         value = self.number(*names, default=default, least=least)
         if value is None or isinstance(value, int):
             return value
@@ -86,12 +90,12 @@ class Options:
         return int(value)
 
     def refused(self, message: str, *names: str) -> ConfigError:
-        """A value that can't be, as the user's line."""
+        """The error for a value that is invalid."""
         name = next((name for name in names if self.flat.get(name) is not None), names[0])
         return one_problem(name, message, str(self.flat.get(name)), self.file)
 
     def flag(self, *names: str, default: bool = False) -> bool:
-        """As `get`, for true and false, which scripts also write as True, False and texts."""
+        """As `get`, for true or false, which scripts also write as strings."""
         value = self.get(*names, default=default)
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
@@ -100,7 +104,7 @@ class Options:
         return value
 
     def readable(self, name: str) -> Any:
-        """The value, refused when only a run of the peer would know it."""
+        """The value. Raises ConfigError when only a run of the peer would know it."""
         value = self.flat[name]
         if value is UNREADABLE or (isinstance(value, str) and "$" in value):
             shown = "an expression" if value is UNREADABLE else value
@@ -110,38 +114,36 @@ class Options:
         return value
 
     def origin(self, *names: str) -> str:
-        """What a comment says of where a value came from: the option, or that it is the peer's default of it."""
+        """Where a value came from, as a comment: the option that is set, or the peer's default."""
         for name in names:
             if self.flat.get(name) is not None:
                 return f"from {name}"
         return f"{self.peer}'s default of {names[0]}"
 
     def left(self) -> list[str]:
-        """Names in the file that nobody looked at."""
+        """Names in the file that no converter read."""
         return [name for name in self.flat if name not in self.asked]
 
 
 def _parsed(text: str) -> Any:
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """An option without an equivalent: its name, and why or what then."""
+    """An option without an equivalent, and why."""
 
     name: str
     why: str
 
 
 def sort_out(o: Options, rules: Sequence[Rule]) -> tuple[list[Leftover], list[Leftover], list[Leftover]]:
-    """What nobody looked at: ignored because it has no effect here, not supported yet, unknown."""
+    """The options that no converter read: ignored (no effect here), unsupported, unknown."""
     ignored: list[Leftover] = []
     unsupported: list[Leftover] = []
     unknown: list[Leftover] = []
@@ -161,8 +163,7 @@ def sort_out(o: Options, rules: Sequence[Rule]) -> tuple[list[Leftover], list[Le
 
 
 def _nearest(name: str, o: Options, rules: Sequence[Rule]) -> str:
-    """The option that was meant: one of the same section with a similar name, or one of the same name in another
-    section."""
+    """The option probably meant: a similar name in the same section, or the same name in another section."""
     known = o.asked | {pattern for rule in rules for pattern in rule.patterns if "*" not in pattern}
     section, _, last = name.rpartition(".")
     beside = {other.rpartition(".")[2]: other for other in sorted(known) if other.rpartition(".")[0] == section}

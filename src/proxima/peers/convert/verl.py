@@ -1,11 +1,10 @@
 """verl: its trainer's YAML (or a launch script's overrides), from 0.3 to 0.9, with DAPO's options."""
 
 import math
-from typing import Any
 
 from proxima.config.problems import one_problem
 from proxima.peers.convert import common
-from proxima.peers.convert.draft import Draft
+from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 from proxima.peers.convert.verl_correction import correction
 from proxima.peers.convert.verl_dapo import dynamic_sampling, overlong_buffer
@@ -20,12 +19,9 @@ def convert(o: Options) -> Draft:
     longest = o.whole("data.max_response_length", ROLLOUT + "response_length", default=512)
     prompt = o.whole("data.max_prompt_length", ROLLOUT + "prompt_length", default=512)
     d.put("model.max_length", prompt + longest, f"{o.origin('data.max_prompt_length')} + max_response_length")
-    if o.given("actor_rollout_ref.model.enable_gradient_checkpointing"):
-        name = "actor_rollout_ref.model.enable_gradient_checkpointing"
-        d.put("model.gradient_checkpointing", o.flag(name), o.origin(name))
+    d.flag("model.gradient_checkpointing", o, "actor_rollout_ref.model.enable_gradient_checkpointing")
     common.task(d, o, "data.train_files")
-    if o.given("data.shuffle"):
-        d.put("data.shuffle", o.flag("data.shuffle"), o.origin("data.shuffle"))
+    d.flag("data.shuffle", o, "data.shuffle")
     common.reward(d)
     overlong_buffer(d, o, longest)
     forced = correction(d, o)
@@ -38,26 +34,17 @@ def convert(o: Options) -> Draft:
     d.put("sampling.max_tokens", longest, o.origin("data.max_response_length", ROLLOUT + "response_length"))
     _batch(d, o)
     _training(d, o)
-    if o.given(ROLLOUT + "calculate_log_probs"):
-        d.drops(ROLLOUT + "calculate_log_probs", "the engine always returns the behavior log-probs")
+    d.drops_given(o, "the engine always returns the behavior log-probs", ROLLOUT + "calculate_log_probs")
     return d
 
 
-ESTIMATORS = {
-    "gae": "gae",
-    "gdpo": "gdpo",
-    "gpg": "gpg",
-    "grpo": "grpo",
+SAME_NAMES = ("gae", "gdpo", "gpg", "grpo", "grpo_passk", "opo", "optimal_token_baseline", "remax", "rloo")
+ESTIMATORS = {name: name for name in SAME_NAMES} | {
     "grpo_vectorized": "grpo",
-    "grpo_passk": "grpo_passk",
-    "opo": "opo",
-    "optimal_token_baseline": "optimal_token_baseline",
+    "rloo_vectorized": "rloo",
     "tir_optimal_token_baseline": "optimal_token_baseline",
     "reinforce_plus_plus": "reinforce_pp",
     "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
-    "remax": "remax",
-    "rloo": "rloo",
-    "rloo_vectorized": "rloo",
 }
 
 
@@ -68,79 +55,77 @@ def _advantage(d: Draft, o: Options) -> None:
     if written not in ESTIMATORS:
         raise one_problem(name, f"no advantage of this name; known: {', '.join(ESTIMATORS)}", written, o.file)
     kind, origin = ESTIMATORS[written], o.origin(name)
-    note = (
-        "verl gives a group of one its raw reward (P16); here its advantage is 0"
-        if kind in ("grpo", "opo", "gpg")
-        else ""
-    )
-    d.spec("algorithm.advantage", kind, origin, note)
+    note = "verl gives a group of one its raw reward (P16); here its advantage is 0"
+    d.spec("algorithm.advantage", kind, origin, note if kind in ("grpo", "opo", "gpg") else "")
     by_std = "algorithm.norm_adv_by_std_in_grpo"
     scaled = o.flag(by_std, default=True)
     if kind in ("grpo", "grpo_passk", "gdpo"):
         d.put("algorithm.advantage.scale", "group" if scaled else "none", o.origin(by_std))
         d.put("algorithm.advantage.epsilon", 1e-6, "verl's constant")
-    elif o.given(by_std):
-        d.drops(by_std, f"verl reads it for grpo, not for {written}")
+    else:
+        d.drops_given(o, f"verl reads it for grpo, not for {written}", by_std)
     for option, field, kinds in (("gamma", "gamma", ("gae", "reinforce_pp")), ("lam", "lam", ("gae",))):
         if kind in kinds:
             d.copy(f"algorithm.advantage.{field}", o, f"algorithm.{option}", default=1.0)
-        elif o.given(f"algorithm.{option}"):
-            d.drops(f"algorithm.{option}", f"verl reads it for gae, not for {written}")
+        else:
+            d.drops_given(o, f"verl reads it for gae, not for {written}", f"algorithm.{option}")
 
 
 def _surrogate(d: Draft, o: Options, forced: str | None) -> str:
-    """`policy_loss.loss_mode` with its options; the mode."""
-    name = LOSS + "loss_mode"
+    """`policy_loss.loss_mode` with its options; returns the mode."""
+    name, path = LOSS + "loss_mode", "algorithm.surrogate"
     mode = str(o.get(name, ACTOR + "loss_mode", default="vanilla")).replace("-", "_")
-    low = _clip(o, ACTOR + "clip_ratio_low")
-    high = _clip(o, ACTOR + "clip_ratio_high")
-    cap = (o.number(ACTOR + "clip_ratio_c", default=3.0), o.origin(ACTOR + "clip_ratio_c"))
-    used: dict[str, dict[str, tuple[Any, str]]] = {
-        "vanilla": {"epsilon_low": low, "epsilon_high": high, "dual_clip": cap},
-        "gspo": {"epsilon_low": low, "epsilon_high": high},
-        "geo_mean": {"epsilon_low": low, "epsilon_high": high, "clip": ("log_ratio", "as verl clips")},
-        "cispo": {"epsilon_low": low, "epsilon_high": high},
-        "dppo_tv": {"divergence": ("binary_tv", f"from {name}"), "delta": high, "delta_low": low, "ratio_cap": cap},
-        "dppo_kl": {"divergence": ("binary_kl", f"from {name}"), "delta": high, "delta_low": low, "ratio_cap": cap},
-        "sapo": {"tau_positive": _own(o, ACTOR + "tau_pos", 1.0), "tau_negative": _own(o, ACTOR + "tau_neg", 1.05)},
-        "clip_cov": {
-            "epsilon_low": low,
-            "epsilon_high": high,
-            "share": _own(o, LOSS + "clip_cov_ratio", 2e-4),
-            "low": _own(o, LOSS + "clip_cov_lb", 1.0),
-            "high": _own(o, LOSS + "clip_cov_ub", 5.0),
-        },
-        "kl_cov": {"share": _own(o, LOSS + "kl_cov_ratio", 2e-4), "coefficient": _own(o, LOSS + "ppo_kl_coef", 0.1)},
-        "gpg": {},
-        "dro": {"beta": _own(o, LOSS + "dro_beta", None)},
-    }
-    kinds = {"vanilla": "ppo_clip", "gpg": "reinforce", "dppo_tv": "dppo", "dppo_kl": "dppo"}
-    if mode == "bypass_mode":
-        mode = "vanilla"
+    used = _fields_by_mode(o, name)
+    mode = "vanilla" if mode == "bypass_mode" else mode
     if mode not in used:
         raise one_problem(name, f"no surrogate of this name; known: {', '.join(used)}", mode, o.file)
     fields = used[mode] if forced is None else {}
-    read = {origin for _, origin in fields.values()}
-    for origin in sorted({origin for other in used.values() for _, origin in other.values()} - read - {f"from {name}"}):
+    read = {origin for _, origin in fields.values()} | {f"from {name}"}
+    why = f"not read by {f'loss_mode {mode}' if forced is None else 'REINFORCE, which has no clip'}"
+    for origin in sorted({origin for other in used.values() for _, origin in other.values()} - read):
         if origin.startswith("from "):
-            d.drops(
-                origin.removeprefix("from "),
-                f"not read by {f'loss_mode {mode}' if forced is None else 'REINFORCE, which has no clip'}",
-            )
+            d.drops(origin.removeprefix("from "), why)
     if forced is not None:
-        d.spec(
-            "algorithm.surrogate",
-            forced,
-            "from algorithm.rollout_correction",
-            "bypass mode with loss_type reinforce: no clip",
-        )
+        note = "bypass mode with loss_type reinforce: no clip"
+        d.spec(path, forced, "from algorithm.rollout_correction", note)
         return mode
     if mode == "dro" and fields["beta"][0] is None:
         raise one_problem(LOSS + "dro_beta", "is missing; verl refuses dro without it", None, o.file)
-    d.spec(
-        "algorithm.surrogate", kinds.get(mode, mode), o.origin(name, ACTOR + "loss_mode"), _clip_note(o, mode), **fields
-    )
+    kind = {"vanilla": "ppo_clip", "gpg": "reinforce", "dppo_tv": "dppo", "dppo_kl": "dppo"}.get(mode, mode)
+    d.spec(path, kind, o.origin(name, ACTOR + "loss_mode"), _clip_note(o, mode), **fields)
     return mode
+
+
+def _fields_by_mode(o: Options, name: str) -> dict[str, Fields]:
+    """The fields of each mode's surrogate, with their origins."""
+    low, high = (o.sourced(ACTOR + f"clip_ratio_{side}", ACTOR + "clip_ratio", default=0.2) for side in ("low", "high"))
+    cap = o.sourced(ACTOR + "clip_ratio_c", default=3.0)
+    clip: Fields = {"epsilon_low": low, "epsilon_high": high}
+    dppo: Fields = {"delta": high, "delta_low": low, "ratio_cap": cap}
+    return {
+        "vanilla": {**clip, "dual_clip": cap},
+        "gspo": clip,
+        "geo_mean": {**clip, "clip": ("log_ratio", "as verl clips")},
+        "cispo": clip,
+        "dppo_tv": {"divergence": ("binary_tv", f"from {name}"), **dppo},
+        "dppo_kl": {"divergence": ("binary_kl", f"from {name}"), **dppo},
+        "sapo": {
+            "tau_positive": o.sourced(ACTOR + "tau_pos", default=1.0),
+            "tau_negative": o.sourced(ACTOR + "tau_neg", default=1.05),
+        },
+        "clip_cov": {
+            **clip,
+            "share": o.sourced(LOSS + "clip_cov_ratio", default=2e-4),
+            "low": o.sourced(LOSS + "clip_cov_lb", default=1.0),
+            "high": o.sourced(LOSS + "clip_cov_ub", default=5.0),
+        },
+        "kl_cov": {
+            "share": o.sourced(LOSS + "kl_cov_ratio", default=2e-4),
+            "coefficient": o.sourced(LOSS + "ppo_kl_coef", default=0.1),
+        },
+        "gpg": {},
+        "dro": {"beta": o.sourced(LOSS + "dro_beta")},
+    }
 
 
 def _clip_note(o: Options, mode: str) -> str:
@@ -157,23 +142,8 @@ def _clip_note(o: Options, mode: str) -> str:
     return " ".join(notes)
 
 
-def _clip(o: Options, name: str) -> tuple[Any, str]:
-    """A clip bound: its own option, or `clip_ratio`."""
-    names = (name, ACTOR + "clip_ratio")
-    return o.number(*names, default=0.2), o.origin(*names)
-
-
-def _own(o: Options, name: str, default: float | None) -> tuple[Any, str]:
-    return o.number(name, default=default), o.origin(name)
-
-
-AGGREGATES = {
-    "token-mean": "token_mean",
-    "token-sum": "token_sum",
-    "seq-mean-token-mean": "sequence_mean_token_mean",
-    "seq-mean-token-sum": "sequence_mean_token_sum",
-    "seq-mean-token-sum-norm": "sequence_mean_token_sum_norm",
-}
+MODES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+AGGREGATES = {mode: mode.replace("seq-", "sequence-").replace("-", "_") for mode in MODES}
 
 
 def _aggregate(d: Draft, o: Options, mode: str, longest: int) -> None:
@@ -185,25 +155,16 @@ def _aggregate(d: Draft, o: Options, mode: str, longest: int) -> None:
     scale = o.number(factor)
     kind = d.entries["algorithm.surrogate.kind"].value
     if mode in ("sapo", "geo_mean") and kind == mode:
-        why = {
-            "sapo": "verl's sapo always does this (P6)",
-            "geo_mean": "verl's geo_mean always means over sequences (P10)",
-        }[mode]
-        d.spec("algorithm.aggregate", "sequence_mean_token_mean", why)
-        if o.given(name):
-            d.drops(name, f"verl's {mode} does not read it")
+        why = "sapo always does this (P6)" if mode == "sapo" else "geo_mean always means over sequences (P10)"
+        d.spec("algorithm.aggregate", "sequence_mean_token_mean", f"verl's {why}")
+        d.drops_given(o, f"verl's {mode} does not read it", name)
         return
     if written not in AGGREGATES:
         raise one_problem(name, f"no aggregation of this name; known: {', '.join(AGGREGATES)}", written, o.file)
     if written == "seq-mean-token-sum-norm":
         note = "" if scale is not None else "without loss_scale_factor verl divides by the padded response length"
-        common.horizon(
-            d,
-            o.origin(name),
-            longest if scale is None else scale,
-            o.origin("data.max_response_length" if scale is None else factor),
-            note,
-        )
+        origin = o.origin("data.max_response_length" if scale is None else factor)
+        common.horizon(d, o.origin(name), longest if scale is None else scale, origin, note)
         return
     d.spec("algorithm.aggregate", AGGREGATES[written], o.origin(name))
     if scale is not None:
@@ -222,26 +183,21 @@ def _penalties(d: Draft, o: Options) -> None:
         if ours is None:
             d.lacks(f"{kind}={written}", "needs the whole distribution of the reference; no such penalty")
         else:
-            fields: dict[str, tuple[Any, str]] = {
-                "coefficient": (o.number(coefficient, default=0.001), o.origin(coefficient))
-            }
+            fields: Fields = {"coefficient": o.sourced(coefficient, default=0.001)}
             if written.endswith("+"):
                 fields["straight_through"] = (True, f"the + of {kind}")
             if ours == "k3":
                 fields["limit"] = (10.0, "verl clamps k3 at 10 (P22)")
             d.spec("algorithm.reference_kl", ours, o.origin(kind), **fields)
     else:
-        for name in (kind, coefficient):
-            if o.given(name):
-                d.drops(name, "use_kl_loss is false")
-    names = ("kl_penalty", "kl_ctrl.type", "kl_ctrl.kl_coef", "kl_ctrl.horizon", "kl_ctrl.target_kl")
-    given = [f"algorithm.{name}" for name in names if o.given(f"algorithm.{name}")]
+        d.drops_given(o, "use_kl_loss is false", kind, coefficient)
+    parts = ("kl_penalty", "kl_ctrl.type", "kl_ctrl.kl_coef", "kl_ctrl.horizon", "kl_ctrl.target_kl")
+    names = [f"algorithm.{name}" for name in parts]
     if o.flag("algorithm.use_kl_in_reward"):
-        for name in ("algorithm.use_kl_in_reward", *given):
+        for name in ("algorithm.use_kl_in_reward", *(name for name in names if o.given(name))):
             d.lacks(name, "KL in the reward; algorithm.reference_kl puts it into the loss")
     else:
-        for name in given:
-            d.drops(name, "use_kl_in_reward is false")
+        d.drops_given(o, "use_kl_in_reward is false", *names)
     common.entropy(d, o, ACTOR + "entropy_coeff")
 
 
@@ -257,8 +213,8 @@ def _batch(d: Draft, o: Options) -> None:
     budget = ACTOR + "ppo_max_token_len_per_gpu"
     if o.flag(ACTOR + "use_dynamic_bsz"):
         d.copy("train.tokens_per_micro_batch", o, budget, default=16384)
-    elif o.given(budget):
-        d.drops(budget, "use_dynamic_bsz is false")
+    else:
+        d.drops_given(o, "use_dynamic_bsz is false", budget)
 
 
 def _training(d: Draft, o: Options) -> None:
@@ -274,10 +230,8 @@ def _training(d: Draft, o: Options) -> None:
     total = o.whole("trainer.total_training_steps", prefix + "total_training_steps", default=0)
     origin = o.origin("trainer.total_training_steps", prefix + "total_training_steps")
     common.steps(d, o, total, origin, "", "trainer.total_epochs", "verl counts trainer.total_epochs")
-    warmup, ratio = (
-        o.whole(prefix + "lr_warmup_steps", default=-1),
-        o.number(prefix + "lr_warmup_steps_ratio", default=0.0, least=0, most=1),
-    )
+    warmup = o.whole(prefix + "lr_warmup_steps", default=-1)
+    ratio = o.number(prefix + "lr_warmup_steps_ratio", default=0.0, least=0, most=1)
     made = math.prod(d.entries[f"train.{name}"].value for name in ("updates_per_step", "epochs_per_step"))
     note = f"verl's scheduler counts steps, ours updates: {made} in each" if made > 1 else ""
     if warmup > 0:

@@ -18,7 +18,7 @@ OVERLONG = (
 
 
 def overlong_buffer(d: Draft, o: Options, longest: int) -> None:
-    """The overlong buffer of the DAPO reward manager; what that manager's scorer gives is said beside it."""
+    """The overlong buffer of the DAPO reward manager; its scorer is listed as unsupported."""
     for prefix in OVERLONG:
         if not o.given(prefix + "enable", prefix + "len", prefix + "penalty_factor"):
             continue
@@ -32,26 +32,16 @@ def overlong_buffer(d: Draft, o: Options, longest: int) -> None:
             raise one_problem(prefix + "len", "is missing; the penalty needs the length of its buffer", None, o.file)
         if not o.given(factor) and prefix not in OVERLONG[:2]:
             raise one_problem(factor, "is missing; the penalty needs its factor", None, o.file)
-        most = (
-            o.whole(limit, default=longest),
-            o.origin(limit, "data.max_response_length", ROLLOUT + "response_length"),
-        )
-        common.overlong(
-            d, o, most, buffer, (o.number(factor, default=0.0), o.origin(factor))
-        )  # 0 in verl's dapo_trainer.yaml
+        lengths = (limit, "data.max_response_length", ROLLOUT + "response_length")
+        most = (o.whole(limit, default=longest), o.origin(*lengths))
+        common.overlong(d, o, most, buffer, o.sourced(factor, default=0.0))  # 0 in verl's dapo_trainer.yaml
         if most[0] < longest:
-            d.lacks(
-                limit,
-                f"{most[0]}, below the {longest} tokens of a completion: beyond it verl's penalty goes on growing, "
-                "here it stays",
-            )
+            growing = "beyond it verl's penalty goes on growing, here it stays"
+            d.lacks(limit, f"{most[0]}, below the {longest} tokens of a completion: {growing}")
     for name in ("reward_model.reward_manager", "reward.reward_manager.name"):
         if o.get(name) == "dapo":
-            d.lacks(
-                name,
-                "dapo: choose `reward`; where verl's scorer gives +1 and -1, as for DAPO's data, {kind: math, "
-                "weight: 2} is as far apart",
-            )
+            scores = "where verl's scorer gives +1 and -1, as for DAPO's data, {kind: math, weight: 2} is as far apart"
+            d.lacks(name, f"dapo: choose `reward`; {scores}")
         elif o.get(name, default="naive") != "naive":
             d.lacks(name, "how the peer's reward manager scores: choose `reward`")
 
@@ -60,14 +50,11 @@ METRICS = {"acc": "accuracy", "score": "reward", "seq_reward": "reward", "seq_fi
 
 
 def dynamic_sampling(d: Draft, o: Options) -> None:
-    """DAPO's dynamic sampling: uniform groups dropped, others generated in their place, what is too much thrown
-    away."""
+    """DAPO's dynamic sampling: uniform groups are dropped and replaced by new ones; surplus groups are discarded."""
     prefix = "algorithm.filter_groups."
     options = tuple(prefix + name for name in ("metric", "max_num_gen_batches", "max_inflight_gen_batches"))
-    prompts, generated = (
-        o.whole("data.train_batch_size", default=1024, least=1),
-        o.whole("data.gen_batch_size", least=1),
-    )
+    prompts = o.whole("data.train_batch_size", default=1024, least=1)
+    generated = o.whole("data.gen_batch_size", least=1)
     alone = o.whole(ROLLOUT + "n", default=1) == 1
     if alone or not o.flag(prefix + "enable"):
         for name in (prefix + "enable", *options):
@@ -78,10 +65,8 @@ def dynamic_sampling(d: Draft, o: Options) -> None:
         return
     _filter(d, o, options[0])
     if not o.flag(prefix + "fill_to_train_bsz", default=True):  # of the first DAPO scripts
-        d.lacks(
-            prefix + "fill_to_train_bsz",
-            "false: what is left of gen_batch_size prompts is a step; here it is prompts_per_step less what is dropped",
-        )
+        why = "what is left of gen_batch_size prompts is a step; here it is prompts_per_step less what is dropped"
+        d.lacks(prefix + "fill_to_train_bsz", f"false: {why}")
         return
     limit = o.whole(options[1], default=0)
     path = "algorithm.dynamic_sampling."
@@ -89,49 +74,34 @@ def dynamic_sampling(d: Draft, o: Options) -> None:
     d.put(path + "exhausted", "stop", "verl raises then")
     share, origin, note = 1.0, "verl's default of data.gen_batch_size", ""
     if generated is not None:
-        share, origin, note = (
-            generated / prompts,
-            "from data.gen_batch_size",
-            f"{generated} prompts at once, for a step of {prompts}",
-        )
+        share, origin = generated / prompts, "from data.gen_batch_size"
+        note = f"{generated} prompts at once, for a step of {prompts}"
     if share < 1:
-        d.lacks(
-            "data.gen_batch_size",
-            f"{generated}, fewer than the {prompts} of a step: a generation batch has at least as many here",
-        )
+        why = f"fewer than the {prompts} of a step: a generation batch has at least as many here"
+        d.lacks("data.gen_batch_size", f"{generated}, {why}")
         share, note = 1.0, ""
     elif math.ceil(share * prompts) > (generated or prompts):
         share = math.nextafter(share, 0)  # 29 / 7 * 7 is a little more than 29
     d.put(path + "oversample", share, origin, note)
     d.put("runtime.max_lag", 0, "verl discards surplus groups", "1 keeps them for the next step")
     if o.given(options[2]):
-        why = (
-            "verl's V1 trainer replaces single prompts as they come, without end; here whole generation batches "
-            "follow one another"
-        )
-        d.lacks(options[2], why)
+        here = "here whole generation batches follow one another"
+        d.lacks(options[2], f"verl's V1 trainer replaces single prompts as they come, without end; {here}")
 
 
 def _filter(d: Draft, o: Options, name: str) -> None:
     """Which groups are uniform: those of equal `metric`."""
     metric, origin = o.get(name), o.origin(name)
     index = len({path.split(".")[2] for path in d.entries if path.startswith("algorithm.selection.")})
-    note = ""
-    ours = METRICS.get(str(metric), "reward")
-    if metric == "score" and any(
-        entry.value == "overlong" for path, entry in d.entries.items() if path.endswith(".kind")
-    ):
-        ours, note = (
-            str(d.entries["reward.0.kind"].value),
-            "verl's score is the scorer's own, before the overlong penalty",
-        )
+    ours, note = METRICS.get(str(metric), "reward"), ""
+    penalised = any(entry.value == "overlong" for path, entry in d.entries.items() if path.endswith(".kind"))
+    if metric == "score" and penalised:
+        ours = str(d.entries["reward.0.kind"].value)
+        note = "verl's score is the scorer's own, before the overlong penalty"
     d.append("algorithm.selection", "drop_uniform_groups", "from algorithm.filter_groups.enable", note)
     if metric is None:
-        d.ask(
-            f"algorithm.selection.{index}.metric",
-            ours,
-            "what verl filters by, filter_groups.metric; accuracy is its acc",
-        )
+        what = "what verl filters by, filter_groups.metric; accuracy is its acc"
+        d.ask(f"algorithm.selection.{index}.metric", ours, what)
         return
     d.put(f"algorithm.selection.{index}.metric", ours, origin)
     if metric not in METRICS:
