@@ -19,8 +19,9 @@ MODEL   ?=
 BIN     := .venv/bin
 # The pinned torch keeps pip from resolving to another release, which may be a CUDA build of gigabytes.
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
-# Two test processes with two threads each fight over the cores; one thread each does not.
-SINGLE  := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+# Two test processes with two threads each fight over the cores; one thread each does not. Bytecode is written, because
+# many tests start processes that would compile every module anew.
+SINGLE  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # Every test run writes checkpoints and waits for the disk; in memory, where a gigabyte is free, it does not wait.
 FREE_KB := df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { print $$4 }'
 MEMORY   = $(shell test -w /dev/shm && test "$$($(FREE_KB))" -gt 1000000 && echo PYTEST_DEBUG_TEMPROOT=/dev/shm)

@@ -1,8 +1,10 @@
 """Fixtures that every folder of tests may use."""
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 # Before torch is imported: tests run side by side, and two processes with two threads each wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -24,3 +26,28 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     from tests.tiny import tiny_factory
 
     return tiny_factory(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def shared_math_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reward workers for `math` come from one fork server per test process: filling its parser's tables takes two
+    seconds."""
+    from proxima.reward.workers import pool
+
+    class Kept(pool._ForkServer):
+        def close(self) -> None:
+            """It ends with the test process; a pool that closes kills its own workers."""
+
+    def start(options: Mapping[str, Any]) -> pool._ForkServer:
+        if options["warm_ups"] != ["math"]:
+            return original(options)
+        key = json.dumps(options, sort_keys=True)
+        if key not in MATH_SERVERS or not MATH_SERVERS[key].alive:
+            MATH_SERVERS[key] = Kept(options)
+        return MATH_SERVERS[key]
+
+    original = pool._ForkServer
+    monkeypatch.setattr(pool, "_ForkServer", start)
+
+
+MATH_SERVERS: dict[str, Any] = {}

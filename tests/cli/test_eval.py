@@ -6,6 +6,8 @@ import json
 import pyarrow.parquet as parquet
 import pytest
 
+pytestmark = pytest.mark.usefixtures("shared_math_workers")
+
 
 def rows(*answers):
     return [{"question": f"What is {i} + {i}?", "answer": str(answer)} for i, answer in enumerate(answers)]

@@ -14,7 +14,8 @@ def seeded_cases(count: int, seed: int = 0) -> list[BatchCase]:
     """An empty sequence, a single token, and `count` cases from the choices of `batch_cases`; made once, they serve
     every law. Each has one kind of aggregation."""
     draw, kinds = Random(seed), sorted(AGGREGATES)
-    cases = [BatchCase(make_batch([0])), BatchCase(make_batch([1], out_of_loss=0.0, not_sampled=0.0))]
+    smallest = (make_batch([0]), make_batch([1], out_of_loss=0.0, not_sampled=0.0))
+    cases = [BatchCase(batch, aggregates=("token_mean",)) for batch in smallest]
     for i in range(count):
         batch = make_batch(
             [draw.randint(0, 9) for _ in range(draw.randint(1, 6))],

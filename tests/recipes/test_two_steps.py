@@ -20,6 +20,7 @@ from proxima.runtime.rollouts import read_rows
 from proxima.runtime.run import train
 from tests.recipes.talker import questions, talker
 
+pytestmark = pytest.mark.usefixtures("shared_math_workers")
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
 RECIPES = sorted(set(FOLDER.glob("**/*.yaml")) - set(SWEEPS))

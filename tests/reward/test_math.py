@@ -10,6 +10,7 @@ from proxima.reward.math.symbolic import unevaluable
 from tests.reward.make import completions, prompt, runner, scored
 
 pytest.importorskip("math_verify")
+pytestmark = pytest.mark.usefixtures("shared_math_workers")
 
 TEN = [
     (r"Therefore \boxed{\frac{1}{2}}.", "0.5", True),

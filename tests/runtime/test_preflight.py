@@ -14,6 +14,8 @@ from proxima.task.protocol import Row
 from tests.reward.server import lengths, scorer
 from tests.runtime.tiny_run import Watcher, go, recipe
 
+pytestmark = pytest.mark.usefixtures("shared_math_workers")
+
 
 @dataclass
 class Listed:
