@@ -1,4 +1,4 @@
-"""Peers: what other frameworks compute and how they are configured, held against ours.
+"""Peers: other frameworks' numbers compared with ours, and their options converted to ours.
 
     verify/    their recorded numbers through our mathematics         convert/   their options as a recipe of ours
 

@@ -1,11 +1,10 @@
-"""Conversion: another framework's options become a recipe, with each value's origin, and a list of what has no
-equivalent.
+"""Converts another framework's options to a recipe: each value with its origin, options without an equivalent listed.
 
-    read.py      file → options by dotted name       options.py   which were looked at, what becomes of the others
-    verl*.py, trl*.py, areal*.py, unirl.py      up to three files a peer: `convert(options) -> Draft`
-    rules.py     what has no equivalent, and whether that matters             common.py   what peers share
-    draft.py     the recipe while it is made, and its text
-Where a peer means something else by a number, the number is converted and a note says so; nothing of the peer's is
+    read.py      file → options by dotted name       options.py   which options a converter read, and the others
+    verl*.py, trl*.py, areal*.py, unirl.py           up to three files a peer: `convert(options) -> Draft`
+    rules.py     options without an equivalent, and whether that matters       common.py   conversions that peers share
+    draft.py     the recipe under construction, and its text
+Where a peer means something else by a number, the number is converted and a note says so; no code of the peer is
 imported or executed.
 Imports: pyyaml, `proxima.config` and the tables it names. Imported by `cli`.
 To add a peer: a file with `convert`, a line in `PEERS` and in `RULES`, an example in `tests/peers/examples`, rows in
@@ -38,10 +37,10 @@ class Conversion:
 
     Args:
         recipe: plain dicts and lists, as `proxima.config.resolve` takes them.
-        text: the same as YAML, each value with its origin, what has no equivalent as comments on top.
-        missing, unsupported, unknown, ignored: what the file does not say; options without an equivalent, by name with
-            the reason.
+        text: the same as YAML, each value with its origin; options without an equivalent are comments at the top.
+        missing, unsupported, unknown, ignored: values that the file does not give; options without an equivalent.
         problems: why the recipe would not resolve or run here; empty when it would.
+        report: the four lists, for a terminal.
     """
 
     recipe: dict[str, Any]
@@ -58,8 +57,7 @@ def convert(path: str | Path, peer: str) -> Conversion:
     """Convert a file of `peer`, a key of `PEERS`.
 
     Raises:
-        ConfigError: the file can't be read, or an option has a value that the peer itself would refuse; one line with
-            the remedy.
+        ConfigError: the file can't be read, or the peer itself would refuse the value of an option.
     """
     name, converter = PEERS[peer]
     o = Options(name, read(Path(path)), str(path))
@@ -86,11 +84,11 @@ def convert(path: str | Path, peer: str) -> Conversion:
     )
 
 
-OPENED_LATER = ("model.", "task", "eval.", "data.")  # what has to exist only on the machine that trains
+OPENED_LATER = ("model.", "task", "eval.", "data.")  # need to exist only on the machine that trains
 
 
 def problems_of(recipe: dict[str, Any]) -> Iterator[str]:
-    """One line for each thing that stops the recipe; nothing is opened, and paths are not looked at."""
+    """One line for each problem that stops the recipe; opens no file."""
     try:
         resolved = resolve(recipe)
     except ConfigError as error:

@@ -1,13 +1,12 @@
 """AReaL: its actor and rollout YAML."""
 
-from typing import Any
-
 from proxima.config.problems import one_problem
 from proxima.peers.convert import common
 from proxima.peers.convert.areal_correction import policies
-from proxima.peers.convert.draft import Draft
+from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 
+LENGTHS = ("gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens", "actor.max_new_tokens")
 GROUPS = ("gconfig.n_samples", "actor.group_size", "group_size", "rollout.gconfig.n_samples")
 
 
@@ -21,14 +20,10 @@ def convert(o: Options) -> Draft:
             d.put("model.compute_dtype", written, "from actor.dtype", "master weights stay float32 here")
         else:
             d.lacks("actor.dtype", f"{written}; use bfloat16 or float32")
-    if o.given("actor.gradient_checkpointing"):
-        d.put(
-            "model.gradient_checkpointing", o.flag("actor.gradient_checkpointing"), "from actor.gradient_checkpointing"
-        )
+    d.flag("model.gradient_checkpointing", o, "actor.gradient_checkpointing")
     common.task(d, o, "train_dataset.path")
-    if o.given("train_dataset.shuffle"):
-        d.put("data.shuffle", o.flag("train_dataset.shuffle"), "from train_dataset.shuffle")
-    longest = o.whole("gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens", "actor.max_new_tokens", default=16384)
+    d.flag("data.shuffle", o, "train_dataset.shuffle")
+    longest = o.whole(*LENGTHS, default=16384)
     normalised = _advantage(d, o)
     _rewards(d, o, normalised, longest)
     policies(d, o)
@@ -38,11 +33,7 @@ def convert(o: Options) -> Draft:
     _selection(d, o)
     names = {name: (f"gconfig.{name}", f"rollout.gconfig.{name}") for name in ("temperature", "top_k", "top_p")}
     common.sampling(d, o, names, {"temperature": 1.0, "top_k": 0, "top_p": 1.0})
-    d.put(
-        "sampling.max_tokens",
-        longest,
-        o.origin("gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens", "actor.max_new_tokens"),
-    )
+    d.put("sampling.max_tokens", longest, o.origin(*LENGTHS))
     stop = o.get("gconfig.stop")
     if isinstance(stop, list) and stop:
         d.put("sampling.stop", stop, "from gconfig.stop")
@@ -51,11 +42,11 @@ def convert(o: Options) -> Draft:
     return d
 
 
-REWARD, ADV = "actor.reward_norm.", "actor.adv_norm."
+REWARD, ADV, LEVEL = "actor.reward_norm.", "actor.adv_norm.", "actor.importance_sampling_level"
 
 
 def _advantage(d: Draft, o: Options) -> str:
-    """Reward and advantage normalisation; by what the rewards are divided in the end: `group`, `batch` or `none`."""
+    """Reward and advantage normalisation; returns whose deviation divides the rewards: `group`, `batch` or `none`."""
     o.given(*(prefix + name for prefix in (REWARD, ADV) for name in ("group_size", "std_unbiased", "eps")))
     mean, std = _level(o, REWARD, "mean_level"), _level(o, REWARD, "std_level")
     adv_mean, adv_std = _level(o, ADV, "mean_level"), _level(o, ADV, "std_level")
@@ -65,8 +56,8 @@ def _advantage(d: Draft, o: Options) -> str:
     if mean is None and std is None and adv_mean == "group":
         mean, std, leave, prefix = "group", adv_std, o.flag(ADV + "mean_leave1out"), ADV
         note = "AReaL takes this mean over tokens, so that long completions weigh more in it. "
-    elif o.given(ADV + "mean_leave1out"):
-        d.drops(ADV + "mean_leave1out", "rewards are normalised already")
+    else:
+        d.drops_given(o, "rewards are normalised already", ADV + "mean_leave1out")
     if o.given("critic.path"):
         _critic(d, o)
         return "batch"
@@ -79,7 +70,7 @@ def _advantage(d: Draft, o: Options) -> str:
 
 
 def _level(o: Options, prefix: str, name: str) -> str | None:
-    """`mean_level` or `std_level`: batch where the section is there and does not say."""
+    """`mean_level` or `std_level`; batch where the section exists and does not set it."""
     written = o.get(prefix + name)
     if written is None:
         return "batch" if prefix + name not in o.flat and any(other.startswith(prefix) for other in o.flat) else None
@@ -94,37 +85,18 @@ def _by_group(d: Draft, o: Options, prefix: str, note: str, std: str, leave: boo
     epsilon = (o.number(prefix + "eps", default=1e-5), o.origin(prefix + "eps"))
     biased = "AReaL's variances are biased (A7)."
     if whitened and std == "group":
-        fields = {
-            "scale": ("group", f"from {prefix}std_level"),
-            "epsilon": epsilon,
-            "finish": ("tokens", f"from {ADV}std_level"),
-        }
-        d.spec(
-            path,
-            "gdpo",
-            origin,
-            f"{note}Normalised in the group, then whitened over the tokens of the batch. {biased}",
-            **fields,
-        )
+        scale, finish = ("group", f"from {prefix}std_level"), ("tokens", f"from {ADV}std_level")
+        note += f"Normalised in the group, then whitened over the tokens of the batch. {biased}"
+        d.spec(path, "gdpo", origin, note, scale=scale, epsilon=epsilon, finish=finish)
         if leave:
-            d.lacks(
-                prefix + "mean_leave1out",
-                "leaving one out, where rewards are divided by the group's standard deviation",
-            )
+            why = "leaving one out, where rewards are divided by the group's standard deviation"
+            d.lacks(prefix + "mean_leave1out", why)
     elif whitened:
-        what = (
-            "the factor n / (n - 1) of leaving one out"
-            if leave
-            else "a standard deviation of the batch"
-            if std == "batch"
-            else ""
-        )
-        cancels = (
-            f" Then whitened over tokens, where {what} cancels."
-            if what
-            else " Then whitened over the tokens of the batch."
-        )
-        d.spec(path, "reinforce_pp_baseline", origin, f"{note}Rewards minus the mean of their group.{cancels} {biased}")
+        what = "a standard deviation of the batch" if std == "batch" else ""
+        what = "the factor n / (n - 1) of leaving one out" if leave else what
+        where = f"tokens, where {what} cancels" if what else "the tokens of the batch"
+        note += f"Rewards minus the mean of their group. Then whitened over {where}. {biased}"
+        d.spec(path, "reinforce_pp_baseline", origin, note)
     elif leave:
         d.spec(path, "rloo", f"from {prefix}mean_leave1out", note.strip())
         if std != "none":
@@ -137,14 +109,9 @@ def _by_group(d: Draft, o: Options, prefix: str, note: str, std: str, leave: boo
 
 
 def _by_batch(d: Draft, o: Options, whitened: bool) -> None:
-    """No baseline by group: REINFORCE++, where the batch is whitened."""
-    d.spec(
-        "algorithm.advantage",
-        "reinforce_pp",
-        o.origin(ADV + "std_level"),
-        "rewards to go, whitened over the batch",
-        gamma=_gamma(o),
-    )
+    """No baseline of the group: REINFORCE++, whitened over the batch."""
+    note, gamma = "rewards to go, whitened over the batch", o.sourced("actor.discount", default=1.0)
+    d.spec("algorithm.advantage", "reinforce_pp", o.origin(ADV + "std_level"), note, gamma=gamma)
     if not whitened:
         d.lacks("actor.adv_norm", "advantages that are not whitened over the batch, without a baseline by group")
     if o.number("actor.gae_lambda", default=1.0) != 1:
@@ -154,13 +121,9 @@ def _by_batch(d: Draft, o: Options, whitened: bool) -> None:
 def _critic(d: Draft, o: Options) -> None:
     """PPO with a critic."""
     names = {"gamma": "actor.discount", "lam": "actor.gae_lambda"}
-    fields = {ours: (o.number(name, default=1.0), o.origin(name)) for ours, name in names.items()}
+    fields = {ours: o.sourced(name, default=1.0) for ours, name in names.items()}
     d.spec("algorithm.advantage", "gae", "from critic.path", **fields)
     d.lacks("critic.path", "a critic is not trained yet")
-
-
-def _gamma(o: Options) -> tuple[Any, str]:
-    return o.number("actor.discount", default=1.0), o.origin("actor.discount")
 
 
 def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
@@ -168,10 +131,10 @@ def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
     scale = o.number("actor.reward_scaling", default=1.0)
     weight = (scale, "from actor.reward_scaling") if normalised == "none" and scale != 1 else None
     common.reward(d, weight)
-    if weight is None and o.given("actor.reward_scaling"):
-        d.drops("actor.reward_scaling", "cancels: rewards or advantages are divided by their standard deviation")
-    if o.given("actor.reward_bias"):
-        d.drops("actor.reward_bias", "cancels: the mean is taken off")
+    if weight is None:
+        why = "cancels: rewards or advantages are divided by their standard deviation"
+        d.drops_given(o, why, "actor.reward_scaling")
+    d.drops_given(o, "cancels: the mean is taken off", "actor.reward_bias")
     if o.given("actor.reward_clip"):
         d.lacks("actor.reward_clip", "clipping of rewards; no effect while |reward + bias| * scaling stays below it")
     tokens, factor = "actor.overlong_tokens", "actor.overlong_penalty_factor"
@@ -182,7 +145,7 @@ def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
     for name in (tokens, factor):
         if not o.given(name):
             raise one_problem(name, "is missing; AReaL needs it for overlong_reward_penalty", None, o.file)
-    names = ("actor.max_new_tokens", "gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens")
+    names = (LENGTHS[2], *LENGTHS[:2])
     most = (o.whole(*names, default=longest), o.origin(*names))
     common.overlong(d, o, most, (o.whole(tokens), f"from {tokens}"), (o.number(factor), f"from {factor}"))
     if weight is not None:
@@ -191,41 +154,24 @@ def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
 
 def _surrogate(d: Draft, o: Options) -> None:
     """PPO's clip, GSPO, SAPO or CISPO."""
-    low = (o.number("actor.eps_clip", default=0.2), o.origin("actor.eps_clip"))
-    high = (
-        o.number("actor.eps_clip_higher", "actor.eps_clip", default=0.2),
-        o.origin("actor.eps_clip_higher", "actor.eps_clip"),
-    )
-    level = str(o.get("actor.importance_sampling_level", default="token"))
+    path, bounds = "algorithm.surrogate", ("actor.eps_clip_higher", "actor.eps_clip")
+    low, high = o.sourced(bounds[1], default=0.2), o.sourced(*bounds, default=0.2)
+    level = (str(o.get(LEVEL, default="token")), o.origin(LEVEL))
     dual = o.number("actor.c_clip")
-    path = "algorithm.surrogate"
-    taus = {ours: f"actor.sapo_tau_{sign}" for ours, sign in (("tau_positive", "pos"), ("tau_negative", "neg"))}
-    given = [name for name in taus.values() if o.given(name)]
+    taus = ("actor.sapo_tau_pos", "actor.sapo_tau_neg")
     if o.flag("actor.use_sapo_loss"):
-        defaults = {"tau_positive": 1.0, "tau_negative": 1.05}
-        fields: dict[str, tuple[Any, str]] = {
-            ours: (o.number(name, default=defaults[ours]), o.origin(name)) for ours, name in taus.items()
-        }
-        d.spec(
-            path,
-            "sapo",
-            "from actor.use_sapo_loss",
-            **fields,
-            level=(level, o.origin("actor.importance_sampling_level")),
-        )
-        for name in ("actor.eps_clip", "actor.eps_clip_higher", "actor.c_clip"):
-            if o.given(name):
-                d.drops(name, "SAPO has no clip")
+        positive, negative = o.sourced(taus[0], default=1.0), o.sourced(taus[1], default=1.05)
+        fields: Fields = {"tau_positive": positive, "tau_negative": negative, "level": level}
+        d.spec(path, "sapo", "from actor.use_sapo_loss", **fields)
+        d.drops_given(o, "SAPO has no clip", "actor.eps_clip", "actor.eps_clip_higher", "actor.c_clip")
         return
-    for name in given:
-        d.drops(name, "use_sapo_loss is false")
+    d.drops_given(o, "use_sapo_loss is false", *taus)
     if o.flag("actor.use_cispo_loss"):
         d.spec(path, "cispo", "from actor.use_cispo_loss", epsilon_low=low, epsilon_high=high)
-    elif level == "sequence":
+    elif level[0] == "sequence":
         note = "AReaL's token mean weighs sequences by their length (A5)"
-        form = ("sequence", "from actor.importance_sampling_level")
         d.spec(
-            path, "gspo", "from actor.importance_sampling_level", note, epsilon_low=low, epsilon_high=high, form=form
+            path, "gspo", f"from {LEVEL}", note, epsilon_low=low, epsilon_high=high, form=("sequence", f"from {LEVEL}")
         )
     else:
         d.spec(path, "ppo_clip", "AReaL's actor loss", epsilon_low=low, epsilon_high=high)
@@ -245,9 +191,7 @@ def _penalties(d: Draft, o: Options) -> None:
         if o.given("actor.kl_estimator"):
             d.lacks("actor.kl_estimator", "KL in the reward")
     else:
-        for name in ("actor.kl_ctl", "actor.kl_estimator"):
-            if o.given(name):
-                d.drops(name, "kl_ctl is 0: off")
+        d.drops_given(o, "kl_ctl is 0: off", "actor.kl_ctl", "actor.kl_estimator")
 
 
 def _selection(d: Draft, o: Options) -> None:
@@ -280,18 +224,12 @@ def _training(d: Draft, o: Options) -> None:
     common.schedule(d, o, prefix + "lr_scheduler_type", default="constant")
     steps = o.whole("total_train_steps")
     common.steps(d, o, steps, "from total_train_steps", "", "total_train_epochs", "AReaL counts total_train_epochs")
-    fixed, share = (
-        o.whole(prefix + "warmup_steps"),
-        o.number(prefix + "warmup_steps_proportion", default=0.001, least=0, most=1),
-    )
+    proportion = prefix + "warmup_steps_proportion"
+    fixed, share = o.whole(prefix + "warmup_steps"), o.number(proportion, default=0.001, least=0, most=1)
     if fixed:
         d.put("train.warmup_steps", fixed, f"from {prefix}warmup_steps")
-    elif share and round(share * d.entries["train.steps"].value):
-        d.put(
-            "train.warmup_steps",
-            round(share * d.entries["train.steps"].value),
-            f"{o.origin(prefix + 'warmup_steps_proportion')}, times train.steps",
-        )
+    elif warmup := round(share * d.entries["train.steps"].value):
+        d.put("train.warmup_steps", warmup, f"{o.origin(proportion)}, times train.steps")
     d.copy("train.final_lr_ratio", o, prefix + "min_lr_ratio")
     d.copy("train.max_grad_norm", o, prefix + "gradient_clipping", default=1.0)
     every = o.whole("saver.freq_steps")

@@ -1,10 +1,7 @@
-"""AReaL's proximal policy, and what bounds its behavior weights, from the `behav_imp_weight_cap` of 0.3 to
-RejectionSamplingConfig."""
-
-from typing import Any
+"""AReaL's proximal policy and the bounds of its behavior weights, from 0.3's cap to RejectionSamplingConfig."""
 
 from proxima.config.problems import one_problem
-from proxima.peers.convert.draft import Draft
+from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 
 LIST = "algorithm.correction"
@@ -14,7 +11,7 @@ REJECT = "actor.rejection_sampling."
 
 
 def policies(d: Draft, o: Options) -> None:
-    """`use_decoupled_loss`, `recompute_logprob`, `prox_logp_method`, and what bounds the behavior weights."""
+    """`use_decoupled_loss`, `recompute_logprob`, `prox_logp_method`, and the bounds of the behavior weights."""
     method = str(o.get("actor.prox_logp_method", default="recompute"))
     caps = [name for name in (*CAPS, *FLOORS, "actor.behave_imp_weight_mode") if o.given(name)]
     reject = [name for name in o.flat if name.startswith(REJECT)]
@@ -43,11 +40,8 @@ def policies(d: Draft, o: Options) -> None:
     threshold = o.number("actor.m2_threshold")
     if threshold is not None:
         note = "AReaL measures the second moment over each micro-batch"
-        fields = {
-            "threshold": (threshold, "from actor.m2_threshold"),
-            "rejected": ("drop", "AReaL takes the tokens out of the mask"),
-        }
-        d.append(LIST, "second_moment", "from actor.m2_threshold", note, **fields)
+        origin, rejected = "from actor.m2_threshold", ("drop", "AReaL takes the tokens out of the mask")
+        d.append(LIST, "second_moment", origin, note, threshold=(threshold, origin), rejected=rejected)
     for name in ("enable_segment_wise_ppo", "rollout.enable_segment_wise_ppo", "actor.enable_segment_wise_ppo"):
         if o.flag(name):
             d.lacks(name, "segment-wise decoupled PPO needs asynchronous rollouts")
@@ -68,21 +62,15 @@ def _cap(d: Draft, o: Options) -> None:
         return
     upper = (o.number(*CAPS, default=5.0), o.origin(*CAPS))
     floor = (o.number(*FLOORS, default=0.0), o.origin(*FLOORS) if o.given(*FLOORS) else "AReaL has a cap only")
-    note = (
-        ""
-        if written
-        else "AReaL before rejection_sampling caps at 5 by default; later versions don't: take the entry out if "
-        "yours is later"
-    )
-    level = (
-        ("geometric", "AReaL's sequence ratio is the geometric mean")
-        if mode.startswith("sequence")
-        else ("token", o.origin("actor.behave_imp_weight_mode"))
-    )
+    note = "AReaL before rejection_sampling caps at 5 by default; later versions don't: take the entry out if yours is"
+    note = "" if written else f"{note} later"
     if mode == "token_mask":
         d.append(LIST, "cap_floor", o.origin(*CAPS), note, upper=upper, lower=floor)
         return
-    bound = ("clip" if mode.endswith("mask") else "clamp", o.origin("actor.behave_imp_weight_mode"))
+    origin = o.origin("actor.behave_imp_weight_mode")
+    geometric = ("geometric", "AReaL's sequence ratio is the geometric mean")
+    level = geometric if mode.startswith("sequence") else ("token", origin)
+    bound = ("clip" if mode.endswith("mask") else "clamp", origin)
     d.append(LIST, "importance", o.origin(*CAPS), note, level=level, bound=bound, upper=upper, lower=floor)
 
 
@@ -99,25 +87,16 @@ def _rejection(d: Draft, o: Options) -> None:
     weights = "geometric" if level == "sequence" and metric == "ratio" else "token"
     if action == "clamp":
         note = "AReaL clamps only sequences whose aggregated ratio is out of bounds (A2)" if level == "sequence" else ""
-        fields: dict[str, tuple[Any, str]] = {
-            "level": (weights, f"from {REJECT}level"),
-            "bound": ("clamp", f"from {REJECT}action"),
-        }
+        fields: Fields = {"level": (weights, f"from {REJECT}level"), "bound": ("clamp", f"from {REJECT}action")}
         d.append(LIST, "importance", f"from {REJECT}action", note, **fields, upper=upper, lower=least)
         return
     if level == "token" and metric == "ratio":
         d.append(LIST, "cap_floor", f"from {REJECT}metric", "", upper=upper, lower=least)
         return
     kind = metric.removeprefix("kl_")
-    note = (
-        f"AReaL's {kind} is that of the reciprocal ratio (A3): the bound is not quite the same"
-        if kind in ("k1", "k3")
-        else ""
-    )
-    how: dict[str, tuple[Any, str]] = {
-        "level": (level, o.origin(REJECT + "level")),
-        "statistic": (kind, o.origin(REJECT + "metric")),
-    }
+    note = f"AReaL's {kind} is that of the reciprocal ratio (A3): the bound is not quite the same"
+    note = note if kind in ("k1", "k3") else ""
+    how: Fields = {"level": (level, o.origin(REJECT + "level")), "statistic": (kind, o.origin(REJECT + "metric"))}
     if level == "sequence":
         how["reduce"] = (reduce, o.origin(REJECT + "agg"))
     how["upper"] = upper
@@ -126,11 +105,5 @@ def _rejection(d: Draft, o: Options) -> None:
     elif kind == "k1":
         how["lower"] = (-float("inf"), "no lower bound")
     d.append(LIST, "rejection", f"from {REJECT}metric", note, **how)
-    d.append(
-        LIST,
-        "importance",
-        "AReaL weighs what is kept",
-        "",
-        level=(weights, f"from {REJECT}level"),
-        bound=("none", "unbounded"),
-    )
+    fields = {"level": (weights, f"from {REJECT}level"), "bound": ("none", "unbounded")}
+    d.append(LIST, "importance", "AReaL weighs what is kept", "", **fields)

@@ -1,11 +1,11 @@
-"""From a peer's file to its options by dotted name: YAML, JSON, a launch script, or a Python call. Nothing is
-executed."""
+"""Read a peer's options by dotted name from YAML, JSON, a launch script or a Python call; nothing is executed."""
 
 import ast
 import json
+import operator
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ Flat = dict[str, Any]
 
 
 def read(path: Path) -> Flat:
-    """The options of a file: dotted name → scalar or list, `${…}` replaced where the file itself says by what.
+    """The options of a file: dotted name → scalar or list, with `${…}` replaced by values of the same file.
 
     Raises:
-        ConfigError: the file can't be read, or holds no options; one line with the remedy.
+        ConfigError: the file can't be read, or sets no options.
     """
     text = _text(path)
     if path.suffix == ".py":
@@ -39,9 +39,8 @@ def read(path: Path) -> Flat:
     except (RecursionError, TypeError):
         raise one_problem(str(path), "an anchor contains itself, or a key is no plain word; write it out") from None
     if not isinstance(raw, Mapping) or not flat:
-        raise one_problem(
-            str(path), "holds no options; give the framework's own config file, a mapping of option names to values"
-        )
+        wanted = "give the framework's own config file, a mapping of option names to values"
+        raise one_problem(str(path), f"holds no options; {wanted}")
     return interpolated(flat)
 
 
@@ -66,14 +65,13 @@ def _flatten(raw: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
 # --- ${…}, as OmegaConf reads it --------------------------------------------------------------------------------------
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")  # the innermost one
-_ROUNDS = 10  # how deep references may lead on; a circle ends here
+_ROUNDS = 10  # how deep references may nest; ends a circle
 
 
 def interpolated(flat: Flat) -> Flat:
-    """`${a.b}`, `${.sibling}`, `${oc.select:a.b,default}` and `${oc.env:NAME,default}` replaced by what they stand for
-    in this file.
+    """Replace `${a.b}`, `${.sibling}`, `${oc.select:a.b,default}` and `${oc.env:NAME,default}` by values of this file.
 
-    The environment is not looked at. What the file does not say stays as it is written.
+    The environment is not read. A reference that the file does not resolve stays as written.
     """
     known = dict(flat)
     for _ in range(_ROUNDS):
@@ -89,9 +87,8 @@ def interpolated(flat: Flat) -> Flat:
 
 
 def _replaced(text: str, name: str, known: Flat) -> Any:
-    whole = _REFERENCE.fullmatch(text)
-    if whole:
-        found = _meaning(whole[1], name, known)
+    if single := _REFERENCE.fullmatch(text):
+        found = _meaning(single[1], name, known)
         return text if found is _UNKNOWN else found
 
     def one(match: re.Match[str]) -> str:
@@ -131,11 +128,10 @@ _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w@/]*(?:\.[\w@/]+)+)=(.*)", re.DOT
 
 
 def from_script(text: str, name: str = "script") -> Flat:
-    """The `a.b=value` words of a shell script, with its own plain variables put in: `$n`, `${n}`, `${n:-default}`,
-    `$((1024 * 20))`.
+    """The `a.b=value` words of a shell script; expands its variables: `$n`, `${n}`, `${n:-default}`, `$((1024 * 20))`.
 
     Raises:
-        ConfigError: there is no such word.
+        ConfigError: the script has no such word.
     """
     variables: dict[str, str] = {}
     flat: Flat = {}
@@ -147,17 +143,15 @@ def from_script(text: str, name: str = "script") -> Flat:
             if found := _OVERRIDE.fullmatch(word):
                 flat.update(_override(found[1], _expanded(found[2], variables)))
     if not flat:
-        raise one_problem(
-            name,
-            "has no words like algorithm.adv_estimator=grpo; give the config file, or the script that sets the options",
-        )
+        wanted = "give the config file, or the script that sets the options"
+        raise one_problem(name, f"has no words like algorithm.adv_estimator=grpo; {wanted}")
     return flat
 
 
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line, comments=True)
-    except ValueError:  # a quote that goes on over lines: not a line of options
+    except ValueError:  # a quote over several lines: not a line of options
         return []
 
 
@@ -204,11 +198,9 @@ UNREADABLE = "…"  # stands for an expression whose value only a run would know
 
 
 def from_python(text: str, name: str = "file", call: str = "GRPOConfig", trainer: str = "GRPOTrainer") -> Flat:
-    """The keywords of the one `GRPOConfig(…)` call in a Python file, and `model` of the trainer's call, read from the
-    syntax tree.
+    """The keywords of the only `GRPOConfig(…)` call in a Python file, with `model` and `reward_funcs` of the trainer's.
 
-    Literals, arithmetic on them and names assigned once at the top of the file are understood; anything else is
-    `UNREADABLE`.
+    Reads literals, arithmetic on them and names assigned once at module level; anything else is `UNREADABLE`.
     Raises:
         ConfigError: no such call, several, or not Python.
     """
@@ -241,26 +233,19 @@ def from_python(text: str, name: str = "file", call: str = "GRPOConfig", trainer
 
 
 def _functions(tree: ast.Module, node: ast.expr, constants: Mapping[str, Any]) -> list[str]:
-    """What a list of functions names, each as text, with its package and with known constants in calls; the list may
-    have a name too."""
+    """The functions of a list or of a variable for one, as text, with their packages and with constants in calls."""
+    nodes = list(ast.walk(tree))
     if isinstance(node, ast.Name):
         assigned = [
-            item.value
-            for item in ast.walk(tree)
-            if isinstance(item, ast.Assign) and node.id in {t.id for t in _targets(item)}
+            item for item in nodes if isinstance(item, ast.Assign) and node.id in {t.id for t in _targets(item)}
         ]
-        node = assigned[0] if len(assigned) == 1 else node
-    homes = {item.name: "__main__" for item in ast.walk(tree) if isinstance(item, ast.FunctionDef | ast.ClassDef)}
-    for item in ast.walk(tree):
+        node = assigned[0].value if len(assigned) == 1 else node
+    homes = {item.name: "__main__" for item in nodes if isinstance(item, ast.FunctionDef | ast.ClassDef)}
+    for item in nodes:
         if isinstance(item, ast.ImportFrom):
-            homes |= {
-                alias.asname or alias.name: item.module or ""
-                for alias in item.names
-                if alias.asname in (None, alias.name)
-            }
-    return [
-        _named(item, homes, constants) for item in (node.elts if isinstance(node, ast.List | ast.Tuple) else [node])
-    ]
+            homes |= {alias.name: item.module or "" for alias in item.names if alias.asname in (None, alias.name)}
+    items = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+    return [_named(item, homes, constants) for item in items]
 
 
 def _named(node: ast.expr, homes: Mapping[str, str], constants: Mapping[str, Any]) -> str:
@@ -269,9 +254,8 @@ def _named(node: ast.expr, homes: Mapping[str, str], constants: Mapping[str, Any
         return ast.unparse(value) if known is UNREADABLE else repr(known)
 
     if isinstance(node, ast.Call):
-        given = [text(value) for value in node.args] + [
-            f"{key.arg}={text(key.value)}" if key.arg else f"**{text(key.value)}" for key in node.keywords
-        ]
+        given = [text(value) for value in node.args]
+        given += [f"{key.arg}={text(key.value)}" if key.arg else f"**{text(key.value)}" for key in node.keywords]
         return f"{_named(node.func, homes, {})}({', '.join(given)})"
     name = ast.unparse(node)
     home = homes.get(name.partition(".")[0])
@@ -279,17 +263,13 @@ def _named(node: ast.expr, homes: Mapping[str, str], constants: Mapping[str, Any
 
 
 def _called(node: ast.Call) -> str | None:
-    return (
-        node.func.id
-        if isinstance(node.func, ast.Name)
-        else node.func.attr
-        if isinstance(node.func, ast.Attribute)
-        else None
-    )
+    if isinstance(node.func, ast.Name):
+        return node.func.id
+    return node.func.attr if isinstance(node.func, ast.Attribute) else None
 
 
 def _constants(tree: ast.Module) -> dict[str, Any]:
-    """Names assigned exactly once, at the top of the file, to something that can be read."""
+    """Names assigned exactly once, at module level, to a readable value."""
     found: dict[str, Any] = {}
     assigned = [target.id for node in ast.walk(tree) for target in _targets(node)]
     for node in tree.body:
@@ -301,13 +281,9 @@ def _constants(tree: ast.Module) -> dict[str, Any]:
 
 
 def _targets(node: ast.AST) -> list[ast.Name]:
-    targets = (
-        node.targets
-        if isinstance(node, ast.Assign)
-        else [node.target]
-        if isinstance(node, ast.AnnAssign | ast.AugAssign)
-        else []
-    )
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return []
     return [target for target in targets if isinstance(target, ast.Name)]
 
 
@@ -316,6 +292,15 @@ def _value(node: ast.expr, constants: Mapping[str, Any]) -> Any:
         return literal(node, constants)
     except ValueError:
         return UNREADABLE
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
 
 
 def literal(node: ast.expr, constants: Mapping[str, Any]) -> Any:
@@ -328,16 +313,10 @@ def literal(node: ast.expr, constants: Mapping[str, Any]) -> Any:
         return [literal(item, constants) for item in node.elts]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_number(node.operand, constants)
-    if isinstance(node, ast.BinOp):
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         a, b = _number(node.left, constants), _number(node.right, constants)
-        if isinstance(node.op, ast.Add):
-            return a + b
-        if isinstance(node.op, ast.Sub):
-            return a - b
-        if isinstance(node.op, ast.Mult):
-            return a * b
-        if isinstance(node.op, ast.Div | ast.FloorDiv) and b:
-            return a / b if isinstance(node.op, ast.Div) else a // b
+        if b or not isinstance(node.op, ast.Div | ast.FloorDiv):
+            return _OPERATORS[type(node.op)](a, b)
     raise UserError(f"not a literal: {ast.unparse(node)}")
 
 

@@ -8,32 +8,26 @@ from typing import Any
 
 from proxima.config.problems import one_problem
 from proxima.peers.convert import common
-from proxima.peers.convert.draft import Draft
+from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 from proxima.peers.convert.read import literal
 
-Fields = dict[str, tuple[Any, str]]
-UNPARSED = (
-    SyntaxError,
-    ValueError,
-    RecursionError,
-    MemoryError,
-)  # what ast.parse makes of text that is no expression, or too deep
+Found = tuple[str, Fields] | None
+# ast.parse raises these for text that is not an expression, or nested too deeply
+UNPARSED = (SyntaxError, ValueError, RecursionError, MemoryError)
 THINK = r"^<think>(?!.*<think>).*?</think>"
 THINK_ANSWER = r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>(\n|$)"
 
 
 @dataclass(frozen=True)
 class Named:
-    """A reward function as it is named: `accuracy_reward`, or `get_soft_overlong_punishment(4096,
-    soft_punish_cache=512)`.
+    """A reward function as the file names it: `accuracy_reward`, or `get_soft_overlong_punishment(4096, 512)`.
 
     Args:
-        text: as it stands in the file.
-        name: the function's, without its package where that is TRL's or not known: another's of the same name is
-            another function.
+        text: as in the file.
+        name: of the function, without its package where that is TRL, open_r1 or unknown.
         arguments: of the call by name or position; None where one can't be read.
-        called: whether there are brackets.
+        called: whether the text is a call.
     """
 
     text: str
@@ -61,25 +55,17 @@ class Named:
 
 
 def rewards(d: Draft, o: Options) -> None:
-    """`reward_funcs` with `reward_weights`; a stand-in for those that nobody here knows, which are listed by name."""
+    """`reward_funcs` with `reward_weights`; unknown functions are listed by name, one placeholder stands for them."""
     written, weights = o.get("reward_funcs"), o.get("reward_weights")
     texts = written if isinstance(written, list) else _split(str(written)) if written is not None else []
     functions = [Named.of(str(text)) for text in texts]
-    if isinstance(weights, list) and not all(
-        isinstance(one, int | float) and not isinstance(one, bool) for one in weights
-    ):
+    if isinstance(weights, list) and not all(_is_number(one) for one in weights):
         raise o.refused("must be a list of numbers; write it out in the file", "reward_weights")
     if isinstance(weights, list) and functions and len(weights) != len(functions):
-        raise one_problem(
-            "reward_weights",
-            f"has {len(weights)} weights for {len(functions)} functions in reward_funcs",
-            str(weights),
-            o.file,
-        )
+        why = f"has {len(weights)} weights for {len(functions)} functions in reward_funcs"
+        raise one_problem("reward_weights", why, str(weights), o.file)
     found = [_known(function, o) for function in functions]
-    if not any(
-        kind in ("math", "gsm8k") for kind, _ in (one for one in found if one)
-    ):  # nothing that says what is right
+    if not any(one and one[0] in ("math", "gsm8k") for one in found):  # no function judges the answer
         if None in found:
             found[found.index(None)] = ("", {})
         else:
@@ -100,12 +86,12 @@ def rewards(d: Draft, o: Options) -> None:
     if summed and weights is not None and (not functions or None in found or not isinstance(weights, list)):
         d.lacks("reward_weights", f"{weights}: they are the `weight` of each entry of `reward`")
     for name, function_of in OPTIONS.items():
-        if o.given(name) and not any(function.name == function_of for function in functions):
-            d.drops(name, f"reward_funcs does not name {function_of}")
+        if not any(function.name == function_of for function in functions):
+            d.drops_given(o, f"reward_funcs does not name {function_of}", name)
 
 
 def _split(text: str) -> list[str]:
-    """What a list in Python, or words between blanks or commas, names."""
+    """The items of a Python list, or words separated by blanks or commas."""
     try:
         node = ast.parse(text.strip(), mode="eval").body
     except UNPARSED:
@@ -113,75 +99,59 @@ def _split(text: str) -> list[str]:
     return [ast.unparse(item) for item in node.elts] if isinstance(node, ast.List | ast.Tuple) else [text.strip()]
 
 
-def _known(function: Named, o: Options) -> tuple[str, Fields] | None:
-    """Our kind with its fields; None for a function that has no equivalent."""
+def _known(function: Named, o: Options) -> Found:
+    """Our kind with its fields; None for a function without an equivalent."""
     make = KNOWN.get((function.name, function.called))
     return make(function, o) if make is not None and function.arguments is not None else None
 
 
-def _plain(kind: str, **fields: Any) -> Callable[[Named, Options], tuple[str, Fields] | None]:
-    def make(function: Named, o: Options) -> tuple[str, Fields] | None:
-        return kind, {name: (value, f"as {function.name}") for name, value in fields.items()}
-
-    return make
+def _is_number(value: Any, kind: Any = int | float) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _overlong(most: Any, buffer: Any, most_from: str, buffer_from: str) -> tuple[str, Fields] | None:
-    """The same number at every length; without a buffer TRL's is a step beyond the limit, which no completion
-    reaches."""
-    if (
-        not all(isinstance(value, int) and not isinstance(value, bool) for value in (most, buffer))
-        or not 1 <= buffer <= most
-    ):
+def _plain(kind: str, **fields: Any) -> Callable[[Named, Options], Found]:
+    return lambda function, o: (kind, {name: (value, f"as {function.name}") for name, value in fields.items()})
+
+
+def _overlong(most: Any, buffer: Any, most_from: str, buffer_from: str) -> Found:
+    """The same penalty at every length; None without a buffer, where TRL's is a step that no completion reaches."""
+    if not _is_number(most, int) or not _is_number(buffer, int) or not 1 <= buffer <= most:
         return None
     return "overlong", {"max_tokens": (most, most_from), "buffer_tokens": (buffer, buffer_from)}
 
 
-def _repetition(n: Any, penalty: Any, unit: str, n_from: str, penalty_from: str) -> tuple[str, Fields] | None:
+def _repetition(n: Any, penalty: Any, unit: str, n_from: str, penalty_from: str) -> Found:
     """TRL writes the penalty as a negative number."""
-    numbers = (
-        isinstance(n, int)
-        and isinstance(penalty, int | float)
-        and not isinstance(n, bool)
-        and not isinstance(penalty, bool)
-    )
-    if not numbers or n < 1 or penalty > 0:
+    if not _is_number(n, int) or not _is_number(penalty) or n < 1 or penalty > 0:
         return None
-    return "repetition", {
-        "n": (n, n_from),
-        "unit": (unit, "TRL's" if unit == "tokens" else "open-r1's"),
-        "max_penalty": (0 - penalty, penalty_from),
-    }
+    source = "TRL's" if unit == "tokens" else "open-r1's"
+    return "repetition", {"n": (n, n_from), "unit": (unit, source), "max_penalty": (0 - penalty, penalty_from)}
 
 
-def _called_overlong(function: Named, o: Options) -> tuple[str, Fields] | None:
+def _called_overlong(function: Named, o: Options) -> Found:
     given = function.arguments or {}
     most, buffer = given.get("max_completion_len", given.get(0)), given.get("soft_punish_cache", given.get(1))
     return _overlong(most, buffer, "max_completion_len", "soft_punish_cache")
 
 
-def _called_repetition(function: Named, o: Options) -> tuple[str, Fields] | None:
+def _called_repetition(function: Named, o: Options) -> Found:
     given = function.arguments or {}
+    if set(given) - {"ngram_size", "max_penalty", 0, 1}:
+        return None
     n, penalty = given.get("ngram_size", given.get(0, 3)), given.get("max_penalty", given.get(1, -1.0))
-    return (
-        _repetition(n, penalty, "tokens", "ngram_size", "max_penalty")
-        if not set(given) - {"ngram_size", "max_penalty", 0, 1}
-        else None
-    )
+    return _repetition(n, penalty, "tokens", "ngram_size", "max_penalty")
 
 
-def _optional_overlong(function: Named, o: Options) -> tuple[str, Fields] | None:
-    most, buffer = "max_completion_len", "soft_punish_cache"
-    return _overlong(
-        o.whole(most, default=16384), o.whole(buffer, default=4096), _open_r1(o, most), _open_r1(o, buffer)
-    )
+def _optional_overlong(function: Named, o: Options) -> Found:
+    names = ("max_completion_len", "soft_punish_cache")
+    most, buffer = (o.whole(name, default=default) for name, default in zip(names, (16384, 4096), strict=True))
+    return _overlong(most, buffer, *(_open_r1(o, name) for name in names))
 
 
-def _optional_repetition(function: Named, o: Options) -> tuple[str, Fields] | None:
+def _optional_repetition(function: Named, o: Options) -> Found:
     n, penalty = "repetition_n_grams", "repetition_max_penalty"
-    return _repetition(
-        o.whole(n, default=3), o.number(penalty, default=-1.0), "words", _open_r1(o, n), _open_r1(o, penalty)
-    )
+    numbers = o.whole(n, default=3), o.number(penalty, default=-1.0)
+    return _repetition(*numbers, "words", _open_r1(o, n), _open_r1(o, penalty))
 
 
 def _open_r1(o: Options, name: str) -> str:
@@ -194,15 +164,12 @@ OPTIONS = {
     "repetition_n_grams": "repetition_penalty",
     "repetition_max_penalty": "repetition_penalty",
 }
-KNOWN: dict[
-    tuple[str, bool], Callable[[Named, Options], tuple[str, Fields] | None]
-] = {  # (name, with brackets) → our reward
+KNOWN: dict[tuple[str, bool], Callable[[Named, Options], Found]] = {  # (name, called) → our reward
     ("accuracy_reward", False): _plain("math"),
     ("think_format_reward", False): _plain("format", pattern=THINK),
     ("get_soft_overlong_punishment", True): _called_overlong,
-    ("get_soft_overlong_punishment", False): _plain(
-        "overlong", max_tokens=1280, buffer_tokens=256
-    ),  # as `trl grpo` knows it by name
+    # as `trl grpo` knows it by name
+    ("get_soft_overlong_punishment", False): _plain("overlong", max_tokens=1280, buffer_tokens=256),
     ("get_repetition_penalty_reward", True): _called_repetition,
     ("accuracy", False): _plain("math"),
     ("format", False): _plain("format", pattern=THINK_ANSWER),

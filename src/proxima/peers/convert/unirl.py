@@ -4,7 +4,7 @@ from typing import Any
 
 from proxima.config.problems import one_problem
 from proxima.peers.convert import common
-from proxima.peers.convert.draft import Draft
+from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 
 ALGORITHM = "algorithm."
@@ -24,8 +24,7 @@ def convert(o: Options) -> Draft:
     d = Draft()
     path = "bundle.config.pretrained_model_ckpt_path"
     common.model(d, o, path, "rollout.config.pretrained_model_ckpt_path")
-    if o.given("bundle.config.attn_implementation"):
-        d.drops("bundle.config.attn_implementation", "chosen by model.attention")
+    d.drops_given(o, "chosen by model.attention", "bundle.config.attn_implementation")
     common.task(d, o, "data_source.args.run.data_path")
     _rewards(d, o)
     kind = _algorithm(d, o)
@@ -38,10 +37,8 @@ def convert(o: Options) -> Draft:
     common.sampling(d, o, names, {"temperature": 0.7, "top_k": 1024, "top_p": 0.9, "max_tokens": 512})
     tempered = o.number(ALGORITHM + "sampling_temperature")
     if tempered is not None and tempered != d.entries["sampling.temperature"].value:
-        d.lacks(
-            ALGORITHM + "sampling_temperature",
-            f"{tempered:g}, not the sampling's: here the trainer reads the temperature from the data",
-        )
+        why = f"{tempered:g}, not the sampling's: here the trainer reads the temperature from the data"
+        d.lacks(ALGORITHM + "sampling_temperature", why)
     _batch(d, o)
     _training(d, o)
     return d
@@ -59,16 +56,13 @@ def _rewards(d: Draft, o: Options) -> None:
             d.lacks("reward.backend._target_", f"{scorer}: choose `reward`")
     truncated = str(o.get("reward.truncated_reward", default="zero"))
     if truncated != "keep":
-        said = o.origin("reward.truncated_reward")
-        d.lacks(
-            "reward.truncated_reward",
-            f"{truncated} ({said}): a cut completion keeps its score here; algorithm.selection drop_truncated "
-            "leaves it out",
-        )
+        written = f"{truncated} ({o.origin('reward.truncated_reward')})"
+        why = "a cut completion keeps its score here; algorithm.selection drop_truncated leaves it out"
+        d.lacks("reward.truncated_reward", f"{written}: {why}")
 
 
 def _algorithm(d: Draft, o: Options) -> str:
-    """Which algorithm: by its class, else by the names of its options."""
+    """The algorithm: by its class, else by the names of its options."""
     target = str(o.get(ALGORITHM + "_target_", default="")).rpartition(".")[2]
     known = {"CPPO": "cppo", "DPPO": "dppo", "DRPO": "drpo", "GRPO": "grpo", "GSPO": "gspo"}
     if target and target not in known:
@@ -82,7 +76,7 @@ def _algorithm(d: Draft, o: Options) -> str:
 
 
 def _proximal(d: Draft, o: Options, kind: str) -> None:
-    """`old_logp_source`: rollout is the engine's log-prob, replay the trainer's before the first update."""
+    """`old_logp_source`: rollout means the engine's log-probs, replay the trainer's before the first update."""
     name = ALGORITHM + "old_logp_source"
     if kind in ("grpo", "gspo"):
         d.put("algorithm.proximal", "behavior", f"UniRL's {kind.upper()} is always anchored on the rollout")
@@ -95,22 +89,18 @@ def _proximal(d: Draft, o: Options, kind: str) -> None:
 
 def _surrogate(d: Draft, o: Options, kind: str) -> None:
     """The loss with its options."""
-    path, origin = (
-        "algorithm.surrogate",
-        f"from {ALGORITHM}_target_" if o.given(ALGORITHM + "_target_") else "from the names of the options",
-    )
+    target = ALGORITHM + "_target_"
+    origin = f"from {target}" if o.given(target) else "from the names of the options"
     replayed = d.entries["algorithm.proximal"].value == "recompute"
 
     def own(name: str, default: Any) -> tuple[Any, str]:
-        return o.number(ALGORITHM + name, default=default), o.origin(ALGORITHM + name)
+        return o.sourced(ALGORITHM + name, default=default)
 
-    fields: dict[str, tuple[Any, str]]
+    fields: Fields
     note = ""
     if kind == "cppo":
         fields = {
-            "delta": own("cppo_delta", 0.2),
-            "w_min": own("cppo_w_min", 0.8),
-            "delta_b": own("cppo_delta_b", 0.02),
+            name: own(f"cppo_{name}", value) for name, value in (("delta", 0.2), ("w_min", 0.8), ("delta_b", 0.02))
         }
     elif kind == "dppo":
         fields = {"divergence": ("binary_tv", "UniRL's DPPO"), "delta": own("dppo_delta", 0.15)}
@@ -124,7 +114,7 @@ def _surrogate(d: Draft, o: Options, kind: str) -> None:
     else:
         low = own("clip_range", 3e-4 if kind == "gspo" else 1e-4)
         names = (ALGORITHM + "clip_range_high", ALGORITHM + "clip_range")
-        fields = {"epsilon_low": low, "epsilon_high": (o.number(*names, default=low[0]), o.origin(*names))}
+        fields = {"epsilon_low": low, "epsilon_high": o.sourced(*names, default=low[0])}
         if kind == "gspo":
             fields["form"] = ("sequence", "UniRL's GSPO")
         written = str(o.get(ALGORITHM + "clip_schedule", default="constant"))
@@ -132,7 +122,7 @@ def _surrogate(d: Draft, o: Options, kind: str) -> None:
             d.lacks(ALGORITHM + "clip_schedule", f"{written}: the clip range is constant here")
     if replayed and kind in ("cppo", "dppo"):
         fields["centre"] = ("proximal", f"from {ALGORITHM}old_logp_source: replay overwrites mu too")
-    d.spec(path, {"grpo": "ppo_clip"}.get(kind, kind), origin, note, **fields)
+    d.spec("algorithm.surrogate", {"grpo": "ppo_clip"}.get(kind, kind), origin, note, **fields)
 
 
 AGGREGATES = {
@@ -148,23 +138,16 @@ def _aggregate(d: Draft, o: Options, kind: str) -> None:
     written = str(o.get(*names, default="token-mean"))
     if kind == "gspo":
         d.spec("algorithm.aggregate", "sequence_mean_token_mean", "UniRL's GSPO is a mean over sequences")
-        for name in (*names, horizon):
-            if o.given(name):
-                d.drops(name, "UniRL's GSPO does not read it")
+        d.drops_given(o, "UniRL's GSPO does not read it", *names, horizon)
         return
     if written not in AGGREGATES:
         raise one_problem(names[0], f"no aggregation of this name; known: {', '.join(AGGREGATES)}", written, o.file)
     if written == "seq-mean-token-sum-norm":
         common.horizon(d, o.origin(*names), o.number(horizon, default=HORIZON), o.origin(horizon))
         return
-    note = (
-        "UniRL before its aggregate_token_losses divides by all packed tokens, masked ones too (U3)"
-        if written == "token-mean"
-        else ""
-    )
-    d.spec("algorithm.aggregate", AGGREGATES[written], o.origin(*names), note)
-    if o.given(horizon):
-        d.drops(horizon, f"not read by {written}")
+    note = "UniRL before its aggregate_token_losses divides by all packed tokens, masked ones too (U3)"
+    d.spec("algorithm.aggregate", AGGREGATES[written], o.origin(*names), note if written == "token-mean" else "")
+    d.drops_given(o, f"not read by {written}", horizon)
 
 
 def _advantage(d: Draft, o: Options) -> None:
@@ -188,9 +171,8 @@ def _batch(d: Draft, o: Options) -> None:
     d.put("train.prompts_per_step", prompts, o.origin(*names))
     groups = ("sampling.samples_per_prompt", "sampling.ar.samples_per_prompt")
     d.put("train.completions_per_prompt", o.whole(*groups, default=1), o.origin(*groups))
-    common.updates(
-        d, prompts, o.whole("stack.num_updates_per_batch", default=1), o.origin("stack.num_updates_per_batch")
-    )
+    count = "stack.num_updates_per_batch"
+    common.updates(d, prompts, o.whole(count, default=1), o.origin(count))
     d.copy("train.tokens_per_micro_batch", o, "stack.micro_planner.token_budget")
     d.copy("train.max_grad_norm", o, "stack.max_grad_norm", default=1.0)
     if o.given("num_rollouts"):
@@ -202,12 +184,9 @@ def _batch(d: Draft, o: Options) -> None:
 def _training(d: Draft, o: Options) -> None:
     """Optimizer, schedule, seed."""
     prefix, scheduler = "backend.optimizer_cfg.", "backend.scheduler_cfg."
-    names = {
-        "lr": (prefix + "learning_rate",),
-        "weight_decay": (prefix + "weight_decay",),
-        "eps": (prefix + "adam_epsilon",),
-    }
-    names |= {beta: (prefix + f"adam_{beta}",) for beta in ("beta1", "beta2")}
+    theirs = ("learning_rate", "weight_decay", "adam_epsilon", "adam_beta1", "adam_beta2")
+    ours = ("lr", "weight_decay", "eps", "beta1", "beta2")
+    names = {name: (prefix + option,) for name, option in zip(ours, theirs, strict=True)}
     common.optimizer(d, o, names, {"lr": 1e-6})
     common.schedule(d, o, scheduler + "type", default="constant")
     d.copy("train.warmup_steps", o, scheduler + "warmup_steps")

@@ -38,7 +38,7 @@ from proxima.peers.verify.verdict import RecordVerdict, Status, judge, uncovered
 
 Adapter = Callable[[Record], Iterator[Attempt]]
 
-# The first line whose words all stand in the record's source decides.
+# The first line whose words all occur in the record's source decides.
 ADAPTERS: tuple[tuple[tuple[str, ...], Adapter], ...] = (
     ((BY_HAND,), by_hand),
     (("AReaL", "ppo_actor_loss_fn"), areal.ppo),
@@ -81,8 +81,7 @@ ADAPTERS: tuple[tuple[tuple[str, ...], Adapter], ...] = (
 
 
 def verify_record(raw: dict[str, Any]) -> RecordVerdict:
-    """The verdict on one record, as read from JSON. A record that we can't interpret is `unsupported`, with what we did
-    not understand.
+    """The verdict on a record as read from JSON; `unsupported` names what we can't interpret.
 
     Raises:
         FieldError: a spec of ours refuses a value of the record.

@@ -16,9 +16,8 @@ from proxima.peers.verify.record import Attempt, Check, Record
 def pruning_advantages(record: Record) -> Iterator[Attempt]:
     """The advantage block: (r − mean) / (std + 1e-4) over the group (C1)."""
     p = record.params
-    reward = (
-        as_tensor(record.inputs["rewards_per_func"]) * torch.tensor(p["reward_weights"], dtype=torch.float64)
-    ).sum(1)
+    weights = torch.tensor(p["reward_weights"], dtype=torch.float64)
+    reward = (as_tensor(record.inputs["rewards_per_func"]) * weights).sum(1)
     group = torch.arange(len(reward)) // p["num_generations"]
     loose = {"rtol": 2e-5, "atol": 2e-6} if record.single else {"rtol": 1e-9, "atol": 1e-11}
     rows = reward.view(-1, p["num_generations"])
@@ -29,19 +28,11 @@ def pruning_advantages(record: Record) -> Iterator[Attempt]:
         "mean": torch.stack([spread.mean for spread in spreads]).repeat_interleave(p["num_generations"]),
         "std": as_tensor([spread.value for spread in spreads]).repeat_interleave(p["num_generations"]),
     }
-    yield (
-        None,
-        [
-            Check(name, ours, record.expected[name], **loose)
-            for name, ours in numbers.items()
-            if name in record.expected
-        ],
-    )
+    yield None, [record.expect(name, ours, **loose) for name, ours in numbers.items() if name in record.expected]
 
 
 def pruned_selection(record: Record) -> Iterator[Attempt]:
-    """The pruning block of the trainer (counts what it drops) and of the verl recipe (counts what it keeps), over the
-    whole batch (C2)."""
+    """The pruning block of the trainer (counts drops) and of the verl recipe (counts keeps), over the batch (C2)."""
     p = record.params
     values = as_tensor(record.inputs["advantages"])
     o = Outcomes.of(values, torch.zeros(len(values), dtype=torch.long))
@@ -51,9 +42,7 @@ def pruned_selection(record: Record) -> Iterator[Attempt]:
     for name, count in (("kept_indices", "drop"), ("kept_indices_verl_recipe", "keep")):
         if name in theirs:
             kept = Prune(p["pruning"], keep, "batch", count)(o, values).nonzero().flatten()  # type: ignore[arg-type]
-            checks.append(
-                Check(name, kept, theirs[name] if count == "drop" else sorted(theirs[name]))
-            )  # the recipe keeps no order
+            checks.append(Check(name, kept, theirs[name] if count == "drop" else sorted(theirs[name])))  # no order
             if name == "kept_indices" and "kept_advantages" in theirs:
                 checks.append(Check("kept_advantages", values[kept], theirs["kept_advantages"]))
     yield None, checks

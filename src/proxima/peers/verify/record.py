@@ -16,8 +16,7 @@ BY_HAND = "by hand"
 
 @dataclass(frozen=True)
 class Check:
-    """Ours against theirs; `rtol`, `atol` as `torch.allclose`. Both NaN (or null) count as equal, as do equal
-    infinities.
+    """Ours compared with theirs; `rtol`, `atol` as `torch.allclose`. NaN (or null) equals NaN, infinities themselves.
 
     Args:
         name: the expected leaf that `theirs` is, as `Record.leaves` calls it.
@@ -49,9 +48,8 @@ def distance(ours: Tensor, theirs: Tensor) -> Tensor:
     return torch.where(same, 0.0, (ours - theirs).abs().nan_to_num(nan=torch.inf))
 
 
+# One interpretation of a record: the peculiarity that it imitates (None: our own definition), and its checks.
 Attempt = tuple[str | None, list[Check]]
-"""One interpretation of a record: the id of the peculiarity that it imitates (None: our own definition), and its
-comparisons."""
 
 
 class Inputs(dict[str, Any]):
@@ -108,8 +106,7 @@ class Record:
 
     @cached_property
     def leaves(self) -> dict[str, Any]:
-        """Everything expected, by its path: `loss`, `metrics.actor/ppo_kl`, `agg.token-mean.loss` …; a list is one
-        leaf."""
+        """The expected values by path: `loss`, `metrics.actor/ppo_kl`, `agg.token-mean.loss` …; a list is one leaf."""
         return leaves(self.expected)
 
     @cached_property
@@ -120,11 +117,15 @@ class Record:
     def checks(
         self, ours: Mapping[str, Any], under: str = "metrics.", rtol: float = 1e-7, atol: float = 1e-10
     ) -> list[Check]:
-        """A check for each of `ours` that the record expects, `under` before its name."""
+        """A check for each of `ours` that the record expects under that name with the prefix `under`."""
         if self.single:
             rtol, atol = max(rtol, 2e-5), max(atol, 2e-6)
         found = {under + name: value for name, value in ours.items() if under + name in self.leaves}
         return [Check(leaf, value, self.leaves[leaf], rtol, atol) for leaf, value in found.items()]
+
+    def expect(self, name: str, ours: Any, rtol: float = 1e-9, atol: float = 1e-11) -> Check:
+        """A check of a number that the record must have."""
+        return Check(name, ours, self.expected[name], rtol, atol)
 
     def loss_checks(
         self, value: Tensor, leaf: Tensor, gradient: str = "grad_logp", tolerance: dict[str, float] | None = None
@@ -132,10 +133,7 @@ class Record:
         """A check of the loss, and one of d value / d leaf, which the record calls `gradient`."""
         within = self.tolerance() if tolerance is None else tolerance
         (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
-        return [
-            Check("loss", value.detach(), self.expected["loss"], **within),
-            Check(gradient, slope, self.expected[gradient], **within),
-        ]
+        return [self.expect("loss", value.detach(), **within), self.expect(gradient, slope, **within)]
 
     @property
     def single(self) -> bool:
@@ -147,11 +145,11 @@ class Record:
         return as_tensor(self.inputs[name]).to(torch.float32 if self.single else torch.float64)
 
     def has(self, name: str) -> bool:
-        """Whether the input is there."""
+        """Whether the record has the input."""
         return self.inputs.get(name) is not None
 
     def mark_irrelevant(self, *names: str) -> None:
-        """These inputs affect no number of this record, so not reading them does not make a failure unsupported."""
+        """Mark inputs that affect no number of this record: leaving them unread does not excuse a failure."""
         self.inputs.seen.update(names)
 
     def batch(self, **fields: Tensor) -> "Padded":
@@ -169,7 +167,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Padded:
-    """A packed batch with the way back to the record's [B, T] layout."""
+    """A packed batch, and the conversion back to the record's [B, T] layout."""
 
     b: PolicyBatch
     leaf: Tensor

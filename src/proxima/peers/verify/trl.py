@@ -18,7 +18,7 @@ from proxima.core.surrogate import Cispo, Dppo, GeoMean, Gspo, Luspo, PpoClip, S
 from proxima.core.surrogate.weight import MIN_LOG_WEIGHT
 from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
-from proxima.peers.verify.record import Attempt, Check, Padded, Record
+from proxima.peers.verify.record import Attempt, Padded, Record
 from proxima.peers.verify.trl_metrics import dppo_numbers, gmpo_numbers, grpo_numbers, rloo_numbers
 from proxima.peers.verify.verl import Given
 
@@ -66,20 +66,13 @@ def grpo(record: Record) -> Iterator[Attempt]:
         "grpo": SequenceMeanTokenMean,
         "sapo": SequenceMeanTokenMean,
         "luspo": SequenceMeanTokenSum,
+        "dr_grpo": lambda: SequenceMeanTokenSumNorm(p["max_completion_length"]),
     }
-    aggregate: Any = (
-        SequenceMeanTokenSumNorm(p["max_completion_length"]) if kind == "dr_grpo" else makers.get(kind, TokenMean)()
-    )
+    aggregate = makers.get(kind, TokenMean)()
     sampler = next((record.tensor(key) for key in SAMPLER_RATIO if record.has(key)), None)
     metrics = record.checks(grpo_numbers(record, sampler), rtol=1e-6)
-    ours = policy_loss(
-        padded.b,
-        surrogate=trl_surrogate(p),
-        aggregate=aggregate,
-        correction=_corrections(record) or None,
-        penalty=penalty,
-        check=False,
-    )
+    blocks: dict[str, Any] = {"aggregate": aggregate, "correction": _corrections(record) or None, "penalty": penalty}
+    ours = policy_loss(padded.b, surrogate=trl_surrogate(p), **blocks, check=False)
     readings: list[tuple[str | None, Loss]] = [(None, ours)]
     if (theirs := _as_they_do(record, padded, aggregate, penalty)) is not None:
         readings.append(theirs)
@@ -90,8 +83,7 @@ def grpo(record: Record) -> Iterator[Attempt]:
 
 
 def _as_they_do(record: Record, padded: Padded, aggregate: Any, penalty: Any) -> tuple[str, Loss] | None:
-    """Token by token as TRL composes sampler ratios, masks, advantages and the corrected KL; with the id of what sets
-    it apart."""
+    """The loss as TRL composes sampler ratios, masks, advantages and corrected KL by token; with its peculiarity."""
     p, b = record.params, padded.b
     spec: Any = trl_surrogate(p)
     ratio = _sampler_ratio(record)
@@ -158,50 +150,50 @@ class _OwnAdvantage:
 
     def __call__(self, b: PolicyBatch) -> Any:
         spec = self.spec
-        token: Any = (
-            PpoClip(spec.epsilon_low, spec.epsilon_high, spec.dual_clip)
-            if isinstance(spec, Gspo)
-            else replace(spec, level="token")
-        )
+        if isinstance(spec, Gspo):
+            token: Any = PpoClip(spec.epsilon_low, spec.epsilon_high, spec.dual_clip)
+        else:
+            token = replace(spec, level="token")
         moved = masked_ratio(b, "sequence").log() + b.masked("proximal_log_prob")  # every token at its sequence's ratio
         return token(replace(b, log_prob=moved))
 
 
 def _accumulation(record: Record) -> float:
-    """Losses that TRL means per micro-batch are divided by the accumulation steps; those over num_items_in_batch are
-    not."""
+    """The accumulation steps, by which TRL divides losses that it means per micro-batch; 1 for the others."""
     p = record.params
-    if p.get("loss_type") in TOKEN_NORMALISED:
+    if p.get("loss_type") in TOKEN_NORMALISED or not p.get("training", True):
         return 1.0
-    return float(p.get("current_gradient_accumulation_steps", 1)) if p.get("training", True) else 1.0
+    return float(p.get("current_gradient_accumulation_steps", 1))
 
 
 def _value(record: Record, loss: Loss, rows: int | None) -> Tensor:
     p = record.params
     if p.get("loss_type") in TOKEN_NORMALISED:
         items = float(as_tensor(record.inputs["num_items_in_batch"]))
-        steps, per_generation = (
-            p.get("current_gradient_accumulation_steps", 1),
-            p.get("args", {}).get("steps_per_generation", 1),
-        )
-        scale = steps / per_generation if p.get("training", True) else 1.0
+        steps = p.get("current_gradient_accumulation_steps", 1)
+        scale = steps / p.get("args", {}).get("steps_per_generation", 1) if p.get("training", True) else 1.0
         return loss.numerator / (items * scale)
     return loss.value if rows is None else loss.numerator / rows
+
+
+OPTIONAL = (
+    *(("reference_logp", "reference_log_prob"), ("entropies", "entropy")),
+    *(("current_topk_logps", "top_k_log_prob"), ("sampling_topk_logps", "behavior_top_k_log_prob")),
+)
 
 
 def _batch(record: Record) -> Padded:
     fields = {"log_prob": record.tensor("logp"), "advantage": record.tensor("advantages")}
     # Without the rollout's log-probs the ratio is 1, with the current policy's gradient (T9).
     fields["behavior_log_prob"] = record.tensor("behavior_logp" if record.has("behavior_logp") else "logp")
-    for theirs, ours in (("reference_logp", "reference_log_prob"), ("entropies", "entropy")):
+    for theirs, ours in OPTIONAL:
         if record.has(theirs):
             fields[ours] = record.tensor(theirs)
     return record.batch(**fields)
 
 
 def _sampler_ratio(record: Record) -> Tensor | None:
-    """[N] the importance ratios of the sampler, one a token or one a row in the record; None where they are not
-    used."""
+    """[N] the sampler's importance ratios, in the record one a token or one a row; None where they are not used."""
     p = record.params
     for key in SAMPLER_RATIO:
         if record.has(key) and p.get("use_vllm", True) and p.get("vllm_importance_sampling_correction", True):
@@ -223,8 +215,7 @@ def _corrections(record: Record) -> list[Any]:
 
 
 class _SampledOffPolicy:
-    """`off_policy_sequence` measured from the sampler's log-probs where the record has them, else from the rollout's
-    (T8)."""
+    """`off_policy_sequence` from the sampler's log-probs where the record has them, else the rollout's (T8)."""
 
     needs: frozenset[str] = frozenset()
     rejected = "count"
@@ -266,43 +257,22 @@ def rloo(record: Record) -> Iterator[Attempt]:
     gap = torch.where(mask, leaf - record.tensor("behavior_logp"), 0.0).sum(1)
     edges = torch.arange(len(mask) + 1)
 
-    b = PolicyBatch(
-        log_prob=gap,
-        behavior_log_prob=torch.zeros_like(gap),
-        advantage=record.tensor("advantages"),
-        loss_mask=torch.ones(len(mask), dtype=torch.bool),
-        cu_seqlens=edges,
-    )
-    value = policy_loss(
-        b, surrogate=PpoClip(p["epsilon_low"], p["epsilon_high"]), aggregate=TokenMean(), check=False
-    ).value
+    rows = {"loss_mask": torch.ones(len(mask), dtype=torch.bool), "advantage": record.tensor("advantages")}
+    b = PolicyBatch(log_prob=gap, behavior_log_prob=torch.zeros_like(gap), cu_seqlens=edges, **rows)
+    spec = PpoClip(p["epsilon_low"], p["epsilon_high"])
+    value = policy_loss(b, surrogate=spec, aggregate=TokenMean(), check=False).value
     yield None, [*record.loss_checks(value, leaf), *record.checks(rloo_numbers(record), rtol=1e-6)]
 
 
 def dppo(record: Record) -> Iterator[Attempt]:
     """TRL 1.3 experimental DPPOTrainer: a capped REINFORCE form, divergence mask, mean over tokens."""
     p = record.params
-    fields = {
-        "log_prob": record.tensor("logp"),
-        "behavior_log_prob": record.tensor("behavior_logp"),
-        "advantage": record.tensor("advantages"),
-    }
-    if record.has("reference_logp"):
-        fields["reference_log_prob"] = record.tensor("reference_logp")
-    if record.has("current_topk_logps"):
-        fields |= {
-            "top_k_log_prob": record.tensor("current_topk_logps"),
-            "behavior_top_k_log_prob": record.tensor("sampling_topk_logps"),
-        }
-    padded = record.batch(**fields)
+    padded = _batch(record)
     spec = Dppo(p["divergence_type"], p["epsilon_high"], p["epsilon_low"], p["clip_ratio_c"])
     penalty = K3(p["beta"]) if p.get("beta") else None
     loss = policy_loss(padded.b, surrogate=spec, aggregate=TokenMean(), penalty=penalty, check=False)
     keep = padded.rows(loss.keep)
-    checks = [
-        *record.loss_checks(loss.value, padded.leaf),
-        Check("divergence_mask", keep, record.expected["divergence_mask"]),
-    ]
+    checks = [*record.loss_checks(loss.value, padded.leaf), record.expect("divergence_mask", keep)]
     yield None, [*checks, *record.checks(dppo_numbers(record, keep != 0), rtol=1e-6)]
 
 
@@ -316,37 +286,31 @@ def vllm_correction(record: Record) -> Iterator[Attempt]:
     proximal, sampling = torch.where(known, proximal, 0.0), torch.where(known, sampling, 0.0)
     padded = record.batch(log_prob=proximal, behavior_log_prob=sampling, proximal_log_prob=proximal)
     bound: Any = "clip" if mode == "mask" else "clamp"
-    spec = Importance(
-        level=level, bound=bound, upper=float("inf") if high is None else high, lower=0.0 if low is None else low
-    )
+    upper, lower = float("inf") if high is None else high, 0.0 if low is None else low
+    spec = Importance(level=level, bound=bound, upper=upper, lower=lower)
     outside = float(spec.bounded(torch.ones(1)))  # padding has ratio 1, bounded like the rest
     theirs = as_tensor(record.expected["importance_sampling_ratio"])
     weight = padded.rows(spec(padded.b).weight, outside)
     if theirs.shape[1] == 1:  # one number a sequence: that of its first token, or of none
         first = padded.mask.long().argmax(1, keepdim=True)
         weight = weight.gather(1, first)
-    yield None, [Check("importance_sampling_ratio", weight, record.expected["importance_sampling_ratio"])]
+    yield None, [record.expect("importance_sampling_ratio", weight)]
 
 
 def ppo_loss(record: Record) -> Iterator[Attempt]:
     """TRL 1.3 PPOTrainer: clipped policy and value losses, token means over masks of their own."""
     p = record.params
     padded = _batch(record)
-    policy = policy_loss(
-        padded.b, surrogate=PpoClip(p["cliprange"], p["cliprange"]), aggregate=TokenMean(), check=False
-    ).value
+    spec = PpoClip(p["cliprange"], p["cliprange"])
+    policy = policy_loss(padded.b, surrogate=spec, aggregate=TokenMean(), check=False).value
     value = record.tensor("vpreds").requires_grad_()
     inside = as_tensor(record.inputs["value_mask"]) != 0
     before, target = record.tensor("values"), record.tensor("returns")
     token, own = ValueLoss(p["cliprange_value"])(value.flatten(), before.flatten(), target.flatten(), inside.flatten())
     critic = token.sum() / inside.sum()
     total = policy + p["vf_coef"] * critic
-    theirs = record.expected
     (gradient,) = torch.autograd.grad(total, value, retain_graph=True)
-    checks = [Check("loss", total.detach(), theirs["loss"]), Check("pg_loss", policy.detach(), theirs["pg_loss"])]
-    checks += [
-        Check("vf_loss", critic.detach(), theirs["vf_loss"]),
-        Check("grad_vpreds", gradient, theirs["grad_vpreds"]),
-    ]
-    checks += record.checks({"vf_clipfrac": own["value_clip_fraction"].value}, under="", rtol=1e-6)
-    yield None, [*checks, Check("grad_logp", padded.gradient(total), theirs["grad_logp"])]
+    numbers = {"loss": total.detach(), "pg_loss": policy.detach(), "vf_loss": critic.detach(), "grad_vpreds": gradient}
+    numbers["grad_logp"] = padded.gradient(total)
+    checks = [record.expect(name, number) for name, number in numbers.items()]
+    yield None, [*checks, *record.checks({"vf_clipfrac": own["value_clip_fraction"].value}, under="", rtol=1e-6)]

@@ -12,7 +12,7 @@ from proxima.core.advantage import Gae, Gdpo, Grpo, Rloo, TokenRewards, whiten
 from proxima.core.advantage.token import place_scores
 from proxima.core.penalty import K1, K3
 from proxima.data import Outcomes
-from proxima.peers.verify.record import Attempt, Check, Record
+from proxima.peers.verify.record import Attempt, Record
 
 
 def trl_advantages(record: Record) -> Iterator[Attempt]:
@@ -37,25 +37,15 @@ def trl_advantages(record: Record) -> Iterator[Attempt]:
     numbers = {"advantages": spec(base), "rewards": reward, "std_rewards": std, "is_std_zero": std.abs() <= 1e-8}
     # TRL's Bessel factor n / (n - 1) is float32.
     loose = {"rtol": 2e-5, "atol": 2e-5} if record.single else {"rtol": 1e-7, "atol": 1e-9}
-    yield (
-        None,
-        [
-            Check(name, ours, record.expected[name], **loose)
-            for name, ours in numbers.items()
-            if name in record.expected
-        ],
-    )
+    yield None, [record.expect(name, ours, **loose) for name, ours in numbers.items() if name in record.expected]
 
 
 def _spread(values: Tensor, size: int) -> Tensor:
-    """The Bessel standard deviation of each `size` values at all of them, without the NaNs; NaN for fewer than two
-    (T10)."""
+    """The sample standard deviation of each `size` values, without NaNs, at all of them; NaN below two (T10)."""
     if size == 1:
         return torch.zeros_like(values)
-    groups = values.view(-1, size)
-    std = torch.stack(
-        [row[row.isfinite()].std() if int(row.isfinite().sum()) > 1 else row.new_full((), torch.nan) for row in groups]
-    )
+    known = [row[row.isfinite()] for row in values.view(-1, size)]
+    std = torch.stack([row.std() if len(row) > 1 else row.new_full((), torch.nan) for row in known])
     return std.repeat_interleave(size)
 
 
@@ -74,8 +64,7 @@ def rloo_advantages(record: Record) -> Iterator[Attempt]:
     reward = as_tensor(record.inputs["rewards"])
     group = torch.arange(len(reward)) // p["num_generations"]
     o = Outcomes.of(reward, group, reward.isfinite())
-    theirs = record.expected["advantages"]
-    yield None, [Check("advantages", Rloo(bool(p["normalize_advantages"]))(o), theirs, 1e-7, 1e-9)]
+    yield None, [record.expect("advantages", Rloo(bool(p["normalize_advantages"]))(o), 1e-7, 1e-9)]
 
 
 def ppo_rewards(record: Record) -> Iterator[Attempt]:
@@ -95,17 +84,11 @@ def ppo_rewards(record: Record) -> Iterator[Attempt]:
     packed = TokenRewards(
         reward=rewards.flatten(),
         value=torch.where(steps, record.tensor("values"), 0.0).flatten(),
-        loss_mask=torch.ones(
-            rows * width, dtype=torch.bool
-        ),  # its recursion runs over padding, where rewards and values are 0
+        # its recursion runs over padding, where rewards and values are 0
+        loss_mask=torch.ones(rows * width, dtype=torch.bool),
         cu_seqlens=torch.arange(rows + 1) * width,
     )
     gae = Gae(p["gamma"], p["lam"], whiten=False)
     advantage = whiten(gae(packed), mask.flatten()).view(rows, width)
-    theirs = record.expected
-    loose = {"rtol": 1e-7, "atol": 1e-8}
-    checks = [
-        Check("rewards", rewards, theirs["rewards"], **loose),
-        Check("advantages", advantage, theirs["advantages"], **loose),
-    ]
-    yield None, [*checks, Check("returns", gae.returns(packed).view(rows, width), theirs["returns"], **loose)]
+    numbers = {"rewards": rewards, "advantages": advantage, "returns": gae.returns(packed).view(rows, width)}
+    yield None, [record.expect(name, ours, 1e-7, 1e-8) for name, ours in numbers.items()]

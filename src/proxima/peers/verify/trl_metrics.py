@@ -35,6 +35,11 @@ def clip_shares(low: Tensor, high: Tensor, mask: Tensor) -> dict[str, float]:
     }
 
 
+def _clip_shares_of(p: dict[str, Any], gap: Tensor, advantage: Tensor, mask: Tensor) -> dict[str, float]:
+    """Of the tokens whose `gap` leaves [−ε_low, ε_high] on the side of their advantage."""
+    return clip_shares((gap < -p["epsilon_low"]) & (advantage < 0), (gap > p["epsilon_high"]) & (advantage > 0), mask)
+
+
 def _rows(record: Record) -> tuple[Tensor, Tensor, Tensor]:
     """Mask [B, T], log-ratio [B, T] with 0 at padding, advantages [B, 1] or [B, T]."""
     mask = record.mask
@@ -55,8 +60,7 @@ def _common(record: Record, mask: Tensor, ratio: Tensor | float = 1.0) -> dict[s
 
 
 def grpo_numbers(record: Record, sampler: Tensor | None) -> dict[str, Any]:
-    """GRPOTrainer. `sampler` [B, T] or [B, 1]: importance ratios that vespo multiplies into its weight, padding and all
-    (T7)."""
+    """GRPOTrainer. `sampler` [B, T] or [B, 1]: ratios that vespo multiplies into its weight, padding included (T7)."""
     p = record.params
     args, kind = p.get("args", {}), p.get("loss_type", "grpo")
     mask, log_ratio, advantage = _rows(record)
@@ -64,16 +68,11 @@ def grpo_numbers(record: Record, sampler: Tensor | None) -> dict[str, Any]:
         ratio = log_ratio.exp()
     else:
         ratio = (log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).exp()
-    numbers = _common(
-        record, mask, ratio if args.get("use_bias_correction_kl") else 1.0
-    )  # corrected with the ratio before `delta` (T5)
+    # corrected with the ratio before `delta` (T5)
+    numbers = _common(record, mask, ratio if args.get("use_bias_correction_kl") else 1.0)
     if kind in CLIPPED:
         bounded = ratio if args.get("delta") is None else ratio.clamp(max=args["delta"])  # T3
-        low, high = (
-            (bounded < 1 - p["epsilon_low"]) & (advantage < 0),
-            (bounded > 1 + p["epsilon_high"]) & (advantage > 0),
-        )
-        numbers |= clip_shares(low, high, mask)
+        numbers |= _clip_shares_of(p, bounded - 1, advantage, mask)
     elif kind == "cispo":
         numbers["cispo_clip_ratio"] = loss_token_mean((ratio > p["epsilon_high"]) & (advantage > 0), mask)  # T2
     elif kind == "vespo":
@@ -96,8 +95,7 @@ def gmpo_numbers(record: Record) -> dict[str, Any]:
     """GMPOTrainer: clipped where the log-ratio leaves [−ε_low, ε_high] on the side of the advantage."""
     p = record.params
     mask, log_ratio, advantage = _rows(record)
-    low, high = (log_ratio < -p["epsilon_low"]) & (advantage < 0), (log_ratio > p["epsilon_high"]) & (advantage > 0)
-    return _common(record, mask) | clip_shares(low, high, mask)
+    return _common(record, mask) | _clip_shares_of(p, log_ratio, advantage, mask)
 
 
 def rloo_numbers(record: Record) -> dict[str, Any]:
@@ -105,8 +103,7 @@ def rloo_numbers(record: Record) -> dict[str, Any]:
     p = record.params
     mask, log_ratio, advantage = _rows(record)
     ratio = log_ratio.sum(1, keepdim=True).exp()
-    low, high = (ratio < 1 - p["epsilon_low"]) & (advantage < 0), (ratio > 1 + p["epsilon_high"]) & (advantage > 0)
-    return _common(record, mask) | clip_shares(low, high, mask)
+    return _common(record, mask) | _clip_shares_of(p, ratio - 1, advantage, mask)
 
 
 def dppo_numbers(record: Record, keep: Tensor) -> dict[str, Any]:

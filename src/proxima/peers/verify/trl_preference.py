@@ -12,12 +12,6 @@ from proxima.core.preference import PREFERENCES, Kto, PreferencePairs, completio
 from proxima.core.value import RewardLoss
 from proxima.peers.verify.record import Attempt, Check, Record
 
-DIVERGENCES = {
-    "reverse_kl": "reverse_kl",
-    "forward_kl": "forward_kl",
-    "js_divergence": "js",
-    "alpha_divergence": "alpha",
-}
 SMOOTHED = ("aot", "aot_unpaired", "exo_pair", "robust")  # 1.16 ignores label_smoothing elsewhere (T12)
 
 
@@ -28,17 +22,11 @@ def dpo_spec(kind: str, p: dict[str, Any], *, smoothing: bool) -> Any:
     if kind in SMOOTHED or (kind == "sigmoid" and smoothing):
         fields["label_smoothing"] = p["label_smoothing"]
     if "divergence" in cls.__dataclass_fields__:
-        fields |= {
-            "divergence": DIVERGENCES[p.get("f_divergence_type", "reverse_kl")],
-            "alpha": p.get("f_alpha_divergence_coef", 0.5),
-        }
+        fields["divergence"] = p.get("f_divergence_type", "reverse_kl").removesuffix("_divergence")
+        fields["alpha"] = p.get("f_alpha_divergence_coef", 0.5)
     if kind == "discopop":
         fields["tau"] = p["discopop_tau"]
     return cls(**fields)
-
-
-def _flat(record: Record, name: str) -> Tensor:
-    return record.tensor(name).flatten()
 
 
 def dpo(record: Record) -> Iterator[Attempt]:
@@ -52,9 +40,8 @@ def dpo(record: Record) -> Iterator[Attempt]:
     def summed(values: Tensor, side: str, alpha: float = alpha) -> Tensor:
         rows, width = masks[side].shape
         other = lengths["rejected" if side == "chosen" else "chosen"]
-        return completion_log_prob(
-            values.flatten(), masks[side].flatten(), torch.arange(rows + 1) * width, other, alpha
-        )
+        edges = torch.arange(rows + 1) * width
+        return completion_log_prob(values.flatten(), masks[side].flatten(), edges, other, alpha)
 
     pairs = PreferencePairs(
         chosen=summed(leaves["chosen"], "chosen"),
@@ -87,25 +74,20 @@ def _on_policy(record: Record, leaves: dict[str, Tensor], masks: dict[str, Tenso
         names = [name for name in record.inputs if side in name and name not in known]  # log Σ p², under whatever name
         if len(names) != 1:
             raise KeyError(f"{side}: log of the sum of squared probabilities")
-        out = out * wpo_weight(
-            leaf.flatten(), _flat(record, names[0]), masks[side].flatten(), torch.arange(rows + 1) * width
-        )
+        squares, edges = record.tensor(names[0]).flatten(), torch.arange(rows + 1) * width
+        out = out * wpo_weight(leaf.flatten(), squares, masks[side].flatten(), edges)
     return out
 
 
 def _dpo_checks(record: Record, leaves: dict[str, Tensor], loss: Tensor, numbers: dict[str, Any]) -> list[Check]:
-    single = record.single or "exo_pair" in str(record.params["loss_type"])
-    loose = (
-        {"rtol": 2e-5, "atol": 2e-6}
-        if record.single
-        else {"rtol": 1e-7 if single else 1e-9, "atol": 1e-8 if single else 1e-11}
-    )
+    loose = record.tolerance()
+    if not record.single and "exo_pair" in str(record.params["loss_type"]):
+        loose = {"rtol": 1e-7, "atol": 1e-8}
     gradients = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, allow_unused=True)
-    theirs = record.expected
-    checks = [Check("loss", loss.detach(), theirs["loss"], **loose)]
+    checks = [record.expect("loss", loss.detach(), **loose)]
     for side, gradient in zip(leaves, gradients, strict=True):
-        own = torch.zeros_like(leaves[side]) if gradient is None else gradient
-        checks.append(Check(f"grad_{side}_logp", own, theirs[f"grad_{side}_logp"], **loose))
+        slope = torch.zeros_like(leaves[side]) if gradient is None else gradient
+        checks.append(record.expect(f"grad_{side}_logp", slope, **loose))
     return [*checks, *record.checks(numbers, rtol=1e-6)]
 
 
@@ -123,22 +105,13 @@ def kto(record: Record) -> Iterator[Attempt]:
     kl = torch.zeros(())
     if record.has("kl_logps"):
         kl = (record.tensor("kl_logps") - record.tensor("kl_ref_logps")).mean()
-    spec = Kto(
-        p["beta"],
-        p["desirable_weight"],
-        p["undesirable_weight"],
-        "zero" if p["loss_type"] == "apo_zero_unpaired" else "kl",
-    )
+    anchor: Any = "zero" if p["loss_type"] == "apo_zero_unpaired" else "kl"
+    spec = Kto(p["beta"], p["desirable_weight"], p["undesirable_weight"], anchor)
     loss = spec(ours, theirs, label, kl).mean()
-    (gradient,) = torch.autograd.grad(loss, leaf)
-    numbers = _kto_numbers(ours.detach(), theirs, label, spec.beta) | {
-        "kl": kl.clamp(min=0) if spec.anchor == "kl" else 0.0
-    }
-    checks = [
-        Check("loss", loss.detach(), record.expected["loss"]),
-        Check("grad_logp", gradient, record.expected["grad_logp"]),
-    ]
-    yield None, [*checks, *record.checks(numbers, rtol=1e-6)]
+    numbers = _kto_numbers(ours.detach(), theirs, label, spec.beta)
+    numbers["kl"] = kl.clamp(min=0) if anchor == "kl" else 0.0
+    exact = {"rtol": 1e-9, "atol": 1e-11}
+    yield None, [*record.loss_checks(loss, leaf, tolerance=exact), *record.checks(numbers, rtol=1e-6)]
 
 
 def _kto_numbers(ours: Tensor, reference: Tensor, label: Tensor, beta: float) -> dict[str, Any]:
@@ -157,14 +130,8 @@ def reward_model_loss(record: Record) -> Iterator[Attempt]:
     token, metrics = RewardLoss(record.params.get("center_rewards_coefficient") or 0.0)(chosen, rejected, margin)
     loss = token.mean()
     gradients = torch.autograd.grad(loss, [chosen, rejected])
-    theirs = record.expected
-    checks = [Check("loss", loss.detach(), theirs["loss"]), Check("grad_chosen", gradients[0], theirs["grad_chosen"])]
-    checks.append(Check("grad_rejected", gradients[1], theirs["grad_rejected"]))
-    names = {
-        "accuracy": "accuracy",
-        "margin": "margin",
-        "mean_reward": "reward_mean",
-        "max_reward": "reward_max",
-        "min_reward": "reward_min",
-    }
-    yield None, [*checks, *record.checks({name: metrics[own].value for name, own in names.items()}, rtol=1e-6)]
+    checks = [record.expect("loss", loss.detach()), record.expect("grad_chosen", gradients[0])]
+    checks.append(record.expect("grad_rejected", gradients[1]))
+    numbers = {name: metrics[name].value for name in ("accuracy", "margin")}
+    numbers |= {f"{kind}_reward": metrics[f"reward_{kind}"].value for kind in ("mean", "max", "min")}
+    yield None, [*checks, *record.checks(numbers, rtol=1e-6)]

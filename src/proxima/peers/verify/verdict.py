@@ -37,7 +37,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class RecordVerdict:
-    """What a record showed.
+    """The verdict on a record.
 
     Args:
         status: `matched`; `differs`, on purpose, for the documented reason `reason`; `failed`; `unsupported`, nothing
@@ -55,31 +55,27 @@ class RecordVerdict:
     differences: tuple[Difference, ...] = ()
 
 
-# Expected leaves that no function of ours could produce: a record is not `unsupported` for having them.
+# Expected leaves (the last part of the path) that no function of ours computes; they don't make a record unsupported.
 NOT_COMPARED: tuple[tuple[str, str], ...] = (
-    (
-        r"(.*[./])?(num_tokens|num_input_tokens_seen|step|global_step|epoch|learning_rate|lr)",
-        "bookkeeping of the peer's trainer",
-    ),
-    (r"(.*[./])?(step_time|.*_seconds|timing.*|time|tokens_per_second)", "wall clock"),
-    (r"(.*[./])?(comment|note|notes|version)", "text about the record"),
+    (r"num_tokens|num_input_tokens_seen|step|global_step|epoch|learning_rate|lr", "bookkeeping of the peer's trainer"),
+    (r"step_time|.*_seconds|timing.*|time|tokens_per_second", "wall clock"),
+    (r"comment|note|notes|version", "text about the record"),
 )
 
 
 def uncovered(record: Record, compared: Iterable[str]) -> list[str]:
     """The expected leaves that no check compares and that `NOT_COMPARED` does not excuse."""
-    rest = [leaf for leaf in record.leaves if leaf not in set(compared)]
-    return [leaf for leaf in rest if not any(re.fullmatch(pattern, leaf) for pattern, _ in NOT_COMPARED)]
+    excused = re.compile(rf"(.*[./])?({'|'.join(pattern for pattern, _ in NOT_COMPARED)})")
+    return [leaf for leaf in record.leaves if leaf not in set(compared) and not excused.fullmatch(leaf)]
 
 
 def closest(attempts: Sequence[Attempt]) -> list[Check]:
-    """The attempt with the fewest checks off; our own where it is as good as another."""
+    """The attempt with the fewest failing checks; our own on a tie."""
     return min((checks for _, checks in attempts), key=lambda checks: sum(c.error() > 0 for c in checks), default=[])
 
 
 def judge(name: str, attempts: Iterable[Attempt]) -> RecordVerdict:
-    """Matched by the first attempt, differs by a later one, failed by none; `unsupported` where there is none. Stops at
-    the first that fits."""
+    """The verdict of the first attempt that fits: matched by our own, differs by another; failed if none fits."""
     tried: list[Attempt] = []
     for peculiarity, checks in attempts:
         tried.append((peculiarity, checks))

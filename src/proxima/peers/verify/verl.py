@@ -49,26 +49,32 @@ def aggregate_of(record: Record, width: int) -> Any:
     return kind()
 
 
+def token_loss(record: Record, values: Tensor, b: PolicyBatch) -> Loss:
+    """Values [N] under the aggregation of the record."""
+    spec = aggregate_of(record, record.mask.shape[1])
+    return Loss(spec(values, b), spec.denominator(b.loss_mask, b.cu_seqlens), {})
+
+
 def step_value(record: Record, loss: Loss) -> Tensor:
     """The loss under the denominators of the whole step that the record may give (`global_batch_info`)."""
     info = {**record.params, **(record.params.get("global_batch_info") or {})}
     mode, world = info["loss_agg_mode"], info.get("dp_size") or 1
-    given = (
-        info.get("batch_num_tokens")
-        if mode == "token-mean"
-        else info.get("global_batch_size")
-        if mode.startswith("seq")
-        else None
-    )
+    name = "batch_num_tokens" if mode == "token-mean" else "global_batch_size" if mode.startswith("seq") else ""
+    given = info.get(name)
     return (loss.value if given is None else loss.numerator / given) * world
+
+
+def clip_range(p: dict[str, Any]) -> tuple[float, float, float | None]:
+    """The clip range below and above, and the dual clip."""
+    low, high = (p["clip_ratio"] if p.get(key) is None else p[key] for key in ("clip_ratio_low", "clip_ratio_high"))
+    return low, high, p.get("clip_ratio_c")
 
 
 def verl_surrogate(record: Record) -> Any:
     """Our spec for verl's `loss_mode` and its options; None when there is none."""
     p = record.params
     own = p.get("policy_loss") or {}
-    low, high = (p["clip_ratio"] if p.get(key) is None else p[key] for key in ("clip_ratio_low", "clip_ratio_high"))
-    cap = p.get("clip_ratio_c")
+    low, high, cap = clip_range(p)
     makers: dict[str, Any] = {
         "vanilla": lambda: PpoClip(low, high, cap),
         "dppo_tv": lambda: Dppo("binary_tv", high, low, cap),
@@ -96,23 +102,18 @@ def policy(record: Record) -> Iterator[Attempt]:
     spec, aggregate = verl_surrogate(record), aggregate_of(record, padded.mask.shape[1])
     correction = None if padded.b.weight is None else Given(padded.b.weight)
     metrics = number_checks(record, actor_numbers(spec, padded.b))
-    yield (
-        None,
-        [*record.loss_checks(step_value(record, run(padded.b, spec, aggregate, correction)), padded.leaf), *metrics],
-    )
+    loss = run(padded.b, spec, aggregate, correction)
+    yield None, [*record.loss_checks(step_value(record, loss), padded.leaf), *metrics]
+    by_row = replace(record, params={**record.params, "loss_agg_mode": "seq-mean-token-mean"})
     if record.params["loss_mode"] == "sapo":
         loss = run(padded.b, spec, SequenceMeanTokenMean(), correction)
-        yield "P6", [*_as_rows(record).loss_checks(step_value(_as_rows(record), loss), padded.leaf), *metrics]
+        yield "P6", [*by_row.loss_checks(step_value(by_row, loss), padded.leaf), *metrics]
     if record.params["loss_mode"] == "gspo":
         loss = run(padded.b, _GspoClampedAtTen(spec), aggregate, correction)
         yield "P5", [*record.loss_checks(step_value(record, loss), padded.leaf), *metrics]
     if record.params["loss_mode"] == "geo_mean":
         loss = run(padded.b, _GeoMeanWeighted(spec), SequenceMeanTokenMean(), None)
-        yield "P10", [*_as_rows(record).loss_checks(loss.numerator / len(padded.mask), padded.leaf), *metrics]
-
-
-def _as_rows(record: Record) -> Record:
-    return replace(record, params={**record.params, "loss_agg_mode": "seq-mean-token-mean"})
+        yield "P10", [*by_row.loss_checks(loss.numerator / len(padded.mask), padded.leaf), *metrics]
 
 
 def run(b: PolicyBatch, spec: Any, aggregate: Any, correction: Any) -> Loss:
@@ -133,8 +134,7 @@ def policy_rows(record: Record) -> Padded:
 
 @dataclass(frozen=True)
 class _GspoClampedAtTen:
-    """verl's gspo: the sequence's log-ratio is clamped at 10 from above, with no gradient beyond, and not from below
-    (P5)."""
+    """verl's gspo: the sequence's log-ratio is clamped at 10 from above, without a gradient beyond (P5)."""
 
     spec: Gspo
     needs: ClassVar[frozenset[str]] = Gspo.needs
@@ -163,19 +163,16 @@ class _GeoMeanWeighted:
 
 
 def bypass(record: Record) -> Iterator[Attempt]:
-    """Bypass mode: proximal is behavior, rejection is by the current policy and shrinks the mask; only REINFORCE
-    applies weights (P13)."""
+    """Bypass mode: proximal is behavior, rejection by the current policy; only REINFORCE applies weights (P13)."""
     own = record.params["policy_loss"]["rollout_correction"]
     padded = policy_rows(record)
     aggregate = aggregate_of(record, padded.mask.shape[1])
     reinforce = own.get("loss_type") == "reinforce"
-    p = record.params
-    low, high = (p["clip_ratio"] if p.get(key) is None else p[key] for key in ("clip_ratio_low", "clip_ratio_high"))
-    spec: Any = Reinforce() if reinforce else PpoClip(low, high, p.get("clip_ratio_c"))
+    spec: Any = Reinforce() if reinforce else PpoClip(*clip_range(record.params))
     for shipped in (False, True):
-        chosen: list[Any] = list(
-            shipped_rejections(own, "current", shipped=True) if shipped else documented_rejections(own, "current")
-        )
+        chosen: list[Any] = [*documented_rejections(own, "current")]
+        if shipped:
+            chosen = [*shipped_rejections(own, "current", shipped=True)]
         kept = replace(padded.b, loss_mask=apply_corrections(padded.b, chosen).loss_mask)
         if reinforce and own.get("rollout_is"):
             chosen.append(importance(own, "current"))
@@ -189,27 +186,20 @@ def bypass(record: Record) -> Iterator[Attempt]:
 def aggregation(record: Record) -> Iterator[Attempt]:
     """core_algos.agg_loss"""
     matrix = record.tensor("loss_mat").requires_grad_()
-    mask = record.mask
-    b = PolicyBatch.from_padded(mask, log_prob=matrix)
-    spec = aggregate_of(record, mask.shape[1])
-    loss = Loss(spec(b.log_prob, b), spec.denominator(b.loss_mask, b.cu_seqlens), {})
-    value = step_value(record, loss)
-    yield None, record.loss_checks(value, matrix, "grad_loss_mat")
+    b = PolicyBatch.from_padded(record.mask, log_prob=matrix)
+    loss = token_loss(record, b.log_prob, b)
+    yield None, record.loss_checks(step_value(record, loss), matrix, "grad_loss_mat")
 
 
 def value_loss(record: Record) -> Iterator[Attempt]:
     """core_algos.compute_value_loss"""
-    mask = record.mask
     leaf = record.tensor("vpreds").requires_grad_()
-    b = PolicyBatch.from_padded(
-        mask, log_prob=leaf, advantage=record.tensor("values"), behavior_log_prob=record.tensor("returns")
-    )
+    fields = {"advantage": record.tensor("values"), "behavior_log_prob": record.tensor("returns")}
+    b = PolicyBatch.from_padded(record.mask, log_prob=leaf, **fields)
     assert b.advantage is not None and b.behavior_log_prob is not None
-    token, metrics = ValueLoss(epsilon=record.params["cliprange_value"])(
-        b.log_prob, b.advantage, b.behavior_log_prob, b.loss_mask
-    )
-    spec = aggregate_of(record, mask.shape[1])
-    value = step_value(record, Loss(spec(token, b), spec.denominator(b.loss_mask, b.cu_seqlens), {}))
+    spec = ValueLoss(epsilon=record.params["cliprange_value"])
+    token, metrics = spec(b.log_prob, b.advantage, b.behavior_log_prob, b.loss_mask)
+    value = step_value(record, token_loss(record, token, b))
     checks = record.loss_checks(value, leaf, "grad_vpreds")
     yield None, [*checks, *record.checks({"vf_clipfrac": metrics["value_clip_fraction"].value}, rtol=1e-6)]
 
@@ -229,27 +219,16 @@ def kl_penalty(record: Record) -> Iterator[Attempt]:
     leaf = record.tensor("logp").requires_grad_()
     kl = kl_spec(record.params["kl_penalty"]).divergence(leaf, record.tensor("reference_logp"))
     (gradient,) = torch.autograd.grad(kl.sum(), leaf, retain_graph=True)
-    theirs, loose = record.expected, record.tolerance()
-    checks = [
-        Check("kl", kl.detach(), theirs["kl"], **loose),
-        Check("grad_sum_kl", gradient, theirs["grad_sum_kl"], **loose),
-    ]
-    mask = record.mask
-    for mode, numbers in theirs.get("agg", {}).items():
-        b = PolicyBatch.from_padded(mask, log_prob=kl)
-        spec = aggregate_of(replace(record, params={"loss_agg_mode": mode}), mask.shape[1])
-        value = Loss(spec(b.log_prob, b), spec.denominator(b.loss_mask, b.cu_seqlens), {}).value
-        loose = replace(record, params={"loss_agg_mode": mode}).tolerance()
+    loose = record.tolerance()
+    checks = [record.expect("kl", kl.detach(), **loose), record.expect("grad_sum_kl", gradient, **loose)]
+    b = PolicyBatch.from_padded(record.mask, log_prob=kl)
+    for mode, numbers in record.expected.get("agg", {}).items():
+        aggregated = replace(record, params={"loss_agg_mode": mode})
+        value, loose = token_loss(aggregated, b.log_prob, b).value, aggregated.tolerance()
         checks.append(Check(f"agg.{mode}.loss", value.detach(), numbers["loss"], **loose))
         if "grad_logp" in numbers:
-            checks.append(
-                Check(
-                    f"agg.{mode}.grad_logp",
-                    torch.autograd.grad(value, leaf, retain_graph=True)[0],
-                    numbers["grad_logp"],
-                    **loose,
-                )
-            )
+            (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
+            checks.append(Check(f"agg.{mode}.grad_logp", slope, numbers["grad_logp"], **loose))
     yield None, checks
 
 
@@ -272,15 +251,9 @@ def kl_in_reward(record: Record) -> Iterator[Attempt]:
     rewards = record.tensor("token_level_scores") - p["init_kl_coef"] * kl
     mean = float((kl.sum(1) / mask.sum(1).clamp(min=1)).mean())
     after = AdaptiveCoefficient(p["target_kl"], p["horizon"]).next(p["init_kl_coef"], mean, len(mask))
-    theirs = record.expected
-    checks = [
-        Check("token_level_rewards", rewards, theirs["token_level_rewards"]),
-        Check("kl_coef_after", after, theirs["kl_coef_after"], 1e-8),
-    ]
-    metrics = {
-        "actor/reward_kl_penalty": mean,
-        "actor/reward_kl_penalty_coeff": p["init_kl_coef"],
-    }  # the one before the update (P23)
+    checks = [record.expect("token_level_rewards", rewards), record.expect("kl_coef_after", after, 1e-8)]
+    # the coefficient before the update (P23)
+    metrics = {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": p["init_kl_coef"]}
     yield None, [*checks, *record.checks(metrics)]
 
 
@@ -289,13 +262,12 @@ def whitening(record: Record) -> Iterator[Attempt]:
     mask = record.mask
     values = record.tensor("values")
     chosen = values[mask]
-    theirs = record.expected
-    checks = [Check("mean", chosen.mean(), theirs["mean"], 1e-8), Check("var", chosen.var(), theirs["var"], 1e-7)]
+    checks = [record.expect("mean", chosen.mean(), 1e-8), record.expect("var", chosen.var(), 1e-7)]
     checks += record.checks({"var_biased": chosen.var(correction=0)}, under="")
     for name, shift in (("whiten", True), ("whiten_noshift", False)):
         ours = torch.zeros_like(values)
         ours[mask] = whiten(chosen, torch.ones(int(mask.sum()), dtype=torch.bool), shift=shift)
         scale = torch.rsqrt(chosen.var() + 1e-8)
         garbage = (values - chosen.mean()) * scale + (0.0 if shift else chosen.mean())
-        checks.append(Check(name, torch.where(mask, ours, garbage), theirs[name], 1e-7, 1e-8))
+        checks.append(record.expect(name, torch.where(mask, ours, garbage), 1e-7, 1e-8))
     yield None, checks
