@@ -259,9 +259,18 @@ def unbroken(tiny_model, tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("end", ["stopped", "died"])
 @pytest.mark.parametrize(
-    "place", ["at the end of generating", "after step 1", "after step 3", "after the evaluation at 2"]
+    ("place", "end"),
+    [
+        ("at the end of generating", "died"),
+        ("after step 1", "stopped"),
+        ("after step 3", "died"),
+        ("after the evaluation at 2", "stopped"),
+        pytest.param("at the end of generating", "stopped", marks=pytest.mark.slow),
+        pytest.param("after step 1", "died", marks=pytest.mark.slow),
+        pytest.param("after step 3", "stopped", marks=pytest.mark.slow),
+        pytest.param("after the evaluation at 2", "died", marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_run_equals_an_unbroken_one(place, end, unbroken, tiny_model, tmp_path):
     config = recipe(tiny_model("llama"), **SETTINGS)

@@ -375,15 +375,16 @@ def assert_sound(path, step):
         return journal.step
 
 
-def test_kill_between_any_two_statements(tmp_path):
-    """SIGKILL right before the n-th SQL statement of a step, for n over the whole step; each child goes on where the
-    last one died."""
+@pytest.mark.parametrize("stride", [12, pytest.param(4, marks=pytest.mark.slow)])
+def test_kill_between_any_two_statements(stride, tmp_path):
+    """SIGKILL right before the n-th SQL statement of a step, for every `stride`-th n; each child goes on where the last
+    one died."""
     path = tmp_path / "run.sqlite"
     child(path, 1).communicate(timeout=60)
     statements = int(child(path, 2, fatal=10**6).communicate(timeout=60)[0].split()[-1])
     assert statements > 40
     reached, finished = assert_sound(path, 2), []
-    for fatal in (*range(1, statements - 1, 4), statements - 1, statements, statements + 1):
+    for fatal in (*range(1, statements - 1, stride), statements - 1, statements, statements + 1):
         process = child(path, reached + 1, fatal)
         reported = [int(line) for line in process.communicate(timeout=60)[0].splitlines() if line.isdigit()]
         now = assert_sound(path, reached)
