@@ -151,6 +151,18 @@ def test_completions_stream_as_soon_as_they_end():
     assert asyncio.run(first()) in ([1, 1], [2, 2])
 
 
+@pytest.fixture(autouse=True)
+def one_step_at_a_time(monkeypatch):
+    monkeypatch.setattr("proxima.engine.local.STEPS_PER_TURN", 1)
+
+
+async def steps(found, count):
+    """Let the engine decode about so many tokens: its thread takes turns between its callers and us."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+        await found.compute.run(int)
+
+
 def test_nothing_asked_nothing_given():
     assert run(engine(), []) == []
 
@@ -161,8 +173,7 @@ def test_health_counts():
         stream = found.generate(requests(3, 4, max_tokens=30))
         before = await found.health()
         first = asyncio.ensure_future(anext(stream))
-        for _ in range(5):
-            await asyncio.sleep(0)
+        await steps(found, 5)
         during = await found.health()
         await first
         await drain(stream)
@@ -289,8 +300,7 @@ def test_abort_ends_the_running_and_the_waiting_of_one_prompt():
         found, asked = engine(slots=8), requests(3, 6, max_tokens=30, top_k=40)
         given = []
         task = asyncio.ensure_future(collect_into(found.generate(asked), given))
-        for _ in range(6):
-            await asyncio.sleep(0)
+        await steps(found, 6)
         await found.abort(1)  # two of it run, four wait
         await found.abort(99)
         await task
@@ -317,12 +327,10 @@ def test_a_paused_engine_samples_nothing_and_loses_nothing():
     async def go():
         found, asked = engine(slots=8), requests(2, 4, max_tokens=25)
         task = asyncio.ensure_future(drain(found.generate(asked)))
-        for _ in range(7):
-            await asyncio.sleep(0)
+        await steps(found, 7)
         await found.pause()
         tokens = found.scheduler.generated_tokens
-        for _ in range(50):
-            await asyncio.sleep(0)
+        await steps(found, 50)
         assert found.scheduler.generated_tokens == tokens > 0 and not task.done()
         await found.resume()
         return asked, await task
@@ -343,8 +351,7 @@ def test_weights_published_midway(kind, decoder):
         found, asked = engine(kind, decoder, slots=8), requests(4, 5, max_tokens=24, top_k=200)
         task = asyncio.ensure_future(drain(found.generate(asked)))
         for version, seed in ((1, 11), (2, 12)):
-            for _ in range(7):
-                await asyncio.sleep(0)
+            await steps(found, 7)
             await found.pause()
             await found.publish(WeightUpdate(version=version, module=loaded(kind, seed).model))
             await found.resume()
@@ -373,7 +380,7 @@ def test_publishing_the_same_weights_changes_nothing():
         found, asked = engine(), requests(2, 4)
         task = asyncio.ensure_future(drain(found.generate(asked)))
         for _ in range(9):
-            await asyncio.sleep(0)
+            await steps(found, 1)
             await found.publish(WeightUpdate(version=3, module=loaded("llama").model))
         return asked, sorted(await task, key=lambda c: (c.prompt_uid, c.sample))
 
@@ -425,6 +432,7 @@ def test_a_caller_that_leaves_takes_its_requests_along(after):
         for _ in range(after):
             await anext(leaving)
         await leaving.aclose()
+        await steps(found, 1)
         uids = {row.request.prompt.uid for row in found.scheduler.running}
         uids |= {entry.prompt.uid for entry in found.scheduler.waiting}
         assert uids <= {10, 11}
@@ -444,6 +452,7 @@ def test_a_caller_that_leaves_takes_only_its_own_even_of_the_very_same_requests(
         leaving = found.generate(asked)
         await anext(leaving)
         await leaving.aclose()
+        await steps(found, 1)
         return asked, await asyncio.wait_for(other, 30)
 
     asked, given = asyncio.run(go())
@@ -527,11 +536,9 @@ def test_pausing_with_wait_finishes_what_runs_and_admits_no_other():
                 given.append(completion)
 
         task = asyncio.ensure_future(consume())
-        for _ in range(3):
-            await asyncio.sleep(0)
+        await steps(found, 3)
         await found.pause("wait")
-        for _ in range(30):
-            await asyncio.sleep(0)
+        await steps(found, 30)
         paused, health = len(given), await found.health()
         await found.resume()
         await task
@@ -547,8 +554,7 @@ def test_pausing_with_abort_ends_everything_and_the_engine_goes_on():
     async def go():
         found, asked = engine(slots=8), requests(3, 6, max_tokens=30)
         task = asyncio.ensure_future(drain(found.generate(asked)))
-        for _ in range(6):
-            await asyncio.sleep(0)
+        await steps(found, 6)
         await found.pause("abort")
         given = await task  # what is aborted arrives while the engine is paused
         assert (await found.health()).running == 0

@@ -3,6 +3,7 @@ hangs."""
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from proxima.core import ADVANTAGES, Reinforce, TokenMean
 from proxima.data import Completion, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.model import Policy
+from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import BatchCollector
 from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.algorithm import Algorithm
@@ -156,7 +158,7 @@ class World:
             GroupGenerator(self.engine, self.rewards, spec, self.clock.now),
             self.source,
             prompts=prompts * algorithm.prompts_factor(4),
-            reject=algorithm.reject,
+            reject=partial(ComputeThread().run, algorithm.reject),
             refill=refill,
             max_lag=max_lag,
             listener=RolloutRecorder(self.journal, self.source, self.observer),

@@ -56,7 +56,7 @@ def stop_at(event, matches):
     def press(seen, *facts):
         if seen == event and not pressed and matches(*facts):
             pressed.append(1)
-            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
 
     return Watcher(press)
 
@@ -105,7 +105,7 @@ def at_first_score_of(step, act, monkeypatch):
 
 
 def press():
-    signal.raise_signal(signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize(("place", "every"), matrix(0))

@@ -27,9 +27,11 @@ from proxima.engine.protocol import (
     WeightUpdate,
 )
 from proxima.engine.scheduler import Scheduler
+from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import DTYPES, LoadedModel
 
 SCORE_ROWS = 512  # rows of logits held at once by `score`
+STEPS_PER_TURN = 8  # tokens decoded between two looks at the event loop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,8 @@ class Local(EngineSpec):
 
     def build(self, setup: EngineSetup) -> "LocalEngine":
         """The running engine."""
-        return LocalEngine(setup.load_weights(), self, max_length=setup.max_length)
+        compute = setup.compute or ComputeThread()
+        return LocalEngine(compute.call(setup.load_weights), self, max_length=setup.max_length, compute=compute)
 
 
 def make_decoder(model: nn.Module, dtype: torch.dtype, kind: str = "auto") -> Decoder:
@@ -87,8 +90,7 @@ def make_decoder(model: nn.Module, dtype: torch.dtype, kind: str = "auto") -> De
 
 
 class LocalEngine:
-    """See `Engine` for the protocol. Between two tokens it yields to the event loop, so that scorers and other callers
-    run beside it.
+    """See `Engine` for the protocol. Tensor work runs in the compute thread.
 
     Tokens of a request depend on (seed, prompt uid, sample, turn) and the weights, never on what else is queued: draws
     are by counter, and row counts are padded so that a row's arithmetic does not depend on how many others there are.
@@ -97,20 +99,20 @@ class LocalEngine:
         loaded: model and tokenizer; the weights are copied.
         spec: the settings.
         max_length: tokens of prompt and completion together; None is the model's own limit.
+        compute: the thread of the tensor work, which alone touches `scheduler`; None: the thread of the event loop.
     """
 
-    def __init__(self, loaded: LoadedModel, spec: Local | None = None, *, max_length: int | None = None) -> None:
-        spec = spec or Local()
-        self.spec = spec
-        self.scheduler = Scheduler(
-            make_decoder(loaded.model, DTYPES[spec.dtype], spec.decoder),
-            loaded.tokenizer,
-            slots=padded_rows(spec.slots),
-            max_length=min(max_length or loaded.max_length, loaded.max_length),
-            stop_tokens=loaded.stop_tokens,
-            prefill_tokens=spec.prefill_tokens,
-            top_k=spec.top_k_log_probs,
-        )
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        spec: Local | None = None,
+        *,
+        max_length: int | None = None,
+        compute: ComputeThread | None = None,
+    ) -> None:
+        self.spec = spec = spec or Local()
+        self.compute = compute or ComputeThread()
+        self.scheduler = self.compute.call(_make_scheduler, loaded, spec, max_length)
         self._open = asyncio.Event()
         self._open.set()
 
@@ -128,21 +130,27 @@ class LocalEngine:
         """
         done: deque[Completion] = deque()
         sink = done.append  # marks this caller's requests
-        self.scheduler.enqueue(requests, sink)
+        await self.compute.run(self.scheduler.enqueue, requests, sink)
         remaining = len(requests)
         try:
             while remaining:
-                if not done:
+                while not done and not self._open.is_set():
                     await self._open.wait()
                 if not done:
-                    self.scheduler.step()
+                    await self.compute.run(self._advance, done)
                 while done:
                     remaining -= 1
                     yield done.popleft()
-                await asyncio.sleep(0)
         finally:
             if remaining:
-                self.scheduler.discard(sink)
+                self.compute.submit(self.scheduler.discard, sink)  # not awaited: the caller may be gone
+
+    def _advance(self, done: deque[Completion]) -> None:
+        """Decode until this caller has a completion, a few steps at most: other callers and `abort` take turns."""
+        for _ in range(STEPS_PER_TURN):
+            self.scheduler.step()
+            if done:
+                return
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
         out: list[Floats] = []
@@ -154,8 +162,7 @@ class LocalEngine:
                 if room < 0:
                     break
                 batch.append(request)
-            out += self._score(batch)
-            await asyncio.sleep(0)
+            out += await self.compute.run(self._score, batch)
         return out
 
     @torch.no_grad()
@@ -181,28 +188,40 @@ class LocalEngine:
         """
         if update.module is None:
             raise ValueError("the local engine takes the weights of a module, not a checkpoint")
-        self.scheduler.load(update.module, update.version)
+        await self.compute.run(self.scheduler.load, update.module, update.version)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         if mode == "abort":
-            self.scheduler.abort()
+            await self.compute.run(self.scheduler.abort)
         elif mode == "wait":
             self.scheduler.admits = False
             while self.scheduler.running:
-                self.scheduler.step()
-                await asyncio.sleep(0)
+                await self.compute.run(self.scheduler.step)
         self._open.clear()
+        await self.compute.run(int)  # whatever was decoding is done when this is
 
     async def resume(self) -> None:
         self.scheduler.admits = True
         self._open.set()
 
     async def abort(self, prompt_uid: int) -> None:
-        self.scheduler.abort(prompt_uid)
+        await self.compute.run(self.scheduler.abort, prompt_uid)
 
     async def health(self) -> Health:
         waiting = sum(len(entry.requests) for entry in self.scheduler.waiting)
         return Health(ok=True, version=self.scheduler.version, running=len(self.scheduler.running), waiting=waiting)
+
+
+def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None) -> Scheduler:
+    return Scheduler(
+        make_decoder(loaded.model, DTYPES[spec.dtype], spec.decoder),
+        loaded.tokenizer,
+        slots=padded_rows(spec.slots),
+        max_length=min(max_length or loaded.max_length, loaded.max_length),
+        stop_tokens=loaded.stop_tokens,
+        prefill_tokens=spec.prefill_tokens,
+        top_k=spec.top_k_log_probs,
+    )
 
 
 def _fed(request: ScoreRequest) -> int:

@@ -12,6 +12,7 @@ from proxima.data.columns import Columns, Floats, Ints
 if TYPE_CHECKING:
     from torch import nn
 
+    from proxima.model.compute_thread import ComputeThread
     from proxima.model.load import LoadedModel
 
 PauseMode = Literal["keep", "wait", "abort"]
@@ -154,18 +155,26 @@ class EngineSetup:
         tokenizer: of the model.
         load_weights: returns model and tokenizer in this process; only specs with `needs_weights` may call it.
         max_length: tokens of prompt and completion together; None is the model's own limit.
+        compute: the thread of the tensor work of this process; None: that of the event loop.
     """
 
     model_path: str
     tokenizer: Any
     load_weights: "Callable[[], LoadedModel]"
     max_length: int | None = None
+    compute: "ComputeThread | None" = None
 
     @classmethod
-    def of(cls, loaded: "LoadedModel", *, max_length: int | None = None) -> "EngineSetup":
+    def of(
+        cls, loaded: "LoadedModel", *, max_length: int | None = None, compute: "ComputeThread | None" = None
+    ) -> "EngineSetup":
         """For a model that is loaded already."""
         return cls(
-            model_path=loaded.path, tokenizer=loaded.tokenizer, load_weights=lambda: loaded, max_length=max_length
+            model_path=loaded.path,
+            tokenizer=loaded.tokenizer,
+            load_weights=lambda: loaded,
+            max_length=max_length,
+            compute=compute,
         )
 
 

@@ -6,7 +6,7 @@ preferred because its completions are short and arrive early.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +106,7 @@ class BatchCollector:
         source: PromptSource,
         *,
         prompts: int,
-        reject: Callable[[Sequence[Group]], Mapping[int, str]],
+        reject: Callable[[Sequence[Group]], Awaitable[Mapping[int, str]]],
         refill: DynamicSampling | None = None,
         max_lag: int = 1,
         listener: RolloutListener,
@@ -135,7 +135,7 @@ class BatchCollector:
             batches += 1
             scoring_seconds += self.generator.scoring_seconds
             generated += fresh
-            reasons = self.reject(fresh) if self.refill else {}
+            reasons = await self.reject(fresh) if self.refill else {}
             usable += [group for group in fresh if group.prompt.uid not in reasons]
             dropped += [(group, reasons[group.prompt.uid]) for group in fresh if group.prompt.uid in reasons]
             accepted += len(fresh) - len(reasons)

@@ -2,7 +2,7 @@
 
     run            a run from its config: validate, load, build, loop, summarise        build      config → objects
     controller     the loop          algorithm  what a step trains on                    learner    weights and updates
-    worker_thread  what would block the event loop                                       interrupt  Ctrl-C
+    interrupt      Ctrl-C
     journal, folder, store, rollouts, carried_groups   what survives a kill              resume_check
     held_out, eval_suites, eval_run, inference   evaluation and generation without training
     observer       who is told       clock      the time

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,7 @@ from proxima.core.penalty import EntropyBonus
 from proxima.data import Group, Prompt, within
 from proxima.engine.protocol import Engine, EngineSetup, Sampling
 from proxima.model import LoadedModel, Policy, load
+from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import DTYPES, load_config, load_tokenizer
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.collector import BatchCollector
@@ -205,11 +207,11 @@ def needs_reference(config: "RunConfig") -> bool:
     return config.algorithm.reference_kl is not None and config.algorithm.reference_kl.coefficient > 0
 
 
-def make_reference(config: "RunConfig") -> Policy | None:
+def make_reference(config: "RunConfig", compute: ComputeThread) -> Policy | None:
     """The frozen reference; None if no penalty needs it."""
     if not needs_reference(config):
         return None
-    frozen = load_model(config)
+    frozen = compute.call(load_model, config)
     frozen.model.requires_grad_(False)
     return make_policy(config, frozen)
 
@@ -227,17 +229,18 @@ def make_algorithm(config: "RunConfig") -> Algorithm:
     )
 
 
-def make_learner(config: "RunConfig", loaded: LoadedModel) -> Learner:
+def make_learner(config: "RunConfig", loaded: LoadedModel, compute: ComputeThread) -> Learner:
     """The weights, their optimizer and loss, and the reference."""
     policy, train = make_policy(config, loaded), config.train
     return Learner(
         policy=policy,
         stack=make_stack(config, policy),
         objective=make_objective(config),
-        reference=make_reference(config),
+        reference=make_reference(config, compute),
         recompute_proximal=config.algorithm.proximal == "recompute",
         updates=train.updates_per_step * train.epochs_per_step,
         guard=config.algorithm.mismatch,
+        compute=compute,
     )
 
 
@@ -246,14 +249,19 @@ def make_controller(
     loaded: LoadedModel,
     data: RunData,
     store: RunStore,
+    compute: ComputeThread,
     *,
     observer: Observer,
     clock: Clock,
     carried: Sequence[Group] = (),
 ) -> Controller:
     """Everything that the loop touches; `carried` are the scored groups that a checkpoint kept for the next step."""
-    algorithm, learner, size = make_algorithm(config), make_learner(config, loaded), config.train.completions_per_prompt
-    engine = config.engine.build(EngineSetup.of(loaded, max_length=data.max_length))
+    algorithm, learner, size = (
+        make_algorithm(config),
+        make_learner(config, loaded, compute),
+        config.train.completions_per_prompt,
+    )
+    engine = config.engine.build(EngineSetup.of(loaded, max_length=data.max_length, compute=compute))
     rewards = make_rewards(config)
     spec = GroupSpec(
         sampling=config.sampling, completions=size, seed=config.seed, greedy_baseline=algorithm.needs_baseline
@@ -262,7 +270,7 @@ def make_controller(
         GroupGenerator(engine, rewards, spec, clock.now),
         data.source,
         prompts=config.train.prompts_per_step * algorithm.prompts_factor(size),
-        reject=algorithm.reject,
+        reject=partial(compute.run, algorithm.reject),
         refill=config.algorithm.dynamic_sampling,
         max_lag=config.runtime.max_lag,
         listener=RolloutRecorder(store.journal, data.source, observer),

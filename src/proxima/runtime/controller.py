@@ -25,7 +25,6 @@ from proxima.runtime.observer import Observer, Sample
 from proxima.runtime.rollouts import write_evals, write_rollouts
 from proxima.runtime.step_metrics import mean_metrics, rollout_metrics
 from proxima.runtime.store import RunStore
-from proxima.runtime.worker_thread import WorkerThread
 from proxima.train import UpdateResult
 from proxima.train.checkpoint import read_checkpoint, write_checkpoint
 
@@ -108,17 +107,16 @@ class Controller:
         Raises:
             RunEnded: the run can't continue; a checkpoint is written all the same.
         """
-        with WorkerThread() as self.worker:
-            try:
-                await self.train()
-                done = True
-            except Stopped:
-                done = False
-            except RunEnded:
-                await self.checkpoint(self.journal.step)
-                raise
+        try:
+            await self.train()
+            done = True
+        except Stopped:
+            done = False
+        except RunEnded:
             await self.checkpoint(self.journal.step)
-            return done
+            raise
+        await self.checkpoint(self.journal.step)
+        return done
 
     async def train(self) -> None:
         """All steps and evaluations that the run still lacks."""
@@ -131,7 +129,9 @@ class Controller:
             self._times, cpu = {}, self.clock.cpu()
             with self.timed("step"):
                 collected = await self.collect(step)  # queued → generating → scored
-                batch = self.algorithm.step_batch(collected.groups, step, collected.dropped)
+                batch = await self.learner.compute.run(
+                    self.algorithm.step_batch, collected.groups, step, collected.dropped
+                )
                 batch, mismatch = await self.reject_mismatched(batch)
                 self.journal.select(step, batch.kept, batch.dropped)  # scored → selected | dropped
                 result = await self.update(batch)
@@ -176,7 +176,7 @@ class Controller:
         """Log-probs of the frozen policies, then the optimizer steps, beside the event loop."""
         with self.timed("train"):
             version = self.journal.version  # read here: the journal belongs to the thread of the event loop
-            return await self.worker.run_with_progress(
+            return await self.learner.compute.run_with_progress(
                 lambda progress: self.learner.update(batch, version, progress),
                 lambda done, total: self.observer.progress("train", done, total, "tokens"),
             )
@@ -186,7 +186,9 @@ class Controller:
         if self.learner.guard.on_mismatch != "reject":
             return batch, {}
         with self.timed("train"):
-            found: tuple[StepBatch, dict[str, float]] = await self.worker.run(self.learner.reject_mismatched, batch)
+            found: tuple[StepBatch, dict[str, float]] = await self.learner.compute.run(
+                self.learner.reject_mismatched, batch
+            )
             return found
 
     async def publish(self, result: UpdateResult) -> int:
@@ -205,7 +207,7 @@ class Controller:
     ) -> None:
         """Files first, then the journal's one transaction: a step in the journal has left all its traces."""
         step, file = record["step"], self.folder.rollout_file(record["step"])
-        await self.worker.run(write_rollouts, file, step, batch.groups, batch.records(result.token_statistics))
+        await self.learner.compute.run(write_rollouts, file, step, batch.groups, batch.records(result.token_statistics))
         self.folder.append_metrics(record)
         self._cursor, self._carried = self.collector.source.state(), collected.carried
         uids = [group.prompt.uid for group in batch.groups]
@@ -223,7 +225,7 @@ class Controller:
         if self.evaluation is None or self.store.evaluated(step):
             return
         groups = await self.unless_stopped(self.evaluation.groups())
-        await self.worker.run(write_evals, self.folder.eval_file(step, label), step, groups)
+        await self.learner.compute.run(write_evals, self.folder.eval_file(step, label), step, groups)
         record = {
             "kind": "eval",
             "step": step,
@@ -251,7 +253,7 @@ class Controller:
         facts["pending"] = [group.prompt.uid for group in self._carried]
         files = {CARRIED_GROUPS: lambda path: write_groups(path, self._carried)} if self._carried else {}
         learner = self.learner
-        await self.worker.run(
+        await self.learner.compute.run(
             write_checkpoint, self.folder.checkpoints, step, learner.policy.loaded, learner.stack, facts, files
         )
         self.store.prune_checkpoints(self.plan.keep_last, keep_best=self.plan.keep_best)

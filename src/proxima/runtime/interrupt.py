@@ -7,14 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.controller import Controller
 
 
 @contextmanager
-def stop_on_interrupt(controller: Controller) -> Iterator[None]:
+def stop_on_interrupt(controller: Controller, compute: ComputeThread) -> Iterator[None]:
     """The first Ctrl-C (or SIGTERM) asks the loop to stop with a checkpoint, the second one is a KeyboardInterrupt.
 
-    The handlers are Python's, not the event loop's, so that the second one works even if the loop is blocked.
+    Python runs signal handlers in the main thread, which is the compute thread: the second Ctrl-C ends its call.
     """
     loop = asyncio.get_running_loop()
     seen: list[int] = []
@@ -34,15 +35,15 @@ def stop_on_interrupt(controller: Controller) -> Iterator[None]:
             raise KeyboardInterrupt
         loop.call_soon_threadsafe(stop)
 
-    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
-        yield
+    if not compute.call(lambda: threading.current_thread() is threading.main_thread()):
+        yield  # only the main thread can set signal handlers
         return
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: compute.call(signal.signal, number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            compute.call(signal.signal, number, handler)
 
 
 @contextmanager

@@ -116,7 +116,7 @@ class Journal:
     def __init__(self, path: Path | str, clock: Clock | None = None) -> None:
         self.path = Path(path)
         self._clock = clock or SystemClock()
-        self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30.0)
+        self._db = sqlite3.connect(self.path, isolation_level=None, timeout=30.0, check_same_thread=False)
         try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")

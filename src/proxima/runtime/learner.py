@@ -1,4 +1,4 @@
-"""The trained policy and what changes it. Everything here is called in the worker thread of the loop."""
+"""The trained policy and what changes it. Everything here is called in the compute thread."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from proxima.core.correction import MismatchGuard, mismatch_metrics
 from proxima.data import PolicyBatch, Trajectory
 from proxima.model import Policy
+from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.runtime.algorithm import StepBatch
-from proxima.runtime.worker_thread import Progress
 from proxima.train import PolicyObjective, TokenStatistics, TrainStack, UpdateResult
 
 
@@ -26,6 +26,7 @@ class Learner:
             per step, the update's own first forward gives them.
         updates: optimizer steps of a full batch; the learning rate schedule counts these.
         guard: what is done when rollout engine and trainer differ too much.
+        compute: the thread that all of this runs in.
     """
 
     policy: Policy
@@ -35,6 +36,7 @@ class Learner:
     recompute_proximal: bool = False
     updates: int = 1
     guard: MismatchGuard = field(default_factory=MismatchGuard)
+    compute: ComputeThread = field(default_factory=ComputeThread)
 
     def update(self, batch: StepBatch, version: int, progress: Progress) -> UpdateResult:
         """Log-probs of the frozen policies, then the optimizer steps.

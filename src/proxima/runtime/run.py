@@ -1,6 +1,5 @@
 """A run from its config: validate, load, build, loop, summarise. What `proxima train` calls."""
 
-import asyncio
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from proxima.config.dump import dump
 from proxima.config.estimate import at_once, pruned
 from proxima.data import Group, UserError
 from proxima.model import LoadedModel
+from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.build import RunData, load_model, load_run_data, make_controller
 from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups
 from proxima.runtime.clock import Clock, SystemClock
@@ -57,7 +57,8 @@ def train(
         data = load_run_data(config)  # first: its errors leave the folder untouched
         resuming = folder.begin(resume=resume, overwrite=overwrite)
         try:
-            return asyncio.run(_train(config, resolved, data, folder, resuming, observer, clock))
+            compute = ComputeThread()
+            return compute.serve(_train(config, resolved, data, folder, resuming, compute, observer, clock))
         finally:
             folder.release()
 
@@ -68,12 +69,13 @@ async def _train(
     data: RunData,
     folder: RunFolder,
     resuming: bool,
+    compute: ComputeThread,
     observer: Observer,
     clock: Clock,
 ) -> Summary:
     checkpoint, carried = _prepare_resume(config, data, folder, observer, clock) if resuming else (None, [])
     observer.progress("load", 0, 1, "models")
-    loaded = _load_weights(config, checkpoint)
+    loaded = await compute.run(_load_weights, config, checkpoint)
     with Journal(folder.journal, clock) as journal:  # from here on the folder contains a run
         check_resume(journal, config)
         if note := schedule_note(journal, config):
@@ -81,9 +83,11 @@ async def _train(
         if resolved is not None:
             folder.write_config(dump(resolved))
         store = RunStore(journal, folder)
-        controller = make_controller(config, loaded, data, store, observer=observer, clock=clock, carried=carried)
+        controller = make_controller(
+            config, loaded, data, store, compute, observer=observer, clock=clock, carried=carried
+        )
         if checkpoint:
-            restore(checkpoint, controller.learner.stack)
+            await compute.run(restore, checkpoint, controller.learner.stack)
         facts = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
         folder.write_environment(describe_environment(config.seed, facts))
         observer.started(_run_info(config, loaded, folder, journal.step, len(data.held_out)))
@@ -91,7 +95,7 @@ async def _train(
             observer.warning(note)
         status, error = "failed", None
         try:
-            with stop_on_interrupt(controller):
+            with stop_on_interrupt(controller, compute):
                 status = "done" if await controller.run() else "stopped"
         except BaseException as problem:
             error = f"{type(problem).__name__}: {problem}".removesuffix(": ")

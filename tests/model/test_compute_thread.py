@@ -1,73 +1,56 @@
 """The event loop answers while an update runs, and the update computes what it computes in the main thread."""
 
 import asyncio
+import os
+import signal
 import threading
 import time
 
 import pytest
-import torch
 
-from proxima.runtime.worker_thread import WorkerThread
+from proxima.model.compute_thread import ComputeThread
 from tests.runtime.test_controller import World
 from tests.runtime.tiny_run import Watcher
 
 
-def test_calls_run_in_another_thread_with_the_same_torch_settings():
-    def settings():
-        return torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype(), threading.get_ident()
+def test_calls_run_in_the_thread_that_serves_and_the_loop_in_another():
+    compute = ComputeThread()
 
     async def run():
-        with WorkerThread() as worker:
-            return [await worker.run(settings) for _ in range(3)]
+        seen = {compute.call(threading.get_ident), await compute.run(threading.get_ident)}
+        return seen, threading.get_ident()
 
-    found = asyncio.run(run())
-    assert {f[:3] for f in found} == {settings()[:3]} and threading.get_ident() not in {f[3] for f in found}
+    seen, loop = compute.serve(run())
+    assert seen == {threading.get_ident()} and loop != threading.get_ident()
 
 
-def test_no_thread_is_left_between_two_calls():
-    """Its OpenMP threads would count against those of the main thread, which decodes meanwhile."""
+def test_without_serving_calls_run_in_place():
+    compute = ComputeThread()
 
     async def run():
-        with WorkerThread() as worker:
-            await worker.run(lambda: torch.randn(300, 300) @ torch.randn(300, 300))
-            for _ in range(200):
-                if not any(thread.name.startswith("proxima-worker") for thread in threading.enumerate()):
-                    return True
-                await asyncio.sleep(0.01)
+        return await compute.run(threading.get_ident)
 
-    assert asyncio.run(run())
+    assert asyncio.run(run()) == compute.call(threading.get_ident) == threading.get_ident()
 
 
-def test_the_sum_of_many_numbers_has_the_same_bits_in_the_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        x = torch.randn(300, 400, generator=torch.Generator().manual_seed(1))
+def test_an_exception_of_a_call_or_of_the_coroutine_is_raised():
+    compute = ComputeThread()
 
-        async def run():
-            with WorkerThread() as worker:
-                return await worker.run(lambda: (torch.get_num_threads(), x @ x.T, x.sum()))
+    async def call():
+        with pytest.raises(ZeroDivisionError):
+            await compute.run(lambda: 1 / 0)
+        raise KeyError("of the coroutine")
 
-        threads, product, total = asyncio.run(run())
-        assert threads == 2 and torch.equal(product, x @ x.T) and torch.equal(total, x.sum())
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_an_exception_of_the_call_is_raised():
-    async def run(call):
-        with WorkerThread() as worker:
-            await worker.run(call)
-
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(run(lambda: 1 / 0))
+    with pytest.raises(KeyError):
+        compute.serve(call())
 
 
 def test_a_report_runs_on_the_loop_and_its_exception_comes_after_the_call():
     seen = []
+    compute = ComputeThread()
 
     def report(done, total):
-        seen.append((done, threading.get_ident()))
+        seen.append((done, threading.current_thread().name))
         if done == 1:
             raise RuntimeError("no terminal")
 
@@ -76,21 +59,17 @@ def test_a_report_runs_on_the_loop_and_its_exception_comes_after_the_call():
             progress(done, 2)
         seen.append("done")
 
-    async def run():
-        with WorkerThread() as worker:
-            await worker.run_with_progress(call, report)
-
     with pytest.raises(RuntimeError, match="no terminal"):
-        asyncio.run(run())
-    here = threading.get_ident()
-    assert sorted(map(str, seen)) == sorted(map(str, ["done", (1, here), (2, here)]))
+        compute.serve(compute.run_with_progress(call, report))
+    assert sorted(map(str, seen)) == sorted(map(str, ["done", (1, "proxima-loop"), (2, "proxima-loop")]))
 
 
-def test_a_cancelled_call_ends_at_its_next_line():
-    reached = []
+def test_ctrl_c_ends_the_running_call():
+    compute, reached = ComputeThread(), []
 
     def endless():
         try:
+            reached.append("running")
             while True:
                 time.sleep(0.001)
         except KeyboardInterrupt:
@@ -98,15 +77,30 @@ def test_a_cancelled_call_ends_at_its_next_line():
             raise
 
     async def run():
-        with WorkerThread() as worker:
-            task = asyncio.ensure_future(worker.run(endless))
-            await asyncio.sleep(0.05)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+        task = asyncio.ensure_future(compute.run(endless))
+        while not reached:
+            await asyncio.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+        await task
 
-    asyncio.run(asyncio.wait_for(run(), 20))
-    assert reached == ["interrupted"]
+    with pytest.raises(KeyboardInterrupt):
+        compute.serve(run())
+    assert reached == ["running", "interrupted"]
+
+
+def test_ctrl_c_cancels_a_coroutine_that_computes_nothing():
+    compute, ended = ComputeThread(), []
+
+    async def run():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        compute.serve(run())
+    assert ended == [True]
 
 
 def test_the_loop_answers_while_an_update_runs(tmp_path):
@@ -137,7 +131,7 @@ def test_the_loop_answers_while_an_update_runs(tmp_path):
         return done
 
     world.stack.update = update
-    assert asyncio.run(run()) is True
+    assert world.controller.learner.compute.serve(run()) is True
     assert during == [{"selected": 3}] and ticks[0] > 0
 
 
@@ -162,6 +156,6 @@ def test_a_stop_during_an_update_is_heard_at_once_and_loses_nothing(tmp_path):
         return await asyncio.wait_for(task, 60)
 
     world.stack.update = update
-    assert asyncio.run(run()) is False
+    assert world.controller.learner.compute.serve(run()) is False
     assert waited == [True] and world.journal.step == 1 and world.journal.counts() == {"consumed": 3}
     assert [r["step"] for r in world.records()] == [1]

@@ -1,0 +1,115 @@
+"""Tensor work and the event loop in two threads, so that neither waits for the other."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+Progress = Callable[[int, int], None]
+Job = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
+
+
+class ComputeThread:
+    """The thread that runs all tensor work: loading, decoding, advantages, updates.
+
+    `serve` keeps it where it is called, in the main thread, and gives the event loop a thread of its own. A thread that
+    runs torch code gets an OpenMP team, even for a small `sqrt`, and with more OpenMP threads than cores libgomp makes
+    all of them wait by sleeping: a second such thread costs a third of the speed. Without `serve`, calls run in place.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Job | None] | None = None
+        self._ident = threading.get_ident()
+
+    def submit(self, call: Callable[..., T], *arguments: Any) -> "Future[T]":
+        """Queue a call without waiting for it."""
+        job: Job = (Future(), call, arguments)
+        if self._jobs is None or threading.get_ident() == self._ident:
+            _perform(job)
+        else:
+            self._jobs.put(job)
+        return job[0]
+
+    def call(self, call: Callable[..., T], *arguments: Any) -> T:
+        """What `call(*arguments)` returns or raises; blocks."""
+        return self.submit(call, *arguments).result()
+
+    async def run(self, call: Callable[..., T], *arguments: Any) -> T:
+        """What `call(*arguments)` returns or raises. A call that has started runs to its end, awaited or not."""
+        return await asyncio.wrap_future(self.submit(call, *arguments))
+
+    async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:
+        """What `call(progress)` returns or raises; each `progress(done, total)` becomes a `report` on the event loop.
+
+        A report that raises does not stop the call; its exception is raised when the call has ended.
+        """
+        loop, errors = asyncio.get_running_loop(), list[BaseException]()
+
+        def on_loop(done: int, total: int) -> None:
+            try:
+                report(done, total)
+            except BaseException as error:  # the event loop would only log it
+                errors.append(error)
+
+        def progress(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(on_loop, done, total)
+
+        result = await self.run(call, progress)
+        await asyncio.sleep(0)  # the last reports
+        if errors:
+            raise errors[0]
+        return result
+
+    def serve(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run the coroutine on an event loop in another thread, and its calls here, until it is done.
+
+        A KeyboardInterrupt here ends the call that is running, or cancels the coroutine.
+        """
+        jobs = self._jobs = SimpleQueue()
+        self._ident = threading.get_ident()
+        outcome: Future[T] = Future()
+        cancel: list[Callable[[], None]] = []
+
+        async def main() -> T:
+            task, loop = asyncio.current_task(), asyncio.get_running_loop()
+            assert task is not None
+            cancel.append(lambda: (loop.call_soon_threadsafe(task.cancel), None)[1])
+            return await coroutine
+
+        def run_loop() -> None:
+            _perform((outcome, asyncio.run, (main(),)))
+            jobs.put(None)
+
+        thread = threading.Thread(target=run_loop, name="proxima-loop")
+        interrupted: KeyboardInterrupt | None = None
+        while True:
+            try:
+                if not thread.ident:
+                    thread.start()
+                if (job := jobs.get()) is None:
+                    break
+                _perform(job)
+            except KeyboardInterrupt as interrupt:
+                interrupted = interrupt
+                if cancel:
+                    cancel[0]()
+        thread.join()
+        self._jobs = None
+        if interrupted is not None:
+            raise interrupted
+        return outcome.result()
+
+
+def _perform(job: Job) -> None:
+    future, call, arguments = job
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call(*arguments)
+    except BaseException as error:  # raised where the result is awaited
+        future.set_exception(error)
+    else:
+        future.set_result(result)
