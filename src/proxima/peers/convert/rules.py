@@ -1,13 +1,14 @@
-"""What has no equivalent, by name: options that change nothing here, and options that would and are not supported yet.
+"""Options without an equivalent, by name: those that change nothing here, and those that are not supported yet.
 
-The first rule whose pattern fits a name decides. A name that fits none is an unknown option, so lists stand where a
-wildcard would hide a misspelling. Names as in verl 0.9 (and what 0.3 to 0.7 called them), TRL 1.16, AReaL of 2025 and
-2026, UniRL's autoregressive trainer.
+The first rule with a matching pattern decides. A name that matches none is an unknown option, so full names are listed
+where a wildcard would hide a misspelling. Names as in verl 0.3 to 0.9, TRL 1.16, AReaL of 2025 and 2026, UniRL's
+autoregressive trainer.
 """
 
 from proxima.peers.convert.options import Ignored, Rule, Unsupported
 
 MACHINE = "machine, sharding, memory, logs and speed: no number that is meant to be equal"
+OFF = (None, 0, 0.0, False)
 NO_EVALUATION = "held-out questions: set eval.task and eval.every"
 
 
@@ -48,9 +49,7 @@ VERL_DATA = """
     custom_cls.* datagen.* apply_chat_template_kwargs* mm_processor_kwargs*"""
 
 VERL: tuple[Rule, ...] = (
-    Unsupported(
-        "multi-turn environments and tools", names("multi_turn.enable multi_turn.num_repeat_rollouts", ROLLOUT)
-    ),
+    Unsupported("multi-turn environments, tools", names("multi_turn.enable multi_turn.num_repeat_rollouts", ROLLOUT)),
     Unsupported("LoRA", names("lora_rank lora.rank lora_adapter_path", MODEL)),
     Unsupported("a learned reward model", names("reward_model.enable reward.reward_model.enable")),
     Unsupported(
@@ -63,7 +62,7 @@ VERL: tuple[Rule, ...] = (
         "quantisation-aware training", (*names("qat.enable fsdp_config.qat.enable", ACTOR), ROLLOUT + "quantization")
     ),
     Unsupported("over-sampling of prompts", names("over_sample_rate", ROLLOUT)),
-    Unsupported("an end token is always the end", names("ignore_eos", ROLLOUT)),
+    Unsupported("a completion always ends at an end token", names("ignore_eos", ROLLOUT)),
     Unsupported("asynchronous rollouts", names("trainer.v1.trainer_mode async_training.*"), (None, "sync")),
     Unsupported("weights of reward parts", names("algorithm.gdpo*"), ()),
     Unsupported(
@@ -71,14 +70,10 @@ VERL: tuple[Rule, ...] = (
         (*names("actor_rollout_ref.*.router_replay.mode"), ROLLOUT + "enable_rollout_routing_replay"),
     ),
     Unsupported("a critic is not trained yet", names("critic.enable trainer.critic_warmup")),
-    Unsupported("own samplers and classes of data", names("sampler.class_path custom_cls.path datagen.path", "data.")),
-    Unsupported(
-        "an optimizer other than AdamW",
-        names("optim.optimizer optim.optimizer_impl", ACTOR),
-        ("AdamW", "torch.optim", None),
-    ),
+    Unsupported("custom samplers and data classes", names("sampler.class_path custom_cls.path datagen.path", "data.")),
+    Unsupported("only AdamW", names("optim.optimizer optim.optimizer_impl", ACTOR), ("AdamW", "torch.optim", None)),
     Ignored(
-        "prompts that are too long are skipped in any case",
+        "prompts that are too long are always skipped",
         names("filter_overlong_prompts filter_overlong_prompts_workers truncation", "data."),
     ),
     Ignored(
@@ -86,8 +81,8 @@ VERL: tuple[Rule, ...] = (
         names("critic.* actor_rollout_ref.ref.* reward_model.* reward.* custom_reward_function.* sandbox_fusion.*"),
     ),
     Ignored(
-        "evaluation is greedy unless eval.sampling says otherwise",
-        (*names("data.val_batch_size data.validation_shuffle"), ROLLOUT + "val_kwargs.*"),
+        "evaluation is greedy unless eval.sampling is set",
+        (*names("val_batch_size validation_shuffle", "data."), ROLLOUT + "val_kwargs.*"),
     ),
     Ignored("how verl reads its files", names(VERL_DATA, "data.")),
     Ignored("Hydra's own keys", names("_target_ *._target_ defaults hydra.*")),
@@ -99,9 +94,8 @@ VERL: tuple[Rule, ...] = (
             *names(VERL_MODEL, MODEL),
             *names(VERL_TRAINER, "trainer."),
             *names("hybrid_engine nccl_timeout", "actor_rollout_ref."),
-            *names(
-                "ray_kwargs.* ray_init.* global_profiler.* transfer_queue.* skip.* distillation.* algorithm.pf_ppo.*"
-            ),
+            *names("ray_kwargs.* ray_init.* global_profiler.* transfer_queue.* skip.* distillation.*"),
+            "algorithm.pf_ppo.*",
         ),
     ),
 )
@@ -139,13 +133,9 @@ TRL: tuple[Rule, ...] = (
     Unsupported("float16; use bfloat16 or float32", names("fp16")),
     Unsupported("LoRA", names("use_peft peft_config")),
     Unsupported("the expert router's auxiliary loss", names("router_aux_loss_coef"), (None, 0, 0.0)),
-    Unsupported(
-        "noise on embeddings, smoothed labels", names("neftune_noise_alpha label_smoothing_factor"), (None, 0, 0.0)
-    ),
+    Unsupported("noise on embeddings, smoothed labels", names("neftune_noise_alpha label_smoothing_factor"), OFF),
     Unsupported(NO_EVALUATION, names("eval_strategy"), (None, "no")),
-    Unsupported(
-        "the best checkpoint by accuracy: checkpoint.keep_best, with eval.task", names("load_best_model_at_end")
-    ),
+    Unsupported("keep the best checkpoint: checkpoint.keep_best, with eval.task", names("load_best_model_at_end")),
     Ignored("of an evaluation that is not converted", names(TRL_EVALUATION)),
     Ignored("where vLLM and other engines run", names(TRL_ENGINES)),
     Ignored(
@@ -171,34 +161,28 @@ AREAL_ROLLOUT = """
     dump_to_file openai.* backend server_addrs"""
 
 AREAL: tuple[Rule, ...] = (
-    Unsupported("fewest new tokens of a completion", names("gconfig.min_new_tokens")),
-    Unsupported("greedy training rollouts teach nothing", names("gconfig.greedy")),
-    Unsupported("an end token is always the end", names("gconfig.ignore_eos gconfig.stop_token_ids")),
-    Unsupported(
-        "frequency penalty, beam search",
-        names("gconfig.frequency_penalty gconfig.use_beam_search"),
-        (None, 0, 0.0, False),
-    ),
+    Unsupported("a minimum length of completions", names("gconfig.min_new_tokens")),
+    Unsupported("greedy rollouts: all completions of a group would be equal", names("gconfig.greedy")),
+    Unsupported("a completion always ends at an end token", names("gconfig.ignore_eos gconfig.stop_token_ids")),
+    Unsupported("frequency penalty, beam search", names("frequency_penalty use_beam_search", "gconfig."), OFF),
     Unsupported("LoRA", names("actor.use_lora")),
     Unsupported("weights not loaded from the checkpoint", names("actor.init_from_scratch")),
     Unsupported("a critic is not trained yet", names("critic.*"), (None,)),
     Unsupported("a teacher", names("teacher.path")),
     Unsupported(
-        "the filter is a function of your script; what it drops is algorithm.selection here, and batches of what "
-        "is left are "
-        "algorithm.dynamic_sampling with max_num_gen_batches 1 and exhausted partial",
+        "the filter is a function of your script: write what it drops as algorithm.selection; batches of what is left "
+        "are algorithm.dynamic_sampling with max_num_gen_batches 1 and exhausted partial",
         names("dynamic_bs"),
     ),
     Unsupported(
-        "your own filter: write what it drops as algorithm.selection, and algorithm.dynamic_sampling, which "
-        "generates others",
+        "your own filter: write what it drops as algorithm.selection; algorithm.dynamic_sampling replaces it",
         names("should_accept_fn dynamic_filter_fn rollout.should_accept_fn rollout.dynamic_filter_fn"),
     ),
     Unsupported(
-        "process rewards and GAE by turns", names("actor.gae_timestep_unit actor.gae_lambda_kwargs*"), (None, "token")
+        "process rewards, GAE by turn", names("gae_timestep_unit gae_lambda_kwargs*", "actor."), (None, "token")
     ),
     Unsupported(NO_EVALUATION, names("valid_dataset.path")),
-    Unsupported("a checkpoint by epochs or time: set checkpoint.every", names("saver.freq_epochs saver.freq_secs")),
+    Unsupported("checkpoints by epochs or time: set checkpoint.every", names("saver.freq_epochs saver.freq_secs")),
     Ignored(
         "of process rewards and partial groups",
         names("actor.token_rewards_as_adv actor.min_usable_group_size gconfig.drop_incomplete_group"),
@@ -233,20 +217,16 @@ UNIRL: tuple[Rule, ...] = (
     Unsupported(NO_EVALUATION, names("eval_interval")),
     Unsupported("another token as the end", names("sampling.stop_token_id")),
     Unsupported("another advantage", names("advantage_mode"), (None, "grpo")),
-    Unsupported(
-        "clipped and trimmed advantages", names("clip_max trim_outliers_ratio use_global_std"), (None, 0, 0.0, False)
-    ),
+    Unsupported("clipped and trimmed advantages", names("clip_max trim_outliers_ratio use_global_std"), OFF),
     Ignored(
         "of an evaluation that is not converted",
-        names(
-            "eval_num_prompts eval_batch_size eval_samples_per_prompt eval_temperature "
-            "data_source.args.run.eval_data_path"
+        (
+            *names("num_prompts batch_size samples_per_prompt temperature", "eval_"),
+            "data_source.args.run.eval_data_path",
         ),
     ),
-    Ignored(
-        "how UniRL finds its parts",
-        names("_target_ *._target_ algorithm.stage_attr algorithm.conditions_cls.* defaults hydra.*"),
-    ),
+    Ignored("how UniRL finds its parts", names("_target_ *._target_ defaults hydra.*")),
+    Ignored("how UniRL finds its parts", names("stage_attr conditions_cls.*", "algorithm.")),
     Ignored("the engine's copy of `sampling`", names("temperature top_p top_k max_new_tokens", "rollout.config.")),
     Ignored(
         MACHINE,

@@ -20,14 +20,15 @@ from proxima.core.surrogate import Gspo, PpoClip, Sapo
 from proxima.core.value import ValueLoss
 from proxima.data import Outcomes, PolicyBatch
 from proxima.peers.verify.areal_stats import ppo_numbers, sapo_numbers
-from proxima.peers.verify.record import Attempt, Check, Padded, Record
+from proxima.peers.verify.record import Attempt, Padded, Record
 from proxima.peers.verify.verl_advantage import carried
+
+ESTIMATORS: dict[str, Any] = {"k1": K1(1.0), "k2": K2(1.0), "k3": K3(1.0)}
 
 
 @dataclass(frozen=True)
 class Swapped:
-    """A rejection that sees behavior and proximal policy the other way round: AReaL's k1 and k3 are of the reciprocal
-    ratio (A3)."""
+    """A rejection with behavior and proximal policy swapped: AReaL's k1 and k3 are of the reciprocal ratio (A3)."""
 
     spec: Rejection
     rejected: Literal["count"] = "count"
@@ -79,8 +80,7 @@ def corrections_of(options: dict[str, Any] | None) -> Iterator[tuple[str | None,
 
 
 def ppo(record: Record) -> Iterator[Attempt]:
-    """functional.ppo_actor_loss_fn: PPO clip on π/π_prox, times the behavior weight; the denominator is the original
-    mask (A1)."""
+    """functional.ppo_actor_loss_fn: PPO clip on π/π_prox times the behavior weight, over the original mask (A1)."""
     p = record.params
     padded = _rows(record, record.tensor("prox_logp"))
     sequence = p.get("importance_sampling_level") == "sequence"
@@ -94,32 +94,21 @@ def ppo(record: Record) -> Iterator[Attempt]:
         stats = record.checks(numbers, "stats.", **loose)
         yield reason, [*record.loss_checks(loss.value, padded.leaf, tolerance=loose), *stats]
         if sequence and corrections:
-            yield (
-                "A5",
-                [
-                    *record.loss_checks(_on_kept_tokens(padded.b, spec, corrections), padded.leaf, tolerance=loose),
-                    *stats,
-                ],
-            )
+            value = _on_kept_tokens(padded.b, spec, corrections)
+            yield "A5", [*record.loss_checks(value, padded.leaf, tolerance=loose), *stats]
 
 
 def _on_kept_tokens(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor:
     """The sequence ratio over the tokens left by rejection, token weights one by one, the original denominator (A5)."""
-    found = [correction(b) for correction in corrections]
     keep, weight = b.loss_mask, torch.ones_like(b.log_prob)
-    for one in found:
+    for one in (correction(b) for correction in corrections):
         keep, weight = keep & one.keep, weight * one.weight
     token = spec(replace(b, loss_mask=keep))
     return torch.where(keep, token.loss * weight, 0.0).sum() / b.loss_mask.sum()
 
 
 def _rows(record: Record, proximal: Tensor) -> Padded:
-    fields = {
-        "log_prob": record.tensor("logp"),
-        "behavior_log_prob": record.tensor("behavior_logp"),
-        "advantage": record.tensor("advantages"),
-    }
-    return record.batch(**fields, proximal_log_prob=proximal)
+    return record.actor_batch(proximal_log_prob=proximal)
 
 
 def sapo(record: Record) -> Iterator[Attempt]:
@@ -137,7 +126,7 @@ def second_moment(record: Record) -> Iterator[Attempt]:
     before = record.tensor("prox_logp")
     padded = record.batch(log_prob=before, behavior_log_prob=record.tensor("behavior_logp"), proximal_log_prob=before)
     keep = SecondMoment(record.params["m2_threshold"])(padded.b).keep
-    yield None, [Check("mask", padded.rows(keep), record.expected["mask"])]
+    yield None, [record.expect("mask", padded.rows(keep))]
 
 
 def proximal_interpolation(record: Record) -> Iterator[Attempt]:
@@ -147,10 +136,9 @@ def proximal_interpolation(record: Record) -> Iterator[Attempt]:
     behavior, current = record.tensor("behavior_logp"), record.tensor("logp")
     ours = behavior
     if p["method"] != "rollout":
-        ours = interpolated_proximal(
-            behavior, current, torch.tensor(record.inputs["versions"]), p["current_version"], p["method"]
-        )
-    yield None, [Check("prox_logp", ours, record.expected["prox_logp"], 1e-5, 1e-5)]
+        versions = torch.tensor(record.inputs["versions"])
+        ours = interpolated_proximal(behavior, current, versions, p["current_version"], p["method"])
+    yield None, [record.expect("prox_logp", ours, 1e-5, 1e-5)]
 
 
 def kl_estimate(record: Record) -> Iterator[Attempt]:
@@ -159,9 +147,7 @@ def kl_estimate(record: Record) -> Iterator[Attempt]:
     p = record.params
     limit = 10.0 if p["apply_clamp"] else float("inf")
     gap = record.tensor("logp") - record.tensor("reference_logp")
-    specs = {"k1": K1(1.0), "k2": K2(1.0), "k3": K3(1.0)}
-    ours = specs[p["kl_estimator"]].estimate(gap).clamp(-limit, limit)
-    yield None, [Check("kl", ours, record.expected["kl"], 2e-6, 2e-7)]
+    yield None, [record.expect("kl", ESTIMATORS[p["kl_estimator"]].estimate(gap).clamp(-limit, limit), 2e-6, 2e-7)]
 
 
 def areal_advantages(record: Record) -> Iterator[Attempt]:
@@ -171,14 +157,11 @@ def areal_advantages(record: Record) -> Iterator[Attempt]:
     rows, width = attention.shape
     mask = (as_tensor(record.inputs["loss_mask"]) != 0).roll(-1, 1)
     mask[:, -1] = False
-    score = ((as_tensor(record.inputs["rewards"]) + p["reward_bias"]) * p["reward_scaling"]).clamp(
-        -p["reward_clip"], p["reward_clip"]
-    )
+    score = (as_tensor(record.inputs["rewards"]) + p["reward_bias"]) * p["reward_scaling"]
+    score = score.clamp(-p["reward_clip"], p["reward_clip"])
     behavior = torch.where(mask, as_tensor(record.inputs["logprobs"]).roll(-1, 1), 0.0)
     reference = torch.where(mask, as_tensor(record.inputs["ref_logp"]), 0.0)
-    estimate = (
-        {"k1": K1(1.0), "k2": K2(1.0), "k3": K3(1.0)}[p["kl_estimator"]].estimate(behavior - reference).clamp(-10, 10)
-    )
+    estimate = ESTIMATORS[p["kl_estimator"]].estimate(behavior - reference).clamp(-10, 10)
     length = attention.sum(1)
     before_last = torch.arange(width) <= (length - 2)[:, None]
     edges = torch.arange(rows + 1) * width
@@ -188,13 +171,9 @@ def areal_advantages(record: Record) -> Iterator[Attempt]:
     reward = place_scores(score, before_last.flatten(), edges)
     reward = with_kl(reward, estimate.flatten(), mask.flatten(), p["kl_ctl"])
     value = as_tensor(record.inputs["values"])
-    rewards = TokenRewards(
-        reward=reward,
-        value=value.flatten(),
-        loss_mask=mask.flatten(),
-        cu_seqlens=edges,
-        bootstrap=torch.where(endless, value[:, -1], 0.0),  # from the last value where there is no end
-    )
+    last = torch.where(endless, value[:, -1], 0.0)  # bootstrapped without an end token
+    flat = {"reward": reward, "value": value.flatten(), "loss_mask": mask.flatten()}
+    rewards = TokenRewards(**flat, cu_seqlens=edges, bootstrap=last)
     gae = Gae(p["discount"], p["gae_lambda"], whiten=False)
     ours = gae(rewards)
     raw = carried(ours.view(rows, width), mask)  # beyond the mask the recursion carries the next token's along
@@ -208,8 +187,7 @@ def areal_advantages(record: Record) -> Iterator[Attempt]:
         "loss_mask": mask.double(),
         "logprobs": behavior,
     }
-    checks = record.checks(numbers, "", 2e-5, 2e-6)
-    yield None, [*checks]
+    yield None, record.checks(numbers, "", 2e-5, 2e-6)
 
 
 def masked_normalization(record: Record) -> Iterator[Attempt]:
@@ -222,7 +200,7 @@ def masked_normalization(record: Record) -> Iterator[Attempt]:
     for reason, std, inside in ((None, chosen.std(), ours), ("A7", chosen.std(correction=0), None)):
         everywhere = (torch.where(mask, values, 0.0) - chosen.mean()) / (std + p["eps"])  # padding counts as 0 there
         out = everywhere if inside is None else torch.where(mask, inside, everywhere)
-        yield reason, [Check("out", out, record.expected["out"], 2e-6, 1e-6)]
+        yield reason, [record.expect("out", out, 2e-6, 1e-6)]
 
 
 def normalization(record: Record) -> Iterator[Attempt]:
@@ -234,15 +212,14 @@ def normalization(record: Record) -> Iterator[Attempt]:
     o = Outcomes.of(x, group)
     scale: Any = {"group": "group", "batch": "batch", None: "none"}[p.get("std_level")]
     spec: Any = Rloo() if p.get("mean_leave1out") else Grpo(scale, p["eps"])
-    theirs = record.expected["out"]
-    yield None, [Check("out", spec(o), theirs, 2e-6, 1e-6)]
+    yield None, [record.expect("out", spec(o), 2e-6, 1e-6)]
     if scale != "none":
         parts = x.split(size) if scale == "group" else (x,)
         centred = torch.cat([part - part.mean() for part in x.split(size)])
         std = torch.cat([part.std(unbiased=False).expand(len(part)) for part in parts])
-        yield "A7", [Check("out", centred / (std + p["eps"]), theirs, 2e-6, 1e-6)]
+        yield "A7", [record.expect("out", centred / (std + p["eps"]), 2e-6, 1e-6)]
     if scale == "batch":  # the batch's standard deviation of what is left after centring by group
-        yield "A7", [Check("out", centred / (centred.std() + p["eps"]), theirs, 2e-6, 1e-6)]
+        yield "A7", [record.expect("out", centred / (centred.std() + p["eps"]), 2e-6, 1e-6)]
 
 
 def critic_loss(record: Record) -> Iterator[Attempt]:
@@ -252,12 +229,10 @@ def critic_loss(record: Record) -> Iterator[Attempt]:
     leaf = record.tensor("vpreds").requires_grad_()
     error: Any = {"mse": "squared", "huber": "huber"}[p["loss_fn_type"]]
     spec = ValueLoss(p["value_eps_clip"], error)
-    before, target = record.tensor("values"), record.tensor("returns")
-    token, _ = spec(leaf.flatten(), before.flatten(), target.flatten(), mask.flatten())
+    flat = [x.flatten() for x in (leaf, record.tensor("values"), record.tensor("returns"), mask)]
+    token, _ = spec(*flat)
     loss = token.sum() / mask.sum()
     (gradient,) = torch.autograd.grad(loss, leaf)
-    unbounded, _ = replace(spec, epsilon=float("inf"))(
-        leaf.flatten(), before.flatten(), target.flatten(), mask.flatten()
-    )
+    unbounded, _ = replace(spec, epsilon=float("inf"))(*flat)
     numbers = {"loss": loss.detach(), "grad_vpreds": gradient, "clip_mask": (token > unbounded).view(mask.shape)}
     yield None, record.checks(numbers, "", 2e-5, 2e-6)

@@ -1,4 +1,4 @@
-"""The per-token tensors that AReaL's losses report, padding and all (A2, A4, A6)."""
+"""The per-token tensors that AReaL's losses report, padding included (A2, A4, A6)."""
 
 from typing import Any
 
@@ -56,16 +56,9 @@ def sapo_numbers(record: Record, padded: Padded, spec: Sapo) -> dict[str, Any]:
     positive, negative = (4 / tau * torch.sigmoid(tau * (ratio - 1)) for tau in (spec.tau_positive, spec.tau_negative))
     gate = torch.where(advantage > 0, positive, negative)
     none = torch.zeros_like(padded.mask)
-    numbers = {
-        "loss": -gate * advantage,
-        "importance_weight": ratio,
-        "approx_kl": gap,
-        "clip_mask": none,
-        "dual_clip_mask": none,
-        "sapo_soft_gate": gate,
-        "sapo_scaled_gate_pos": positive,
-        "sapo_scaled_gate_neg": negative,
-    }
+    numbers = {"loss": -gate * advantage, "importance_weight": ratio, "approx_kl": gap, "clip_mask": none}
+    numbers |= {"dual_clip_mask": none, "sapo_soft_gate": gate}
+    numbers |= {"sapo_scaled_gate_pos": positive, "sapo_scaled_gate_neg": negative}
     return {name: _packed(record, values) for name, values in numbers.items()}
 
 

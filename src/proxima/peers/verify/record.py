@@ -156,6 +156,11 @@ class Record:
         """The record's rows as a packed batch; `log_prob` gets a gradient."""
         return Padded.of(self.mask, **fields)
 
+    def actor_batch(self, **fields: Tensor) -> "Padded":
+        """`batch` with the policy's and the behavior policy's log-probs and the advantages."""
+        names = {"log_prob": "logp", "behavior_log_prob": "behavior_logp", "advantage": "advantages"}
+        return self.batch(**{field: self.tensor(name) for field, name in names.items()}, **fields)
+
     def tolerance(self) -> dict[str, float]:
         """rtol and atol for losses and gradients of this record's dtype."""
         if self.single:

@@ -30,44 +30,38 @@ def unirl_surrogate(p: dict[str, Any]) -> Any:
     return None
 
 
+def packed(rows: list[Any]) -> Tensor:
+    """Rows of any length one after the other."""
+    return torch.cat([as_tensor(row) for row in rows])
+
+
 def losses(record: Record) -> Iterator[Attempt]:
     """algorithms/*.py: compute_loss_and_backward"""
     p = record.params
-    rows = [as_tensor(row) for row in record.inputs["logp"]]
-    lengths = torch.tensor([len(row) for row in rows])
-    leaf = torch.cat(rows).requires_grad_()
+    lengths = torch.tensor([len(row) for row in record.inputs["logp"]])
+    leaf = packed(record.inputs["logp"]).requires_grad_()
     advantage = as_tensor(record.inputs["advantages"]).repeat_interleave(lengths)
     mask = torch.ones_like(leaf, dtype=torch.bool)
     if record.has("loss_mask"):
-        mask = torch.cat([as_tensor(row) for row in record.inputs["loss_mask"]]) != 0
-    behavior = torch.cat([as_tensor(row) for row in record.inputs["behavior_logp"]])
+        mask = packed(record.inputs["loss_mask"]) != 0
+    behavior = packed(record.inputs["behavior_logp"])
     edges = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     b = PolicyBatch(log_prob=leaf, behavior_log_prob=behavior, advantage=advantage, loss_mask=mask, cu_seqlens=edges)
     spec = unirl_surrogate(p)
     low: Any = p.get("clip_range")
     high: Any = p.get("clip_range_high", low)
-    if spec is None and "GSPO" in record.source:
-        spec = Gspo(low, high, "sequence")
-    elif spec is None:
-        spec = PpoClip(low, high)
+    if spec is None:
+        spec = Gspo(low, high, "sequence") if "GSPO" in record.source else PpoClip(low, high)
     mode = p.get("loss_agg_mode", "seq-mean-token-mean")
     makers: dict[str, Any] = {"token-mean": TokenMean, "seq-mean-token-mean": SequenceMeanTokenMean}
     aggregate: Any = SequenceMeanTokenSumNorm(p["horizon"]) if mode == "seq-mean-token-sum-norm" else makers[mode]()
     loss = policy_loss(b, surrogate=spec, aggregate=aggregate, check=False)
-    everywhere = spec(
-        replace(b, loss_mask=torch.ones_like(mask))
-    ).keep  # the mask of tokens and the metrics know no loss mask (U7)
+    everywhere = spec(replace(b, loss_mask=torch.ones_like(mask))).keep  # mask and metrics ignore the loss mask (U7)
     yield None, _checks(record, b, spec, leaf, loss.value, everywhere)
     yield "U3", _checks(record, b, spec, leaf, loss.numerator / len(leaf), everywhere)
-    if isinstance(
-        spec, (Cppo, Dppo)
-    ):  # the authors' probabilities and mask are float32: a token on the edge may fall the other way
-        single = {
-            "log_prob": b.log_prob.detach().float(),
-            "behavior_log_prob": behavior.float(),
-            "advantage": advantage.float(),
-        }
-        keep = spec(replace(b, **single, proximal_log_prob=behavior.float())).keep
+    if isinstance(spec, (Cppo, Dppo)):  # the authors' mask is computed in float32: a token on the edge may differ
+        single = replace(b, log_prob=leaf.detach().float(), advantage=advantage.float())
+        keep = spec(replace(single, behavior_log_prob=behavior.float(), proximal_log_prob=behavior.float())).keep
         ratio = (leaf - behavior).clamp(-20, 20).exp()
         value = aggregate(torch.where(keep, -advantage * ratio, 0.0), b) / aggregate.denominator(mask, edges)
         yield "float32", _checks(record, b, spec, leaf, value, keep)
@@ -75,20 +69,14 @@ def losses(record: Record) -> Iterator[Attempt]:
 
 def _checks(record: Record, b: PolicyBatch, spec: Any, leaf: Tensor, value: Tensor, keep: Tensor) -> list[Check]:
     (gradient,) = torch.autograd.grad(value, leaf, retain_graph=True)
-    checks = [Check("loss", value.detach(), record.expected["loss"], **record.tolerance())]
-    theirs = torch.cat([as_tensor(row) for row in record.expected["grad_logp"]])
-    checks.append(Check("grad_logp", gradient, theirs, **record.tolerance()))
-    if "keep" in record.expected:
-        own = torch.cat([as_tensor(row) for row in record.expected["keep"]])
-        checks.append(Check("keep", keep.double(), own))
-    echoes = {
-        name: record.params[name]
-        for name in ("cppo_delta", "dppo_delta", "drpo_epsilon", "clip_range")
-        if name in record.params
-    }
-    numbers = {"policy_loss": value.detach()} | echoes | numbers_of(spec, b, keep)
-    checks += record.checks(numbers, rtol=1e-6, atol=1e-9)
-    return checks
+    theirs, loose = record.expected, record.tolerance()
+    checks = [record.expect("loss", value.detach(), **loose)]
+    checks.append(Check("grad_logp", gradient, packed(theirs["grad_logp"]), **loose))
+    if "keep" in theirs:
+        checks.append(Check("keep", keep.double(), packed(theirs["keep"])))
+    echoed = [name for name in ("cppo_delta", "dppo_delta", "drpo_epsilon", "clip_range") if name in record.params]
+    numbers = {"policy_loss": value.detach()} | {name: record.params[name] for name in echoed}
+    return checks + record.checks(numbers | numbers_of(spec, b, keep), rtol=1e-6, atol=1e-9)
 
 
 @torch.no_grad()
@@ -169,12 +157,11 @@ def normalizers(record: Record) -> Iterator[Attempt]:
         ours = Grpo(scale, epsilon)(Outcomes.of(reward, group))
     if p.get("clip_max") is not None:
         ours = ours.clamp(-p["clip_max"], p["clip_max"])
-    yield None, [Check("advantages", ours, record.expected["advantages"], 1e-7, 1e-9)]
+    yield None, [record.expect("advantages", ours, 1e-7, 1e-9)]
 
 
 def trimmed(reward: Tensor, group: Tensor, share: float, std: Tensor | None, epsilon: float) -> Tensor:
-    """[S] advantages with each group's mean and deviation taken without `share` of its rewards at either end; all are
-    standardised."""
+    """[S] all rewards standardised; each group's mean and deviation leave out `share` of its rewards at either end."""
     out = torch.zeros_like(reward)
     for label in group.unique():
         members = group == label

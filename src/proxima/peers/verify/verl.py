@@ -121,15 +121,8 @@ def run(b: PolicyBatch, spec: Any, aggregate: Any, correction: Any) -> Loss:
 
 
 def policy_rows(record: Record) -> Padded:
-    fields = {
-        "log_prob": record.tensor("logp"),
-        "advantage": record.tensor("advantages"),
-        "behavior_log_prob": record.tensor("behavior_logp"),
-    }
-    for key in ("rollout_is_weights", "is_weights"):
-        if record.has(key):
-            fields["weight"] = record.tensor(key)
-    return record.batch(**fields)
+    given = next((key for key in ("is_weights", "rollout_is_weights") if record.has(key)), None)
+    return record.actor_batch(**({} if given is None else {"weight": record.tensor(given)}))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """verl's advantage estimators."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -55,13 +56,9 @@ def group_spec(name: str, p: dict[str, Any]) -> Any:
 
 def _weights(p: dict[str, Any]) -> tuple[float, ...] | None:
     given = p.get("gdpo_reward_weights")
-    return (
-        None
-        if given is None
-        else tuple(given[key] for key in p["gdpo_reward_keys"])
-        if isinstance(given, dict)
-        else tuple(given)
-    )
+    if isinstance(given, dict):
+        given = [given[key] for key in p["gdpo_reward_keys"]]
+    return None if given is None else tuple(given)
 
 
 def verl_advantages(record: Record) -> Iterator[Attempt]:
@@ -75,14 +72,11 @@ def verl_advantages(record: Record) -> Iterator[Attempt]:
 
 
 def _by_group(record: Record, name: str, spec: Any, mask: Tensor) -> Iterator[Attempt]:
-    rough = name in ("grpo_vectorized", "gdpo")  # float32 inside
-    loose = (
-        {"rtol": 1e-5, "atol": 1e-6}
-        if rough
-        else {"rtol": 1e-7, "atol": 1e-8}
-        if name.startswith("reinforce")
-        else {"rtol": 1e-9, "atol": 1e-11}
-    )
+    loose = (1e-9, 1e-11)
+    if name in ("grpo_vectorized", "gdpo"):  # float32 inside
+        loose = (1e-5, 1e-6)
+    elif name.startswith("reinforce"):
+        loose = (1e-7, 1e-8)
     group = torch.tensor(record.inputs["group_ids"])
     parts = None
     if "rewards" in record.inputs:
@@ -90,15 +84,12 @@ def _by_group(record: Record, name: str, spec: Any, mask: Tensor) -> Iterator[At
         reward = parts.sum(1)
     else:
         reward = as_tensor(record.inputs["token_level_rewards"]).sum(1)  # over all positions, masked or not (P15)
-    plain = Outcomes.of(reward, group)
-    o = Outcomes(
-        reward=reward, valid=plain.valid, group=group, length=mask.sum(1), truncated=plain.truncated, parts=parts
-    )
-    theirs = record.expected
+    o = replace(Outcomes.of(reward, group), length=mask.sum(1), parts=parts)
     alone = (group[:, None] == group[None]).sum(1) == 1
     for reason, advantage in ((None, spec(o)), ("P16", _with_raw_singles(spec, o, alone))):
-        ours = _on_tokens(advantage, mask)  # verl's returns of these estimators are the advantages
-        yield reason, [Check(name, ours, theirs[name], **loose) for name in ("advantages", "returns") if name in theirs]
+        ours = torch.where(mask, advantage[:, None], 0.0)  # verl's returns of these estimators are the advantages
+        names = [name for name in ("advantages", "returns") if name in record.expected]
+        yield reason, [record.expect(name, ours, *loose) for name in names]
 
 
 def _with_raw_singles(spec: Any, o: Outcomes, alone: Tensor) -> Tensor:
@@ -106,10 +97,9 @@ def _with_raw_singles(spec: Any, o: Outcomes, alone: Tensor) -> Tensor:
     if isinstance(spec, Gdpo):
         parts = o.reward[:, None] if o.parts is None else o.parts
         weights = spec.weights or (1.0,) * parts.shape[1]
-        raw = sum(
-            w * torch.where(alone, r, 0.0) / (1 + spec.epsilon if spec.scale == "group" else 1)
-            for w, r in zip(weights, parts.unbind(1), strict=True)
-        )
+        scale = 1 + spec.epsilon if spec.scale == "group" else 1
+        pairs = zip(weights, parts.unbind(1), strict=True)
+        raw = sum(w * torch.where(alone, r, 0.0) / scale for w, r in pairs)
         return whitened_over_tokens(Gdpo(spec.weights, spec.scale, spec.epsilon, "none")(o) + raw, o)
     if isinstance(spec, ReinforcePpBaseline):
         return whitened_over_tokens(torch.where(alone, o.reward, Grpo()(o)), o)
@@ -121,18 +111,11 @@ def _with_raw_singles(spec: Any, o: Outcomes, alone: Tensor) -> Tensor:
     return torch.where(alone, o.reward * factor, spec(o))
 
 
-def _on_tokens(advantage: Tensor, mask: Tensor) -> Tensor:
-    return torch.where(mask, advantage[:, None], 0.0)
-
-
 def _by_token(record: Record, name: str, mask: Tensor) -> Iterator[Attempt]:
     p, width = record.params, mask.shape[1]
     edges = torch.arange(len(mask) + 1) * width  # every position is a token here; the mask says which are in the loss
-    flat = {
-        key: record.tensor(key).flatten()
-        for key in ("token_level_rewards", "values", "old_log_probs", "sum_pi_squared")
-        if record.has(key)
-    }
+    keys = ("token_level_rewards", "values", "old_log_probs", "sum_pi_squared")
+    flat = {key: record.tensor(key).flatten() for key in keys if record.has(key)}
     energy = None
     if "sum_pi_squared" in flat:
         energy = 1 - 2 * flat["old_log_probs"].exp() + flat["sum_pi_squared"]
@@ -162,8 +145,7 @@ def _by_token(record: Record, name: str, mask: Tensor) -> Iterator[Attempt]:
 
 
 def _gae_checks(record: Record, gae: Gae, rewards: TokenRewards, mask: Tensor) -> list[Check]:
-    """Ours at the loss tokens; elsewhere verl carries the next token's advantage along, whitens it and adds the value
-    (P18)."""
+    """Ours at the loss tokens; elsewhere verl carries the next advantage along, whitens it, adds the value (P18)."""
     raw = carried(gae(rewards).view(mask.shape), mask)
     values = record.tensor("values")
     chosen = raw[mask]
@@ -171,11 +153,7 @@ def _gae_checks(record: Record, gae: Gae, rewards: TokenRewards, mask: Tensor) -
     advantages = (raw - chosen.mean()) * torch.rsqrt(chosen.var() + 1e-8)
     advantages[mask] = ours
     returns = torch.where(mask, gae.returns(rewards).view(mask.shape), raw + values)
-    theirs = record.expected
-    return [
-        Check("advantages", advantages, theirs["advantages"], 1e-7, 1e-8),
-        Check("returns", returns, theirs["returns"], 1e-8, 1e-9),
-    ]
+    return [record.expect("advantages", advantages, 1e-7, 1e-8), record.expect("returns", returns, 1e-8, 1e-9)]
 
 
 def carried(values: Tensor, mask: Tensor) -> Tensor:
@@ -190,8 +168,7 @@ def carried(values: Tensor, mask: Tensor) -> Tensor:
 def _token_baselines(
     rewards: TokenRewards, spec: OptimalTokenBaseline, mask: Tensor, *, packed: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    """verl's own reading: positions are columns unless packed, zero tail by token counts, raw returns in a group of one
-    (P16, P21)."""
+    """verl's reading: positions are columns unless packed, zero tail by token counts, raw single returns (P16, P21)."""
     assert rewards.score_variance is not None and rewards.group is not None
     returns = reward_to_go(rewards).view(mask.shape)
     energy = torch.where(mask, rewards.score_variance.view(mask.shape), 0.0).cumsum(1)

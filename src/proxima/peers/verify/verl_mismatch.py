@@ -1,8 +1,7 @@
-"""verl's statistics of weights, rejections and policies, generation by generation, from our own.
+"""verl's statistics of weights, rejections and policies, for each of its generations, computed from ours.
 
-Where verl defines one in its own way, that is computed here: averages over all rows, empty ones included (P27, P35),
-the extremes of whole sequences without a clamp from below (P28), and the spread that a denominator of n + 1e-8 leaves
-in equal weights.
+Includes verl's own definitions: averages over all rows, empty ones included (P27, P35), extremes of sequences without
+a clamp from below (P28), and the spread that a denominator of n + 1e-8 leaves in equal weights.
 """
 
 import math
@@ -28,26 +27,13 @@ EPSILON = 1e-8  # in verl's masked means
 # ones (P32); 0.9 those it applies (P28). `seq_*` are of the sequences' mean weights.
 OF_ROWS = ("seq_mean", "seq_std", "seq_max", "seq_min", "seq_max_deviation")
 OF_BOTH = ("ratio_fraction_high", "ratio_fraction_low", "seq_fraction_high", "seq_fraction_low")
-RAW = {name: name for name in ("mean", "max", "min", *OF_ROWS, *OF_BOTH, "p25", "p50", "p75", "p95", "p99")}
-RAW |= {
-    name: name for name in ("veto_fraction", "catastrophic_token_fraction", "clipped_fraction", "seq_clipped_fraction")
-}
+FRACTIONS = ("veto_fraction", "catastrophic_token_fraction", "clipped_fraction", "seq_clipped_fraction")
+RAW = {name: name for name in ("mean", "max", "min", *OF_ROWS, *OF_BOTH, "p25", "p50", "p75", "p95", "p99", *FRACTIONS)}
 RAW |= {"std": "std_bounded", "eff_sample_size": "eff_sample_size_bounded", "batch_norm_factor": "batch_norm_factor"}
 APPLIED = {name: f"{name}_applied" for name in ("mean", "std", "eff_sample_size", "max", "min", *OF_ROWS)}
-APPLIED |= {name: name for name in OF_BOTH} | {
-    "batch_norm_factor": "batch_norm_factor",
-    "oob_ratio": "clipped_fraction",
-}
-POLICY = (
-    "training_ppl",
-    "training_log_ppl",
-    "rollout_ppl",
-    "rollout_log_ppl",
-    "ppl_ratio",
-    "log_ppl_diff",
-    "log_ppl_diff_max",
-)
-POLICY_ROWS = (*POLICY, "log_ppl_diff_min", "chi2_seq", "log_ppl_abs_diff")
+APPLIED |= {name: name for name in (*OF_BOTH, "batch_norm_factor")} | {"oob_ratio": "clipped_fraction"}
+POLICY = ("training_ppl", "training_log_ppl", "rollout_ppl", "rollout_log_ppl", "ppl_ratio", "log_ppl_diff")
+POLICY_ROWS = (*POLICY, "log_ppl_diff_max", "log_ppl_diff_min", "chi2_seq", "log_ppl_abs_diff")
 POLICY_TOKENS = ("kl", "k3_kl", "chi2_token")
 
 
@@ -58,8 +44,7 @@ def own(corrected: Corrected) -> Metrics:
 
 
 def policy_numbers(b: PolicyBatch, filled: PolicyBatch | None, towards: Any = "proximal") -> Metrics:
-    """KL, χ² and perplexities. `filled`: the batch whose empty rows count as a token of log-prob 0, as verl averages
-    them in (P27)."""
+    """KL, χ² and perplexities. `filled`: the batch with a token of log-prob 0 in each empty row, as in verl (P27)."""
     spec = Importance(apply=False, towards=towards)
     here = own(spec(b))
     rows = here if filled is None else own(spec(filled))
@@ -77,7 +62,7 @@ def weight_numbers(
     """Statistics of weights under verl's bare names (`mean`, `seq_std` …).
 
     Args:
-        filled: as for `policy_numbers`; None leaves empty rows out, as ours.
+        filled: as for `policy_numbers`; None leaves empty rows out, as ours does.
         names: RAW or APPLIED.
         fractions_of_rows: count geometric weights beyond the bounds by sequence (0.7's rejections), not by token.
     """
@@ -91,9 +76,8 @@ def weight_numbers(
     if spec.veto is None:  # ours then counts against a threshold of its own
         out |= {name: SumCount.over(~every, every) for name in ("veto_fraction", "catastrophic_token_fraction")}
     if filled is not None:
-        raw = torch.where(
-            b.loss_mask, log_weight(rho, b, spec.level).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp(), 0.0
-        )
+        clamped = log_weight(rho, b, spec.level).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        raw = torch.where(b.loss_mask, clamped.exp(), 0.0)
         weight = spec.bounded(raw) if names is APPLIED else raw
         row, unbounded = (segment_mean(x, b.loss_mask, b.cu_seqlens) for x in (weight, raw))  # 0 for an empty row
         out["seq_mean"], out["seq_std"] = SumCount.over(row, every), Spread.over(row, every, "sample_std")
@@ -115,17 +99,14 @@ def of_all(metric: Any, rows: int) -> SumCount:
 
 
 def _whole(spec: Importance, b: PolicyBatch, *, rows: bool) -> Metrics:
-    """Extremes of whole sequences' ratios, bounded from above only (P28), and with `rows` the shares beyond the
-    bounds."""
+    """Extremes of sequences' ratios, bounded from above only (P28); with `rows` also the shares beyond the bounds."""
     rho = log_ratio_to(b, spec.towards)
     some = segment_count(b.loss_mask, b.cu_seqlens) > 0
-    log_row = (
-        segment_sum(rho, b.cu_seqlens) if spec.level == "sequence" else segment_mean(rho, b.loss_mask, b.cu_seqlens)
-    )
-    out: Metrics = {
-        "max": Peak.over(log_row.clamp(max=LOG_RATIO_LIMIT).exp(), some),
-        "min": Peak.over(log_row.exp(), some, largest=False),
-    }
+    log_row = segment_mean(rho, b.loss_mask, b.cu_seqlens)
+    if spec.level == "sequence":
+        log_row = segment_sum(rho, b.cu_seqlens)
+    out: Metrics = {"max": Peak.over(log_row.clamp(max=LOG_RATIO_LIMIT).exp(), some)}
+    out["min"] = Peak.over(log_row.exp(), some, largest=False)
     if rows:
         out["ratio_fraction_high"] = SumCount.over(log_row > math.log(spec.upper), some)
         out["ratio_fraction_low"] = SumCount.over(log_row < math.log(spec.floor), some)
@@ -136,8 +117,7 @@ def _whole(spec: Importance, b: PolicyBatch, *, rows: bool) -> Metrics:
 class ShippedRejection:
     """A rejection of 0.9 as it runs: a statistic with bounds of any sign, its exponent clamped at ±20.
 
-    `k1` is of the reciprocal ratio, its bounds are the logs of the user's (P25), which the documentation means for the
-    ratio itself.
+    `k1` is of the reciprocal ratio; its bounds are the logs of the user's, documented as bounds of the ratio (P25).
     """
 
     rule: Rejection
@@ -149,9 +129,8 @@ class ShippedRejection:
     def values(self, b: PolicyBatch) -> Tensor:
         """[N] or [S] float64."""
         rho = log_ratio_to(b, self.rule.towards).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        return self.rule.values(
-            replace(b, proximal_log_prob=rho, behavior_log_prob=torch.zeros_like(rho), log_prob=rho)
-        )
+        moved = replace(b, proximal_log_prob=rho, behavior_log_prob=torch.zeros_like(rho), log_prob=rho)
+        return self.rule.values(moved)
 
     def __call__(self, b: PolicyBatch) -> Corrected:
         values = self.values(b)

@@ -1,8 +1,8 @@
-"""The rollout correction options of verl 0.7 and 0.9, read: our specs for them, and all that 0.9 reports."""
+"""Our specs for the rollout correction options of verl 0.7 and 0.9, and the metrics that 0.9 reports."""
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -22,16 +22,13 @@ def threshold_bounds(threshold: Any) -> tuple[float | None, float]:
 def importance(options: dict[str, Any], towards: Any = "proximal") -> Importance:
     """`rollout_is` of verl 0.9: an upper bound truncates, two bounds are IcePop."""
     low, high = threshold_bounds(options.get("rollout_is_threshold", 2.0))
-    bound: Literal["truncate", "clip"] = "truncate" if low is None else "clip"
+    bound: Any = "truncate" if low is None else "clip"
     normalise = bool(options.get("rollout_is_batch_normalize"))
-    return Importance(
-        level=options["rollout_is"], bound=bound, upper=high, lower=low, normalise=normalise, towards=towards
-    )
+    return Importance(options["rollout_is"], bound, high, low, normalise=normalise, towards=towards)
 
 
 def rejection_rules(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, float | None, float]]:
-    """`rollout_rs` of verl 0.9, several by commas: where and how each is reduced, its statistic, and its bounds as
-    written."""
+    """`rollout_rs` of verl 0.9, separated by commas: level and reduction, statistic, and bounds as written."""
     names = [name.strip() for name in (options.get("rollout_rs") or "").split(",") if name.strip()]
     given = options.get("rollout_rs_threshold")
     limits = [x.strip() for x in str(given).split(",")] if given is not None else []
@@ -55,8 +52,7 @@ def documented_rejections(options: dict[str, Any], towards: Any = "proximal") ->
 
 
 def shipped_rejections(options: dict[str, Any], towards: Any = "proximal", *, shipped: bool) -> list[ShippedRejection]:
-    """The statistics that 0.9 tests and reports, k1 = −log ratio. `shipped`: with the bounds as they run, on the
-    reciprocal ratio (P25)."""
+    """The statistics of 0.9, k1 = −log ratio. `shipped`: with the bounds as they run, on the reciprocal ratio (P25)."""
     found = []
     for how, kind, low, high in rejection_rules(options):
         if kind == "k1":

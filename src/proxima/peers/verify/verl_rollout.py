@@ -25,9 +25,9 @@ def rows(record: Record) -> Padded:
 
 
 def weight_check(padded: Padded, done: Corrections, record: Record) -> Check:
-    """The weights, 0 at padding; nothing at all where no weights are asked for."""
+    """The weights, 0 at padding; None where the options ask for none."""
     weight = None if done.weight is None else padded.rows(done.weight)
-    return Check("rollout_is_weights", weight, record.expected["rollout_is_weights"], 1e-7, 1e-10)
+    return record.expect("rollout_is_weights", weight, 1e-7, 1e-10)
 
 
 def pr3694(record: Record) -> Iterator[Attempt]:
@@ -44,9 +44,7 @@ def pr3694(record: Record) -> Iterator[Attempt]:
     weight = weight_check(padded, apply_corrections(padded.b, [spec]), record)
     for reason, more in _readings(padded, "P35"):
         numbers = prefixed(weight_numbers(spec, padded.b, more, RAW), "rollout_is_") | policy_numbers(padded.b, more)
-        numbers |= {
-            name.replace("clipped", "masked"): metric for name, metric in numbers.items() if "clipped" in name
-        }  # 0.6's word
+        numbers |= {name.replace("clipped", "masked"): x for name, x in numbers.items() if "clipped" in name}  # in 0.6
         yield reason, [weight, *number_checks(record, numbers)]
 
 
@@ -66,11 +64,7 @@ def version07(record: Record) -> Iterator[Attempt]:
     bounded: Importance | None = None
     if (level := p.get("rollout_rs")) is not None:
         high, low = p["rollout_rs_threshold"], p.get("rollout_rs_threshold_lower")
-        where: tuple[Any, Any] = {
-            "token": ("token", "mean"),
-            "sequence": ("sequence", "sum"),
-            "geometric": ("sequence", "mean"),
-        }[level]
+        where: tuple[Any, Any] = ("token" if level == "token" else "sequence", "sum" if level == "sequence" else "mean")
         drops.append(Rejection(where[0], "ratio", where[1], high, 1 / high if low is None else low, "drop"))
         bounded = Importance(level, "none", high, low)
     threshold = p.get("rollout_token_veto_threshold")
@@ -105,4 +99,4 @@ def version09(record: Record) -> Iterator[Attempt]:
 def _mask_checks(record: Record, padded: Padded, weights: list[Any], drops: list[Any]) -> list[Check]:
     mask = padded.rows(apply_corrections(padded.b, drops).loss_mask)
     weight = weight_check(padded, apply_corrections(padded.b, weights), record)
-    return [weight, Check("modified_response_mask", mask, record.expected["modified_response_mask"])]
+    return [weight, record.expect("modified_response_mask", mask)]
