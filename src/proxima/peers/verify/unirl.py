@@ -30,7 +30,7 @@ def unirl_surrogate(p: dict[str, Any]) -> Any:
     return None
 
 
-def packed(rows: list[Any]) -> Tensor:
+def concatenated(rows: list[Any]) -> Tensor:
     """Rows of any length one after the other."""
     return torch.cat([as_tensor(row) for row in rows])
 
@@ -39,12 +39,12 @@ def losses(record: Record) -> Iterator[Attempt]:
     """algorithms/*.py: compute_loss_and_backward"""
     p = record.params
     lengths = torch.tensor([len(row) for row in record.inputs["logp"]])
-    leaf = packed(record.inputs["logp"]).requires_grad_()
+    leaf = concatenated(record.inputs["logp"]).requires_grad_()
     advantage = as_tensor(record.inputs["advantages"]).repeat_interleave(lengths)
     mask = torch.ones_like(leaf, dtype=torch.bool)
     if record.has("loss_mask"):
-        mask = packed(record.inputs["loss_mask"]) != 0
-    behavior = packed(record.inputs["behavior_logp"])
+        mask = concatenated(record.inputs["loss_mask"]) != 0
+    behavior = concatenated(record.inputs["behavior_logp"])
     edges = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
     b = PolicyBatch(log_prob=leaf, behavior_log_prob=behavior, advantage=advantage, loss_mask=mask, cu_seqlens=edges)
     spec = unirl_surrogate(p)
@@ -71,9 +71,9 @@ def _checks(record: Record, b: PolicyBatch, spec: Any, leaf: Tensor, value: Tens
     (gradient,) = torch.autograd.grad(value, leaf, retain_graph=True)
     theirs, loose = record.expected, record.tolerance()
     checks = [record.expect("loss", value.detach(), **loose)]
-    checks.append(Check("grad_logp", gradient, packed(theirs["grad_logp"]), **loose))
+    checks.append(Check("grad_logp", gradient, concatenated(theirs["grad_logp"]), **loose))
     if "keep" in theirs:
-        checks.append(Check("keep", keep.double(), packed(theirs["keep"])))
+        checks.append(Check("keep", keep.double(), concatenated(theirs["keep"])))
     echoed = [name for name in ("cppo_delta", "dppo_delta", "drpo_epsilon", "clip_range") if name in record.params]
     numbers = {"policy_loss": value.detach()} | {name: record.params[name] for name in echoed}
     return checks + record.checks(numbers | numbers_of(spec, b, keep), rtol=1e-6, atol=1e-9)
