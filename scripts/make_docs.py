@@ -1,10 +1,10 @@
-"""`make docs`: pages and figures that are made from the code.
+"""`make docs`: pages and figures generated from the code.
 
     docs/reference.md, recipes/schema.json       from the schema and the tables
     docs/algorithms/, docs/peers.md              from the specs and docs/algorithms/notes.yaml, see method_pages.py
     docs/learning_curve.svg                      from the demo's run
 
-python scripts/make_docs.py [--check]        --check: write nothing; exit 1 if a page is not what the code says
+python scripts/make_docs.py [--check]        --check: write nothing; exit 1 if a page is out of date
 """
 
 import argparse
@@ -22,14 +22,11 @@ DEMO = REPOSITORY / "runs" / "quickstart"
 HEAD = """\
 # Reference
 
-Every field of a recipe and every kind in every slot. Made from the code by `make docs`; do not edit it here.
-`proxima list SLOT` prints
-the same in a terminal, `proxima explain RECIPE` shows the values of one recipe and where each came from, and
-`recipes/schema.json`
-completes them in an editor.
+Every field of a recipe and every kind in every slot. Generated from the code by `make docs`; do not edit it here.
+`proxima list SLOT` prints the same in a terminal, `proxima explain RECIPE` shows the values of a recipe and where each
+came from, and `recipes/schema.json` completes them in an editor.
 
-A slot takes `{kind: NAME, field: value}` or, where the defaults do, `NAME`; `package.module:Class` takes a class of
-yours.
+A slot takes `{kind: NAME, field: value}` or, with the defaults, `NAME`; `package.module:Class` names a class of yours.
 """
 
 
@@ -94,7 +91,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def escaped(cell: str) -> str:
-    """A cell may hold anything: a bar would end it, and outside `code` a <word> would be taken for HTML."""
+    """The text of a cell with bars escaped, and `<` outside `code`, where Markdown would read it as HTML."""
     parts = cell.replace("|", "\\|").split("`")
     return "`".join(
         part if i % 2 else part.replace("<", "&lt;").replace("&lt;br>", "<br>") for i, part in enumerate(parts)
@@ -102,7 +99,7 @@ def escaped(cell: str) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Every generated page, and what should stand in it."""
+    """The text of every generated page."""
     import method_pages
 
     return {REFERENCE: reference(), **method_pages.pages()}
@@ -117,7 +114,7 @@ def main() -> int:
             path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text
         ]
         for path in stale:
-            print(f"error: {path.relative_to(REPOSITORY)} is not what the code says; run make docs", file=sys.stderr)
+            print(f"error: {path.relative_to(REPOSITORY)} is out of date; run make docs", file=sys.stderr)
         return int(bool(stale))
     import method_pages
 
