@@ -69,7 +69,7 @@ def convert(path: str | Path, peer: str) -> Conversion:
     recipe = draft.tree()
     problems = tuple(problems_of(recipe))
     draft.ignored[:] = dict.fromkeys(draft.ignored)  # once each
-    head = f"Made by `proxima convert {path} --from {peer}`: each value stands with the option it came from."
+    head = f"Made by `proxima convert {path} --from {peer}`: each value is followed by the option it came from."
     if problems:
         head += "\nAs it stands: " + "; ".join(problems)
     return Conversion(

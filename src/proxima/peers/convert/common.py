@@ -30,7 +30,7 @@ def sampling(d: Draft, o: Options, names: Mapping[str, tuple[str, ...]], default
         if value is None:
             continue
         off = field == "top_k" and (value <= 0 or value >= 10**6)
-        note = f"{value:g} is their way to say off" if off and value else ""
+        note = f"{value:g} means off there" if off and value else ""
         d.put(f"sampling.{field}", 0 if off else value, o.origin(*names[field]), note)
 
 
@@ -150,7 +150,7 @@ def steps(d: Draft, o: Options, count: Any, origin: str, note: str, epochs: str,
     """`train.steps`, or a placeholder where the peer counts epochs of data that are not at hand."""
     if count and count > 0:
         d.put("train.steps", int(count), origin, note)
-        d.drops_given(o, f"{origin.removeprefix('from ')} stands over it", epochs)
+        d.drops_given(o, f"{origin.removeprefix('from ')} overrides it", epochs)
         return
     written = f", here {o.number(epochs):g}" if o.given(epochs) else ""
     d.ask("train.steps", 100, f"{what}{written}: steps = epochs * rows of the data / prompts_per_step")
