@@ -162,7 +162,7 @@ def circles(modules: list[Module]) -> Iterator[tuple[str, str]]:
     """Groups of modules that import one another, imports inside functions included."""
     import grimp
 
-    graph = grimp.build_graph("proxima", exclude_type_checking_imports=True, cache_dir=None)
+    graph = grimp.build_graph("proxima", cache_dir=None)
     edges = {name: sorted(graph.find_modules_directly_imported_by(name)) for name in sorted(graph.modules)}
     for group in strongly_connected(edges):
         if len(group) > 1:

@@ -16,7 +16,8 @@ from proxima.prepare.dataset_card import read_card, verify_folder
 from proxima.prepare.decontaminate import EvalSet, OverlapIndex
 from proxima.prepare.eval_sets import load_eval_set, sibling_eval_sets
 from proxima.prepare.locate import SourceFiles, locate_files
-from proxima.prepare.pipeline import HELD_OUT, PreparedFolder, PrepareOptions, prepare
+from proxima.prepare.options import PrepareOptions
+from proxima.prepare.pipeline import HELD_OUT, PreparedFolder, prepare
 from proxima.prepare.prompt_template import TEMPLATES, Template, resolve_template
 
 __all__ = [

@@ -5,18 +5,16 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxima.data import UserError
 from proxima.prepare.catalog import Part
+from proxima.prepare.decontaminate import EvalSet, OverlapIndex
 from proxima.prepare.locate import CARD, SourceFiles
+from proxima.prepare.options import PrepareOptions
 from proxima.prepare.prompt_template import Template
 from proxima.prepare.read_files import InputFile, combined_sha256
 from proxima.prepare.write_files import COLUMNS, ExclusionLists, SplitData
-
-if TYPE_CHECKING:
-    from proxima.prepare.decontaminate import EvalSet, OverlapIndex
-    from proxima.prepare.pipeline import PrepareOptions
 
 FORMAT = 1
 _REMAKE = "make it anew: proxima data prepare … --overwrite"
@@ -37,12 +35,12 @@ def build_card(
     part: Part,
     source: SourceFiles,
     template: Template,
-    options: "PrepareOptions",
+    options: PrepareOptions,
     held_out: float | None,
     command: str,
     sides: Mapping[str, SplitData],
-    eval_sets: Sequence["EvalSet"],
-    overlap: "OverlapIndex",
+    eval_sets: Sequence[EvalSet],
+    overlap: OverlapIndex,
     excluded: ExclusionLists,
     files: Mapping[str, int],
 ) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from proxima.data import UserError, require
+from proxima.data import UserError
 from proxima.data.random import share_of
 from proxima.prepare.atomic_folder import atomic_folder, refuse_existing
 from proxima.prepare.catalog import Part
@@ -16,6 +16,7 @@ from proxima.prepare.decontaminate import EvalSet, OverlapIndex, OverlapMatch
 from proxima.prepare.deduplicate import Conflicts, Deduplicator, Question, UniqueQuestion
 from proxima.prepare.locate import SourceFiles
 from proxima.prepare.normalize import normalize
+from proxima.prepare.options import PrepareOptions
 from proxima.prepare.prompt_template import resolve_template
 from proxima.prepare.read_files import InputFile, inspect_file, iter_source_rows
 from proxima.prepare.write_files import ExclusionLists, SplitData, SplitWriter
@@ -26,38 +27,6 @@ _OWN_TEST = "its own test side"  # name among the evaluation sets
 
 ProgressCallback = Callable[[str, int, int | None], None]
 """`progress(stage, rows done, total rows or None)`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareOptions:
-    """The choices of the user.
-
-    Args:
-        template: preset, text or `@file`; None: the part's.
-        system: system prompt; empty: none; None: the preset's.
-        held_out: share of the questions for testing, by a hash of the question, in [0, 1); None: .02 if the source has
-            no test side.
-        words: length of an n-gram that is evidence of contamination; 0: whole texts only.
-        common: training questions above which an n-gram is a phrase, no evidence; 0: none is.
-        conflicts: rule for questions with several answers: `drop`, `first` or `majority`.
-        max_unreadable: share of distinct questions without a readable answer above which nothing is made, in [0, 1].
-    """
-
-    template: str | None = None
-    system: str | None = None
-    held_out: float | None = None
-    words: int = 13
-    common: int = 10
-    conflicts: Conflicts = "drop"
-    max_unreadable: float = 0.01
-
-    def __post_init__(self) -> None:
-        require(self.held_out is None or 0 <= self.held_out < 1, "held_out", self.held_out, "must be in [0, 1)")
-        require(self.words >= 0, "words", self.words, "must be >= 0; 0 compares whole texts only")
-        require(self.common >= 0, "common", self.common, "must be >= 0; 0 takes no run for a phrase")
-        rules = get_args(Conflicts)
-        require(self.conflicts in rules, "conflicts", self.conflicts, f"must be one of {', '.join(rules)}")
-        require(0 <= self.max_unreadable <= 1, "max_unreadable", self.max_unreadable, "must be in [0, 1]")
 
 
 @dataclass(frozen=True)
