@@ -10,6 +10,7 @@ from benchmarks.harness import HERE, machine
 #: quick ones first; `seeds` trains six models
 CLAIMS = (
     "columns",
+    "step_overhead",
     "cppo_mask",
     "shared_prompt",
     "pruned_update",

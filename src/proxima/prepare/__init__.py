@@ -3,7 +3,7 @@
 `prepare` keeps each question once, drops answers that no reward can score and questions of an evaluation set, and
 writes a card with counts and hashes. One file a step: `locate` (where the files are), `read_files` and `row_formats`
 (what they hold), `deduplicate`, `answer_kinds`, `decontaminate`, `pipeline` (the split, and all steps in order),
-`write_files`, `dataset_card`, `atomic_folder` (what is written).
+`write_files`, `dataset_card`, `atomic_folder` (what is written); `prepare_options` holds the choices.
 Imports: stdlib, `proxima.data`, `proxima.task`, `proxima.reward`; pyarrow, huggingface_hub and datasets on first use.
 Imported by `cli`.
 To add a source: (1) a line in `SOURCES`, and its folder in `proxima.task.prepared.PREPARED`; (2) a reader in `READERS`
@@ -16,8 +16,8 @@ from proxima.prepare.dataset_card import read_card, verify_folder
 from proxima.prepare.decontaminate import EvalSet, OverlapIndex
 from proxima.prepare.eval_sets import load_eval_set, sibling_eval_sets
 from proxima.prepare.locate import SourceFiles, locate_files
-from proxima.prepare.options import PrepareOptions
 from proxima.prepare.pipeline import HELD_OUT, PreparedFolder, prepare
+from proxima.prepare.prepare_options import PrepareOptions
 from proxima.prepare.prompt_template import TEMPLATES, Template, resolve_template
 
 __all__ = [

@@ -11,7 +11,7 @@ from proxima.data import UserError
 from proxima.prepare.catalog import Part
 from proxima.prepare.decontaminate import EvalSet, OverlapIndex
 from proxima.prepare.locate import CARD, SourceFiles
-from proxima.prepare.options import PrepareOptions
+from proxima.prepare.prepare_options import PrepareOptions
 from proxima.prepare.prompt_template import Template
 from proxima.prepare.read_files import InputFile, combined_sha256
 from proxima.prepare.write_files import COLUMNS, ExclusionLists, SplitData

@@ -16,7 +16,7 @@ from proxima.prepare.decontaminate import EvalSet, OverlapIndex, OverlapMatch
 from proxima.prepare.deduplicate import Conflicts, Deduplicator, Question, UniqueQuestion
 from proxima.prepare.locate import SourceFiles
 from proxima.prepare.normalize import normalize
-from proxima.prepare.options import PrepareOptions
+from proxima.prepare.prepare_options import PrepareOptions
 from proxima.prepare.prompt_template import resolve_template
 from proxima.prepare.read_files import InputFile, inspect_file, iter_source_rows
 from proxima.prepare.write_files import ExclusionLists, SplitData, SplitWriter
