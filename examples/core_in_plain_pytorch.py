@@ -14,7 +14,7 @@ import argparse
 import torch
 from torch import Tensor, nn
 
-from proxima.core import SURROGATES, PolicyBatch, TokenMean, policy_loss  # (1) torch and nothing else
+from proxima.core import SURROGATES, PolicyBatch, TokenMean, policy_loss  # (1) loads torch and numpy only
 
 DIGITS, STOP, LONGEST, PROMPTS, GROUP, UPDATES = 10, 10, 8, 10, 16, 4
 

@@ -45,6 +45,27 @@ def test_an_exception_of_a_call_or_of_the_coroutine_is_raised():
         compute.serve(call())
 
 
+def test_a_call_that_raises_stop_iteration_does_not_hang():
+    compute = ComputeThread()
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        compute.serve(compute.run(lambda: next(iter(()))))
+
+
+def test_ctrl_c_leaves_a_blocked_loop_behind(monkeypatch):
+    monkeypatch.setattr("proxima.model.compute_thread.GRACE_SECONDS", 0.1)
+    compute, blocked = ComputeThread(), threading.Event()
+
+    async def run():
+        os.kill(os.getpid(), signal.SIGINT)
+        blocked.wait(20)
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        compute.serve(run())
+    assert not blocked.is_set() and time.monotonic() - started < 20
+    blocked.set()
+
+
 def test_a_report_runs_on_the_loop_and_its_exception_comes_after_the_call():
     seen = []
     compute = ComputeThread()

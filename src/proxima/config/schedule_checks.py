@@ -49,8 +49,8 @@ def warmup_ends(r: Resolved[Any]) -> Iterator[Problem]:
     updates = train.steps * train.updates_per_step * train.epochs_per_step
     if train.warmup_steps >= updates:
         message = (
-            f"the run has {updates} updates, so the learning rate never reaches its value; lower it or raise "
-            "train.steps"
+            f"the run has {updates} updates, so the learning rate never reaches its value; lower train.warmup_steps "
+            "or raise train.steps"
         )
         yield r.problem("train.warmup_steps", message)
 

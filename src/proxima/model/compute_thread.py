@@ -4,11 +4,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
+GRACE_SECONDS = 5.0
 Job = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
 
@@ -66,7 +68,9 @@ class ComputeThread:
     def serve(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine on an event loop in another thread, and its calls here, until it is done.
 
-        A KeyboardInterrupt here ends the call that is running, or cancels the coroutine.
+        A KeyboardInterrupt here ends the call that is running, drops those that are queued and cancels the coroutine. A
+        loop that is blocked and does not react within GRACE_SECONDS, or until the next KeyboardInterrupt, is left
+        behind.
         """
         jobs = self._jobs = SimpleQueue()
         self._ident = threading.get_ident()
@@ -80,26 +84,35 @@ class ComputeThread:
             return await coroutine
 
         def run_loop() -> None:
-            _perform((outcome, asyncio.run, (main(),)))
+            with suppress(KeyboardInterrupt):
+                _perform((outcome, asyncio.run, (main(),)))
             jobs.put(None)
 
-        thread = threading.Thread(target=run_loop, name="proxima-loop")
+        thread = threading.Thread(target=run_loop, name="proxima-loop", daemon=True)
         interrupted: KeyboardInterrupt | None = None
         while True:
             try:
                 if not thread.ident:
                     thread.start()
-                if (job := jobs.get()) is None:
+                if (job := jobs.get(timeout=GRACE_SECONDS if interrupted else None)) is None:
                     break
-                _perform(job)
+                if interrupted is None:
+                    _perform(job)
+                else:
+                    job[0].cancel()
+            except Empty:
+                break
             except KeyboardInterrupt as interrupt:
+                if interrupted is not None:
+                    raise
                 interrupted = interrupt
                 if cancel:
-                    cancel[0]()
-        thread.join()
+                    with suppress(RuntimeError):  # the loop has ended
+                        cancel[0]()
         self._jobs = None
         if interrupted is not None:
             raise interrupted
+        thread.join()
         return outcome.result()
 
 
@@ -109,7 +122,13 @@ def _perform(job: Job) -> None:
         return
     try:
         result = call(*arguments)
+    except StopIteration as error:  # asyncio can't carry it to whoever awaits the result
+        wrapped = RuntimeError("raised StopIteration")
+        wrapped.__cause__ = error
+        future.set_exception(wrapped)
     except BaseException as error:  # raised where the result is awaited
         future.set_exception(error)
+        if isinstance(error, KeyboardInterrupt):  # the task that awaited the result may be gone
+            raise
     else:
         future.set_result(result)

@@ -10,9 +10,24 @@ from typing import Any
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.controller import Controller
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 @contextmanager
-def stop_on_interrupt(controller: Controller, compute: ComputeThread) -> Iterator[None]:
+def signals_restored() -> Iterator[None]:
+    """Put the handlers of SIGINT and SIGTERM back at the end. Outside the main thread, which alone may: nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stop_on_interrupt(controller: Controller, compute: ComputeThread) -> None:
     """The first Ctrl-C (or SIGTERM) asks the loop to stop with a checkpoint, the second one is a KeyboardInterrupt.
 
     Python runs signal handlers in the main thread, which is the compute thread: the second Ctrl-C ends its call.
@@ -35,15 +50,9 @@ def stop_on_interrupt(controller: Controller, compute: ComputeThread) -> Iterato
             raise KeyboardInterrupt
         loop.call_soon_threadsafe(stop)
 
-    if not compute.call(lambda: threading.current_thread() is threading.main_thread()):
-        yield  # only the main thread can set signal handlers
-        return
-    before = {number: compute.call(signal.signal, number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            compute.call(signal.signal, number, handler)
+    if compute.call(lambda: threading.current_thread() is threading.main_thread()):  # it alone can set handlers
+        for number in SIGNALS:
+            compute.call(signal.signal, number, handle)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """A run from its config: validate, load, build, loop, summarise. What `proxima train` calls."""
 
+import asyncio
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.environment import describe_environment
 from proxima.runtime.folder import RunFolder
-from proxima.runtime.interrupt import quiet_transformers, stop_on_interrupt
+from proxima.runtime.interrupt import quiet_transformers, signals_restored, stop_on_interrupt
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import NullObserver, Observer, RunInfo
 from proxima.runtime.resume_check import check_resume, schedule_note
@@ -58,7 +59,8 @@ def train(
         resuming = folder.begin(resume=resume, overwrite=overwrite)
         try:
             compute = ComputeThread()
-            return compute.serve(_train(config, resolved, data, folder, resuming, compute, observer, clock))
+            with signals_restored():
+                return compute.serve(_train(config, resolved, data, folder, resuming, compute, observer, clock))
         finally:
             folder.release()
 
@@ -95,8 +97,11 @@ async def _train(
             observer.warning(note)
         status, error = "failed", None
         try:
-            with stop_on_interrupt(controller, compute):
-                status = "done" if await controller.run() else "stopped"
+            stop_on_interrupt(controller, compute)
+            status = "done" if await controller.run() else "stopped"
+        except (asyncio.CancelledError, KeyboardInterrupt):  # a second Ctrl-C
+            status, error = "stopped", "interrupted"
+            raise
         except BaseException as problem:
             error = f"{type(problem).__name__}: {problem}".removesuffix(": ")
             raise

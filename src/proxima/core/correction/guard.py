@@ -24,7 +24,7 @@ class MismatchGuard:
     Args:
         measure: report the `mismatch/` metrics of the first forward; False also turns the guard off.
         on_mismatch: `warn` writes a line; `reject` leaves the offending sequences of such a step out of its loss, at
-            the price of one more forward a step; `stop` ends the run behind such a step, with a checkpoint.
+            the cost of one extra forward pass per step; `stop` ends the run after such a step, with a checkpoint.
         max_k3_kl: k3 of KL(mu || pi), nats a token, mean over the step's loss tokens; > 0.
         max_catastrophic: share of sequences that hold a token with pi / mu < 1e-4, in [0, 1].
     Raises: ValueError naming field, value and bound, at construction.
