@@ -13,7 +13,7 @@ ROOT = HERE.parent
 
 def checkout(commit: str) -> Path:
     """The source tree of a commit, below .cache/."""
-    place = CACHE / f"proxima-{commit}"
+    place = CACHE / f"proxima-{commit}-whole"
     if not (place / "src").is_dir():
         place.mkdir(parents=True, exist_ok=True)
         archive = subprocess.run(["git", "archive", commit], cwd=ROOT, check=True, capture_output=True).stdout
