@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 5.0  # an interrupted event loop has this long to end
 Job = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
 
@@ -75,12 +75,12 @@ class ComputeThread:
         jobs = self._jobs = SimpleQueue()
         self._ident = threading.get_ident()
         outcome: Future[T] = Future()
-        cancel: list[Callable[[], None]] = []
+        running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []  # empty until the loop runs
 
         async def main() -> T:
-            task, loop = asyncio.current_task(), asyncio.get_running_loop()
+            task = asyncio.current_task()
             assert task is not None
-            cancel.append(lambda: (loop.call_soon_threadsafe(task.cancel), None)[1])
+            running.append((asyncio.get_running_loop(), task))
             return await coroutine
 
         def run_loop() -> None:
@@ -106,9 +106,9 @@ class ComputeThread:
                 if interrupted is not None:
                     raise
                 interrupted = interrupt
-                if cancel:
+                for loop, task in running:
                     with suppress(RuntimeError):  # the loop has ended
-                        cancel[0]()
+                        loop.call_soon_threadsafe(task.cancel)
         self._jobs = None
         if interrupted is not None:
             raise interrupted

@@ -15,7 +15,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def signals_restored() -> Iterator[None]:
-    """Put the handlers of SIGINT and SIGTERM back at the end. Outside the main thread, which alone may: nothing."""
+    """Restore the handlers of SIGINT and SIGTERM on exit. Does nothing outside the main thread, which alone may."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
