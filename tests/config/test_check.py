@@ -242,3 +242,37 @@ def test_sides_of_a_split_that_meet(trained, asked, apart, recipe):
         set(task._questions("+", 1)) for task in (resolved.config.task, resolved.config.eval.task)
     ]  # all there are
     assert sides[0].isdisjoint(sides[1]) == apart
+
+
+@pytest.mark.parametrize(
+    ("overrides", "updates"),
+    [
+        (["train.warmup_ratio=0.1"], 10),
+        (["train.warmup_ratio=0.07"], 7),  # 0.07 * 100 is a little above 7 in binary
+        (["train.warmup_ratio=0.071"], 8),
+        (["train.warmup_steps=3"], 3),
+    ],
+)
+def test_a_warm_up_is_a_number_or_a_share_of_the_updates(recipe, overrides, updates):
+    assert resolve(recipe(), overrides).config.train.warmup_of(100) == updates
+
+
+@pytest.mark.parametrize(
+    ("overrides", "start"),
+    [
+        (["train.warmup_ratio=1.5"], "train.warmup_ratio=1.5 (command line): must be a share in [0, 1]"),
+        (
+            ["train.warmup_ratio=0.1", "train.warmup_steps=5"],
+            "train.warmup_ratio=0.1 (command line): must be 0 beside warmup_steps=5",
+        ),
+    ],
+)
+def test_a_warm_up_is_set_once(recipe, overrides, start):
+    with pytest.raises(ConfigError) as found:
+        resolve(recipe(), overrides)
+    assert str(found.value).startswith(start)
+
+
+def test_a_share_of_warm_up_that_is_the_whole_run_is_a_warning(recipe):
+    (line,) = [str(problem) for problem in warnings(resolve(recipe(), ["train.warmup_ratio=1"]))]
+    assert "lower train.warmup_ratio" in line

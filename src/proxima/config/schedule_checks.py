@@ -47,12 +47,10 @@ def warmup_ends(r: Resolved[Any]) -> Iterator[Problem]:
     """The learning rate reaches its value within the run."""
     train = r.config.train
     updates = train.steps * train.updates_per_step * train.epochs_per_step
-    if train.warmup_steps >= updates:
-        message = (
-            f"the run has {updates} updates, so the learning rate never reaches its value; lower train.warmup_steps "
-            "or raise train.steps"
-        )
-        yield r.problem("train.warmup_steps", message)
+    if train.warmup_of(updates) >= updates:
+        name = "train.warmup_ratio" if train.warmup_ratio else "train.warmup_steps"
+        message = f"the run has {updates} updates, so the learning rate never reaches its value; lower {name} "
+        yield r.problem(name, message + "or raise train.steps")
 
 
 def completions_fit_micro_batch(r: Resolved[Any]) -> Iterator[Problem]:

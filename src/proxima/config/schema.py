@@ -5,6 +5,7 @@ table or `package.module:Class`; here it holds the spec made from it. A text in 
 unit.
 """
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -140,14 +141,24 @@ class OptimizationConfig:
     optimizer: Annotated[Any, Slot("proxima.train.optimizer:OPTIMIZERS", default="adamw"), "optimizer"] = None
     schedule: Annotated[Literal["constant", "linear", "cosine"], "learning rate after the warm-up"] = "constant"
     warmup_steps: Annotated[int, "updates of linear warm-up from 0"] = 0
+    warmup_ratio: Annotated[float, "the same as a share of the run's updates, rounded up; in place of warmup_steps"] = (
+        0.0
+    )
     final_lr_ratio: Annotated[float, "share of the learning rate at the last update (linear, cosine)"] = 0.0
     max_grad_norm: Annotated[float, "clip the global gradient norm; 0: off"] = 1.0
 
     def __post_init__(self) -> None:
         _require_at_least(self, 1, "steps", "tokens_per_micro_batch")
         _require_at_least(self, 0, "warmup_steps")
+        require(0 <= self.warmup_ratio <= 1, "warmup_ratio", self.warmup_ratio, "must be a share in [0, 1]")
+        bound = f"must be 0 beside warmup_steps={self.warmup_steps}; they say the same thing, set one"
+        require(self.warmup_ratio == 0 or self.warmup_steps == 0, "warmup_ratio", self.warmup_ratio, bound)
         require(0 <= self.final_lr_ratio <= 1, "final_lr_ratio", self.final_lr_ratio, "must be in [0, 1]")
         _require_at_least(self, 0, "max_grad_norm", remedy="0 turns clipping off")
+
+    def warmup_of(self, updates: int) -> int:
+        """The updates of warm-up in a run of `updates`."""
+        return self.warmup_steps or math.ceil(self.warmup_ratio * updates - 1e-9)  # 0.07 * 100 is a little above 7
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -167,14 +167,12 @@ def make_plan(config: "RunConfig") -> Plan:
 def make_stack(config: "RunConfig", policy: Policy) -> TrainStack:
     """Optimizer, schedule and micro-batches."""
     train = config.train
+    updates = train.steps * train.updates_per_step * train.epochs_per_step
     return TrainStack(
         policy,
         optimizer=train.optimizer,
         schedule=Schedule(
-            train.schedule,
-            total_updates=train.steps * train.updates_per_step * train.epochs_per_step,
-            warmup=train.warmup_steps,
-            final_ratio=train.final_lr_ratio,
+            train.schedule, total_updates=updates, warmup=train.warmup_of(updates), final_ratio=train.final_lr_ratio
         ),
         max_grad_norm=train.max_grad_norm,
         tokens_per_micro_batch=train.tokens_per_micro_batch,
