@@ -5,6 +5,7 @@
     surrogate_laws     surrogates                        term_laws    corrections, penalties, aggregations
     outcome_laws  advantages, selections
     reward_laws   rewards                                         engine_laws    engines
+    enumerable_world  a world so small that expectations are sums: the bias of a loss as a number
 
 A spec declares what its method breaks on purpose (`exempt_laws`), and settings that switch on branches (`test_fields`);
 see `proxima.core.spec.Spec`. Cases are drawn from fixed seeds: a result can be repeated.
@@ -18,6 +19,7 @@ from typing import Any
 
 from proxima.conformance.by_hand import require_example
 from proxima.conformance.engine_laws import ENGINE_LAWS, EngineUnderTest, tiny_model
+from proxima.conformance.enumerable_world import EnumerableWorld, ImprovementBound
 from proxima.conformance.laws import Law, LawResult, Violation, check_law, require_that
 from proxima.conformance.outcome_laws import GROUP_ADVANTAGE_LAWS, SELECTION_LAWS, TOKEN_ADVANTAGE_LAWS
 from proxima.conformance.reward_laws import REWARD_LAWS
@@ -121,6 +123,8 @@ BY_HAND = Law(
 
 __all__ = [
     "PROTOCOLS",
+    "EnumerableWorld",
+    "ImprovementBound",
     "Law",
     "LawResult",
     "Violation",

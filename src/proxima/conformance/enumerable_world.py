@@ -1,0 +1,219 @@
+"""A world so small that expectations are sums: the exact gradient, bias and spread of any policy loss."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from proxima.core.segment import segment_sum
+from proxima.data import Outcomes, PolicyBatch, require
+
+BatchLoss = Callable[[PolicyBatch], Tensor]
+STOP = 0
+
+
+@dataclass(frozen=True)
+class GradientMoments:
+    """Of the gradient of one batch: its expectation [P, V], and its standard deviation sqrt(E|g − E g|²)."""
+
+    mean: Tensor
+    std: float
+
+
+@dataclass(frozen=True)
+class EnumerableWorld:
+    """All completions of one prompt, with a tabular policy: one row of logits for each prefix.
+
+        J(π) = Σ_y π(y) R(y)        E_μ[g] = Σ over batches of completions, of probability times gradient
+
+    A completion ends with token 0 or at the horizon, so lengths differ and early tokens decide which later ones are
+    reached. Rewards and logits are drawn from the seed. A policy is its logits, [P, V] float64.
+
+    Args:
+        vocabulary: V, the tokens, the end token included, >= 2.
+        horizon: T, the largest length, >= 1. There are P = Σ_{t<T} (V − 1)^t prefixes.
+        seed: of rewards and logits.
+    Edge cases: `moments` with groups of G enumerates S^G batches for S completions: 31 completions for the defaults.
+    """
+
+    vocabulary: int = 3
+    horizon: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        require(self.vocabulary >= 2, "vocabulary", self.vocabulary, "must be >= 2: the end token and another")
+        require(self.horizon >= 1, "horizon", self.horizon, "must be >= 1")
+
+    @cached_property
+    def completions(self) -> list[tuple[int, ...]]:
+        """S completions as token ids, in the order of all tensors of [S]."""
+        words = range(1, self.vocabulary)
+        ended = [(*word, STOP) for t in range(self.horizon) for word in product(words, repeat=t)]
+        return ended + list(product(words, repeat=self.horizon))
+
+    @cached_property
+    def prefixes(self) -> dict[tuple[int, ...], int]:
+        """The prefixes that a token may follow, with their rows."""
+        words = range(1, self.vocabulary)
+        return {p: i for i, p in enumerate(p for t in range(self.horizon) for p in product(words, repeat=t))}
+
+    @cached_property
+    def depth(self) -> Tensor:
+        """[P] int64, the length of each prefix."""
+        return torch.tensor([len(prefix) for prefix in self.prefixes])
+
+    @cached_property
+    def row(self) -> Tensor:
+        """[N] int64, the prefix before each token of all completions in turn."""
+        return torch.tensor([self.prefixes[y[:t]] for y in self.completions for t in range(len(y))])
+
+    @cached_property
+    def token(self) -> Tensor:
+        """[N] int64."""
+        return torch.tensor([token for y in self.completions for token in y])
+
+    @cached_property
+    def cu_seqlens(self) -> Tensor:
+        """[S+1] int64."""
+        return torch.tensor([0, *(len(y) for y in self.completions)]).cumsum(0)
+
+    @cached_property
+    def reward(self) -> Tensor:
+        """[S] float64 in [-1, 1]."""
+        return 2 * torch.rand(len(self.completions), generator=self._generator(0), dtype=torch.float64) - 1
+
+    def policy(self, index: int, spread: float = 1.0) -> Tensor:
+        """[P, V] logits of one of many random policies, normal with standard deviation `spread`."""
+        size = (len(self.prefixes), self.vocabulary)
+        return spread * torch.randn(size, generator=self._generator(1 + index), dtype=torch.float64)
+
+    def _generator(self, stream: int) -> torch.Generator:
+        return torch.Generator().manual_seed(1_000_003 * self.seed + stream)
+
+    def log_prob(self, policy: Tensor) -> Tensor:
+        """[N] nats, of each token of all completions."""
+        return policy.log_softmax(-1)[self.row, self.token]
+
+    def mixed_log_prob(self, versions: Sequence[Tensor], switches: Sequence[int]) -> Tensor:
+        """[N] nats, where version i + 1 takes over at position `switches[i]`, as after a weight update in flight."""
+        position = self.depth[self.row]
+        version = torch.stack([position >= switch for switch in switches]).sum(0)
+        return torch.stack([self.log_prob(policy) for policy in versions]).gather(0, version[None])[0]
+
+    def probability(self, log_prob: Tensor) -> Tensor:
+        """[S] of each completion, from the log-probs [N] of its tokens."""
+        return segment_sum(log_prob, self.cu_seqlens).exp()
+
+    def value(self, policy: Tensor) -> Tensor:
+        """J, [] reward units."""
+        return (self.probability(self.log_prob(policy)) * self.reward).sum()
+
+    def gradient(self, policy: Tensor) -> Tensor:
+        """∇J by the logits, [P, V]."""
+        policy = policy.detach().requires_grad_()
+        return torch.autograd.grad(self.value(policy), policy)[0]
+
+    def moments(
+        self,
+        policy: Tensor,
+        behavior_log_prob: Tensor,
+        loss: BatchLoss,
+        *,
+        advantage: Callable[[Outcomes], Tensor],
+        group_size: int = 1,
+        **log_probs: Tensor,
+    ) -> GradientMoments:
+        """The moments of −∇loss over all batches of one group, each with its probability under the behavior policy.
+
+        Args:
+            policy: [P, V], the current policy's logits.
+            behavior_log_prob: [N] nats, the policy that sampled the tokens; see `mixed_log_prob`.
+            loss: batch → [] loss, for example `lambda b: policy_loss(b, surrogate=…, aggregate=…).value`.
+            advantage: outcomes of the group → [G].
+            group_size: G, completions in a batch, drawn independently.
+            log_probs: further fields of the batch by name, `proximal_log_prob` for one; [N] nats.
+        """
+        policy = policy.detach().requires_grad_()
+        whole = PolicyBatch(
+            log_prob=self.log_prob(policy),
+            loss_mask=torch.ones(len(self.row), dtype=torch.bool),
+            cu_seqlens=self.cu_seqlens,
+            behavior_log_prob=behavior_log_prob.detach(),
+            **{name: value.detach() for name, value in log_probs.items()},
+        )
+        likelihood = self.probability(behavior_log_prob.detach())
+        mean, square = torch.zeros_like(policy), 0.0
+        for chosen in self._batches(group_size):
+            weight = float(likelihood[chosen].prod())
+            own = whole.take(chosen)
+            per_sequence = advantage(self._outcomes(chosen, own.lengths))
+            batch = replace(own, advantage=per_sequence[own.sequence_index])
+            gradient = -torch.autograd.grad(loss(batch), policy, retain_graph=True)[0]
+            mean = mean + weight * gradient
+            square += weight * float(gradient.square().sum())
+        mean = mean.detach()
+        return GradientMoments(mean, max(square - float(mean.square().sum()), 0.0) ** 0.5)
+
+    def _batches(self, group_size: int) -> Iterator[Tensor]:
+        return (torch.tensor(chosen) for chosen in product(range(len(self.completions)), repeat=group_size))
+
+    def _outcomes(self, chosen: Tensor, lengths: Tensor) -> Outcomes:
+        one = torch.ones(len(chosen), dtype=torch.bool)
+        return Outcomes(
+            reward=self.reward[chosen],
+            valid=one,
+            group=torch.zeros(len(chosen), dtype=torch.long),
+            length=lengths,
+            truncated=~one,
+        )
+
+
+@dataclass(frozen=True)
+class ImprovementBound:
+    """How far the surrogate objective may be from the truth: |J(π) − J(μ) − L| ≤ each of the bounds.
+
+        L = E_μ Σ_t (r_t − 1) R                          the objective that -A r descends
+        residual = J(π) − J(μ) − L = Σ_t (E_{s∼π} − E_{s∼μ}) Σ_a (π − μ)(a|s) Q(s, a)
+        uniform = 2 ξ T (T − 1) D²                       D = max over prefixes of TV(π, μ), ξ = max |R|
+        prefix = 4 ξ Σ_t D_t min(1, Σ_{j<t} E_μ D_j)     D_t = max over prefixes of length t
+
+    The first is DPPO's (arXiv 2602.04879); the second keeps what the first rounds up: the drift that a prefix has
+    gathered so far, which is what CPPO (arXiv 2606.10968) budgets.
+    """
+
+    improvement: float
+    surrogate: float
+    uniform: float
+    prefix: float
+
+    @property
+    def residual(self) -> float:
+        return self.improvement - self.surrogate
+
+    @classmethod
+    def of(cls, world: EnumerableWorld, policy: Tensor, behavior: Tensor) -> "ImprovementBound":
+        """The bounds between two policies, [P, V] logits each."""
+        log_prob, behavior_log_prob = world.log_prob(policy), world.log_prob(behavior)
+        likelihood = world.probability(behavior_log_prob)
+        surplus = segment_sum((log_prob - behavior_log_prob).exp() - 1, world.cu_seqlens)
+        divergence = 0.5 * (policy.softmax(-1) - behavior.softmax(-1)).abs().sum(-1)
+        largest = torch.zeros(world.horizon, dtype=torch.float64)
+        largest = largest.scatter_reduce(0, world.depth, divergence, "amax")
+        expected = torch.zeros_like(largest).index_add(0, world.depth, divergence * visits(world, behavior_log_prob))
+        drift = (expected.cumsum(0) - expected).clamp(max=1)
+        scale, horizon = float(world.reward.abs().max()), world.horizon
+        return cls(
+            improvement=float(world.value(policy) - world.value(behavior)),
+            surrogate=float((likelihood * surplus * world.reward).sum()),
+            uniform=2 * scale * horizon * (horizon - 1) * float(divergence.max()) ** 2,
+            prefix=4 * scale * float((largest * drift).sum()),
+        )
+
+
+def visits(world: EnumerableWorld, behavior_log_prob: Tensor) -> Tensor:
+    """[P] the probability that a completion reaches the prefix."""
+    likelihood = world.probability(behavior_log_prob).repeat_interleave(world.cu_seqlens.diff())
+    return torch.zeros(len(world.prefixes), dtype=torch.float64).index_add(0, world.row, likelihood)
