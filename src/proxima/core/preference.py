@@ -115,7 +115,6 @@ class _Divergence(_Pairwise):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choices(self)
-        require(self.divergence != "alpha" or self.alpha != 1, "alpha", self.alpha, "must not be 1: that is reverse_kl")
 
     def scores(self, p: PreferencePairs) -> tuple[Tensor, Tensor]:
         c, r = super().scores(p)
@@ -127,7 +126,7 @@ class _Divergence(_Pairwise):
             return 1 - (-x).clamp(max=EXPONENT_LIMIT).exp()
         if self.divergence == "js":
             return math.log(2) + logsigmoid(x)
-        if self.divergence == "alpha":
+        if self.divergence == "alpha" and self.alpha != 1:  # at 1 the limit is log u, reverse_kl
             return torch.expm1(((self.alpha - 1) * x).clamp(max=EXPONENT_LIMIT)) / (self.alpha - 1)
         return x
 
@@ -139,8 +138,8 @@ class Sigmoid(_Divergence):
     Args:
         beta: larger values stay closer to the reference, > 0. label_smoothing: ε, share of flipped labels, in [0, .5).
         divergence: that defines Δ: `reverse_kl` the log-ratio; `forward_kl` −1/u; `js` log σ(log u); `alpha`
-            u^(α−1)/(α−1), u = π/π_ref.
-        alpha: of the divergence `alpha`, not 1.
+            (u^(α−1) − 1)/(α−1), u = π/π_ref.
+        alpha: of the divergence `alpha`; 1 is its limit log u, `reverse_kl`.
     Source: arXiv 2305.18290, Eq. 7; cDPO; f-DPO, 2309.16240. Differs: TRL 1.16 ignores label_smoothing here (T12).
     """
 
@@ -314,8 +313,8 @@ class Discopop(_Divergence):
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         x = self.beta * (c - r)
-        mix = torch.sigmoid(x / self.tau)
-        return -logsigmoid(x) * (1 - mix) + (-x).exp() * mix
+        mixed = (logsigmoid(x / self.tau) - x).clamp(max=EXPONENT_LIMIT).exp()  # exp(-x) alone overflows at x = -89
+        return -logsigmoid(x) * torch.sigmoid(-x / self.tau) + mixed
 
 
 @dataclass(frozen=True)
