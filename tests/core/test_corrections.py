@@ -170,6 +170,9 @@ def test_off_policy_sequences_are_dropped_only_when_they_are_pushed_down() -> No
     advantage = torch.tensor([-1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
     b = of_ratios([1.0, 1.0], [1.0], [1.0], current=[math.exp(-1.2), 1.0, math.exp(-9), 0.9], advantage=advantage)
     assert OffPolicySequence(0.5)(b).keep.int().tolist() == [0, 0, 1, 1]
+    level = replace(b, behavior_log_prob=b.log_prob.detach().clone())
+    assert OffPolicySequence(0.0)(b).keep.int().tolist() == [0, 0, 1, 0]
+    assert bool(OffPolicySequence(0.0)(level).keep.all())  # the threshold itself is kept
 
 
 def test_top_entropy_is_a_share_of_the_whole_batch() -> None:

@@ -221,6 +221,9 @@ def test_gradient_weights() -> None:
     assert gradient_weight(Cispo(0.2, 0.2), behavior + ratio.log(), behavior, up).tolist() == pytest.approx(
         [0.8, 1, 1.1, 1.2]
     )
+    assert torch.equal(  # verl recommends clip_ratio_low=10: no lower bound
+        *(gradient_weight(Cispo(low, 0.2), behavior + ratio.log(), behavior, up) for low in (1.0, 10.0))
+    )
     assert gradient_weight(Cppo(delta=0.1), behavior + ratio.log(), behavior, up).tolist() == pytest.approx(
         [0.5, 1, 1.1, 0]
     )

@@ -180,7 +180,7 @@ class OffPolicySequence(Correction):
         keep  iff  A >= 0  or  mean_t (log mu - log pi) <= threshold        mean over the loss tokens of the sequence
 
     Args:
-        threshold: nats a token, > 0.
+        threshold: nats a token, >= 0.
         rejected: `count`; `drop` would need the current policy before the forward.
         b: `log_prob`, `behavior_log_prob`, `advantage` [N]; `loss_mask` [N] bool.
     Returns: Corrected with weights 0 and 1. Raises: ValueError at construction.
@@ -194,7 +194,7 @@ class OffPolicySequence(Correction):
     needs: ClassVar[frozenset[str]] = frozenset({"advantage", "behavior_log_prob"})
 
     def __post_init__(self) -> None:
-        require(self.threshold > 0, "threshold", self.threshold, "must be > 0")
+        require(self.threshold >= 0, "threshold", self.threshold, "must be >= 0 nats a token")
 
     @torch.no_grad()
     def __call__(self, b: PolicyBatch) -> Corrected:

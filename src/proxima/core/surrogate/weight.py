@@ -30,7 +30,7 @@ class Cispo(Surrogate):
         loss_t = -A sg(clip(r, 1 - epsilon_low, 1 + epsilon_high)) log pi        r = pi / pi_prox
 
     Args:
-        epsilon_low: in [0, 1]; 1: no lower bound, as in the paper.
+        epsilon_low: >= 0; from 1 on there is no lower bound, as in the paper (verl recommends 10).
         epsilon_high: >= 0, inf allowed.
         level: `token`, or `sequence`: r is the geometric mean over the sequence.
         b: as for `PpoClip`.
@@ -53,7 +53,7 @@ class Cispo(Surrogate):
     }
 
     def __post_init__(self) -> None:
-        require(0 <= self.epsilon_low <= 1, "epsilon_low", self.epsilon_low, "must be in [0, 1]; 1 is no lower bound")
+        require(self.epsilon_low >= 0, "epsilon_low", self.epsilon_low, "must be >= 0; 1 or more is no lower bound")
         bound = "must be >= -1; the cap is 1 + epsilon_high"
         require(self.epsilon_high >= -1, "epsilon_high", self.epsilon_high, bound)
         check_choices(self)
