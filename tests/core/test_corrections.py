@@ -117,6 +117,19 @@ def test_normalised_weights_have_mean_one_over_the_whole_batch_only() -> None:
     assert float(alone.numerator) == pytest.approx(-2.0 * 6 / 7)  # 3 is truncated to 2, the mean of the six is 7/6
 
 
+def test_weights_in_the_batch_count_without_a_correction() -> None:
+    b = of_ratios([1.0, 1.0], [1.0, 1.0])
+    weight = torch.tensor([0.5, 2.0, 0.0, math.nan], dtype=torch.float64)  # NaN: outside the loss
+    b = replace(
+        b, weight=weight, loss_mask=torch.tensor([True, True, True, False]), log_prob=b.log_prob.requires_grad_()
+    )
+    loss = policy_loss(b, surrogate=PpoClip(), aggregate=TokenSum())
+    assert float(loss.numerator.detach()) == -2.5 and loss.keep.tolist() == [True, True, False, False]
+    assert torch.autograd.grad(loss.numerator, b.log_prob)[0].tolist() == [-0.5, -2.0, 0.0, 0.0]
+    ready = precompute(of_ratios([0.5, 1.5], [3.0]), surrogate=PpoClip(), correction=Importance()).batch
+    assert float(policy_loss(ready, surrogate=PpoClip(), aggregate=TokenSum()).numerator) == -0.5 - 1.5 - 2
+
+
 def test_a_sequence_loss_takes_the_geometric_mean_of_its_kept_weights() -> None:
     b = of_ratios([0.5, 2.0, 7.0])
     loss = policy_loss(

@@ -150,8 +150,8 @@ def policy_loss(
     Args:
         batch: packed tokens. Positions outside the loss mask may hold NaN.
         surrogate, aggregate, correction, penalty: specs, as in SURROGATES, AGGREGATES, CORRECTIONS and PENALTIES; of
-            the last two also several. Corrections see this batch alone, unless `core.precompute` has stored their
-            weights.
+            the last two also several. Corrections see this batch alone; a batch that holds `weight`, by
+            `core.precompute` or your own, has them applied instead, with or without `correction`.
         check: refuse impossible log-probs; costs one device sync per call.
     Returns: `PolicyLoss`. In your own training loop:
         `policy_loss(b, surrogate=Cppo(), aggregate=TokenMean()).value.backward()`.
@@ -204,10 +204,10 @@ class Corrections:
 def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> Corrections:
     """Weights multiply, rejections add up. Each correction sees the original batch, so their order is irrelevant."""
     keep = loss_mask = batch.loss_mask
+    if batch.weight is not None:  # precomputed: the loss mask is already reduced and the metrics are counted
+        return Corrections(batch.masked("weight").detach(), keep & (batch.weight > 0), loss_mask, {})
     if not corrections:
         return Corrections(None, keep, loss_mask, {})
-    if batch.weight is not None:  # precomputed: the loss mask is already reduced and the metrics are counted
-        return Corrections(batch.weight, keep & (batch.weight > 0), loss_mask, {})
     weight: Tensor | None = None
     metrics: Metrics = {}
     for spec in corrections:
