@@ -117,6 +117,18 @@ def test_normalised_weights_have_mean_one_over_the_whole_batch_only() -> None:
     assert float(alone.numerator) == pytest.approx(-2.0 * 6 / 7)  # 3 is truncated to 2, the mean of the six is 7/6
 
 
+def test_an_empty_interval_is_refused() -> None:
+    """`clip` without `lower` keeps [1 / upper, upper], which is empty for upper < 1: it rejected every token."""
+    for make in (lambda: Importance(bound="clip", upper=0.5), lambda: Rejection(upper=0.5)):
+        with pytest.raises(ValueError, match=r"^upper=0.5 must be >= 1 .* while lower is none, which is 1 / upper"):
+            make()
+    b = of_ratios([0.4, 0.6, 1.0])
+    assert Importance(bound="clip", upper=0.5, lower=0.0)(b).weight.tolist() == pytest.approx([0.4, 0, 0])
+    assert Importance(upper=0.5)(b).weight.tolist() == pytest.approx([0.4, 0.5, 0.5])
+    assert Rejection(upper=0.5, lower=0.0)(b).keep.tolist() == [True, False, False]
+    assert Rejection(statistic="k1", upper=0.5)(b).keep.tolist() == [False, False, True]  # -log .6 is .51
+
+
 def test_weights_in_the_batch_count_without_a_correction() -> None:
     b = of_ratios([1.0, 1.0], [1.0, 1.0])
     weight = torch.tensor([0.5, 2.0, 0.0, math.nan], dtype=torch.float64)  # NaN: outside the loss

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from proxima.core.correction.weight_statistics import CATASTROPHIC, LossTokens
 from proxima.core.metrics import k3
-from proxima.data import PolicyBatch, require
+from proxima.data import PolicyBatch, check_choices, require
 
 OnMismatch = Literal["warn", "reject", "stop"]
 
@@ -39,12 +39,7 @@ class MismatchGuard:
     max_catastrophic: float = 0.05
 
     def __post_init__(self) -> None:
-        require(
-            self.on_mismatch in ("warn", "reject", "stop"),
-            "on_mismatch",
-            self.on_mismatch,
-            "must be warn, reject or stop",
-        )
+        check_choices(self)
         bound = "must be warn while measure is false: what is not measured can't be acted on"
         require(self.measure or self.on_mismatch == "warn", "on_mismatch", self.on_mismatch, bound)
         require(self.max_k3_kl > 0, "max_k3_kl", self.max_k3_kl, "must be > 0 nats a token")

@@ -21,7 +21,7 @@ from proxima.core.correction.weight_statistics import (
 from proxima.core.loss import Corrected, Correction
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.segment import segment_count
-from proxima.data import PolicyBatch, require
+from proxima.data import PolicyBatch, check_choices, require
 
 Bound = Literal["truncate", "clamp", "clip", "none"]
 Rejected = Literal["count", "drop"]
@@ -48,7 +48,7 @@ class Importance(Correction):
         level: `token`, or `sequence` (the product), `geometric` (the mean) over a sequence's loss tokens, one weight
             for all of them.
         bound: `truncate` to at most upper, `clamp` into [lower, upper], `clip` to 0 outside of it, or `none`.
-        upper: > 0. Truncated importance sampling usually takes 2.
+        upper: > 0; >= 1 for `clip` without `lower`. Truncated importance sampling usually takes 2.
         lower: >= 0, <= upper; none: 1 / upper for `clip`, 0 for `clamp`. For `truncate` it changes no weight, only
             the metric fraction_low.
         veto: ratio of a single token, in (0, 1), below which its whole sequence gets weight 0; none: off. Tested on
@@ -93,28 +93,13 @@ class Importance(Correction):
     }
 
     def __post_init__(self) -> None:
-        require(
-            self.level in ("token", "sequence", "geometric"),
-            "level",
-            self.level,
-            "must be token, sequence or geometric",
-        )
-        require(
-            self.bound in ("truncate", "clamp", "clip", "none"),
-            "bound",
-            self.bound,
-            "must be truncate, clamp, clip or none",
-        )
+        check_choices(self)
         require(self.upper > 0, "upper", self.upper, "must be > 0")
-        require(
-            self.lower is None or 0 <= self.lower <= self.upper,
-            "lower",
-            self.lower,
-            f"must be in [0, upper={self.upper}], or none",
-        )
+        bound = f"must be in [0, upper={self.upper}], or none"
+        require(self.lower is None or 0 <= self.lower <= self.upper, "lower", self.lower, bound)
+        bound = "must be >= 1 with bound=clip while lower is none, which is 1 / upper: no weight would be left"
+        require(self.bound != "clip" or self.floor <= self.upper, "upper", self.upper, bound)
         require(self.veto is None or 0 < self.veto < 1, "veto", self.veto, "must be in (0, 1), or none")
-        require(self.rejected in ("count", "drop"), "rejected", self.rejected, "must be count or drop")
-        require(self.towards in FIELDS, "towards", self.towards, f"must be one of {', '.join(FIELDS)}")
         object.__setattr__(self, "needs", frozenset({"behavior_log_prob", FIELDS[self.towards]}))
 
     @property

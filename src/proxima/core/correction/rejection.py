@@ -13,7 +13,7 @@ from proxima.core.metrics import Metrics, Peak, Spread, SumCount, k3
 from proxima.core.ratio import spread
 from proxima.core.segment import segment_count, segment_mean, segment_sum
 from proxima.core.token_subset import second_moment_keep
-from proxima.data import PolicyBatch, require
+from proxima.data import PolicyBatch, check_choices, require
 
 
 def as_correction(b: PolicyBatch, keep: Tensor, name: str, metrics: Metrics | None = None) -> Corrected:
@@ -40,7 +40,7 @@ class Rejection(Correction):
         statistic: `ratio`, `k1`, `k2` or `k3`. For `ratio` at sequence level rho is reduced before exp: `sum` is the
             sequence's ratio, `mean` the geometric mean.
         reduce: `sum`, `mean` or `max`; ignored at token level.
-        upper: of the statistic; > 0.
+        upper: of the statistic; > 0, for `ratio` without `lower` >= 1.
         lower: none: 1 / upper for `ratio`, -upper for `k1`, no bound for `k2` and `k3`, which are >= 0.
         rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs
             `core.precompute`).
@@ -73,21 +73,13 @@ class Rejection(Correction):
     }
 
     def __post_init__(self) -> None:
-        require(self.towards in FIELDS, "towards", self.towards, f"must be one of {', '.join(FIELDS)}")
+        check_choices(self)
         object.__setattr__(self, "needs", frozenset({"behavior_log_prob", FIELDS[self.towards]}))
-        require(self.level in ("token", "sequence"), "level", self.level, "must be token or sequence")
-        require(
-            self.statistic in ("ratio", "k1", "k2", "k3"), "statistic", self.statistic, "must be ratio, k1, k2 or k3"
-        )
-        require(self.reduce in ("sum", "mean", "max"), "reduce", self.reduce, "must be sum, mean or max")
         require(self.upper > 0, "upper", self.upper, "must be > 0")
-        require(
-            self.lower is None or self.lower <= self.upper,
-            "lower",
-            self.lower,
-            f"must be <= upper={self.upper}, or none",
-        )
-        require(self.rejected in ("count", "drop"), "rejected", self.rejected, "must be count or drop")
+        bound = f"must be <= upper={self.upper}, or none"
+        require(self.lower is None or self.lower <= self.upper, "lower", self.lower, bound)
+        bound = "must be >= 1 for a ratio while lower is none, which is 1 / upper: nothing would be left"
+        require(self.floor <= self.upper, "upper", self.upper, bound)
 
     @property
     def floor(self) -> float:
@@ -163,7 +155,7 @@ class SecondMoment(Correction):
 
     def __post_init__(self) -> None:
         require(self.threshold > 0, "threshold", self.threshold, "must be > 0")
-        require(self.rejected in ("count", "drop"), "rejected", self.rejected, "must be count or drop")
+        check_choices(self)
 
     @torch.no_grad()
     def __call__(self, b: PolicyBatch) -> Corrected:
@@ -227,7 +219,7 @@ class TopEntropy(Correction):
 
     def __post_init__(self) -> None:
         require(0 < self.share <= 1, "share", self.share, "must be in (0, 1]")
-        require(self.rejected in ("count", "drop"), "rejected", self.rejected, "must be count or drop")
+        check_choices(self)
 
     @torch.no_grad()
     def __call__(self, b: PolicyBatch) -> Corrected:
