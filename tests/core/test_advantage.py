@@ -116,6 +116,15 @@ def test_the_other_group_advantages_by_hand() -> None:
     assert Rloo(normalise=True)(o).tolist() == pytest.approx((Rloo()(o) / (Rloo()(o).std() + 1e-4)).tolist())
 
 
+def test_normalised_rloo_leaves_lone_siblings_out() -> None:
+    """One that nothing compares with has no advantage; it was shifted by the mean, and made the deviation smaller."""
+    pair = outcomes([1, 0, 0.5, 4.0], [0, 0, 0, 0])
+    more = outcomes([1, 0, 0.5, 4.0, 7.0, 3.0, NAN], [0, 0, 0, 0, 1, 2, 2], [1, 1, 1, 1, 1, 1, 0])
+    spec = Rloo(normalise=True)
+    assert spec(more).tolist() == pytest.approx([*spec(pair).tolist(), 0, 0, 0])
+    assert spec(outcomes([1, 2], [0, 1])).tolist() == [0, 0]
+
+
 def test_whitening_weighs_completions_by_their_tokens() -> None:
     o = replace(outcomes([1, 0], [0, 0]), length=torch.tensor([3, 1]))
     tokens = torch.tensor([0.5, 0.5, 0.5, -0.5]).double()

@@ -98,7 +98,7 @@ def test_label_smoothing_and_divergences() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_discopop_is_finite_where_exp_overflows(dtype: torch.dtype) -> None:
-    """exp(-x) σ(x/τ) = exp((1/τ - 1) x) for x -> -inf; the product of its factors is inf · 0 from x = -89 in float32."""
+    """exp(-x) σ(x/τ) is exp((1/τ - 1) x) for x -> -inf, but inf · 0 as a product: from x = -89 in float32."""
     for x in (-88.0, -100.0, -2000.0):
         chosen = torch.tensor([x * 10], dtype=dtype, requires_grad=True)
         zero, one = torch.zeros(1, dtype=dtype), torch.ones(1, dtype=torch.long)

@@ -117,13 +117,16 @@ class Rloo(GroupAdvantage):
         A_i = r_i - mean_{j != i} r_j = (r_i - mean_group) n / (n - 1)
 
     Args:
-        normalise: standardise over the valid completions of the batch: (A - mean) / (std + 1e-4), ddof = 1.
+        normalise: standardise over the batch: (A - mean) / (std + 1e-4), ddof = 1, of the completions that have a
+            valid sibling.
         outcomes: rewards, validity, groups.
     Returns: [S] in the rewards' dtype, reward units.
-    Edge cases: a uniform group gives exactly 0 (before normalisation), so does a group with one valid reward. Invalid
-        rewards give 0 and enter no baseline.
+    Edge cases: a uniform group gives exactly 0 (before normalisation). A completion without a valid sibling has nothing
+        to be compared with: 0, also after normalisation, where it enters neither mean nor deviation. Invalid rewards
+        give 0 and enter no baseline.
     Source: arXiv 2402.14740; `normalise`: TRL `normalize_advantages` (T10).
-    Differs: verl's `rloo` keeps the raw reward of a group of one, its `rloo_vectorized` gives 0 (P16).
+    Differs: TRL counts a completion without a sibling as 0 when it normalises. verl's `rloo` keeps the raw reward of a
+        group of one, its `rloo_vectorized` gives 0 (P16).
     """
 
     normalise: bool = False
@@ -132,7 +135,7 @@ class Rloo(GroupAdvantage):
         group = GroupStatistics.of(outcomes)
         leave_one_out = (group.reward - group.mean) * group.count / (group.count - 1).clamp(min=1)
         centred = zero_if_uniform(outcomes, group, leave_one_out)
-        return standardised(centred, outcomes.valid, 1e-4) if self.normalise else centred
+        return standardised(centred, outcomes.valid & (group.count > 1), 1e-4) if self.normalise else centred
 
 
 def standardised(advantage: Tensor, valid: Tensor, epsilon: float) -> Tensor:
