@@ -133,6 +133,22 @@ def test_whitening_weighs_completions_by_their_tokens() -> None:
     )
 
 
+def test_tokens_outside_the_loss_have_no_weight() -> None:
+    """Two responses of 4 tokens; of the first, 3 are tool output."""
+    mask = torch.tensor([[1, 0, 0, 0], [1, 1, 1, 1]]).bool()
+    o = replace(outcomes([1, 0], [0, 0]), length=torch.tensor([4, 4]), loss_tokens=mask.sum(1))
+    assert Opo()(o).tolist() == pytest.approx([0.8, -0.2])
+    for spec, gap in ((ReinforcePpBaseline(), 0.5), (Gdpo(), 0.5**0.5)):
+        tokens = torch.tensor([gap, -gap, -gap, -gap, -gap]).double()
+        expected = [float((x - tokens.mean()) / tokens.std()) for x in (gap, -gap)]
+        assert spec(o).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_opo_of_a_group_without_a_token_is_zero() -> None:
+    o = replace(outcomes([1, 0, 3, 0], [0, 0, 1, 1]), length=torch.tensor([0, 0, 1, 0]))
+    assert Opo()(o).tolist() == [0, 0, 0, -3]
+
+
 def test_gdpo_counts_a_reward_of_small_scale() -> None:
     parts = torch.tensor([[1.0, 0.0], [0.0, 0.001]]).double()
     o = replace(outcomes([1.0, 0.001], [0, 0]), parts=parts)

@@ -38,6 +38,7 @@ def make_outcomes(reward: list[float], group: list[int], valid: list[int]) -> Ou
     return replace(
         Outcomes.of(torch.where(ok, value, torch.nan), label, ok),
         length=torch.arange(len(reward)) % 5 + 1,
+        loss_tokens=torch.arange(len(reward)) % 3,
         parts=torch.where(ok[:, None], parts, torch.nan),
         part_names=("main", "style"),
         baseline=0.25 * label.double(),

@@ -23,6 +23,8 @@ class Outcomes:
         valid: [S] bool; False where a scorer failed.
         group: [S] int, the same number for completions of the same prompt; any order, any numbers.
         length: [S] int, response tokens.
+        loss_tokens: [S] int, those of them that are in the loss; omitted: all. The weight of a completion where an
+            advantage counts tokens.
         truncated: [S] bool, ended by the length limit.
         parts: [S, R] float, the rewards that `reward` was summed from, one column each, unweighted; for advantages that
             normalise each.
@@ -37,6 +39,7 @@ class Outcomes:
     group: Annotated[Tensor, "int S"]
     length: Annotated[Tensor, "int S"]
     truncated: Annotated[Tensor, "bool S"]
+    loss_tokens: Annotated[Tensor | None, "int S"] = None
     parts: Annotated[Tensor | None, "float S R"] = None
     part_names: tuple[str, ...] = ()
     correct: Annotated[Tensor | None, "float S"] = None

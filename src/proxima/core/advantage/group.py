@@ -61,13 +61,19 @@ def zero_if_uniform(outcomes: Outcomes, group: GroupStatistics, advantage: Tenso
     return torch.where(outcomes.valid & ~group.uniform, advantage, torch.zeros_like(advantage))
 
 
+def token_weight(outcomes: Outcomes) -> Tensor:
+    """[S] int, the loss tokens of each valid completion, 0 where invalid. Tokens without a gradient (tool output) count
+    nowhere."""
+    return torch.where(outcomes.valid, outcomes.length if outcomes.loss_tokens is None else outcomes.loss_tokens, 0)
+
+
 def whitened_over_tokens(advantage: Tensor, outcomes: Outcomes, epsilon: float = 1e-8) -> Tensor:
     """[S] (A − mean) / sqrt(var + ε), mean and variance (ddof = 1) over the tokens of all valid completions.
 
-    Args: advantage [S]; outcomes: `valid`, and `length` in loss tokens, the weight of each completion.
+    Args: advantage [S]; outcomes: `valid`, and the loss tokens, the weight of each completion.
     Returns: [S], 0 where invalid; unchanged if there are fewer than two tokens.
     """
-    weight = torch.where(outcomes.valid, outcomes.length.clamp(min=0), 0).to(advantage.dtype)
+    weight = token_weight(outcomes).to(advantage.dtype)
     tokens = weight.sum()
     if float(tokens) < 2:
         return advantage
@@ -151,19 +157,23 @@ class Opo(GroupAdvantage):
     """Reward minus the length-weighted mean of its group: the baseline of minimum variance if all token gradients have
     the same norm.
 
-        A = r - sum(len r) / sum(len)
+        A = r - sum(len r) / sum(len)        len: loss tokens
 
     Args:
-        outcomes: rewards, validity, groups, `length` in loss tokens.
-    Returns: [S] in the rewards' dtype. Edge cases: as `Grpo`; a group without a token gives 0.
-    Source: arXiv 2505.23585. verl `opo`. Differs: verl gives a group of one its raw reward (P16).
+        outcomes: rewards, validity, groups, `loss_tokens` (`length` if omitted).
+    Returns: [S] in the rewards' dtype. Edge cases: as `Grpo`; a group without a loss token gives 0.
+    Source: arXiv 2505.23585, where len is the response length, as the gradient's squared norm is taken to grow with it:
+        so only tokens with a gradient count, as in verl `opo` (sums of `response_mask`).
+    Differs: verl gives a group of one its raw reward (P16).
     """
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         group = GroupStatistics.of(outcomes)
-        length = torch.where(outcomes.valid, outcomes.length, 0).to(group.reward.dtype)
-        baseline = group_sum(length * group.reward, group.index) / group_sum(length, group.index).clamp(min=1)
-        return zero_if_uniform(outcomes, group, group.reward - baseline)
+        length = token_weight(outcomes).to(group.reward.dtype)
+        total = group_sum(length, group.index)
+        baseline = group_sum(length * group.reward, group.index) / total.clamp(min=1)
+        centred = torch.where(total > 0, group.reward - baseline, torch.zeros_like(baseline))
+        return zero_if_uniform(outcomes, group, centred)
 
 
 @dataclass(frozen=True)
@@ -245,10 +255,10 @@ class Remax(GroupAdvantage):
 class ReinforcePpBaseline(GroupAdvantage):
     """REINFORCE++ with a group baseline: rewards centred in their group, then whitened over all loss tokens.
 
-        A = whiten(r - mean_group)        whiten(x) = (x - mean) / sqrt(var + 1e-8) over tokens, ddof = 1
+        A = whiten(r - mean_group)        whiten(x) = (x - mean) / sqrt(var + 1e-8) over loss tokens, ddof = 1
 
     Args:
-        outcomes: rewards, validity, groups, `length` in loss tokens.
+        outcomes: rewards, validity, groups, `loss_tokens` (`length` if omitted), as verl's `masked_whiten` counts them.
     Returns: [S]. Edge cases: invalid: 0. A uniform group is 0 before whitening, and one small number after it.
     Source: arXiv 2501.03262. verl `reinforce_plus_plus_baseline`. Differs: verl gives a group of one its raw reward
         (P16).
@@ -273,7 +283,8 @@ class Gdpo(GroupAdvantage):
         epsilon: added to the standard deviation, > 0.
         finish: `tokens` whitens over loss tokens (verl), `completions` standardises over completions with `epsilon`
             (TRL), `none`.
-        outcomes: `parts` [S, R]; without it `reward` is the only one. `length` in loss tokens for `finish: tokens`.
+        outcomes: `parts` [S, R]; without it `reward` is the only one. `loss_tokens` (`length` if omitted) for
+            `finish: tokens`.
     Returns: [S]. Raises: FieldError if `weights` does not fit `parts`.
     Edge cases: a reward that is uniform in a group, or NaN (this row has no such reward), adds 0. Invalid: 0.
     Source: arXiv 2601.05242. verl `gdpo` (P20), TRL `multi_objective_aggregation: normalize_then_sum` (T10).
