@@ -120,8 +120,8 @@ def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
         parts.append(table(["field", "default", "meaning"], rows) + "\n")
     if slot == "advantage" and (only := unsupported_by_loop(cls)):
         parts.append(
-            f"**In core only.** `proxima train` can't run it: it {only}, which the training loop lacks. Your own "
-            "loop can.\n"
+            f"**In core only.** `proxima train` can't run it: it {only}, which no recipe supplies. Your own "
+            "loop can, and so can `proxima.runtime.run.train` with a forward stage that does.\n"
         )
     parts.append(f"**Use it.** {note['use']}\n\n**Not.** {note['avoid']}\n")
     if "recipe" in note:

@@ -95,13 +95,8 @@ def test_list_says_which_advantages_this_loop_cannot_run(proxima):
         for line in proxima("list", "advantage")[1].splitlines()
         if line.startswith("  ") and line[2] != " "
     }
-    assert {kind for kind, line in lines.items() if "In core only" in line} == {
-        "gae",
-        "optimal_token_baseline",
-        "reinforce_pp",
-    }
+    assert {kind for kind, line in lines.items() if "In core only" in line} == {"gae", "optimal_token_baseline"}
     assert "In core only, it needs `value`. Generalised advantage estimation with a critic" in lines["gae"]
-    assert "In core only, it returns one number a token. " in lines["reinforce_pp"]
 
 
 def test_list_has_no_fragment(proxima):

@@ -91,7 +91,7 @@ def test_an_advantage_beyond_the_loop_says_so():
     pages = method_pages.pages()
     for kind in method_pages.kinds("advantage"):
         said = "**In core only.** `proxima train` can't run it: it" in pages[DOCS / "algorithms" / f"{kind}.md"]
-        assert said is (kind in ("gae", "optimal_token_baseline", "reinforce_pp")), kind
+        assert said is (kind in ("gae", "optimal_token_baseline")), kind
 
 
 def test_a_method_is_one_screen():

@@ -419,16 +419,16 @@ def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
 
 
 def test_forwards_of_frozen_policies_are_run_on_what_pruning_left(tiny_model, tmp_path, monkeypatch):
-    from proxima.train import TrainStack
+    from proxima.train import LogProbStage
 
-    seen = []
-    inner = TrainStack.log_prob
+    seen = {}
+    inner = LogProbStage.pack
 
-    def counted(self, trajectories, policy=None):
-        seen.append(len(trajectories))
-        return inner(self, trajectories, *([] if policy is None else [policy]))
+    def counted(self, trajectories):
+        seen[self.column] = seen.get(self.column, 0) + len(trajectories)
+        return inner(self, trajectories)
 
-    monkeypatch.setattr(TrainStack, "log_prob", counted)
+    monkeypatch.setattr(LogProbStage, "pack", counted)
     algorithm = {
         "preset": "grpo",
         "proximal": "recompute",
@@ -436,7 +436,7 @@ def test_forwards_of_frozen_policies_are_run_on_what_pruning_left(tiny_model, tm
         "reference_kl": {"kind": "k3", "coefficient": 0.01},
     }
     go(tmp_path / "run", recipe(tiny_model("llama"), train__steps=1, train__updates_per_step=2, algorithm=algorithm))
-    assert seen == [8, 8]  # 4 groups of 4, half of each: proximal, then reference
+    assert list(seen.items()) == [("proximal_log_prob", 8), ("reference_log_prob", 8)]  # 4 groups of 4, half of each
     rows = read_rows(tmp_path / "run" / "rollouts" / "000001.parquet")
     assert sum(r["log_prob"] is not None for r in rows) <= 8 and len(rows) == 16
 

@@ -10,7 +10,7 @@ from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Cppo, Reinforce, Seq
 from proxima.core.correction import TopEntropy
 from proxima.core.surrogate import ClipCov
 from proxima.model import Policy
-from proxima.train import AdamW
+from proxima.train import AdamW, LogProbStage
 from tests.model.rows import loaded
 from tests.tiny import KINDS
 from tests.train.helpers import (
@@ -182,7 +182,9 @@ def test_log_probs_at_the_datas_own_temperature_and_of_another_policy():
     for row, values in zip(items, t.log_prob(items), strict=True):
         assert values == pytest.approx(list(row.behavior_log_prob), abs=1.1e-3)  # clamped at -1e-3
     other = Policy(loaded("llama", seed=8))
-    theirs = t.log_prob(items, other)
+    bare = [replace(row, reference_log_prob=None) for row in items]
+    filled = t.fill([LogProbStage("reference_log_prob", other), LogProbStage("reference_log_prob", t.policy)], bare)
+    theirs = [row.reference_log_prob for row in filled]  # the second stage finds its column filled
     theirs, own, alone = (
         np.concatenate(x)
         for x in (theirs, t.log_prob(items), trainer_of(other, tokens_per_micro_batch=15).log_prob(items))

@@ -1,6 +1,6 @@
 """Checks of an algorithm's parts against each other, and against what the engine and the loop supply."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
 from proxima.config.describe import table_of
@@ -38,7 +38,8 @@ def behavior_matches_sampling(r: Resolved[Any]) -> Iterator[Problem]:
 
 def groups_have_several_completions(r: Resolved[Any]) -> Iterator[Problem]:
     """An advantage relative to the group is 0 in a group of one."""
-    if r.config.train.completions_per_prompt == 1 and not needs_baseline(r.config.algorithm.advantage):
+    advantage = r.config.algorithm.advantage
+    if r.config.train.completions_per_prompt == 1 and not needs_baseline(advantage) and not advantage.per_token:
         kind = r.entry("algorithm.advantage.kind").value
         message = f"a group of one has advantage 0 under {kind!r}, so nothing is learned; set at least 2, usually 8"
         yield r.problem("train.completions_per_prompt", message)
@@ -71,7 +72,7 @@ def needed_tensors_are_supplied(r: Resolved[Any]) -> Iterator[Problem]:
 
 
 def advantage_is_supported(r: Resolved[Any]) -> Iterator[Problem]:
-    """The loop supplies rewards and groups and expects one advantage a completion."""
+    """The loop supplies rewards, groups and greedy baselines; no recipe names a forward stage for more."""
     spec = r.config.algorithm.advantage
     kinds = table_of("proxima.core.advantage:ADVANTAGES")
     usable = ", ".join(kind for kind, cls in sorted(kinds.items()) if not unsupported_by_loop(cls))
@@ -82,11 +83,11 @@ def advantage_is_supported(r: Resolved[Any]) -> Iterator[Problem]:
         )
 
 
-def unsupported_by_loop(advantage: Advantage | type[Advantage]) -> str | None:
-    """The requirement of an advantage, or its class, that the loop lacks: ``needs `value` ``; None if it lacks none."""
-    if needs := sorted(set(advantage.needs) - {"baseline", "group"}):
-        return f"needs `{needs[0]}`"
-    return "returns one number a token" if advantage.per_token else None
+def unsupported_by_loop(advantage: Advantage | type[Advantage], supplied: Set[str] = frozenset()) -> str | None:
+    """The requirement of an advantage, or its class, that the loop lacks: ``needs `value` ``; None if it lacks none.
+    `supplied`: the columns that forward stages fill."""
+    missing = sorted(set(advantage.needs) - {"baseline", "group"} - supplied)
+    return f"needs `{missing[0]}`" if missing else None
 
 
 def allocation_keeps_batch_size(r: Resolved[Any]) -> Iterator[Problem]:

@@ -160,6 +160,9 @@ def selection_values(spec: Any, case: OutcomesCase) -> None:
         all((reason is None) == k for k, reason in zip(keep.tolist(), reasons, strict=True)), "a drop has no reason"
     )
     require_that(torch.equal(select([spec], o, advantage)[0], keep), "two calls give different selections")
+    if "advantage" not in spec.needs:
+        blind = select([spec], o, torch.zeros_like(advantage))[0]
+        require_that(torch.equal(blind, keep), "the advantage decides what is kept; set needs = {'advantage'}")
 
 
 def selection_local(spec: Any, case: OutcomesCase) -> None:

@@ -18,6 +18,7 @@ class Selection(Spec, Protocol):
     """A frozen dataclass; calling it gives [S] bool, True for the completions that are kept. Subclass it to get the
     defaults.
 
+    needs: {"advantage"} if it reads the advantage; an advantage of tokens is unknown while a batch is being filled.
     reason: names its drops in logs.
     local: the decision on a group depends on that group alone. While dynamic sampling fills a batch, it asks the local
         specs before the first other one which groups are worth keeping.
@@ -110,6 +111,7 @@ class Prune(Selection):
     scope: Literal["group", "batch"] = "group"
     count: Literal["keep", "drop"] = "keep"
     allocate: bool = False
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage"})
     reason: ClassVar[str] = "pruned"
 
     def __post_init__(self) -> None:
@@ -161,6 +163,7 @@ class Balance(Selection):
 
     scope: Literal["group", "batch"] = "batch"
     most: float = 1.0
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage"})
     reason: ClassVar[str] = "unbalanced"
 
     def __post_init__(self) -> None:

@@ -9,5 +9,5 @@
 
 Imports: every room below (`rollout`, `train`, `evaluate`, `config` …). Imported by `lab`, `view` and `cli`.
 To add a stage: a method of `Controller` between its neighbours; a state in `journal.py` if it can be interrupted; a
-test that kills it.
+test that kills it. A forward pass before the advantages or the update is a `proxima.train.ForwardStage`.
 """

@@ -1,14 +1,19 @@
-"""From scored groups to what is trained: advantage, selection, and the order of the updates. Pure, in prompt order."""
+"""From scored groups to what is trained: advantage, selection, and the order of the updates. In prompt order."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from proxima.core.advantage import needs_baseline
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxima.core.advantage import TokenRewards, needs_baseline
+from proxima.core.advantage.token import place_scores
 from proxima.core.selection import prompts_factor, select
-from proxima.data import Group, Outcomes, Trajectory
+from proxima.data import Group, Outcomes, Trajectory, pack
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.runtime.rollouts import CompletionRecord, Key
 from proxima.train import TokenStatistics
@@ -20,7 +25,8 @@ class StepBatch:
 
     Args:
         groups: all groups that the step consumes: those it could use, by uid, then those dropped before.
-        advantage: by completion, reward units; completions without a valid score and groups dropped before have none.
+        advantage: by completion, reward units, the mean over its tokens where they differ; completions without a valid
+            score and groups dropped before have none.
         reasons: by completion, why it was dropped; absent for those that are trained.
         trajectories: the completions that are trained.
         updates: indices into `trajectories`, one tuple per optimizer step.
@@ -101,6 +107,7 @@ class Algorithm:
         behavior: which of the engine's log-probs is μ, `untruncated` or `sampled`.
         updates: optimizer steps per epoch; groups are dealt to them in order.
         epochs: passes over the batch; from the second on, groups are dealt in an order drawn by (seed, step, epoch).
+        fill: runs the forward stages of some columns, `Learner.fill`; an advantage of tokens asks it for its `needs`.
     """
 
     advantage: Any
@@ -109,6 +116,7 @@ class Algorithm:
     updates: int = 1
     epochs: int = 1
     seed: int = 0
+    fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]] = lambda trajectories, columns: [*trajectories]
 
     @property
     def needs_baseline(self) -> bool:
@@ -120,10 +128,15 @@ class Algorithm:
         return prompts_factor(self.selection, size)
 
     def reject(self, groups: Sequence[Group]) -> dict[int, str]:
-        """uid → reason, for the groups that the selections which look at one group at a time drop as a whole."""
-        local = tuple(takewhile(lambda spec: spec.local, self.selection))
+        """uid → reason, for the groups that the selections which look at one group at a time drop as a whole.
+
+        An advantage of tokens is not known before the batch is full: the first selection that reads it ends the list.
+        """
+        unknown = {"advantage"} if self.advantage.per_token else set[str]()
+        local = tuple(takewhile(lambda spec: spec.local and not spec.needs & unknown, self.selection))
         outcomes = Outcomes.from_groups(groups)
-        keep, reasons = select(local, outcomes, self.advantage(outcomes))
+        advantage = torch.zeros_like(outcomes.reward) if unknown else self.advantage(outcomes)
+        keep, reasons = select(local, outcomes, advantage)
         kept = {groups[i].prompt.uid for i in outcomes.group[keep].tolist()}
         keys = [completion.key for group in groups for completion in group.completions]
         dropped = {key: reason for key, reason in zip(keys, reasons, strict=True) if reason is not None}
@@ -139,21 +152,19 @@ class Algorithm:
         """
         ordered = tuple(sorted(groups, key=lambda group: group.prompt.uid))
         outcomes = Outcomes.from_groups(ordered)
-        advantage = self.advantage(outcomes)
+        advantage, items = self._with_advantages(ordered, outcomes)
         keep, reasons = select(self.selection, outcomes, advantage)
-        completions = [(i, completion) for i, group in enumerate(ordered) for completion in group.completions]
         trajectories: list[Trajectory] = []
         advantages: dict[Key, float] = {}
         dropped_for: dict[Key, str] = {}
         columns = (advantage.tolist(), outcomes.valid.tolist(), keep.tolist(), reasons)
-        for (i, completion), value, valid, kept, reason in zip(completions, *columns, strict=True):
+        for item, value, valid, kept, reason in zip(items, *columns, strict=True):
             if valid:
-                advantages[completion.key] = value
+                advantages[item.key] = value
             if reason is not None:
-                dropped_for[completion.key] = reason
+                dropped_for[item.key] = reason
             if kept:
-                prompt = ordered[i].prompt
-                trajectories.append(Trajectory.of(prompt, completion, group=i, advantage=value, behavior=self.behavior))
+                trajectories.append(item)
         dropped_for |= {completion.key: reason for group, reason in dropped for completion in group.completions}
         return StepBatch(
             groups=(*ordered, *(group for group, _ in dropped)),
@@ -162,6 +173,42 @@ class Algorithm:
             trajectories=tuple(trajectories),
             updates=self._deal(trajectories, len(ordered), step),
         )
+
+    def _with_advantages(self, groups: Sequence[Group], outcomes: Outcomes) -> tuple[Tensor, list[Trajectory]]:
+        """The advantage [S] of each completion, and its trajectory. Where the advantage is one of tokens, a completion
+        has the mean over its loss tokens, 0 without any."""
+        per_token = self.advantage.per_token
+        advantage = torch.zeros_like(outcomes.reward) if per_token else self.advantage(outcomes)
+        completions = [
+            (i, group.prompt, completion) for i, group in enumerate(groups) for completion in group.completions
+        ]
+        items = [
+            Trajectory.of(prompt, completion, group=i, advantage=value, behavior=self.behavior)
+            for (i, prompt, completion), value in zip(completions, advantage.tolist(), strict=True)
+        ]
+        rows = outcomes.valid.nonzero().flatten().tolist()
+        if per_token and rows:
+            for row, item in zip(
+                rows, self._with_token_advantages([items[row] for row in rows], outcomes), strict=True
+            ):
+                items[row] = item
+                values = item.advantage if item.loss_mask is None else item.advantage[item.loss_mask]
+                advantage[row] = float(values.mean(dtype=np.float64)) if values.size else 0.0
+        return advantage, items
+
+    def _with_token_advantages(self, scored: Sequence[Trajectory], outcomes: Outcomes) -> list[Trajectory]:
+        """The trajectories of all completions with a score, after the forward stages that the advantage needs.
+
+        The score is the reward of the last loss token. Nothing estimates the value after the last token of a truncated
+        completion: `bootstrap` is 0, as in verl and TRL.
+        """
+        filled = self.fill(scored, self.advantage.needs)
+        batch = pack(filled)
+        reward = place_scores(outcomes.reward[outcomes.valid], batch.loss_mask, batch.cu_seqlens)
+        needed = {name: getattr(batch, name) for name in self.advantage.needs}
+        rewards = TokenRewards(reward=reward, loss_mask=batch.loss_mask, cu_seqlens=batch.cu_seqlens, **needed)
+        columns = np.split(self.advantage(rewards).numpy(), batch.cu_seqlens[1:-1].tolist())
+        return [replace(item, advantage=values) for item, values in zip(filled, columns, strict=True)]
 
     def _deal(self, trajectories: Sequence[Trajectory], groups: int, step: int) -> tuple[tuple[int, ...], ...]:
         """Assign whole groups to updates, as evenly as the original groups divide; an empty update is left out."""

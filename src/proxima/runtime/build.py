@@ -1,14 +1,16 @@
 """From a config to the objects of a run: first those without weights, then those with."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from proxima.config.algorithm_checks import unsupported_by_loop
+from proxima.config.describe import kind_of
 from proxima.core.penalty import EntropyBonus
-from proxima.data import Group, Prompt, within
+from proxima.data import FieldError, Group, Prompt, within
 from proxima.engine.protocol import Engine, EngineSetup, Sampling
 from proxima.model import LoadedModel, Policy, load
 from proxima.model.compute_thread import ComputeThread
@@ -27,12 +29,13 @@ from proxima.runtime.store import RolloutRecorder, RunStore
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import Rows
-from proxima.train import PolicyObjective, Schedule, TrainStack
+from proxima.train import ForwardStage, LogProbStage, PolicyObjective, Schedule, TrainStack
 from proxima.train.objectives import ProximalSource
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
 
+StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compute thread
 LENGTH_CHECK = 2000  # rows whose length is checked before the run
 EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
 
@@ -205,18 +208,30 @@ def needs_reference(config: "RunConfig") -> bool:
     return config.algorithm.reference_kl is not None and config.algorithm.reference_kl.coefficient > 0
 
 
-def make_reference(config: "RunConfig", compute: ComputeThread) -> Policy | None:
-    """The frozen reference; None if no penalty needs it."""
-    if not needs_reference(config):
-        return None
-    frozen = compute.call(load_model, config)
-    frozen.model.requires_grad_(False)
-    return make_policy(config, frozen)
+def make_stages(config: "RunConfig", policy: Policy, compute: ComputeThread) -> list[ForwardStage]:
+    """The forward passes that the loss needs before the update. With one update a step, its own first forward gives the
+    proximal log-probs."""
+    stages: list[ForwardStage] = []
+    if config.algorithm.proximal == "recompute" and config.train.updates_per_step * config.train.epochs_per_step > 1:
+        stages.append(LogProbStage("proximal_log_prob", policy))
+    if needs_reference(config):
+        frozen = compute.call(load_model, config)
+        frozen.model.requires_grad_(False)
+        stages.append(LogProbStage("reference_log_prob", make_policy(config, frozen)))
+    return stages
 
 
-def make_algorithm(config: "RunConfig") -> Algorithm:
-    """The slots that act before the update."""
+def make_algorithm(config: "RunConfig", learner: Learner) -> Algorithm:
+    """The slots that act before the update.
+
+    Raises:
+        FieldError: nothing supplies what the advantage needs.
+    """
     algorithm, train = config.algorithm, config.train
+    supplied = {stage.column for stage in learner.stages}
+    if missing := unsupported_by_loop(algorithm.advantage, supplied):
+        remedy = "give train() a forward stage that fills it, or use another advantage"
+        raise FieldError("algorithm.advantage", kind_of(algorithm.advantage), missing, remedy=remedy)
     return Algorithm(
         advantage=algorithm.advantage,
         selection=algorithm.selection,
@@ -224,18 +239,20 @@ def make_algorithm(config: "RunConfig") -> Algorithm:
         updates=train.updates_per_step,
         epochs=train.epochs_per_step,
         seed=config.seed,
+        fill=learner.fill,
     )
 
 
-def make_learner(config: "RunConfig", loaded: LoadedModel, compute: ComputeThread) -> Learner:
-    """The weights, their optimizer and loss, and the reference."""
+def make_learner(
+    config: "RunConfig", loaded: LoadedModel, compute: ComputeThread, stages: StageFactory | None = None
+) -> Learner:
+    """The weights, their optimizer and loss, and the forward stages; `stages` adds some."""
     policy, train = make_policy(config, loaded), config.train
     return Learner(
         policy=policy,
         stack=make_stack(config, policy),
         objective=make_objective(config),
-        reference=make_reference(config, compute),
-        recompute_proximal=config.algorithm.proximal == "recompute",
+        stages=[*make_stages(config, policy, compute), *(compute.call(stages, policy) if stages else ())],
         updates=train.updates_per_step * train.epochs_per_step,
         guard=config.algorithm.mismatch,
         compute=compute,
@@ -252,13 +269,11 @@ def make_controller(
     observer: Observer,
     clock: Clock,
     carried: Sequence[Group] = (),
+    stages: StageFactory | None = None,
 ) -> Controller:
     """Everything that the loop touches; `carried` are the scored groups that a checkpoint kept for the next step."""
-    algorithm, learner, size = (
-        make_algorithm(config),
-        make_learner(config, loaded, compute),
-        config.train.completions_per_prompt,
-    )
+    learner = make_learner(config, loaded, compute, stages)
+    algorithm, size = make_algorithm(config, learner), config.train.completions_per_prompt
     engine = config.engine.build(EngineSetup.of(loaded, max_length=data.max_length, compute=compute))
     rewards = make_rewards(config)
     spec = GroupSpec(

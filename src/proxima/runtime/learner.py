@@ -1,6 +1,6 @@
 """The trained policy and what changes it. Everything here is called in the compute thread."""
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from proxima.data import PolicyBatch, Trajectory
 from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.runtime.algorithm import StepBatch
-from proxima.train import PolicyObjective, TokenStatistics, TrainStack, UpdateResult
+from proxima.train import ForwardStage, PolicyObjective, TokenStatistics, TrainStack, UpdateResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,7 @@ class Learner:
 
     Args:
         policy, stack, objective: the weights, the optimizer and all around it, and the loss.
-        reference: the frozen policy that a penalty refers to; None: no penalty.
-        recompute_proximal: compute the proximal log-probs before the updates (`proximal: recompute`); with one update
-            per step, the update's own first forward gives them.
+        stages: the forward passes before the update, in order.
         updates: optimizer steps of a full batch; the learning rate schedule counts these.
         guard: what is done when rollout engine and trainer differ too much.
         compute: the thread that all of this runs in.
@@ -32,21 +30,20 @@ class Learner:
     policy: Policy
     stack: TrainStack
     objective: PolicyObjective
-    reference: Policy | None = None
-    recompute_proximal: bool = False
+    stages: Sequence[ForwardStage] = ()
     updates: int = 1
     guard: MismatchGuard = field(default_factory=MismatchGuard)
     compute: ComputeThread = field(default_factory=ComputeThread)
 
     def update(self, batch: StepBatch, version: int, progress: Progress) -> UpdateResult:
-        """Log-probs of the frozen policies, then the optimizer steps.
+        """The forward stages that have not run yet, then the optimizer steps.
 
         Args:
             batch: what the step trains on.
             version: of the present weights.
             progress: called with (tokens done, tokens in all).
         """
-        trajectories = self.with_log_probs(batch.trajectories)
+        trajectories = self.stack.fill(self.stages, batch.trajectories)
         objective = replace(self.objective, current_version=version)
         return self.stack.update(objective, batch.updates, trajectories, progress, planned=self.updates)
 
@@ -59,27 +56,16 @@ class Learner:
         rejected = self.guard.rejects(measured).nonzero().squeeze(1).tolist()
         metrics = {name: metric.value for name, metric in mismatch_metrics(measured).items()}
         metrics["mismatch/rejected_seq_fraction"] = len(rejected) / len(batch.trajectories)
-        if self._needs_proximal:
+        if any(stage.column == "proximal_log_prob" for stage in self.stages):
             known = zip(batch.trajectories, log_probs, strict=True)
             batch = replace(batch, trajectories=tuple(replace(item, proximal_log_prob=x) for item, x in known))
         nothing = {i: np.zeros(len(log_probs[i]), np.bool_) for i in rejected}
         statistics = {i: TokenStatistics(log_prob=log_probs[i], keep=keep) for i, keep in nothing.items()}
         return batch.reject(statistics, "mismatch"), metrics
 
-    @property
-    def _needs_proximal(self) -> bool:
-        return self.recompute_proximal and self.objective.proximal != "first_forward"
-
-    def with_log_probs(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """The trajectories with the proximal and reference log-probs that the loss needs."""
-        out = list(trajectories)
-        if self._needs_proximal and any(item.proximal_log_prob is None for item in out):
-            values = self.stack.log_prob(out)
-            out = [replace(item, proximal_log_prob=value) for item, value in zip(out, values, strict=True)]
-        if self.reference is not None:
-            values = self.stack.log_prob(out, self.reference)
-            out = [replace(item, reference_log_prob=value) for item, value in zip(out, values, strict=True)]
-        return out
+    def fill(self, trajectories: Sequence[Trajectory], columns: Set[str]) -> list[Trajectory]:
+        """The trajectories with those of `columns` that a stage supplies."""
+        return self.stack.fill([stage for stage in self.stages if stage.column in columns], trajectories)
 
 
 def _policy_batch(trajectories: Sequence[Trajectory], log_probs: Sequence[NDArray[np.float32]]) -> PolicyBatch:

@@ -13,7 +13,7 @@ from proxima.config.estimate import at_once, pruned
 from proxima.data import Group, UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.build import RunData, load_model, load_run_data, make_controller
+from proxima.runtime.build import RunData, StageFactory, load_model, load_run_data, make_controller
 from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.environment import describe_environment
@@ -39,6 +39,7 @@ def train(
     overwrite: bool = False,
     observer: Observer | None = None,
     clock: Clock | None = None,
+    stages: StageFactory | None = None,
 ) -> Summary:
     """Train as the config says; all results are in the run folder.
 
@@ -46,6 +47,8 @@ def train(
         resolved: the config with provenance, for config.yaml; None writes no config.yaml.
         resume: continue the run in the folder from its last complete checkpoint; starts one if there is none.
         overwrite: delete the run in the folder first.
+        stages: from the trained policy to forward stages beside those of the loss, such as a critic for `gae`. They
+            must be the same at each resume.
 
     Raises:
         UserError: something is wrong with config, data, folder or model; before weights are loaded wherever possible.
@@ -60,7 +63,7 @@ def train(
         try:
             compute = ComputeThread()
             with signals_restored():
-                return compute.serve(_train(config, resolved, data, folder, resuming, compute, observer, clock))
+                return compute.serve(_train(config, resolved, data, folder, resuming, compute, observer, clock, stages))
         finally:
             folder.release()
 
@@ -74,6 +77,7 @@ async def _train(
     compute: ComputeThread,
     observer: Observer,
     clock: Clock,
+    stages: StageFactory | None,
 ) -> Summary:
     checkpoint, carried = _prepare_resume(config, data, folder, observer, clock) if resuming else (None, [])
     observer.progress("load", 0, 1, "models")
@@ -86,7 +90,7 @@ async def _train(
             folder.write_config(dump(resolved))
         store = RunStore(journal, folder)
         controller = make_controller(
-            config, loaded, data, store, compute, observer=observer, clock=clock, carried=carried
+            config, loaded, data, store, compute, observer=observer, clock=clock, carried=carried, stages=stages
         )
         if checkpoint:
             await compute.run(restore, checkpoint, controller.learner.stack)

@@ -3,12 +3,14 @@
     stack         optimizer, schedule, gradient clipping, micro-batches, state
     objectives/   what is minimised: `PolicyObjective`, and the protocol for others
     micro_batch   splits an update by token budget        optimizer    optimizers and learning-rate schedules
-    checkpoint    writes and reads checkpoints
+    forward_stage   what runs before the update           checkpoint   writes and reads checkpoints
 Imports: torch, numpy, safetensors, `proxima.data`, `proxima.core`, `proxima.model`. Imported by `runtime`.
 To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIMIZERS`. To add an objective: see
-`proxima.train.objectives`.
+`proxima.train.objectives`. To add a forward pass before the advantages or the update: a `ForwardStage`, given to
+`proxima.runtime.run.train(stages=…)`.
 """
 
+from proxima.train.forward_stage import ForwardStage, LogProbStage
 from proxima.train.objectives import Objective, PolicyObjective, TokenStatistics
 from proxima.train.optimizer import OPTIMIZERS, AdamW, Schedule
 from proxima.train.stack import TrainStack, UpdateResult
@@ -16,6 +18,8 @@ from proxima.train.stack import TrainStack, UpdateResult
 __all__ = [
     "OPTIMIZERS",
     "AdamW",
+    "ForwardStage",
+    "LogProbStage",
     "Objective",
     "PolicyObjective",
     "Schedule",

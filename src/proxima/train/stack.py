@@ -1,7 +1,7 @@
 """The training stack: from items and an objective to new weights. It knows no RL."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from proxima.core.metrics import Metrics, merge_metrics
 from proxima.data import PackedBatch, Trajectory, UserError
 from proxima.data.columns import Floats
 from proxima.model import Policy, TokenOutputs
+from proxima.train.forward_stage import ForwardStage, LogProbStage
 from proxima.train.micro_batch import micro_batches, tokens_fed
 from proxima.train.objectives.protocol import Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
@@ -83,15 +84,26 @@ class TrainStack:
         self.tokens_per_micro_batch = tokens_per_micro_batch
         self.updates = 0
 
+    def log_prob(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
+        """[T] log-probs of each response, nats, at the trajectory's temperature, under the current weights."""
+        return self._column(LogProbStage("proximal_log_prob", self.policy), trajectories)
+
+    def fill(self, stages: Iterable[ForwardStage], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The trajectories with the columns of the stages, in order; a column that all of them have is kept."""
+        out = list(trajectories)
+        for stage in stages:
+            if any(getattr(item, stage.column) is None for item in out):
+                filled: list[dict[str, Any]] = [{stage.column: values} for values in self._column(stage, out)]
+                out = [replace(item, **column) for item, column in zip(out, filled, strict=True)]
+        return out
+
     @torch.no_grad()
-    def log_prob(self, trajectories: Sequence[Trajectory], policy: Policy | None = None) -> list[Floats]:
-        """[T] log-probs of each response, nats, at the trajectory's temperature, under the current weights or under
-        `policy`; no gradient."""
-        policy = policy or self.policy
+    def _column(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> list[Floats]:
+        """[T] of each trajectory, in micro-batches."""
         out: list[Floats] = []
         for indices in self._micro_batches([(item,) for item in trajectories]):
-            batch = policy.pack([trajectories[i] for i in indices])
-            out.extend(np.split(policy(batch).log_prob.cpu().numpy(), batch.cu_seqlens[1:-1].tolist()))
+            batch = stage.pack([trajectories[i] for i in indices])
+            out.extend(np.split(stage(batch).cpu().numpy(), batch.cu_seqlens[1:-1].tolist()))
         return out
 
     def update(

@@ -1,0 +1,46 @@
+"""Forward passes of a step before its update: each fills one column of the trajectories."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from proxima.data import PackedBatch, Trajectory
+from proxima.model import Policy
+
+
+class ForwardStage(Protocol):
+    """A forward pass without gradient over a step's completions; `TrainStack.fill` splits them into micro-batches.
+
+    It runs once a step, in the compute thread, under the weights that the step starts with: before the advantages and
+    over all completions with a score if the advantage names `column` in its `needs`, otherwise after the selection and
+    over the completions that are trained.
+
+    column: the field of `Trajectory`, [T] float32, that it fills; a column that is filled already stays.
+    """
+
+    @property
+    def column(self) -> str: ...
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        """The batch for `__call__`, on its device; `Policy.pack` of the model that runs it."""
+        ...
+
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        """[N] float32, one number for each response token."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogProbStage:
+    """Log-probs, nats, under a policy: `proximal_log_prob` of the trained one, `reference_log_prob` of a frozen one."""
+
+    column: str
+    policy: Policy
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        return self.policy.pack(trajectories)
+
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        return self.policy(batch).log_prob

@@ -1,0 +1,154 @@
+"""Forward passes before the advantages and before the update: a value head supplied from outside, and `gae` by it."""
+
+import os
+import signal
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from proxima.config import resolve
+from proxima.core.advantage import Gae
+from proxima.data import FieldError, Trajectory
+from proxima.model import Policy
+from proxima.model.attention import ATTENTION
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.rollouts import read_rows
+from proxima.runtime.run import train
+from proxima.train import LogProbStage
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+
+
+@dataclass
+class ValueStage:
+    """A linear value head over the policy's last hidden states; keeps what it was given and gave."""
+
+    policy: Policy
+    column: str = "value"
+    packed: list[Trajectory] = field(default_factory=list)
+    values: list[np.ndarray] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(11)
+            self.head = nn.Linear(self.policy.model.config.hidden_size, 1)
+
+    def pack(self, trajectories):
+        self.packed += trajectories
+        return self.policy.pack(trajectories)
+
+    def __call__(self, batch):
+        hidden = ATTENTION[self.policy.attention](self.policy.backbone, batch)
+        values = self.head(hidden.float()).squeeze(1)
+        self.values += np.split(values.numpy(), batch.cu_seqlens[1:-1].tolist())
+        return values
+
+
+def gae_run(folder, model, *, stages, observer=None, resume=False, advantage=None, **changes):
+    tree = recipe(model, algorithm={"preset": "grpo"}, train__updates_per_step=2, **changes)
+    config = resolve({**tree, "folder": str(folder)}).config
+    advantage = advantage or Gae(gamma=0.9, lam=0.8, whiten=False)
+    config = replace(config, algorithm=replace(config.algorithm, advantage=advantage))
+    return train(config, stages=stages, observer=observer, resume=resume)
+
+
+def by_hand(values, score, gamma=0.9, lam=0.8):
+    out, following, carry = [], 0.0, 0.0
+    for t in reversed(range(len(values))):
+        reward = score if t == len(values) - 1 else 0.0
+        carry = reward + gamma * following - values[t] + gamma * lam * carry
+        following = values[t]
+        out.append(carry)
+    return out[::-1]
+
+
+def test_gae_by_a_value_head_supplied_from_outside(tiny_model, tmp_path):
+    made = []
+
+    def stages(policy):
+        made.append(ValueStage(policy))
+        return made
+
+    summary = gae_run(tmp_path / "run", tiny_model("llama"), stages=stages)
+    assert summary.status == "done" and summary.steps == 3
+    (stage,) = made
+    value = {item.key: v for item, v in zip(stage.packed, stage.values, strict=True)}
+    run = RunFolder(tmp_path / "run")
+    rows = [row for step in (1, 2, 3) for row in read_rows(run.rollout_file(step))]
+    assert len(rows) == len(value) == 3 * 4 * 4 and {row["outcome"] for row in rows} == {"trained"}
+    for row in rows:
+        expected = by_hand(value[row["prompt_uid"], row["sample"], row["turn"]].astype(float), row["reward"])
+        found = row["token_advantage"] or [row["advantage"]] * len(row["tokens"])
+        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert row["advantage"] == pytest.approx(np.mean(expected), rel=1e-5, abs=1e-6)
+    steps = [r for r in run.read_metrics() if r["kind"] == "train"]
+    assert all(r["grad_norm"] > 0 and r["updates"] == 2 for r in steps)
+    first, last = (value[uid, 0, 0] for uid in (min(value)[0], max(value)[0]))
+    assert first.std() > 0 and last.std() > 0
+
+
+def test_gae_is_resumed_to_the_bit(tiny_model, tmp_path):
+    def stages(policy):
+        return [ValueStage(policy)]
+
+    def stop(event, *facts):
+        if event == "step" and facts[0]["step"] == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    gae_run(tmp_path / "whole", tiny_model("llama"), stages=stages)
+    assert gae_run(tmp_path / "run", tiny_model("llama"), stages=stages, observer=Watcher(stop)).status == "stopped"
+    assert gae_run(tmp_path / "run", tiny_model("llama"), stages=stages, resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
+
+
+def test_an_advantage_whose_column_no_stage_fills_is_refused(tiny_model, tmp_path):
+    with pytest.raises(FieldError, match=r"algorithm.advantage='gae' needs `value`; give train\(\) a forward stage"):
+        gae_run(tmp_path / "run", tiny_model("llama"), stages=lambda policy: [LogProbStage("next_log_prob", policy)])
+
+
+def test_a_stage_runs_where_its_column_is_needed(tiny_model, tmp_path):
+    """Before the advantages over everything with a score; otherwise over what is trained, and once."""
+    made = []
+
+    def stages(policy):
+        made.append([ValueStage(policy), ValueStage(policy, column="next_log_prob")])
+        return made[-1]
+
+    changes = {
+        "algorithm__selection": [{"kind": "prune", "rate": 0.5}],
+        "reward": [{"kind": "tests.runtime.tiny_run:Even", "fail_on": 5}],
+        "train__steps": 1,
+    }
+    tree = recipe(tiny_model("llama"), **{"algorithm": {"preset": "grpo"}} | changes)
+    config = resolve({**tree, "folder": str(tmp_path / "run")}).config
+    config = replace(config, algorithm=replace(config.algorithm, advantage=Gae()))
+    train(config, stages=stages)
+    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(1))
+    keys = {(row["prompt_uid"], row["sample"], row["turn"]): row for row in rows}
+    assert 0 < sum(not row["valid"] for row in rows) < len(rows)
+    early, late = ([item.key for item in stage.packed] for stage in made[0])
+    assert sorted(early) == sorted(key for key, row in keys.items() if row["valid"])
+    assert sorted(late) == sorted(key for key, row in keys.items() if row["outcome"] == "trained")
+    assert len(late) < len(early)
+    for uid in {row["prompt_uid"] for row in rows}:  # pruned by the mean over the tokens
+        group = [row for row in rows if row["prompt_uid"] == uid and row["valid"]]
+        trained = [abs(row["advantage"]) for row in group if row["outcome"] == "trained"]
+        pruned = [abs(row["advantage"]) for row in group if row["outcome"] == "dropped_pruned"]
+        assert min(trained) >= max(pruned, default=0.0)
+
+
+def test_reinforce_pp_from_a_recipe(tiny_model, tmp_path):
+    """No stage at all; with dynamic sampling, whose selections decide before any advantage is known."""
+    selection = [{"kind": "drop_uniform_groups"}, {"kind": "prune", "rate": 0.5}]
+    changes = {"algorithm__selection": selection, "algorithm__dynamic_sampling": {"exhausted": "partial"}}
+    algorithm = {"preset": "grpo", "advantage": "reinforce_pp"}
+    tree = recipe(tiny_model("llama"), train__steps=2, **{"algorithm": algorithm} | changes)
+    assert go(tmp_path / "run", tree).status == "done"
+    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(2))
+    used = [row for row in rows if row["outcome"] in ("trained", "dropped_pruned")]
+    rewards = np.repeat([row["reward"] for row in used], [len(row["tokens"]) for row in used])
+    whitened = (rewards - rewards.mean()) / rewards.std(ddof=1)
+    found = np.repeat([row["advantage"] for row in used], [len(row["tokens"]) for row in used])
+    assert found == pytest.approx(whitened, rel=1e-5, abs=1e-6)
