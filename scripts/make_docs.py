@@ -50,13 +50,12 @@ def reference() -> str:
 
 def sections(cls: type, path: str) -> Iterator[str]:
     """A table of the fields of a config class, then those of the classes below it."""
-    from proxima.config.describe import dataclass_in, fields_of
+    from proxima.config.describe import fields_of
 
     rows, below = [], []
     for info in fields_of(cls):
-        inner = dataclass_in(info.hint)
-        if inner is not None and not info.slot:
-            below.append((inner, f"{path}{info.name}."))
+        if info.section is not None:
+            below.append((info.section, f"{path}{info.name}."))
         rows.append([f"`{path}{info.name}`", default_of(info), info.help])
     yield f"### {path.removesuffix('.') or 'a recipe'}\n\n" + table(["field", "default", "meaning"], rows)
     for inner, name in below:
@@ -64,14 +63,13 @@ def sections(cls: type, path: str) -> Iterator[str]:
 
 
 def default_of(info: Any) -> str:
-    from proxima.config.describe import dataclass_in
     from proxima.config.scalars import in_one_line, to_json
 
     if info.slot and info.slot.default and info.default in (None, dataclasses.MISSING):
         return f"`{info.slot.default}`"
     if info.default is dataclasses.MISSING:
         return "required"
-    if dataclass_in(info.hint) is not None and info.default is not None:
+    if info.section is not None and info.default is not None:
         return "see below"
     return f"`{in_one_line(to_json(info.default))}`"
 

@@ -37,7 +37,10 @@ CASES = [
         "train.updates_per_step=3 (command line): must divide prompts_per_step=2; a group is never split over two "
         "updates",
     ),
-    ("model.device=mps", "model.device=mps (command line): is not supported; write auto, cpu, cuda or cuda:1"),
+    (
+        "model.device=mps",
+        "model.device=mps (command line): is not a device of proxima; write auto, cpu, cuda or cuda:1",
+    ),
     ("train.optimizer.lr=.inf", "train.optimizer.lr=.inf (command line): must be > 0 and finite"),
     ("sampling.temperature=.inf", "sampling.temperature=.inf (command line): must be >= 0 and finite; 0 is greedy"),
     (

@@ -86,15 +86,18 @@ def test_the_smallest_recipe_passes(recipe):
         (["eval.every=5"], "eval.every=5 (command line): there is nothing to evaluate; set eval.task, or eval.every=0"),
         (
             ["checkpoint.keep_best=true"],
-            "checkpoint.keep_best=true (command line): best by held-out accuracy needs eval.task and eval.every; "
-            "set them, or false",
+            "checkpoint.keep_best=true (command line): best by held-out accuracy needs evaluations "
+            "during the run; set eval.task and eval.every, or false",
         ),
         (
             ["checkpoint.keep_best=true", f"eval.task={ELSEWHERE}:Sums"],
-            "checkpoint.keep_best=true (command line): needs evaluations during the run; "
-            "set eval.every to the steps between them, or false",
+            "checkpoint.keep_best=true (command line): best by held-out accuracy needs evaluations "
+            "during the run; set eval.task and eval.every, or false",
         ),
-        (["model.device=gpu"], "model.device=gpu (command line): is not a device; write auto, cpu, cuda or cuda:1"),
+        (
+            ["model.device=gpu"],
+            "model.device=gpu (command line): is not a device of proxima; write auto, cpu, cuda or cuda:1",
+        ),
         (
             ["task.path=questions.jsonl"],
             "task.path=questions.jsonl (command line): no such file; give a path relative to the current folder",

@@ -48,7 +48,7 @@ def test_differences_name_path_and_both_values(tmp_path, monkeypatch):
 def test_flat_values_are_json_with_kinds(recipe):
     config = resolve(recipe(), ["algorithm.surrogate.delta=.inf", "algorithm.selection=[drop_uniform_groups]"]).config
     values = flat_values(config)
-    assert values["task.kind"] == "tests.config.fakes:Sums" and values["reward.0.kind"] == "number"
-    assert values["algorithm.surrogate.delta"] == "inf" and values["algorithm.selection.length"] == 1
+    assert values["task.kind"] == "tests.config.fakes:Sums" and values["reward"] == ["number"]
+    assert values["algorithm.surrogate.delta"] == "inf" and values["algorithm.selection"] == ["drop_uniform_groups"]
     assert values["algorithm.reference_kl"] is None
     assert all(isinstance(value, str | int | float | list | dict | None) for value in values.values())

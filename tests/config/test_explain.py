@@ -79,7 +79,7 @@ def test_time_and_memory_count_what_is_generated(recipe, tiny_model):
         resolve(recipe(), [*REFILL, "engine.slots=128", *extra]).config
         for extra in ([], ["algorithm.dynamic_sampling.oversample=3"])
     ]
-    caches = [memory_of(config, facts, batch_of(config, 40)).parts["KV cache"] for config in small]
+    caches = [memory_of(config, facts, batch_of(config, 40))["KV cache"] for config in small]
     assert caches[1] == 2 * caches[0]  # 64 rows, and 128 of 192
 
 
@@ -150,14 +150,13 @@ def test_memory_adds_up(recipe, tiny_model):
     config = resolve(recipe(), overrides).config
     facts = model_facts(str(folder))
     found = memory_of(config, facts, batch_of(config, 40))
-    assert found.parts["weights"] == found.parts["gradients"] == 4 * facts.parameters
-    assert found.parts["Adam's two moments"] == 8 * facts.parameters
-    assert found.parts["KV cache"] == 2 * facts.layers * facts.kv_width * 64 * 64 * 4
-    assert "reference model" not in found.parts
-    assert "autocast copy of the weights" not in found.parts
-    assert found.total == sum(found.parts.values())
+    assert found["weights"] == found["gradients"] == 4 * facts.parameters
+    assert found["Adam's two moments"] == 8 * facts.parameters
+    assert found["KV cache"] == 2 * facts.layers * facts.kv_width * 64 * 64 * 4
+    assert "reference model" not in found
+    assert "autocast copy of the weights" not in found
     more = resolve(recipe(), [*overrides, "algorithm.reference_kl=k3"]).config
-    assert memory_of(more, facts, batch_of(more, 40)).parts["reference model"] == 4 * facts.parameters
+    assert memory_of(more, facts, batch_of(more, 40))["reference model"] == 4 * facts.parameters
 
 
 def test_time_is_proportional(recipe, tiny_model):

@@ -68,5 +68,5 @@ def test_presets_share_nothing_that_could_be_changed():
 @pytest.mark.parametrize(("proximal", "warned"), [("behavior", True), ("recompute", False), ("loglinear", False)])
 def test_a_correction_without_effect_is_reported(recipe, proximal, warned):
     found = warnings(resolve(recipe(), ["algorithm.correction=decoupled_token_is", f"algorithm.proximal={proximal}"]))
-    lines = [str(problem) for problem in found if "it has no effect; set algorithm.proximal=recompute" in str(problem)]
+    lines = [str(problem) for problem in found if "has no effect: with algorithm.proximal=behavior" in str(problem)]
     assert len(lines) == warned

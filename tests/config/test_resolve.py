@@ -143,6 +143,17 @@ BAD_INPUT = [  # what is typed, where it is not the path of the line, and the re
     ("train.steps=0", None, "must be >= 1"),
     ("train.stepz=4", None, "'train' has no field 'stepz'; did you mean 'steps'?"),
     ("train.lr=1e-5", None, "'train' has no field 'lr'; did you mean 'train.optimizer.lr'?"),
+    (
+        "train.num_generations=4",
+        None,
+        "'train' has no field 'num_generations'; proxima calls it train.completions_per_prompt",
+    ),
+    ("rollout.n=4", None, "'recipe' has no field 'rollout'; proxima calls it train.completions_per_prompt"),
+    (
+        "algorithm.dynamic_sampling.max_age=2",
+        None,
+        "'dynamic_sampling' has no field 'max_age'; proxima calls it runtime.max_lag",
+    ),
     ("trian.steps=4", None, "'recipe' has no field 'trian'; did you mean 'train'?"),
     ("sampling.top_p=0", None, "must be in (0, 1]; 1 keeps all tokens"),
     ("sampling=hot", None, "must be a mapping of its fields: {temperature: …}"),
@@ -291,15 +302,13 @@ def test_cppo_is_the_published_setting(recipe):
 
 
 def every_field(cls=RunConfig, path=""):
-    from proxima.config.describe import dataclass_in
-
     for info in fields_of(cls):
         yield f"{path}{info.name}", info
         if info.slot:
             for kind, spec in kinds_of(info.slot).items():
                 yield from every_field(spec, f"{path}{info.name}({kind}).")
-        elif (inner := dataclass_in(info.hint)) is not None:
-            yield from every_field(inner, f"{path}{info.name}.")
+        elif info.section is not None:
+            yield from every_field(info.section, f"{path}{info.name}.")
 
 
 def test_every_field_says_what_it_means():

@@ -5,19 +5,8 @@ from typing import Annotated
 
 import pytest
 
-from proxima.config import (
-    CheckpointConfig,
-    ConfigError,
-    DataConfig,
-    EvaluateConfig,
-    ModelConfig,
-    RunConfig,
-    TrainConfig,
-    check,
-    dump,
-    load_recipe,
-    resolve,
-)
+from proxima.config import ConfigError, EvaluateConfig, RunConfig, check, dump, load_recipe, resolve
+from proxima.config.schema import CheckpointConfig, DataConfig, ModelConfig, TrainConfig
 from tests.config.conftest import BASE
 
 

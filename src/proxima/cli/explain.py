@@ -11,7 +11,7 @@ from proxima.cli.output import add_overrides, print_json, terminal_width, trunca
 
 if TYPE_CHECKING:
     from proxima.config import Resolved, ResolvedValue, RunConfig
-    from proxima.config.estimate import Memory, Time
+    from proxima.config.estimate import Time
     from proxima.config.recipe_estimates import Estimates
 
 VALUE_WIDTH = 36
@@ -88,12 +88,12 @@ def _batch_block(estimates: "Estimates") -> str:
     )
 
 
-def _memory_block(memory: "Memory", parameters: int, known: bool) -> str:
+def _memory_block(memory: dict[str, int], parameters: int, known: bool) -> str:
     from proxima.view.formatting import magnitude
 
-    parts = "  ".join(f"{name} {size / 2**30:.2f}" for name, size in memory.parts.items())
+    parts = "  ".join(f"{name} {size / 2**30:.2f}" for name, size in memory.items())
     size = f"{magnitude(parameters)} parameters{' (known size)' if known else ''}"
-    return f"memory   about {memory.total / 2**30:.2f} GiB for {size}, all at once\n         {parts}"
+    return f"memory   about {sum(memory.values()) / 2**30:.2f} GiB for {size}, all at once\n         {parts}"
 
 
 def _time_block(time: "Time", steps: int) -> str:

@@ -79,16 +79,15 @@ def catalogue() -> dict[str, dict[str, Any]]:
 
 
 def _slots() -> Iterator[tuple[str, Any]]:
-    from proxima.config.describe import dataclass_in, fields_of
+    from proxima.config.describe import fields_of
     from proxima.config.schema import RunConfig
 
     def walk(cls: type, path: str) -> Iterator[tuple[str, Any]]:
         for info in fields_of(cls):
-            inner = dataclass_in(info.hint)
             if info.slot or info.presets:
                 yield path + info.name, info
-            if inner is not None:
-                yield from walk(inner, f"{path}{info.name}.")
+            if info.section is not None:
+                yield from walk(info.section, f"{path}{info.name}.")
 
     yield from walk(RunConfig, "")
 

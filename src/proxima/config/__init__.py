@@ -5,47 +5,30 @@
     layers            layers and presets → one tree                presets             algorithms by name
     builder           tree → dataclasses with provenance           coerce, scalars     written value → annotated type
     resolve           recipe → Resolved, for any root              problems            the user's line, did-you-mean
+    other_names        what the peers call our fields
     validate          checks across fields: *_checks               comparable          which fields may differ
     estimate          batch, memory, time; recipe_estimates        json_schema, dump   for editors; config.yaml of a run
 
 Imports: pyyaml, torch, every room below; the tables of kinds are imported when a recipe is resolved. Imported by
 `runtime`, `view`, `cli`.
 To add a field: a line in `schema.py` with a meaning in `Annotated` and a bound in `__post_init__`, if two recipes need
-it; else it belongs in the spec that uses it. To add a preset: a key in `presets.py` with its source. No aliases
-for renamed fields.
+it; else it belongs in the spec that uses it. To add a preset: a key in `presets.py` with its source. A field has no
+aliases; a name that it had goes into `other_names.py`.
 """
 
 from proxima.config.builder import ResolvedValue
 from proxima.config.dump import dump
-from proxima.config.problems import ConfigError, Problem
+from proxima.config.problems import ConfigError
 from proxima.config.resolve import Resolved, resolve
-from proxima.config.schema import (
-    AlgorithmConfig,
-    CheckpointConfig,
-    DataConfig,
-    EvalConfig,
-    EvaluateConfig,
-    ModelConfig,
-    RunConfig,
-    RuntimeConfig,
-    TrainConfig,
-)
+from proxima.config.schema import EvaluateConfig, RunConfig
 from proxima.config.validate import check, load_recipe
 
 __all__ = [
-    "AlgorithmConfig",
-    "CheckpointConfig",
     "ConfigError",
-    "DataConfig",
-    "EvalConfig",
     "EvaluateConfig",
-    "ModelConfig",
-    "Problem",
     "Resolved",
     "ResolvedValue",
     "RunConfig",
-    "RuntimeConfig",
-    "TrainConfig",
     "check",
     "dump",
     "load_recipe",

@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Set
 from typing import Any
 
-from proxima.config.describe import table_of
 from proxima.config.problems import Problem
 from proxima.config.resolve import Resolved
-from proxima.core.advantage import needs_baseline
+from proxima.core.advantage import ADVANTAGES, needs_baseline
 from proxima.core.advantage.protocol import Advantage
 from proxima.core.selection import Balance, Prune
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
@@ -29,10 +28,8 @@ def behavior_matches_sampling(r: Resolved[Any]) -> Iterator[Problem]:
     trust region."""
     if r.config.sampling.truncates and r.config.algorithm.behavior == "sampled":
         cut = next(name for name, off in SAMPLING_OFF.items() if getattr(r.config.sampling, name) != off)
-        message = (
-            "behavior=sampled compares the policy with the truncated distribution; set "
-            f"algorithm.behavior=untruncated or {cut}={SAMPLING_OFF[cut]}"
-        )
+        remedy = f"set algorithm.behavior=untruncated or {cut}={SAMPLING_OFF[cut]}"
+        message = f"behavior=sampled compares the policy with the truncated distribution; {remedy}"
         yield r.problem(f"sampling.{cut}", message)
 
 
@@ -73,14 +70,10 @@ def needed_tensors_are_supplied(r: Resolved[Any]) -> Iterator[Problem]:
 
 def advantage_is_supported(r: Resolved[Any]) -> Iterator[Problem]:
     """The loop supplies rewards, groups and greedy baselines; no recipe names a forward stage for more."""
-    spec = r.config.algorithm.advantage
-    kinds = table_of("proxima.core.advantage:ADVANTAGES")
-    usable = ", ".join(kind for kind, cls in sorted(kinds.items()) if not unsupported_by_loop(cls))
-    if found := unsupported_by_loop(spec):
-        kind = r.entry("algorithm.advantage.kind").value
-        yield r.problem(
-            "algorithm.advantage.kind", f"{kind!r} {found}, which the loop does not support; use one of {usable}"
-        )
+    if found := unsupported_by_loop(r.config.algorithm.advantage):
+        usable = ", ".join(kind for kind, cls in sorted(ADVANTAGES.items()) if not unsupported_by_loop(cls))
+        path = "algorithm.advantage.kind"
+        yield r.problem(path, f"{r.entry(path).value!r} {found}, which the loop does not support; use one of {usable}")
 
 
 def unsupported_by_loop(advantage: Advantage | type[Advantage], supplied: Set[str] = frozenset()) -> str | None:
@@ -99,19 +92,16 @@ def allocation_keeps_batch_size(r: Resolved[Any]) -> Iterator[Problem]:
             if spec.scope == "batch":
                 reason = f"rate {spec.rate:g} of the batch leaves a share that is not 1/2, 1/3, 1/4 …"
             remedy = "use a rate and a group size that do, as rate 0.5, 0.75 or 0.875 with 16, or allocate=false"
-            yield r.problem(
-                f"algorithm.selection.{i}.allocate", f"{reason}, so updates can't keep their size; {remedy}"
-            )
+            message = f"{reason}, so updates can't keep their size; {remedy}"
+            yield r.problem(f"algorithm.selection.{i}.allocate", message)
 
 
 def dynamic_sampling_has_a_selection(r: Resolved[Any]) -> Iterator[Problem]:
     """Dynamic sampling replaces dropped groups; pruning and balancing keep a part of every group."""
     dynamic, selection = r.config.algorithm.dynamic_sampling, r.config.algorithm.selection
     if dynamic is not None and all(isinstance(spec, Balance | Prune) for spec in selection):
-        message = (
-            "no selection drops whole groups, so there is nothing to refill; add drop_uniform_groups to "
-            "algorithm.selection, or set algorithm.dynamic_sampling=null"
-        )
+        remedy = "add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null"
+        message = f"no selection drops whole groups, so there is nothing to refill; {remedy}"
         yield r.problem("algorithm.dynamic_sampling.max_num_gen_batches", message)
 
 
@@ -142,9 +132,11 @@ def prune_rate_is_exact(r: Resolved[Any]) -> Iterator[Problem]:
     """A group loses whole completions, so that a rate may not be reachable exactly."""
     size = r.config.train.completions_per_prompt
     for i, spec in enumerate(r.config.algorithm.selection):
-        if isinstance(spec, Prune) and spec.scope == "group" and abs(1 - spec.kept(size) / size - spec.rate) > 1e-9:
-            message = f"keeps {spec.kept(size)} of {size} completions, a rate of {1 - spec.kept(size) / size:.3g}"
-            yield r.problem(f"algorithm.selection.{i}.rate", message)
+        if isinstance(spec, Prune) and spec.scope == "group":
+            rate = 1 - spec.kept(size) / size
+            if abs(rate - spec.rate) > 1e-9:
+                message = f"keeps {spec.kept(size)} of {size} completions, a rate of {rate:.3g}"
+                yield r.problem(f"algorithm.selection.{i}.rate", message)
 
 
 def correction_has_an_effect(r: Resolved[Any]) -> Iterator[Problem]:
@@ -153,8 +145,5 @@ def correction_has_an_effect(r: Resolved[Any]) -> Iterator[Problem]:
         return
     for i, spec in enumerate(r.config.algorithm.correction):
         if {"behavior_log_prob", "proximal_log_prob"} <= spec.needs:
-            message = (
-                "compares the proximal with the behavior policy, which algorithm.proximal=behavior makes the same: it "
-                "has no effect; set algorithm.proximal=recompute"
-            )
-            yield r.problem(f"algorithm.correction.{i}.kind", message)
+            message = "has no effect: with algorithm.proximal=behavior the two policies that it compares are the same"
+            yield r.problem(f"algorithm.correction.{i}.kind", f"{message}; set algorithm.proximal=recompute")

@@ -1,19 +1,13 @@
 """A merged tree becomes typed, checked dataclasses, a provenance entry for each value, and a list of problems."""
 
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, replace
+from functools import partial
 from typing import Any
 
 from proxima.config.coerce import NONE, Mismatch, coerce
-from proxima.config.describe import (
-    FieldInfo,
-    canonical_kind,
-    dataclass_in,
-    fields_of,
-    lookup,
-    options_of,
-    summary_of,
-    table_of,
-)
+from proxima.config.describe import FieldInfo, canonical_kind, fields_of, lookup, options_of, summary_of, table_of
+from proxima.config.other_names import OTHER_NAMES
 from proxima.config.problems import ConfigError, Problem, nearest, suggestion
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.schema import Slot
@@ -40,10 +34,6 @@ class ResolvedValue:
     origin: str
     where: str
 
-    @classmethod
-    def of(cls, path: str, value: Any, node: Node, help: str) -> "ResolvedValue":
-        return cls(path, value, node.provenance(), help, node.source.origin, node.source.text)
-
 
 class _Failed:
     """Stands for a value that has a problem, so that what contains it is not built."""
@@ -57,35 +47,38 @@ class Builder:
 
     def __init__(self) -> None:
         self.entries: list[ResolvedValue] = []
-        self.problems: list[Problem] = []
-        self.unknown: list[tuple[int, str, str, Node, type]] = []
+        self.problems: list[Problem | Callable[[], Problem]] = []
 
     def finish(self) -> None:
-        """Raise all problems. The remedy for an unknown key may be a field that is read later, hence only now.
-
-        Raises:
-            ConfigError: one line for each problem.
-        """
-        problems = list(self.problems)
-        for shift, (index, path, label, node, cls) in enumerate(self.unknown):
-            problems.insert(index + shift, self.unknown_field(path, label, node, cls))
-        if problems:
-            raise ConfigError(problems)
+        """Raise a ConfigError of all problems. What an unknown key means may be a field that is read later: only now
+        its line is made."""
+        if self.problems:
+            raise ConfigError(found if isinstance(found, Problem) else found() for found in self.problems)
 
     def fail(self, path: str, message: str, node: Node | None = None) -> Any:
         shown = (None, None) if node is None else (node.shown(), node.source.text)
         self.problems.append(Problem(path, message, *shown))
         return FAILED
 
+    def leaf(self, path: str, value: Any, node: Node, help: str) -> Any:
+        """The value, entered as a line of `explain`."""
+        source = node.source
+        self.entries.append(ResolvedValue(path, to_json(value), node.provenance(), help, source.origin, source.text))
+        return value
+
     def unknown_field(self, path: str, label: str, node: Node, cls: type) -> Problem:
         name = path.rpartition(".")[2]
         known = [info.name for info in fields_of(cls)]
-        elsewhere = [entry.path for entry in self.entries if entry.path.rpartition(".")[2] == name]
-        moved = nearest(name, known) is None and elsewhere
-        remedy = f"did you mean {elsewhere[0]!r}?" if moved else suggestion(name, known)
         while node.source.origin == "command line" and node.mapping and len(node.mapping) == 1:
             (key, node), *_ = node.mapping.items()
             path = f"{path}.{key}"
+        remedy = suggestion(name, known)
+        elsewhere = [entry.path for entry in self.entries if entry.path.rpartition(".")[2] == name]
+        if elsewhere and nearest(name, known) is None:
+            remedy = f"did you mean {elsewhere[0]!r}?"
+        *_, section, last = ("", *path.split("."))
+        if ours := OTHER_NAMES.get(f"{section}.{last}", OTHER_NAMES.get(last)):
+            remedy = f"proxima calls it {ours}"
         return Problem(path, f"{label!r} has no field {name!r}; {remedy}", node.shown(), node.source.text)
 
     def dataclass(self, cls: type, node: Node, path: str, label: str) -> Any:
@@ -93,15 +86,13 @@ class Builder:
         if node.mapping is None:
             near = next((info.name for info in fields_of(cls)), "field")
             return self.fail(path, f"must be a mapping of its fields: {{{near}: …}}", node)
-        known = {info.name for info in fields_of(cls)}
-        before = len(self.problems) + len(self.unknown)
+        known = {info.name: info for info in fields_of(cls)}
+        before = len(self.problems)
         for key, child in node.mapping.items():
             if key not in known:
-                self.unknown.append((len(self.problems), _join(path, key), label, child, cls))
-        values = {
-            info.name: self.field(info, node.mapping.get(info.name), _join(path, info.name)) for info in fields_of(cls)
-        }
-        if len(self.problems) + len(self.unknown) > before:
+                self.problems.append(partial(self.unknown_field, _join(path, key), label, child, cls))
+        values = {key: self.field(info, node.mapping.get(key), _join(path, key)) for key, info in known.items()}
+        if len(self.problems) > before:
             return FAILED
         try:
             return cls(**values)
@@ -123,9 +114,8 @@ class Builder:
     def field(self, info: FieldInfo, node: Node | None, path: str) -> Any:
         if info.slot is not None:
             return self.slot(info, node, path)
-        inner = dataclass_in(info.hint)
-        if inner is not None:
-            return self.section(info, inner, node, path)
+        if info.section is not None:
+            return self.section(info, info.section, node, path)
         if node is None:
             return self.default(info, path)
         node = _indexed(node)
@@ -133,23 +123,20 @@ class Builder:
             value = coerce(node, info.hint)
         except Mismatch as mismatch:
             return self.fail(path + mismatch.where, str(mismatch), mismatch.node or node)
-        self.entries.append(ResolvedValue.of(path, to_json(value), node, info.help))
-        return value
+        return self.leaf(path, value, node, info.help)
 
     def default(self, info: FieldInfo, path: str) -> Any:
         if info.default is MISSING:
             meaning = f": {info.help.removesuffix('.')}" if info.help else ""
             return self.fail(path, f"is missing{meaning}; set it in the recipe, or {path}=… on the command line")
-        self.entries.append(ResolvedValue.of(path, to_json(info.default), Node(None, DEFAULT), info.help))
-        return info.default
+        return self.leaf(path, info.default, Node(None, DEFAULT), info.help)
 
     def section(self, info: FieldInfo, inner: type, node: Node | None, path: str) -> Any:
         optional = NONE in options_of(info.hint)
         if node is None and (optional or info.default is MISSING):
             return self.default(info, path)
         if optional and node is not None and node.value is None:
-            self.entries.append(ResolvedValue.of(path, None, node, info.help))
-            return None
+            return self.leaf(path, None, node, info.help)
         if node is None or node.value is None:
             node = Node({}, DEFAULT if node is None else node.source)
         return self.dataclass(inner, node, path, info.name)
@@ -171,16 +158,14 @@ class Builder:
         if not node.items and info.default is MISSING:
             return self.fail(path, f"must name at least one; see `proxima list {info.name}`", node)
         if not node.items:
-            self.entries.append(ResolvedValue.of(path, [], node, info.help))
-            return ()
+            return self.leaf(path, (), node, info.help)
         specs = tuple(self.spec(info, slot, child, f"{path}.{index}") for index, child in enumerate(node.items))
         return FAILED if any(spec is FAILED for spec in specs) else specs
 
     def spec(self, info: FieldInfo, slot: Slot, node: Node, path: str) -> Any:
         if node.value is None:
             if info.default is None:
-                self.entries.append(ResolvedValue.of(path, None, node, info.help))
-                return None
+                return self.leaf(path, None, node, info.help)
             return self.fail(path, f"can't be null; name a kind: {', '.join(sorted(table_of(slot.table)))}", node)
         if isinstance(node.value, str):
             node = Node({"kind": node}, node.source)
@@ -196,7 +181,7 @@ class Builder:
         except ConfigError as error:
             self.problems.extend(error.problems)
             return FAILED
-        self.entries.append(ResolvedValue.of(f"{path}.kind", canonical_kind(kind.value, slot), kind, summary_of(cls)))
+        self.leaf(f"{path}.kind", canonical_kind(kind.value, slot), kind, summary_of(cls))
         rest = {key: child for key, child in node.mapping.items() if key != "kind"}
         return self.dataclass(cls, replace(node, value=rest), path, kind.value)
 

@@ -24,20 +24,13 @@ class Mismatch(Exception):
         super().__init__(f"must be {expected}")
         self.expected, self.where, self.node = expected, where, node
 
-    def below(self, key: object, node: Node) -> "Mismatch":
-        """The same, seen from the list or mapping that holds the value at `key`."""
-        return Mismatch(self.expected, f".{key}{self.where}", self.node or node)
-
 
 def coerce(node: Node, hint: Any) -> Any:
     """The node's value as `hint`: bool, int, float, str, Literal, None, tuple, list, dict, Path, Any, and unions of
     them.
 
     Numbers may be written as any number (`1e3` for an int, `2` for a float); a bool is `true` or `false` and nothing
-    else; on the command line a text needs no quotes even if it looks like a number.
-
-    Raises:
-        Mismatch: with the remedy.
+    else; on the command line a text needs no quotes even if it looks like a number. Else Mismatch, with the remedy.
     """
     options = options_of(hint)
     if NONE in options and node.value is None:
@@ -141,22 +134,17 @@ def _items(node: Node, hints: tuple[Any, ...]) -> list[Any]:
     if node.items is None:
         written = f"[{node.text}]" if node.text is not None else "[…]"
         raise Mismatch(f"a list: {written}")
-    values = []
-    for index, (child, hint) in enumerate(zip(node.items, hints, strict=True)):
-        try:
-            values.append(coerce(child, hint))
-        except Mismatch as failure:
-            raise failure.below(index, child) from None
-    return values
+    return [_child(index, *pair) for index, pair in enumerate(zip(node.items, hints, strict=True))]
 
 
 def _mapping(node: Node, hint: Any) -> dict[str, Any]:
     if node.mapping is None:
         raise Mismatch("a mapping: {name: value, …}")
-    values = {}
-    for key, child in node.mapping.items():
-        try:
-            values[key] = coerce(child, hint)
-        except Mismatch as failure:
-            raise failure.below(key, child) from None
-    return values
+    return {key: _child(key, child, hint) for key, child in node.mapping.items()}
+
+
+def _child(key: object, child: Node, hint: Any) -> Any:
+    try:
+        return coerce(child, hint)
+    except Mismatch as failure:
+        raise Mismatch(failure.expected, f".{key}{failure.where}", failure.node or child) from None

@@ -82,7 +82,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any], purpose: Purp
 
 
 def flat_values(config: Any) -> dict[str, Any]:
-    """Dotted path → JSON value of every field of a config, `kind` for a spec; no float is infinite or NaN."""
+    """Dotted path → JSON value of every field of a config, the kind for a spec; no float is infinite or NaN."""
     return dict(_flat("", config))
 
 
@@ -91,20 +91,15 @@ def _flat(path: str, config: Any) -> Iterator[tuple[str, Any]]:
     for info in fields_of(cls):
         below, value = f"{path}{info.name}", getattr(config, info.name)
         if info.slot is not None and info.slot.many:
-            yield f"{below}.length", len(value)
+            yield below, [kind_of(spec, info.slot.table) for spec in value]
             for index, spec in enumerate(value):
-                yield from _flat_spec(f"{below}.{index}", spec, info.slot.table)
-        elif info.slot is not None and value is not None:
-            yield from _flat_spec(below, value, info.slot.table)
-        elif info.section is not None and value is not None:
+                yield from _flat(f"{below}.{index}.", spec)
+        elif value is not None and (info.slot or info.section):
+            if info.slot is not None:
+                yield f"{below}.kind", kind_of(value, info.slot.table)
             yield from _flat(f"{below}.", value)
         else:
             yield below, _finite(to_json(value))
-
-
-def _flat_spec(path: str, spec: Any, table: str) -> Iterator[tuple[str, Any]]:
-    yield f"{path}.kind", kind_of(spec, table)
-    yield from _flat(f"{path}.", spec)
 
 
 def _finite(value: Any) -> Any:

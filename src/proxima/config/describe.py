@@ -30,7 +30,6 @@ class FieldInfo:
         default: the value when a recipe says nothing; `MISSING` when it must be given.
         slot: set where the field holds specs of a table.
         presets: set where a preset's name may stand.
-        owner: the dataclass.
     """
 
     name: str
@@ -39,41 +38,32 @@ class FieldInfo:
     default: Any
     slot: Slot | None
     presets: Presets | None
-    owner: type
 
     @property
     def section(self) -> type | None:
-        """The dataclass whose fields stand below this field; None for a slot or a value."""
-        return None if self.slot else dataclass_in(self.hint)
+        """The dataclass (of `C` or `C | None`) whose fields stand below this field; None for a slot or a value."""
+        classes = (option for option in options_of(self.hint) if isinstance(option, type))
+        return None if self.slot else next(filter(dataclasses.is_dataclass, classes), None)
 
 
 @cache
 def fields_of(cls: type) -> tuple[FieldInfo, ...]:
-    """The fields a recipe may set, in the order of the class.
-
-    Raises:
-        TypeError: not a dataclass.
-    """
+    """The fields a recipe may set, in the order of the class; TypeError if it is no dataclass."""
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a dataclass; a spec is one, and its fields are its config")
     hints = get_type_hints(cls, include_extras=True)
     documented = _documented(cls)
     infos = []
     for field in dataclasses.fields(cls):
-        if not field.init:
-            continue
-        hint, *notes = (
-            get_args(hints[field.name]) if get_origin(hints[field.name]) is Annotated else [hints[field.name]]
-        )
-        text = next((note for note in notes if isinstance(note, str)), documented.get(field.name, ""))
-        slot = next((note for note in notes if isinstance(note, Slot)), None)
-        presets = next((note for note in notes if isinstance(note, Presets)), None)
-        infos.append(FieldInfo(field.name, hint, text, _default(field), slot, presets, cls))
+        if field.init:
+            full = hints[field.name]
+            hint, *notes = get_args(full) if get_origin(full) is Annotated else [full]
+            text = next((note for note in notes if isinstance(note, str)), documented.get(field.name, ""))
+            slot = next((note for note in notes if isinstance(note, Slot)), None)
+            presets = next((note for note in notes if isinstance(note, Presets)), None)
+            default = field.default if field.default_factory is MISSING else field.default_factory()
+            infos.append(FieldInfo(field.name, hint, text, default, slot, presets))
     return tuple(infos)
-
-
-def _default(field: "dataclasses.Field[Any]") -> Any:
-    return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def summary_of(cls: type) -> str:
@@ -95,8 +85,7 @@ def first_sentence(text: str) -> str:
 
 @cache
 def _documented(cls: type) -> Mapping[str, str]:
-    """The entries under `Args:` of the docstrings of the class and its bases, each as one line; `Args: as `K1`` takes
-    those of K1."""
+    """The entries under `Args:` of the class and its bases, each as one line; `Args: as `K1`` takes those of K1."""
     found: dict[str, str] = {}
     for base in cls.__mro__:
         for names, text in args_section(base.__doc__ or ""):
@@ -145,18 +134,10 @@ def layout_of(cls: type) -> Layout:
     for info in fields_of(cls):
         if info.slot:
             children[info.name] = Layout("kind", info.slot.many, info.slot.default)
-        elif (inner := dataclass_in(info.hint)) is not None:
-            below = layout_of(inner)
+        elif info.section is not None:
+            below = layout_of(info.section)
             children[info.name] = dataclasses.replace(below, head="preset") if info.presets else below
     return Layout(children=children)
-
-
-def dataclass_in(hint: Any) -> type | None:
-    """The dataclass of `C` and `C | None`."""
-    for option in options_of(hint):
-        if isinstance(option, type) and dataclasses.is_dataclass(option):
-            return option
-    return None
 
 
 def options_of(hint: Any) -> tuple[Any, ...]:
@@ -178,11 +159,8 @@ def kinds_of(slot: Slot) -> dict[str, type]:
 
 
 def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
-    """A key of the slot's table, or `package.module:Class` from anywhere.
-
-    Raises:
-        ConfigError: neither; the line names the nearest kind, or what the import said.
-    """
+    """A key of the slot's table, or `package.module:Class` from anywhere; else ConfigError with the nearest kind, or
+    what the import said."""
     table = table_of(slot.table)
     entry = table.get(canonical_kind(kind, slot), kind)
     if not isinstance(entry, str):
@@ -193,13 +171,11 @@ def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
         message = f"no {what} {kind!r}; {suggestion(kind, known, 'package.module:Class')}"
         raise one_problem(f"{path}.kind", message, kind, source)
     try:
-        found = _class_at(entry)
-        fields_of(found)
+        fields_of(found := _class_at(entry))
     except Exception as error:  # importing runs anybody's code; whatever it raises is the user's line
-        message = f"can't be imported: {type(error).__name__}: {error}"
-        raise one_problem(
-            f"{path}.kind", f"{' '.join(message.split())}; write package.module:Class", kind, source
-        ) from None
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        message = f"can't be imported: {reason}; write package.module:Class"
+        raise one_problem(f"{path}.kind", message, kind, source) from None
     return found
 
 
@@ -217,11 +193,8 @@ def _class_at(reference: str) -> type:
 
 
 def kind_of(spec: object, *tables: str) -> str:
-    """The kind by which a recipe names this spec: a key of one of the tables, else `package.module:Class`.
-
-    Args:
-        tables: "package.module:DICT"; empty: those of every slot of `RunConfig`.
-    """
+    """The kind by which a recipe names this spec: a key of one of the tables ("package.module:DICT"; none given: those
+    of every slot of `RunConfig`), else `package.module:Class`."""
     cls = type(spec)
     reference = f"{cls.__module__}:{cls.__qualname__}"
     for table in tables or _slot_tables(RunConfig):

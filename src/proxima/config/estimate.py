@@ -6,6 +6,7 @@ Every figure is an upper bound or says what it rests on. Measured figures of a r
 import math
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,9 @@ from proxima.data import Trajectory, UserError
 from proxima.rollout.dynamic_sampling import DynamicSampling
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-GENERATE_SHARE = (
-    0.31  # of the machine's GEMM rate, reached by the local engine: 1,100 of 3,600 tok/s on SmolLM2-135M, 2 cores, bf16
-)
-TRAIN_SHARE = 0.43  # likewise by forward and backward: 520 of 1,200 tok/s
+# share of the machine's GEMM rate that generation and training reach: SmolLM2-135M, 2 cores, bf16
+GENERATE_SHARE = 0.31  # 1,100 of 3,600 tok/s
+TRAIN_SHARE = 0.43  # 520 of 1,200 tok/s
 SAMPLE_ROWS = 16  # questions looked at for the length of a prompt
 
 
@@ -34,7 +34,6 @@ class ModelFacts:
         parameters: number of weights, tied ones once.
         layers, hidden, intermediate, vocabulary: as in config.json.
         kv_width: elements of one layer's keys of one token: key-value heads × head size.
-        context: longest sequence, tokens; 0 if config.json doesn't say.
     """
 
     parameters: int
@@ -43,15 +42,11 @@ class ModelFacts:
     intermediate: int
     vocabulary: int
     kv_width: int
-    context: int
 
 
 def model_facts(path: str, revision: str | None = None) -> ModelFacts:
     """Read config.json and build the model without weights (on the meta device), which counts its parameters exactly.
-
-    Raises:
-        ValueError: the model can't be found or its architecture is not known.
-    """
+    UserError if the model can't be found or its architecture is not known."""
     from transformers import AutoModelForCausalLM
 
     from proxima.model.load import load_config
@@ -72,16 +67,12 @@ def model_facts(path: str, revision: str | None = None) -> ModelFacts:
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         vocabulary=text.vocab_size,
         kv_width=(getattr(text, "num_key_value_heads", None) or heads) * head_size,
-        context=getattr(text, "max_position_embeddings", None) or 0,
     )
 
 
 def longest_prompt(config: RunConfig) -> int:
-    """The longest prompt among the first questions, tokens, chat template included.
-
-    Raises:
-        ValueError: the data or the tokenizer can't be read; the line says why.
-    """
+    """The longest prompt among the first questions, tokens, chat template included; ValueError, which says why, if the
+    data or the tokenizer can't be read."""
     from proxima.model.load import load_tokenizer
     from proxima.task.prompts import to_prompt
 
@@ -131,30 +122,24 @@ class StepSize:
         micro = f"{self.micro_batches:,} micro-batch" + ("es" if self.micro_batches > 1 else "")
         updates = f"{self.updates} update" + ("s" if self.updates > 1 else "")
         sequences = f"{self.prompts} prompts × {self.completions} completions = {self.sequences:,} sequences"
-        return (
-            f"{sequences}{besides(self.completions, self.kept, self.at_once)} → ≤ {micro} of ≤ {self.budget:,} "
-            f"tokens → {updates}"
-        )
+        left = besides(self.completions, self.kept, self.at_once)
+        return f"{sequences}{left} → ≤ {micro} of ≤ {self.budget:,} tokens → {updates}"
 
 
 def batch_of(config: RunConfig, prompt: int) -> StepSize:
     """The batch arithmetic for prompts of at most `prompt` tokens and completions of `sampling.max_tokens`."""
     train, length = config.train, config.sampling.max_tokens
     prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
-    sequences, forwarded = prompts * train.completions_per_prompt, prompts * (kept or train.completions_per_prompt)
-    shared = config.model.share_prompt
-    tokens = prompts * prompt + forwarded * length if shared else forwarded * (prompt + length)
-    a_update = prompts // train.updates_per_step
-    micro = train.updates_per_step * _micro_batches(
-        a_update, kept or train.completions_per_prompt, prompt, length, train.tokens_per_micro_batch, shared
-    )
+    size, shared = kept or train.completions_per_prompt, config.model.share_prompt
+    groups = prompts // train.updates_per_step
     return StepSize(
         prompts=prompts,
         completions=train.completions_per_prompt,
-        sequences=sequences,
+        sequences=prompts * train.completions_per_prompt,
         longest=prompt + length,
-        tokens=tokens,
-        micro_batches=micro,
+        tokens=prompts * (prompt + size * length if shared else size * (prompt + length)),
+        micro_batches=train.updates_per_step
+        * _micro_batches(groups, size, prompt, length, train.tokens_per_micro_batch, shared),
         budget=train.tokens_per_micro_batch,
         updates=train.updates_per_step * train.epochs_per_step,
         kept=kept,
@@ -165,10 +150,7 @@ def batch_of(config: RunConfig, prompt: int) -> StepSize:
 
 def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, int | None]:
     """Prompts a step, those included that `allocate` adds, and how many completions of each are trained on; None: all.
-
-    Args: prompts: `train.prompts_per_step`. size: `train.completions_per_prompt`. selection: specs, of which those that
-        prune count.
-    """
+    From `train.prompts_per_step`, `train.completions_per_prompt` and the specs that prune."""
     specs = [spec for spec in selection if isinstance(spec, Prune)]
     prompts *= prompts_factor(specs, size)
     kept = size
@@ -197,27 +179,14 @@ def _micro_batches(prompts: int, completions: int, prompt: int, length: int, bud
     from proxima.train.micro_batch import micro_batches
 
     question, answer = np.zeros(max(prompt, 1), np.int32), np.zeros(length, np.int32)
-    longest = [
-        (Trajectory(prompt_tokens=question, tokens=answer, group=group),)
-        for group in range(prompts)
-        for _ in range(completions)
-    ]
+    groups = (Trajectory(prompt_tokens=question, tokens=answer, group=group) for group in range(prompts))
+    longest = [(trajectory,) for trajectory in groups for _ in range(completions)]
     return len(micro_batches(longest, budget, share_prompt=shared))
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes by what they hold, in the order in which they are shown."""
-
-    parts: dict[str, int]
-
-    @property
-    def total(self) -> int:
-        return sum(self.parts.values())
-
-
-def memory_of(config: RunConfig, model: ModelFacts, batch: StepSize) -> Memory:
-    """Peak memory of a run on one device: everything is counted at once, though engine and trainer take turns."""
+def memory_of(config: RunConfig, model: ModelFacts, batch: StepSize) -> dict[str, int]:
+    """Bytes, by what they hold, of a run on one device; their sum is the peak if engine and trainer, which take turns,
+    were loaded at once."""
     p, compute, master = model.parameters, BYTES[config.model.compute_dtype], BYTES[config.model.dtype]
     engine_dtype = getattr(config.engine, "dtype", None) or config.model.compute_dtype
     engine_bytes = BYTES.get(str(engine_dtype), compute)
@@ -238,7 +207,7 @@ def memory_of(config: RunConfig, model: ModelFacts, batch: StepSize) -> Memory:
         "activations of a micro-batch": forwarded * model.layers * per_layer * compute,
         "logits": 3 * chunk * model.vocabulary * 4 + slots * model.vocabulary * 4,
     }
-    return Memory({name: size for name, size in parts.items() if size})
+    return {name: size for name, size in parts.items() if size}
 
 
 @dataclass(frozen=True)
@@ -258,11 +227,7 @@ class Time:
 
 def time_of(config: RunConfig, model: ModelFacts, batch: StepSize, gemm: float) -> Time:
     """2 FLOP a parameter and token to generate, 6 to train (2 more for each extra forward), over a share of the GEMM
-    rate.
-
-    Under dynamic sampling the generation is that of the first generation batch: how many there are, only the questions
-    know.
-    """
+    rate. Under dynamic sampling only the first generation batch counts: how many there are, only the questions know."""
     p, length = model.parameters, config.sampling.max_tokens
     prompts, sequences = batch.generated
     generate = 2 * p * (sequences * length + prompts * (batch.longest - length)) / (GENERATE_SHARE * gemm)
@@ -280,13 +245,11 @@ def _evaluations(config: RunConfig) -> tuple[int, int]:
     if spec.task is None:
         return 0, 0
     during = (config.train.steps - 1) // spec.every if spec.every else 0
-    limit = spec.limit
-    if limit == 0:
-        try:
-            limit = len(spec.task.rows(config.seed))
-        except ValueError:
-            limit = 0
-    return spec.before + spec.after + during, limit * spec.samples
+    questions = spec.limit
+    if questions == 0:
+        with suppress(ValueError):
+            questions = len(spec.task.rows(config.seed))
+    return spec.before + spec.after + during, questions * spec.samples
 
 
 def gemm_rate(dtype: str, device: str = "cpu", size: int = 1024, seconds: float = 0.2) -> float:

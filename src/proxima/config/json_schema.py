@@ -11,7 +11,7 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from proxima.config.describe import FieldInfo, dataclass_in, fields_of, kinds_of, options_of, summary_of, table_of
+from proxima.config.describe import FieldInfo, fields_of, kinds_of, options_of, summary_of, table_of
 from proxima.config.scalars import to_json
 from proxima.config.schema import RunConfig, Slot
 
@@ -24,10 +24,8 @@ def json_schema() -> Json:
     """The schema of a recipe file. A recipe that extends another may leave anything out."""
     definitions: Json = {}
     body = _object(RunConfig, definitions)
-    body["properties"] = {
-        "extends": {"type": "string", "description": "a recipe that this one changes; relative to it"},
-        **body["properties"],
-    }
+    extends = {"type": "string", "description": "a recipe that this one changes; relative to it"}
+    body["properties"] = {"extends": extends, **body["properties"]}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "proxima recipe",
@@ -46,8 +44,8 @@ def _object(cls: type, definitions: Json) -> Json:
 def _field(info: FieldInfo, definitions: Json) -> Json:
     if info.slot is not None:
         schema = _slot(info, info.slot, definitions)
-    elif (inner := dataclass_in(info.hint)) is not None:
-        schema = _section(info, inner, definitions)
+    elif info.section is not None:
+        schema = _section(info, info.section, definitions)
     else:
         schema = _type(info.hint)
         default = to_json(info.default)
@@ -60,10 +58,8 @@ def _section(info: FieldInfo, inner: type, definitions: Json) -> Json:
     body = _object(inner, definitions)
     if info.presets is not None:
         names = sorted(table_of(info.presets.table))
-        body["properties"]["preset"] = {
-            "enum": [*names, None],
-            "description": "a published setting; the other fields change it",
-        }
+        meaning = "a published setting; the other fields change it"
+        body["properties"]["preset"] = {"enum": [*names, None], "description": meaning}
         return {"oneOf": [{"enum": names}, body]}
     return {"oneOf": [body, {"type": "null"}]}
 
@@ -99,14 +95,7 @@ def _spec(cls: type, names: list[str], definitions: Json) -> Json:
     return {**body, "required": ["kind"], "description": summary_of(cls)}
 
 
-_SCALARS: dict[Any, str] = {
-    bool: "boolean",
-    int: "integer",
-    float: "number",
-    str: "string",
-    type(None): "null",
-    Path: "string",
-}
+_SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", Path: "string"}
 
 
 def _type(hint: Any) -> Json:

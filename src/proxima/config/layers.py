@@ -16,10 +16,8 @@ Preset = Mapping[str, Any] | Sequence[Any]  # the fields of a section, or the sp
 def merged(layers: Sequence[Node], overrides: Sequence[str]) -> Node:
     """The layers, the lowest first, then the overrides, over the presets that they name.
 
-    Presets are written out after each layer, so that the next one sees which kinds it changes.
-
-    Raises:
-        ConfigError: an unknown preset, a malformed override, an index beyond the end of its list.
+    Presets are written out after each layer, so that the next one sees which kinds it changes. ConfigError for an
+    unknown preset, a malformed override, or an index beyond the end of its list.
     """
     layout = layout_of(RunConfig)
     tree = Node({}, layers[-1].source)
@@ -33,11 +31,9 @@ def _with_section_presets(tree: Node, layout: Layout) -> Node:
     fields = dict(tree.mapping or {})
     for info in fields_of(RunConfig):
         node = fields.get(info.name)
-        chosen = node.mapping.get("preset") if info.presets and node and node.mapping else None
-        if chosen is None or chosen.value is None:
+        if info.presets is None or node is None or node.at("preset") is None:
             continue
-        assert info.presets is not None and node is not None
-        presets = table_of(info.presets.table)
+        chosen, presets = (node.mapping or {})["preset"], table_of(info.presets.table)
         if chosen.value not in presets:
             message = f"no preset {chosen.shown()!r}; {suggestion(chosen.shown(), presets)}"
             raise one_problem(f"{info.name}.preset", message, chosen.shown(), chosen.source.text)
@@ -87,11 +83,9 @@ def _with_kind_source(node: Node, text: str) -> Node:
         return replace(node, value=[_with_kind_source(child, text) for child in node.items])
     if node.mapping is None:
         return node
-    source = replace(node.source, text=text)
-    fields = {
-        key: replace(child, source=source) if key == "kind" else _with_kind_source(child, text)
-        for key, child in node.mapping.items()
-    }
+    fields = {key: _with_kind_source(child, text) for key, child in node.mapping.items()}
+    if "kind" in fields:
+        fields["kind"] = replace(fields["kind"], source=replace(node.source, text=text))
     return replace(node, value=fields)
 
 

@@ -1,24 +1,17 @@
 """Checks of a config against this machine: model folder, data files, device, dtypes. Nothing is loaded."""
 
-import difflib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from proxima.config.problems import Problem
+from proxima.config.problems import Problem, nearest
 from proxima.config.recipe_reader import shown_path
 from proxima.config.resolve import Resolved
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
-LOCAL_FOLDERS = (
-    "models",
-    "model",
-    "checkpoints",
-    "runs",
-    "outputs",
-    "data",
-)  # first parts of a path that no hub name has
+LOCAL_FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")  # what no hub name begins with
 
 
 def model_exists(r: Resolved[Any]) -> Iterator[Problem]:
@@ -49,9 +42,8 @@ def _looks_like_hub_name(path: str) -> bool:
 
 
 def _near(place: Path) -> str:
-    names = [child.name for child in place.parent.iterdir()] if place.parent.is_dir() else []
-    near = difflib.get_close_matches(place.name, names, n=1, cutoff=0.6)
-    return f"did you mean {shown_path(place.parent / near[0])}? Else " if near else ""
+    near = nearest(place.name, (child.name for child in place.parent.glob("*")))
+    return f"did you mean {shown_path(place.parent / near)}? Else " if near else ""
 
 
 def completions_fit_context(r: Resolved[Any]) -> Iterator[Problem]:
@@ -64,9 +56,8 @@ def completions_fit_context(r: Resolved[Any]) -> Iterator[Problem]:
         return
     for path, sampling in ((path, r.get(path)) for path in ("sampling", "eval.sampling")):
         if sampling is not None and sampling.max_tokens >= limit:
-            yield r.problem(
-                f"{path}.max_tokens", f"leaves no room for a prompt: the context is {limit} tokens ({name}); lower it"
-            )
+            message = f"leaves no room for a prompt: the context is {limit} tokens ({name}); lower it"
+            yield r.problem(f"{path}.max_tokens", message)
 
 
 def _context_of(file: Path) -> int | None:
@@ -104,17 +95,9 @@ def device_exists(r: Resolved[Any]) -> Iterator[Problem]:
     """The device is of a known kind and exists here."""
     import torch
 
-    device = r.config.model.device
-    if device in ("auto", "cpu"):
-        return
-    try:
-        wanted = torch.device(device)
-    except RuntimeError:
-        yield r.problem("model.device", "is not a device; write auto, cpu, cuda or cuda:1")
-        return
-    if wanted.type not in ("cpu", "cuda"):
-        yield r.problem("model.device", "is not supported; write auto, cpu, cuda or cuda:1")
-    if wanted.type == "cuda" and (wanted.index or 0) >= torch.cuda.device_count():
-        yield r.problem(
-            "model.device", f"this machine has {torch.cuda.device_count()} CUDA devices; set model.device=cpu, or auto"
-        )
+    device, count = r.config.model.device, torch.cuda.device_count()
+    match = re.fullmatch(r"auto|cpu|cuda(?::([0-9]+))?", device)
+    if match is None:
+        yield r.problem("model.device", "is not a device of proxima; write auto, cpu, cuda or cuda:1")
+    elif device.startswith("cuda") and int(match[1] or 0) >= count:
+        yield r.problem("model.device", f"this machine has {count} CUDA devices; set model.device=cpu, or auto")

@@ -4,17 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from proxima.config.estimate import (
-    Memory,
-    StepSize,
-    Time,
-    batch_of,
-    gemm_rate,
-    longest_prompt,
-    memory_of,
-    model_facts,
-    time_of,
-)
+from proxima.config.estimate import Time, batch_of, gemm_rate, longest_prompt, memory_of, model_facts, time_of
 from proxima.config.known_models import known_facts
 from proxima.config.machine_checks import data_files_exist, device_exists
 from proxima.config.problems import Problem
@@ -44,21 +34,18 @@ class Estimates:
         self.known_size = False
         if self.model is None and (known := known_facts(config.model.path)) is not None:
             self.model, self.known_size = known, True
-            self.notes = [
-                f"known size: that of {Path(config.model.path).name} as published; its config.json can't be read here"
-            ]
+            published = f"that of {Path(config.model.path).name} as published"
+            self.notes = [f"known size: {published}; its config.json can't be read here"]
         elif self.model is not None:
             self.prompt = self._read(lambda: longest_prompt(config), "prompt length")
-        self.batch: StepSize = batch_of(config, self.prompt if self.prompt is not None else 128)
+        self.batch = batch_of(config, self.prompt if self.prompt is not None else 128)
         if self.prompt is None:
             self.notes.append("prompts are taken to have 128 tokens")
         if (refill := config.algorithm.dynamic_sampling) is not None:
             most = f"{refill.max_num_gen_batches}" if refill.max_num_gen_batches > 0 else "any number"
-            self.notes.append(
-                "dynamic sampling: the time is that with one generation batch a step; to fill the batch there may "
-                f"be {most}"
-            )
-        self.memory: Memory | None = None
+            note = "dynamic sampling: the time is that with one generation batch a step; to fill the batch there may be"
+            self.notes.append(f"{note} {most}")
+        self.memory: dict[str, int] | None = None
         self.time: Time | None = None
         if self.model is not None:
             self.memory = memory_of(config, self.model, self.batch)
@@ -83,8 +70,7 @@ def _device(name: str) -> str:
 
 
 def header_of(resolved: Resolved[RunConfig]) -> str:
-    """The comment that the recipe's file begins with: source, published figures, machine, commands. Empty where there
-    is none."""
+    """The comment that the recipe's file begins with: source, published figures, machine, commands; may be empty."""
     if resolved.recipe is None or not Path(resolved.recipe).is_file():
         return ""
     lines = []
@@ -112,7 +98,7 @@ def as_json(resolved: Resolved[RunConfig], gemm: float | None = None) -> dict[st
         "batch": vars(estimates.batch),
         "parameters": estimates.model.parameters if estimates.model else None,
         "known_size": estimates.known_size,
-        "memory_bytes": {**memory.parts, "total": memory.total} if memory else None,
+        "memory_bytes": {**memory, "total": sum(memory.values())} if memory else None,
         "seconds": {**vars(time), "step": time.step} if time else None,
         "notes": estimates.notes,
         "warnings": [str(problem) for problem in config_remarks(resolved)],

@@ -4,13 +4,14 @@ Duplicate keys, tags and anchors that contain themselves are refused; scalars ar
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from proxima.config.problems import ConfigError, one_problem
+from proxima.config.problems import ConfigError, nearest, one_problem
 from proxima.config.scalars import Loader
 from proxima.config.tree import COMMAND_LINE, Layout, Node, Source, merge
 
@@ -18,20 +19,16 @@ MOST_NODES = 100_000  # a few lines of anchors within anchors can stand for bill
 _TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 
 
-def read_recipe(path: str | Path) -> list[Node]:
+def read_recipe(path: str | Path, above: tuple[Path, ...] = ()) -> list[Node]:
     """The recipe and all that it extends, as layers: the lowest first, the recipe itself last.
 
     Args:
-        path: a YAML file. `extends: other.yaml` in it is relative to its own folder. A run folder stands for its
-            `config.yaml`.
-
+        path: a YAML file, or a run folder, which stands for its `config.yaml`.
+        above: the recipes that extend it. `extends: other.yaml` is relative to the folder of its own file.
     Raises:
         ConfigError: no such file, bad YAML (with the line), a duplicate key, a circular `extends`.
     """
-    return _read_layers(Path(path), ())
-
-
-def _read_layers(path: Path, above: tuple[Path, ...]) -> list[Node]:
+    path = Path(path)
     if path.is_dir() and (path / "config.yaml").is_file():
         path = path / "config.yaml"
     if path.resolve() in above:
@@ -49,7 +46,7 @@ def _read_layers(path: Path, above: tuple[Path, ...]) -> list[Node]:
     if not base.is_file():
         remedy = f"no such file; the path is relative to {shown_path(path.parent)}/"
         raise one_problem("extends", remedy, extends.shown(), extends.source.text)
-    return [*_read_layers(base, (*above, path.resolve())), top]
+    return [*read_recipe(base, (*above, path.resolve())), top]
 
 
 def read_yaml(path: Path) -> Node:
@@ -60,10 +57,10 @@ def read_yaml(path: Path) -> Node:
     except OSError as error:
         near = _near_files(path)
         remedy = (
-            f"; did you mean {near}?" if near else "; give the path of a YAML file, for example recipes/quickstart.yaml"
+            f"did you mean {near}?" if near else "give the path of a YAML file, for example recipes/quickstart.yaml"
         )
         reason = "no such recipe" if isinstance(error, FileNotFoundError) else f"can't be read ({error.strerror})"
-        raise one_problem(name, reason + remedy) from None
+        raise one_problem(name, f"{reason}; {remedy}") from None
     except UnicodeDecodeError:
         raise one_problem(name, "is not UTF-8 text; a recipe is a YAML file") from None
     root = _parse(text, name)
@@ -90,28 +87,23 @@ def _parse(text: str, name: str) -> Node | None:
 
 
 def _convert(loader: Loader, node: Any, name: str, parents: tuple[Any, ...]) -> Node:
-    source = COMMAND_LINE if name == COMMAND_LINE.text else Source(f"{name}:{node.start_mark.line + 1}")
+    place = f"{name}:{node.start_mark.line + 1}"
+    source = COMMAND_LINE if name == COMMAND_LINE.text else Source(place)
     loader.converted += 1
     if loader.converted > MOST_NODES:
         raise one_problem(name, f"holds more than {MOST_NODES:,} values, its anchors written out; a recipe is small")
     if any(node is parent for parent in parents):
-        raise one_problem(f"{name}:{node.start_mark.line + 1}", "an anchor contains itself; write the value out")
+        raise one_problem(place, "an anchor contains itself; write the value out")
     if node.tag not in _TAGS and not isinstance(node, yaml.ScalarNode):
-        raise one_problem(
-            f"{name}:{node.start_mark.line + 1}", f"the tag {node.tag!r} has no meaning here; leave it out"
-        )
+        raise one_problem(place, f"the tag {node.tag!r} has no meaning here; leave it out")
     inside = (*parents, node)
     if isinstance(node, yaml.SequenceNode):
         return Node([_convert(loader, child, name, inside) for child in node.value], source)
     if isinstance(node, yaml.MappingNode):
         _refuse_duplicates(node, name)
         loader.flatten_mapping(node)
-        fields: dict[str, Node] = {}
-        for key, child in node.value:
-            fields[str(key.value)] = _convert(loader, child, name, inside)
-        return Node(fields, source)
-    value = loader.construct_object(node, deep=True)
-    return Node(value, source, str(node.value))
+        return Node({str(key.value): _convert(loader, child, name, inside) for key, child in node.value}, source)
+    return Node(loader.construct_object(node, deep=True), source, str(node.value))
 
 
 def _refuse_duplicates(node: yaml.MappingNode, name: str) -> None:
@@ -126,17 +118,12 @@ def _refuse_duplicates(node: yaml.MappingNode, name: str) -> None:
 
 def read_overrides(overrides: Sequence[str], layout: Layout) -> Node:
     """`key=value` texts as one layer, whatever their order; a value is YAML (`selection=[]`, `folder=null`,
-    `train.optimizer.lr=1e-5`).
-
-    Raises:
-        ConfigError: a text without `=`, an empty or broken path, the same key given twice.
-    """
+    `train.optimizer.lr=1e-5`). ConfigError for a text without `=`, an empty part of a path, or a key given twice."""
     split = [_split(text) for text in overrides]
-    repeated = {key for key, _ in split if sum(key == other for other, _ in split) > 1}
-    if repeated:
-        key = min(repeated)
-        values = ", ".join(node.shown() for other, node in split if other == key)
-        raise one_problem(key, f"given more than once ({values}); keep one", None, COMMAND_LINE.text)
+    for key, count in Counter(key for key, _ in split).items():
+        if count > 1:
+            values = ", ".join(node.shown() for other, node in split if other == key)
+            raise one_problem(key, f"given more than once ({values}); keep one", None, COMMAND_LINE.text)
     layer = Node({}, COMMAND_LINE)
     for key, node in sorted(split, key=lambda pair: pair[0].count(".")):
         for part in reversed(key.split(".")):
@@ -147,18 +134,10 @@ def read_overrides(overrides: Sequence[str], layout: Layout) -> Node:
 
 def _split(text: str) -> tuple[str, Node]:
     key, equals, value = text.partition("=")
-    if not equals:
-        raise one_problem(
-            text, "is not an override; write key=value, for example train.steps=10", None, COMMAND_LINE.text
-        )
     key = key.strip()
-    if not all(key.split(".")):
-        raise one_problem(
-            text,
-            "has an empty part before the `=`; write key=value, for example train.steps=10",
-            None,
-            COMMAND_LINE.text,
-        )
+    if not equals or not all(key.split(".")):
+        wrong = "has an empty part before the `=`" if equals else "is not an override"
+        raise one_problem(text, f"{wrong}; write key=value, for example train.steps=10", None, COMMAND_LINE.text)
     try:
         node = _parse(value, COMMAND_LINE.text)
     except ConfigError:
@@ -175,9 +154,7 @@ def shown_path(path: Path) -> str:
 
 
 def _near_files(path: Path) -> str | None:
-    import difflib
-
-    folders = [folder for folder in (path.parent, Path("recipes")) if folder.is_dir()]
-    names = {file.stem: shown_path(file) for folder in folders for file in sorted(folder.glob("*.yaml"))}
-    near = difflib.get_close_matches(path.stem, names, n=1, cutoff=0.6)
-    return names[near[0]] if near else None
+    files = [file for folder in (path.parent, Path("recipes")) for file in sorted(folder.glob("*.yaml"))]
+    names = {file.stem: shown_path(file) for file in files}
+    near = nearest(path.stem, names)
+    return None if near is None else names[near]

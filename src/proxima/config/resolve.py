@@ -20,6 +20,7 @@ from proxima.config.schema import RunConfig
 from proxima.config.tree import Source, node_of
 from proxima.data.errors import FieldError
 
+Recipe = str | Path | Mapping[str, Any]  # a YAML file, a run folder (its `config.yaml`), or a mapping of the same shape
 Root = TypeVar("Root", covariant=True)
 
 
@@ -38,13 +39,9 @@ class Resolved(Generic[Root]):
     recipe: str | None = None
 
     def entry(self, path: str) -> ResolvedValue:
-        """The entry at a path; a path of a slot or section gives its first entry (its kind).
-
-        Raises:
-            KeyError: the config has no such path.
-        """
+        """The entry at a path, or the first below a slot or section (its kind); KeyError if there is none."""
         for entry in self.entries:
-            if entry.path == path or entry.path.startswith(path + "."):
+            if f"{entry.path}.".startswith(f"{path}."):
                 return entry
         raise KeyError(path)
 
@@ -69,7 +66,7 @@ class Resolved(Generic[Root]):
         try:
             yield
         except FieldError as error:
-            at = next((e for e in self.entries if error.field == e.path or error.field.startswith(e.path + ".")), None)
+            at = next((entry for entry in self.entries if f"{error.field}.".startswith(f"{entry.path}.")), None)
             if at is None:
                 raise
             value = at.value if at.path == error.field else to_json(error.value)
@@ -78,26 +75,19 @@ class Resolved(Generic[Root]):
 
 
 @overload
-def resolve(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Resolved[RunConfig]: ...
+def resolve(recipe: Recipe, overrides: Sequence[str] = ()) -> Resolved[RunConfig]: ...
 @overload
-def resolve(
-    recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, root: type[Root]
-) -> Resolved[Root]: ...
-def resolve(
-    recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, root: type = RunConfig
-) -> Resolved[Any]:
+def resolve(recipe: Recipe, overrides: Sequence[str] = (), *, root: type[Root]) -> Resolved[Root]: ...
+def resolve(recipe: Recipe, overrides: Sequence[str] = (), *, root: type = RunConfig) -> Resolved[Any]:
     """Read, merge, type and check a recipe.
 
     Args:
-        recipe: a YAML file, a run folder (its `config.yaml`), or a mapping of the same shape.
+        recipe: see `Recipe`.
         overrides: `key=value` texts with dotted keys; an index addresses a list: `reward.0.weight=2`.
         root: the config of the command, a dataclass whose fields are sections of `RunConfig`. The recipe may have the
             other sections too: the command does not read them.
-
     Returns: the config with provenance. No model or data is opened; `check` looks further.
-
-    Raises:
-        ConfigError: one line for each problem.
+    Raises: ConfigError, with one line for each problem.
     """
     if isinstance(recipe, Mapping):
         layers, name = [node_of(recipe, Source("mapping"))], None

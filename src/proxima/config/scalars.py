@@ -1,5 +1,4 @@
-"""Scalars of recipes: YAML 1.2, which is what people mean, when read; whatever any YAML reader takes the same way when
-written.
+"""Scalars of recipes: YAML 1.2 when read, which is what people mean; what any YAML reader takes alike when written.
 
 `1e-5` is a number; `on`, `yes` and `12:30` are texts; `_` may stand between digits. A text that some reader would take
 for something else is written in quotes.
@@ -67,10 +66,8 @@ def in_one_line(value: Any) -> str:
         return f"{value:.15g}" if math.isfinite(value) else str(value).replace("inf", ".inf").replace("nan", ".nan")
     if isinstance(value, tuple):
         value = list(value)
-    text = str(
-        yaml.dump(value, Dumper=Dumper, default_flow_style=True, width=math.inf, allow_unicode=True, sort_keys=False)
-    )
-    return text.removesuffix("\n").removesuffix("\n...")
+    style: Any = {"default_flow_style": True, "width": math.inf, "allow_unicode": True, "sort_keys": False}
+    return str(yaml.dump(value, Dumper=Dumper, **style)).removesuffix("\n").removesuffix("\n...")
 
 
 def for_any_reader(value: Any) -> str:

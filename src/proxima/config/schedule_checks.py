@@ -12,14 +12,10 @@ if TYPE_CHECKING:
 
 def evaluations_are_configured(r: Resolved[Any]) -> Iterator[Problem]:
     """`every` and `keep_best` need evaluations, and those a task."""
-    if r.config.eval.task is None:
-        if r.config.eval.every:
-            yield r.problem("eval.every", "there is nothing to evaluate; set eval.task, or eval.every=0")
-        if r.config.checkpoint.keep_best:
-            message = "best by held-out accuracy needs eval.task and eval.every; set them, or false"
-            yield r.problem("checkpoint.keep_best", message)
-    elif r.config.checkpoint.keep_best and not r.config.eval.every:
-        message = "needs evaluations during the run; set eval.every to the steps between them, or false"
+    if r.config.eval.every and r.config.eval.task is None:
+        yield r.problem("eval.every", "there is nothing to evaluate; set eval.task, or eval.every=0")
+    if r.config.checkpoint.keep_best and (r.config.eval.task is None or not r.config.eval.every):
+        message = "best by held-out accuracy needs evaluations during the run; set eval.task and eval.every, or false"
         yield r.problem("checkpoint.keep_best", message)
 
 
@@ -55,17 +51,17 @@ def warmup_ends(r: Resolved[Any]) -> Iterator[Problem]:
 
 def completions_fit_micro_batch(r: Resolved[Any]) -> Iterator[Problem]:
     """A whole completion fits the token budget of one forward."""
-    if r.config.sampling.max_tokens > r.config.train.tokens_per_micro_batch:
-        tokens = r.config.sampling.max_tokens
+    if (tokens := r.config.sampling.max_tokens) > r.config.train.tokens_per_micro_batch:
         message = f"a completion may have {tokens} tokens (sampling.max_tokens): it is forwarded alone, over budget"
         yield r.problem("train.tokens_per_micro_batch", message)
 
 
 def overlong_penalty_is_reachable(r: Resolved[Any]) -> Iterator[Problem]:
     """A completion can become long enough for the penalty."""
+    from proxima.reward import Overlong
+
     longest = r.config.sampling.max_tokens
     for i, reward in enumerate(r.config.reward):
-        if getattr(reward, "kind", None) == "overlong" and reward.max_tokens - reward.buffer_tokens >= longest:
-            free = reward.max_tokens - reward.buffer_tokens
+        if isinstance(reward, Overlong) and (free := reward.max_tokens - reward.buffer_tokens) >= longest:
             message = f"the penalty starts after {free} tokens, never reached with sampling.max_tokens={longest}"
             yield r.problem(f"reward.{i}.max_tokens", message)

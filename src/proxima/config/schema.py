@@ -1,8 +1,7 @@
-"""The whole configuration as dataclasses: each field once, with its default, unit and bounds.
+"""The whole configuration as dataclasses: each field once, with its default, bounds, and meaning and unit as text.
 
 A field marked with `Slot` holds `{kind: NAME, ...fields}` in a recipe, or NAME alone, where NAME is a key of the slot's
-table or `package.module:Class`; here it holds the spec made from it. A text in `Annotated` is the field's meaning and
-unit.
+table or `package.module:Class`; here it holds the spec made from it.
 """
 
 import math
@@ -17,15 +16,14 @@ from proxima.rollout.dynamic_sampling import DynamicSampling
 
 @dataclass(frozen=True)
 class Slot:
-    """Marks a field that holds a spec (or, with `many`, a list of specs) of the table at `table`:
-    "package.module:DICT".
+    """Marks a field that holds a spec, or, with `many`, a list of specs. A table is named "package.module:DICT".
 
     Args:
         table: the dict of kinds; imported when a recipe is resolved, never before.
         many: the field holds a tuple of specs.
         default: the kind of a recipe that names none; None leaves the field's own default.
-        aliases: "package.module:DICT" of other names for the kinds, what the peers call them.
-        presets: "package.module:DICT" of names that each stand for several specs; needs `many`.
+        aliases: table of other names for the kinds, what the peers call them.
+        presets: table of names that each stand for several specs; needs `many`.
     """
 
     table: str
@@ -42,6 +40,12 @@ class Presets:
     table: str
 
 
+_AGGREGATES = "proxima.core.aggregate:AGGREGATES"
+_AGGREGATE = Slot(_AGGREGATES, default="token_mean", aliases="proxima.core.aggregate:AGGREGATE_ALIASES")
+_CORRECTIONS = "proxima.core.correction:CORRECTIONS"
+_CORRECTION = Slot(_CORRECTIONS, many=True, presets="proxima.core.correction:CORRECTION_PRESETS")
+
+
 def _require_at_least(config: Any, minimum: int, *fields: str, remedy: str = "") -> None:
     for name in fields:
         value = getattr(config, name)
@@ -55,9 +59,7 @@ class ModelConfig:
     dtype: Annotated[Literal["float32", "bfloat16"], "dtype of the master weights"] = "float32"
     compute_dtype: Annotated[Literal["float32", "bfloat16"], "autocast dtype of forward and backward"] = "bfloat16"
     device: Annotated[str, "auto, cpu, cuda, cuda:1"] = "auto"
-    attention: Annotated[
-        Literal["auto", "packed", "native", "mask", "padded"], "how packed sequences are kept apart"
-    ] = "auto"
+    attention: Annotated[Literal["auto", "packed", "native", "mask", "padded"], "keeps packed sequences apart"] = "auto"
     share_prompt: Annotated[bool, "run a group's prompt once in training"] = True
     gradient_checkpointing: Annotated[bool, "trade compute for activation memory"] = False
     log_prob_chunk: Annotated[int, "tokens, rows of the [chunk, vocabulary] logits alive at once"] = 512
@@ -82,48 +84,25 @@ class EvalConfig:
         _require_at_least(self, 0, "limit", "every")
         _require_at_least(self, 1, "samples")
         same = self.samples > 1 and self.sampling is not None and self.sampling.temperature == 0
-        bound = (
-            "must be 1 at temperature 0: greedy answers are all the same; set eval.sampling.temperature=1, or "
-            "eval.samples=1"
-        )
-        require(not same, "samples", self.samples, bound)
+        bound = "must be 1 at temperature 0: greedy answers are all the same"
+        require(not same, "samples", self.samples, bound, remedy="set eval.sampling.temperature=1, or eval.samples=1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     preset: Annotated[str | None, "the preset it was made from; a label, the fields below say it all"] = None
     proximal: Annotated[Literal["behavior", "recompute", "loglinear"], "centre of the trust region"] = "behavior"
-    behavior: Annotated[Literal["untruncated", "sampled"], "which engine log-prob is the behavior policy's"] = (
-        "untruncated"
-    )
+    behavior: Annotated[Literal["untruncated", "sampled"], "the behavior policy's engine log-prob"] = "untruncated"
     advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES", default="grpo"), "reward -> advantage"] = None
     surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES"), "per-token loss"]
-    aggregate: Annotated[
-        Any,
-        Slot(
-            "proxima.core.aggregate:AGGREGATES",
-            default="token_mean",
-            aliases="proxima.core.aggregate:AGGREGATE_ALIASES",
-        ),
-        "per-token losses -> one number",
-    ] = None
-    correction: Annotated[
-        Any,
-        Slot("proxima.core.correction:CORRECTIONS", many=True, presets="proxima.core.correction:CORRECTION_PRESETS"),
-        "weights and rejections, behavior -> proximal",
-    ] = ()
+    aggregate: Annotated[Any, _AGGREGATE, "per-token losses -> one number"] = None
+    correction: Annotated[Any, _CORRECTION, "weights and rejections, behavior -> proximal"] = ()
     mismatch: Annotated[MismatchGuard, "engine against trainer, measured at each step's first forward"] = field(
         default_factory=MismatchGuard
     )
-    selection: Annotated[
-        Any, Slot("proxima.core.selection:SELECTIONS", many=True), "what is dropped before the update"
-    ] = ()
-    dynamic_sampling: Annotated[
-        DynamicSampling | None, "refill the batch when a selection drops whole groups; null: off"
-    ] = None
-    reference_kl: Annotated[
-        Any, Slot("proxima.core.penalty:PENALTIES"), "penalty towards the frozen reference; null: off"
-    ] = None
+    selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS", many=True), "dropped before the update"] = ()
+    dynamic_sampling: Annotated[DynamicSampling | None, "replaces the groups that a selection drops; null: off"] = None
+    reference_kl: Annotated[Any, Slot("proxima.core.penalty:PENALTIES"), "KL to the frozen reference; null: off"] = None
     entropy_bonus: Annotated[float, "coefficient of the entropy, added to the objective; 0: off"] = 0.0
     skip_zero_advantage: Annotated[bool, "skip forward and backward where the advantage is exactly 0 (exact)"] = True
 
@@ -184,9 +163,7 @@ class DataConfig:
     shuffle: Annotated[bool, "shuffle each epoch by the run's seed"] = True
     over_length: Annotated[Literal["skip", "refuse"], "a prompt that leaves no room for one new token"] = "skip"
     check_answers: Annotated[int, "rows, drawn by the seed, whose answers are read before the run; 0: all"] = 10_000
-    max_unreadable: Annotated[
-        float, "share of them that no reward may be able to read before the run is refused; 1: never"
-    ] = 0.01
+    max_unreadable: Annotated[float, "share of unreadable ones above which the run is refused; 1: never"] = 0.01
 
     def __post_init__(self) -> None:
         _require_at_least(self, 0, "check_answers", remedy="0 reads all")
@@ -206,9 +183,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeConfig:
-    max_lag: Annotated[
-        int, "policy versions a group may be behind when it is trained on; 0 discards dynamic sampling's surplus"
-    ] = 1
+    max_lag: Annotated[int, "policy versions a group may be behind at its update; 0 discards surplus groups"] = 1
     reward_timeout: Annotated[float, "seconds a reward may take for one completion"] = 10.0
     reward_workers: Annotated[int, "worker processes for rewards that parse untrusted text"] = 1
     max_unscored_steps: Annotated[int, "steps in a row without one valid score after which the run ends; 0: never"] = 3

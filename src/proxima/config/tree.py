@@ -18,17 +18,14 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Source:
-    """Where a value was written. `text` is what the user reads; `short` is for a value that was overridden ("over 0.15
-    of the preset")."""
+    """Where a value was written. `text` is what the user reads, `short` what follows an overridden value."""
 
     text: str
     origin: Literal["file", "command line", "preset", "default"] = "file"
 
     @property
     def short(self) -> str:
-        return {"preset": "the preset", "command line": "the command line", "default": "the default"}.get(
-            self.origin, self.text
-        )
+        return self.text if self.origin == "file" else f"the {self.origin}"
 
 
 DEFAULT = Source("default", "default")
@@ -124,11 +121,7 @@ NO_LAYOUT = Layout()
 
 
 def merge(base: Node | None, top: Node, layout: Layout = NO_LAYOUT, path: str = "") -> Node:
-    """`top` laid over `base`.
-
-    Raises:
-        ConfigError: an index (`reward.3.weight=2`) that the list below does not have.
-    """
+    """`top` laid over `base`; ConfigError for an index (`reward.3.weight=2`) that the list below does not have."""
     top = _long_form(top, layout)
     if base is None:
         return top
@@ -185,9 +178,8 @@ def _merge_indices(base: Node, top: Node, layout: Layout, path: str) -> Node:
             while child.mapping and len(child.mapping) == 1:
                 ((inner, child),) = child.mapping.items()
                 written = f"{written}.{inner}"
-            raise one_problem(
-                written, f"{path!r} has {len(entries)} entries: {remedy}", child.shown(), child.source.text
-            )
+            message = f"{path!r} has {len(entries)} entries: {remedy}"
+            raise one_problem(written, message, child.shown(), child.source.text)
         below = entries[index] if index < len(entries) else None
         entries[index : index + 1] = [merge(below, child, layout.entry, f"{path}.{key}")]
-    return Node(list(entries), base.source)
+    return Node(entries, base.source)

@@ -6,14 +6,13 @@ To add one: the function in `algorithm_checks`, `machine_checks` or `schedule_ch
 and the case as a user types it in `tests/config/test_check.py`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
 from proxima.config import algorithm_checks, machine_checks, schedule_checks
 from proxima.config.describe import fields_of
 from proxima.config.problems import ConfigError, Problem
-from proxima.config.resolve import Resolved, resolve
+from proxima.config.resolve import Recipe, Resolved, resolve
 from proxima.config.schema import RunConfig
 
 Check = Callable[[Resolved[Any]], Iterator[Problem]]
@@ -47,19 +46,11 @@ WARNINGS: Sequence[tuple[Check, str]] = (
 
 
 @overload
-def load_recipe(recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Resolved[RunConfig]: ...
+def load_recipe(recipe: Recipe, overrides: Sequence[str] = ()) -> Resolved[RunConfig]: ...
 @overload
-def load_recipe(
-    recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, root: type[Root]
-) -> Resolved[Root]: ...
-def load_recipe(
-    recipe: str | Path | Mapping[str, Any], overrides: Sequence[str] = (), *, root: type = RunConfig
-) -> Resolved[Any]:
-    """`resolve`, then `check`.
-
-    Raises:
-        ConfigError: one line for each problem.
-    """
+def load_recipe(recipe: Recipe, overrides: Sequence[str] = (), *, root: type[Root]) -> Resolved[Root]: ...
+def load_recipe(recipe: Recipe, overrides: Sequence[str] = (), *, root: type = RunConfig) -> Resolved[Any]:
+    """`resolve`, then `check`; ConfigError with one line for each problem."""
     resolved: Resolved[Any] = resolve(recipe, overrides, root=root)
     if problems := check(resolved):
         raise ConfigError(problems)
