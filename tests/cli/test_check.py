@@ -183,3 +183,10 @@ def test_a_strangers_engine(stranger, capsys):
 def test_our_engine(capsys):
     assert main(["check", "local", "dtype=float32"]) == 0
     assert "engine local: 6 passed, 0 FAILED, 0 skipped" in capsys.readouterr().out
+
+
+def test_the_slot_may_stand_before_the_kind(capsys):
+    assert main(["check", "aggregate", "token_mean"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("aggregate token_mean: ")
+    assert main(["check", "surrogate", "token_mean"]) == 2
+    assert "surrogate.kind=token_mean (command line): no surrogate 'token_mean'" in capsys.readouterr().err

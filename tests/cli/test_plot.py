@@ -4,6 +4,7 @@ import pytest
 
 from proxima.cli.plot import parse_surrogate
 from proxima.core.surrogate import SURROGATES, Dppo, PpoClip
+from tests.lab.runs import make_run, step
 
 
 def test_several_kinds_in_one_figure(proxima, here):
@@ -46,7 +47,7 @@ def test_fields(proxima):
         (["ppo_clip,epsilon_high=x"], "error: surrogate.epsilon_high=x (command line): must be a number"),
         (
             ["ppo_clip,dual_clip"],
-            "error: dual_clip (command line): is not an override; write key=value, for example train.steps=10",
+            "error: surrogate.dual_clip (command line): is not an override; write key=value, for example train.steps=10",
         ),
         (["ppo_clip,epsilon_low=3"], "error: surrogate.epsilon_low=3 (command line): must be in [0, 1]"),
         (["ppo_clip", "--behavior-probability", "2"], "error: behavior_probability=2.0 must be in (0, 1)"),
@@ -62,3 +63,10 @@ def test_fields(proxima):
 def test_what_cannot_be_drawn_is_one_line(proxima, here, words, line):
     assert proxima("plot", "surrogate", *words) == (2, "", line + "\n")
     assert not list(here.iterdir())
+
+
+def test_the_learning_curve_of_a_run(proxima, here):
+    make_run(here / "runs/a", [step(i, reward=i / 10) for i in range(1, 5)])
+    assert proxima("plot", "run", "runs/a", "--out", "a.svg") == (0, "a.svg\n", "")
+    assert "mean reward 0.10 → 0.40 in 4 steps, 8.0 s" in (here / "a.svg").read_text()
+    assert proxima("plot", "run", "runs/b")[0] == 2

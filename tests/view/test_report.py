@@ -14,7 +14,7 @@ from proxima.runtime.rollouts import write_evals, write_rollouts
 from proxima.view.curve import write_curve
 from proxima.view.page import HERE
 from proxima.view.report import batch_arithmetic, write_report
-from proxima.view.report_samples import representative
+from proxima.view.report_samples import held_out_questions, representative
 from tests.view.synthetic import CONFIG, evaluation, group, make_run, record, records
 from tests.view.test_chart import paths
 
@@ -97,7 +97,7 @@ def test_curves_hold_the_records(whole):
 
 def test_questions_samples_counts_config_environment(whole):
     _, page = whole
-    assert "The first 5 of 200 held-out questions" in page.words
+    assert "5 of 200 held-out questions 163 became right and 0 became wrong; these come first." in page.words
     assert (
         'What is 8 + 4? expected {"value": 12} before wrong The sum of the two numbers you gave me is 23 after right 12'
         in page.words
@@ -234,6 +234,21 @@ def test_it_asks_the_network_for_nothing(whole):
     assert "url(" not in style and "@import" not in style
 
 
+def test_questions_whose_verdict_changed_come_first(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.evals.mkdir()
+    before, after = "110000010", "111111001"  # uids 2 to 5 and 8 are gained, 7 is lost
+    for step, label, rights in ((0, "before", before), (4, "after", after)):
+        write_evals(
+            folder.eval_file(step, label), step, [group(i, [right], [right == "1"]) for i, right in enumerate(rights)]
+        )
+    found = held_out_questions(folder)
+    marks = [[answer["mark"] for answer in row["answers"]] for row in found["rows"]]
+    assert marks == [["wrong", "right"]] * 3 + [["right", "wrong"]] + [["wrong", "right"]]
+    assert (found["gained"], found["lost"], found["of"]) == (5, 1, 9)
+    assert found["rows"][0]["question"] == group(2, [], [], None).prompt.question
+
+
 def test_hostile_text_stays_text(tmp_path):
     folder = make_run(tmp_path / HOSTILE.replace("/", "_").replace("\x1b", "")[:60], steps=2)
     evil = [group(uid, [HOSTILE, HOSTILE], [True, False], question=HOSTILE, failed=(1,)) for uid in range(3)]
@@ -308,10 +323,6 @@ def test_a_long_run_stays_small(tmp_path):
             {"selection": [], "dynamic_sampling": {"oversample": 1.5}},
             "= 64 sequences, 12 prompts at a time until it is full → micro-batches",
         ),
-        (
-            {"selection": [{"kind": "prune", "rate": 7}], "dynamic_sampling": {"oversample": None}},
-            "= 64 sequences → micro-batches",
-        ),  # damaged
         (None, "= 64 sequences → micro-batches"),
     ],
 )
@@ -324,6 +335,8 @@ def test_the_arithmetic_has_pruning_and_dynamic_sampling(tmp_path, algorithm, wo
         "tokens_per_micro_batch": 64,
     }
     assert words in batch_arithmetic({"train": train, "algorithm": algorithm}, RunFolder(tmp_path))
+    damaged = {"train": train, "algorithm": {"selection": [{"kind": "prune", "rate": 7}]}}
+    assert batch_arithmetic(damaged, RunFolder(tmp_path)) is None  # not the line of a run that prunes nothing
 
 
 def test_what_is_no_run_or_is_damaged(tmp_path):

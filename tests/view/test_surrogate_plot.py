@@ -128,8 +128,8 @@ def test_a_jump_interrupts_the_line():
         {"dppo": Dppo(), "reinforce": Reinforce()}, TokenSetting(), quantities=["weight"], over=["ratio"]
     ).rows
     above = row[0]
-    assert [len(line.pieces) for line in above.lines] == [2, 1]
-    (kept, dropped), _ = (line.pieces for line in above.lines)
+    assert [len(pieces) for pieces in above.lines] == [2, 1]
+    (kept, dropped), _ = above.lines
     assert kept[-1][0] == pytest.approx(1.5, abs=0.01) and kept[-1][1] == pytest.approx(1.5, abs=0.01)
     assert dropped[0][1] == 0.0
 
@@ -141,7 +141,7 @@ def test_a_straight_line_needs_few_points():
 
 def test_a_log_is_no_jump():
     (row,) = draw({"reinforce": Reinforce()}, TokenSetting(), quantities=["loss"], over=["ratio"]).rows
-    assert [len(line.pieces) for panel in row for line in panel.lines] == [1, 1]
+    assert [len(pieces) for panel in row for pieces in panel.lines] == [1, 1]
 
 
 def test_png(tmp_path):

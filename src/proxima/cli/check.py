@@ -6,7 +6,7 @@ Slots: surrogate, correction, penalty, aggregate, advantage, selection, reward, 
 
 import argparse
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +33,7 @@ class CheckConfig:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", help="a kind of `proxima list`, or package.module:Class")
+    parser.add_argument("kind", help="a kind of `proxima list`, or package.module:Class; its slot may stand before it")
     parser.add_argument("override", nargs="*", default=[], metavar="field=value", help="fields other than the defaults")
     parser.add_argument("--slot", help="the slot, where its class does not say it")
     parser.add_argument("--model", help="of an engine: the model to run; otherwise a tiny one is made")
@@ -41,13 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.config import resolve
-
+    if arguments.kind in CheckConfig.__dataclass_fields__ and arguments.override and "=" not in arguments.override[0]:
+        arguments.slot, arguments.kind = arguments.kind, arguments.override.pop(0)  # `check surrogate cppo`
     slot = arguments.slot or slot_of_kind(arguments.kind)
-    named: dict[str, Any] = {"kind": arguments.kind}
-    path, recipe = ("reward.0", {slot: [named]}) if slot == "reward" else (slot, {slot: named})
-    found = getattr(resolve(recipe, [f"{path}.{text}" for text in arguments.override], root=CheckConfig).config, slot)
-    spec = found[0] if slot == "reward" else found
+    spec = spec_of(slot, arguments.kind, arguments.override)
     results = []
     for result in results_of(slot, spec, arguments.model):
         results.append(result)
@@ -64,6 +61,21 @@ def run(arguments: argparse.Namespace) -> int:
         passed = sum(result.status == "passed" for result in results)
         print(f"{slot} {arguments.kind}: {passed} passed, {failed} FAILED, {len(results) - passed - failed} skipped")
     return int(failed > 0)
+
+
+def spec_of(slot: str, kind: str, fields: Sequence[str]) -> Any:
+    """The spec of a kind with its `field=value` texts.
+
+    Raises:
+        ConfigError: no such slot, kind or field, or a value that the field can't take.
+    """
+    from proxima.config import resolve
+
+    path = "reward.0" if slot == "reward" else slot
+    found = getattr(
+        resolve({}, [f"{path}.{text}" for text in (f"kind={kind}", *fields)], root=CheckConfig).config, slot
+    )
+    return found[0] if slot == "reward" else found
 
 
 def show(result: "LawResult") -> None:

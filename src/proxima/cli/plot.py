@@ -1,50 +1,44 @@
-"""Plot surrogates: loss and gradient weight over the ratio and the probability, for both signs of the advantage.
+"""Plot surrogates, or the learning curve of a run.
 
-A KIND is a name of `proxima list surrogate`, package.module:Class, or either with fields: ppo_clip,epsilon_high=0.28
-"""
+proxima plot surrogate ppo_clip cppo drpo,epsilon=0.2    loss and gradient weight over the ratio and the probability
+proxima plot run runs/mine --out curve.svg               reward and held-out accuracy by step, for a README"""
 
 import argparse
 from typing import Any
 
+KIND = (
+    "one to eight: a name of `proxima list surrogate` or package.module:Class; with fields: ppo_clip,epsilon_high=0.28"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", metavar="surrogate", required=True)
-    below = what.add_parser(
-        "surrogate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, help="surrogates"
-    )
-    below.add_argument(
-        "kind", nargs="+", metavar="KIND", help="one to eight; with fields: dppo,divergence=binary_kl,delta=0.05"
-    )
-    below.add_argument("--out", default="surrogate.svg", metavar="FILE", help="an .svg or a .png; surrogate.svg")
-    below.add_argument("--advantage", type=float, default=1.0, metavar="A", help="magnitude of the advantage; 1")
-    below.add_argument(
-        "--behavior-probability",
-        type=float,
-        nargs="+",
-        default=[0.3],
-        metavar="MU",
-        help="of the token; one row each; 0.3",
-    )
-    below.add_argument("--only", choices=["loss", "weight"], help="one of the two quantities; default: both")
-    below.add_argument("--over", choices=["ratio", "probability"], help="one of the two x axes; default: both")
-    below.add_argument(
-        "--position",
-        type=int,
-        default=11,
-        metavar="T",
-        help="cppo: position of the token in its completion, from 1; 11",
-    )
-    below.add_argument("--length", type=int, default=21, metavar="T", help="cppo: tokens of the completion; 21")
-    below.add_argument(
-        "--drift",
-        type=float,
-        default=0.045,
-        metavar="D",
-        help="cppo: |pi - mu| of the completion's other tokens; 0.045",
-    )
+    what = parser.add_subparsers(dest="what", metavar="surrogate | run", required=True)
+    line = "loss and gradient weight of surrogates, for both signs of the advantage"
+    add = what.add_parser("surrogate", description=line.capitalize() + ".", help=line).add_argument
+    add("kind", nargs="+", metavar="KIND", help=KIND)
+    add("--out", default="surrogate.svg", metavar="FILE", help="an .svg or a .png; surrogate.svg in the current folder")
+    add("--advantage", type=float, default=1.0, metavar="A", help="magnitude of the advantage; 1")
+    mu = "of the token; one row each; 0.3"
+    add("--behavior-probability", type=float, nargs="+", default=[0.3], metavar="MU", help=mu)
+    add("--only", choices=["loss", "weight"], help="one of the two quantities; default: both")
+    add("--over", choices=["ratio", "probability"], help="one of the two x axes; default: both")
+    position = "cppo: position of the token in its completion, from 1; 11"
+    add("--position", type=int, default=11, metavar="T", help=position)
+    add("--length", type=int, default=21, metavar="T", help="cppo: tokens of the completion; 21")
+    drift = "cppo: |pi - mu| of the completion's other tokens; 0.045"
+    add("--drift", type=float, default=0.045, metavar="D", help=drift)
+    line = "mean reward and held-out accuracy of a run by step"
+    add = what.add_parser("run", description=line.capitalize() + ".", help=line).add_argument
+    add("run", metavar="RUN", help="run folder")
+    add("--out", default="curve.svg", metavar="FILE", help="an .svg; curve.svg in the current folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.what == "run":
+        from proxima.view.curve import write_curve
+
+        print(write_curve(arguments.run, arguments.out))
+        return 0
     surrogates = {word: parse_surrogate(word) for word in dict.fromkeys(arguments.kind)}
     from proxima.view.surrogate_curve import TokenSetting
     from proxima.view.surrogate_plot import draw, write_plot
@@ -63,21 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def parse_surrogate(word: str) -> Any:
-    """The spec of `ppo_clip` or `ppo_clip,epsilon_high=0.28`.
+    """The spec of `ppo_clip` or `ppo_clip,epsilon_high=0.28`; ConfigError as `spec_of`."""
+    from proxima.cli.check import spec_of
 
-    Raises:
-        ConfigError: no such kind or field, or a value that the field can't take.
-    """
-    from proxima.config.builder import Builder
-    from proxima.config.describe import fields_of
-    from proxima.config.recipe_reader import read_overrides
-    from proxima.config.schema import AlgorithmConfig
-    from proxima.config.tree import COMMAND_LINE, NO_LAYOUT, Node
-
-    kind, *pairs = word.split(",")
-    fields = read_overrides(pairs, NO_LAYOUT).mapping or {}
-    info = next(info for info in fields_of(AlgorithmConfig) if info.name == "surrogate")
-    builder = Builder()
-    spec = builder.slot(info, Node({"kind": Node(kind, COMMAND_LINE, kind), **fields}, COMMAND_LINE), "surrogate")
-    builder.finish()
-    return spec
+    kind, *fields = word.split(",")
+    return spec_of("surrogate", kind, fields)

@@ -4,7 +4,7 @@ import difflib
 import glob
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,8 +132,8 @@ def read_run(folder: str | Path) -> Run:
     records = place.read_metrics()
     if not records:
         raise NoMetrics(f"{shown_path(place.path)} has no metrics; it has not finished a step or an evaluation yet")
-    config = _config(place.config)
-    summary, environment = _mapping(place.summary), _mapping(place.environment)
+    config = dict(flat(read_config(place.config)))
+    summary, environment = read_mapping(place.summary), read_mapping(place.environment)
     seed = config.get("seed", summary.get("seed"))
     evals = {int(r["step"]): r for r in records if r.get("kind") == "eval"}
     return Run(
@@ -173,7 +173,7 @@ def _below(place: Path) -> Iterator[Path]:
     if RunFolder(place).has_run:
         yield place
         return
-    for listed in _mapping(place / "sweep.json").get("runs", ()):  # in this order: the first cell is the baseline
+    for listed in read_mapping(place / "sweep.json").get("runs", ()):  # in this order: the first cell is the baseline
         if RunFolder(place / listed["folder"]).has_run:
             yield place / listed["folder"]
     for child in sorted((child for child in place.iterdir() if child.is_dir()), key=lambda child: _natural(child.name)):
@@ -206,32 +206,37 @@ def _holds_runs(place: Path) -> bool:
         return False
 
 
-def _config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The values of a run's config.yaml; empty if it is missing, UserError if it is damaged."""
     if not path.is_file():
         return {}
     try:
-        return dict(_flat("", read_yaml(path).to_python()))
+        value = read_yaml(path).to_python()
     except ConfigError as error:
-        raise UserError(f"{error}; restore the file, or delete it to compare without") from error
+        raise UserError(str(error), remedy="restore the file, or delete it to go on without") from error
+    return value if isinstance(value, dict) else {}
 
 
-def _flat(path: str, value: Any) -> Iterable[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from _flat(f"{path}.{key}" if path else str(key), item)
-    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        for i, item in enumerate(value):
-            yield from _flat(f"{path}.{i}", item)
-    else:
-        yield path, value
-
-
-def _mapping(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The content of a JSON file of a run; empty if it is missing, UserError if it is damaged."""
     if not path.is_file():
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        remedy = "restore it, or delete it to compare without"
-        raise UserError(f"{path} can't be read ({error})", remedy=remedy) from error
+        raise UserError(
+            f"{path} can't be read ({error})", remedy="restore it, or delete it to go on without"
+        ) from error
     return value if isinstance(value, dict) else {}
+
+
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted path and value of each leaf of nested mappings and lists of mappings."""
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from flat(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for i, item in enumerate(value):
+            yield from flat(item, f"{path}.{i}")
+    elif path:
+        yield path, value

@@ -116,14 +116,8 @@ def new_figure(
     settings: Any = {"svg.fonttype": "none", "svg.hashsalt": salt, "path.simplify": simplify, "font.size": font}
     settings |= {"font.family": "DejaVu Sans", "axes.grid": True, "axes.grid.axis": "y", "grid.linewidth": 1.0}
     settings |= {"xtick.bottom": False, "ytick.left": False, "axes.facecolor": "none", "figure.facecolor": "none"}
-    settings |= {
-        "axes.axisbelow": True,
-        "text.parse_math": False,
-        "lines.scale_dashes": False,
-        "figure.dpi": 72.0,
-        "axes.unicode_minus": False,
-    }
-    settings |= sides | {key: color(name) for key, name in colors.items()}
+    settings |= {"axes.axisbelow": True, "axes.unicode_minus": False, "text.parse_math": False, "figure.dpi": 72.0}
+    settings |= {"lines.scale_dashes": False} | sides | {key: color(name) for key, name in colors.items()}
     with matplotlib.rc_context(settings):
         yield Figure(figsize=(width / 72, height / 72))
 
@@ -234,8 +228,9 @@ def chart_axes(
     axes.set_ylim(levels[0], levels[-1])
     low, high = min(x), max(x)
     axes.set_xlim(low, high if high > low else low + 1)
-    places = [t for t in MaxNLocator(5, integer=True, steps=STEPS).tick_values(low, high) if low <= t <= high]
-    axes.set_xticks(places if high > low else [low], [f"{t:,.0f}" for t in (places if high > low else [low])])
+    ticks = MaxNLocator(5, integer=True, steps=STEPS).tick_values(low, high) if high > low else [low]
+    places = [t for t in ticks if low <= t <= high]
+    axes.set_xticks(places, [f"{t:,.0f}" for t in places])
     return axes
 
 
@@ -244,11 +239,9 @@ def draw_series(axes: "Axes", s: Series, number: int) -> None:
     style: dict[str, Any] = {"color": variable(s.color), "linewidth": 1.8, "clip_on": False}
     marks: dict[str, Any] = {"color": variable(s.color), "linestyle": "", "markeredgewidth": 0, "clip_on": False}
     if s.spread:
-        whiskers = [(x, *pair) for x, y, pair in zip(s.x, s.y, s.spread, strict=True) if math.isfinite(y)]
-        if whiskers:
-            axes.vlines(
-                *zip(*whiskers, strict=True), alpha=0.75, gid=f"whisker-{number}", **{**style, "linewidth": 1.6}
-            )
+        if whiskers := [(x, *pair) for x, y, pair in zip(s.x, s.y, s.spread, strict=True) if math.isfinite(y)]:
+            whisker = style | {"linewidth": 1.6, "alpha": 0.75}
+            axes.vlines(*zip(*whiskers, strict=True), gid=f"whisker-{number}", **whisker)
         axes.plot(s.x, s.y, marker="o", markersize=7, gid=f"dot-{number}", **marks)
         return
     values = s.y

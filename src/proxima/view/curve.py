@@ -1,21 +1,20 @@
-"""The learning curve of a run as an SVG file, for a README: `python -m proxima.view.curve RUN OUT.svg`.
+"""The learning curve of a run as an SVG file, for a README: `proxima plot run RUN --out OUT.svg`.
 
 It carries its colours for light and dark, so an `<img>` on either page shows it well.
 """
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
 from proxima.runtime.folder import RunFolder
+from proxima.runtime.observer import Record
 from proxima.view.chart import Series, chart_axes, draw_series, new_figure, variable, write_svg_text
 from proxima.view.formatting import duration, fixed
 from proxima.view.log_lines import bounds
 
-Record = Mapping[str, Any]
 MARGINS = (44, 24, 44, 40)
 
 
@@ -52,20 +51,14 @@ def learning_curve(train: Sequence[Record], evals: Sequence[Record]) -> str:
             spread = [bounds(r) for r in evals]
             draw_series(axes, Series(points=accuracy, color="b", spread=spread), 1)
             names.append(("held-out accuracy, 95 % interval", "b", 12))
+        pixels: dict[str, Any] = {"textcoords": "offset pixels"}
         for x, value in accuracy:
-            left = x < rewards.x[-1] / 2
-            axes.annotate(
-                fixed(value, 3),
-                (x, value),
-                (9 if left else -9, -18),
-                textcoords="offset pixels",
-                color=variable("b"),
-                fontweight="bold",
-                ha="left" if left else "right",
-            )
+            shift, side = (9, "left") if x < rewards.x[-1] / 2 else (-9, "right")
+            bold = pixels | {"color": variable("b"), "fontweight": "bold", "ha": side}
+            axes.annotate(fixed(value, 3), (x, value), (shift, -18), **bold)
         for text, color, height in names:  # the lower right corner is empty under a curve that rises
-            place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset pixels", "ha": "right"}
-            axes.annotate(text, (1, 0), (-6, height), color=variable(color), **place)
+            place = pixels | {"xycoords": "axes fraction", "ha": "right", "color": variable(color)}
+            axes.annotate(text, (1, 0), (-6, height), **place)
         return write_svg_text(figure, title)
 
 
@@ -76,19 +69,3 @@ def caption(train: Sequence[Record], evals: Sequence[Record]) -> str:
         return f"mean reward {fixed(train[0]['reward/mean'])} → {fixed(train[-1]['reward/mean'])} in {spent}"
     first, last = (fixed(r["accuracy"], 3) for r in (evals[0], evals[-1]))
     return f"held-out accuracy {first} → {last} of {evals[-1]['questions']} questions in {spent}"
-
-
-def main() -> int:
-    if len(sys.argv) != 3:
-        print("usage: python -m proxima.view.curve RUN_FOLDER OUT.svg", file=sys.stderr)
-        return 2
-    try:
-        print(write_curve(sys.argv[1], sys.argv[2]))
-    except (UserError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

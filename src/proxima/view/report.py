@@ -4,14 +4,11 @@ It is made from the run folder alone, even of an unfinished run. Text of a model
 jinja's escaping, or through JSON and `textContent`, never as markup.
 """
 
-import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from markupsafe import Markup
 
 from proxima.config.estimate import at_once, pruned
@@ -19,9 +16,10 @@ from proxima.core.selection import Prune
 from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
 from proxima.data.jsonl import dumps
+from proxima.lab.run_reader import flat, read_config, read_mapping
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.runtime.folder import RunFolder
-from proxima.runtime.observer import RunInfo
+from proxima.runtime.observer import Record, RunInfo
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
 from proxima.view.log_lines import arithmetic, bounds, trials, unknown_accuracy
 from proxima.view.page import render
@@ -40,10 +38,10 @@ def write_report(path: Path | str) -> Path:
     """
     folder = RunFolder(path)
     if not folder.has_run:
-        remedy = "give the folder that `proxima train` printed in its first line"
-        raise UserError(f"{folder.path} is not a run", remedy=remedy)
-    page = render("report", styles=("report.css",), **report_values(folder))
-    write_atomic(folder.report, page)
+        raise UserError(
+            f"{folder.path} is not a run", remedy="give the folder that `proxima train` printed in its first line"
+        )
+    write_atomic(folder.report, render("report", styles=("report.css",), **report_values(folder)))
     return folder.report
 
 
@@ -52,12 +50,13 @@ def report_values(folder: RunFolder) -> dict[str, Any]:
     records = folder.read_metrics()
     train = [r for r in records if r["kind"] == "train"]
     evals = [r for r in records if r["kind"] == "eval"]
-    summary, config = _mapping(folder.summary, json.loads), _mapping(folder.config, yaml.safe_load)
+    summary, config = read_mapping(folder.summary), read_config(folder.config)
+    settings = dict(flat(config))
     charts = all_charts(train, evals)
     steps, samples, unreadable = select_samples(folder)
     return {
-        "title": title(summary, config, folder),
-        "status": status(summary, train, config),
+        "title": title(summary, settings, folder),
+        "status": status(summary, train, settings),
         "invalid": failed_scores(train, evals, folder),
         "headline": headline(evals),
         "reward": (fixed(train[0].get("reward/mean")), fixed(train[-1].get("reward/mean"))) if train else None,
@@ -69,7 +68,10 @@ def report_values(folder: RunFolder) -> dict[str, Any]:
         "questions": held_out_questions(folder),
         "discarded": discarded(train),
         "config": config_lines(folder),
-        "environment": flatten(_mapping(folder.environment, json.loads)),
+        "environment": [
+            (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+            for name, value in flat(read_mapping(folder.environment))
+        ],
         "unreadable": unreadable,
         "sample_steps": steps,
         "data": script_json(
@@ -78,43 +80,39 @@ def report_values(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def headline(evals: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
     """Held-out accuracy at the first and the last evaluation with its 95 % interval, or why it is unknown."""
     if not any(r.get("accuracy") is not None for r in evals):
         return None
 
-    def formatted(record: Mapping[str, Any]) -> dict[str, Any]:
+    def side(record: Record) -> dict[str, Any]:
         when = "before the first step" if record["step"] == 0 else f"after step {record['step']}"
         if record.get("accuracy") is None:
             return {"accuracy": NONE, "unknown": f"unknown: {unknown_accuracy(record)}", "when": when}
         low, high = bounds(record)
-        place = {
+        return {
+            "accuracy": fixed(record["accuracy"], 3),
+            "unknown": "",
+            "when": when,
+            "interval": f"{fixed(low, 3)} to {fixed(high, 3)}",
+            "right": f"{record['correct']}/{trials(record)}",
             "left": round(100 * low, 2),
             "width": round(100 * (high - low), 2),
             "at": round(100 * record["accuracy"], 2),
         }
-        text = {
-            "accuracy": fixed(record["accuracy"], 3),
-            "interval": f"{fixed(low, 3)} to {fixed(high, 3)}",
-            "when": when,
-        }
-        return {**text, "unknown": "", "right": f"{record['correct']}/{trials(record)}", **place}
 
     first, last = evals[0], evals[-1]
+    several = len(evals) > 1
     known = first.get("accuracy") is not None and last.get("accuracy") is not None
-    gain = signed(last["accuracy"] - first["accuracy"]) if known and len(evals) > 1 else None
-    only_before = len(evals) == 1 and first["step"] == 0
     return {
-        "before": formatted(first),
-        "after": formatted(last) if len(evals) > 1 else None,
-        "gain": gain,
-        "only_before": only_before,
+        "before": side(first),
+        "after": side(last) if several else None,
+        "gain": signed(last["accuracy"] - first["accuracy"]) if several and known else None,
+        "only_before": not several and first["step"] == 0,
     }
 
 
-def failed_scores(
-    train: Sequence[Mapping[str, Any]], evals: Sequence[Mapping[str, Any]], folder: RunFolder
-) -> dict[str, Any] | None:
+def failed_scores(train: Sequence[Record], evals: Sequence[Record], folder: RunFolder) -> dict[str, Any] | None:
     """The shares of failed scores and their commonest reasons, for a banner; None if they are few."""
     shares = []
     for records, total_key, failed_key, name in (
@@ -129,32 +127,28 @@ def failed_scores(
     return {"share": " and ".join(shares), "reasons": [f"{text} ({count(n)} ×)" for text, n in first_errors(folder)]}
 
 
-def title(summary: Mapping[str, Any], config: Mapping[str, Any], folder: RunFolder) -> dict[str, str]:
+def title(summary: Record, settings: Mapping[str, Any], folder: RunFolder) -> dict[str, str]:
     """Names of algorithm, model and run."""
-    surrogate = _nested(config, "algorithm", "surrogate", "kind")
-    model = summary.get("model") or _nested(config, "model", "path") or "unknown model"
-    seed = summary.get("seed", config.get("seed", NONE))
+    model = summary.get("model") or settings.get("model.path") or "unknown model"
     return {
-        "algorithm": str(summary.get("algorithm") or surrogate or "run"),
+        "algorithm": str(summary.get("algorithm") or settings.get("algorithm.surrogate.kind") or "run"),
         "model": Path(str(model)).name,
-        "seed": str(seed),
+        "seed": str(summary.get("seed", settings.get("seed", NONE))),
         "folder": folder.path.resolve().name,
     }
 
 
-def status(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]], config: Mapping[str, Any]) -> dict[str, str]:
+def status(summary: Record, train: Sequence[Record], settings: Mapping[str, Any]) -> dict[str, str]:
     """How the run ended; without a summary it is still running, or was killed."""
-    steps = train[-1]["step"] if train else 0
-    planned = _nested(config, "train", "steps")
-    state = str(summary.get("status", "unfinished"))
+    steps, planned = train[-1]["step"] if train else 0, settings.get("train.steps")
     return {
-        "state": state,
+        "state": str(summary.get("status", "unfinished")),
         "steps": f"{count(steps)} of {count(planned)}" if isinstance(planned, int) else count(steps),
         "error": str(summary.get("error") or ""),
     }
 
 
-def tiles(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def tiles(summary: Record, train: Sequence[Record]) -> list[tuple[str, str]]:
     """The run in a few numbers."""
     seconds = summary.get("seconds") or (train[-1]["time"] if train else None)
     speed = summary.get("tokens_per_second") or {}
@@ -178,67 +172,43 @@ def tiles(summary: Mapping[str, Any], train: Sequence[Mapping[str, Any]]) -> lis
 
 def batch_arithmetic(config: Mapping[str, Any], folder: RunFolder) -> str | None:
     """The line that `log_lines.arithmetic` gave at the start, from config.yaml; None if that is missing or damaged."""
-    train = config.get("train")
-    names = (
-        "prompts_per_step",
-        "completions_per_prompt",
-        "updates_per_step",
-        "epochs_per_step",
-        "tokens_per_micro_batch",
-    )
-    if not isinstance(train, dict) or not all(isinstance(train.get(name), int) for name in names):
-        return None
-    prompts, completions, updates, epochs, tokens = (train[name] for name in names)
-    selection, refill = _pruning_and_refill(config.get("algorithm"))
-    prompts, kept = pruned(prompts, completions, selection)
-    info = RunInfo(
-        version="",
-        algorithm="",
-        model="",
-        seed=0,
-        folder=folder.path,
-        steps=0,
-        prompts=prompts,
-        completions=completions,
-    )
-    return arithmetic(
-        replace(
-            info, kept=kept, at_once=at_once(prompts, refill), updates=updates * epochs, tokens_per_micro_batch=tokens
-        )
-    )
-
-
-def _pruning_and_refill(section: Any) -> tuple[list[Prune], DynamicSampling | None]:
-    """The pruning and the dynamic sampling of an algorithm in config.yaml; none if they can't be read."""
-    fields = section if isinstance(section, dict) else {}
-    specs = [spec for spec in fields.get("selection") or [] if isinstance(spec, dict) and spec.get("kind") == "prune"]
-    refill = fields.get("dynamic_sampling")
     try:
-        prunes = [Prune(**{key: value for key, value in spec.items() if key != "kind"}) for spec in specs]
-        return prunes, DynamicSampling(**refill) if refill else None
-    except (TypeError, ValueError):
-        return [], None
+        train, algorithm = config["train"], config.get("algorithm") or {}
+        specs = [dict(spec) for spec in algorithm.get("selection") or ()]
+        prunes = [Prune(**spec) for spec in specs if spec.pop("kind", None) == "prune"]
+        refill = algorithm.get("dynamic_sampling")
+        prompts, kept = pruned(train["prompts_per_step"], train["completions_per_prompt"], prunes)
+        info = RunInfo(
+            version="",
+            algorithm="",
+            model="",
+            seed=0,
+            folder=folder.path,
+            steps=0,
+            prompts=prompts,
+            completions=train["completions_per_prompt"],
+            kept=kept,
+            at_once=at_once(prompts, DynamicSampling(**refill) if refill else None),
+            updates=train["updates_per_step"] * train["epochs_per_step"],
+            tokens_per_micro_batch=train["tokens_per_micro_batch"],
+        )
+        return arithmetic(info)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
 
 
-def discarded(train: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def discarded(train: Sequence[Record]) -> list[dict[str, str]]:
     """Completions of the whole run that were not trained on, by reason."""
     total = sum(r.get("completions") or 0 for r in train)
     reasons = {"reward/invalid": ("invalid", "a reward failed or timed out; left out of all means")}
     for key in sorted({k for r in train for k in r if k.startswith("dropped/")} - {"dropped/invalid"}):
         reasons[key] = (f"dropped: {key.partition('/')[2]}", "dropped by a selection")
     reasons["skipped_zero_advantage"] = ("advantage 0", "no effect on the update: forward and backward were skipped")
-    rows = []
-    for key, (name, meaning) in reasons.items():
-        if number := sum(r.get(key) or 0 for r in train):
-            rows.append(
-                {
-                    "name": name,
-                    "count": count(number),
-                    "share": percent(number / total if total else None),
-                    "meaning": meaning,
-                }
-            )
-    return rows
+    return [
+        {"name": name, "count": count(number), "share": percent(number / total if total else None), "meaning": meaning}
+        for key, (name, meaning) in reasons.items()
+        if (number := sum(r.get(key) or 0 for r in train))
+    ]
 
 
 def config_lines(folder: RunFolder) -> list[tuple[str, str]]:
@@ -252,39 +222,9 @@ def config_lines(folder: RunFolder) -> list[tuple[str, str]]:
     return lines
 
 
-def flatten(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested facts as (path, value) rows."""
-    rows: list[tuple[str, str]] = []
-    for key, value in facts.items():
-        if isinstance(value, dict):
-            rows += flatten(value, f"{prefix}{key}.")
-        else:
-            rows.append((prefix + key, ", ".join(map(str, value)) if isinstance(value, list) else str(value)))
-    return rows
-
-
 def script_json(value: Any) -> Markup:
     """JSON for a <script> element: it has no `<`, hence no `</script>` or `<!--`."""
     text = dumps(value)
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return Markup(text)
-
-
-def _nested(config: Mapping[str, Any], *path: str) -> Any:
-    value: Any = config
-    for name in path:
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
-
-
-def _mapping(path: Path, load: Callable[[str], Any]) -> dict[str, Any]:
-    """The file's mapping, empty if it is absent; UserError if it can't be parsed."""
-    if not path.exists():
-        return {}
-    try:
-        value = load(path.read_text(encoding="utf-8"))
-    except (ValueError, yaml.YAMLError) as error:
-        remedy = "restore it, or delete it to report without"
-        raise UserError(f"{path} can't be read ({str(error).splitlines()[0]})", remedy=remedy) from error
-    return value if isinstance(value, dict) else {}

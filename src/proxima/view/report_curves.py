@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.runtime.metric_names import metric_of
+from proxima.runtime.observer import Record
 from proxima.view.chart import Series, bar_chart, line_chart
 from proxima.view.formatting import count, duration, fixed, rate, significant
-from proxima.view.log_lines import bounds, carried_in, dropped_prompts
+from proxima.view.log_lines import bounds, carried_in, dropped_prompts, prompts_used
 
-Record = Mapping[str, Any]
 Card = dict[str, Any]
+Bars = dict[str, tuple[str, list[float]]]  # name: its colour and its values
 COLORS = ("a", "b", "c", "d", "e")
 RECENT = 10  # steps of the running acceptance rate
 LATE = ("stale", "surplus")  # prompts that had been accepted before they were dropped
@@ -123,7 +124,7 @@ def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
     if any(r.get("dropped/pruned") for r in train):
         specs.append(KEPT)
     cards = [card for spec in specs if (card := line_card(spec, records, evals)) is not None]
-    if any(used_others(r) for r in train):
+    if any(prompts_used(r) for r in train):
         varies = {
             "Age": any(r.get("age/max") for r in train),
             "Generation batches": any((r.get("gen_batches") or 1) > 1 for r in train),
@@ -131,12 +132,6 @@ def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
         more = (line_card(spec, records, evals) for spec in REFILL if varies.get(spec.title, True))
         cards += [prompts_card(train), *(card for card in more if card is not None)]
     return cards + phase_cards(train)
-
-
-def used_others(record: Record) -> bool:
-    """True when the step used other prompts than it generated."""
-    used, generated, carried = (record.get(f"prompts_{name}") or 0 for name in ("used", "generated", "carried"))
-    return bool(generated) and (used != generated or bool(carried))
 
 
 def with_derived(train: Sequence[Record]) -> list[Record]:
@@ -196,20 +191,15 @@ def prompts_card(train: Sequence[Record]) -> Card:
     carried over = generated + carried in."""
     reasons = sorted({reason for r in train for reason, n in dropped_prompts(r).items() if n and reason != "uniform"})
     bars = {
-        "used": ("a", [float(r.get("prompts_used") or 0) for r in train]),
-        "dropped: uniform": ("e", [float(r.get("prompts_dropped_uniform") or 0) for r in train]),
-        "carried over": ("c", [float(r.get("prompts_carried") or 0) for r in train]),
-        f"dropped: {', '.join(reasons).replace('_', ' ')}": (
-            "b",
-            [float(sum(dropped_prompts(r).get(name, 0) for name in reasons)) for r in train],
-        ),
+        "used": ("a", column(train, "prompts_used")),
+        "dropped: uniform": ("e", column(train, "prompts_dropped_uniform")),
+        "carried over": ("c", column(train, "prompts_carried")),
     }
+    other = [float(sum(dropped_prompts(r).get(name, 0) for name in reasons)) for r in train]
+    bars[f"dropped: {', '.join(reasons).replace('_', ' ')}"] = ("b", other)
     bars = {name: bar for name, bar in bars.items() if name == "used" or any(bar[1])}
-    sources = {
-        "generated": ("", [float(r.get("prompts_generated") or 0) for r in train]),
-        "carried in": ("", [float(carried_in(r)) for r in train]),
-    }
-    shown = bars | {name: source for name, source in sources.items() if any(source[1])}
+    sources = {"generated": column(train, "prompts_generated"), "carried in": [float(carried_in(r)) for r in train]}
+    shown = bars | {name: ("", values) for name, values in sources.items() if any(values)}
     explanation = "of a step, by outcome; a bar is what was generated and what the step before carried over"
     return bar_card("Prompts", explanation, "Prompts of a step", train, bars, shown, count)
 
@@ -217,17 +207,18 @@ def prompts_card(train: Sequence[Record]) -> Card:
 def phase_cards(train: Sequence[Record]) -> list[Card]:
     """The seconds of a step by phase, stacked; the time outside all phases is `other`."""
     bars = {
-        name: (color, [float(r.get(key) or 0.0) for r in train])
-        for key, (name, color) in PHASES.items()
-        if any(r.get(key) for r in train)
+        name: (color, column(train, key)) for key, (name, color) in PHASES.items() if any(r.get(key) for r in train)
     }
     if not bars:
         return []
-    totals = [float(r.get("time/step") or 0.0) for r in train]
     phases = [values for _, values in bars.values()]
-    others = [max(0.0, total - sum(parts)) for total, *parts in zip(totals, *phases, strict=True)]
+    others = [max(0.0, total - sum(parts)) for total, *parts in zip(column(train, "time/step"), *phases, strict=True)]
     bars["other"] = ("e", others)
     return [bar_card("Time per phase", "seconds of a step", "Seconds of a step by phase", train, bars, bars, duration)]
+
+
+def column(train: Sequence[Record], key: str) -> list[float]:
+    return [float(r.get(key) or 0) for r in train]
 
 
 def bar_card(
@@ -235,11 +226,11 @@ def bar_card(
     explanation: str,
     label: str,
     train: Sequence[Record],
-    bars: Mapping[str, tuple[str, list[float]]],
-    shown: Mapping[str, tuple[str, list[float]]],
+    bars: Bars,
+    shown: Bars,
     write: Callable[[float | None], str],
 ) -> Card:
-    """Stacked `bars`, and a legend of all that is `shown`; both map a name to its colour and its values."""
+    """Stacked `bars`, and a legend of all that is `shown`."""
     steps = [float(r["step"]) for r in train]
     series = [Series(points=list(zip(steps, values, strict=True)), color=color) for color, values in bars.values()]
     legend = [legend_entry(name, color, write(values[-1])) for name, (color, values) in shown.items()]

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import read_rows
@@ -12,39 +12,38 @@ from proxima.view.formatting import fixed, signed
 QUESTIONS = 5  # answered before and after
 SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 60, 2, 4
 IDENTITY = ("prompt_uid", "sample", "question", "answer", "text", "correct", "reward")
+Item = TypeVar("Item")
 CUT = 1500  # characters of a completion shown
 
 
 def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
-    """The first held-out questions with the first answer of the first and of the last evaluation."""
+    """Held-out questions with the first answer of the first and of the last evaluation, those whose verdict changed
+    first: three gained, two lost."""
     files = sorted(folder.evals.glob("[0-9]*.parquet"))
     if not files:
         return None
     sets = [{r["prompt_uid"]: r for r in reversed(read_rows(file, IDENTITY))} for file in {files[0]: 0, files[-1]: 0}]
-    rows = []
-    for uid in sorted(sets[0])[:QUESTIONS]:
-        answers = [
-            {"text": cut(row["text"]), "mark": {True: "right", False: "wrong", None: "unscored"}[row["correct"]]}
-            for row in (each.get(uid) for each in sets)
-            if row is not None
-        ]
-        rows.append(
-            {
-                "question": cut(sets[0][uid]["question"]),
-                "answer": answer_text(sets[0][uid]["answer"]),
-                "answers": answers,
-            }
-        )
-    return {"rows": rows, "of": len(sets[0]), "labels": ["before", "after"] if len(sets) == 2 else ["answer"]}
+    verdicts = {uid: [s[uid]["correct"] for s in sets if uid in s] for uid in sorted(sets[0])}
+    gained = [uid for uid, marks in verdicts.items() if marks[0] is False and marks[-1] is True]
+    lost = [uid for uid, marks in verdicts.items() if marks[0] is True and marks[-1] is False]
+    shown = dict.fromkeys([*gained[:3], *lost[:2], *gained, *lost, *verdicts])
+    mark = {True: "right", False: "wrong", None: "unscored"}
+    rows = [
+        {
+            "question": cut(sets[0][uid]["question"]),
+            "answer": answer_text(sets[0][uid]["answer"]),
+            "answers": [{"text": cut(s[uid]["text"]), "mark": mark[s[uid]["correct"]]} for s in sets if uid in s],
+        }
+        for uid in list(shown)[:QUESTIONS]
+    ]
+    labels = ["before", "after"] if len(sets) == 2 else ["answer"]
+    return {"rows": rows, "of": len(verdicts), "labels": labels, "gained": len(gained), "lost": len(lost)}
 
 
 def select_samples(folder: RunFolder) -> tuple[list[int], list[list[dict[str, Any]]], list[str]]:
     """Steps spread evenly over the run, the completions of `select_groups` for each, and the unreadable files."""
-    files = sorted(folder.rollouts.glob("[0-9]*.parquet"))
-    n = min(SAMPLED_STEPS, len(files))
-    selected = sorted({files[round(i * (len(files) - 1) / max(n - 1, 1))] for i in range(n)})
     steps, samples, unreadable = [], [], []
-    for file in selected:
+    for file in _spread(sorted(folder.rollouts.glob("[0-9]*.parquet")), SAMPLED_STEPS):
         try:
             rows = read_rows(file, (*IDENTITY, "parts", "error", "advantage", "outcome"))
         except ValueError:
@@ -74,40 +73,45 @@ def representative(group: Sequence[Mapping[str, Any]], most: int = SAMPLED_COMPL
 
     Equal ones (same reward and text) only fill up.
     """
+
+    def order(row: Mapping[str, Any]) -> tuple[float, int]:
+        return -row["reward"], row["sample"]
+
     failed = [row for row in group if row["reward"] is None]
-    scored = sorted(
-        (row for row in group if row["reward"] is not None), key=lambda row: (-row["reward"], row["sample"])
-    )
+    scored = sorted((row for row in group if row["reward"] is not None), key=order)
     room = most - min(len(failed), 1) if scored else 0
     unique = list({(row["reward"], row["text"]): row for row in reversed(scored)}.values())[::-1]
     others = [row for row in scored if not any(row is other for other in unique)]
-    pool = sorted([*unique, *others[: max(0, room - len(unique))]], key=lambda row: (-row["reward"], row["sample"]))
-    room = min(room, len(pool))
-    spread = [pool[round(i * (len(pool) - 1) / max(room - 1, 1))] for i in range(room)]
+    pool = sorted([*unique, *others[: max(0, room - len(unique))]], key=order)
+    spread = _spread(pool, room)
     return [*failed[: most - len(spread)], *spread]
+
+
+def _spread(items: Sequence[Item], most: int) -> list[Item]:
+    """At most `most` of the items, evenly spaced from the first to the last."""
+    n = min(most, len(items))
+    return [items[round(i * (len(items) - 1) / max(n - 1, 1))] for i in range(n)]
 
 
 def _sample(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     completions = [
         {
             "text": cut(row["text"]),
-            "reward": "invalid" if row["reward"] is None else fixed(row["reward"], 2),
+            "reward": "invalid" if row["reward"] is None else fixed(row["reward"]),
             "mark": {True: "right", False: "wrong", None: ""}[row["correct"]],
-            "parts": "  ".join(f"{name} {fixed(value, 2)}" for name, value in row["parts"].items()),
-            "note": row["error"]
-            or (
-                row["outcome"].replace("_", " ")
-                + (f", advantage {signed(row['advantage'], 2)}" if row["advantage"] else "")
-            ),
+            "parts": "  ".join(f"{name} {fixed(value)}" for name, value in row["parts"].items()),
+            "note": row["error"] or _outcome(row),
         }
         for row in representative(group)
     ]
-    return {
-        "question": cut(group[0]["question"]),
-        "answer": answer_text(group[0]["answer"]),
-        "completions": completions,
-        "of": len(group),
-    }
+    first = {"question": cut(group[0]["question"]), "answer": answer_text(group[0]["answer"])}
+    return {**first, "completions": completions, "of": len(group)}
+
+
+def _outcome(row: Mapping[str, Any]) -> str:
+    """`trained, advantage +0.25`."""
+    advantage = f", advantage {signed(row['advantage'], 2)}" if row["advantage"] else ""
+    return f"{row['outcome'].replace('_', ' ')}{advantage}"
 
 
 def answer_text(answer: Any) -> str:

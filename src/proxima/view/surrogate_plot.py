@@ -2,6 +2,7 @@
 the advantage. Written as an SVG, which carries its colours for light and dark, or as a PNG."""
 
 import io
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Quantity = Literal["loss", "weight"]
+Piece = list[tuple[float, float]]
 MOST = 8  # curves that a reader can tell apart
 WIDTHS = (3.4, *[2.2] * 7)  # the first is wide: where curves coincide it shows on both sides
 DASHES: tuple[tuple[float, ...], ...] = ((), (), (7, 4), (2, 3), (9, 3, 2, 3), (4, 2), (1, 2), (12, 3))
@@ -30,30 +32,21 @@ WINDOW: dict[Quantity, tuple[float, float]] = {"loss": (-4.0, 4.0), "weight": (-
 # A difference of neighbouring points by this share of the panel's height, and by four times that of their neighbours,
 # is a jump, where the line is interrupted.
 JUMP = 0.06
-NAMES: dict[str, str] = {"ratio": "ratio π / μ", "probability": "probability π"}
 WIDTH, HEIGHT = 290, 200  # of a panel, with its margins
 LEFT, RIGHT, TOP, BOTTOM = 40, 12, 26, 38
 LINE = 18
 
 
 @dataclass(frozen=True)
-class SurrogateLine:
-    """A curve of a panel: the number of its surrogate, and its pieces between jumps."""
-
-    number: int
-    pieces: tuple[tuple[tuple[float, float], ...], ...]
-
-
-@dataclass(frozen=True)
 class SurrogatePanel:
-    """A panel: title, name of the x axis, visible ranges, the x at which r = 1, and the curves."""
+    """A panel: title, name of the x axis, visible ranges, the x at which r = 1, and the pieces of each curve."""
 
     title: str
     x_name: str
     x_range: tuple[float, float]
     y_range: tuple[float, float]
     mark: float
-    lines: tuple[SurrogateLine, ...]
+    lines: tuple[list[Piece], ...]
 
 
 @dataclass(frozen=True)
@@ -90,47 +83,34 @@ def draw(
     for name, spec in surrogates.items():
         remarks.setdefault(remark_on(spec, setting), []).append(name)
     mus = ", ".join(f"{mu:g}" for mu in setting.behavior_probability)
-    about = (
-        f"One token, μ = {mus}, A = ±{setting.advantage:g}; the proximal policy is μ. Gradient weight: "
-        "−(∂loss/∂log π) / A."
-    )
-    return SurrogateFigure(
-        tuple(surrogates), made, (about, *(f"{', '.join(who)}: {text}." for text, who in remarks.items() if text))
-    )
+    about = f"One token, μ = {mus}, A = ±{setting.advantage:g}; the proximal policy is μ."
+    about += " Gradient weight: −(∂loss/∂log π) / A."
+    settings = [f"{', '.join(names)}: {text}." for text, names in remarks.items() if text]
+    return SurrogateFigure(tuple(surrogates), made, (about, *settings))
 
 
 def _row(
     surrogates: Mapping[str, Surrogate], setting: TokenSetting, quantities: Sequence[Quantity], over: Over, mu: float
 ) -> Iterator[SurrogatePanel]:
-    curves = {
-        sign: [_named(name, spec, over, mu, sign, setting) for name, spec in surrogates.items()] for sign in (1, -1)
-    }
-    for quantity in quantities:
+    curves: dict[int, list[SurrogateCurve]] = {1: [], -1: []}
+    for sign, (name, spec) in itertools.product(curves, surrogates.items()):
+        try:
+            curves[sign].append(curve(spec, over, mu, sign, setting))
+        except ValueError as error:
+            raise UserError(f"{name} can't be drawn: {error}") from None
+    for quantity, sign in itertools.product(quantities, curves):
         scale = setting.advantage if quantity == "loss" else 1.0
-        for sign in (1, -1):
-            ys = [getattr(c, quantity) for c in curves[sign]]
-            y_range = _y_range(ys, tuple(scale * edge for edge in WINDOW[quantity]))
-            lines = (
-                SurrogateLine(i, _pieces(c.x, y, y_range))
-                for i, (c, y) in enumerate(zip(curves[sign], ys, strict=True))
-            )
-            x = curves[sign][0].x
-            label = "loss" if quantity == "loss" else "gradient weight"
-            yield SurrogatePanel(
-                f"{label}, A {'>' if sign > 0 else '<'} 0",
-                NAMES[over] + (f", μ = {mu:g}" if over == "probability" else ""),
-                (0.0, float(x[-1]) if over == "ratio" else 1.0),
-                y_range,
-                1.0 if over == "ratio" else mu,
-                tuple(lines),
-            )
-
-
-def _named(name: str, spec: Surrogate, over: Over, mu: float, sign: int, setting: TokenSetting) -> SurrogateCurve:
-    try:
-        return curve(spec, over, mu, sign, setting)
-    except ValueError as error:
-        raise UserError(f"{name} can't be drawn: {error}") from None
+        x, ys = curves[sign][0].x, [getattr(c, quantity) for c in curves[sign]]
+        y_range = _y_range(ys, tuple(scale * edge for edge in WINDOW[quantity]))
+        label = "loss" if quantity == "loss" else "gradient weight"
+        yield SurrogatePanel(
+            title=f"{label}, A {'>' if sign > 0 else '<'} 0",
+            x_name="ratio π / μ" if over == "ratio" else f"probability π, μ = {mu:g}",
+            x_range=(0.0, float(x[-1]) if over == "ratio" else 1.0),
+            y_range=y_range,
+            mark=1.0 if over == "ratio" else mu,
+            lines=tuple(_pieces(x, y, y_range) for y in ys),
+        )
 
 
 def _y_range(ys: Sequence[Tensor], window: tuple[float, ...]) -> tuple[float, float]:
@@ -140,19 +120,18 @@ def _y_range(ys: Sequence[Tensor], window: tuple[float, ...]) -> tuple[float, fl
     return low - margin, high + margin
 
 
-def _pieces(x: Tensor, y: Tensor, y_range: tuple[float, float]) -> tuple[tuple[tuple[float, float], ...], ...]:
+def _pieces(x: Tensor, y: Tensor, y_range: tuple[float, float]) -> list[Piece]:
     """The curve cut at its jumps."""
     height = y_range[1] - y_range[0]
     points = list(zip(x.tolist(), y.tolist(), strict=True))
-    pieces: list[list[tuple[float, float]]] = [points[:1]]
-    steps = y.diff().abs().tolist()
+    pieces, steps = [points[:1]], y.diff().abs().tolist()
     for i, step in enumerate(steps):
         beside = max(steps[max(i - 1, 0) : i] + steps[i + 1 : i + 2])
         visible = any(y_range[0] <= value <= y_range[1] for _, value in points[i : i + 2])
         if visible and step > max(JUMP * height, 4 * beside):
             pieces.append([])
         pieces[-1].append(points[i + 1])
-    return tuple(map(tuple, pieces))
+    return pieces
 
 
 @contextmanager
@@ -172,9 +151,8 @@ def _plotted(drawing: SurrogateFigure, color: Callable[[str], str]) -> "Iterator
                 box = (corner[0] / width, corner[1] / height, size[0] / width, size[1] / height)
                 _draw_panel(figure.add_axes(box), panel, color)
         lines = [figure.axes[0].plot([], [], **_style(i, color))[0] for i in range(len(drawing.names))]
-        figure.legend(
-            lines, drawing.names, loc="upper left", ncols=columns, frameon=False, handlelength=2.5, borderaxespad=0.3
-        )
+        look: Any = {"frameon": False, "handlelength": 2.5, "borderaxespad": 0.3}
+        figure.legend(lines, drawing.names, loc="upper left", ncols=columns, **look)
         for i, text in enumerate(drawing.remarks):
             place = (14 / width, (height - foot - LINE * i - 12) / height)
             figure.text(*place, text, color=color("muted"))
@@ -186,13 +164,12 @@ def _draw_panel(axes: "Axes", panel: SurrogatePanel, color: Callable[[str], str]
 
     axes.axhline(0, color=color("muted"), linewidth=1)
     axes.axvline(panel.mark, color=color("muted"), linewidth=1, linestyle=line_style((2, 4)))
-    for line in panel.lines:
-        points = [point for piece in line.pieces for point in (*piece, (math.nan, math.nan))]
-        axes.plot(*zip(*points, strict=True), **_style(line.number, color))
-        ends = [piece[-1] for piece in line.pieces[:-1]] + [piece[0] for piece in line.pieces[1:]]  # of each jump
+    for i, pieces in enumerate(panel.lines):
+        points = [point for piece in pieces for point in (*piece, (math.nan, math.nan))]
+        axes.plot(*zip(*points, strict=True), **_style(i, color))
         dots: Any = {"marker": "o", "markersize": 5, "markeredgewidth": 0, "linestyle": ""}
-        if ends:
-            axes.plot(*zip(*ends, strict=True), color=color(f"k{line.number}"), **dots)
+        if ends := [piece[-1] for piece in pieces[:-1]] + [piece[0] for piece in pieces[1:]]:  # of each jump
+            axes.plot(*zip(*ends, strict=True), color=color(f"k{i}"), **dots)
     axes.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=panel.x_name)
     axes.set_title(panel.title, loc="left", fontsize=12, fontweight="bold")
     for axis, most in ((axes.xaxis, 5), (axes.yaxis, 6)):
