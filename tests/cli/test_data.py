@@ -261,17 +261,6 @@ runtime: {{threads: 1}}
     assert proxima("train", recipe, "--quiet", "folder=run2", with_template)[0] == 0
 
 
-def test_progress_where_there_is_no_terminal(capsys):
-    from proxima.cli.data.preparation_report import ProgressLine
-
-    progress = ProgressLine(quiet=False)
-    progress.update("read", 0, 1000)
-    progress._began -= 20.0
-    progress._shown -= 20.0
-    progress.update("read", 500, 1000)
-    assert capsys.readouterr().err == "read  500 of 1,000  25/s  eta 20 s\n"
-
-
 def test_long_questions_of_one_wording(proxima, here):
     """GSM8K's way of asking the same with other numbers, on both sides: listed with the words they share."""
     train = [{"question": LONG.format(n=i), "answer": f"#### {i}"} for i in range(3)] + [

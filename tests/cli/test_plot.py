@@ -47,7 +47,8 @@ def test_fields(proxima):
         (["ppo_clip,epsilon_high=x"], "error: surrogate.epsilon_high=x (command line): must be a number"),
         (
             ["ppo_clip,dual_clip"],
-            "error: surrogate.dual_clip (command line): is not an override; write key=value, for example train.steps=10",
+            "error: surrogate.dual_clip (command line): is not an override; write key=value, for example "
+            "train.steps=10",
         ),
         (["ppo_clip,epsilon_low=3"], "error: surrogate.epsilon_low=3 (command line): must be in [0, 1]"),
         (["ppo_clip", "--behavior-probability", "2"], "error: behavior_probability=2.0 must be in (0, 1)"),

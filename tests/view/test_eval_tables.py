@@ -7,6 +7,7 @@ import pytest
 from proxima.evaluate.intervals import Interval
 from proxima.evaluate.question_pairs import PairedComparison
 from proxima.view.eval_tables import EvalProgress, comparison_table, p_value, results_table
+from proxima.view.terminal import StageProgress
 from tests.manual_clock import ManualClock
 
 
@@ -182,6 +183,21 @@ def test_progress_elsewhere_is_a_line_a_minute():
         "gsm8k  12/20 answers   0.1/s   eta 1m 20s",
         "WARNING two␛[2J",
     ]
+
+
+def test_stages_where_there_is_no_terminal():
+    """A stage that ends before its first line is due has none, and the time is taken from its first update."""
+    clock, stream = ManualClock(), io.StringIO()
+    progress = StageProgress(stream, clock, patience=10.0)
+    progress.update("hash", 0, 2)
+    clock.advance(9)
+    progress.update("read", 0, 1000)
+    clock.advance(20)
+    progress.update("read", 500, 1000)
+    progress.update("read", 501, 1000)
+    clock.advance(10)
+    progress.update("read", 900, None)
+    assert stream.getvalue() == "read  500/1,000   25.0/s   eta 20 s\nread  900   30.0/s\n"
 
 
 def test_each_of_several_sets_is_told_when_it_is_done():

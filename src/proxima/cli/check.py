@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.kind in CheckConfig.__dataclass_fields__ and arguments.override and "=" not in arguments.override[0]:
         arguments.slot, arguments.kind = arguments.kind, arguments.override.pop(0)  # `check surrogate cppo`
     slot = arguments.slot or slot_of_kind(arguments.kind)
-    spec = spec_of(slot, arguments.kind, arguments.override)
+    spec = spec_from_words(slot, arguments.kind, arguments.override)
     results = []
     for result in results_of(slot, spec, arguments.model):
         results.append(result)
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-def spec_of(slot: str, kind: str, fields: Sequence[str]) -> Any:
+def spec_from_words(slot: str, kind: str, fields: Sequence[str]) -> Any:
     """The spec of a kind with its `field=value` texts.
 
     Raises:

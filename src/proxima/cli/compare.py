@@ -108,22 +108,15 @@ def _title(places: list[str]) -> str:
 
 
 def _show(comparison: "RunComparison", unread: list[str]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     from proxima.view.comparison_page import table_head, table_row
     from proxima.view.formatting import printable
+    from proxima.view.terminal import rendered, table_of_rows
 
     for text in (*comparison.warnings, *unread):
         print(f"WARNING {printable(text)}", file=sys.stderr)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for i, name in enumerate(table_head(comparison)):
-        table.add_column(name, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
-    for row in comparison.rows():
-        table.add_row(*(printable(text) for text in table_row(row, comparison)))
-    wide = 60 + 14 * len(table.columns)
-    Console(
-        width=max(shutil.get_terminal_size().columns, wide) if not sys.stdout.isatty() else None, markup=False
-    ).print(table)
+    head = table_head(comparison)
+    rows = [dict(zip(head, map(printable, table_row(row, comparison)), strict=True)) for row in comparison.rows()]
+    width = max(shutil.get_terminal_size().columns, 60 + 14 * len(head))
+    print(rendered(table_of_rows(rows), sys.stdout, width))
     for note in comparison.notes:
         print(f"note: {printable(note)}")

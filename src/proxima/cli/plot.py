@@ -57,8 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def parse_surrogate(word: str) -> Any:
-    """The spec of `ppo_clip` or `ppo_clip,epsilon_high=0.28`; ConfigError as `spec_of`."""
-    from proxima.cli.check import spec_of
+    """The spec of `ppo_clip` or `ppo_clip,epsilon_high=0.28`; ConfigError as `spec_from_words`."""
+    from proxima.cli.check import spec_from_words
 
     kind, *fields = word.split(",")
-    return spec_of("surrogate", kind, fields)
+    return spec_from_words("surrogate", kind, fields)

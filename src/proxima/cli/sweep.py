@@ -40,16 +40,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     from proxima.lab.metrics_follower import RunState
     from proxima.lab.sweep_runner import run_sweep
-    from proxima.view.sweep_progress import SweepLines, SweepTable, SweepTee, outcome_table
+    from proxima.view.sweep_progress import SweepLines, SweepTable, outcome_table
+    from proxima.view.terminal import rendered
 
     sweep.folder.mkdir(parents=True, exist_ok=True)
     drawn = sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
     with (sweep.folder / "log.txt").open("a", encoding="utf-8", errors="replace") as log:
         screen = SweepTable(Console()) if drawn else SweepLines(sys.stdout)
-        progresses = run_sweep(sweep, runs, SweepTee(SweepLines(log), screen), retry_failed=arguments.retry_failed)
+        progresses = run_sweep(sweep, runs, SweepLines(log), screen, retry_failed=arguments.retry_failed)
     print()
-    console = Console(width=None if drawn else 160)
-    console.print(outcome_table(progresses))
+    print(rendered(outcome_table(progresses), sys.stdout, width=160))
     states = {progress.state for progress in progresses}
     if RunState.DONE in states:
         print(f"\nproxima compare {shlex.quote(str(sweep.folder))}")

@@ -72,8 +72,7 @@ def train_command(run: PlannedRun) -> list[str]:
 def run_sweep(
     sweep: Sweep,
     runs: Sequence[PlannedRun],
-    observer: SweepObserver,
-    *,
+    *observers: SweepObserver,
     retry_failed: bool = False,
     command: Command = train_command,
     poll: float = POLL,
@@ -85,6 +84,7 @@ def run_sweep(
 
     Args:
         runs: of `plan_runs`.
+        observers: are told of each event, in this order.
         retry_failed: also resume failed runs, from their last checkpoint.
         command: the command of a run; tests pass their own.
 
@@ -95,11 +95,11 @@ def run_sweep(
     with _folder_lock(sweep.folder):
         progresses = [read_progress(run, retry_failed) for run in runs]
         write_atomic(sweep.folder / "sweep.json", dumps(_facts(sweep), indent=2) + "\n")
-        loop = _SweepLoop(sweep, progresses, observer, command, poll)
-        observer.started(sweep, progresses)
+        loop = _SweepLoop(sweep, progresses, observers, command, poll)
+        loop.tell(lambda observer: observer.started(sweep, progresses))
         with loop.count_interrupts():
             loop.run()
-        observer.finished(progresses)
+        loop.tell(lambda observer: observer.finished(progresses))
     return progresses
 
 
@@ -132,7 +132,7 @@ class _RunningJob:
 class _SweepLoop:
     sweep: Sweep
     progresses: Sequence[RunProgress]
-    observer: SweepObserver
+    observers: Sequence[SweepObserver]
     command: Command
     poll: float
     jobs: list[_RunningJob] = field(default_factory=list)
@@ -154,8 +154,7 @@ class _SweepLoop:
                 time.sleep(self.poll)
                 for job in list(self.jobs):
                     self.check(job, waiting)
-                with _ignoring_full_disk():
-                    self.observer.tick()
+                self.tell(lambda observer: observer.tick())
         finally:
             self.terminate()
 
@@ -241,12 +240,19 @@ class _SweepLoop:
             _signal_group(process, signal.SIGKILL)
 
     def changed(self, progress: RunProgress, records: Sequence[dict[str, Any]] = ()) -> None:
-        with _ignoring_full_disk():
-            self.observer.changed(progress, records)
+        self.tell(lambda observer: observer.changed(progress, records))
 
     def warn(self, text: str) -> None:
-        with _ignoring_full_disk():
-            self.observer.warning(text)
+        self.tell(lambda observer: observer.warning(text))
+
+    def tell(self, event: Callable[[SweepObserver], None]) -> None:
+        """Tell every observer; on a full disk the sweep's own log may be lost, but not the runs."""
+        for observer in self.observers:
+            try:
+                event(observer)
+            except OSError as error:
+                if error.errno not in DISK_FULL:
+                    raise
 
     def forward_interrupts(self, waiting: list[RunProgress]) -> None:
         """Pass new Ctrl-Cs on: the first interrupts the processes, the second kills them."""
@@ -311,16 +317,6 @@ def _is_locked(folder: Path) -> bool:
     except OSError:  # no folder, no lock
         pass
     return False
-
-
-@contextmanager
-def _ignoring_full_disk() -> Iterator[None]:
-    """On a full disk the sweep's own log may be lost, but not the runs."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
 
 
 def _reason(run: PlannedRun, code: int, offset: int) -> str:

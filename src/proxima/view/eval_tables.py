@@ -1,28 +1,24 @@
 """An evaluation on the terminal: its progress, the table of its sets, and two results side by side."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from proxima.evaluate.intervals import Interval
 from proxima.evaluate.question_pairs import PairedComparison
-from proxima.runtime.clock import Clock, SystemClock
+from proxima.runtime.clock import Clock
 from proxima.runtime.observer import NullObserver, Stage
-from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed, write_safely
-from proxima.view.log_lines import PATIENCE, why_unknown
+from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed
+from proxima.view.log_lines import why_unknown
+from proxima.view.terminal import StageProgress, rendered, table_of_rows
 
-INTERVAL = 0.1  # seconds between two drawings of the bar
-WIDE = 200  # columns without a terminal
 MUCH = 0.05  # share of truncated or unanswered texts that is reported
 SIGNIFICANT = 0.05  # p below which a difference is reported
 
 
 class EvalProgress(NullObserver):
-    """Progress of an evaluation: a bar with rate and time left on a terminal, elsewhere a line per minute.
+    """Progress of an evaluation.
 
     Args:
         stream: standard error, so that standard output has only the table.
@@ -30,95 +26,60 @@ class EvalProgress(NullObserver):
     """
 
     def __init__(self, stream: TextIO, clock: Clock | None = None, *, show_results: bool = False) -> None:
-        self._stream, self._clock, self._show_results = stream, clock or SystemClock(), show_results
+        self._line, self._show_results, self._name = StageProgress(stream, clock), show_results, ""
         self._live = stream.isatty()
-        self._name, self._start, self._last_output, self._width = "", 0.0, self._clock.now(), 0
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
-        if stage == "load":
-            self._show("loading the model", force=True)
-            return
-        spent = self._clock.now() - self._start
-        rate = done / spent if spent > 0 else 0.0
-        left = f"   eta {duration((total - done) / rate)}" if rate and done < total else ""
-        self._show(
-            f"{self._name}  {count(done)}/{count(total)} {unit}   {rate:.1f}/s{left}",
-            share=done / total if total else 1.0,
-        )
+        if stage != "load":
+            self._line.update(self._name, done, total, unit)
+        elif self._live:
+            self._line.show("loading the model")
 
     def suite_started(self, name: str, questions: int, answers: int) -> None:
-        self._name, self._start = name, self._clock.now()
-        self._show(f"{name}  0/{count(answers)} answers", share=0.0, force=True)
+        self._name = name
+        self._line.begin(name)
+        if self._live:
+            self._line.show(f"{name}  0/{count(answers)} answers", 0.0)
 
     def suite_finished(self, name: str, facts: Mapping[str, Any], seconds: float) -> None:
         self.close()
         if self._show_results:
             main = main_figure(facts)
-            accuracy = f"{fixed(main['value'], 3)}  {_bounds(main)}" if main else "accuracy unknown"
-            self._write(f"{name}  {accuracy}  {duration(seconds)}\n")
+            accuracy = f"{_value(main)}  {_bounds(main)}" if main else "accuracy unknown"
+            self._line.write(f"{name}  {accuracy}  {duration(seconds)}")
 
     def close(self) -> None:
         """Erase the bar; also after Ctrl-C."""
-        self._wipe()
+        self._line.clear()
 
     def warning(self, text: str) -> None:
-        self._wipe()
-        self._write(f"WARNING {printable(text)}\n")
-
-    def _show(self, text: str, share: float | None = None, force: bool = False) -> None:
-        now = self._clock.now()
-        if not self._live:
-            if now - self._last_output >= PATIENCE:
-                self._last_output = now
-                self._write(text + "\n")
-            return
-        if force or now - self._last_output >= INTERVAL:
-            self._last_output = now
-            bar = "" if share is None else "  " + "━" * round(24 * share) + "╌" * (24 - round(24 * share))
-            self._wipe()
-            self._width = len(text) + len(bar)
-            self._write(text + bar)
-
-    def _wipe(self) -> None:
-        if self._live and self._width:
-            self._write("\r" + " " * self._width + "\r")
-            self._width = 0
-
-    def _write(self, text: str) -> None:
-        write_safely(self._stream, text)
+        self._line.write(f"WARNING {printable(text)}")
 
 
 def results_table(result: Mapping[str, Any], seconds: Mapping[str, float], stream: TextIO) -> str:
     """Model and settings, a row per set, and the caveats."""
     model, suites = result["model"], result["suites"]
-    head = (
-        f"{printable(str(model['name']))}  {magnitude(model['parameters'])}  {_engine(result)}  seed {result['seed']}"
-    )
+    threads, dtype = result["threads"], result["engine"].get("dtype", result["engine"]["kind"])
+    where = f"{result['device']} {threads} thread{'s' * (threads != 1)} {dtype}"
+    head = f"{printable(str(model['name']))}  {magnitude(model['parameters'])}  {where}  seed {result['seed']}"
     settings = dict.fromkeys(_sampling(facts) for facts in suites.values())
-    table = _rendered(_table(suites, seconds, result.get("k") or ()), stream)
+    table = rendered(table_of_rows(_rows(suites, seconds, result.get("k") or ())), stream)
     return "\n".join([head, *settings, "", table, *(["", *remarks] if (remarks := caveats(suites)) else [])])
-
-
-def _engine(result: Mapping[str, Any]) -> str:
-    engine = result["engine"]
-    threads = result["threads"]
-    return f"{result['device']} {threads} thread{'s' * (threads != 1)} {engine.get('dtype', engine['kind'])}"
 
 
 def _sampling(facts: Mapping[str, Any]) -> str:
     sampling = facts["sampling"]
+    limit = f"up to {count(sampling['max_tokens'])} tokens"
     if sampling["temperature"] == 0:
-        how = "greedy"
-    else:
-        neutral = {"top_k": 0, "top_p": 1, "min_p": 0}
-        cuts = [f"{name} {sampling[name]:g}" for name, value in neutral.items() if sampling[name] != value]
-        how = f"{facts['samples']} samples per question at temperature {sampling['temperature']:g}"
-        how = ", ".join([how, *cuts])
-    return f"{how}, up to {count(sampling['max_tokens'])} tokens"
+        return f"greedy, {limit}"
+    neutral = {"top_k": 0, "top_p": 1, "min_p": 0}
+    cuts = [f"{name} {sampling[name]:g}" for name, value in neutral.items() if sampling[name] != value]
+    how = f"{facts['samples']} samples per question at temperature {sampling['temperature']:g}"
+    return ", ".join([how, *cuts, limit])
 
 
-def _table(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence[int]) -> Table:
-    """A row per set, and a column for each k that the user gave, otherwise for the largest; pass@1 and maj@1 are the
+def _rows(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence[int]) -> list[dict[str, str | Text]]:
+    """A row per set, with a column for each k that the user gave, otherwise for the largest; pass@1 and maj@1 are the
     mean."""
     samples = max(facts["samples"] for facts in suites.values())
     first = "greedy" if samples == 1 else f"mean@{samples}"
@@ -126,33 +87,31 @@ def _table(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence
         first = "accuracy"
     shown = sorted(set(ks)) or [samples] * (samples > 1)
     voting = any(name.startswith("maj@") for facts in suites.values() for name in facts["estimates"])
-    more = [f"pass@{k}" for k in shown] + ([f"maj@{k}" for k in shown] if voting else [])
+    keys = [f"pass@{k}" for k in shown] + [f"maj@{k}" for k in shown if voting]
     rewarded = any(_reward_differs(facts) for facts in suites.values())
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-    table.add_column("")
-    last = ["length", "cut", "no answer", "failed", "time"]
-    for name in ["n", first, "95 %", *more, *(["reward"] if rewarded else []), *last]:
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = []
     for name, facts in suites.items():
-        estimates, main = facts["estimates"], main_figure(facts)
-        length = (facts["length"] or {}).get("mean")
-        table.add_row(
-            name,
-            count(facts["questions"]),
-            Text(fixed(main["value"], 3) if main else NONE, style="bold"),
-            _bounds(main),
-            *(
-                fixed((estimates.get(key) or (main if key.endswith("@1") else None) or {}).get("value"), 3)
-                for key in more
-            ),
-            *([fixed(facts["reward"], 3)] if rewarded else []),
-            fixed(length, 1),
-            percent(facts["truncated"]),
-            percent(facts["unanswered"]),
-            count(facts["invalid"]),
-            duration(seconds.get(name)),
-        )
-    return table
+        main = main_figure(facts)
+        figures = {key: facts["estimates"].get(key) or (main if key.endswith("@1") else None) for key in keys}
+        row: dict[str, str | Text] = {
+            "": name,
+            "n": count(facts["questions"]),
+            first: Text(_value(main), style="bold"),
+            "95 %": _bounds(main),
+            **{key: _value(figure) for key, figure in figures.items()},
+            **({"reward": fixed(facts["reward"], 3)} if rewarded else {}),
+            "length": fixed((facts["length"] or {}).get("mean"), 1),
+            "cut": percent(facts["truncated"]),
+            "no answer": percent(facts["unanswered"]),
+            "failed": count(facts["invalid"]),
+            "time": duration(seconds.get(name)),
+        }
+        rows.append(row)
+    return rows
+
+
+def _value(figure: Mapping[str, Any] | None) -> str:
+    return fixed(figure["value"], 3) if figure else NONE
 
 
 def main_figure(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -191,25 +150,22 @@ def caveats(suites: Mapping[str, Any]) -> list[str]:
 
 def comparison_table(pairs: Sequence[PairedComparison], names: tuple[str, str], stream: TextIO) -> str:
     """The second result compared with the first: a row per set, and the verdicts."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
-    table.add_column("")
-    for name in ("n", "A", "B", "B − A", "95 %", "won", "lost", "tied", "p"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for pair in pairs:
-        style = "" if pair.p >= SIGNIFICANT else "bold"
-        table.add_row(
-            pair.name,
-            count(pair.questions),
-            _side(pair.first),
-            _side(pair.second),
-            Text(signed(pair.difference.value), style=style),
-            f"{signed(pair.difference.low)} … {signed(pair.difference.high)}",
-            count(pair.won),
-            count(pair.lost),
-            count(pair.tied),
-            p_value(pair.p),
-        )
-    lines = [f"A  {names[0]}", f"B  {names[1]}", "", _rendered(table, stream), ""]
+    rows: list[dict[str, str | Text]] = [
+        {
+            "": pair.name,
+            "n": count(pair.questions),
+            "A": _side(pair.first),
+            "B": _side(pair.second),
+            "B − A": Text(signed(pair.difference.value), style="" if pair.p >= SIGNIFICANT else "bold"),
+            "95 %": f"{signed(pair.difference.low)} … {signed(pair.difference.high)}",
+            "won": count(pair.won),
+            "lost": count(pair.lost),
+            "tied": count(pair.tied),
+            "p": p_value(pair.p),
+        }
+        for pair in pairs
+    ]
+    lines = [f"A  {names[0]}", f"B  {names[1]}", "", rendered(table_of_rows(rows), stream), ""]
     for pair in pairs:
         if pair.left_out:
             lines.append(f"{pair.name}: {pair.left_out} questions with an unknown result on one side are left out")
@@ -225,12 +181,9 @@ def verdict(pair: PairedComparison) -> str:
     if pair.p >= SIGNIFICANT:
         half = fixed(pair.difference.half, 3)
         return f"{pair.name}: no significant difference on these {count(pair.questions)} questions (± {half})"
-    side = "B" if pair.difference.value > 0 else "A"
-    return f"{pair.name}: {side} is better by {fixed(abs(pair.difference.value), 3)} ({_with_p(pair.p)})"
-
-
-def _with_p(p: float) -> str:
-    return f"p {p_value(p)}" if p < 0.001 else f"p = {p_value(p)}"
+    side, p = "B" if pair.difference.value > 0 else "A", p_value(pair.p)
+    better = f"{side} is better by {fixed(abs(pair.difference.value), 3)}"
+    return f"{pair.name}: {better} (p {p if p.startswith('<') else f'= {p}'})"
 
 
 def p_value(p: float) -> str:
@@ -240,12 +193,3 @@ def p_value(p: float) -> str:
 
 def _side(interval: Interval) -> str:
     return f"{fixed(interval.value, 3)} [{fixed(interval.low, 3)}, {fixed(interval.high, 3)}]"
-
-
-def _rendered(table: Table, stream: TextIO) -> str:
-    """The table as text, with colours where the stream is a terminal, as wide as it needs to be where it is npair."""
-    terminal = stream.isatty()
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=None if terminal else WIDE)
-    console.print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").splitlines())

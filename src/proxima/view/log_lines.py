@@ -18,10 +18,10 @@ from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Stage
 from proxima.view.diagnostics import Diagnostics
 from proxima.view.formatting import count, duration, fixed, magnitude, percent, printable, rate, signed, write_safely
+from proxima.view.terminal import PATIENCE
 
 WIDTH = 112  # columns of a line with a right-aligned end
 SEE_ERRORS = "; why: `error` in evals/*.parquet"
-PATIENCE = 60.0  # seconds without output before a line reports progress
 
 
 class LogLines:
@@ -148,16 +148,10 @@ def sampling_figures(record: Record) -> str:
 
 def header(info: RunInfo) -> str:
     """`proxima 0.2.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1`."""
-    return f"proxima {info.version}  {info.algorithm}  {model_line(info)}  {device_line(info)}  seed {info.seed}"
-
-
-def model_line(info: RunInfo) -> str:
-    return f"{info.model} {magnitude(info.parameters)}" if info.parameters else info.model
-
-
-def device_line(info: RunInfo) -> str:
+    model = f"{info.model} {magnitude(info.parameters)}" if info.parameters else info.model
     threads = f" {info.threads} thread{'s' * (info.threads != 1)}" if info.threads else ""
-    return f"{info.device}{threads} {info.dtype}"
+    device = f"{info.device}{threads} {info.dtype}"
+    return f"proxima {info.version}  {info.algorithm}  {model}  {device}  seed {info.seed}"
 
 
 def arithmetic(info: RunInfo) -> str:
@@ -194,7 +188,7 @@ def step_line(record: Record, steps: int, left: float | None) -> str:
 def prompts_used(record: Record) -> str:
     """`prompts 63 new + 1 carried in = 16 used + 38 uniform + 10 carried over`; empty if the step used just the prompts
     that it generated."""
-    used, generated, carried = (record.get(f"prompts_{name}") or 0 for name in ("used", "generated", "carried"))
+    used, generated, carried = _prompt_counts(record)
     if used == generated and not carried:
         return ""
     before = f" + {count(carried_in(record))} carried in" if carried_in(record) else ""
@@ -202,6 +196,10 @@ def prompts_used(record: Record) -> str:
     parts += [f"{count(n)} {reason.replace('_', ' ')}" for reason, n in dropped_prompts(record).items() if n]
     parts += [f"{count(carried)} carried over"] if carried else []
     return f"prompts {count(generated)} new{before} = {' + '.join(parts)}"
+
+
+def _prompt_counts(record: Record) -> list[int]:
+    return [int(record.get(f"prompts_{name}") or 0) for name in ("used", "generated", "carried")]
 
 
 def dropped_prompts(record: Record) -> dict[str, int]:
@@ -212,7 +210,7 @@ def dropped_prompts(record: Record) -> dict[str, int]:
 
 def carried_in(record: Record) -> int:
     """Groups from the step before: carried in + generated = used + dropped + carried over."""
-    used, generated, carried = (int(record.get(f"prompts_{name}") or 0) for name in ("used", "generated", "carried"))
+    used, generated, carried = _prompt_counts(record)
     return max(0, used + sum(dropped_prompts(record).values()) + carried - generated)
 
 

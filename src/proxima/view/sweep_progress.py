@@ -3,7 +3,7 @@
 import atexit
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -13,11 +13,11 @@ from rich.text import Text
 from proxima.lab.metrics_follower import RunProgress, RunState
 from proxima.lab.seed_statistics import mean_over_seeds
 from proxima.lab.sweep_plan import Sweep
-from proxima.lab.sweep_runner import SweepObserver
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import Record
 from proxima.view.formatting import duration, fixed, plus_minus, printable, write_safely
-from proxima.view.log_lines import PATIENCE, time_of_day
+from proxima.view.log_lines import time_of_day
+from proxima.view.terminal import PATIENCE, table_of_rows
 
 STYLES = {
     RunState.DONE: "green",
@@ -99,30 +99,21 @@ class SweepTable:
         self._live.stop()
 
     def _view(self) -> Table:
-        table = Table(
-            box=None,
-            padding=(0, 2, 0, 0),
-            header_style="dim",
-            caption=tally(self._standings, self._jobs),
-            caption_justify="left",
-        )
-        table.add_column("cell", overflow="fold")
-        for name in ("seed", "state", "step", "reward", "accuracy", "eta"):
-            table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
-        room = max(self._console.height - 4, 4)
-        shown = most_relevant(self._standings, room)
-        for s in shown:
-            state = Text(s.state.value, style=STYLES[s.state])
-            eta = duration(s.remaining) if s.state is RunState.RUNNING and s.remaining is not None else ""
-            table.add_row(
-                s.run.cell,
-                str(s.run.seed),
-                state,
-                f"{s.step}/{s.run.steps}",
-                fixed(s.reward, 3),
-                fixed(s.accuracy, 3),
-                eta,
-            )
+        shown = most_relevant(self._standings, max(self._console.height - 4, 4))
+        rows: list[dict[str, str | Text]] = [
+            {
+                "cell": s.run.cell,
+                "seed": str(s.run.seed),
+                "state": Text(s.state.value, style=STYLES[s.state]),
+                "step": f"{s.step}/{s.run.steps}",
+                "reward": fixed(s.reward, 3),
+                "accuracy": fixed(s.accuracy, 3),
+                "eta": duration(s.remaining) if s.state is RunState.RUNNING and s.remaining is not None else "",
+            }
+            for s in shown
+        ]
+        caption = tally(self._standings, self._jobs)
+        table = table_of_rows(rows, left=["state"], caption=caption, caption_justify="left")
         if len(shown) < len(self._standings):
             table.add_row(Text(f"… and {len(self._standings) - len(shown)} more", style="dim"))
         return table
@@ -133,10 +124,8 @@ def most_relevant(progresses: Sequence[RunProgress], room: int) -> list[RunProgr
     if len(progresses) <= room:
         return list(progresses)
     rank = [RunState.RUNNING, RunState.FAILED, RunState.STOPPED, RunState.WAITING, RunState.DONE]
-    order = sorted(
-        range(len(progresses)),
-        key=lambda i: (rank.index(progresses[i].state), -i if progresses[i].state is RunState.DONE else i),
-    )
+    states = [progress.state for progress in progresses]
+    order = sorted(range(len(states)), key=lambda i: (rank.index(states[i]), -i if states[i] is RunState.DONE else i))
     return [progresses[i] for i in sorted(order[: room - 1])]
 
 
@@ -160,11 +149,8 @@ def tally(progresses: Sequence[RunProgress], jobs: int) -> str:
     """`5/12 done, 2 running, 5 waiting   eta 1h 12m`."""
     counts = Counter(s.state for s in progresses)
     done = f"{counts[RunState.DONE]}/{len(progresses)} done"
-    others = [
-        f"{counts[state]} {state.value}"
-        for state in (RunState.RUNNING, RunState.WAITING, RunState.FAILED, RunState.STOPPED)
-        if counts[state]
-    ]
+    rest = (RunState.RUNNING, RunState.WAITING, RunState.FAILED, RunState.STOPPED)
+    others = [f"{counts[state]} {state.value}" for state in rest if counts[state]]
     left = time_left(progresses, jobs) if counts[RunState.RUNNING] else None
     return ", ".join([done, *others]) + (f"   eta {duration(left)}" if left else "")
 
@@ -174,12 +160,11 @@ def time_left(progresses: Sequence[RunProgress], jobs: int) -> float | None:
     known = [s.seconds + (s.remaining or 0.0) for s in progresses if s.remaining is not None and s.step]
     if not known:
         return None
-    running = [s.remaining for s in progresses if s.state is RunState.RUNNING and s.remaining is not None]
-    unknown = sum(
-        s.state is RunState.WAITING or (s.state is RunState.RUNNING and s.remaining is None) for s in progresses
-    )
-    total = sum(running) + unknown * sum(known) / len(known)
-    return max(total / jobs, max(running, default=0.0))
+    running = [s.remaining for s in progresses if s.state is RunState.RUNNING]
+    waiting = sum(s.state is RunState.WAITING for s in progresses) + running.count(None)
+    left = [seconds for seconds in running if seconds is not None]
+    total = sum(left) + waiting * sum(known) / len(known)
+    return max(total / jobs, max(left, default=0.0))
 
 
 def progress_text(progress: RunProgress) -> str:
@@ -192,60 +177,26 @@ def progress_text(progress: RunProgress) -> str:
     if progress.reward is not None:
         parts.append(f"reward {fixed(progress.reward, 3)}")
     if progress.evaluated:
-        values = [value for _, value in progress.evaluated]
-        parts.append(
-            f"accuracy {' → '.join(fixed(v, 3) for v in ([values[0], values[-1]] if len(values) > 1 else values))}"
-        )
+        values = [fixed(value, 3) for _, value in (progress.evaluated[0], progress.evaluated[-1])]
+        parts.append(f"accuracy {' → '.join(values[: len(progress.evaluated)])}")
     return "  ".join([*parts, duration(progress.seconds)])
 
 
 def outcome_table(progresses: Sequence[RunProgress]) -> Table:
     """A row per cell: finished seeds, accuracy before and after, last reward, seconds; each as mean ± half the
     interval."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("cell", overflow="fold")
-    for name in ("done", "before", "after", "reward", "seconds"):
-        table.add_column(name, justify="right", no_wrap=True)
     cells: dict[str, list[RunProgress]] = {}
     for progress in progresses:
         cells.setdefault(progress.run.cell, []).append(progress)
+    rows = []
     for name, runs in cells.items():
         done = [s for s in runs if s.state is RunState.DONE]
-        before = mean_over_seeds([s.evaluated[0][1] for s in done if s.evaluated and s.evaluated[0][0] == 0])
-        after = mean_over_seeds([s.accuracy for s in done if s.evaluated and s.evaluated[-1][0] == s.step])
-        reward, seconds = mean_over_seeds([s.reward for s in done]), mean_over_seeds([s.seconds for s in done])
-        table.add_row(
-            name,
-            f"{len(done)}/{len(runs)}",
-            plus_minus(before),
-            plus_minus(after),
-            plus_minus(reward),
-            plus_minus(seconds, 0),
-        )
-    return table
-
-
-class SweepTee:
-    """Forwards every event to several observers."""
-
-    def __init__(self, *observers: SweepObserver) -> None:
-        self._observers = observers
-
-    def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
-        self._forward("started", sweep, progresses)
-
-    def changed(self, progress: RunProgress, records: Sequence[dict[str, Any]]) -> None:
-        self._forward("changed", progress, records)
-
-    def tick(self) -> None:
-        self._forward("tick")
-
-    def warning(self, text: str) -> None:
-        self._forward("warning", text)
-
-    def finished(self, progresses: Sequence[RunProgress]) -> None:
-        self._forward("finished", progresses)
-
-    def _forward(self, event: str, *arguments: Any) -> None:
-        for observer in self._observers:
-            getattr(observer, event)(*arguments)
+        measures: dict[str, Sequence[float | None]] = {
+            "before": [s.evaluated[0][1] for s in done if s.evaluated and s.evaluated[0][0] == 0],
+            "after": [s.accuracy for s in done if s.evaluated and s.evaluated[-1][0] == s.step],
+            "reward": [s.reward for s in done],
+            "seconds": [s.seconds for s in done],
+        }
+        texts = {key: plus_minus(mean_over_seeds(v), 0 if key == "seconds" else 3) for key, v in measures.items()}
+        rows.append({"cell": name, "done": f"{len(done)}/{len(runs)}", **texts})
+    return table_of_rows(rows)

@@ -1,51 +1,10 @@
-"""Progress and result of `proxima data prepare`, as lines."""
+"""The result of `proxima data prepare`, as lines."""
 
-import sys
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from proxima.prepare import PreparedFolder
-
-
-class ProgressLine:
-    """One moving line on a terminal, a line every ten seconds elsewhere; nothing for a stage that ends sooner."""
-
-    def __init__(self, quiet: bool) -> None:
-        self._quiet, self._live = quiet, sys.stderr.isatty()
-        self._stage, self._began, self._shown, self._width = "", 0.0, 0.0, 0
-
-    def __enter__(self) -> "ProgressLine":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._clear()
-
-    def update(self, stage: str, done: int, total: int | None) -> None:
-        now = time.monotonic()
-        if stage != self._stage:
-            self._stage, self._began, self._shown = stage, now, now
-        if self._quiet or now - self._shown < (0.5 if self._live else 10.0):
-            return
-        self._shown = now
-        rate = done / (now - self._began)
-        line = f"{stage}  {done:,}" + (f" of {total:,}" if total else "") + f"  {rate:,.0f}/s"
-        if total and total > done:
-            from proxima.view.formatting import duration
-
-            line += f"  eta {duration((total - done) / max(rate, 1e-9))}"
-        self._clear()
-        if self._live:
-            self._width = len(line)
-            print(line, end="\r", file=sys.stderr, flush=True)
-        else:
-            print(line, file=sys.stderr, flush=True)
-
-    def _clear(self) -> None:
-        if self._width:
-            print(" " * self._width, end="\r", file=sys.stderr, flush=True)
-            self._width = 0
 
 
 def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxima.cli.data.preparation_report import ProgressLine, report
+from proxima.cli.data.preparation_report import report
 from proxima.cli.output import print_json
 from proxima.data import UserError
 
@@ -77,24 +77,28 @@ def _prepare_part(
     arguments: argparse.Namespace,
 ) -> "PreparedFolder":
     from proxima.prepare import prepare
+    from proxima.view.terminal import StageProgress
 
+    progress = StageProgress(sys.stderr, patience=10.0)
+    eval_sets = _eval_sets(request, made, arguments.against) if request.part.side == "train" else ()
     try:
-        with ProgressLine(arguments.quiet) as progress:
-            return prepare(
-                request.part,
-                files,
-                request.folder,
-                options,
-                eval_sets=_eval_sets(request, made, arguments.against) if request.part.side == "train" else (),
-                command=_command(arguments),
-                overwrite=arguments.overwrite,
-                dry_run=arguments.dry_run,
-                progress=progress.update,
-            )
+        return prepare(
+            request.part,
+            files,
+            request.folder,
+            options,
+            eval_sets=eval_sets,
+            command=_command(arguments),
+            overwrite=arguments.overwrite,
+            dry_run=arguments.dry_run,
+            **({} if arguments.quiet else {"progress": progress.update}),
+        )
     except OSError as problem:  # a full disk, a folder that may not be written
         place = problem.filename or request.folder
         reason = f"{place}: {problem.strerror or problem}; nothing was written"
         raise UserError(reason, remedy="free some space, or give another --out") from None
+    finally:
+        progress.clear()
 
 
 def _eval_sets(request: PartRequest, made: "Sequence[PreparedFolder]", against: list[str] | None) -> "list[EvalSet]":

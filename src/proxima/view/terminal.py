@@ -1,0 +1,87 @@
+"""What several terminal views share: tables, and the progress of a stage on one line."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from proxima.runtime.clock import Clock, SystemClock
+from proxima.view.formatting import count, duration, write_safely
+
+INTERVAL = 0.1  # seconds between two drawings of the progress on a terminal
+PATIENCE = 60.0  # seconds without output elsewhere before a line reports progress
+
+
+def table_of_rows(rows: Sequence[Mapping[str, str | Text]], *, left: Sequence[str] = (), **look: Any) -> Table:
+    """A table of rows that have the same columns. The first column is folded if need be; the others
+    are right-aligned unless named in `left`."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", **look)
+    for i, name in enumerate(rows[0] if rows else ()):
+        justify: Any = "left" if i == 0 or name in left else "right"
+        table.add_column(name, justify=justify, no_wrap=i > 0, overflow="ellipsis" if i else "fold")
+    for row in rows:
+        table.add_row(*row.values())
+    return table
+
+
+def rendered(table: Table, stream: TextIO, width: int = 200) -> str:
+    """The table as text: with colours and no wider than the stream where that is a terminal, `width` elsewhere."""
+    terminal, out = stream.isatty(), io.StringIO()
+    Console(file=out, force_terminal=terminal, width=None if terminal else width, markup=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").splitlines())
+
+
+class StageProgress:
+    """Progress of a stage: a line that moves, with rate, time left and a bar, on a terminal; a line now and then
+    elsewhere.
+
+    Args:
+        patience: seconds between two lines where there is no terminal.
+    """
+
+    def __init__(self, stream: TextIO, clock: Clock | None = None, *, patience: float = PATIENCE) -> None:
+        self._stream, self._clock, self._live = stream, clock or SystemClock(), stream.isatty()
+        self._wait = INTERVAL if self._live else patience
+        self._stage, self._start, self._last_output, self._width = "", 0.0, self._clock.now(), 0
+
+    def begin(self, stage: str) -> None:
+        """Take the time from here."""
+        self._stage, self._start, self._last_output = stage, self._clock.now(), self._clock.now()
+
+    def update(self, stage: str, done: int, total: int | None, unit: str = "") -> None:
+        """`done` of `total`, None if that is not known; a new name begins a stage."""
+        if stage != self._stage:
+            self.begin(stage)
+        if self._clock.now() - self._last_output < self._wait:
+            return
+        rate = done / max(self._clock.now() - self._start, 1e-9)
+        left = f"   eta {duration((total - done) / rate)}" if rate and total and done < total else ""
+        of = f"/{count(total)}" if total else ""
+        text = f"{stage}  {count(done)}{of} {unit}".rstrip() + f"   {rate:,.1f}/s{left}"
+        self.show(text, done / total if total else None)
+
+    def show(self, text: str, share: float | None = None) -> None:
+        """Write the text now, on a terminal in place of the one before; `share` draws a bar."""
+        self._last_output = self._clock.now()
+        self.clear()
+        if not self._live:
+            self.write(text)
+            return
+        filled = round(24 * (share or 0.0))
+        line = text if share is None else f"{text}  {'━' * filled}{'╌' * (24 - filled)}"
+        self._width = len(line)
+        write_safely(self._stream, line)
+
+    def write(self, line: str) -> None:
+        """A line that stays."""
+        self.clear()
+        write_safely(self._stream, f"{line}\n")
+
+    def clear(self) -> None:
+        """Erase the moving line; also after Ctrl-C."""
+        if self._width:
+            write_safely(self._stream, f"\r{' ' * self._width}\r")
+            self._width = 0
