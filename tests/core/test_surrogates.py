@@ -155,6 +155,8 @@ def test_top_k_divergences_lie_between_binary_and_exact_and_reach_it_with_the_wh
                     behavior_log_prob=p[:, token],
                     behavior_top_k_log_prob=p[:, :k],
                     top_k_log_prob=q[:, :k],
+                    token=torch.full((8,), token),
+                    top_k=torch.arange(k).expand(8, k),
                     loss_mask=torch.ones(8, dtype=torch.bool),
                     cu_seqlens=torch.tensor([0, 8]),
                 )
@@ -162,6 +164,17 @@ def test_top_k_divergences_lie_between_binary_and_exact_and_reach_it_with_the_wh
             torch.testing.assert_close(found[0], divergence(b, f"binary_{kind}"), rtol=1e-9, atol=1e-12)
             torch.testing.assert_close(found[-1], want, rtol=1e-9, atol=1e-12)
             assert all(bool((less <= more + 1e-12).all()) for less, more in itertools.pairwise(found))
+
+
+def test_a_token_tied_with_the_kth_has_a_bucket_of_its_own() -> None:
+    """μ .4 .4 .2, π .2 .7 .1; the engine broke the tie for token 3, and token 5 was sampled."""
+    ids = {"token": torch.tensor([5, 3]), "top_k": torch.tensor([[3], [3]])}
+    top = {"behavior_top_k_log_prob": torch.tensor([[0.4], [0.4]]), "top_k_log_prob": torch.tensor([[0.2], [0.2]])}
+    b = batch_of([0.7, 0.2], [0.4, 0.4], 1.0, **ids, **{name: x.double().log() for name, x in top.items()})
+    assert divergence(b, "topk_tv").tolist() == pytest.approx([0.5 * (0.2 + 0.3 + 0.1), 0.2])
+    assert divergence(b, "topk_kl").tolist() == pytest.approx(
+        [0.4 * math.log(2) + 0.4 * math.log(4 / 7) + 0.2 * math.log(2), 0.4 * math.log(2) + 0.6 * math.log(0.75)]
+    )
 
 
 def test_top_k_needs_are_named() -> None:

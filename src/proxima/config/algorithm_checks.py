@@ -10,7 +10,7 @@ from proxima.core.advantage.protocol import Advantage
 from proxima.core.selection import Balance, Prune
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
 
-FROM_THE_TRAINER = frozenset({"advantage", "proximal_log_prob", "entropy"})
+FROM_THE_TRAINER = frozenset({"advantage", "proximal_log_prob", "entropy", "token"})
 FROM_ANY_ENGINE = frozenset({"behavior_log_prob", "policy_version"})
 FROM_TOP_K = frozenset({"top_k", "behavior_top_k_log_prob", "top_k_log_prob"})
 SAMPLING_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}

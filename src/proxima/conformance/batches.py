@@ -85,8 +85,11 @@ def make_batch(
         fields = {name: torch.where(sampled, value, junk) for name, value in fields.items()}
         advantage = torch.where(loss_mask, advantage, junk)
     share = torch.tensor([0.5, 0.3, 0.1], dtype=torch.float64)  # of the probability that the sampled token leaves
+    token = torch.arange(tokens) % 4
+    top_k = torch.arange(3).expand(tokens, 3)  # of four tokens, three are among the top K
     for name, source in (("behavior_top_k_log_prob", behavior), ("top_k_log_prob", log_prob)):
         top = ((1 - source.exp())[:, None] * (share + 0.03 * uniform(tokens, 3))).log()
+        top = torch.where(top_k == token[:, None], source[:, None], top)
         fields[name] = torch.where(sampled[:, None], top, float("nan")) if garbage else top
     edges = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]) if lengths else torch.zeros(1).long()
     batch = PolicyBatch(
@@ -95,6 +98,8 @@ def make_batch(
         cu_seqlens=edges,
         advantage=advantage.to(dtype),
         policy_version=torch.randint(0, 3, (tokens,), generator=draw),
+        token=token,
+        top_k=top_k,
         group=torch.arange(len(lengths)) // 2,
         **{name: value.to(dtype) for name, value in fields.items()},
     )

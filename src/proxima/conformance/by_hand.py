@@ -17,7 +17,7 @@ LOSS_SLOTS = ("surrogate", "correction", "penalty", "aggregate")
 SLOTS = (*LOSS_SLOTS, "advantage")
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-9}
 BOOLEAN = ("mask", "loss_mask", "sampled", "valid", "truncated")
-INTEGER = ("cu_seqlens", "group", "length", "loss_tokens", "policy_version")
+INTEGER = ("cu_seqlens", "group", "length", "loss_tokens", "policy_version", "token", "top_k")
 
 
 def as_tensor(value: Any) -> Tensor:

@@ -21,6 +21,8 @@ OPTIONAL_FIELDS = (
     "reference_log_prob",
     "policy_version",
     "entropy",
+    "token",
+    "top_k",
     "top_k_log_prob",
     "behavior_top_k_log_prob",
 )

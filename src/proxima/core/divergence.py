@@ -49,14 +49,15 @@ def _buckets(inside: Tensor, log_prob: Tensor, top_k: Tensor) -> Tensor:
 
 
 def _top_k_buckets(b: PolicyBatch, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """Buckets under μ and π, [N, K+2] each. The sampled token is one of the top K exactly if its log-prob is not below
-    theirs, so no token ids are needed."""
+    """Buckets under μ and π, [N, K+2] each. By the ids, the sampled token is one of the top K or has a bucket of its
+    own, even if it is as probable as the K-th."""
     assert b.behavior_top_k_log_prob is not None and b.top_k_log_prob is not None and b.sampled is not None
+    assert b.token is not None and b.top_k is not None
     sampled = b.sampled[:, None]
     floor = torch.full((), -1e9, dtype=log_p.dtype, device=log_p.device)
     mu = torch.where(sampled, b.behavior_top_k_log_prob.to(log_p.dtype), floor)
     pi = torch.where(sampled, b.top_k_log_prob.detach().to(log_q.dtype), floor)
-    inside = log_p >= mu.amin(1) - 1e-6 if mu.shape[1] else torch.zeros_like(b.sampled)
+    inside = (b.top_k == b.token[:, None]).any(1)
     return _buckets(inside, log_p, mu), _buckets(inside, log_q, pi)
 
 
@@ -78,7 +79,7 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "topk_kl": top_k_kl,
     "topk_tv": top_k_tv,
 }
-TOP_K_NEEDS = frozenset({"behavior_top_k_log_prob", "top_k_log_prob"})
+TOP_K_NEEDS = frozenset({"behavior_top_k_log_prob", "token", "top_k", "top_k_log_prob"})
 
 
 def divergence_needs(kind: str, centre: str) -> frozenset[str]:

@@ -21,6 +21,7 @@ SUPPLIED_BY: dict[str, str] = {
     "next_log_prob": "the next-policy cache of the asynchronous controller does",
     "reference_log_prob": "a forward pass of the frozen reference model does",
     "entropy": "the model does, if its forward pass computes entropy",
+    "token": "the caller does: the id of each response token",
     "top_k": "the engine does, with top-k log-probs switched on",
     "behavior_top_k_log_prob": "the engine does, with top-k log-probs switched on",
     "top_k_log_prob": "the model does, given the token ids in `top_k`",

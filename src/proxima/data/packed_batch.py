@@ -85,6 +85,7 @@ class PackedBatch:
         shared = {f.name for f in fields(self)} & {f.name for f in fields(PolicyBatch)}
         return PolicyBatch(
             log_prob=log_prob,
+            token=self.target,
             entropy=entropy,
             top_k_log_prob=top_k_log_prob,
             **{name: getattr(self, name) for name in shared},

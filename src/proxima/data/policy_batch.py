@@ -28,7 +28,8 @@ class PolicyBatch:
         sampled: [N] bool, the policy chose the token (tool and environment tokens: False). Omitted: all True.
         policy_version: [N] int, version that sampled the token.
         entropy: [N] float, nats, of the current policy at the position; carries a gradient when it was asked for.
-        top_k: [N, K] int, token ids of the behavior policy's most probable tokens, with `behavior_top_k_log_prob` and
+        token: [N] int, id of the token.
+        top_k: [N, K] int, ids of the behavior policy's most probable tokens, with `behavior_top_k_log_prob` and
             `top_k_log_prob` [N, K] float, nats, their log-probs under μ and, with gradient, under π.
         selected: [N] bool, the tokens that a surrogate looking at the whole optimizer batch has selected; see
             `proxima.core.precompute`.
@@ -51,6 +52,7 @@ class PolicyBatch:
     sampled: Annotated[Tensor | None, "bool N"] = None
     policy_version: Annotated[Tensor | None, "int N"] = None
     entropy: Annotated[Tensor | None, "float N"] = None
+    token: Annotated[Tensor | None, "int N"] = None
     top_k: Annotated[Tensor | None, "int N K"] = None
     top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
     behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None

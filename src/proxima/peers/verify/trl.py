@@ -189,6 +189,12 @@ def _batch(record: Record) -> Padded:
     for theirs, ours in OPTIONAL:
         if record.has(theirs):
             fields[ours] = record.tensor(theirs)
+    if "behavior_top_k_log_prob" in fields:  # the records hold no ids: as likely as one of the top K is one of them
+        top = fields["behavior_top_k_log_prob"]
+        fields["token"] = torch.zeros_like(record.mask, dtype=torch.long)
+        fields["top_k"] = (
+            (fields["behavior_log_prob"][..., None] < top.amin(-1, keepdim=True) - 1e-6).long().expand_as(top)
+        )
     return record.batch(**fields)
 
 
