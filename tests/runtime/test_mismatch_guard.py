@@ -93,3 +93,14 @@ def test_a_step_within_the_limits_loses_nothing(tiny_model, tmp_path):
     assert records(tmp_path / "reject")[0]["mismatch/rejected_seq_fraction"] == 0
     ours, theirs = weights(tmp_path / "warn"), weights(tmp_path / "reject")
     assert all((ours[name] == theirs[name]).all() for name in ours)
+
+
+def test_every_action_judges_the_same_completions(tiny_model, tmp_path):
+    """Those with advantage 0 have no forward in the update, and are in no figure of the pass before it either."""
+    for action in ("warn", "reject"):
+        go(tmp_path / action, recipe(tiny_model("llama"), algorithm__mismatch={"on_mismatch": action}, **BF16))
+    warn, reject = (records(tmp_path / action)[0] for action in ("warn", "reject"))
+    assert warn["skipped_zero_advantage"] > 0
+    names = [name for name in warn if name.startswith("mismatch/")]
+    assert len(names) > 50
+    assert [reject[name] for name in names] == pytest.approx([warn[name] for name in names], rel=1e-6, nan_ok=True)

@@ -48,14 +48,19 @@ class Learner:
         return self.stack.update(objective, batch.updates, trajectories, progress, planned=self.updates)
 
     def reject_mismatched(self, batch: StepBatch) -> tuple[StepBatch, dict[str, float]]:
-        """The batch without the completions that the guard rejects, and the `mismatch/` metrics of all of them."""
-        if not batch.trajectories:
+        """The batch without the completions that the guard rejects, and the `mismatch/` metrics.
+
+        Completions that the update skips, because their advantage is 0, are in no figure and are never rejected: the
+        same ones as under `warn` and `stop`, which measure in the update's own forward.
+        """
+        seen = [i for i, item in enumerate(batch.trajectories) if not self.objective.skippable(item)]
+        if not seen:
             return batch, {}
         log_probs = self.stack.log_prob(batch.trajectories)
-        measured = _policy_batch(batch.trajectories, log_probs)
-        rejected = self.guard.rejects(measured).nonzero().squeeze(1).tolist()
+        measured = _policy_batch([batch.trajectories[i] for i in seen], [log_probs[i] for i in seen])
+        rejected = [seen[i] for i in self.guard.rejects(measured).nonzero().squeeze(1).tolist()]
         metrics = {name: metric.value for name, metric in mismatch_metrics(measured).items()}
-        metrics["mismatch/rejected_seq_fraction"] = len(rejected) / len(batch.trajectories)
+        metrics["mismatch/rejected_seq_fraction"] = len(rejected) / len(seen)
         if any(stage.column == "proximal_log_prob" for stage in self.stages):
             known = zip(batch.trajectories, log_probs, strict=True)
             batch = replace(batch, trajectories=tuple(replace(item, proximal_log_prob=x) for item, x in known))
