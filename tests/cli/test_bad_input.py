@@ -41,7 +41,7 @@ CASES = [
         "model.device=mps",
         "model.device=mps (command line): is not a device of proxima; write auto, cpu, cuda or cuda:1",
     ),
-    ("train.optimizer.lr=.inf", "train.optimizer.lr=.inf (command line): must be > 0 and finite"),
+    ("train.optimizer.lr=.inf", "train.optimizer.lr=.inf (command line): must be >= 0 and finite"),
     ("sampling.temperature=.inf", "sampling.temperature=.inf (command line): must be >= 0 and finite; 0 is greedy"),
     (
         "sampling.temperature=0",

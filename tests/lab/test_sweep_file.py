@@ -186,7 +186,7 @@ cells:
         "cells b,algorithm=grpo,lr=1e-5 and b,algorithm=cppo,lr=1e-5: sampling.temperature=0 (mine.yaml:3): "
         "training needs samples" in str(error.value)
     )
-    assert any(": train.optimizer.lr=-1 (mine.yaml:6): must be > 0" in line for line in lines(error))
+    assert any(": train.optimizer.lr=-1 (mine.yaml:6): must be >= 0" in line for line in lines(error))
     assert any(
         "'cppo' has no field 'detla'; did you mean 'delta'?" in line and "(mine.yaml:8)" in line
         for line in lines(error)

@@ -104,3 +104,31 @@ def test_every_action_judges_the_same_completions(tiny_model, tmp_path):
     names = [name for name in warn if name.startswith("mismatch/")]
     assert len(names) > 50
     assert [reject[name] for name in names] == pytest.approx([warn[name] for name in names], rel=1e-6, nan_ok=True)
+
+
+@pytest.mark.slow
+def test_without_learning_the_mismatch_is_constant(tiny_model, tmp_path):
+    """lr = 0 for 200 steps of generation, update and weight sync: a drift would be ours, not the policy's."""
+    tree = recipe(
+        tiny_model("llama"),
+        engine__dtype="bfloat16",
+        train__steps=200,
+        train__optimizer={"kind": "adamw", "lr": 0.0},
+        train__warmup_steps=0,
+        algorithm__skip_zero_advantage=False,
+        eval__every=0,
+        eval__before=False,
+        eval__after=False,
+        checkpoint={"every": 0},
+    )
+    assert go(tmp_path / "run", tree).status == "done"
+    found = records(tmp_path / "run")
+    assert [r["updates"] for r in found] == [1] * 200
+    assert [r["policy_version"] for r in found] == list(range(1, 201))
+    for name in ("k3_kl", "log_prob_absdiff_mean", "prob_absdiff_mean"):
+        values = np.array([r[f"mismatch/{name}"] for r in found])
+        steps = np.arange(200) - 99.5
+        slope = (steps * values).sum() / (steps**2).sum()
+        rest = values - values.mean() - slope * steps
+        error = np.sqrt((rest**2).sum() / 198 / (steps**2).sum())
+        assert values.min() > 0 and abs(slope) < 3 * error, (name, slope, error)

@@ -1,10 +1,15 @@
-"""Plot surrogates, or the learning curve of a run.
+"""Plot surrogates, or what happened in a run.
 
 proxima plot surrogate ppo_clip cppo drpo,epsilon=0.2    loss and gradient weight over the ratio and the probability
+proxima plot threshold runs/mine                         cppo along a completion: Z = w |pi - mu|, threshold, masked
+proxima plot divergence runs/mine                        ratio and difference of pi and mu by probability
 proxima plot run runs/mine --out curve.svg               reward and held-out accuracy by step, for a README"""
 
 import argparse
+from pathlib import Path
 from typing import Any
+
+from proxima.data import UserError
 
 KIND = (
     "one to eight: a name of `proxima list surrogate` or package.module:Class; with fields: ppo_clip,epsilon_high=0.28"
@@ -12,7 +17,7 @@ KIND = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", metavar="surrogate | run", required=True)
+    what = parser.add_subparsers(dest="what", metavar="surrogate | threshold | divergence | run", required=True)
     line = "loss and gradient weight of surrogates, for both signs of the advantage"
     add = what.add_parser("surrogate", description=line.capitalize() + ".", help=line).add_argument
     add("kind", nargs="+", metavar="KIND", help=KIND)
@@ -27,6 +32,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--length", type=int, default=21, metavar="T", help="cppo: tokens of the completion; 21")
     drift = "cppo: |pi - mu| of the completion's other tokens; 0.045"
     add("--drift", type=float, default=0.045, metavar="D", help=drift)
+    line = "cppo along one completion of a run: each token, its threshold, and what was masked"
+    add = what.add_parser("threshold", description=line.capitalize() + ".", help=line).add_argument
+    add("run_folder", metavar="RUN", help="run folder")
+    add("--step", type=int, metavar="N", help="of the run; default: every step")
+    add("--completion", metavar="UID:SAMPLE", help="12:3; default: the one with the most masked tokens")
+    add("--surrogate", metavar="KIND", help="cppo,delta=0.1,delta_b=0.01; default: that of the run")
+    add("--out", default="threshold.svg", metavar="FILE", help="an .svg or a .png; threshold.svg in the current folder")
+    line = "ratio and difference of pi and mu in a run, over the probability of the sampled token"
+    add = what.add_parser("divergence", description=line.capitalize() + ".", help=line).add_argument
+    add("run_folder", metavar="RUN", help="run folder")
+    add("--step", type=int, metavar="N", help="of the run; default: every step")
+    add(
+        "--out",
+        default="divergence.svg",
+        metavar="FILE",
+        help="an .svg or a .png; divergence.svg in the current folder",
+    )
     line = "mean reward and held-out accuracy of a run by step"
     add = what.add_parser("run", description=line.capitalize() + ".", help=line).add_argument
     add("run", metavar="RUN", help="run folder")
@@ -34,11 +56,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.what == "run":
-        from proxima.view.curve import write_curve
+    print(PLOTS[arguments.what](arguments))
+    return 0
 
-        print(write_curve(arguments.run, arguments.out))
-        return 0
+
+def _plot_run(arguments: argparse.Namespace) -> Path:
+    from proxima.view.curve import write_curve
+
+    return write_curve(arguments.run, arguments.out)
+
+
+def _plot_divergence(arguments: argparse.Namespace) -> Path:
+    from proxima.lab.divergences import read_completions
+    from proxima.view.divergence_plot import DivergenceFigure, write_divergence_plot
+
+    completions = read_completions(Path(arguments.run_folder), arguments.step)
+    return write_divergence_plot(DivergenceFigure.of(completions, arguments.run_folder), arguments.out)
+
+
+def _plot_threshold(arguments: argparse.Namespace) -> Path:
+    from proxima.config import load_recipe
+    from proxima.core.surrogate import Cppo
+    from proxima.lab.divergences import measurable, read_completions
+    from proxima.view.threshold_plot import ThresholdFigure, most_masked, write_threshold_plot
+
+    given = arguments.surrogate
+    completions = read_completions(Path(arguments.run_folder), arguments.step)
+    if given:
+        spec = measurable(parse_surrogate(given))
+        if spec is None:
+            raise UserError(f"--surrogate {given}: only cppo with a finite delta and divergence binary_tv fits")
+    else:
+        spec = measurable(load_recipe(arguments.run_folder).config.algorithm.surrogate) or Cppo()
+    chosen = most_masked(completions, spec)
+    if arguments.completion:
+        wanted = [it for it in completions if f"{it.prompt_uid}:{it.sample}" == arguments.completion]
+        if not wanted:
+            near = ", ".join(f"{it.prompt_uid}:{it.sample}" for it in completions[:3])
+            raise UserError(f"--completion {arguments.completion}: no such trained completion; there are {near} …")
+        chosen = wanted[0]
+    return write_threshold_plot(ThresholdFigure.of(chosen, spec), arguments.out)
+
+
+def _plot_surrogates(arguments: argparse.Namespace) -> Path:
     surrogates = {word: parse_surrogate(word) for word in dict.fromkeys(arguments.kind)}
     from proxima.view.surrogate_curve import TokenSetting
     from proxima.view.surrogate_plot import draw, write_plot
@@ -52,8 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     quantities: Any = [arguments.only] if arguments.only else ["loss", "weight"]
     over: Any = [arguments.over] if arguments.over else ["ratio", "probability"]
-    print(write_plot(draw(surrogates, setting, quantities=quantities, over=over), arguments.out))
-    return 0
+    return write_plot(draw(surrogates, setting, quantities=quantities, over=over), arguments.out)
 
 
 def parse_surrogate(word: str) -> Any:
@@ -62,3 +121,6 @@ def parse_surrogate(word: str) -> Any:
 
     kind, *fields = word.split(",")
     return spec_from_words("surrogate", kind, fields)
+
+
+PLOTS = {"surrogate": _plot_surrogates, "threshold": _plot_threshold, "divergence": _plot_divergence, "run": _plot_run}

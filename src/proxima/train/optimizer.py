@@ -16,7 +16,7 @@ class AdamW:
     """Adam with decoupled weight decay, fused; vectors (norms, biases) are not decayed.
 
     Args:
-        lr: peak learning rate, > 0.
+        lr: peak learning rate, >= 0; 0 leaves the weights as they are, to measure the mismatch alone.
         beta1: decay of the first moment, in [0, 1).
         beta2: decay of the second moment, in [0, 1).
         eps: added to the root of the second moment, > 0.
@@ -32,7 +32,7 @@ class AdamW:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        require(0 < self.lr < math.inf, "lr", self.lr, "must be > 0 and finite")
+        require(0 <= self.lr < math.inf, "lr", self.lr, "must be >= 0 and finite")
         require(0 <= self.beta1 < 1, "beta1", self.beta1, "must be in [0, 1)")
         require(0 <= self.beta2 < 1, "beta2", self.beta2, "must be in [0, 1)")
         require(0 < self.eps < math.inf, "eps", self.eps, "must be > 0 and finite")

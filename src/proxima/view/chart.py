@@ -8,13 +8,16 @@ text. matplotlib is imported when the first chart is drawn.
 import io
 import math
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup, escape
 
+from proxima.data import UserError
+from proxima.data.atomic_files import write_atomic
 from proxima.lab.seed_statistics import running_mean
 from proxima.view.formatting import significant, thinned
 
@@ -47,6 +50,7 @@ FONT = 'system-ui, -apple-system, "Segoe UI", sans-serif'
 STEPS = [1, 2, 5, 10]  # ticks are at multiples of these
 
 Point = tuple[float, float | None]
+Plotted = Callable[[Callable[[str], str]], AbstractContextManager["Figure"]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +154,30 @@ def write_svg_text(figure: "Figure", title: str) -> str:
     whole = svg_text(figure, size)
     start = whole.index(">") + 1
     return f"{whole[:start]}<title>{escape(title)}</title><style>{style}</style>{whole[start:]}\n"
+
+
+def write_figure(plotted: Plotted, title: str, out: Path | str) -> Path:
+    """Write a figure as `out`, an .svg that carries its colours for light and dark, or a .png; return it.
+
+    Args:
+        plotted: from a function of colour names to the figure.
+
+    Raises:
+        UserError: another suffix.
+    """
+    out = Path(out)
+    suffix = out.suffix.lower()
+    if suffix == ".svg":
+        with plotted(variable) as figure:
+            write_atomic(out, write_svg_text(figure, title))
+    elif suffix == ".png":
+        stream = io.BytesIO()
+        with plotted(lambda name: PALETTE[name][0]) as figure:
+            figure.savefig(stream, format="png", dpi=150)
+        write_atomic(out, stream.getvalue())
+    else:
+        raise UserError(f"{out} has {f'the suffix {suffix}' if suffix else 'no suffix'}; write an .svg or a .png")
+    return out
 
 
 def _shortened(path: str) -> str:

@@ -1,12 +1,12 @@
 """Surrogates side by side in one figure: loss and gradient weight over the ratio and the probability, for both signs of
 the advantage. Written as an SVG, which carries its colours for light and dark, or as a PNG."""
 
-import io
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,8 +14,7 @@ from torch import Tensor
 
 from proxima.core.loss import Surrogate
 from proxima.data import UserError
-from proxima.data.atomic_files import write_atomic
-from proxima.view.chart import PALETTE, STEPS, line_style, new_figure, variable, write_svg_text
+from proxima.view.chart import STEPS, line_style, new_figure, variable, write_figure, write_svg_text
 from proxima.view.formatting import significant
 from proxima.view.surrogate_curve import Over, SurrogateCurve, TokenSetting, curve, remark_on
 
@@ -193,15 +192,4 @@ def write_plot(drawing: SurrogateFigure, out: Path | str) -> Path:
     Raises:
         UserError: another suffix.
     """
-    out = Path(out)
-    suffix = out.suffix.lower()
-    if suffix == ".svg":
-        write_atomic(out, svg(drawing))
-    elif suffix == ".png":
-        stream = io.BytesIO()
-        with _plotted(drawing, lambda name: PALETTE[name][0]) as figure:
-            figure.savefig(stream, format="png", dpi=150)
-        write_atomic(out, stream.getvalue())
-    else:
-        raise UserError(f"{out} has {f'the suffix {suffix}' if suffix else 'no suffix'}; write an .svg or a .png")
-    return out
+    return write_figure(partial(_plotted, drawing), ", ".join(drawing.names), out)

@@ -1,0 +1,96 @@
+"""Measure |pi - mu| of the sampled tokens, and the thresholds of cppo that follow.
+
+A RECIPE is trained for a few steps without a trust region, in runs/NAME-calibration or the folder that is given. The
+rollouts of a RUN are read as they are: its own trust region has held them.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proxima.cli.output import add_overrides, print_json
+from proxima.data import UserError
+
+if TYPE_CHECKING:
+    from proxima.lab.divergences import Calibration
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE|RUN", help="YAML file, or a run folder")
+    add_overrides(parser)
+    parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps to train for a recipe; 2")
+    parser.add_argument(
+        "--share", type=float, default=0.001, metavar="P", help="share of the tokens beyond delta; 0.001"
+    )
+    parser.add_argument("--json", action="store_true", help="print everything for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if not 0 < arguments.share < 1:
+        raise UserError(f"--share {arguments.share:g} must be between 0 and 1")
+    if arguments.steps < 1:
+        raise UserError(f"--steps {arguments.steps} must be at least 1")
+    place = Path(arguments.recipe)
+    is_run = (place / "run.sqlite").is_file()
+    if is_run and arguments.override:
+        raise UserError(f"{place} is a run, which has its settings; give its recipe to measure others")
+    from proxima.config import load_recipe
+    from proxima.core.surrogate import Cppo
+    from proxima.lab.divergences import Calibration, measurable, read_completions
+
+    spec = measurable(load_recipe(arguments.recipe, arguments.override).config.algorithm.surrogate) or Cppo()
+    folder = place if is_run else warm_up(arguments)
+
+    found = Calibration.of(read_completions(folder), spec, arguments.share)
+    if arguments.json:
+        print_json({**vars(found), "spec": vars(found.spec), "folder": str(folder)})
+    else:
+        print("\n".join(lines(found, arguments.share, folder)))
+    return 0
+
+
+def warm_up(arguments: argparse.Namespace) -> Path:
+    """Train the recipe's first steps with an unbounded surrogate and every completion; the run's folder."""
+    from proxima.cli import train
+
+    named = [word.partition("=")[2] for word in arguments.override if word.startswith("folder=")]
+    folder = Path(named[-1]) if named else Path("runs") / f"{Path(arguments.recipe).stem}-calibration"
+    settings = {
+        "folder": json.dumps(str(folder)),
+        "train.steps": arguments.steps,
+        "algorithm.surrogate": "{kind: cppo, delta: .inf, delta_b: .inf}",
+        "algorithm.skip_zero_advantage": "false",
+        "eval.before": "false",
+        "eval.after": "false",
+        "eval.every": 0,
+        "checkpoint.every": 0,
+    }
+    parser = argparse.ArgumentParser()
+    train.add_arguments(parser)
+    given = [word for word in arguments.override if not word.startswith("folder=")]
+    words = [arguments.recipe, *given, *(f"{key}={value}" for key, value in settings.items()), "--quiet"]
+    words += [] if named else ["--overwrite"]
+    code = train.run(parser.parse_args(words))
+    if code:
+        raise SystemExit(code)
+    return folder
+
+
+def lines(found: "Calibration", share: float, folder: Path) -> list[str]:
+    """What a person reads."""
+    levels = "  ".join(f"{_level(level)} {value:.2g}" for level, value in found.quantiles.items())
+    spec = found.spec
+    return [
+        f"{found.tokens:,} tokens of {found.completions:,} completions, {folder}",
+        f"|π − μ|   {levels}",
+        f"δ   = {found.delta:g}   the {100 * (1 - share):g}th percentile of the weighted divergence w |π − μ|",
+        f"δ_b = {found.delta_b:g}   the 90th percentile of |π − μ|",
+        f"beyond the threshold: {found.masked:.3%} of the tokens with these, {found.masked_now:.3%} with "
+        f"delta={spec.delta:g} delta_b={spec.delta_b:g}",
+        f"use it: algorithm.surrogate.delta={found.delta:g} algorithm.surrogate.delta_b={found.delta_b:g}",
+    ]
+
+
+def _level(level: float) -> str:
+    return "max" if level == 1 else f"P{100 * level:g}"

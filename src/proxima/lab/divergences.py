@@ -1,0 +1,166 @@
+"""The divergence of each token of a run, and the trust region that follows from it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from proxima.core.surrogate import Cppo
+from proxima.data import PolicyBatch, UserError
+from proxima.data.columns import Bools, Floats
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.list_columns import numpy_columns
+from proxima.runtime.rollouts import read_table
+
+QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedCompletion:
+    """A completion that the trainer made a forward pass for.
+
+    Args:
+        step, prompt_uid, sample: which one.
+        text: what the policy wrote.
+        behavior_log_prob, log_prob: [T] float32, nats, of μ and of π at the trainer's first forward.
+        advantage: [T] float32, reward units.
+        keep: [T] bool, the run's own loss kept the token.
+    """
+
+    step: int
+    prompt_uid: int
+    sample: int
+    text: str
+    behavior_log_prob: Floats
+    log_prob: Floats
+    advantage: Floats
+    keep: Bools
+
+    @property
+    def divergence(self) -> Floats:
+        """[T] |π − μ| of the sampled tokens, the method's D."""
+        far: Floats = np.abs(np.exp(self.log_prob) - np.exp(self.behavior_log_prob))
+        return far
+
+
+def read_completions(folder: Path, step: int | None = None) -> list[TrainedCompletion]:
+    """The completions of a run, or of one of its steps, that have both log-probs.
+
+    Raises:
+        UserError: no such run or step, or nothing in it was trained.
+    """
+    run = RunFolder(folder)
+    if not run.has_run:
+        raise UserError(
+            f"{folder} is not a run", remedy="give the folder that `proxima train` printed in its first line"
+        )
+    files = sorted(run.rollouts.glob("*.parquet"))
+    if step is not None:
+        known = [int(file.stem) for file in files]
+        if step not in known:
+            steps = f"it has {known[0]} to {known[-1]}" if known else "it has none yet"
+            raise UserError(f"--step {step}: {folder} has no such step; {steps}")
+        files = [run.rollout_file(step)]
+    found = [completion for file in files for completion in _of_file(file)]
+    if not found:
+        raise UserError(
+            f"{folder}: no completion has a forward pass of the trainer; all were dropped, or their advantage was 0"
+        )
+    return found
+
+
+def _of_file(path: Path) -> Iterator[TrainedCompletion]:
+    scalars = ("step", "prompt_uid", "sample", "text", "advantage")
+    lists = ("behavior_log_prob", "log_prob", "token_advantage", "keep")
+    table = read_table(path, [*scalars, *lists])
+    columns = {name: numpy_columns(table.column(name)) for name in lists}
+    for i, row in enumerate(table.select(scalars).to_pylist()):
+        behavior, log_prob, each, keep = (columns[name][i] for name in lists)
+        if behavior is None or log_prob is None or not len(log_prob):
+            continue
+        advantage = np.full(len(log_prob), row.pop("advantage") or 0.0, np.float32) if each is None else each
+        kept = np.ones(len(log_prob), np.bool_) if keep is None else keep
+        values = {name: row[name] for name in ("step", "prompt_uid", "sample", "text")}
+        yield TrainedCompletion(**values, behavior_log_prob=behavior, log_prob=log_prob, advantage=advantage, keep=kept)
+
+
+def as_batch(completions: Sequence[TrainedCompletion]) -> PolicyBatch:
+    """The completions as the batch that a surrogate reads, float64."""
+
+    def packed(name: str) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([getattr(item, name) for item in completions])).double()
+
+    lengths = [len(item.log_prob) for item in completions]
+    return PolicyBatch(
+        log_prob=packed("log_prob"),
+        behavior_log_prob=packed("behavior_log_prob"),
+        advantage=packed("advantage"),
+        loss_mask=torch.ones(sum(lengths), dtype=torch.bool),
+        cu_seqlens=torch.from_numpy(np.cumsum([0, *lengths])),
+    )
+
+
+def measurable(surrogate: Any) -> Cppo | None:
+    """`surrogate` if it has thresholds that follow from the log-probs of the sampled tokens alone, else None."""
+    known = isinstance(surrogate, Cppo) and surrogate.divergence == "binary_tv" and surrogate.delta < math.inf
+    return surrogate if known else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """CPPO's thresholds from the divergences of a policy that no trust region has held.
+
+        δ_b = P90 of D over all tokens              δ = the (1 − share) quantile of Z = w D
+
+    so that the smallest budget is what nine in ten tokens need anyway, and a single token's threshold stops `share` of
+    them. The method calibrates its budget by the 90th percentile on a base model (arXiv 2606.10968, Eq. 22); the rule
+    for δ is ours.
+
+    Args:
+        completions, tokens: how many were measured.
+        quantiles: of D, by level.
+        delta, delta_b: the thresholds that follow.
+        masked: share of the tokens that they would mask, if every advantage pushed further away from μ.
+        masked_now: the same with the thresholds of `spec`.
+        spec: the surrogate that the recipe has, or the default.
+    """
+
+    completions: int
+    tokens: int
+    quantiles: dict[float, float]
+    delta: float
+    delta_b: float
+    masked: float
+    masked_now: float
+    spec: Cppo
+
+    @classmethod
+    def of(cls, completions: Sequence[TrainedCompletion], spec: Cppo, share: float) -> "Calibration":
+        """Thresholds for these completions; `share` in (0, 1)."""
+        batch = as_batch(completions)
+        divergence = np.concatenate([item.divergence for item in completions]).astype(np.float64)
+        weighted = spec.threshold(batch)[0].numpy()
+        delta, delta_b = (
+            float(f"{value:.2g}") for value in (np.quantile(weighted, 1 - share), np.quantile(divergence, 0.9))
+        )
+        delta = max(delta, 1e-6)  # where engine and trainer agree to the bit, any threshold would do
+        return cls(
+            completions=len(completions),
+            tokens=len(divergence),
+            quantiles={level: float(np.quantile(divergence, level)) for level in QUANTILES},
+            delta=delta,
+            delta_b=delta_b,
+            masked=masked_share(batch, Cppo(delta=delta, delta_b=delta_b, w_min=spec.w_min)),
+            masked_now=masked_share(batch, spec),
+            spec=spec,
+        )
+
+
+def masked_share(batch: PolicyBatch, spec: Cppo) -> float:
+    """The share of tokens with Z_t > c_t."""
+    weighted, allowed = spec.threshold(batch)
+    return float((weighted > allowed).double().mean())

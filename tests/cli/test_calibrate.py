@@ -1,0 +1,129 @@
+"""`proxima calibrate`, `plot threshold` and `plot divergence` on the rollouts of a tiny run."""
+
+import json
+
+import numpy as np
+import pytest
+
+from proxima.core.surrogate import Cppo, Dppo
+from proxima.lab.divergences import Calibration, TrainedCompletion, as_batch, masked_share, measurable, read_completions
+from proxima.view.threshold_plot import ThresholdFigure, most_masked
+
+
+def completion(behavior, policy, advantage=1.0, sample=0):
+    size = len(behavior)
+    return TrainedCompletion(
+        step=1,
+        prompt_uid=0,
+        sample=sample,
+        text="",
+        behavior_log_prob=np.log(np.asarray(behavior, np.float32)),
+        log_prob=np.log(np.asarray(policy, np.float32)),
+        advantage=np.full(size, advantage, np.float32),
+        keep=np.ones(size, np.bool_),
+    )
+
+
+WORKED = completion([0.70, 0.62, 0.55, 0.60, 0.505], [0.88, 0.80, 0.70, 0.65, 0.50])
+
+
+def test_thresholds_are_quantiles():
+    rng = np.random.default_rng(0)
+    behavior = rng.uniform(0.2, 0.8, (50, 40))
+    policy = behavior + rng.normal(0, 0.05, behavior.shape).clip(-0.15, 0.15)
+    completions = [completion(b, p) for b, p in zip(behavior, policy, strict=True)]
+    found = Calibration.of(completions, Cppo(), share=0.01)
+    far = np.abs(policy - behavior)
+    weight = 1 - 0.2 * np.arange(40) / 39
+    assert found.delta_b == pytest.approx(np.quantile(far, 0.9), rel=0.06)
+    assert found.delta == pytest.approx(np.quantile(far * weight, 0.99), rel=0.06)
+    assert found.quantiles[1.0] == pytest.approx(far.max(), rel=1e-5)
+    assert (found.tokens, found.completions) == (2000, 50)
+    assert found.masked == masked_share(as_batch(completions), Cppo(delta=found.delta, delta_b=found.delta_b))
+    assert found.masked < found.masked_now  # the published budget is a third of what these policies need
+
+
+def test_thresholds_of_equal_policies_are_legal():
+    same = completion([0.5, 0.5], [0.5, 0.5])
+    found = Calibration.of([same], Cppo(), share=0.001)
+    assert (found.delta, found.delta_b, found.masked) == (1e-6, 0.0, 0.0)
+
+
+def test_figure_shows_the_worked_example():
+    drawing = ThresholdFigure.of(WORKED, Cppo(delta=0.2))
+    np.testing.assert_allclose(drawing.weighted, [0.18, 0.171, 0.135, 0.0425, 0.004], atol=1e-6)
+    np.testing.assert_allclose(drawing.allowed, [0.2, 0.06, -0.073, -0.172, -0.1805], atol=1e-6)
+    assert drawing.masked.tolist() == [False, True, True, True, False]
+    assert drawing.remark.startswith("3 of 5 tokens masked") and drawing.remark.endswith("at 4")
+
+
+def test_most_masked():
+    calm = completion([0.5] * 9, [0.5] * 9, sample=1)
+    assert most_masked([calm, WORKED], Cppo(delta=0.2)) is WORKED
+
+
+def test_only_a_finite_cppo_of_the_sampled_tokens_is_measurable():
+    assert measurable(Cppo()) == Cppo()
+    for other in (Dppo(), Cppo(delta=float("inf"), delta_b=float("inf")), Cppo(divergence="binary_kl"), None):
+        assert measurable(other) is None
+
+
+@pytest.fixture
+def calibrated(proxima, recipe):
+    code, out, err = proxima("calibrate", recipe(), "train.completions_per_prompt=4", "--steps", 1)
+    assert (code, err) == (0, "")
+    return out
+
+
+def test_recipe_and_its_run(proxima, here, calibrated):
+    folder = here / "runs" / "tiny-calibration"
+    completions = read_completions(folder)
+    assert len(completions) == 8  # those whose advantage is 0 too
+    assert f"of 8 completions, {folder.relative_to(here)}" in calibrated
+    code, out, _ = proxima("calibrate", folder, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["tokens"] == sum(len(it.log_prob) for it in completions)
+    assert (
+        f"algorithm.surrogate.delta={found['delta']:g} algorithm.surrogate.delta_b={found['delta_b']:g}" in calibrated
+    )
+    assert f"{found['masked_now']:.3%} with delta=0.15 delta_b=0.02" in calibrated
+    key = f"{completions[3].prompt_uid}:{completions[3].sample}"
+    assert proxima("plot", "threshold", folder, "--completion", key) == (0, "threshold.svg\n", "")
+    prompt, sample = key.split(":")
+    assert f"step 1, prompt {prompt}, sample {sample}, advantage" in (here / "threshold.svg").read_text()
+    assert proxima("plot", "divergence", folder, "--step", 1, "--out", "d.png") == (0, "d.png\n", "")
+    assert (here / "d.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_named_folder_is_not_overwritten(proxima, here, recipe):
+    words = ("calibrate", recipe(), "folder=mine", "--steps", 1)
+    assert proxima(*words)[0] == 0
+    code, _, err = proxima(*words)
+    assert code == 2 and "mine" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["calibrate", "r.yaml", "--share", "1"], "--share 1 must be between 0 and 1"),
+        (["calibrate", "r.yaml", "--steps", "0"], "--steps 0 must be at least 1"),
+        (["plot", "threshold", "nope"], "nope is not a run"),
+    ],
+)
+def test_bad_input(proxima, recipe, words, line):
+    recipe(name="r.yaml")
+    code, _, err = proxima(*words)
+    assert code == 2 and line in err
+
+
+def test_bad_input_of_a_run(proxima, calibrated):
+    run = "runs/tiny-calibration"
+    for words, line in (
+        (["calibrate", run, "train.steps=3"], "is a run, which has its settings"),
+        (["plot", "threshold", run, "--step", 7], "--step 7: runs/tiny-calibration has no such step; it has 1 to 1"),
+        (["plot", "threshold", run, "--completion", "9:9"], "--completion 9:9: no such trained completion"),
+        (["plot", "threshold", run, "--surrogate", "dppo"], "--surrogate dppo: only cppo"),
+        (["plot", "divergence", run, "--out", "a.pdf"], "a.pdf has the suffix .pdf"),
+    ):
+        code, _, err = proxima(*words)
+        assert code == 2 and line in err, err
