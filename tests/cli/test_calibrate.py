@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from proxima.core.surrogate import Cppo, Dppo
-from proxima.lab.divergences import Calibration, TrainedCompletion, as_batch, masked_share, measurable, read_completions
+from proxima.lab.divergences import Calibration, TrainedCompletion, as_batch, masked_share, measurable, read_trained
 from proxima.view.threshold_plot import ThresholdFigure, most_masked
 
 
@@ -77,7 +77,7 @@ def calibrated(proxima, recipe):
 
 def test_recipe_and_its_run(proxima, here, calibrated):
     folder = here / "runs" / "tiny-calibration"
-    completions = read_completions(folder)
+    completions = read_trained(folder)
     assert len(completions) == 8  # those whose advantage is 0 too
     assert f"of 8 completions, {folder.relative_to(here)}" in calibrated
     code, out, _ = proxima("calibrate", folder, "--json")

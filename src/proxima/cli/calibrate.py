@@ -37,12 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{place} is a run, which has its settings; give its recipe to measure others")
     from proxima.config import load_recipe
     from proxima.core.surrogate import Cppo
-    from proxima.lab.divergences import Calibration, measurable, read_completions
+    from proxima.lab.divergences import Calibration, measurable, read_trained
 
     spec = measurable(load_recipe(arguments.recipe, arguments.override).config.algorithm.surrogate) or Cppo()
     folder = place if is_run else warm_up(arguments)
 
-    found = Calibration.of(read_completions(folder), spec, arguments.share)
+    found = Calibration.of(read_trained(folder), spec, arguments.share)
     if arguments.json:
         print_json({**vars(found), "spec": vars(found.spec), "folder": str(folder)})
     else:

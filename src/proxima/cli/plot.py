@@ -67,21 +67,21 @@ def _plot_run(arguments: argparse.Namespace) -> Path:
 
 
 def _plot_divergence(arguments: argparse.Namespace) -> Path:
-    from proxima.lab.divergences import read_completions
+    from proxima.lab.divergences import read_trained
     from proxima.view.divergence_plot import DivergenceFigure, write_divergence_plot
 
-    completions = read_completions(Path(arguments.run_folder), arguments.step)
+    completions = read_trained(Path(arguments.run_folder), arguments.step)
     return write_divergence_plot(DivergenceFigure.of(completions, arguments.run_folder), arguments.out)
 
 
 def _plot_threshold(arguments: argparse.Namespace) -> Path:
     from proxima.config import load_recipe
     from proxima.core.surrogate import Cppo
-    from proxima.lab.divergences import measurable, read_completions
+    from proxima.lab.divergences import measurable, read_trained
     from proxima.view.threshold_plot import ThresholdFigure, most_masked, write_threshold_plot
 
     given = arguments.surrogate
-    completions = read_completions(Path(arguments.run_folder), arguments.step)
+    completions = read_trained(Path(arguments.run_folder), arguments.step)
     if given:
         spec = measurable(parse_surrogate(given))
         if spec is None:

@@ -47,7 +47,7 @@ class TrainedCompletion:
         return far
 
 
-def read_completions(folder: Path, step: int | None = None) -> list[TrainedCompletion]:
+def read_trained(folder: Path, step: int | None = None) -> list[TrainedCompletion]:
     """The completions of a run, or of one of its steps, that have both log-probs.
 
     Raises:
