@@ -1,5 +1,5 @@
-"""docs/bias.md and docs/bias.svg: the exact bias and spread of losses, in a world small enough to enumerate. Called by
-make_docs.py.
+"""docs/bias.md and docs/bias.svg: the exact bias and spread of losses, in a world small enough to enumerate. Part
+of `make docs`.
 """
 
 import math

@@ -2,7 +2,6 @@
 
     docs/reference.md, recipes/schema.json       from the schema and the tables
     docs/algorithms/, docs/peers.md              from the specs and docs/algorithms/notes.yaml, see method_pages.py
-    docs/bias.md, docs/bias.svg                  from every completion of a tiny world, see bias_page.py
     docs/learning_curve.svg                      from the demo's run
 
 python scripts/make_docs.py [--check]        --check: write nothing; exit 1 if a page is out of date
@@ -115,10 +114,9 @@ def main() -> int:
         for path in stale:
             print(f"error: {path.relative_to(REPOSITORY)} is out of date; run make docs", file=sys.stderr)
         return int(bool(stale))
-    import bias_page
     import method_pages
 
-    for path, text in (pages() | method_pages.figures() | bias_page.files()).items():
+    for path, text in (pages() | method_pages.figures()).items():
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(REPOSITORY))
     from proxima.cli.main import main as proxima

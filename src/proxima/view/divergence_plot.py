@@ -17,9 +17,9 @@ from proxima.view.chart import new_figure, write_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 760, 320
-PANELS = ((52, 66, 320, 190), (426, 66, 320, 190))  # left, bottom, width, height in pixels
-MOST = 4000  # points drawn
+WIDTH, HEIGHT = 760, 300
+PANELS = ((52, 70, 320, 196), (426, 70, 320, 196))  # left, bottom, width, height in pixels
+MOST = 2500  # points drawn
 RARE = 0.1  # below this probability a token is called rare
 
 
@@ -60,6 +60,8 @@ class DivergenceFigure:
 
 @contextmanager
 def _plotted(drawing: DivergenceFigure, color: Callable[[str], str]) -> "Iterator[Figure]":
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
     every = slice(None, None, max(1, len(drawing.behavior) // MOST))
     behavior = drawing.behavior[every]
     panels = (
@@ -73,6 +75,8 @@ def _plotted(drawing: DivergenceFigure, color: Callable[[str], str]) -> "Iterato
             axes.axhline(centre, color=color("muted"), linewidth=1)
             axes.plot(behavior, values, ".", color=color(name), markersize=2.5, alpha=0.5, markeredgewidth=0)
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axes.xaxis.set_major_locator(LogLocator(100))
             axes.set_xlabel("probability μ of the sampled token")
             axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
         figure.text(PANELS[0][0] / WIDTH, 12 / HEIGHT, drawing.remark, color=color("muted"))
