@@ -66,6 +66,24 @@ def test_ctrl_c_leaves_a_blocked_loop_behind(monkeypatch):
     blocked.set()
 
 
+def test_the_third_ctrl_c_leaves_a_thread_that_serves_again():
+    compute, blocked = ComputeThread(), threading.Event()
+
+    async def run():
+        os.kill(os.getpid(), signal.SIGINT)  # asks the loop, which is blocked, to end
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)  # leaves it behind
+        blocked.wait(20)
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        compute.serve(run())
+    assert time.monotonic() - started < 4
+    assert asyncio.run(asyncio.wait_for(asyncio.to_thread(compute.call, int, "7"), 5)) == 7  # nobody serves: in place
+    assert compute.serve(compute.run(int, "8")) == 8
+    blocked.set()
+
+
 def test_a_report_runs_on_the_loop_and_its_exception_comes_after_the_call():
     seen = []
     compute = ComputeThread()

@@ -9,6 +9,7 @@ import torch
 from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Cppo, Reinforce, SequenceMeanTokenMean
 from proxima.core.correction import TopEntropy
 from proxima.core.surrogate import ClipCov
+from proxima.data import NotFiniteError
 from proxima.model import Policy
 from proxima.train import AdamW, LogProbStage
 from tests.model.rows import loaded
@@ -250,7 +251,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(bad):
     t.update(ALL, items)
     before, state = weights(t), {k: v.clone() for k, v in t.state()[0].items()}
     handle = t.policy.head.weight.register_hook(lambda g: g * bad)
-    with pytest.raises(FloatingPointError, match="the gradient norm is .* at update 2; the weights are unchanged"):
+    with pytest.raises(NotFiniteError, match="the gradient norm of update 2 is (nan|inf)"):
         t.update(ALL, items)
     for name, value in weights(t).items():
         assert torch.equal(value, before[name])

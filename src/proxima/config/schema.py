@@ -104,7 +104,9 @@ class AlgorithmConfig:
     dynamic_sampling: Annotated[DynamicSampling | None, "replaces the groups that a selection drops; null: off"] = None
     reference_kl: Annotated[Any, Slot("proxima.core.penalty:PENALTIES"), "KL to the frozen reference; null: off"] = None
     entropy_bonus: Annotated[float, "coefficient of the entropy, added to the objective; 0: off"] = 0.0
-    skip_zero_advantage: Annotated[bool, "skip forward and backward where the advantage is exactly 0 (exact)"] = True
+    skip_zero_advantage: Annotated[
+        bool, "skip forward and backward where the advantage is exactly 0 (exact: momentum still steps)"
+    ] = True
 
     def __post_init__(self) -> None:
         bonus = self.entropy_bonus

@@ -1,6 +1,7 @@
 """Errors that the user can fix. Everything else that is raised is a bug in proxima.
 
     UserError     the command line prints it as one line and exits with 2
+    NotFiniteError   the model computes NaN or infinity
     FieldError    one field of a spec, a config or a file holds a bad value; the config adds where it was written
 
 No code parses a message: what a handler needs is an attribute.
@@ -30,6 +31,10 @@ class UserError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
+
+
+class NotFiniteError(UserError):
+    """Weights, gradients or probabilities are NaN or infinite: the model file is damaged, or the training diverged."""
 
 
 class FieldError(UserError):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.data import Completion, FinishReason, Prompt, UserError
+from proxima.data import Completion, FinishReason, NotFiniteError, Prompt, UserError
 from proxima.data.columns import Ints
 from proxima.data.random import completion_uniforms
 from proxima.engine.decoder import ROWS, Decoder, padded_rows
@@ -213,8 +213,10 @@ class Scheduler:
         lines = batch.lines
         uniform = torch.from_numpy(self.table.next_uniform(lines)).to(logits.device)
         sampled = sample_tokens(logits, batch.settings, uniform, self.top_k)
-        token = _numpy(sampled.token)
-        self.table.append(lines, tokens=token, policy_version=self.version, **_columns(sampled))
+        token, columns = _numpy(sampled.token), _columns(sampled)
+        if not np.isfinite(columns["untruncated_log_prob"]).all():
+            raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
+        self.table.append(lines, tokens=token, policy_version=self.version, **columns)
         self.generated_tokens += len(lines)
         stopped = np.isin(token, self.stop_tokens)
         full = self.table.length[lines] >= self.table.limit[lines]

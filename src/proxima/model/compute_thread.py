@@ -104,7 +104,7 @@ class ComputeThread:
                 break
             except KeyboardInterrupt as interrupt:
                 if interrupted is not None:
-                    raise
+                    break
                 interrupted = interrupt
                 for loop, task in running:
                     with suppress(RuntimeError):  # the loop has ended

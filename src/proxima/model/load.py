@@ -107,7 +107,7 @@ def load(
             `accelerate`).
 
     Raises:
-        FieldError: the path can't be loaded, or the files lack weights.
+        FieldError: the path can't be loaded, or the files lack weights or hold some that are not finite.
     """
     from transformers import AutoModelForCausalLM
 
@@ -125,6 +125,9 @@ def load(
     if missing := sorted(report["missing_keys"]):  # Hugging Face initializes them at random and only warns
         reason = f"lacks {len(missing)} of the model's weights, {missing[0]} among them"
         raise FieldError("model.path", path, reason, remedy="download the whole folder")
+    if bad := [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]:
+        reason = f"holds NaN or infinity in {len(bad)} of the model's weights, {bad[0]} among them"
+        raise FieldError("model.path", path, reason, remedy="download the folder again, or use another checkpoint")
     if model.dtype != dtype:
         model = model.to(dtype)
     model.eval()

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,6 +13,7 @@ from proxima.reward.protocol import Reward
 from proxima.reward.workers.pool import JobResult, WorkerPool
 from proxima.reward.workers.threads import DaemonThreads
 
+LARGEST = 1e12  # the square of a gradient that is so many times as large is still finite in float32
 T = TypeVar("T")
 
 
@@ -34,7 +34,7 @@ class RewardRunner:
     Raises:
         UserError: no rewards, or two of the same name.
 
-    A failure is an exception, a timeout, a value that is not finite, or a worker that died: the score is then
+    A failure is an exception, a timeout, a value that is not finite, a sum beyond ±1e12, or a worker that died: then
     `valid=False` with `error="<name>: <why>"`, and `parts` holds the values of the other rewards. The failure of a
     reward of weight 0 has no effect.
 
@@ -166,8 +166,8 @@ class RewardRunner:
             elif weight != 0:
                 errors.append(f"{label}: {score.error}")
             correct = score.correct if correct is None else correct
-        if not errors and not math.isfinite(value):
-            errors = [f"the weighted sum of the rewards is {value}"]
+        if not errors and not abs(value) <= LARGEST:
+            errors = [f"the weighted sum of the rewards is {value:g}, expected a number within ±{LARGEST:g}"]
         if errors:  # they may quote model output, and are printed to a terminal
             error = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in "; ".join(errors))
             return replace(Score.failed(error), parts=parts, correct=correct)

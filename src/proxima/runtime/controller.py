@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.core.correction import health
+from proxima.data import NotFiniteError
 from proxima.engine.protocol import WeightUpdate
 from proxima.rollout.collector import BatchCollector, BatchNotFilled, CollectedBatch, score_errors
 from proxima.runtime.algorithm import Algorithm, StepBatch
@@ -26,7 +27,7 @@ from proxima.runtime.rollouts import write_evals, write_rollouts
 from proxima.runtime.step_metrics import mean_metrics, rollout_metrics
 from proxima.runtime.store import RunStore
 from proxima.train import UpdateResult
-from proxima.train.checkpoint import read_checkpoint, write_checkpoint
+from proxima.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 
 WARN_EVERY = 10  # steps between two warnings of a lasting state
 
@@ -105,13 +106,15 @@ class Controller:
         Returns: True when all steps are done.
 
         Raises:
-            RunEnded: the run can't continue; a checkpoint is written all the same.
+            RunEnded: the run can't continue; a checkpoint is written all the same, unless the weights diverged.
         """
         try:
             await self.train()
             done = True
         except Stopped:
             done = False
+        except NotFiniteError as error:  # the weights may be in the middle of a step: no checkpoint
+            raise RunEnded(self.diverged(error)) from error
         except RunEnded:
             await self.checkpoint(self.journal.step)
             raise
@@ -269,6 +272,15 @@ class Controller:
                 f"no completion of the last {limit} steps has a score ({self._score_error}); fix the reward and resume "
                 "(--resume), or set runtime.max_unscored_steps=0 to train without scores"
             )
+
+    def diverged(self, error: NotFiniteError) -> str:
+        """What happened in the step that could not be finished, and what to do."""
+        saved = [checkpoint.step for checkpoint in checkpoints(self.folder.checkpoints)]
+        place = f"the checkpoint of step {saved[-1]} is finite" if saved else "no checkpoint was written before"
+        return (
+            f"step {self.journal.step + 1}: {error}; {place}. Resume (--resume) to repeat the step; if it happens "
+            "again, training diverges: start another run with a lower train.optimizer.lr or train.max_grad_norm"
+        )
 
     def end_if_mismatched(self, record: Mapping[str, Any]) -> None:
         """`algorithm.mismatch.on_mismatch: stop`."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.core.metrics import Metrics, merge_metrics
-from proxima.data import PackedBatch, Trajectory, UserError
+from proxima.data import NotFiniteError, PackedBatch, Trajectory, UserError
 from proxima.data.columns import Floats
 from proxima.model import Policy, TokenOutputs
 from proxima.train.forward_stage import ForwardStage, LogProbStage
@@ -125,8 +125,9 @@ class TrainStack:
                 advances the schedule as a full one.
 
         Raises:
-            ValueError: the loss lacks a tensor. FloatingPointError: the gradient norm is not finite; the weights are
-                unchanged.
+            ValueError: the loss lacks a tensor.
+            NotFiniteError: a gradient norm is not finite, and the update was not made; or the weights are not, after
+                the last update.
         """
         self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
         active = [[i for i in indices if self._has_tokens(objective, items[i])] for indices in plan]
@@ -143,6 +144,8 @@ class TrainStack:
         for number, indices in enumerate(plan):
             self._accumulate(objective, items, indices, run[number], number, state)
             norms.append(self._step())
+        if plan:
+            self.check_weights()
         self.updates += max(0, planned - len(plan))
         result.metrics = {key: value.value for key, value in merge_metrics(state.metrics).items()} | {
             "loss": float(state.loss) / max(1, len(plan)),
@@ -207,17 +210,18 @@ class TrainStack:
         return any(len(trajectory.tokens) for trajectory in objective.sequences(item))
 
     def _step(self) -> Tensor:
-        """Clip, schedule and step. An update without a backward pass still steps: the moments decay as with a zero
-        gradient."""
+        """Clip, schedule and step.
+
+        An update without a backward pass steps with a gradient of zero, as TRL and verl do: AdamW's momentum and weight
+        decay still move the weights. So skipping advantages of exactly 0 changes no bit of any update.
+        """
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         if not bool(torch.isfinite(norm)):
             self.optimizer.zero_grad(set_to_none=True)
-            raise FloatingPointError(
-                f"the gradient norm is {float(norm)} at update {self.updates + 1}; the weights are unchanged"
-            )
+            raise NotFiniteError(f"the gradient norm of update {self.updates + 1} is {float(norm)}")
         if self.max_grad_norm > 0:
             nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
         factor = self.schedule.factor(self.updates)
@@ -227,6 +231,12 @@ class TrainStack:
         self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1
         return norm.detach()
+
+    @torch.no_grad()
+    def check_weights(self) -> None:
+        """Raise NotFiniteError unless all weights are finite; one reading pass over them."""
+        if not bool(torch.stack([p.sum() for p in self.parameters]).isfinite().all()):
+            raise NotFiniteError(f"the weights are NaN, infinite or too large to add up after update {self.updates}")
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The optimizer's tensors by name (`exp_avg/<parameter>` …) and the update count, as `load` takes them. The

@@ -1,0 +1,130 @@
+"""NaN and infinity end a run with a line that says so; the last good checkpoint stays, and a resume is exact."""
+
+import shutil
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+
+from proxima.cli.main import main
+from proxima.data import FieldError, NotFiniteError
+from proxima.engine.protocol import Sampling
+from proxima.runtime.controller import RunEnded
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.inference import generate
+from proxima.train import TrainStack
+from proxima.train.checkpoint import checkpoints
+from tests.runtime.tiny_run import assert_same, go, recipe, summary_of, traces
+
+
+def with_one_nan(model, folder):
+    shutil.copytree(model, folder)
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+def test_a_model_file_with_one_nan_is_refused_before_training(tiny_model, tmp_path, capsys):
+    model = with_one_nan(tiny_model("llama"), tmp_path / "model")
+    with pytest.raises(
+        FieldError, match="holds NaN or infinity in 1 of the model's weights, model.layers.1.mlp.up_proj.weight among"
+    ):
+        go(tmp_path / "run", recipe(model))
+    assert not RunFolder(tmp_path / "run").has_run
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe(model)))
+    assert main(["train", str(tmp_path / "recipe.yaml"), f"folder={tmp_path / 'other'}"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_nothing_is_drawn_from_logits_that_are_not_finite(tiny_model, monkeypatch):
+    monkeypatch.setattr("proxima.runtime.inference.load", lambda path, **how: poisoned(path, **how))
+    for temperature in (0.0, 1.0):
+        with pytest.raises(NotFiniteError, match="probabilities are NaN where a token is drawn"):
+            generate(str(tiny_model("llama")), ["1 + 1"], sampling=Sampling(temperature=temperature, max_tokens=3))
+
+
+def poisoned(path, **how):
+    from proxima.model import load
+
+    loaded = load(path, **how)
+    with torch.no_grad():
+        loaded.model.model.norm.weight.fill_(float("inf"))
+    return loaded
+
+
+@pytest.mark.parametrize(
+    ("lr", "step", "what"), [(1e30, 2, "the gradient norm of update 2 is nan"), (3e38, 1, "the weights are NaN")]
+)
+def test_a_diverging_run_ends_as_failed(lr, step, what, tiny_model, tmp_path):
+    tree = recipe(tiny_model("llama"), train__optimizer__lr=lr, train__warmup_steps=0, train__schedule="constant")
+    with pytest.raises(RunEnded, match=f"^step {step}: {what}.*start another run with a lower train.optimizer.lr"):
+        go(tmp_path / "run", tree)
+    assert summary_of(tmp_path / "run")["status"] == "failed"
+    assert [checkpoint.step for checkpoint in checkpoints(tmp_path / "run" / "checkpoints")] == [1][: step - 1]
+
+
+@pytest.mark.parametrize("place", ["gradient", "weights"])
+def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(place, tiny_model, tmp_path, monkeypatch):
+    tree = recipe(tiny_model("llama"), train__updates_per_step=2)
+    go(tmp_path / "whole", tree)
+    inner = TrainStack._step
+
+    def broken(self):
+        last = self.updates == 2 * 2 + 1  # the second update of step 3
+        if last and place == "gradient":
+            self.parameters[0].grad[0, 0] = float("nan")
+        norm = inner(self)
+        if last and place == "weights":
+            with torch.no_grad():
+                self.parameters[1].view(-1)[7] = float("inf")
+        return norm
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainStack, "_step", broken)
+        with pytest.raises(RunEnded, match="^step 3: .*; the checkpoint of step 2 is finite. Resume"):
+            go(tmp_path / "run", tree)
+    assert [checkpoint.step for checkpoint in checkpoints(tmp_path / "run" / "checkpoints")] == [1, 2]
+    assert go(tmp_path / "run", tree, resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
+
+
+def test_a_huge_reward_costs_its_completion(tiny_model, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def huge(p, c):\n    return 1e39 if sum(c.tokens) % 5 == 0 else float(sum(c.tokens) % 2)\n"
+    )
+    reward = [{"kind": "function", "path": f"{tmp_path}/mine.py:huge"}]
+    assert go(tmp_path / "run", recipe(tiny_model("llama"), reward=reward, train__steps=2)).status == "done"
+    steps = [r for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "train"]
+    assert all(0 < r["reward/invalid"] < r["completions"] and r["grad_norm"] > 0 for r in steps)
+
+
+def test_a_step_of_zero_advantages_moves_the_weights_by_momentum_alone_skipped_or_not(tiny_model, tmp_path):
+    """Prompts 0 and 2 score the same for every completion. Step 1 has no momentum yet, step 3 has that of step 2."""
+    made = {}
+    for skip in (True, False):
+        changes = {
+            "algorithm": {"preset": "grpo", "skip_zero_advantage": skip},
+            "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 2}],
+            "train__prompts_per_step": 1,
+            "train__schedule": "constant",
+        }
+        go(tmp_path / str(skip), recipe(tiny_model("llama"), **changes))
+        found = checkpoints(tmp_path / str(skip) / "checkpoints")
+        made[skip] = [load_file(next(checkpoint.model.glob("*.safetensors"))) for checkpoint in found]
+        steps = [r for r in RunFolder(tmp_path / str(skip)).read_metrics() if r["kind"] == "train"]
+        assert [r["grad_norm"] > 0 for r in steps] == [False, True, False]
+        assert [(r["policy_version"], r["updates"]) for r in steps] == [(1, 1), (2, 1), (3, 1)]
+        assert [r["skipped_zero_advantage"] for r in steps] == ([4, 0, 4] if skip else [0, 0, 0])
+    assert_equal(made[True], made[False])
+    start = load_file(next(tiny_model("llama").glob("*.safetensors")))
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert torch.equal(made[True][0][name], start[name])
+    assert not torch.equal(made[True][2][name], made[True][1][name])
+
+
+def assert_equal(first, second):
+    for a, b in zip(first, second, strict=True):
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
