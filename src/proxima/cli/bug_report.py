@@ -21,9 +21,8 @@ def report_bug(error: BaseException, run_folder: Path | None) -> int:
     if os.environ.get("PROXIMA_DEBUG") not in (None, "", "0"):
         sys.stderr.write(trace)
     what = " ".join(f"{type(error).__name__}: {error}".split())
-    written = _write(
-        f"proxima {__version__}, Python {sys.version.split()[0]}: {' '.join(sys.argv)}\n{trace}", run_folder
-    )
+    versions = f"proxima {__version__}, Python {sys.version.split()[0]}"
+    written = _write(f"{versions}: {' '.join(sys.argv)}\n{trace}", run_folder)
     remedy = f"report it with the traceback in {written}" if written else "PROXIMA_DEBUG=1 prints the traceback"
     print(f"internal error: {what[:300]}; this is a bug in proxima or in a spec of yours: {remedy}", file=sys.stderr)
     return os.EX_SOFTWARE

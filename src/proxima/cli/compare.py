@@ -1,6 +1,7 @@
 """Compare runs: one page with curves, intervals over seeds and the final table, which is printed as well."""
 
 import argparse
+import difflib
 import shutil
 import sys
 from pathlib import Path
@@ -14,24 +15,14 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", nargs="+", help="run folders, a sweep's folder, or patterns: 'runs/add-*'")
-    parser.add_argument(
-        "--out", metavar="FILE", help="the page; default compare.html in the folder that holds the runs"
-    )
-    parser.add_argument(
-        "--target", type=float, metavar="ACCURACY", help="also compute the cost of reaching this held-out accuracy"
-    )
-    parser.add_argument(
-        "--baseline", metavar="NAME", help="the cell that the others are compared with; default the first"
-    )
-    parser.add_argument(
-        "--metric",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="also the mean of this metric over the last tenth of the steps, by any of its names; repeatable",
-    )
-    parser.add_argument("--json", action="store_true", help="print the numbers for programs; the page only with --out")
+    add = parser.add_argument
+    add("run", nargs="+", help="run folders, a sweep's folder, or patterns: 'runs/add-*'")
+    add("--out", metavar="FILE", help="the page; default: compare.html in the sweep's folder, else in the current one")
+    add("--target", type=float, metavar="ACCURACY", help="also the cost of reaching this held-out accuracy")
+    add("--baseline", metavar="NAME", help="the cell that the others are compared with; default the first")
+    metric = "also the mean of this metric over the last tenth of the steps, by any of its names; repeatable"
+    add("--metric", action="append", default=[], metavar="NAME", help=metric)
+    add("--json", action="store_true", help="print the numbers for programs; the page only with --out")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,29 +49,29 @@ def run(arguments: argparse.Namespace) -> int:
         write_comparison(comparison, page, title=_title(arguments.run))
     metrics = {name: _values_of(name, comparison) for name in arguments.metric}
     if arguments.json:
-        more = {
-            "metrics": {name: {cell: vars(mean) for cell, mean in found.items()} for name, found in metrics.items()}
-        }
-        more = more if metrics else {}
+        found = {name: {cell: vars(mean) for cell, mean in means.items()} for name, means in metrics.items()}
+        more = {"metrics": found} if found else {}
         print_json({**comparison.as_json(), **more, "unread": unread, "page": None if page is None else str(page)})
     else:
         _show(comparison, unread)
-        for name, found in metrics.items():
-            _show_metric(name, found)
+        for name, means in metrics.items():
+            _show_metric(name, means)
         print(f"\n{page}")
     return 0
 
 
 def _values_of(name: str, comparison: "RunComparison") -> dict[str, "SeedMean"]:
     """By cell that has it, the metric at the end of its runs."""
-    from proxima.config.problems import suggestion
     from proxima.lab import final_value
 
     means = {cell.name: cell.over_seeds(final_value(name)) for cell in comparison.cells}
     found = {cell: mean for cell, mean in means.items() if mean is not None}
     if not found:
-        recorded = {key for cell in comparison.cells for run in cell.used for record in run.train for key in record}
-        raise UserError(f"--metric {name}: no run has recorded it; {suggestion(name, recorded)}")
+        runs = [run for cell in comparison.cells for run in cell.used]
+        recorded = sorted({key for run in runs for record in run.train for key in record})
+        near = ", ".join(difflib.get_close_matches(name, recorded, n=3, cutoff=0.0)) or "none"
+        remedy = f"the nearest: {near}; all are keys of {runs[0].folder / 'metrics.jsonl'}"
+        raise UserError(f"--metric {name}: no run has recorded it", remedy=remedy)
     return found
 
 
@@ -98,9 +89,8 @@ def _show_metric(name: str, means: dict[str, "SeedMean"]) -> None:
 def _default_page(places: list[str], folders: list[Path]) -> Path:
     """In the given folder if that is not a run itself, otherwise in the current one."""
     place = Path(places[0])
-    return (
-        place / "compare.html" if len(places) == 1 and place.is_dir() and place not in folders else Path("compare.html")
-    )
+    inside = len(places) == 1 and place.is_dir() and place not in folders
+    return (place if inside else Path()) / "compare.html"
 
 
 def _title(places: list[str]) -> str:

@@ -9,10 +9,8 @@ PEERS = ("areal", "trl", "unirl", "verl")  # as `proxima.peers.convert.PEERS`, w
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file",
-        help="the framework's config: YAML, JSON, a launch script (.sh), or a Python file with a GRPOConfig(…) call",
-    )
+    file = "the framework's config: YAML, JSON, a launch script (.sh), or a Python file with a GRPOConfig(…) call"
+    parser.add_argument("file", help=file)
     parser.add_argument("--from", dest="peer", required=True, choices=PEERS, help="whose options they are")
     parser.add_argument("--out", help="recipe to write; default: standard output")
 
@@ -25,14 +23,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is None:
         sys.stdout.write(done.text)
     else:
-        if Path(arguments.out).exists() and Path(arguments.out).samefile(arguments.file):
+        out = Path(arguments.out)
+        if out.exists() and out.samefile(arguments.file):
             raise one_problem("--out", "is the input file; give another path", arguments.out, "command line")
-        if not Path(arguments.out).parent.is_dir():
-            raise one_problem(
-                "--out", "its folder does not exist; make it, or give another path", arguments.out, "command line"
-            )
-        Path(arguments.out).write_text(done.text, encoding="utf-8")
-        print(f"wrote {arguments.out}")
+        if not out.parent.is_dir():
+            remedy = "its folder does not exist; make it, or give another path"
+            raise one_problem("--out", remedy, arguments.out, "command line")
+        out.write_text(done.text, encoding="utf-8")
+        print(f"wrote {out}")
     for line in (*done.report, *(f"as it stands: {problem}" for problem in done.problems)):
         print(line, file=sys.stderr)
     return 0

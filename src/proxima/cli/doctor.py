@@ -34,16 +34,12 @@ def describe_machine() -> dict[str, Any]:
     from proxima import __version__
     from proxima.config.estimate import gemm_rate
 
-    devices = [
-        {
-            "name": f"cuda:{i}",
-            "model": torch.cuda.get_device_name(i),
-            "memory_bytes": torch.cuda.get_device_properties(i).total_memory,
-        }
-        for i in range(torch.cuda.device_count())
-    ]
+    cuda = torch.cuda
+    facts = [(cuda.get_device_name(i), cuda.get_device_properties(i).total_memory) for i in range(cuda.device_count())]
+    devices = [{"name": f"cuda:{i}", "model": name, "memory_bytes": size} for i, (name, size) in enumerate(facts)]
     fastest = "cuda" if devices else "cpu"
     total, free = memory_bytes()
+    gemm = {dtype: round(gemm_rate(dtype, fastest) / 1e9, 1) for dtype in ("float32", "bfloat16")}
     return {
         "proxima": __version__,
         "python": platform.python_version(),
@@ -55,10 +51,7 @@ def describe_machine() -> dict[str, Any]:
         "devices": devices,
         "memory_bytes": {"total": total, "free": free},
         "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,
-        "gemm_gflops": {
-            "device": fastest,
-            **{dtype: round(gemm_rate(dtype, fastest) / 1e9, 1) for dtype in ("float32", "bfloat16")},
-        },
+        "gemm_gflops": {"device": fastest, **gemm},
     }
 
 
@@ -89,36 +82,26 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
     """The facts as text, with a remedy for each that needs one."""
     packages = "  ".join(f"{name} {version or 'MISSING'}" for name, version in facts["packages"].items())
     installed = "  ".join(f"{name} {version}" for name, version in facts["optional"].items() if version)
-    missing = [
-        f'{name} (pip install "proxima-rl[{OPTIONAL[name]}]")'
-        for name, version in facts["optional"].items()
-        if not version
-    ]
-    devices = (
-        ", ".join(f"{d['name']} {d['model']} {d['memory_bytes'] / 2**30:.0f} GiB" for d in facts["devices"])
-        or "cpu only"
-    )
+    missing = [f'{name} (pip install "proxima-rl[{OPTIONAL[name]}]")' for name, v in facts["optional"].items() if not v]
+    devices = ", ".join(f"{d['name']} {d['model']} {d['memory_bytes'] / 2**30:.0f} GiB" for d in facts["devices"])
     memory, gemm = facts["memory_bytes"], facts["gemm_gflops"]
-    shown = (
-        "unknown"
-        if memory["total"] is None
-        else f"{memory['free'] / 2**30:.1f} GiB free of {memory['total'] / 2**30:.1f}"
-    )
+    shown = "unknown"
+    if memory["total"] is not None:
+        shown = f"{memory['free'] / 2**30:.1f} GiB free of {memory['total'] / 2**30:.1f}"
     report = [
         f"proxima   {facts['proxima']}  python {facts['python']}  {facts['system']}",
         f"packages  {packages}",
         f"optional  {installed or 'none'}",
         *([f"          not installed: {', '.join(missing)}"] if missing else []),
         f"cores     {facts['cores']}, torch uses {facts['threads']} threads",
-        f"devices   {devices}",
+        f"devices   {devices or 'cpu only'}",
         f"memory    {shown}",
         f"disk      {facts['disk_free_bytes'] / 2**30:.1f} GiB free here",
         f"gemm      float32 {gemm['float32']:,.0f}  bfloat16 {gemm['bfloat16']:,.0f} GFLOP/s on {gemm['device']}",
     ]
     if gemm["device"] == "cpu" and gemm["bfloat16"] < gemm["float32"]:
-        report.append(
-            "          bfloat16 is slower than float32 here: set model.compute_dtype=float32 and engine.dtype=float32"
-        )
+        remedy = "set model.compute_dtype=float32 and engine.dtype=float32"
+        report.append(f"          bfloat16 is slower than float32 here: {remedy}")
     if facts["devices"] == [] and facts["threads"] < facts["cores"]:
         idle = facts["cores"] - facts["threads"]
         report.append(f"          idle cores: {idle}; OMP_NUM_THREADS limits torch; fine beside another busy process")

@@ -29,55 +29,42 @@ if TYPE_CHECKING:
 # Where key=value may say something that an evaluation of named sets does not have of its own.
 SETTABLE = ("data.", "engine", "eval.limit", "eval.samples", "eval.sampling", "model.", "runtime.", "seed")
 
+SAMPLING = "eval.sampling."
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", help="hub name, folder, .gguf file, or a run folder")
     words = "a recipe (a run has its own), and overrides: engine.slots=32, model.max_length=4096"
     parser.add_argument("override", nargs="*", default=[], metavar="RECIPE key=value", help=words)
-    what = parser.add_argument_group("questions")
-    what.add_argument(
-        "--task",
-        action="append",
-        default=[],
-        metavar="NAME[=PATH]",
-        help="aime24, aime25, amc23, gsm8k, math500; with commas",
-    )
-    what.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="folder of the sets, as FOLDER/NAME/test.parquet (default: data)"
-    )
-    what.add_argument("--limit", type=int, metavar="N", help="the first N questions of each set")
-    how = parser.add_argument_group("sampling")
-    how.add_argument("--samples", type=int, metavar="N", help="completions a question; 1 (default) is greedy")
-    how.add_argument("--temperature", type=float, help="default: 0 for one sample, 1 for several")
-    how.add_argument("--top-p", type=float, help="keep the most probable tokens up to this mass")
-    how.add_argument("--max-tokens", type=int, help="maximum tokens of a completion (default: the set's)")
-    how.add_argument("--seed", type=int, help="of the samples and the bootstrap (default: 1, or the recipe's)")
-    how.add_argument("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
-    out = parser.add_argument_group("output")
-    out.add_argument(
-        "--k", default="", metavar="1,4,8", help="of pass@k and maj@k (default: powers of two up to --samples)"
-    )
-    out.add_argument("--out", type=Path, metavar="FOLDER", help="where to write (default: evals/MODEL-TIME)")
-    out.add_argument("--overwrite", action="store_true", help="replace the evaluation in the folder")
-    out.add_argument(
-        "--show", type=int, default=0, metavar="N", help="print N questions of each set with their answers"
-    )
-    out.add_argument("--json", action="store_true", help="print everything for programs")
-    out.add_argument(
-        "--compare",
-        nargs=2,
-        metavar=("A", "B"),
-        help="two folders written here, or two runs: paired test, nothing is generated",
-    )
+    add = parser.add_argument_group("questions").add_argument
+    tasks = "aime24, aime25, amc23, gsm8k, math500; with commas"
+    add("--task", action="append", default=[], metavar="NAME[=PATH]", help=tasks)
+    data = "folder of the sets, as FOLDER/NAME/test.parquet (default: data)"
+    add("--data", type=Path, metavar="FOLDER", help=data)
+    add("--limit", type=int, metavar="N", help="the first N questions of each set")
+    add = parser.add_argument_group("sampling").add_argument
+    add("--samples", type=int, metavar="N", help="completions a question; 1 (default) is greedy")
+    add("--temperature", type=float, help="default: 0 for one sample, 1 for several")
+    add("--top-p", type=float, help="keep the most probable tokens up to this mass")
+    add("--max-tokens", type=int, help="maximum tokens of a completion (default: the set's)")
+    add("--seed", type=int, help="of the samples and the bootstrap (default: 1, or the recipe's)")
+    add("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
+    add = parser.add_argument_group("output").add_argument
+    add("--k", default="", metavar="1,4,8", help="of pass@k and maj@k (default: powers of two up to --samples)")
+    add("--out", type=Path, metavar="FOLDER", help="where to write (default: evals/MODEL-TIME)")
+    add("--overwrite", action="store_true", help="replace the evaluation in the folder")
+    add("--show", type=int, default=0, metavar="N", help="print N questions of each set with their answers")
+    add("--json", action="store_true", help="print everything for programs")
+    compare = "two folders written here, or two runs: paired test, nothing is generated"
+    add("--compare", nargs=2, metavar=("A", "B"), help=compare)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.compare:
         return _compare(arguments)
     if arguments.model is None:
-        raise UserError(
-            "name a model: proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B"
-        )
+        say = "proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B"
+        raise UserError(f"name a model: {say}")
     ks = _ks(arguments.k)
     model, recipe, overrides = _model(arguments)
     resolved = _resolve(model, recipe, overrides, suites=bool(arguments.task))
@@ -138,10 +125,8 @@ def _resolve(model: str, recipe: str | None, overrides: Sequence[str], *, suites
         for word in overrides:
             if not word.startswith(SETTABLE):
                 key = word.partition("=")[0]
-                raise UserError(
-                    f"{key}: --task brings its own questions, prompt and rewards; leave it out, or --task, and give "
-                    "a recipe"
-                )
+                reason = f"{key}: --task brings its own questions, prompt and rewards"
+                raise UserError(reason, remedy="leave it out, or --task, and give a recipe")
     path = f"model.path={json.dumps(model, ensure_ascii=False)}"
     return load_recipe(recipe or {}, [path, *overrides], root=EvaluateConfig)
 
@@ -154,21 +139,13 @@ def _suites(
     from proxima.evaluate.suites import suite
     from proxima.runtime.eval_suites import named_suite
 
-    said = {
-        entry.path: entry.value
-        for entry in resolved.entries
-        if entry.origin == "command line" and entry.path.startswith("eval.")
-    }
-    sampling = {
-        path.removeprefix("eval.sampling."): value for path, value in said.items() if path.startswith("eval.sampling.")
-    }
+    said = {entry.path: entry.value for entry in resolved.entries if entry.origin == "command line"}
+    sampling = {path.removeprefix(SAMPLING): value for path, value in said.items() if path.startswith(SAMPLING)}
     if "stop" in sampling:
         sampling["stop"] = tuple(sampling["stop"])
     samples, limit = int(said.get("eval.samples", 1)), int(said.get("eval.limit", 0))
-    return [
-        named_suite(suite(n), given=p, data=data, samples=samples, limit=limit, sampling=sampling)
-        for n, p in tasks.items()
-    ]
+    how: Any = {"data": data, "samples": samples, "limit": limit, "sampling": sampling}
+    return [named_suite(suite(name), given=path, **how) for name, path in tasks.items()]
 
 
 def _ks(text: str) -> tuple[int, ...]:
@@ -196,17 +173,8 @@ def _print(done: "EvalOutcome", arguments: argparse.Namespace) -> None:
     from proxima.view.eval_tables import results_table
 
     shown = [line for groups in done.groups.values() for line in _shown(groups[: arguments.show])]
-    print(
-        "\n".join(
-            [
-                *shown,
-                *([""] if shown else []),
-                results_table(done.result, done.seconds, sys.stdout),
-                "",
-                f"written to {done.folder}",
-            ]
-        )
-    )
+    table = results_table(done.result, done.seconds, sys.stdout)
+    print("\n".join([*shown, *([""] if shown else []), table, "", f"written to {done.folder}"]))
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -217,24 +185,17 @@ def _compare(arguments: argparse.Namespace) -> int:
 
     if arguments.model is not None:
         raise UserError(f"--compare takes two results and no model; leave {arguments.model!r} out")
-    first, second = (read_result(path) for path in arguments.compare)
+    names = (arguments.compare[0], arguments.compare[1])
+    first, second = map(read_result, names)
     found = compare_results(first, second, seed=arguments.seed or 0)
     if arguments.json:
-        print_json(
-            {
-                "first": arguments.compare[0],
-                "second": arguments.compare[1],
-                "suites": {one.name: asdict(one) for one in found},
-            }
-        )
-    else:
-        print(comparison_table(found, (arguments.compare[0], arguments.compare[1]), sys.stdout))
-        for name in first.suites:
-            if first.sampled_alike(second, name) is False:
-                print(
-                    f"{name}: the two were not sampled alike (see `sampling` in result.json): the difference is of "
-                    "model and sampling"
-                )
+        print_json({"first": names[0], "second": names[1], "suites": {one.name: asdict(one) for one in found}})
+        return 0
+    print(comparison_table(found, names, sys.stdout))
+    for name in first.suites:
+        if first.sampled_alike(second, name) is False:
+            how = "the two were not sampled alike (see `sampling` in result.json)"
+            print(f"{name}: {how}: the difference is of model and sampling")
     return 0
 
 
@@ -245,10 +206,8 @@ def _shown(groups: Sequence["Group"]) -> list[str]:
     for group in groups:
         for completion, score in zip(group.completions, group.scores, strict=True):
             mark = {True: "right", False: "wrong", None: "?"}[score.correct] if score.valid else "failed"
-            answer = str(group.prompt.answer).rpartition("####")[2].strip()
-            lines.append(
-                f"{mark:<6}  {printable(group.prompt.question)}  →  {printable(completion.text)}  ({printable(answer)})"
-            )
+            answer = printable(str(group.prompt.answer).rpartition("####")[2].strip())
+            lines.append(f"{mark:<6}  {printable(group.prompt.question)}  →  {printable(completion.text)}  ({answer})")
     return lines
 
 

@@ -68,24 +68,17 @@ def values_table(entries: "Sequence[ResolvedValue]", width: int | None = None) -
     from proxima.config.describe import first_sentence
     from proxima.config.scalars import in_one_line
 
-    rows = [
-        (entry.path, truncated(in_one_line(entry.value), VALUE_WIDTH), entry.source, first_sentence(entry.help))
-        for entry in entries
-    ]
+    rows = [(e.path, truncated(in_one_line(e.value), VALUE_WIDTH), e.source, first_sentence(e.help)) for e in entries]
     path, value, source = (max((len(row[column]) for row in rows), default=0) for column in range(3))
     lines = (f"{a:<{path}}  {b:<{value}}  {c:<{source}}  {d}".rstrip() for a, b, c, d in rows)
     return "\n".join(line if width is None else truncated(line, width) for line in lines)
 
 
 def _batch_block(estimates: "Estimates") -> str:
-    batch = estimates.batch
-    prompt = (
-        f"prompts have up to {estimates.prompt:,} tokens" if estimates.prompt is not None else "prompt length not known"
-    )
-    return (
-        f"batch    {batch}\n         {prompt}; a step forwards up to {batch.tokens:,} tokens, the longest "
-        f"sequence has {batch.longest:,}"
-    )
+    batch, longest = estimates.batch, estimates.prompt
+    prompt = "prompt length not known" if longest is None else f"prompts have up to {longest:,} tokens"
+    forwards = f"a step forwards up to {batch.tokens:,} tokens, the longest sequence has {batch.longest:,}"
+    return f"batch    {batch}\n         {prompt}; {forwards}"
 
 
 def _memory_block(memory: dict[str, int], parameters: int, known: bool) -> str:
@@ -99,11 +92,10 @@ def _memory_block(memory: dict[str, int], parameters: int, known: bool) -> str:
 def _time_block(time: "Time", steps: int) -> str:
     from proxima.view.formatting import duration
 
+    parts = f"(generate {duration(time.generate)}, train {duration(time.train)})"
     evaluations = f" and their evaluations ({duration(time.evaluate)} each)" if time.evaluate else ""
     return (
-        f"time     up to {duration(time.step)} a step (generate {duration(time.generate)}, train "
-        f"{duration(time.train)})"
-        f", {duration(time.run)} for {steps} steps{evaluations}\n"
+        f"time     up to {duration(time.step)} a step {parts}, {duration(time.run)} for {steps} steps{evaluations}\n"
         f"         if every completion takes all its tokens; from {time.gemm / 1e9:,.0f} GFLOP/s measured here, "
         "right within a factor 2"
     )

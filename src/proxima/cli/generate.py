@@ -14,41 +14,32 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="hub name, folder, .gguf file, or a run folder")
-    parser.add_argument("prompt", nargs="+", help="user message; - reads one prompt a line from standard input")
-    parser.add_argument("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
-    parser.add_argument("--system", help="system prompt; of a run: its own (data.system)")
-    parser.add_argument("--samples", type=int, default=1, help="completions a prompt")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the samples")
-    parser.add_argument(
-        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of the engine's products and cache"
-    )
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1")
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    sampling.add_argument("--top-k", type=int, default=0, help="keep the k most probable tokens; 0: all")
-    sampling.add_argument("--top-p", type=float, default=1.0, help="keep the most probable tokens up to this mass")
-    sampling.add_argument(
-        "--min-p", type=float, default=0.0, help="keep tokens with this share of the largest probability"
-    )
-    sampling.add_argument("--max-tokens", type=int, default=256, help="most new tokens")
-    sampling.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="a text that ends a completion; may be given again"
-    )
-    parser.add_argument("--json", action="store_true", help="print tokens with their log-probs, for programs")
+    add = parser.add_argument
+    add("model", help="hub name, folder, .gguf file, or a run folder")
+    add("prompt", nargs="+", help="user message; - reads one prompt a line from standard input")
+    add("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
+    add("--system", help="system prompt; of a run: its own (data.system)")
+    add("--samples", type=int, default=1, help="completions a prompt")
+    add("--seed", type=int, default=0, help="seed of the samples")
+    dtype = "of the engine's products and cache"
+    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help=dtype)
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1")
+    add("--json", action="store_true", help="print tokens with their log-probs, for programs")
+    add = parser.add_argument_group("sampling").add_argument
+    add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    add("--top-k", type=int, default=0, help="keep the k most probable tokens; 0: all")
+    add("--top-p", type=float, default=1.0, help="keep the most probable tokens up to this mass")
+    add("--min-p", type=float, default=0.0, help="keep tokens with this share of the largest probability")
+    add("--max-tokens", type=int, default=256, help="most new tokens")
+    stop = "a text that ends a completion; may be given again"
+    add("--stop", action="append", default=[], metavar="TEXT", help=stop)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.engine.protocol import Sampling
 
-    sampling = Sampling(
-        temperature=arguments.temperature,
-        top_k=arguments.top_k,
-        top_p=arguments.top_p,
-        min_p=arguments.min_p,
-        max_tokens=arguments.max_tokens,
-        stop=tuple(arguments.stop),
-    )
+    names = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
+    sampling = Sampling(stop=tuple(arguments.stop), **{name: getattr(arguments, name) for name in names})
     if arguments.samples < 1:
         raise UserError(f"--samples={arguments.samples} must be >= 1")
     prompts = _prompts(arguments.prompt)
@@ -56,23 +47,15 @@ def run(arguments: argparse.Namespace) -> int:
 
     from proxima.runtime.inference import generate
 
+    where: Any = {"seed": arguments.seed, "dtype": arguments.dtype, "device": arguments.device}
     completions, seconds = generate(
-        model,
-        prompts,
-        sampling=sampling,
-        samples=arguments.samples,
-        system=system,
-        seed=arguments.seed,
-        dtype=arguments.dtype,
-        device=arguments.device,
+        model, prompts, sampling=sampling, samples=arguments.samples, system=system, **where
     )
     tokens = sum(len(completion.tokens) for completion in completions)
     rate = tokens / seconds if seconds else 0.0
     if arguments.json:
-        shown = [_as_json(prompts[c.prompt_uid], c) for c in completions]
-        print_json(
-            {"model": model, "seconds": seconds, "tokens": tokens, "tokens_per_second": rate, "completions": shown}
-        )
+        facts = {"model": model, "seconds": seconds, "tokens": tokens, "tokens_per_second": rate}
+        print_json({**facts, "completions": [_as_json(prompts[c.prompt_uid], c) for c in completions]})
     else:
         print("\n".join(_text(prompts, completions)))
         print(f"{tokens} tokens in {seconds:.1f} s, {rate:,.0f} tok/s", file=sys.stderr)

@@ -43,9 +43,8 @@ def _show_recipes(as_json: bool) -> int:
     """A line a recipe of `./recipes`: its path, and the first sentence of its comments."""
     files = sorted(Path("recipes").rglob("*.yaml"), key=lambda file: (len(file.parts), file))
     if not files:
-        raise UserError(
-            "no recipes/*.yaml below this folder; change to a checkout of proxima, or see its recipes/README.md"
-        )
+        remedy = "change to a checkout of proxima, or see its recipes/README.md"
+        raise UserError("no recipes/*.yaml below this folder", remedy=remedy)
     found = {str(file): _first_sentence(file) for file in files}
     if as_json:
         print_json(found)
@@ -59,11 +58,8 @@ def _show_recipes(as_json: bool) -> int:
 def _first_sentence(file: Path) -> str:
     from proxima.config.describe import first_sentence
 
-    lines = (
-        line[1:].strip()
-        for line in file.read_text(encoding="utf-8", errors="replace").splitlines()
-        if line.startswith("#")
-    )
+    text = file.read_text(encoding="utf-8", errors="replace")
+    lines = (line[1:].strip() for line in text.splitlines() if line.startswith("#"))
     return first_sentence(" ".join(line for line in lines if line and not line.startswith("yaml-language-server")))
 
 
@@ -98,23 +94,18 @@ def _kinds(info: Any) -> dict[str, Any]:
     from proxima.config.scalars import to_json
 
     if info.presets is not None:
-        return {
-            name: {"summary": _slots_of(preset), "fields": {}}
-            for name, preset in sorted(table_of(info.presets.table).items())
-        }
+        presets = sorted(table_of(info.presets.table).items())
+        return {name: {"summary": _slots_of(preset), "fields": {}} for name, preset in presets}
     kinds = {}
     for kind, cls in sorted(kinds_of(info.slot).items()):
         fields: dict[str, dict[str, Any]] = {}
         for field in fields_of(cls):
-            default = (
-                {"required": True} if field.default is dataclasses.MISSING else {"default": to_json(field.default)}
-            )
+            required = field.default is dataclasses.MISSING
+            default = {"required": True} if required else {"default": to_json(field.default)}
             fields[field.name] = {**default, "help": field.help}
         only = unsupported_by_loop(cls) if info.name == "advantage" else None
-        kinds[kind] = {
-            "summary": f"In core only, it {only}. {summary_of(cls)}" if only else summary_of(cls),
-            "fields": fields,
-        }
+        summary = f"In core only, it {only}. {summary_of(cls)}" if only else summary_of(cls)
+        kinds[kind] = {"summary": summary, "fields": fields}
     for name, specs in sorted(table_of(info.slot.presets).items()) if info.slot.presets else ():
         kinds[name] = {"summary": f"Preset: {' + '.join(map(repr, specs)) or 'no correction'}", "fields": {}}
     return kinds
@@ -145,20 +136,20 @@ def _text(name: str, slot: dict[str, Any], fields: bool) -> str:
     return "\n".join(lines)
 
 
-def _defaults(fields: dict[str, Any]) -> str:
+def _values(fields: dict[str, Any]) -> dict[str, str]:
     from proxima.config.scalars import in_one_line
 
-    shown = ", ".join(
-        name if "required" in fact else f"{name}={in_one_line(fact['default'])}" for name, fact in fields.items()
-    )
+    return {n: "required" if "required" in fact else in_one_line(fact["default"]) for n, fact in fields.items()}
+
+
+def _defaults(fields: dict[str, Any]) -> str:
+    values = _values(fields)
+    shown = ", ".join(name if "required" in fields[name] else f"{name}={value}" for name, value in values.items())
     return f"  ({shown})" if shown else ""
 
 
 def _field_lines(fields: dict[str, Any]) -> Iterator[str]:
-    from proxima.config.scalars import in_one_line
-
-    width = max((len(name) for name in fields), default=0)
-    values = {name: "required" if "required" in fact else in_one_line(fact["default"]) for name, fact in fields.items()}
-    value_width = max((len(value) for value in values.values()), default=0)
-    for name, fact in fields.items():
-        yield f"      {name:<{width}}  {values[name]:<{value_width}}  {fact['help']}".rstrip()
+    values = _values(fields)
+    width, value_width = (max(map(len, texts), default=0) for texts in (values, values.values()))
+    for name, value in values.items():
+        yield f"      {name:<{width}}  {value:<{value_width}}  {fields[name]['help']}".rstrip()

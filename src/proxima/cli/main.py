@@ -35,15 +35,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
 INTERRUPTED = 130
 
 
-class UsageError(Exception):
-    """An invalid command line; one line with the remedy."""
-
-
 class Parser(argparse.ArgumentParser):
     """argparse that raises one line instead of printing the usage and ending the process."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self.prog} --help")
+        raise UserError(f"{message}; see {self.prog} --help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = argparse.Namespace(run_folder=None)
     try:
         return _run(words, arguments)
-    except (UsageError, UserError) as error:
+    except UserError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -90,7 +86,7 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     if chosen is not None and chosen not in COMMANDS:
         near = difflib.get_close_matches(chosen, COMMANDS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
-        raise UsageError(f"unknown command {chosen!r}; {hint}")
+        raise UserError(f"unknown command {chosen!r}; {hint}")
     for name, (module, line) in COMMANDS.items():
         below = commands.add_parser(name, help=line, formatter_class=_Formatter)
         if name == chosen:
@@ -111,7 +107,7 @@ def _place_rest(arguments: argparse.Namespace, rest: list[str]) -> None:
     """argparse takes positionals in one run only; `train R.yaml a=1 --quiet b=2` leaves `b=2` here."""
     for word in rest:
         if word.startswith("-") or "=" not in word or not hasattr(arguments, "override"):
-            raise UsageError(f"unknown argument {word!r}; see proxima {arguments.command} --help")
+            raise UserError(f"unknown argument {word!r}; see proxima {arguments.command} --help")
         arguments.override = [*arguments.override, word]
 
 

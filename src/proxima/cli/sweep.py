@@ -12,20 +12,14 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", help="YAML: recipe, seeds, set, grid, cells; see docs/laboratory.md")
-    parser.add_argument("--jobs", type=int, metavar="N", help="parallel runs; overrides the file")
-    parser.add_argument(
-        "--folder", metavar="F", help="where the runs are written; overrides the file; default runs/<file>"
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        default=[],
-        metavar="CELL",
-        help="only these cells; a pattern like '*lr=1e-5' selects several",
-    )
-    parser.add_argument("--dry-run", action="store_true", help="validate every cell, print the commands, run nothing")
-    parser.add_argument("--retry-failed", action="store_true", help="also retry the runs that failed")
+    add = parser.add_argument
+    add("file", help="YAML: recipe, seeds, set, grid, cells; see docs/laboratory.md")
+    add("--jobs", type=int, metavar="N", help="parallel runs; overrides the file")
+    add("--folder", metavar="F", help="where the runs are written; overrides the file; default runs/<file>")
+    only = "only these cells; a pattern like '*lr=1e-5' selects several"
+    add("--only", nargs="+", default=[], metavar="CELL", help=only)
+    add("--dry-run", action="store_true", help="validate every cell, print the commands, run nothing")
+    add("--retry-failed", action="store_true", help="also retry the runs that failed")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,8 +58,5 @@ def _show(sweep: "Sweep", runs: "list[PlannedRun]") -> int:
 
     print(f"{size_of(sweep)} in {sweep.folder}, {sweep.jobs} at a time\n")
     for run in runs:
-        print(
-            f"{run.name}\n    proxima train "
-            f"{' '.join(shlex.quote(word) for word in (str(run.recipe), *run.overrides))} --resume"
-        )
+        print(f"{run.name}\n    proxima train {shlex.join([str(run.recipe), *run.overrides])} --resume")
     return 0

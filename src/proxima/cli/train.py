@@ -16,9 +16,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="YAML file, or a run folder (its config.yaml)")
     add_overrides(parser)
-    parser.add_argument(
-        "--resume", action="store_true", help="resume the run in the folder: proxima train runs/mine --resume"
-    )
+    resume = "resume the run in the folder: proxima train runs/mine --resume"
+    parser.add_argument("--resume", action="store_true", help=resume)
     parser.add_argument("--overwrite", action="store_true", help="delete the run in the folder and start again")
     parser.add_argument("--quiet", action="store_true", help="print only the outcome")
 
@@ -28,9 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     from proxima.config.validate import warnings
 
     if arguments.resume and arguments.overwrite:
-        raise UserError(
-            "--resume and --overwrite exclude each other: one resumes the run, the other deletes it; keep one"
-        )
+        reason = "--resume and --overwrite exclude each other: one resumes the run, the other deletes it"
+        raise UserError(reason, remedy="keep one")
     resolved = load_recipe(arguments.recipe, [*arguments.override, *_run_to_resume(arguments)])
     if arguments.resume and not resolved.config.folder:
         raise UserError("--resume: which run? Its folder was printed when it started: proxima train runs/NAME --resume")
@@ -63,9 +61,8 @@ def _run_to_resume(arguments: argparse.Namespace) -> list[str]:
     place = Path(arguments.recipe)
     run = place.parent if place.name == "config.yaml" else place
     named = any(word.startswith("folder=") for word in arguments.override)
-    return (
-        [f"folder={json.dumps(str(run))}"] if arguments.resume and not named and (run / "run.sqlite").is_file() else []
-    )
+    found = arguments.resume and not named and (run / "run.sqlite").is_file()
+    return [f"folder={json.dumps(str(run))}"] if found else []
 
 
 def outcome(summary: "Summary") -> str:

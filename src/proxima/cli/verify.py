@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.cli.output import print_json
-from proxima.data import FieldError
+from proxima.data import FieldError, UserError
 
 if TYPE_CHECKING:
     from proxima.peers.verify import RecordVerdict
@@ -56,27 +56,29 @@ def _records(name: str) -> list[dict[str, Any]]:
     from proxima.config.problems import one_problem
     from proxima.peers.verify import Record
 
-    wanted = f"give a JSON list of records {RECORD}"
+    def refused(reason: str) -> UserError:
+        return one_problem(name, f"{reason}; give a JSON list of records {RECORD}")
+
     try:
         raw = json.loads(Path(name).read_text(encoding="utf-8"))
     except OSError as error:
-        raise one_problem(name, f"can't be read ({error.strerror}); {wanted}") from None
+        raise refused(f"can't be read ({error.strerror})") from None
     except UnicodeDecodeError:
-        raise one_problem(name, f"is not UTF-8 text; {wanted}") from None
+        raise refused("is not UTF-8 text") from None
     except (json.JSONDecodeError, RecursionError) as error:
-        raise one_problem(name, f"not JSON: {error}; {wanted}") from None
+        raise refused(f"not JSON: {error}") from None
     if not isinstance(raw, list):
-        raise one_problem(name, f"holds a {type(raw).__name__}, not a list; {wanted}")
+        raise refused(f"holds a {type(raw).__name__}, not a list")
     for index, item in enumerate(raw):
         if not isinstance(item, dict):
-            raise one_problem(name, f"entry {index} is a {type(item).__name__}, not a record; {wanted}")
+            raise refused(f"entry {index} is a {type(item).__name__}, not a record")
         try:
             record = Record.of(item)
         except ValueError as error:
-            raise one_problem(name, f"entry {index}: {error}".rstrip(".") + f"; {wanted}") from None
+            raise refused(f"entry {index}: {str(error).rstrip('.')}") from None
         for key in ("name", "source", "dtype"):
             if not isinstance(getattr(record, key), str):
-                raise one_problem(name, f"entry {index}: {key} is not text; {wanted}")
+                raise refused(f"entry {index}: {key} is not text")
     return raw
 
 

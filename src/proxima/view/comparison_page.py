@@ -20,6 +20,7 @@ from proxima.view.formatting import NONE, count, duration, fixed, magnitude, plu
 from proxima.view.page import render
 
 COLORS, DASHES = 8, ((), (7, 3), (2, 3))  # --k0 … --k7; the ninth cell has the first colour again, dashed
+HELD_OUT = "accuracy/held_out"
 DOTS = 30  # up to this many evaluations of a run, each is a dot
 
 
@@ -55,9 +56,7 @@ class ComparisonChart:
 
 
 CHARTS = (
-    ComparisonChart(
-        "Held-out accuracy", "accuracy/held_out", "share of held-out questions answered right; dots are evaluations"
-    ),
+    ComparisonChart("Held-out accuracy", HELD_OUT, "share of held-out questions answered right; dots are evaluations"),
     ComparisonChart("Training reward", "reward/mean", "mean over the valid completions of a step"),
     ComparisonChart("Length", "length/mean", "tokens of a completion"),
     ComparisonChart("Entropy", "entropy/mean", "nats per token"),
@@ -67,7 +66,7 @@ CHARTS = (
     ComparisonChart("Engine against trainer", "mismatch/log_prob_absdiff_mean", "mean |Δ log-prob|, nats per token"),
     ComparisonChart("Seconds per step", "time/step", "generating, scoring, training, publishing"),
 )
-SHARES = ("accuracy/held_out", "masked_fraction")  # between 0 and 1
+SHARES = (HELD_OUT, "masked_fraction")  # between 0 and 1
 
 
 def write_comparison(comparison: RunComparison, path: Path | str, *, title: str = "Comparison") -> Path:
@@ -76,9 +75,9 @@ def write_comparison(comparison: RunComparison, path: Path | str, *, title: str 
     Raises:
         OSError: the folder is missing, or the disk is full; an earlier page stays intact.
     """
-    page = render("compare", styles=("report.css", "compare.css"), title=title, **page_values(comparison))
-    write_atomic(Path(path), page)
-    return Path(path)
+    path = Path(path)
+    write_atomic(path, render("compare", styles=("report.css", "compare.css"), title=title, **page_values(comparison)))
+    return path
 
 
 def page_values(comparison: RunComparison) -> dict[str, Any]:
@@ -86,26 +85,22 @@ def page_values(comparison: RunComparison) -> dict[str, Any]:
     rows = comparison.rows()
     axes = [axis for axis in AXES if axis in comparison.axes]
     scales = {axis: axis_unit(axis, comparison.cells) for axis in axes}
-    legend = [
-        {"name": cell.name, "color": css_color(i), "dash": " ".join(map(str, dashes(i))), "n": len(cell.used)}
-        for i, cell in enumerate(comparison.cells)
-    ]
+    titles = {axis: axis_title(axis, unit) for axis, (_, unit) in scales.items()}
     return {
-        "cells": legend,
+        "cells": [
+            {"name": cell.name, "color": css_color(i), "dash": " ".join(map(str, dashes(i))), "n": len(cell.used)}
+            for i, cell in enumerate(comparison.cells)
+        ],
         "runs": sum(len(cell.runs) for cell in comparison.cells),
         "baseline": comparison.baseline.name,
         "target": None if comparison.target is None else fixed(comparison.target, 3).rstrip("0"),
-        "axes": [
-            {"key": axis, "name": AXES[axis].name, "description": axis_title(axis, scales[axis][1])} for axis in axes
-        ],
+        "axes": [{"key": axis, "name": AXES[axis].name, "description": titles[axis]} for axis in axes],
         "charts": [made for chart in CHARTS if (made := chart_figure(comparison, scales, chart)) is not None],
         "intervals": interval_bars(rows),
         "head": table_head(comparison),
         "table": [table_row(row, comparison) for row in rows],
         "paired": paired_rows(rows),
-        "differing": [
-            (path, [config_value(value) for value in values]) for path, values in comparison.differing.items()
-        ],
+        "differing": [(path, list(map(config_value, values))) for path, values in comparison.differing.items()],
         "warnings": comparison.warnings,
         "notes": comparison.notes,
     }
@@ -137,7 +132,7 @@ def chart_figure(
 ) -> dict[str, Any] | None:
     """A figure with one SVG for each axis; None where no cell has the key, or all values are 0."""
     pictures = []
-    held_out = chart.key == "accuracy/held_out"
+    held_out = chart.key == HELD_OUT
     for axis, (size, _) in scales.items():
         bands = [cell.band(chart.key, axis) for cell in comparison.cells]
         if not any(band and any(band.mean) for band in bands):
@@ -181,9 +176,8 @@ def interval_bars(rows: Sequence[CellSummary]) -> dict[str, Any] | None:
     The axis ends at 0 and 1; a bar whose interval exceeds it has an open end there (`cut`).
     """
     key = "after" if any(row.after for row in rows) else "best"
-    means: list[tuple[int, str, SeedMean]] = [
-        (i, row.cell, mean) for i, row in enumerate(rows) if (mean := getattr(row, key)) is not None
-    ]
+    found: list[SeedMean | None] = [getattr(row, key) for row in rows]
+    means = [(i, rows[i].cell, mean) for i, mean in enumerate(found) if mean is not None]
     if not means:
         return None
     low, high = min(mean.low for _, _, mean in means), max(mean.high for _, _, mean in means)
@@ -223,11 +217,8 @@ RATIOS = ("time", "cpu")
 
 def table_head(comparison: RunComparison) -> list[str]:
     """The column names of the final table."""
-    costs = [
-        f"{column} to target{' (×)' if axis in RATIOS else ''}"
-        for axis, (column, _) in COSTS.items()
-        if axis in comparison.axes and comparison.target is not None
-    ]
+    reached = [axis for axis in COSTS if axis in comparison.axes and comparison.target is not None]
+    costs = [f"{COSTS[axis][0]} to target{' (×)' if axis in RATIOS else ''}" for axis in reached]
     accuracy = ["before", "after", "best", "reward"]
     return ["cell", "seeds", *accuracy, *costs, "clock, all", "generate + train", "gen, train tok/s"]
 

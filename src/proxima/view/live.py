@@ -16,20 +16,10 @@ from rich.text import Text
 
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import Record, RunInfo, Sample, Stage
+from proxima.view import log_lines
 from proxima.view.diagnostics import Diagnostics
 from proxima.view.formatting import count, duration, fixed, percent, printable, rate, signed, sparkline
-from proxima.view.log_lines import (
-    arithmetic,
-    closing_line,
-    header,
-    remaining,
-    sampling_figures,
-    time_of_day,
-    trials,
-    unknown_accuracy,
-)
-
-INTERVAL = 0.1  # seconds between two drawings
+from proxima.view.terminal import INTERVAL
 
 # Rows of the table: label, key, format.
 METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
@@ -43,14 +33,8 @@ METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("generate", "tokens_per_second/generate", rate),
     ("train", "tokens_per_second/train", rate),
 )
-ACTIVITIES: dict[Stage, str] = {
-    "load": "loading",
-    "generate": "generating",
-    "score": "scoring",
-    "train": "training",
-    "evaluate": "evaluating",
-    "checkpoint": "saving",
-}
+ACTIVITIES: dict[Stage, str] = {"load": "loading", "generate": "generating", "score": "scoring", "train": "training"}
+ACTIVITIES |= {"evaluate": "evaluating", "checkpoint": "saving"}
 
 
 class LiveView:
@@ -95,18 +79,17 @@ class LiveView:
         self._draw()
 
     def warning(self, text: str) -> None:
-        stamp = time_of_day(self._clock.wall())
+        stamp = log_lines.time_of_day(self._clock.wall())
         self._console.print(Text.assemble((stamp, "dim"), "  ", ("WARNING ", "bold yellow"), printable(text)))
 
     def finished(self, summary: Record) -> None:
-        self._stage = Text(
-            str(summary.get("status", "done")), style="green" if summary.get("status") == "done" else "yellow"
-        )
+        status = str(summary.get("status", "done"))
+        self._stage = Text(status, style="green" if status == "done" else "yellow")
         self._draw()
         self._live.stop()
         self._running = False
         atexit.unregister(self._live.stop)
-        self._console.print(Text(closing_line(summary, self._info)))
+        self._console.print(Text(log_lines.closing_line(summary, self._info)))
 
     def _draw(self) -> None:
         if self._running:  # before `started`, an error message should be alone on the screen
@@ -126,15 +109,14 @@ class LiveView:
         return Group(*parts)
 
     def _header(self, info: RunInfo) -> RenderableType:
-        head = Text(f"{header(info)}  ", no_wrap=True, overflow="ellipsis")
-        head.stylize("bold", 0, len(f"proxima {info.version}"))
-        head.append(str(info.folder), style="dim")
-        return Group(head, Text(arithmetic(info), style="dim", no_wrap=True, overflow="ellipsis"))
+        name = f"proxima {info.version}"
+        head = _line((name, "bold"), f"{log_lines.header(info).removeprefix(name)}  ", (str(info.folder), "dim"))
+        return Group(head, _line((log_lines.arithmetic(info), "dim")))
 
     def _bar(self, info: RunInfo) -> RenderableType:
         done = int(self._records[-1]["step"]) if self._records else info.resumed_at
         times = [float(r.get("time/step") or 0.0) for r in self._records]
-        left = remaining(times, self._records[-1], info) if self._records else None
+        left = log_lines.remaining(times, self._records[-1], info) if self._records else None
         grid = Table.grid(padding=(0, 2))
         grid.add_row(
             Text.assemble("step ", (f"{done}/{info.steps}", "bold")),
@@ -146,27 +128,20 @@ class LiveView:
 
     def _held_out(self) -> RenderableType:
         first, last = self._evals[0], self._evals[-1]
+        after, known = f"after step {last['step']}", first.get("accuracy")
         if last.get("accuracy") is None and last.get("invalid"):
-            return Text(
-                f"held-out accuracy unknown: {unknown_accuracy(last)}, after step {last['step']}",
-                style="yellow",
-                no_wrap=True,
-                overflow="ellipsis",
-            )
+            return _line((f"held-out accuracy unknown: {log_lines.unknown_accuracy(last)}, {after}", "yellow"))
         if last.get("accuracy") is None:
             means = " → ".join(fixed(r.get("reward/mean"), 3) for r in ([first] if last is first else [first, last]))
-            return Text(f"held-out reward  {means}  after step {last['step']}", no_wrap=True, overflow="ellipsis")
-        text = Text("held-out accuracy  ", no_wrap=True, overflow="ellipsis")
-        text.append(fixed(first.get("accuracy"), 3), style="bold")
+            return _line(f"held-out reward  {means}  {after}")
+        parts: list[str | tuple[str, str]] = ["held-out accuracy  ", (fixed(known, 3), "bold")]
         if last is not first:
-            text.append(" → ")
-            text.append(fixed(last.get("accuracy"), 3), style="bold green")
-            if first.get("accuracy") is not None and last.get("accuracy") is not None:
-                text.append(f"  {signed(last['accuracy'] - first['accuracy'])}")
-        text.append(f"  {last.get('correct', 0)}/{trials(last)} right after step {last['step']}", style="dim")
-        if interval := sampling_figures(last):
-            text.append(f"  {interval}", style="dim")
-        return text
+            gain = f"  {signed(last['accuracy'] - known)}" if known is not None else ""
+            parts += [" → ", (fixed(last["accuracy"], 3), "bold green"), gain]
+        parts.append((f"  {last.get('correct', 0)}/{log_lines.trials(last)} right {after}", "dim"))
+        if figures := log_lines.sampling_figures(last):
+            parts.append((f"  {figures}", "dim"))
+        return _line(*parts)
 
     def _table(self) -> RenderableType:
         last, width = self._records[-1], max(0, min(48, self._console.width - 40))
@@ -184,14 +159,13 @@ class LiveView:
         body = Text(printable(sample.question, room), style="dim")
         body.append("\n" + printable(sample.text, room), style="default")
         mark = {True: ("right", "green"), False: ("wrong", "red"), None: ("", "default")}[sample.correct]
-        title = Text.assemble(
-            "sample  reward ", ("invalid" if sample.reward is None else fixed(sample.reward), "bold"), "  ", mark
-        )
+        reward = "invalid" if sample.reward is None else fixed(sample.reward)
+        title = Text.assemble("sample  reward ", (reward, "bold"), "  ", mark)
         parts = "  ".join(f"{printable(name)} {fixed(value)}" for name, value in sample.parts.items())
-        return Panel(
-            body,
-            title=title,
-            title_align="left",
-            subtitle=Text(parts, style="dim") if len(sample.parts) > 1 else None,
-            border_style="dim",
-        )
+        subtitle = Text(parts, style="dim") if len(sample.parts) > 1 else None
+        return Panel(body, title=title, title_align="left", subtitle=subtitle, border_style="dim")
+
+
+def _line(*parts: str | tuple[str, str]) -> Text:
+    """Texts, or pairs of a text and its style, on one line that is cut at the edge."""
+    return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")

@@ -8,32 +8,22 @@ proxima data check data/gsm8k                            do the files match the 
 import argparse
 import importlib
 
-ACTIONS = {
+ACTIONS = {  # name: its function, and what it does
     "prepare": (
-        "prepare_action",
-        "prepare_dataset",
-        "make a data set without repeats or evaluation questions, and its card",
+        "prepare_action:prepare_dataset",
+        "make a data set without repeats or evaluation questions, with a card",
     ),
-    "show": ("inspect_actions", "show_folder", "print the card of a prepared folder and a few of its rows"),
-    "check": (
-        "inspect_actions",
-        "check_folders",
-        "compare prepared folders with the hashes in their cards; 1 if a file differs",
-    ),
-    "list": (
-        "inspect_actions",
-        "list_sources",
-        "show what can be prepared, where it is published, and what is in data/",
-    ),
+    "show": ("inspect_actions:show_folder", "print the card of a prepared folder and a few of its rows"),
+    "check": ("inspect_actions:check_folders", "compare folders with the hashes in their cards; 1 if a file differs"),
+    "list": ("inspect_actions:list_sources", "show what can be prepared, where it is published, and what is in data/"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
-    for name, (_, _, line) in ACTIONS.items():
-        below = actions.add_parser(
-            name, help=line, description=line[0].upper() + line[1:] + ".", formatter_class=parser.formatter_class
-        )
+    for name, (_, line) in ACTIONS.items():
+        text = f"{line.capitalize()}."
+        below = actions.add_parser(name, help=line, description=text, formatter_class=parser.formatter_class)
         if name == "prepare":
             _add_prepare_arguments(below)
             continue
@@ -51,11 +41,8 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     add("--from", dest="given", action="append", default=[], metavar="[PART=]PLACE", help=from_help)
     add("--subset", metavar="NAME", help="folder inside, or configuration on the hub (DAPO-Math-17k-Processed: en, cn)")
     add("--revision", metavar="COMMIT", help="commit, tag or branch on the hub; default: the cached, else the newest")
-    add(
-        "--out",
-        metavar="FOLDER",
-        help="folder to write; data/<name>. math500 goes beside it, the years of aime into it",
-    )
+    out = "folder to write; data/<name>. math500 goes beside it, the years of aime into it"
+    add("--out", metavar="FOLDER", help=out)
     against = "evaluation sets to keep out of the training questions; default: those beside the output; empty: none"
     add("--against", nargs="*", metavar="FOLDER", help=against)
     template = "prompt template: plain, dapo, boxed, gsm8k, think_answer, a text with {question}, or @FILE"
@@ -78,5 +65,5 @@ def _add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    module, function, _ = ACTIONS[arguments.action]
+    module, _, function = ACTIONS[arguments.action][0].partition(":")
     return int(getattr(importlib.import_module(f"{__name__}.{module}"), function)(arguments))

@@ -42,17 +42,14 @@ def check_folders(arguments: argparse.Namespace) -> int:
     found = {name: verify_folder(Path(name).expanduser()) for name in arguments.folder}
     bad = sum(one.status != "same" for files in found.values() for one in files)
     if arguments.json:
-        print_json(
-            {"bad": bad, "folders": {name: {one.file: one.status for one in files} for name, files in found.items()}}
-        )
+        folders = {name: {one.file: one.status for one in files} for name, files in found.items()}
+        print_json({"bad": bad, "folders": folders})
     else:
         for name, files in found.items():
             print("\n".join(f"{one.status:<8} {Path(name) / one.file}" for one in files))
         if bad:
-            print(
-                f"{bad} of {sum(map(len, found.values()))} files do not match the card; prepare the folder again "
-                "with --overwrite"
-            )
+            of = f"{bad} of {sum(map(len, found.values()))} files"
+            print(f"{of} do not match the card; prepare the folder again with --overwrite")
     return 1 if bad else 0
 
 

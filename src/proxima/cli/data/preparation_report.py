@@ -30,10 +30,8 @@ def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
     if "train" in card["counts"]:
         alone = not any(one["sha256"] for one in card["overlap"]["against"]) and card["split"]["held_out"] is not None
         remedy = "; prepare some first, or name them with --against" if alone else ""
-        yield (
-            "  compared with "
-            f"{', '.join(compared) or 'no evaluation set'}{' alone' if alone and compared else ''}{remedy}"
-        )
+        named = ", ".join(compared) or "no evaluation set"
+        yield f"  compared with {named}{' alone' if alone and compared else ''}{remedy}"
     for name, facts in card["outputs"].items():
         if name.endswith(".parquet"):
             held_out = card["split"]["held_out"]

@@ -161,9 +161,8 @@ def _named_places(parts: Sequence["Part"], given: Sequence[str]) -> Iterator[tup
         last = Path(text).name.lower()
         meant = [part for part in parts if any(hint in last for hint in part.hints)] or ([main] if main else [])
         if len(meant) != 1:
-            raise UserError(
-                f"--from {text}: which part is it? write {' or '.join(f'--from {part.name}={text}' for part in parts)}"
-            )
+            choices = " or ".join(f"--from {part.name}={text}" for part in parts)
+            raise UserError(f"--from {text}: which part is it? write {choices}")
         yield meant[0].name, text
 
 
