@@ -6,6 +6,8 @@ import json
 import pyarrow.parquet as parquet
 import pytest
 
+from tests.lab.runs import make_run, step
+
 pytestmark = pytest.mark.usefixtures("shared_math_workers")
 
 
@@ -320,6 +322,13 @@ def test_no_model_and_a_model_that_is_not_there(proxima, here, gsm8k):
         "",
         "error: name a model: proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B\n",
     )
+    make_run(here / "runs/mine", [step(1)])
+    for words in ([], ["--task", "gsm8k"]):  # a run was meant
+        assert proxima("eval", "runs/mein", *words) == (
+            2,
+            "",
+            "error: runs/mein does not exist; did you mean 'mine'?\n",
+        )
     code, _, err = proxima("eval", "models/nothing", "--task", "gsm8k")
     assert code == 2 and err.startswith(
         "error: model.path=models/nothing (command line): does not exist: a path is relative to "

@@ -93,10 +93,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _model(arguments: argparse.Namespace) -> tuple[str, str | None, list[str]]:
     """The model's path, the recipe if there is one, and all that lies over it."""
+    from proxima.lab.run_reader import no_runs, runs_beside
+
     recipes = [word for word in arguments.override if "=" not in word]
     if len(recipes) > 1:
         raise UserError(f"expected one recipe, got {' and '.join(recipes)}; write values as key=value")
     model, recipe = arguments.model, recipes[0] if recipes else None
+    if not Path(model).exists() and runs_beside(Path(model)):
+        raise no_runs(Path(model))
     if (Path(model) / "config.yaml").is_file():
         from proxima.runtime.export import find_checkpoint
 

@@ -17,7 +17,7 @@ from proxima.config.problems import ConfigError, Problem
 from proxima.config.recipe_reader import read_recipe, shown_path
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.schema import RunConfig
-from proxima.config.tree import Source, node_of
+from proxima.config.tree import Node, Source, node_of
 from proxima.data.errors import FieldError
 
 Recipe = str | Path | Mapping[str, Any]  # a YAML file, a run folder (its `config.yaml`), or a mapping of the same shape
@@ -75,15 +75,18 @@ class Resolved(Generic[Root]):
 
 
 @overload
-def resolve(recipe: Recipe, overrides: Sequence[str] = ()) -> Resolved[RunConfig]: ...
+def resolve(recipe: Recipe, overrides: Sequence[str] = (), *, layer: Node | None = None) -> Resolved[RunConfig]: ...
 @overload
 def resolve(recipe: Recipe, overrides: Sequence[str] = (), *, root: type[Root]) -> Resolved[Root]: ...
-def resolve(recipe: Recipe, overrides: Sequence[str] = (), *, root: type = RunConfig) -> Resolved[Any]:
+def resolve(
+    recipe: Recipe, overrides: Sequence[str] = (), *, layer: Node | None = None, root: type = RunConfig
+) -> Resolved[Any]:
     """Read, merge, type and check a recipe.
 
     Args:
         recipe: see `Recipe`.
         overrides: `key=value` texts with dotted keys; an index addresses a list: `reward.0.weight=2`.
+        layer: values over the recipe's and below the overrides, each with its own source (a cell of a sweep).
         root: the config of the command, a dataclass whose fields are sections of `RunConfig`. The recipe may have the
             other sections too: the command does not read them.
     Returns: the config with provenance. No model or data is opened; `check` looks further.
@@ -93,7 +96,7 @@ def resolve(recipe: Recipe, overrides: Sequence[str] = (), *, root: type = RunCo
         layers, name = [node_of(recipe, Source("mapping"))], None
     else:
         layers, name = read_recipe(recipe), shown_path(Path(recipe))
-    tree = merged(layers, overrides)
+    tree = merged([*layers, layer] if layer else layers, overrides)
     unread = {info.name for info in fields_of(RunConfig)} - {info.name for info in fields_of(root)}
     fields = {key: node for key, node in (tree.mapping or {}).items() if key not in unread}
     builder = Builder()

@@ -26,25 +26,7 @@ from proxima.evaluate.suites import SUITES, Suite
 from proxima.evaluate.votes import ANSWER_EXTRACTORS, canonical
 
 __all__ = [
-    "ANSWER_EXTRACTORS",
-    "SUITES",
-    "EvalResult",
-    "Interval",
-    "PairedComparison",
-    "QuestionScores",
-    "Suite",
-    "bootstrap_mean",
-    "canonical",
-    "compare_results",
-    "difference",
-    "eval_metrics",
-    "maj_at_k",
-    "mcnemar",
-    "mean_at_k",
-    "paired_score",
-    "pass_at_k",
-    "question_scores",
-    "read_result",
-    "sign_flip",
-    "wilson",
-]
+    "ANSWER_EXTRACTORS", "SUITES", "EvalResult", "Interval", "PairedComparison", "QuestionScores", "Suite",
+    "bootstrap_mean", "canonical", "compare_results", "difference", "eval_metrics", "maj_at_k", "mcnemar", "mean_at_k",
+    "paired_score", "pass_at_k", "question_scores", "read_result", "sign_flip", "wilson",
+]  # fmt: skip

@@ -75,11 +75,10 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
     Differs: verl draws subsets with replacement by a global seed, lm-evaluation-harness takes the first k; in both the
         first of tied answers wins, and an answer that could not be extracted votes like any other.
     """
-    require(len(answers) == len(correct), "correct", len(correct), f"must be as many as answers ({len(answers)})")
-    require(
-        1 <= k <= len(answers), "k", k, f"must be in 1 … n={len(answers)}; draw more samples, or ask for a smaller k"
-    )
-    require(len(answers) <= 1000 or k == len(answers), "k", k, f"must be n={len(answers)}, or n at most 1,000")
+    n = len(answers)
+    require(n == len(correct), "correct", len(correct), f"must be as many as answers ({n})")
+    require(1 <= k <= n, "k", k, f"must be in 1 … n={n}; draw more samples, or ask for a smaller k")
+    require(n <= 1000 or k == n, "k", k, f"must be n={n}, or n at most 1,000")
     right, wrong, silent, value = _classes(answers, correct)
     if not right:
         return 0.0

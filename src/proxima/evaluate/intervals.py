@@ -166,9 +166,8 @@ def _draws(seed: int, start: int, stop: int, n: int) -> np.ndarray:
 def _without_spread(mean: float, n: int, signed: bool) -> Interval:
     if signed:
         width = wilson(0, n)[1]
-        return Interval(
-            value=mean, low=max(-1.0, mean - width), high=min(1.0, mean + width), method="wilson", questions=n
-        )
+        low, high = max(-1.0, mean - width), min(1.0, mean + width)
+        return Interval(value=mean, low=low, high=high, method="wilson", questions=n)
     return replace(wilson_interval(mean * n, n), value=mean)
 
 

@@ -66,9 +66,8 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
     chance = np.zeros(2 * reach + 1)
     chance[reach] = 1.0
     for step in sorted(map(abs, steps)):
-        chance = 0.5 * (
-            np.roll(chance, step) + np.roll(chance, -step)
-        )  # nothing reaches the ends before the last step: no wrap
+        # nothing reaches the ends before the last step: no wrap
+        chance = 0.5 * (np.roll(chance, step) + np.roll(chance, -step))
     far = abs(sum(steps))
     away = np.abs(np.arange(-reach, reach + 1))
     return float(min(1.0, chance[away >= far].sum()))
@@ -84,12 +83,8 @@ def difference(differences: Sequence[float], *, single: bool = False, seed: int 
     Raises: ValueError without questions, or for single answers that differ by something else.
     """
     if single:
-        require(
-            all(d in (-1, 0, 1) for d in differences),
-            "differences",
-            list(differences),
-            "must be -1, 0 or 1 for single answers",
-        )
+        whole = all(d in (-1, 0, 1) for d in differences)
+        require(whole, "differences", list(differences), "must be -1, 0 or 1 for single answers")
         won, lost, n = differences.count(1), differences.count(-1), len(differences)
         low, high = paired_score(won, lost, n)
         return Interval(value=(won - lost) / n, low=low, high=high, method="score", questions=n)

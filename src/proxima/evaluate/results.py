@@ -43,21 +43,17 @@ COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "log_prob_sum": (pa.float64(), "nats, under the sampled distribution; greedy: at temperature 1"),
     "metadata": (pa.string(), "JSON: level, source … of the row"),
 }
-SCHEMA = pa.schema(
-    [
-        pa.field(name, kind, nullable=doc.startswith(NULL), metadata={"doc": doc} if doc else None)
-        for name, (kind, doc) in COLUMNS.items()
-    ],
-    metadata={"proxima": FORMAT},
-)
+_FIELDS = [
+    pa.field(name, kind, nullable=doc.startswith(NULL), metadata={"doc": doc} if doc else None)
+    for name, (kind, doc) in COLUMNS.items()
+]
+SCHEMA = pa.schema(_FIELDS, metadata={"proxima": FORMAT})
 
 
 def completions_table(groups: Sequence[Group], first_uid: int, extract: Callable[[str], str | None] | None) -> pa.Table:
     """A suite's completions with the columns of `SCHEMA`; `first_uid` is the uid of row 0 of the data set."""
     rows = list(_completion_rows(groups, first_uid, extract))
-    return pa.Table.from_pydict(
-        {f.name: pa.array([row[f.name] for row in rows], f.type) for f in SCHEMA}, schema=SCHEMA
-    )
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
 def _completion_rows(
@@ -139,25 +135,21 @@ def read_result(path: str | Path) -> EvalResult:
     """
     place = Path(path).expanduser()
     if place.is_file():
-        return EvalResult(
-            path=place, suites={"held-out" if place.parent.name == "evals" else place.stem: read_completions(place)}
-        )
+        name = "held-out" if place.parent.name == "evals" else place.stem
+        return EvalResult(path=place, suites={name: read_completions(place)})
     if (place / RESULT).is_file():
         try:
             facts = json.loads((place / RESULT).read_text(encoding="utf-8"))
             names = list(facts["suites"])
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{place / RESULT} is not a result of proxima eval ({error}); evaluate again") from None
-        return EvalResult(
-            path=place, suites={name: read_completions(place / f"{name}.parquet") for name in names}, facts=facts
-        )
+        suites = {name: read_completions(place / f"{name}.parquet") for name in names}
+        return EvalResult(path=place, suites=suites, facts=facts)
     if files := sorted((place / "evals").glob("[0-9]*-*.parquet"), key=lambda file: int(file.stem.partition("-")[0])):
         return EvalResult(path=place, suites={"held-out": read_completions(files[-1])})
     if not place.exists():
         raise UserError(f"{path} does not exist; give the folder that proxima eval wrote, or a run")
-    unfinished = (
-        " (the evaluation is unfinished: run it again with --overwrite)" if list(place.glob("*.parquet")) else ""
-    )
+    unfinished = " (the evaluation is unfinished: run it again with --overwrite)" * any(place.glob("*.parquet"))
     raise UserError(f"{path} has no {RESULT}{unfinished}; give the folder that proxima eval wrote, or a run")
 
 

@@ -6,6 +6,7 @@ prompts are never compared silently. Data come from the first of: the path given
 """
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,18 +28,14 @@ class Suite:
 
     Args:
         name: key of `SUITES`, and the folder below `data/`.
-        title: for people.
         hub: hub name; `subset` and `split` in the hub's own names.
         question, answer: columns of the hub's data. Prepared data have `question` and `answer`.
         template: the text after the question in the prompt; braces doubled.
         rewards: `{kind, fields}` each; the first that can decides what is right.
         max_tokens: default length limit of an answer.
-        size: number of questions.
-        source: origin of the set, and its licence if known.
     """
 
     name: str
-    title: str
     hub: str
     split: str = "test"
     subset: str | None = None
@@ -47,15 +44,10 @@ class Suite:
     template: str = STEP_BY_STEP
     rewards: tuple[Mapping[str, Any], ...] = field(default_factory=lambda: ({"kind": "math"},))
     max_tokens: int = 4096
-    size: int = 0
-    source: str = ""
 
     def judges(self) -> list[Any]:
         """The reward specs; UserError if a package that one needs is missing."""
-        return [
-            REWARDS[spec["kind"]](**{key: value for key, value in spec.items() if key != "kind"})
-            for spec in self.rewards
-        ]
+        return [REWARDS[spec["kind"]](**{k: v for k, v in spec.items() if k != "kind"}) for spec in self.rewards]
 
     def at(self, place: Path) -> Any | None:
         """The task spec for a file, or for a folder with a `test` file; None without one."""
@@ -123,8 +115,6 @@ class Suite:
 def columns_of(file: Path) -> set[str]:
     """The columns of a .parquet file, or the keys of the first line of a .jsonl file; the prepared ones if it can't be
     read, which the task will report."""
-    import json
-
     try:
         if file.suffix == ".parquet":
             from pyarrow import parquet
@@ -136,56 +126,20 @@ def columns_of(file: Path) -> set[str]:
         return {"question", "answer"}
 
 
-SUITES: dict[str, Suite] = {
-    "aime24": Suite(
-        name="aime24",
-        title="AIME 2024",
-        hub="HuggingFaceH4/aime_2024",
-        split="train",
-        question="problem",
-        max_tokens=8192,
-        size=30,
-        source="American Invitational Mathematics Examination I and II of 2024, Mathematical Association of America",
+_SUITES = (
+    # American Invitational Mathematics Examination I and II, Mathematical Association of America: 30 questions each
+    Suite(name="aime24", hub="HuggingFaceH4/aime_2024", split="train", question="problem", max_tokens=8192),
+    Suite(name="aime25", hub="math-ai/aime25", question="problem", max_tokens=8192),
+    # American Mathematics Competitions 12A and 12B of 2023, without the choices: 40 questions
+    Suite(name="amc23", hub="math-ai/amc23"),
+    # Cobbe et al., arXiv 2110.14168; MIT licence: 1,319 questions
+    Suite(
+        name="gsm8k", hub="openai/gsm8k", subset="main", template=HASHES, rewards=({"kind": "gsm8k"},), max_tokens=512
     ),
-    "aime25": Suite(
-        name="aime25",
-        title="AIME 2025",
-        hub="math-ai/aime25",
-        question="problem",
-        max_tokens=8192,
-        size=30,
-        source="American Invitational Mathematics Examination I and II of 2025, Mathematical Association of America",
-    ),
-    "amc23": Suite(
-        name="amc23",
-        title="AMC 2023",
-        hub="math-ai/amc23",
-        max_tokens=4096,
-        size=40,
-        source="American Mathematics Competitions 12A and 12B of 2023, without the choices",
-    ),
-    "gsm8k": Suite(
-        name="gsm8k",
-        title="GSM8K",
-        hub="openai/gsm8k",
-        subset="main",
-        template=HASHES,
-        rewards=({"kind": "gsm8k"},),
-        max_tokens=512,
-        size=1319,
-        source="Cobbe et al., arXiv 2110.14168; MIT licence",
-    ),
-    "math500": Suite(
-        name="math500",
-        title="MATH-500",
-        hub="HuggingFaceH4/MATH-500",
-        question="problem",
-        max_tokens=2048,
-        size=500,
-        source="500 test questions of MATH (Hendrycks et al., arXiv 2103.03874; MIT licence), chosen by Lightman "
-        "et al., arXiv 2305.20050",
-    ),
-}
+    # 500 test questions of MATH (Hendrycks et al., arXiv 2103.03874; MIT licence), chosen in arXiv 2305.20050
+    Suite(name="math500", hub="HuggingFaceH4/MATH-500", question="problem", max_tokens=2048),
+)
+SUITES: dict[str, Suite] = {suite.name: suite for suite in _SUITES}
 
 
 def suite(name: str) -> Suite:
@@ -193,9 +147,8 @@ def suite(name: str) -> Suite:
     if name not in SUITES:
         near = difflib.get_close_matches(name, SUITES, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SUITES)}."
-        raise UserError(
-            f"task={name!r} is not an evaluation set; {hint} For your own questions, give a recipe with eval.task"
-        )
+        remedy = f"{hint} For your own questions, give a recipe with eval.task"
+        raise UserError(f"task={name!r} is not an evaluation set", remedy=remedy)
     return SUITES[name]
 
 

@@ -1,20 +1,29 @@
 r"""The answer that a text votes for, in one canonical form. The majority vote of maj@k counts these.
 
-A reward that extracts answers has a method `extract(text) -> str | None`; for the built-in kinds without one,
-`ANSWER_EXTRACTORS` holds a function. The reward remains the judge: all answers that it calls right are one class,
-however they are written (`estimators.maj_at_k`).
+A reward that extracts answers has a method `extract(text) -> str | None` (`ExtractsAnswers`); for the built-in ones
+without, `ANSWER_EXTRACTORS` holds a function. The reward remains the judge: all answers that it calls right are one
+class, however they are written (`estimators.maj_at_k`).
 """
 
 import re
 from collections.abc import Callable, Hashable, Sequence
 from fractions import Fraction
-from typing import Any
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
+from proxima.reward import Accuracy152, Boxed, Exact, Gsm8kReward, Math, Number
 from proxima.reward.math.extract import as_fraction, as_number, first_number, last_boxed, last_number, last_tagged
 
 LONGEST = 200  # characters of an answer that is normalized as mathematics
 
-Extract = Callable[[Any, str], str | None]  # the reward and a text
+
+@runtime_checkable
+class ExtractsAnswers(Protocol):
+    """A reward that knows the answer in a text."""
+
+    def extract(self, text: str) -> str | None:
+        """The answer that the text gives; None without one."""
+        ...
 
 
 def _number(reward: Any, text: str) -> str | None:
@@ -22,12 +31,12 @@ def _number(reward: Any, text: str) -> str | None:
     return None if number is None else str(number)
 
 
-def _gsm8k(reward: Any, text: str) -> str | None:
+def _gsm8k(reward: Gsm8kReward, text: str) -> str | None:
     _, marker, answer = text.rpartition("####")
     if marker:
         number = first_number(answer)
         return None if number is None else str(number)
-    return None if getattr(reward, "strict", False) else _number(reward, text)
+    return None if reward.strict else _number(reward, text)
 
 
 def _boxed(reward: Any, text: str) -> str | None:
@@ -46,14 +55,13 @@ def _math(reward: Any, text: str) -> str | None:
     return _filled(formulas[-1]) if formulas else _number(reward, tail)
 
 
-def _tagged(reward: Any, text: str) -> str | None:
-    tag = getattr(reward, "tag", "answer")
-    return _filled(text if tag is None else last_tagged(text, tag))
+def _tagged(reward: Accuracy152, text: str) -> str | None:
+    return _filled(text if reward.tag is None else last_tagged(text, reward.tag))
 
 
-def _exact(reward: Any, text: str) -> str | None:
+def _exact(reward: Exact, text: str) -> str | None:
     answer = _filled(text)
-    return answer.casefold() if answer and getattr(reward, "ignore_case", False) else answer
+    return answer.casefold() if answer and reward.ignore_case else answer
 
 
 def _filled(text: str | None) -> str | None:
@@ -61,25 +69,24 @@ def _filled(text: str | None) -> str | None:
     return (text or "").strip() or None
 
 
-ANSWER_EXTRACTORS: dict[str, Extract] = {
-    "accuracy_1_5_2": _tagged,
-    "boxed": _boxed,
-    "exact": _exact,
-    "gsm8k": _gsm8k,
-    "math": _math,
-    "number": _number,
+ANSWER_EXTRACTORS: dict[type, Callable[[Any, str], str | None]] = {  # the reward and a text
+    Accuracy152: _tagged,
+    Boxed: _boxed,
+    Exact: _exact,
+    Gsm8kReward: _gsm8k,
+    Math: _math,
+    Number: _number,
 }
 
 
-def answer_extractor(rewards: Sequence[Any]) -> Callable[[str], str | None] | None:
+def answer_extractor(rewards: Sequence[object]) -> Callable[[str], str | None] | None:
     """The extraction of the first reward that has one; None if none has, so that there is no vote."""
     for reward in rewards:
-        own = getattr(reward, "extract", None)
-        if callable(own):
-            return lambda text, own=own: own(text)  # type: ignore[misc]
-        table = ANSWER_EXTRACTORS.get(getattr(reward, "kind", ""))
-        if table is not None:
-            return lambda text, table=table, reward=reward: table(reward, text)  # type: ignore[misc]
+        if isinstance(reward, ExtractsAnswers):
+            return reward.extract
+        for cls, extract in ANSWER_EXTRACTORS.items():
+            if isinstance(reward, cls):
+                return partial(extract, reward)
     return None
 
 

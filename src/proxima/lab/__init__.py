@@ -19,32 +19,14 @@ an entry in `AXES` of `run_reader.py`. To add a number to the final table: an en
 `cell_statistics.py`, and a field of `CellSummary`.
 """
 
-from proxima.lab.cell_statistics import CellRuns, CellSummary, SeedBand, TargetCost, final_value
+from proxima.lab.cell_statistics import final_value
 from proxima.lab.run_comparison import RunComparison, compare_runs
-from proxima.lab.run_reader import AXES, NoMetrics, Run, find_runs, read_run
-from proxima.lab.seed_statistics import SeedMean, mean_over_seeds
+from proxima.lab.run_reader import NoMetrics, Run, find_runs, read_run
+from proxima.lab.seed_statistics import SeedMean
 from proxima.lab.sweep_file import read_sweep
 from proxima.lab.sweep_plan import PlannedRun, Sweep, plan_runs
-from proxima.lab.sweep_runner import run_sweep
 
 __all__ = [
-    "AXES",
-    "CellRuns",
-    "CellSummary",
-    "NoMetrics",
-    "PlannedRun",
-    "Run",
-    "RunComparison",
-    "SeedBand",
-    "SeedMean",
-    "Sweep",
-    "TargetCost",
-    "compare_runs",
-    "final_value",
-    "find_runs",
-    "mean_over_seeds",
-    "plan_runs",
-    "read_run",
-    "read_sweep",
-    "run_sweep",
-]
+    "NoMetrics", "PlannedRun", "Run", "RunComparison", "SeedMean", "Sweep", "compare_runs", "final_value", "find_runs",
+    "plan_runs", "read_run", "read_sweep",
+]  # fmt: skip

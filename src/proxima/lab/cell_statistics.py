@@ -61,13 +61,9 @@ class CellRuns:
         means = [mean for step in steps if (mean := mean_over_seeds([curve[step] for curve, _ in pairs]))]
         if not means:
             return None
-        return SeedBand(
-            x=tuple(statistics.fmean(position[step] for _, position in pairs) for step in steps),
-            mean=tuple(mean.mean for mean in means),
-            low=tuple(mean.low for mean in means) if len(pairs) > 1 else (),
-            high=tuple(mean.high for mean in means) if len(pairs) > 1 else (),
-            n=len(pairs),
-        )
+        x = tuple(statistics.fmean(position[step] for _, position in pairs) for step in steps)
+        low, high = (tuple(m.low for m in means), tuple(m.high for m in means)) if len(pairs) > 1 else ((), ())
+        return SeedBand(x=x, mean=tuple(m.mean for m in means), low=low, high=high, n=len(pairs))
 
     def over_seeds(self, measure: Measure) -> SeedMean | None:
         """Mean and interval of a number of each run."""

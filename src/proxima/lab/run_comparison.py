@@ -15,6 +15,7 @@ from typing import Any
 from proxima.config.comparable import Purpose, compared, may_differ
 from proxima.config.problems import suggestion
 from proxima.data import UserError
+from proxima.data.jsonl import dumps
 from proxima.lab.cell_statistics import CellRuns, CellSummary, summarize
 from proxima.lab.run_reader import AXES, Run
 from proxima.lab.seed_statistics import t_quantile
@@ -47,14 +48,11 @@ class RunComparison:
 
     def as_json(self) -> dict[str, Any]:
         """All numbers of the final table, with the folders of the runs. An infinite ratio or cost is null."""
-        rows = [
-            {**asdict(row), "folders": [str(run.folder) for run in cell.runs]}
-            for row, cell in zip(self.rows(), self.cells, strict=True)
-        ]
+        pairs = zip(self.rows(), self.cells, strict=True)
+        rows = [{**asdict(row), "folders": [str(run.folder) for run in cell.runs]} for row, cell in pairs]
         facts = {"baseline": self.baseline.name, "target": self.target, "cells": rows, "differing": self.differing}
-        return {
-            key: _finite(value) for key, value in (facts | {"warnings": self.warnings, "notes": self.notes}).items()
-        }
+        finite: dict[str, Any] = json.loads(dumps(facts | {"warnings": self.warnings, "notes": self.notes}))
+        return finite
 
 
 def compare_runs(runs: Sequence[Run], *, baseline: str | None = None, target: float | None = None) -> RunComparison:
@@ -126,8 +124,8 @@ def _names(groups: Sequence[Sequence[Run]], configs: Sequence[Mapping[str, Any]]
         name if name and plain.count(name) == 1 else f"{name} {values}".strip() or folder.name
         for name, values, folder in names
     ]
-    pairs = zip(long, names, strict=True)
-    return [name if long.count(name) == 1 else f"{folder.parent.name}/{name}" for name, (_, _, folder) in pairs]
+    above = [folder.parent.name for _, _, folder in names]
+    return [n if long.count(n) == 1 else f"{parent}/{n}" for parent, n in zip(above, long, strict=True)]
 
 
 def _warnings(cells: Sequence[CellRuns], differing: Sequence[str]) -> list[str]:
@@ -175,11 +173,3 @@ def _notes(cells: Sequence[CellRuns]) -> list[str]:
         if any(run.status == "done" for run in cell.used) and not any(run.accuracy() for run in cell.used):
             texts.append(f"{cell.name}: no held-out accuracy; set eval.task, and a reward that decides what is right")
     return texts
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,6 +1,5 @@
 """Reads a run from its folder: its config, its curves over any axis, its status. The run may be unfinished."""
 
-import difflib
 import glob
 import itertools
 import json
@@ -9,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxima.config.problems import ConfigError, suggestion
+from proxima.config.problems import ConfigError, nearest, suggestion
 from proxima.config.recipe_reader import read_yaml, shown_path
 from proxima.data import UserError
 from proxima.runtime.folder import RunFolder
@@ -161,7 +160,7 @@ def find_runs(places: Sequence[str | Path]) -> list[Path]:
             matches = [Path(place)]
         runs = [run for match in matches for run in _below(match)]
         if not runs:
-            raise _no_runs(Path(place), bool(matches))
+            raise no_runs(Path(place), bool(matches))
         for run in runs:
             folders.setdefault(run.resolve(), run)
     return list(folders.values())
@@ -186,23 +185,30 @@ def _natural(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
 
 
-def _no_runs(place: Path, exists: bool) -> UserError:
+def no_runs(place: Path, exists: bool = False) -> UserError:
+    """The error for a place that is no run, with the run beside it that was probably meant."""
     what = "give run folders, a sweep's folder, or a pattern in quotes"
     if exists:
         return UserError(f"{place} and the folders below contain no run", remedy=what)
-    folder = place.parent
-    search = folder.is_dir() and "*" not in place.name
-    folders = [child for child in folder.iterdir() if child.is_dir()] if search else []
-    near = difflib.get_close_matches(place.name, [child.name for child in folders], n=1, cutoff=0.6)
-    names = near or [child.name for child in folders if _holds_runs(child)]
+    folders = [] if "*" in place.name else _folders_beside(place)
+    near = nearest(place.name, [folder.name for folder in folders])
+    names = [near] if near else [folder.name for folder in folders if _holds_runs(folder)]
     return UserError(f"{place} does not exist", remedy=suggestion(place.name, names) if names else what)
 
 
+def runs_beside(place: Path) -> bool:
+    """True if the folder of `place` holds runs or sweeps."""
+    return any(map(_holds_runs, _folders_beside(place)))
+
+
+def _folders_beside(place: Path) -> list[Path]:
+    return [child for child in place.parent.iterdir() if child.is_dir()] if place.parent.is_dir() else []
+
+
 def _holds_runs(place: Path) -> bool:
-    """True for a run or a sweep; False also for a folder that can't be read."""
     try:
         return (place / "sweep.json").is_file() or RunFolder(place).has_run
-    except OSError:
+    except OSError:  # a folder that can't be read
         return False
 
 

@@ -108,14 +108,13 @@ class _SweepFileReader:
         if node is None:
             return (1,)
         values = [child.value for child in node.items or ()]
-        if not values or not all(
-            isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
-        ):
+        whole = [value for value in values if isinstance(value, int) and not isinstance(value, bool) and value >= 0]
+        if not values or len(whole) < len(values):
             self.fail("seeds", "must be a list of whole numbers: seeds: [1, 2, 3]", node)
             return ()
-        if len(set(values)) != len(values):
+        if len(set(whole)) != len(whole):
             self.fail("seeds", "repeats a seed, which would repeat the run; keep one", node)
-        return tuple(int(str(value)) for value in values)
+        return tuple(whole)
 
     def jobs(self, override: int | None) -> int:
         node = self.fields.get("jobs") if override is None else None
@@ -142,15 +141,19 @@ class _SweepFileReader:
                 cells[cell.name] = cell
         return tuple(cells.values())
 
+    def mapping(self, path: str, node: Node | None, example: str) -> Mapping[str, Node]:
+        """The entries of a field; empty if the file lacks it, and a problem if it is no mapping."""
+        if node is None or node.value is None:
+            return {}
+        if node.mapping is None:
+            self.fail(path, f"must be a mapping of {example}", node)
+        return node.mapping or {}
+
     def layer(self, path: str, node: Node | None) -> Node:
         """`{train.steps: 4, engine: {dtype: …}}` as a tree."""
         tree = Node({}, _source(self.file) if node is None else node.source)
-        if node is None or node.value is None:
-            return tree
-        if node.mapping is None:
-            self.fail(path, "must be a mapping of dotted keys: {train.steps: 20}", node)
-            return tree
-        for key, child in sorted(node.mapping.items(), key=lambda pair: pair[0].count(".")):
+        entries = self.mapping(path, node, "dotted keys: {train.steps: 20}")
+        for key, child in sorted(entries.items(), key=lambda pair: pair[0].count(".")):
             if self.is_valid_key(f"{path}.{key}", key, child):
                 tree = merge(tree, _nested(key, child), layout_of(RunConfig))
         return tree
@@ -161,22 +164,16 @@ class _SweepFileReader:
         elif not all(key.split(".")):
             self.fail(path, "has an empty part; write a dotted key like train.steps", node)
         elif (section := key.partition(".")[0]) not in RunConfig.__dataclass_fields__:
-            self.fail(
-                path, f"a recipe has no field {section!r}; {suggestion(section, RunConfig.__dataclass_fields__)}", node
-            )
+            known = suggestion(section, RunConfig.__dataclass_fields__)
+            self.fail(path, f"a recipe has no field {section!r}; {known}", node)
         else:
             return True
         return False
 
     def axes(self) -> list[tuple[str, list[Node]]]:
-        node = self.fields.get("grid")
-        if node is None or node.value is None:
-            return []
-        if node.mapping is None:
-            self.fail("grid", "must be a mapping of keys to lists: {algorithm: [grpo, cppo]}", node)
-            return []
         axes = []
-        for key, values in node.mapping.items():
+        entries = self.mapping("grid", self.fields.get("grid"), "keys to lists: {algorithm: [grpo, cppo]}")
+        for key, values in entries.items():
             if not self.is_valid_key(f"grid.{key}", key, values):
                 continue
             if not values.items:
@@ -185,20 +182,12 @@ class _SweepFileReader:
         return axes
 
     def named(self) -> list[tuple[str, Node]]:
-        node = self.fields.get("cells")
-        if node is None or node.value is None:
-            return []
-        if not node.mapping:
-            self.fail("cells", "must be a mapping of names to values: {grpo_16: {algorithm: grpo}}", node)
-            return []
-        for name, child in node.mapping.items():
+        cells = self.mapping("cells", self.fields.get("cells"), "names to values: {grpo_16: {algorithm: grpo}}")
+        for name, child in cells.items():
             if UNSAFE.search(name) or name.startswith((".", "-")) or len(name) > LONGEST_NAME:
-                self.fail(
-                    f"cells.{name}",
-                    "can't name a folder; use letters, digits and . _ - = + , and start with neither . nor -",
-                    child,
-                )
-        return [(name, self.layer(f"cells.{name}", child)) for name, child in node.mapping.items()]
+                rule = "use letters, digits and . _ - = + , and start with neither . nor -"
+                self.fail(f"cells.{name}", f"can't name a folder; {rule}", child)
+        return [(name, self.layer(f"cells.{name}", child)) for name, child in cells.items()]
 
 
 def _normalized(place: Path) -> Path:
@@ -226,14 +215,12 @@ def _build_cell(
         parts.append(f"{short}={_value_name(value)}")
         tree = merge(tree, _nested(key, value), layout)
     tree = merge(tree, fields, layout)
-    leaves = list(_leaves("", tree, layout))
-    overrides = tuple(
-        f"{path}={json.dumps(node.to_python(), ensure_ascii=False, allow_nan=True)}" for path, node in leaves
+    texts = (
+        f"{path}={json.dumps(node.to_python(), ensure_ascii=False, allow_nan=True)}"
+        for path, node in _leaves("", tree, layout)
     )
-    overrides = tuple(re.sub(r"\bInfinity\b", ".inf", text) for text in overrides)
-    return SweepCell(
-        name=_file_name(",".join(parts)), overrides=overrides, sources={path: node.source.text for path, node in leaves}
-    )
+    overrides = tuple(re.sub(r"\bInfinity\b", ".inf", text) for text in texts)
+    return SweepCell(name=_file_name(",".join(parts)), layer=tree, overrides=overrides)
 
 
 def _leaves(path: str, node: Node, layout: Layout) -> Iterable[tuple[str, Node]]:

@@ -17,6 +17,7 @@ from proxima.config.recipe_reader import shown_path
 from proxima.config.resolve import Resolved, resolve
 from proxima.config.scalars import in_one_line
 from proxima.config.schema import RunConfig
+from proxima.config.tree import Node
 from proxima.config.validate import check
 
 
@@ -26,13 +27,13 @@ class SweepCell:
 
     Args:
         name: of its folder; `algorithm=cppo,lr=1e-5`, the name under `cells`, or both.
-        overrides: `key=value` over the recipe.
-        sources: dotted path → `FILE:LINE` of each of them.
+        layer: its values over the recipe's, with their places in the sweep file; None: the recipe itself.
+        overrides: the same as `key=value`, as a user would type them.
     """
 
     name: str
+    layer: Node | None = None
     overrides: tuple[str, ...] = ()
-    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,17 +142,17 @@ def _values(resolved: Resolved[RunConfig]) -> dict[str, Any]:
 
 def _planned(sweep: Sweep, cell: SweepCell, seed: int, share: int | None) -> PlannedRun:
     folder = sweep.folder / cell.name / f"seed-{seed}"
-    overrides = (*cell.overrides, f"seed={seed}", f"folder={json.dumps(str(folder), ensure_ascii=False)}")
-    resolved = resolve(sweep.recipe, overrides)
+    own = [f"seed={seed}", f"folder={json.dumps(str(folder), ensure_ascii=False)}"]
+    resolved = resolve(sweep.recipe, own, layer=cell.layer)
     if share and resolved.entry("runtime.threads").origin == "default":
-        overrides = (*overrides, f"runtime.threads={share}")
-        resolved = resolve(sweep.recipe, overrides)
+        own.append(f"runtime.threads={share}")
+        resolved = resolve(sweep.recipe, own, layer=cell.layer)
     return PlannedRun(
         cell=cell.name,
         seed=seed,
         recipe=sweep.recipe,
         folder=folder,
-        overrides=overrides,
+        overrides=(*cell.overrides, *own),
         steps=resolved.config.train.steps,
         threads=resolved.config.runtime.threads or None,
         resolved=resolved,
@@ -179,7 +180,7 @@ class _CellProblems:
 
     def add(self, cell: SweepCell, problems: Iterable[Problem]) -> None:
         for problem in problems:
-            cells = self._cells_of.setdefault(_with_source(problem, cell), [])
+            cells = self._cells_of.setdefault(problem, [])
             if cell.name not in cells:  # each seed has the same problem
                 cells.append(cell.name)
 
@@ -193,16 +194,3 @@ class _CellProblems:
             where = "every cell" if everywhere else f"cell{'s' * (len(cells) > 1)} {' and '.join(cells)}"
             merged.append(replace(problem, path=f"{where}: {problem.path}"))
         return merged + self.of_folders
-
-
-def _with_source(problem: Problem, cell: SweepCell) -> Problem:
-    """The problem with the line of the sweep file instead of `command line`, its source for the config."""
-    if problem.source is None or "command line" not in problem.source:
-        return problem
-    parts = problem.path.split(".")
-    for end in range(len(parts), 0, -1):
-        path = ".".join(parts[:end])
-        lines = (line for key, line in cell.sources.items() if key == path or key.startswith(path + "."))
-        if line := next(lines, None):
-            return replace(problem, source=problem.source.replace("command line", line))
-    return problem

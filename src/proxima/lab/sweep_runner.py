@@ -8,7 +8,6 @@ planned with; later edits of the recipe do not matter) and output.txt (the outpu
 
 import errno
 import itertools
-import json
 import os
 import signal
 import subprocess
@@ -26,6 +25,7 @@ from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
 from proxima.data.jsonl import dumps
 from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
+from proxima.lab.run_reader import read_mapping
 from proxima.lab.sweep_plan import PlannedRun, Sweep
 from proxima.runtime.environment import describe_environment
 from proxima.runtime.folder import RunFolder
@@ -173,14 +173,8 @@ class _SweepLoop:
         try:
             offset = output.seek(0, os.SEEK_END)
             # in its own session: the terminal's Ctrl-C reaches only this process, which forwards it once
-            process = subprocess.Popen(
-                list(self.command(run)),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                start_new_session=True,
-            )
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            process = subprocess.Popen(list(self.command(run)), env=environment, start_new_session=True, **streams)
         except OSError:
             output.close()
             raise
@@ -300,10 +294,9 @@ def _signal_group(process: "subprocess.Popen[bytes]", number: int) -> None:
 
 def _summary(run: PlannedRun) -> dict[str, Any]:
     try:
-        summary = json.loads(RunFolder(run.folder).summary.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_mapping(RunFolder(run.folder).summary)
+    except (OSError, UserError):
         return {}
-    return summary if isinstance(summary, dict) else {}
 
 
 def _is_locked(folder: Path) -> bool:
@@ -334,16 +327,14 @@ def _reason(run: PlannedRun, code: int, offset: int) -> str:
 def _facts(sweep: Sweep) -> dict[str, Any]:
     """The contents of sweep.json."""
     environment = describe_environment(sweep.seeds[0])
+    runs = [(cell.name, seed) for cell, seed in itertools.product(sweep.all_cells, sweep.seeds)]
     return {
         "file": str(sweep.file),
         "settings": dict(sweep.settings),
         "jobs": sweep.jobs,
         "seeds": list(sweep.seeds),
         "cells": {cell.name: list(cell.overrides) for cell in sweep.all_cells},
-        "runs": [
-            {"cell": c.name, "seed": s, "folder": f"{c.name}/seed-{s}"}
-            for c, s in itertools.product(sweep.all_cells, sweep.seeds)
-        ],
+        "runs": [{"cell": cell, "seed": seed, "folder": f"{cell}/seed-{seed}"} for cell, seed in runs],
         **{key: environment[key] for key in ("proxima", "python", "packages", "machine")},
     }
 

@@ -13,9 +13,13 @@ METRIC_ALIASES: dict[str, str] = {
     "training/rollout_probs_diff_std": "mismatch/prob_absdiff_std",
     "training/rollout_probs_diff_max": "mismatch/prob_absdiff_max",
     "actor/entropy": "entropy/mean",
+    "actor/ppo_kl": "approx_kl",  # the same KL; verl's estimate is -log r, ours k3
+    "actor/pg_clipfrac": "masked_fraction",
+    "actor/pg_loss": "loss",
     "actor/grad_norm": "grad_norm",
     "actor/lr": "lr",
     "critic/score/mean": "reward/mean",
+    "critic/rewards/mean": "reward/mean",
     "response_length/mean": "length/mean",
     "response_length/max": "length/max",
     "response_length/clip_ratio": "truncated_fraction",
@@ -31,6 +35,8 @@ METRIC_ALIASES: dict[str, str] = {
     "completions/max_length": "length/max",
     "completions/clipped_ratio": "truncated_fraction",
     "learning_rate": "lr",
+    "reward": "reward/mean",
+    "clip_ratio/region_mean": "masked_fraction",
     # AReaL
     "behave_imp_weight/avg": "mismatch/rollout_is_mean",
     # prime-rl, slime

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from proxima.config.describe import kind_of
+from proxima.config.presets import ALGORITHMS
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
 
@@ -30,10 +31,12 @@ class Summary:
 
 
 def algorithm_name(config: "RunConfig") -> str:
-    """The preset's name, or the kind of the surrogate."""
-    if config.algorithm.preset:
-        return config.algorithm.preset
-    return kind_of(config.algorithm.surrogate)
+    """The preset's name, or the kind of the surrogate; `cppo with surrogate ppo_clip` if it is not the preset's."""
+    preset, surrogate = config.algorithm.preset, kind_of(config.algorithm.surrogate)
+    if not preset or preset not in ALGORITHMS:
+        return preset or surrogate
+    own = ALGORITHMS[preset]["surrogate"]["kind"]
+    return preset if own == surrogate else f"{preset} with surrogate {surrogate}"
 
 
 def summarise_run(
