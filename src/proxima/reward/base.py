@@ -22,7 +22,7 @@ class WeightedReward:
     Args:
         weight: factor of this reward's value in the sum; finite, may be negative. 0 only logs the value, and a failure
             of this reward then does not make the completion invalid.
-        name: key of this reward among the parts of a score; none: the kind.
+        name: key of this reward among the parts of a score; null: the kind.
     """
 
     weight: float = 1.0
@@ -129,7 +129,7 @@ class PooledReward(WeightedReward):
 
     Args:
         weight: factor of this reward's value in the sum.
-        name: key of this reward among the parts of a score; none: the kind.
+        name: key of this reward among the parts of a score; null: the kind.
     """
 
     where: ClassVar[Where] = "text"

@@ -18,7 +18,7 @@ class UserFunction(PooledReward):
 
     Args:
         path: `package.module:function`, or a file as `./my_reward.py:function`.
-        name: key among the parts; none: the function's own name.
+        name: key among the parts; null: the function's own name.
     """
 
     path: str

@@ -60,7 +60,7 @@ class Http(WeightedReward):
             most 30 at a time.
         max_concurrent: simultaneous requests, over all prompts; >= 1.
         per_request: completions of a prompt in one request; 0: all of them.
-        token_env: name of the environment variable with a bearer token; none: no `Authorization`. The token itself is
+        token_env: name of the environment variable with a bearer token; null: no `Authorization`. The token itself is
             never written anywhere.
     Returns: Score as answered; `correct` where the server sends it.
     Raises: FieldError at construction for an invalid address, or a variable that isn't set; in `score`, PostFailed.

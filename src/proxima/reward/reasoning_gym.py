@@ -18,7 +18,7 @@ class ReasoningGymReward(PooledReward):
     the task `reasoning_gym` can be scored: they carry the entry that the scorer reads.
 
     Args:
-        tag: name of the tag that holds the answer; none: always the whole text.
+        tag: name of the tag that holds the answer; null: always the whole text.
         strict: count a text without the tag as wrong.
         correct_at: the score from which the answer counts as correct, in (0, 1].
         cpu_seconds: CPU time for one completion, in seconds, > 0.

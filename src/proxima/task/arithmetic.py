@@ -28,10 +28,10 @@ class Arithmetic:
         operators: any of `+`, `-`, `*`, `/`.
         low: smallest first operand.
         high: largest first operand.
-        second_low: smallest second operand; none: as the first's.
-        second_high: largest second operand; none: as the first's.
+        second_low: smallest second operand; null: as the first's.
+        second_high: largest second operand; null: as the first's.
         digits: operands have at most this many digits: sets `high`, and `second_high` where that is none, to 10^digits
-            - 1; none: off.
+            - 1; null: off.
         size: questions; >= 1.
         split: `train` or `test`.
         held_out: share of all questions in the test split, in [0, 1).

@@ -82,8 +82,8 @@ class ColumnMapping:
 
     Args:
         question: column with the question, or a template over several, as "{question}\\n{hint}".
-        messages: column with a whole chat, a list of {role, content}, in place of `question`; none: off.
-        answer: column with the answer, or a template; none: the rows have no answer.
+        messages: column with a whole chat, a list of {role, content}, in place of `question`; null: off.
+        answer: column with the answer, or a template; null: the rows have no answer.
         metadata: columns kept for rewards and reports.
     """
 

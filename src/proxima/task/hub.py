@@ -19,9 +19,9 @@ class Dataset(ColumnMapping):
 
     Args:
         path: hub name (`openai/gsm8k`) or folder.
-        subset: the configuration of the data set (`main`); none: its only one.
+        subset: the configuration of the data set (`main`); null: its only one.
         split: which part, in the data set's own names; slices such as `train[:100]` work.
-        revision: branch, tag or commit on the hub; none: the newest.
+        revision: branch, tag or commit on the hub; null: the newest.
     Raises: UserError when the data can't be opened (offline and not cached, unknown name, subset or split), for an
         absent column or no rows.
     """

@@ -28,7 +28,7 @@ class PreparedTask:
     Args:
         path: the folder.
         split: `train` or `test`.
-        template: a prompt that replaces the card's and its system prompt, with `{question}`; none: the card's.
+        template: a prompt that replaces the card's and its system prompt, with `{question}`; null: the card's.
         metadata: columns kept for rewards and reports, as `level`, `subject`, `solution`.
     Returns: rows whose answer is the canonical answer as text; the metadata asked for.
     Raises: FieldError for a missing folder or split, with the command that makes it.

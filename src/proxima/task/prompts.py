@@ -64,7 +64,7 @@ class PromptSource:
         tokenizer: the policy's.
         context: most tokens of prompt and completion together; a prompt may have context - 1.
         cursor: the order; its uid becomes the prompt's.
-        system: system prompt for rows without one; none: off.
+        system: system prompt for rows without one; null: off.
         over_length: `skip` counts and skips a prompt that is too long, `refuse` raises.
 
     `skipped` counts the draws skipped so far, `longest` the tokens of the longest prompt.

@@ -278,7 +278,7 @@ class Gdpo(GroupAdvantage):
         A = finish(sum_k weight_k (r_k - mean_group r_k) / (std_group r_k + epsilon))
 
     Args:
-        weights: one per column of `parts`; none: all 1.
+        weights: one per column of `parts`; null: all 1.
         scale: `group` divides each reward by its standard deviation (ddof = 1), `none` only centres it.
         epsilon: added to the standard deviation, > 0.
         finish: `tokens` whitens over loss tokens (verl), `completions` standardises over completions with `epsilon`

@@ -49,9 +49,9 @@ class Importance(Correction):
             for all of them.
         bound: `truncate` to at most upper, `clamp` into [lower, upper], `clip` to 0 outside of it, or `none`.
         upper: > 0; >= 1 for `clip` without `lower`. Truncated importance sampling usually takes 2.
-        lower: >= 0, <= upper; none: 1 / upper for `clip`, 0 for `clamp`. For `truncate` it changes no weight, only
+        lower: >= 0, <= upper; null: 1 / upper for `clip`, 0 for `clamp`. For `truncate` it changes no weight, only
             the metric fraction_low.
-        veto: ratio of a single token, in (0, 1), below which its whole sequence gets weight 0; none: off. Tested on
+        veto: ratio of a single token, in (0, 1), below which its whole sequence gets weight 0; null: off. Tested on
             unclamped rho.
         normalise: divide the weights by their mean over the loss tokens of the batch (sequence, geometric: over its
             sequences). Needs `core.precompute` to be exact over micro-batches.

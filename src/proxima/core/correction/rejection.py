@@ -41,7 +41,7 @@ class Rejection(Correction):
             sequence's ratio, `mean` the geometric mean.
         reduce: `sum`, `mean` or `max`; ignored at token level.
         upper: of the statistic; > 0, for `ratio` without `lower` >= 1.
-        lower: none: 1 / upper for `ratio`, -upper for `k1`, no bound for `k2` and `k3`, which are >= 0.
+        lower: null: 1 / upper for `ratio`, -upper for `k1`, no bound for `k2` and `k3`, which are >= 0.
         rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs
             `core.precompute`).
         towards: the policy compared with behavior: `proximal`, `current`, or `next`, the version right after the

@@ -49,7 +49,7 @@ class PpoClip(Surrogate):
     Args:
         epsilon_low: how far the ratio may fall below 1; in [0, 1].
         epsilon_high: how far it may rise above 1; >= 0, inf allowed. DAPO's clip-higher: .28.
-        dual_clip: bound on the ratio of tokens with a negative advantage, > 1; none: off. verl: 3, DAPO: 10.
+        dual_clip: bound on the ratio of tokens with a negative advantage, > 1; null: off. verl: 3, DAPO: 10.
         b: `log_prob` [N] with gradient and `proximal_log_prob` [N], nats; `advantage` [N], reward units; `loss_mask`
             [N] bool.
     Returns: TokenLoss of unit "token": `loss` [N]; `keep` [N] bool, False where a clip has removed the gradient.
@@ -86,7 +86,7 @@ class Gspo(Surrogate):
     Args:
         epsilon_low, epsilon_high: clip range of s, in [0, 1] and >= 0; two orders of magnitude narrower than PPO's,
             because s is an average.
-        dual_clip: bound on s of sequences with a negative advantage, > 1; none: off.
+        dual_clip: bound on s of sequences with a negative advantage, > 1; null: off.
         form: gradient through the mean (`sequence`), or of value s at every token (`token`), where A may differ by
             token. With one advantage per sequence both have the same gradient under `sequence_mean_token_mean`.
         b: as for `PpoClip`.

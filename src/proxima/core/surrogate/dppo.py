@@ -40,8 +40,8 @@ class Dppo(Surrogate):
             top K, the sampled token and one bucket for the rest: these need the ids `token` [N] and `top_k` [N, K],
             `behavior_top_k_log_prob` and `top_k_log_prob` [N, K] (K = 20 in the paper).
         delta: largest divergence of a token that moves away, > 0, inf allowed. Paper: tv .15 (.20 for 30B-A3B), kl .05.
-        delta_low: the same for tokens with A < 0; none: `delta`.
-        ratio_cap: c in -A sg(min(r, c)) log pi (verl, TRL), the same gradient for r <= c; none: gradient through r
+        delta_low: the same for tokens with A < 0; null: `delta`.
+        ratio_cap: c in -A sg(min(r, c)) log pi (verl, TRL), the same gradient for r <= c; null: gradient through r
             (UniRL).
         centre: the policy that D and the direction are measured from: `behavior` (the method) or `proximal` (an
             ablation).

@@ -21,7 +21,7 @@ class Accuracy152(WeightedReward):
     `5 squared`, `3 fifths`, `2 x`. The row's answer may be a whole GSM8K solution; what follows its `####` counts.
 
     Args:
-        tag: name of the tag that holds the answer; none: the whole text is the answer.
+        tag: name of the tag that holds the answer; null: the whole text is the answer.
     Returns: Score of value 2, 1.5 or 0; `correct` is true for the first two. No tag, or an empty one: 0.
     Raises: ValueError if the row has no answer.
     Source: completion pruning (arXiv 2503.22342), whose other reward is `format` of weight 1: a correct answer in the
