@@ -141,7 +141,7 @@ def traces(folder: Path) -> dict[str, Any]:
     """Everything of a run that may not depend on how often it was interrupted."""
     run = RunFolder(folder)
     last = checkpoints(run.checkpoints)[-1]
-    state = {k: v for k, v in last.facts.items() if k != "torch_rng"}
+    state = {k: v for k, v in last.facts.items() if k not in ("torch_rng", "state_crc32")}
     with Journal(run.journal) as journal:
         consumed = {
             step: [(e.uid, e.reason, e.reward, e.step) for e in journal.consumed(step)]

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from proxima.model import Policy, load
 from proxima.train import AdamW, checkpoint
-from proxima.train.checkpoint import checkpoints, prune, restore, write_checkpoint
+from proxima.train.checkpoint import checkpoints, damage, last_whole, prune, restore, write_checkpoint
 from tests.train.helpers import Trainer, trainer, trainer_of, trajectories, weights
 
 ALL = [list(range(13))]
@@ -75,7 +75,7 @@ def test_contents_of_a_checkpoint(tmp_path):
     assert {p.name for p in written.path.iterdir()} == {"model", "optimizer.safetensors", "state.json"}
     assert [p for p in tmp_path.rglob("*") if p.suffix in (".pt", ".pkl", ".bin", ".pth")] == []
     state = json.loads((written.path / "state.json").read_text())
-    assert state["step"] == 12 and state["seed"] == 7 and state["trainer"] == {"updates": 1} and state["format"] == 1
+    assert state["step"] == 12 and state["seed"] == 7 and state["trainer"] == {"updates": 1} and state["format"] == 2
     back = AutoModelForCausalLM.from_pretrained(written.model)
     for a, b in zip(back.parameters(), t.policy.model.parameters(), strict=True):
         assert torch.equal(a, b)
@@ -174,8 +174,83 @@ def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path):
         restore(three, trainer("gpt2"))
     state = json.loads((three.path / "state.json").read_text()) | {"format": 9}
     (three.path / "state.json").write_text(json.dumps(state))
-    with pytest.raises(ValueError, match="000003: format 9, this version reads 1"):
+    with pytest.raises(ValueError, match="000003: format 9, this version reads 2"):
         restore(checkpoints(tmp_path)[-1], make())
+
+
+def flip(path, at=-9):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+FILES = ["model/model.safetensors", "model/config.json", "optimizer.safetensors", "extra.bin", "state.json"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(name, tmp_path):
+    t = make()
+    t.update(ALL, trajectories())
+    extra = {"extra.bin": lambda path: path.write_bytes(b"groups and more")}
+    for step in (1, 2):
+        write_checkpoint(tmp_path, step, t.policy.loaded, t, {"cursor": {"drawn": 3}}, extra)
+    warnings = []
+    found = last_whole(tmp_path, warnings.append)
+    assert found is not None and found.step == 2 and not warnings
+    flip(tmp_path / "000002" / name)
+    shutil.copytree(tmp_path / "000001", tmp_path / "000009 copy")
+    found = last_whole(tmp_path, warnings.append)
+    assert found is not None and found.step == 1
+    (warning,) = warnings
+    what = "state.json is missing or damaged" if name == "state.json" else f"{name} is damaged"
+    assert f"000002: {what}; it is now 000002.damaged, and the checkpoint before it, 000001, is used" in warning
+    assert [c.step for c in checkpoints(tmp_path)] == [1] and (tmp_path / "000002.damaged" / name).exists()
+    (tmp_path / "000001" / name).unlink()
+    with pytest.raises(ValueError, match=r"000001: .*, and no checkpoint before it is whole; restore the file, or"):
+        last_whole(tmp_path, warnings.append)
+
+
+@pytest.mark.parametrize("dies", ["prune", "write"])
+def test_a_kill_while_an_old_checkpoint_is_deleted_leaves_none_that_looks_complete(dies, tmp_path, monkeypatch):
+    t = write(tmp_path, 1, 2)
+
+    def killed(path, **how):
+        if path.name == ".000001.old.part":
+            (path / "optimizer.safetensors").unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        if dies == "prune":
+            prune(tmp_path, 1)
+        else:
+            write_checkpoint(tmp_path, 1, t.policy.loaded, t, {})
+    monkeypatch.undo()
+    assert [c.step for c in checkpoints(tmp_path)] == [2]
+    prune(tmp_path, 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["000002"]
+
+
+def test_linked_checkpoints_are_pruned_by_their_links(tmp_path):
+    write(tmp_path / "run", 1, 2, 3)
+    (tmp_path / "run" / "000001").rename(tmp_path / "elsewhere")
+    (tmp_path / "run" / "000001").symlink_to(tmp_path / "elsewhere")
+    assert [c.step for c in checkpoints(tmp_path / "run")] == [1, 2, 3] and damage(tmp_path / "run" / "000001") is None
+    prune(tmp_path / "run", 1)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["000003"]
+    assert (tmp_path / "elsewhere" / "state.json").exists()
+
+
+def test_a_full_disk_in_the_tokenizer_is_a_full_disk(tmp_path, tiny_model, monkeypatch):
+    t = make(tiny_model("llama"))
+
+    def full(*args, **how):
+        raise Exception("No space left on device (os error 28)")  # what tokenizers raises
+
+    monkeypatch.setattr(t.policy.loaded.tokenizer, "save_pretrained", full, raising=False)
+    with pytest.raises(OSError, match="no space left") as caught:
+        write_checkpoint(tmp_path, 1, t.policy.loaded, t, {})
+    assert caught.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
 
 
 def test_an_optimizer_state_that_lacks_parameters_is_refused(tmp_path):

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from proxima.data.errors import UserError
+
 
 def dumps(value: Any, indent: int | None = None) -> str:
     """JSON text. A number that is not finite becomes null, because JSON has no NaN.
@@ -44,7 +46,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """The records of a `.jsonl` file; empty if the file is missing. An incomplete last line is skipped.
 
     Raises:
-        ValueError: a line before the last is not a JSON object, so the file is damaged; names file and line.
+        UserError: a line before the last is not a JSON object, so the file is damaged; names file and line.
     """
     return [record for record, _ in _lines(path)]
 
@@ -71,7 +73,6 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
         except ValueError as error:
             if start == len(content):
                 return  # torn by a power cut that kept the length and lost the data
-            raise ValueError(
-                f"{path}:{number} is no JSON object ({error}); restore the file or delete the line"
-            ) from error
+            remedy = "restore the file or delete the line"
+            raise UserError(f"{path}:{number} is no JSON object ({error})", remedy=remedy) from error
         yield record, end

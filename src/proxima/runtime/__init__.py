@@ -3,7 +3,7 @@
     run            a run from its config: validate, load, build, loop, summarise        build      config → objects
     controller     the loop          algorithm  what a step trains on                    learner    weights and updates
     interrupt      Ctrl-C
-    journal, folder, store, rollouts, carried_groups   what survives a kill              resume_check
+    journal, folder, store, rollouts, carried_groups   what survives a kill              resume, inputs
     held_out, eval_suites, eval_run, inference   evaluation and generation without training
     observer       who is told       clock      the time
 

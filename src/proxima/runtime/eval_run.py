@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, is_dataclass
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,13 +31,12 @@ from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.environment import describe_environment, package_version
 from proxima.runtime.eval_suites import LoadedSuite
 from proxima.runtime.held_out import Evaluation
+from proxima.runtime.inputs import model_files
 from proxima.runtime.interrupt import quiet_transformers
 from proxima.runtime.observer import NullObserver, Observer
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig
-
-MODEL_FILES = (".bin", ".gguf", ".jinja", ".json", ".model", ".safetensors")
 
 
 class EvalObserver(Observer, Protocol):
@@ -227,21 +226,7 @@ def _environment(config: "EvaluateConfig", outcome: EvalOutcome) -> dict[str, An
 
 
 def model_sha(path: str, revision: str | None = None) -> str | None:
-    """SHA-256 over the names and hashes of a model's weights, configs and tokenizer files; None if they are not found.
-
-    A hub name is looked up in the cache.
-    """
-    place = Path(path)
-    if not place.exists():
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(path, "config.json", revision=revision)
-        if not isinstance(cached, str):
-            return None
-        place = Path(cached).parent
-    digest = sha256()
-    for file in [place] if place.is_file() else sorted(place.iterdir()):
-        if file.is_file() and (file == place or file.suffix in MODEL_FILES):
-            with file.open("rb") as stream:
-                digest.update(f"{file.name} {file_digest(stream, 'sha256').hexdigest()}\n".encode())
-    return digest.hexdigest()
+    """SHA-256 over the names and hashes of `model_files`; None if there are none."""
+    files = model_files(path, revision)
+    lines = "".join(f"{name} {value}\n" for name, value in files.items())
+    return sha256(lines.encode()).hexdigest() if files else None

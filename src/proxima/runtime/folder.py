@@ -6,7 +6,7 @@ checkpoints/000040/  summary.json  report.html  log.txt
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -150,15 +150,18 @@ class RunFolder:
         """Write summary.json."""
         write_atomic(self.summary, dumps(summary, indent=2) + "\n")
 
-    def rewind(self, step: int) -> None:
-        """Restore the records as they were right after `step`: delete later lines of metrics.jsonl and Parquet files,
+    def rewind(self, step: int, steps: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Restore the records as they were right after `step`: write metrics.jsonl again, delete later Parquet files,
         summary and report. Checkpoints and log.txt stay.
 
         Step 0 is the run before anything happened: the evaluation before the first step is deleted too.
+
+        Args:
+            steps: the journal's records up to `step`; metrics.jsonl keeps its evaluations and may lack any of these.
         """
-        if self.metrics.exists():
-            kept = [r for r in self.read_metrics() if 0 < step >= r["step"]]
-            write_atomic(self.metrics, "".join(dumps(r) + "\n" for r in kept))
+        evals = [r for r in self.read_metrics() if r["kind"] == "eval" and 0 < step >= r["step"]]
+        records = sorted((*steps, *evals), key=lambda r: (r["step"], r["kind"] == "eval"))
+        write_atomic(self.metrics, "".join(dumps(r) + "\n" for r in records))
         for folder in (self.rollouts, self.evals):
             for file in folder.glob("*.parquet"):
                 number = file.stem.partition("-")[0]

@@ -314,6 +314,14 @@ class Journal:
             self._set("cursor", cursor)
         return cursor
 
+    def restore_steps(self, records: Iterable[Mapping[str, Any]], cursor_state: Any) -> None:
+        """Append finished steps whose rows were lost, from their metrics; delete prompts that were not consumed."""
+        with self._transaction():
+            self._db.execute("DELETE FROM prompts WHERE state != 'consumed'")
+            for record in records:
+                row = (record["step"], record["policy_version"], dumps(cursor_state), dumps(record), self._clock.wall())
+                self._db.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?)", row)
+
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         self._db.execute("BEGIN IMMEDIATE")  # a writer at once: a later upgrade could fail with "database is locked"

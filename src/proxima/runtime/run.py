@@ -14,17 +14,17 @@ from proxima.data import Group, UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.build import RunData, StageFactory, load_model, load_run_data, make_controller
-from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.environment import describe_environment
 from proxima.runtime.folder import RunFolder
+from proxima.runtime.inputs import check_inputs, input_hashes, numerics_note
 from proxima.runtime.interrupt import quiet_transformers, signals_restored, stop_on_interrupt
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import NullObserver, Observer, RunInfo
-from proxima.runtime.resume_check import check_resume, schedule_note
+from proxima.runtime.resume import check_resume, prepare_resume, schedule_note
 from proxima.runtime.store import RunStore
 from proxima.runtime.summary import Summary, algorithm_name, summarise_run
-from proxima.train.checkpoint import Checkpoint, checkpoints, restore
+from proxima.train.checkpoint import Checkpoint, restore
 
 if TYPE_CHECKING:
     from proxima.config import Resolved
@@ -79,12 +79,19 @@ async def _train(
     clock: Clock,
     stages: StageFactory | None,
 ) -> Summary:
-    checkpoint, carried = _prepare_resume(config, data, folder, observer, clock) if resuming else (None, [])
+    checkpoint, carried = None, list[Group]()
+    if resuming:
+        with Journal(folder.journal, clock) as journal:
+            checkpoint, carried = prepare_resume(config, data, folder, journal, observer)
     observer.progress("load", 0, 1, "models")
+    # beside the loading; a resume has compared them
+    hashing = None if resuming else asyncio.create_task(asyncio.to_thread(input_hashes, config, data.source.rows))
     loaded = await compute.run(_load_weights, config, checkpoint)
     with Journal(folder.journal, clock) as journal:  # from here on the folder contains a run
         check_resume(journal, config)
-        if note := schedule_note(journal, config):
+        if hashing is not None:
+            check_inputs(journal, await hashing)
+        for note in filter(None, (schedule_note(journal, config), numerics_note(journal, config))):
             observer.warning(note)
         if resolved is not None:
             folder.write_config(dump(resolved))
@@ -115,30 +122,6 @@ async def _train(
             folder.write_summary(asdict(summary))
             observer.finished(asdict(summary))
     return summary
-
-
-def _prepare_resume(
-    config: "RunConfig", data: RunData, folder: RunFolder, observer: Observer, clock: Clock
-) -> tuple[Checkpoint | None, list[Group]]:
-    """Check the config before weights are loaded, and restore journal, records and data cursor as they were at the last
-    complete checkpoint, or at the start; returns it, and the groups that it carries over."""
-    with Journal(folder.journal, clock) as journal:
-        check_resume(journal, config)
-        last = journal.step
-        checkpoint = next(reversed(checkpoints(folder.checkpoints)), None)
-        step = checkpoint.step if checkpoint else 0
-        journal.rewind(step)
-        folder.rewind(step)
-        if step < last:
-            place = f"the checkpoint of step {step}" if checkpoint else "the start, because no checkpoint exists"
-            observer.warning(f"resuming from {place}: {last - step} finished steps are repeated; see checkpoint.every")
-        if checkpoint is None:
-            return None, []
-        data.source.load(checkpoint.facts["cursor"])
-        carried = read_groups(checkpoint.path / CARRIED_GROUPS, checkpoint.facts.get("pending", []))
-        journal.generating(group.prompt.uid for group in carried)  # the rewind has queued them
-        journal.scored(carried)
-        return checkpoint, carried
 
 
 def _load_weights(config: "RunConfig", checkpoint: Checkpoint | None) -> LoadedModel:

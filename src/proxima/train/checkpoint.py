@@ -1,13 +1,14 @@
 """Checkpoints, written to a temporary folder, fsynced and renamed. safetensors and JSON only; nothing is unpickled.
 
 checkpoints/000040/   model/ (Hugging Face folder)   optimizer.safetensors   files of the caller
-                  state.json (written last: its presence marks a complete checkpoint)
+                  state.json (written last: its presence marks a complete checkpoint; it holds the CRC-32 of every file)
 """
 
 import errno
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from proxima.data import UserError
 from proxima.model import LoadedModel, save
 from proxima.train.stack import TrainStack
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,20 +75,22 @@ def write_checkpoint(
             "trainer": trainer_facts,
             "torch_rng": torch.get_rng_state().numpy().tobytes().hex(),
             **facts,
+            "crc32": {str(path.relative_to(temporary)): _crc32(path) for path in _files(temporary)},
         }
+        state["state_crc32"] = _state_crc32(state)
         (temporary / "state.json").write_text(json.dumps(state, indent=1) + "\n")
         mode = (temporary / "state.json").stat().st_mode & 0o777  # safetensors lets only the owner read its files
+        for path in _files(temporary):
+            path.chmod(mode)
         for path in (*temporary.rglob("*"), temporary):  # folders too: they hold the names
-            if path.is_file():
-                path.chmod(mode)
             _sync(path)
         if final.exists():  # the same step again, after a rewind
-            shutil.rmtree(final)
+            _remove(final)
         temporary.rename(final)
         _sync(folder)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, SafetensorError) and "space" in str(error):  # its form of ENOSPC carries no errno
+        if not isinstance(error, OSError) and "No space left" in str(error):  # safetensors and tokenizers give no errno
             raise OSError(errno.ENOSPC, "no space left; free some, then resume", str(final)) from error
         raise
     return Checkpoint(path=final, step=step, facts=state)
@@ -100,7 +103,7 @@ def checkpoints(folder: Path) -> list[Checkpoint]:
 
 
 def read_checkpoint(path: Path) -> Checkpoint | None:
-    """The checkpoint in `path`; None if it is missing, incomplete, or a copy under another name."""
+    """The checkpoint in `path`; None if it is missing, damaged, or a copy under another name."""
     try:
         facts = json.loads((path / "state.json").read_text())
     except (OSError, ValueError):
@@ -108,7 +111,48 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
     complete = isinstance(facts, dict) and {"trainer", "torch_rng"} <= facts.keys()
     if not complete or path.name != str(facts.get("step")).zfill(6):
         return None
-    return Checkpoint(path=path, step=int(facts["step"]), facts=facts)
+    if facts.get("format") == FORMAT and facts.get("state_crc32") != _state_crc32(facts):
+        return None
+    return Checkpoint(path=path, step=int(path.name), facts=facts)
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with the checkpoint in `path`; None if every file is as it was written. Reads all of them."""
+    checkpoint = read_checkpoint(path)
+    if checkpoint is None:
+        return "state.json is missing or damaged"
+    for name, crc in checkpoint.facts.get("crc32", {}).items():
+        try:
+            if _crc32(path / name) != crc:
+                return f"{name} is damaged"
+        except OSError as error:
+            return f"{name} can't be read ({error.strerror})"
+    return None
+
+
+def last_whole(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The last checkpoint without damage; None if there is no checkpoint. Damaged ones after it are set aside under
+    NAME.damaged, with a warning.
+
+    Raises:
+        UserError: there are checkpoints, and all of them are damaged.
+    """
+    damaged: list[tuple[Path, str]] = []
+    for path in sorted((p for p in folder.glob("[0-9]*") if p.name.isdigit()), reverse=True):
+        why = damage(path)
+        if why is None:
+            for other, reason in damaged:
+                aside = other.with_name(f"{other.name}.damaged")
+                if aside.exists():
+                    _remove(aside)
+                other.rename(aside)
+                warn(f"{other}: {reason}; it is now {aside.name}, and the checkpoint before it, {path.name}, is used")
+            return read_checkpoint(path)
+        damaged.append((path, why))
+    if damaged:
+        remedy = "restore the file, or delete the folder to start from the beginning"
+        raise UserError(f"{damaged[0][0]}: {damaged[0][1]}, and no checkpoint before it is whole", remedy=remedy)
+    return None
 
 
 def restore(checkpoint: Checkpoint, stack: TrainStack) -> None:
@@ -138,7 +182,38 @@ def prune(folder: Path, keep_last: int, keep: Iterable[int] = ()) -> None:
     kept = set(keep)
     for checkpoint in checkpoints(folder)[:-keep_last] if keep_last else []:
         if checkpoint.step not in kept:
-            shutil.rmtree(checkpoint.path)
+            _remove(checkpoint.path)
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint, by a rename first: whatever interrupts this, no half of it looks complete. A link goes, not
+    what it points to."""
+    aside = path.with_name(f".{path.name}.old.part")  # `prune` deletes what a kill leaves
+    if aside.exists():
+        shutil.rmtree(aside)
+    path.rename(aside)
+    if aside.is_symlink():
+        aside.unlink()
+    else:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def _crc32(path: Path) -> str:
+    crc = 0
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            crc = zlib.crc32(chunk, crc)
+    return f"{crc:08x}"
+
+
+def _state_crc32(state: Mapping[str, Any]) -> str:
+    """Of the content of state.json without its own entry."""
+    text = json.dumps({key: value for key, value in state.items() if key != "state_crc32"}, sort_keys=True)
+    return f"{zlib.crc32(text.encode()):08x}"
 
 
 def _sync(path: Path) -> None:

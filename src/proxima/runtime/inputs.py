@@ -1,0 +1,86 @@
+"""What a run reads, by content: with other weights, another chat template or other questions it is another run."""
+
+import json
+from collections.abc import Iterable, Mapping
+from hashlib import file_digest, sha256
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from proxima.config.comparable import flat_values
+from proxima.data import UserError
+from proxima.runtime.environment import package_version
+from proxima.runtime.journal import Journal
+from proxima.task.protocol import Rows
+
+if TYPE_CHECKING:
+    from proxima.config.schema import RunConfig
+
+MODEL_FILES = (".bin", ".gguf", ".jinja", ".json", ".model", ".safetensors")
+ROWS_READ = 20_000  # of a larger data set, rows at even distances
+LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chunk", "engine.prefill_tokens")
+
+
+def model_files(path: str, revision: str | None = None) -> dict[str, str]:
+    """SHA-256 of a model's weights, configs and tokenizer files, by name; empty if they are not found. A hub name is
+    looked up in the cache."""
+    place = Path(path)
+    if not place.exists():
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(path, "config.json", revision=revision)
+        if not isinstance(cached, str):
+            return {}
+        place = Path(cached).parent
+    hashes = {}
+    for file in [place] if place.is_file() else sorted(place.iterdir()):
+        if file.is_file() and (file == place or file.suffix in MODEL_FILES):
+            with file.open("rb") as stream:
+                hashes[file.name] = file_digest(stream, "sha256").hexdigest()
+    return hashes
+
+
+def input_hashes(config: "RunConfig", rows: Rows) -> dict[str, str]:
+    """SHA-256 of each file of the model and of the training questions, by what it is called in a message."""
+    files = model_files(config.model.path, config.model.revision)
+    return {f"model.path: {name}": value for name, value in files.items()} | {"task: its rows": _rows_sha(rows)}
+
+
+def _rows_sha(rows: Rows) -> str:
+    count = len(rows)
+    numbers: Iterable[int] = range(count) if count <= ROWS_READ else (i * count // ROWS_READ for i in range(ROWS_READ))
+    digest = sha256(str(count).encode())
+    for row in map(rows.__getitem__, numbers):
+        content = [row.messages, row.answer, row.metadata]
+        digest.update(json.dumps(content, sort_keys=True, default=repr).encode())
+    return digest.hexdigest()
+
+
+def check_inputs(journal: Journal, now: Mapping[str, str]) -> None:
+    """Refuse other inputs than those that the journal names; a journal without any gets these.
+
+    Raises:
+        UserError: names what differs, and the remedy.
+    """
+    before = journal.get("inputs")
+    if before is None:
+        journal.set("inputs", dict(now))
+        return
+    if differing := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
+        remedy = "restore it, or start another run with folder=PATH"
+        place = f"since the run in {journal.path.parent} was started"
+        raise UserError(f"{', '.join(differing)}: changed {place}", remedy=remedy)
+
+
+def numerics_note(journal: Journal, config: "RunConfig") -> str | None:
+    """A warning if settings or versions that change the last bits of the numbers are others than before."""
+    values = flat_values(config)
+    now = {name: values[name] for name in LAST_BITS if name in values} | {"runtime.threads": torch.get_num_threads()}
+    now |= {name: package_version(name) for name in ("torch", "transformers")}
+    before = journal.get("numerics") or now
+    journal.set("numerics", now)
+    changed = [f"{name}={value} (was {before.get(name)})" for name, value in now.items() if before.get(name) != value]
+    if not changed:
+        return None
+    return f"{', '.join(changed)}: the run continues, but differs in the last bits from one that was never interrupted"
