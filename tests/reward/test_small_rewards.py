@@ -253,7 +253,7 @@ def test_repetition_of_tokens():
 
 @pytest.mark.parametrize("reward", [Accuracy152(), Exact(), Gsm8kReward(), Boxed(), Regex()])
 def test_a_row_without_an_answer_is_an_error(reward):
-    with pytest.raises(ValueError, match=f"'{reward.kind}' compares with an answer, and prompt 7 has none"):
+    with pytest.raises(ValueError, match=f"'{reward.kind}' compares with an answer; prompt 7 has none"):
         reward.score(prompt(None), completions("42"))
 
 

@@ -73,13 +73,7 @@ class WeightedReward:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedReward(WeightedReward):
-    """A class that defines `score` and nothing else of `Reward`.
-
-    Args:
-        spec: an instance of it.
-        weight: factor of its value in the sum.
-        name: key among the parts.
-    """
+    """The spec is an object that defines `score` and nothing else of `Reward`."""
 
     spec: Any
 
@@ -88,11 +82,8 @@ class AdaptedReward(WeightedReward):
 
 
 def as_reward(spec: Any) -> Reward:
-    """The spec itself if it implements `Reward`; an adapter if it only has `score`, and perhaps `weight` and `name`.
-
-    Raises:
-        UserError: it has no method `score`.
-    """
+    """The spec itself if it implements `Reward`; an adapter if it only has `score`, and perhaps `weight` and `name`;
+    else UserError."""
     if isinstance(spec, Reward):
         return spec
     kind = type(spec).__name__
@@ -125,12 +116,8 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class PooledReward(WeightedReward):
-    """Base of the rewards that run in worker processes; a direct call of `score` runs in this process, without limits.
-
-    Args:
-        weight: factor of this reward's value in the sum.
-        name: key of this reward among the parts of a score; null: the kind.
-    """
+    """Base of the rewards that run in worker processes; a direct call of `score` runs in this process, without
+    limits."""
 
     where: ClassVar[Where] = "text"
     warm_up: ClassVar[str | None] = None  # key of `graders.WARM_UPS`, run once before workers are forked
@@ -141,10 +128,9 @@ class PooledReward(WeightedReward):
 
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         """The score in a grader's result: `value`, `correct` where it is known, and other keys as parts."""
-        extra = {key: to_float(part, key) for key, part in result.items() if key not in ("value", "correct")}
-        return validated(
-            Score(value=to_float(result.get("value"), "value"), correct=result.get("correct"), parts=extra)
-        )
+        parts = {key: part for key, part in result.items() if key not in ("value", "correct")}
+        value = to_float(result.get("value"), "value")
+        return validated(Score(value=value, correct=result.get("correct"), parts=parts))
 
     def batch_job(self, groups: Sequence[Group]) -> Job:
         """The work of a worker for the whole batch; for rewards with `whole_batch`."""
@@ -164,10 +150,7 @@ class PooledReward(WeightedReward):
 
     def unreadable(self, answer: Any) -> str | None:
         found = self.answer_job(answer)
-        if not isinstance(found, Job):
-            return found
-        why: str | None = found.run()["why"]
-        return why
+        return found.run()["why"] if isinstance(found, Job) else found
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         job = self.job(prompt, completion)
@@ -179,10 +162,7 @@ class PooledReward(WeightedReward):
 
 def validated(score: object) -> Score:
     """The score in Python's own numbers, checked for what a careless scorer may return (`correct=1`, a numpy float).
-
-    Raises:
-        ValueError: it is no score, or a number in it is not finite; a part without a value must be omitted.
-    """
+    ValueError if it is no score, or a number in it is not finite; a part without a value must be omitted."""
     if not isinstance(score, Score):
         raise ValueError(f"returned {score!r:.80}, expected a Score")
     if not score.valid:
@@ -205,13 +185,8 @@ def binary_score(correct: bool) -> Score:
 
 
 def require_package(module: str, kind: str, extra: str) -> None:
-    """Raise `UserError` if a reward's package is not installed.
-
-    Args:
-        module: name under which it is imported.
-        kind: of the reward.
-        extra: the extra of proxima that installs it.
-    """
+    """Raise `UserError` if the package that a reward imports as `module`, and an extra of proxima installs, is not
+    there."""
     if importlib.util.find_spec(module) is None:
         package = module.replace("_", "-")
         raise UserError(f"reward '{kind}' needs the package {package}: pip install 'proxima-rl[{extra}]'")
@@ -223,13 +198,9 @@ def missing_answer(answer: Any) -> str | None:
 
 
 def required_answer(prompt: Prompt, kind: str) -> Any:
-    """The row's answer.
-
-    Raises:
-        ValueError: the row has none.
-    """
+    """The row's answer; ValueError if it has none."""
     if prompt.answer is None:
         raise ValueError(
-            f"'{kind}' compares with an answer, and prompt {prompt.uid} has none; map the task's answer column"
+            f"'{kind}' compares with an answer; prompt {prompt.uid} has none: map the task's answer column"
         )
     return prompt.answer

@@ -128,35 +128,23 @@ class Http(WeightedReward):
             raise ValueError(f"the answer has {len(scores)} scores for {len(completions)} completions")
         return [_score(item) for item in scores]
 
-    def _post(self, prompt: Prompt | None, completions: Sequence[Completion]) -> bytes:
-        request = {
-            "prompt": prompt
-            and {
-                "uid": prompt.uid,
-                "messages": prompt.messages,
-                "answer": prompt.answer,
-                "metadata": dict(prompt.metadata),
-            },
-            "completions": [
-                {"sample": c.sample, "text": c.text, "tokens": c.tokens.tolist(), "finish_reason": c.finish_reason}
-                for c in completions
-            ],
-        }
+    def _post(self, p: Prompt | None, completions: Sequence[Completion]) -> bytes:
+        asked = p and {"uid": p.uid, "messages": p.messages, "answer": p.answer, "metadata": dict(p.metadata)}
+        sent = [
+            {"sample": c.sample, "text": c.text, "tokens": c.tokens.tolist(), "finish_reason": c.finish_reason}
+            for c in completions
+        ]
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         headers |= {"Accept-Encoding": "identity", "User-Agent": "proxima"}
         if self.token_env is not None:
             headers["Authorization"] = f"Bearer {os.environ[self.token_env]}"
-        body = json.dumps(request).encode()
+        body = json.dumps({"prompt": asked, "completions": sent}).encode()
         return post(self.url, body, headers, seconds=self.seconds, retries=self.retries, backoff=self.backoff)
 
 
 def post(url: str, body: bytes, headers: Mapping[str, str], *, seconds: float, retries: int, backoff: float) -> bytes:
-    """The body of the response; arguments as in `Http`.
-
-    Raises:
-        PostFailed: the last attempt failed. A status that is not in `RETRIED` is not retried; a redirect is one,
-            because following it would send the token to another server.
-    """
+    """The body of the response; arguments as in `Http`. PostFailed if the last attempt failed. A status that is not in
+    `RETRIED` is not retried; a redirect is one, because following it would send the token to another server."""
     for attempt in range(retries + 1):
         try:
             return asyncio.run(asyncio.wait_for(_exchange(url, body, headers), seconds))

@@ -49,11 +49,7 @@ class Reward(Protocol):
         """Seconds until a call is abandoned; 0: `runtime.reward_timeout`."""
 
     def check(self) -> None:
-        """Check before the run that what the reward needs outside this process is available.
-
-        Raises:
-            UserError: what is missing and what to do.
-        """
+        """UserError, before the run, if something that the reward needs outside this process is missing."""
 
     def unreadable(self, answer: Any) -> str | None:
         """Why this reward can't score a row with this answer; None if it can."""

@@ -74,14 +74,10 @@ class RewardRunner:
     @property
     def needs_answers(self) -> bool:
         """Whether a reward that counts compares with the row's answer, so that `unreadable` may find something."""
-        return any(map(_checks_answers, self.rewards))
+        return any(reward.weight != 0 and reward.needs_answer for reward in self.rewards)
 
     def check(self) -> None:
-        """Check before the run that what the rewards need outside this process is available.
-
-        Raises:
-            UserError: names the reward, what is missing and what to do. Rewards of weight 0 are not checked.
-        """
+        """`check` of every reward whose weight is not 0, by name."""
         for reward, label in zip(self.rewards, self.labels, strict=True):
             if reward.weight != 0:
                 try:
@@ -98,7 +94,7 @@ class RewardRunner:
         distinct = dict(zip(keys, answers, strict=True))
         found: dict[str, str | None] = {}
         for reward, label in zip(self.rewards, self.labels, strict=True):
-            if _checks_answers(reward):
+            if reward.weight != 0 and reward.needs_answer:
                 for key, why in zip(distinct, self._reasons(reward, list(distinct.values())), strict=True):
                     if why is not None:
                         found.setdefault(key, f"{label}: {why}")
@@ -108,11 +104,12 @@ class RewardRunner:
         if not isinstance(reward, PooledReward):
             return [reward.unreadable(answer) for answer in answers]
         jobs = [reward.answer_job(answer) for answer in answers]
-        results = iter(self._pools[reward.where].run_now([job for job in jobs if isinstance(job, Job)]))
-        return [_reason(next(results)) if isinstance(job, Job) else job for job in jobs]
+        results = self._pools[reward.where].run_now([job for job in jobs if isinstance(job, Job)])
+        whys = ((r.error if r.value is None else r.value["why"]) for r in results)
+        return [next(whys) if isinstance(job, Job) else job for job in jobs]
 
     def start(self) -> None:
-        """Start the worker processes ahead of the first `score`; returns at once. Optional."""
+        """Start the worker processes ahead of the first `score`, which would; returns at once."""
         for pool in self._pools.values():
             pool.start()
 
@@ -182,24 +179,18 @@ class RewardRunner:
         calls = [completions[start : start + size] for start in range(0, len(completions), size)]
         if reward.where == "inline" and size == 1:
             return [score for call in calls for score in _scores(reward, prompt, call)]
-        results = await asyncio.gather(
-            *(self._run_in_thread(i, partial(_scores, reward, prompt, call), self.timeout) for call in calls)
-        )
-        columns = zip(results, calls, strict=True)
+        waiting = (self._run_in_thread(i, partial(_scores, reward, prompt, call), self.timeout) for call in calls)
+        columns = zip(await asyncio.gather(*waiting), calls, strict=True)
         return [score for found, call in columns for score in _spread(found, len(call))]
 
-    async def _run_in_workers(
-        self, reward: PooledReward, prompt: Prompt, completions: Sequence[Completion]
-    ) -> list[Score]:
-        jobs = [_attempt(partial(reward.job, prompt, completion)) for completion in completions]
+    async def _run_in_workers(self, reward: PooledReward, prompt: Prompt, of: Sequence[Completion]) -> list[Score]:
+        jobs = [_attempt(partial(reward.job, prompt, completion)) for completion in of]
         # Groups often hold the same answer several times. Equal texts get equal scores; a user's function may not.
-        keys = [_key(job, i) if reward.where == "text" else i for i, job in enumerate(jobs)]
-        distinct = {key: job for key, job in zip(keys, jobs, strict=True) if isinstance(job, Job)}
+        keyed = [(_key(job, i) if reward.where == "text" else i, job) for i, job in enumerate(jobs)]
+        distinct = {key: job for key, job in keyed if isinstance(job, Job)}
         results = dict(zip(distinct, await self._pools[reward.where].run(list(distinct.values())), strict=True))
-        return [
-            job if isinstance(job, Score) else _parsed(results[key], partial(reward.parse_result, prompt))
-            for key, job in zip(keys, jobs, strict=True)
-        ]
+        parse = partial(reward.parse_result, prompt)
+        return [job if isinstance(job, Score) else _parsed(results[key], parse) for key, job in keyed]
 
     async def _batch_column(self, i: int, groups: Sequence[Group]) -> list[list[Score]]:
         """One reward's scores of the whole batch; a failure of the call is a failure of every completion."""
@@ -223,14 +214,6 @@ class RewardRunner:
             return Score.failed(f"timed out after {seconds:g} s")
         except RuntimeError as error:
             return Score.failed(str(error))
-
-
-def _checks_answers(reward: Reward) -> bool:
-    return reward.weight != 0 and reward.needs_answer
-
-
-def _reason(result: JobResult) -> str | None:
-    return result.error if result.value is None else result.value["why"]
 
 
 def _key(job: Job | Score, otherwise: int) -> str | int:

@@ -25,9 +25,8 @@ class Number(WeightedReward):
     where: ClassVar[Where] = "inline"
 
     def unreadable(self, answer: Any) -> str | None:
-        return missing_answer(answer) or (
-            None if as_number(answer) is not None else "not a number; use 'exact' or 'math'"
-        )
+        is_number = as_number(answer) is not None
+        return missing_answer(answer) or (None if is_number else "not a number; use 'exact' or 'math'")
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         answer = required_answer(prompt, self.kind)

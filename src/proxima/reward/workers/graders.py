@@ -96,10 +96,8 @@ def _reasoning_gym(task: str, config: str) -> Any:
 
     settings = ast.literal_eval(config)
     if task == "composite":
-        settings["datasets"] = [
-            reasoning_gym.composite.DatasetSpec(**{"weight": 1.0, "config": {}, **part})
-            for part in settings["datasets"]
-        ]
+        spec = reasoning_gym.composite.DatasetSpec
+        settings["datasets"] = [spec(**{"weight": 1.0, "config": {}, **part}) for part in settings["datasets"]]
     for name, module in list(sys.modules.items()):
         if name.startswith("reasoning_gym.") and name.rpartition(".")[2] in EVAL_TASKS:
             vars(module)["eval"] = ast.literal_eval
@@ -171,20 +169,16 @@ def _as_dict(result: Any) -> dict[str, Any]:
         if not result.valid:
             raise RuntimeError(result.error or "returned an invalid score")
         result = {**result.parts, "value": result.value, "correct": result.correct}
-    if isinstance(result, Mapping):
-        if "value" not in result:
-            raise ValueError(f"returned a dict without 'value' (keys: {', '.join(map(str, result)) or 'none'})")
-        numbers = {str(key): to_float(value, str(key)) for key, value in result.items() if key != "correct"}
-        return {**numbers, "correct": _to_bool(result.get("correct"))}
-    return {"value": to_float(result, "value")}
+    if not isinstance(result, Mapping):
+        return {"value": to_float(result, "value")}
+    if "value" not in result:
+        raise ValueError(f"returned a dict without 'value' (keys: {', '.join(map(str, result)) or 'none'})")
+    numbers = {str(key): to_float(value, str(key)) for key, value in result.items() if key != "correct"}
+    return {**numbers, "correct": _to_bool(result.get("correct"))}
 
 
 def to_float(value: object, key: str) -> float:
-    """A returned number as a float.
-
-    Raises:
-        ValueError: it is no number; names the key and the value.
-    """
+    """A returned number as a float; ValueError, with key and value, if it is none."""
     try:
         if hasattr(value, "__float__"):  # true of numbers of numpy and torch, not of text
             return float(value)
@@ -209,11 +203,7 @@ def _repr(value: object) -> str:
 
 @lru_cache(maxsize=64)
 def load_function(path: str) -> Callable[..., Any]:
-    """The function at `package.module:name` or `file.py:name`.
-
-    Raises:
-        ValueError: one line that says which part of the path is wrong.
-    """
+    """The function at `package.module:name` or `file.py:name`; ValueError says which part of the path is wrong."""
     where, colon, name = path.rpartition(":")
     if not colon or not where or not name:
         raise ValueError("must be 'package.module:function' or './file.py:function'")
@@ -240,8 +230,7 @@ def _load_file(file: Path) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        message = f"names {str(file)!r}, which can't be loaded: {type(error).__name__}: {error}"
-        raise ValueError(message) from error
+        raise ValueError(f"names {str(file)!r}, which can't be loaded: {type(error).__name__}: {error}") from error
     return module
 
 
@@ -252,8 +241,9 @@ def _load_module(name: str) -> Any:
         message = f"can't be imported: no module {error.name!r} (looking for {name!r}); is its folder on PYTHONPATH?"
         raise ValueError(message) from error
     except Exception as error:
-        message = f"names the module {name!r}, which can't be loaded: {type(error).__name__}: {error}"
-        raise ValueError(message) from error
+        raise ValueError(
+            f"names the module {name!r}, which can't be loaded: {type(error).__name__}: {error}"
+        ) from error
 
 
 def load_user_function(*, path: str) -> dict[str, Any]:
@@ -324,16 +314,6 @@ def warm_math() -> None:
     _verified.clear()
 
 
-def warm_reasoning_gym() -> None:
-    """Load reasoning_gym."""
-    import reasoning_gym  # noqa: F401
-
-
-def warm_function() -> None:
-    """Load what every user function needs."""
-    import proxima.data  # noqa: F401
-
-
 GRADERS: dict[str, Callable[..., dict[str, Any]]] = {
     "format": grade_format,
     "function": grade_function,
@@ -345,8 +325,8 @@ GRADERS: dict[str, Callable[..., dict[str, Any]]] = {
     "regex": grade_regex,
 }
 
-WARM_UPS: dict[str, Callable[[], None]] = {  # run once, before workers are forked
-    "function": warm_function,
+WARM_UPS: dict[str, Callable[[], object]] = {  # run once, before workers are forked
+    "function": lambda: importlib.import_module("proxima.data"),
     "math": warm_math,
-    "reasoning_gym": warm_reasoning_gym,
+    "reasoning_gym": lambda: importlib.import_module("reasoning_gym"),
 }

@@ -297,10 +297,7 @@ class _Worker:
             reply = _reply(line, job_id)
             if reply is None:
                 self.kill()
-                error = (
-                    "something wrote into its worker's socket; a reward must leave open files and forked processes "
-                    "alone"
-                )
+                error = "something wrote into its worker's socket; a reward must leave open files and processes alone"
                 return JobResult(error=error), False
             if "began" not in reply:
                 break

@@ -31,12 +31,8 @@ class DaemonThreads:
         self._lock = threading.Lock()
 
     async def run(self, function: Callable[[], Any], timeout: float) -> Any:
-        """What the function returns or raises.
-
-        Raises:
-            TimeoutError: it took longer than `timeout` seconds, not counting its time in the queue.
-            RuntimeError: too many earlier calls still hang.
-        """
+        """What the function returns or raises; TimeoutError if it took longer than `timeout` seconds, not counting its
+        time in the queue, RuntimeError if too many earlier calls still hang."""
         call = _Call(function)
         self._calls.put(call)
         self._fill()
