@@ -86,7 +86,7 @@ def test_gsm8k(tmp_path):
         "gsm8k: 3 distinct train questions, 7,473 are published; is the source whole?",
         "gsm8k: 2 distinct test questions, 1,319 are published; is the source whole?",
     ]
-    assert {one.status for one in verify_folder(done.folder)} == {"same"}
+    assert set(verify_folder(done.folder).values()) == {"same"}
 
 
 def dapo_rows(questions=50, times=8):
@@ -370,7 +370,7 @@ def test_check(tmp_path):
         file.write(b"x")
     (folder / "test.parquet").unlink()
     (folder / "more.parquet").write_bytes(b"")
-    assert {one.file: one.status for one in verify_folder(folder)} == {
+    assert verify_folder(folder) == {
         "test.parquet": "missing",
         "train.parquet": "altered",
         "README.md": "same",

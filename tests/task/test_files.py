@@ -132,7 +132,7 @@ def test_no_file_no_rows(cls, tmp_path):
     ("line", "message"),
     [
         ('{"question": "a", "answ', r"data.jsonl:3 is not JSON: .*; was the file cut off\? repair or remove the line"),
-        ("[1, 2]", "data.jsonl:3 holds list, expected an object"),
+        ("[1, 2]", "data.jsonl:3 holds a list, expected an object"),
         ('{"question": "a"}', "data.jsonl:3 has no column 'answer'; columns: question"),
         ('{"question": "", "answer": "1"}', "data.jsonl:3: column 'question' is empty"),
         ('{"question": null, "answer": "1"}', "data.jsonl:3: column 'question' is empty"),

@@ -28,21 +28,14 @@ if TYPE_CHECKING:
     from proxima.data.policy_batch import PolicyBatch
     from proxima.data.trajectory import Trajectory
 
-_TENSOR_MODULES = {
-    "Outcomes": "outcomes",
-    "PackedBatch": "packed_batch",
-    "PolicyBatch": "policy_batch",
-    "Trajectory": "trajectory",
-    "check_choices": "field_checks",
-    "check_fields": "field_checks",
-    "pack": "packed_batch",
-}
+_TENSOR_MODULES = ("outcomes", "packed_batch", "policy_batch", "trajectory", "field_checks")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _TENSOR_MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_TENSOR_MODULES[name]}"), name)
+    for module in _TENSOR_MODULES if name in __all__ else ():
+        if hasattr(found := importlib.import_module(f"{__name__}.{module}"), name):
+            return getattr(found, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __all__ = [

@@ -26,7 +26,7 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             part.unlink()
         raise
-    sync_folder(path.parent)
+    flush_to_disk(path.parent)
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
@@ -35,11 +35,11 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames and new files in `folder` survive a power failure. Does nothing where a folder can't be opened
-    (Windows)."""
+def flush_to_disk(path: Path) -> None:
+    """Make a file, or the renames and new files in a folder, survive a power failure; nothing where the path can't be
+    opened (a folder on Windows)."""
     try:
-        handle = os.open(folder, os.O_RDONLY)
+        handle = os.open(path, os.O_RDONLY)
     except OSError:
         return
     try:

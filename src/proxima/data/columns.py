@@ -1,6 +1,7 @@
 """Per-token columns: numpy arrays of one dtype and length, made from any sequence and compared exactly."""
 
 from dataclasses import fields
+from functools import cache
 from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
@@ -11,7 +12,6 @@ Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 
 _DTYPES: dict[Any, np.dtype[Any]] = {Ints: np.dtype("int32"), Floats: np.dtype("float32"), Bools: np.dtype("bool")}
-_HINTS: dict[type, dict[str, np.dtype[Any]]] = {}
 
 
 def as_column(values: ArrayLike, dtype: np.dtype[Any], *, name: str = "column") -> NDArray[Any]:
@@ -48,18 +48,19 @@ class Columns:
         Raises:
             ValueError: names the class, the column and what does not fit.
         """
-        owner, length = type(self).__name__, None
-        for name, dtype in column_dtypes(type(self)).items():
+        cls: type = type(self)
+        length = None
+        for name, dtype in column_dtypes(cls).items():
             values = getattr(self, name)
             if values is None:
                 continue
-            column = as_column(values, dtype, name=f"{owner}.{name}")
+            column = as_column(values, dtype, name=f"{cls.__name__}.{name}")
             if column.ndim == 0 and length is not None:
                 column = np.broadcast_to(column, length)
             if name == "tokens":
                 length = len(column)
             elif name not in self.other_length and len(column) != length:
-                raise ValueError(f"{owner}.{name}: {len(column)} values for {length} tokens.")
+                raise ValueError(f"{cls.__name__}.{name}: {len(column)} values for {length} tokens.")
             object.__setattr__(self, name, column)
 
     def __eq__(self, other: object) -> bool:
@@ -75,16 +76,11 @@ class Columns:
         return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values}
 
 
+@cache
 def column_dtypes(cls: type) -> dict[str, np.dtype[Any]]:
     """The columns of a class by name, in the order of its fields."""
-    if cls not in _HINTS:
-        hints = {name: [hint, *getattr(hint, "__args__", ())] for name, hint in get_type_hints(cls).items()}
-        _HINTS[cls] = {
-            name: next(_DTYPES[part] for part in parts if part in _DTYPES)
-            for name, parts in hints.items()
-            if any(part in _DTYPES for part in parts)
-        }
-    return _HINTS[cls]
+    hints = {name: [hint, *getattr(hint, "__args__", ())] for name, hint in get_type_hints(cls).items()}
+    return {name: _DTYPES[part] for name, parts in hints.items() for part in parts if part in _DTYPES}
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -1,18 +1,14 @@
 """Checks tensor fields; the message names the field, the dtype or shape found, and the one expected."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from functools import cache
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from proxima.data.errors import require
 
-DTYPES: dict[str, tuple[torch.dtype, ...]] = {
-    "float": (torch.float32, torch.float64),
-    "bool": (torch.bool,),
-    "int": (torch.int64, torch.int32),
-}
+DTYPES = {"float": (torch.float32, torch.float64), "bool": (torch.bool,), "int": (torch.int64, torch.int32)}
 
 
 def check_fields(instance: object) -> dict[str, int]:
@@ -26,43 +22,32 @@ def check_fields(instance: object) -> dict[str, int]:
         ValueError: names the class and field, the dtype or shape found, and the field that set the expected size.
     """
     sizes: dict[str, tuple[int, str]] = {}
-    owner = type(instance).__name__
-    for name, hint in _tensor_hints(type(instance)).items():
+    cls: type = type(instance)
+    for name, hint in _tensor_hints(cls).items():
         value = getattr(instance, name)
         if value is not None:
-            _check_tensor(f"{owner}.{name}", value, hint, sizes)
+            _check_tensor(f"{cls.__name__}.{name}", value, hint, sizes)
     return {axis: size for axis, (size, _) in sizes.items()}
 
 
 def check_choices(instance: object) -> None:
     """Raise `FieldError` if a field annotated `Literal[...]` of a dataclass holds another value."""
-    cls = type(instance)
-    if cls not in _CHOICES:
-        hints = get_type_hints(cls).items()
-        _CHOICES[cls] = {name: get_args(hint) for name, hint in hints if get_origin(hint) is Literal}
-    for name, choices in _CHOICES[cls].items():
+    cls: type = type(instance)
+    for name, choices in _choices(cls).items():
         value = getattr(instance, name)
         require(value in choices, name, value, f"must be {', '.join(choices[:-1])} or {choices[-1]}")
 
 
-_CHOICES: dict[type, dict[str, tuple[str, ...]]] = {}
+@cache
+def _choices(cls: type) -> dict[str, tuple[str, ...]]:
+    return {name: get_args(hint) for name, hint in get_type_hints(cls).items() if get_origin(hint) is Literal}
 
 
-_HINTS: dict[type, dict[str, str]] = {}
-
-
+@cache
 def _tensor_hints(cls: type) -> dict[str, str]:
-    if cls not in _HINTS:
-        hints: Mapping[str, Any] = get_type_hints(cls, include_extras=True)
-        _HINTS[cls] = {name: spec for name, hint in hints.items() if (spec := _tensor_spec(hint)) is not None}
-    return _HINTS[cls]
-
-
-def _tensor_spec(hint: Any) -> str | None:
-    if get_origin(hint) is not Annotated:
-        return None
-    inner = get_args(hint)[0]
-    return str(hint.__metadata__[0]) if Tensor in (get_args(inner) or (inner,)) else None
+    hints = get_type_hints(cls, include_extras=True).items()
+    annotated = ((name, *get_args(hint)) for name, hint in hints if get_origin(hint) is Annotated)
+    return {name: str(spec) for name, inner, spec, *_ in annotated if Tensor in (get_args(inner) or (inner,))}
 
 
 def _check_tensor(label: str, value: object, hint: str, sizes: dict[str, tuple[int, str]]) -> None:
@@ -84,8 +69,6 @@ def _check_tensor(label: str, value: object, hint: str, sizes: dict[str, tuple[i
         found = size - int(extra or 0)
         expected, setter = sizes.setdefault(base, (found, label))
         if found != expected:
-            hint_text = " One value per response token: was the last cut off?" if base == "N" else ""
-            raise ValueError(
-                f"{label}: shape {list(value.shape)}, expected [{', '.join(axes)}] with {base} = {expected} set by "
-                f"{setter}.{hint_text}"
-            )
+            wanted = f"[{', '.join(axes)}] with {base} = {expected} set by {setter}."
+            remedy = " One value per response token: was the last cut off?" if base == "N" else ""
+            raise ValueError(f"{label}: shape {list(value.shape)}, expected {wanted}{remedy}")

@@ -121,10 +121,8 @@ class Group:
 
     def __post_init__(self) -> None:
         if len(self.scores) != len(self.completions):
-            raise ValueError(
-                f"Group.scores: {len(self.scores)} scores for {len(self.completions)} completions of prompt "
-                f"{self.prompt.uid}."
-            )
+            counts = f"{len(self.scores)} scores for {len(self.completions)} completions"
+            raise ValueError(f"Group.scores: {counts} of prompt {self.prompt.uid}.")
 
     @property
     def oldest_version(self) -> int | None:

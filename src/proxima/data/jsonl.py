@@ -43,11 +43,8 @@ def _jsonable(value: Any) -> Any:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a `.jsonl` file; empty if the file is missing. An incomplete last line is skipped.
-
-    Raises:
-        UserError: a line before the last is not a JSON object, so the file is damaged; names file and line.
-    """
+    """The records of a `.jsonl` file; empty if the file is missing. An incomplete last line is skipped; UserError,
+    with file and line, if one before it is no JSON object."""
     return [record for record, _ in _lines(path)]
 
 

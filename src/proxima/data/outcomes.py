@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -54,9 +55,8 @@ class Outcomes:
 
     def take(self, rows: Tensor) -> "Outcomes":
         """The completions `rows` [S'] int64, in that order."""
-        taken: dict[str, Any] = {
-            f.name: value[rows] for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)
-        }
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        taken: dict[str, Any] = {name: value[rows] for name, value in values if isinstance(value, Tensor)}
         return replace(self, **taken)
 
     def metric(self, name: str) -> Tensor:
@@ -66,9 +66,8 @@ class Outcomes:
         A name that no completion has gives NaN throughout, because a scorer that failed leaves its part out. That a
         recipe names one of its rewards is checked before the run.
         """
-        found: dict[str, Tensor | None] = (
-            {name: self.parts[:, i] for i, name in enumerate(self.part_names)} if self.parts is not None else {}
-        )
+        parts = [] if self.parts is None else self.parts.unbind(1)
+        found: dict[str, Tensor | None] = dict(zip(self.part_names, parts, strict=False))
         found |= dict(zip(METRICS, (self.reward, self.correct, self.length, self.truncated), strict=True))
         value = found.get(METRIC_ALIASES.get(name, name))
         return torch.full_like(self.reward, float("nan"), dtype=torch.float64) if value is None else value.double()
@@ -92,33 +91,19 @@ class Outcomes:
         `parts` has a column for each reward, in the order of the recipe; NaN where a scorer failed. Details of a reward
         (`name/detail`) have none.
         """
-        rows = [(i, c, s) for i, g in enumerate(groups) for c, s in zip(g.completions, g.scores, strict=True)]
-        names = [name for name in max((s.parts for _, _, s in rows), key=len, default={}) if "/" not in name]
-        parts = torch.tensor(
-            [[s.parts.get(name, float("nan")) for name in names] for _, _, s in rows], dtype=torch.float64
-        )
+        rows = [(i, g, c, s) for i, g in enumerate(groups) for c, s in zip(g.completions, g.scores, strict=True)]
+        names = [name for name in max((s.parts for *_, s in rows), key=len, default={}) if "/" not in name]
+        nan, floats = float("nan"), partial(torch.tensor, dtype=torch.float64)
+        baseline = [g.baseline for _, g, _, _ in rows]
         return cls(
-            reward=torch.tensor([s.value for _, _, s in rows], dtype=torch.float64),
-            valid=torch.tensor([s.valid for _, _, s in rows], dtype=torch.bool),
-            group=torch.tensor([i for i, _, _ in rows], dtype=torch.long),
-            length=torch.tensor([len(c.tokens) for _, c, _ in rows], dtype=torch.long),
-            truncated=torch.tensor([c.truncated for _, c, _ in rows], dtype=torch.bool),
-            parts=parts if names else None,
+            reward=floats([s.value for *_, s in rows]),
+            valid=torch.tensor([s.valid for *_, s in rows], dtype=torch.bool),
+            group=torch.tensor([i for i, *_ in rows], dtype=torch.long),
+            length=torch.tensor([len(c.tokens) for _, _, c, _ in rows], dtype=torch.long),
+            truncated=torch.tensor([c.truncated for _, _, c, _ in rows], dtype=torch.bool),
+            parts=floats([[s.parts.get(name, nan) for name in names] for *_, s in rows]) if names else None,
             part_names=tuple(names),
-            baseline=_baseline(groups),
-            identity=torch.tensor(
-                [(g.prompt.uid << 20) + c.sample for g in groups for c in g.completions], dtype=torch.long
-            ),
-            correct=torch.tensor([_number(s.correct if s.valid else None) for _, _, s in rows], dtype=torch.float64),
+            baseline=floats(baseline) if baseline and None not in baseline else None,
+            identity=torch.tensor([(g.prompt.uid << 20) + c.sample for _, g, c, _ in rows], dtype=torch.long),
+            correct=floats([s.correct if s.valid and s.correct is not None else nan for *_, s in rows]),
         )
-
-
-def _baseline(groups: Sequence[Group]) -> Tensor | None:
-    """[S], where every group has one."""
-    values = [group.baseline for group in groups for _ in group.completions]
-    known = [value for value in values if value is not None]
-    return torch.tensor(known, dtype=torch.float64) if known and len(known) == len(values) else None
-
-
-def _number(known: bool | None) -> float:
-    return float("nan") if known is None else float(known)

@@ -83,12 +83,9 @@ class PackedBatch:
     ) -> PolicyBatch:
         """The input of the loss: the columns that both batches have, and the model's outputs."""
         shared = {f.name for f in fields(self)} & {f.name for f in fields(PolicyBatch)}
+        facts = {name: getattr(self, name) for name in shared}
         return PolicyBatch(
-            log_prob=log_prob,
-            token=self.target,
-            entropy=entropy,
-            top_k_log_prob=top_k_log_prob,
-            **{name: getattr(self, name) for name in shared},
+            log_prob=log_prob, token=self.target, entropy=entropy, top_k_log_prob=top_k_log_prob, **facts
         )
 
 

@@ -78,11 +78,8 @@ class PolicyBatch:
         assert self.sampled is not None
         wrong = self.loss_mask & ~self.sampled
         if bool(wrong.any()):
-            at = int(wrong.nonzero()[0])
-            raise ValueError(
-                f"PolicyBatch.loss_mask: token {at} is in the loss but not sampled: no policy chose it. Mask it, or "
-                "mark it sampled."
-            )
+            token = f"token {int(wrong.nonzero()[0])} is in the loss but not sampled: no policy chose it"
+            raise ValueError(f"PolicyBatch.loss_mask: {token}. Mask it, or mark it sampled.")
 
     def __len__(self) -> int:
         return len(self.log_prob)
@@ -100,9 +97,8 @@ class PolicyBatch:
     @cached_property
     def sequence_index(self) -> Tensor:
         """[N] int64, the sequence of each token."""
-        return torch.repeat_interleave(
-            torch.arange(self.sequences, device=self.lengths.device), self.lengths, output_size=len(self)
-        )
+        index = torch.arange(self.sequences, device=self.lengths.device)
+        return torch.repeat_interleave(index, self.lengths, output_size=len(self))
 
     def masked(self, name: str, fill: float = 0.0) -> Tensor:
         """The field with `fill` outside the loss mask, by selection: NaN there can't leak into a value or a
@@ -155,11 +151,7 @@ class PolicyBatch:
         rows, width = loss_mask.shape
         sampled = _as_bool(tensors.pop("sampled"), "sampled") if "sampled" in tensors else loss_mask
         column = torch.arange(1, width + 1, device=mask.device)
-        lengths = (
-            ((sampled | loss_mask) * column).amax(dim=1)
-            if width
-            else torch.zeros(rows, dtype=torch.long, device=mask.device)
-        )
+        lengths = ((sampled | loss_mask) * column).amax(dim=1) if width else column.new_zeros(rows)
         inside = column <= lengths[:, None]
         packed: dict[str, Tensor] = {}
         for name, value in tensors.items():

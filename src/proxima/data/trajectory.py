@@ -10,10 +10,6 @@ from proxima.data.columns import Bools, Columns, Floats, Ints
 from proxima.data.flow import Completion, Prompt
 
 
-def _zero() -> Floats:
-    return np.zeros((), np.float32)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trajectory(Columns):
     """Prompt, response and every per-token fact the update needs, before packing; see `Columns` for what a column
@@ -44,7 +40,7 @@ class Trajectory(Columns):
     temperature: float = 1.0
     behavior_log_prob: Floats | None = None
     policy_version: Ints | None = None
-    advantage: Floats = field(default_factory=_zero)
+    advantage: Floats = field(default_factory=lambda: np.zeros((), np.float32))
     reward: Floats | None = None
     returns: Floats | None = None
     value: Floats | None = None
@@ -59,14 +55,10 @@ class Trajectory(Columns):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not len(self.prompt_tokens):
-            raise ValueError(
-                "Trajectory.prompt_tokens: empty; the first response token would have nothing to be predicted from."
-            )
+            raise ValueError("Trajectory.prompt_tokens: empty; nothing would predict the first response token.")
         if not self.temperature > 0:
-            raise ValueError(
-                f"Trajectory.temperature={self.temperature} must be > 0: a greedy completion has no log-probs to "
-                "train on."
-            )
+            reason = "a greedy completion has no log-probs to train on"
+            raise ValueError(f"Trajectory.temperature={self.temperature} must be > 0: {reason}.")
 
     def __len__(self) -> int:
         return len(self.prompt_tokens) + len(self.tokens)

@@ -11,27 +11,21 @@ if its columns have a new form, a kind in `ANSWERS` if its answers have; (3) rea
 `tests/prepare`. Stable: `prepare`, `PrepareOptions`, `SOURCES`, the columns of the tables and the keys of the card.
 """
 
-from proxima.prepare.catalog import SOURCES, Hub, Part
+from proxima.prepare.catalog import SOURCES, Part
 from proxima.prepare.dataset_card import read_card, verify_folder
-from proxima.prepare.decontaminate import EvalSet, OverlapIndex
+from proxima.prepare.decontaminate import EvalSet
 from proxima.prepare.eval_sets import load_eval_set, sibling_eval_sets
-from proxima.prepare.locate import SourceFiles, locate_files
-from proxima.prepare.pipeline import HELD_OUT, PreparedFolder, prepare
+from proxima.prepare.locate import locate_files
+from proxima.prepare.pipeline import PreparedFolder, prepare
 from proxima.prepare.prepare_options import PrepareOptions
-from proxima.prepare.prompt_template import TEMPLATES, Template, resolve_template
+from proxima.prepare.prompt_template import resolve_template
 
 __all__ = [
-    "HELD_OUT",
     "SOURCES",
-    "TEMPLATES",
     "EvalSet",
-    "Hub",
-    "OverlapIndex",
     "Part",
     "PrepareOptions",
     "PreparedFolder",
-    "SourceFiles",
-    "Template",
     "load_eval_set",
     "locate_files",
     "prepare",

@@ -5,7 +5,6 @@ the same.
 """
 
 import re
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -73,9 +72,4 @@ def _number_text(number: Decimal) -> str:
     return format(number.normalize(), "f") if abs(number.adjusted()) < _MAX_DIGITS else str(number)
 
 
-ANSWERS: dict[str, Callable[[Any], Canonical]] = {
-    "after_hashes": after_hashes,
-    "aime": aime,
-    "expression": expression,
-    "integer": integer,
-}
+ANSWERS = {"after_hashes": after_hashes, "aime": aime, "expression": expression, "integer": integer}

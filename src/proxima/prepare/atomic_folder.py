@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from proxima.data import UserError
-from proxima.data.atomic_files import sync_folder
+from proxima.data.atomic_files import flush_to_disk
 from proxima.prepare.locate import CARD
 
 try:
@@ -45,12 +45,12 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
             try:
                 yield part
                 for path in (*part.iterdir(), part):
-                    _flush(path)
+                    flush_to_disk(path)
                 shutil.rmtree(before, ignore_errors=True)
                 if target.exists():
                     target.rename(before)
                 part.rename(target)
-                sync_folder(target.parent)
+                flush_to_disk(target.parent)
                 shutil.rmtree(before, ignore_errors=True)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
@@ -92,19 +92,8 @@ def refuse_existing(target: Path, *, overwrite: bool) -> None:
     """Raise `UserError` if `target` must not be replaced."""
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
+    remedy = "give another folder with --out"
     if not (target / CARD).is_file():
-        remedy = "give another folder with --out"
         raise UserError(f"{target} exists and is no prepared data (no {CARD} in it)", remedy=remedy)
     if not overwrite:
-        remedy = "take --overwrite to make it anew, or give another folder with --out"
-        raise UserError(f"{target} exists", remedy=remedy)
-
-
-def _flush(path: Path) -> None:
-    """Flush a file, or the names in a folder, to disk; does nothing if the handle can't be flushed (Windows)."""
-    with suppress(OSError):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        raise UserError(f"{target} exists", remedy=f"take --overwrite to make it anew, or {remedy}")

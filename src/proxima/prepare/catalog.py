@@ -59,17 +59,8 @@ _MATH_SUBSETS = (
 
 
 def _aime(year: int, *hubs: Hub) -> Part:
-    return Part(
-        f"aime{year % 100}",
-        f"AIME {year}, I and II",
-        hubs,
-        side="test",
-        answer="aime",
-        template="dapo",
-        hints=(str(year % 100),),
-        published={"test": 30},
-        optional=True,
-    )
+    name, title, hints = f"aime{year % 100}", f"AIME {year}, I and II", (str(year % 100),)
+    return Part(name, title, hubs, "test", "aime", "dapo", hints=hints, published={"test": 30}, optional=True)
 
 
 SOURCES: dict[str, tuple[Part, ...]] = {

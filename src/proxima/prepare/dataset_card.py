@@ -3,7 +3,6 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +56,7 @@ def build_card(
         "source": {"kind": source.kind, "name": source.name, "revision": source.revision, "license": source.license},
         "inputs": {side: _input_lines(data.inputs) for side, data in sides.items()},
         "counts": {side: _counts(side, data, excluded, files) for side, data in sides.items()},
-        "repetition": {
-            side: {str(times): n for times, n in sorted(data.distinct.counts.repetition.items())}
-            for side, data in sides.items()
-        },
+        "repetition": {side: _repetition(data) for side, data in sides.items()},
         "answer": part.answer,
         "reward": _REWARD_OF_TEMPLATE.get(template.name, part.reward),
         "prompt": {"template": template.name, "text": template.text, "system": template.system},
@@ -101,20 +97,16 @@ def _counts(side: str, data: SplitData, excluded: ExclusionLists, files: Mapping
 
     rows = unreadable_rows + repeats + questions; questions = conflicts_dropped + contaminated + train + test.
     """
-    tally = data.distinct.counts
-    counts = {
-        "rows": tally.rows,
-        "unreadable_rows": tally.unreadable_rows,
-        "unreadable": tally.unreadable,
-        "repeats": tally.repeats,
-        "questions": tally.questions,
-        "conflicts": tally.conflicts,
-        "conflicts_dropped": excluded.conflicts_dropped[side],
-        "contaminated": len(excluded.contaminated) if side == "train" else 0,
-    }
+    counts: dict[str, int] = {key: n for key, n in vars(data.distinct.counts).items() if key != "repetition"}
+    counts["conflicts_dropped"] = excluded.conflicts_dropped[side]
+    counts["contaminated"] = len(excluded.contaminated) if side == "train" else 0
     remaining = counts["questions"] - counts["conflicts_dropped"] - counts["contaminated"]
     train = files.get("train.parquet", 0) if side == "train" else 0
     return {**counts, "train": train, "test": remaining - train}
+
+
+def _repetition(data: SplitData) -> dict[str, int]:
+    return {str(times): questions for times, questions in sorted(data.distinct.counts.repetition.items())}
 
 
 def write_card(folder: Path, card: dict[str, Any]) -> None:
@@ -127,17 +119,13 @@ def write_card(folder: Path, card: dict[str, Any]) -> None:
 
 
 def read_card(folder: Path) -> dict[str, Any]:
-    """The card of a prepared folder.
-
-    Raises:
-        UserError: it is missing or damaged.
-    """
+    """The card of a prepared folder; UserError if it is missing or damaged."""
     path = folder / CARD
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        message = f"{folder} is no prepared data (no {CARD} in it)"
-        raise UserError(message, remedy="make it with proxima data prepare") from None
+        remedy = "make it with proxima data prepare"
+        raise UserError(f"{folder} is no prepared data (no {CARD} in it)", remedy=remedy) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} can't be read: {error}", remedy=_REMAKE) from None
     if not isinstance(card, dict) or card.get("format") != FORMAT or not isinstance(card.get("outputs"), dict):
@@ -145,28 +133,17 @@ def read_card(folder: Path) -> dict[str, Any]:
     return card
 
 
-@dataclass(frozen=True)
-class FileStatus:
-    """A file compared with its card: `same`, `altered`, `missing`, or `extra`, a table that the card does not list."""
-
-    file: str
-    status: str
-
-
-def verify_folder(folder: Path) -> list[FileStatus]:
-    """Compare every file of a prepared folder with the hashes of its card.
-
-    Raises:
-        UserError: the card is missing or damaged.
-    """
+def verify_folder(folder: Path) -> dict[str, str]:
+    """Each file of a prepared folder compared with its card: `same`, `altered`, `missing`, or `extra`, a table that the
+    card does not list. UserError if the card is missing or damaged."""
     outputs: dict[str, Any] = read_card(folder)["outputs"]
-    found = []
+    found = {}
     for name, facts in outputs.items():
         path = folder / name
         same = path.is_file() and _facts(path).items() <= facts.items()
-        found.append(FileStatus(name, "same" if same else "altered" if path.is_file() else "missing"))
+        found[name] = "same" if same else "altered" if path.is_file() else "missing"
     extra = sorted(path.name for path in folder.glob("*.parquet") if path.name not in outputs)
-    return found + [FileStatus(name, "extra") for name in extra]
+    return found | dict.fromkeys(extra, "extra")
 
 
 def _facts(path: Path) -> dict[str, Any]:
@@ -186,10 +163,8 @@ def _lines(card: Mapping[str, Any], folder: str | None) -> Iterator[str]:
     yield f"{card['title']}.\n"
     where = source["name"] + (f" at {source['revision']}" if source["revision"] else "")
     yield f"Source: {where}. License: {source['license'] or 'not known; see the source'}.\n"
-    yield (
-        f"Made with `{card['command']}`, proxima {card['versions']['proxima']}; the same files and options give "
-        "the same bytes.\n"
-    )
+    made = f"Made with `{card['command']}`, proxima {card['versions']['proxima']}"
+    yield f"{made}; the same files and options give the same bytes.\n"
     yield "## What became of the rows\n"
     sides = list(card["counts"])
     yield "| | " + " | ".join(sides) + " |\n|---|" + "---:|" * len(sides)
@@ -202,16 +177,12 @@ def _lines(card: Mapping[str, Any], folder: str | None) -> Iterator[str]:
     if overlap["against"]:
         run = f", or {overlap['words']} words in a row (arXiv 2005.14165, appendix C)" if overlap["words"] else ""
         yield f"\nContamination: the same normalised text{run}, against"
-        yield "\n".join(
-            f"- {one['set']}, {one['questions']:,} questions: {one['left_out']:,} left out, {one['same_text']:,} of "
-            "them the same text"
-            for one in overlap["against"]
-        )
+        for one in overlap["against"]:
+            dropped = f"{one['left_out']:,} left out, {one['same_text']:,} of them the same text"
+            yield f"- {one['set']}, {one['questions']:,} questions: {dropped}"
         if overlap["phrases_ignored"]:
-            yield (
-                f"\n{overlap['phrases_ignored']:,} runs are phrases: more than {overlap['common']} training "
-                "questions hold each."
-            )
+            phrases = f"{overlap['phrases_ignored']:,} runs are phrases"
+            yield f"\n{phrases}: more than {overlap['common']} training questions hold each."
     else:
         yield "\nNot compared with any evaluation set."
     yield "\n## Prompt\n"
@@ -245,11 +216,12 @@ _COUNTED = {
 def recipe_snippet(card: Mapping[str, Any], folder: str | None = None) -> str:
     """The lines of a recipe that use the data."""
     path = folder or f"data/{card['name']}"
-    trained = "train.parquet" in card["outputs"]
-    tested = "test.parquet" in card["outputs"]
-    lines = [f"task: {{kind: prepared, path: {path}}}"] if trained else []
-    lines += [f"eval: {{task: {{kind: prepared, path: {path}, split: test}}}}"] if tested else []
-    return "\n".join([*lines, f"reward: {card['reward']}"] if trained else lines)
+    lines = {
+        f"task: {{kind: prepared, path: {path}}}": "train.parquet",
+        f"eval: {{task: {{kind: prepared, path: {path}, split: test}}}}": "test.parquet",
+        f"reward: {card['reward']}": "train.parquet",
+    }
+    return "\n".join(line for line, needed in lines.items() if needed in card["outputs"])
 
 
 def repetition_line(repetition: Mapping[str, int], most: int = 5) -> str:

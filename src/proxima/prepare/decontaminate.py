@@ -75,12 +75,8 @@ class OverlapIndex:
                 self._grams.setdefault(gram, []).append((eval_set.name, number))
 
     def find(self, question: str, *, count: bool = True) -> list[OverlapMatch]:
-        """The evaluation questions that a question overlaps with, the same text first.
-
-        Args:
-            question: its text.
-            count: whether its n-grams count towards `common`, as those of a training question do.
-        """
+        """The evaluation questions that a question overlaps with, the same text first. With `count` its n-grams count
+        towards `common`, as those of a training question do."""
         if not self._exact:
             return []
         same = self._exact.get(_key(question), [])
@@ -96,18 +92,13 @@ class OverlapIndex:
         for where, grams in found.items():
             if where not in same:
                 grams_in_all, needed = self._facts[where]
-                matches.append(
-                    OverlapMatch(where, tuple(grams), len(grams) >= COVERAGE * grams_in_all and needed <= numbers)
-                )
+                covers = len(grams) >= COVERAGE * grams_in_all and needed <= numbers
+                matches.append(OverlapMatch(where, tuple(grams), covers))
         return matches
 
     def contaminated(self, matches: Iterable[OverlapMatch], except_set: str | None = None) -> list[OverlapMatch]:
-        """The matches that are evidence: the same text, an n-gram that is no phrase, or coverage of the question.
-
-        Args:
-            matches: of `find`.
-            except_set: name of a set to ignore.
-        """
+        """Of the matches that `find` gave, but for those with `except_set`, those that are evidence: the same text, an
+        n-gram that is no phrase, or coverage of the question."""
         kept = []
         for match in matches:
             rare = tuple(gram for gram in match.grams if not self.common or self._seen[gram] <= self.common)

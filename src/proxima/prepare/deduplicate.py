@@ -9,7 +9,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from hashlib import blake2b
 from typing import IO, Any, Literal
 
@@ -17,6 +17,7 @@ from proxima.data.jsonl import utf8
 from proxima.prepare.answer_kinds import ANSWERS
 from proxima.prepare.normalize import question_key, strip_instructions
 from proxima.prepare.read_files import SourceRow
+from proxima.prepare.row_formats import SourceQuestion
 
 LISTED = 10_000  # most unreadable rows listed with their text; all are counted
 _CACHED = 1 << 17  # hashes of raw rows, to recognise repeats without normalizing them
@@ -29,18 +30,12 @@ _FRACTION = re.compile(r"\\frac(?:\{([^{}]*)\}|([^\\{}]))(?:\{([^{}]*)\}|([^\\{}
 Conflicts = Literal["drop", "first", "majority"]
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question with its answer, as it will be written; `file` and `row` are numbers of its source."""
+@dataclass(frozen=True)
+class Question(SourceQuestion):
+    """A question with its canonical answer, as it will be written; `file` and `row` are numbers of its source."""
 
-    question: str
-    answer: str
-    solution: str | None
-    subject: str | None
-    level: int | None
-    source_id: str | None
-    file: int
-    row: int
+    file: int = 0
+    row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +97,8 @@ class Deduplicator:
             return self._list_unreadable(row, "has no answer")
         if not isinstance(raw.answer, (str, int, float)) or isinstance(raw.answer, bool):
             return self._list_unreadable(row, "has an answer that is neither text nor number")
-        raw_hash = blake2b(f"{raw.answer}\0{raw.question}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        known = self._cache.get(raw_hash)
-        if known is not None:
+        raw_hash = _hash(f"{raw.answer}\0{raw.question}")
+        if (known := self._cache.get(raw_hash)) is not None:
             self._repeats[known] += 1
             return None
         answer, reason = self._canonical(raw.answer)
@@ -113,10 +107,9 @@ class Deduplicator:
         question = utf8(strip_instructions(raw.question))
         if not question:
             return self._list_unreadable(row, "has no question")
-        texts = [None if text is None else utf8(text) for text in (raw.solution, raw.subject, raw.source_id)]
-        item = Question(question, utf8(answer), texts[0], texts[1], raw.level, texts[2], row.file, row.row)
-        index = self._place(item)
-        if index is not None:
+        solution, subject, name = (text and utf8(text) for text in (raw.solution, raw.subject, raw.source_id))
+        item = Question(question, utf8(answer), solution, subject, raw.level, name, row.file, row.row)
+        if (index := self._place(item)) is not None:
             if len(self._cache) >= _CACHED:
                 self._cache.clear()
             self._cache[raw_hash] = index
@@ -124,12 +117,12 @@ class Deduplicator:
 
     def _place(self, item: Question) -> int | None:
         """Count the item. Returns the number of its question; None if its answer differs from the first row's."""
-        key, answer = question_key(item.question), _hashed(item.answer)
+        key, answer = question_key(item.question), int.from_bytes(_hash(_comparable(item.answer), 8), "big")
         index = self._index.setdefault(key, len(self._repeats))
         if index == len(self._repeats):
             self._repeats.append(1)
             self._answers.append(answer)
-            json.dump([getattr(item, name) for name in Question.__slots__], self._spool, ensure_ascii=False)
+            json.dump(astuple(item), self._spool, ensure_ascii=False)
             self._spool.write("\n")
             return index
         self._repeats[index] += 1
@@ -143,12 +136,9 @@ class Deduplicator:
 
     def _list_unreadable(self, row: SourceRow, reason: str) -> None:
         self.counts.unreadable_rows += 1
-        raw = row.content
-        shown = {
-            "question": "" if raw is None else utf8(strip_instructions(raw.question)),
-            "answer": None if raw is None else _excerpt(raw.answer),
-        }
-        key = blake2b(json.dumps([*shown.values(), reason]).encode(), digest_size=16).digest()
+        raw = row.content or SourceQuestion("", None)
+        shown = {"question": utf8(strip_instructions(raw.question)), "answer": _excerpt(raw.answer)}
+        key = _hash(json.dumps([*shown.values(), reason]))
         if key not in self._listed:
             self._listed[key] = len(self.unreadable)
             self.counts.unreadable += 1
@@ -167,12 +157,8 @@ class Deduplicator:
         self._index.clear()
 
     def questions(self, rule: Conflicts) -> Iterator[UniqueQuestion]:
-        """The distinct questions in the order of their first row.
-
-        Args:
-            rule: for a question with different answers: `drop` it, keep its `first` row, or the first row with the
-                answer of the `majority`; without a majority it is dropped.
-        """
+        """The distinct questions in the order of their first row; one with different answers by the rule: `drop` it,
+        keep its `first` row, or the first with the answer of the `majority`, without which it is dropped."""
         self._spool.flush()
         self._spool.seek(0)
         for index, line in enumerate(self._spool):
@@ -202,11 +188,9 @@ def _comparable(answer: str) -> str:
     return text.replace("$", "").removesuffix(".") or text
 
 
-def _hashed(answer: str) -> int:
-    return int.from_bytes(blake2b(_comparable(answer).encode(), digest_size=8).digest(), "big")
+def _hash(text: str, size: int = 16) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=size).digest()
 
 
 def _excerpt(answer: Any) -> Any:
-    if isinstance(answer, str):
-        return utf8(answer)[-200:]
     return answer if answer is None or isinstance(answer, (bool, int, float)) else utf8(str(answer))[-200:]

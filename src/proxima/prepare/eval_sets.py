@@ -15,11 +15,8 @@ _ANY = Part("evaluation set", "", (), side="test", answer="expression", template
 
 
 def load_eval_set(given: str) -> EvalSet:
-    """The distinct test questions of a prepared folder, a file, a folder as published, or a data set on the hub.
-
-    Raises:
-        UserError: it does not exist, or has no questions.
-    """
+    """The distinct test questions of a prepared folder, a file, a folder as published, or a data set on the hub;
+    UserError if it does not exist, or has no questions."""
     place = Path(given).expanduser()
     path = str(place / "test.parquet") if (place / "test.parquet").is_file() else given
     if path == given and (place / CARD).is_file():

@@ -1,8 +1,8 @@
-"""Locates the files of a source, in a path, the hub's cache, the hub, or the cache of `datasets`, and sorts them by
-side."""
+"""Locates the files of a source, in a path, the hub's cache, the hub, or the cache of `datasets`, sorted by side."""
 
 import glob
 import re
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -78,10 +78,8 @@ def locate_files(
 
 
 def _is_hub_name(given: str) -> bool:
-    local = given.startswith((".", "/", "~")) or given.endswith(SUFFIXES) or re.search("[*?]", given)
-    return (
-        not local and not Path(given).exists() and given.count("/") == 1 and all(given.split("/")) and " " not in given
-    )
+    named = re.fullmatch(r"[^/*? .~][^/*? ]*/[^/*? ]+", given) is not None and not given.endswith(SUFFIXES)
+    return named and not Path(given).exists()
 
 
 def _local(given: str, subset: str | None) -> NamedFiles:
@@ -101,22 +99,19 @@ def _local(given: str, subset: str | None) -> NamedFiles:
 
 
 def _below(folder: Path, subsets: tuple[str, ...], given: str) -> NamedFiles:
-    tops = [folder, folder / "data"]
-    if subsets:
-        wanted = [next((top / name for top in tops if (top / name).is_dir()), None) for name in subsets]
-        if any(wanted):
-            starts = [start for start in wanted if start is not None]
-            if len(starts) < len(subsets):
-                raise DataNotFound(f"{given} holds {len(starts)} of the subsets {', '.join(subsets)}")
-        else:  # configurations that are files: aime2025-I.jsonl
-            named = [pair for pair in _files(folder, folder) if any(n.lower() in pair[0].stem.lower() for n in subsets)]
-            if not named:
-                raise DataNotFound(f"{given} holds no subset {', '.join(subsets)}")
-            return named
-    else:
-        default = next((top / name for top in tops for name in _DEFAULT_SUBSETS if (top / name).is_dir()), None)
-        starts = [default or folder]
-    return [pair for start in starts for pair in _files(start, folder)]
+    def inside(*names: str) -> Path | None:
+        tops = (folder, folder / "data")
+        return next((top / name for top in tops for name in names if (top / name).is_dir()), None)
+
+    starts = [start for name in subsets if (start := inside(name))]
+    if subsets and not starts:  # configurations that are files: aime2025-I.jsonl
+        named = [pair for pair in _files(folder, folder) if any(n.lower() in pair[0].stem.lower() for n in subsets)]
+        if not named:
+            raise DataNotFound(f"{given} holds no subset {', '.join(subsets)}")
+        return named
+    if len(starts) < len(subsets):
+        raise DataNotFound(f"{given} holds {len(starts)} of the subsets {', '.join(subsets)}")
+    return [pair for start in starts or [inside(*_DEFAULT_SUBSETS) or folder] for pair in _files(start, folder)]
 
 
 def _files(start: Path, top: Path) -> NamedFiles:
@@ -127,8 +122,7 @@ def _files(start: Path, top: Path) -> NamedFiles:
 
 
 def _sides(files: NamedFiles, part: Part, given: str) -> Sides:
-    """The files of each side: by a file's name (`train-00000-of-00002.parquet`), or a folder's
-    (`test/algebra/1.json`)."""
+    """The files of each side: by name (`train-00000-of-00002.parquet`) or a folder's (`test/algebra/1.json`)."""
     by_side: dict[str, NamedFiles] = {"train": [], "test": [], "validation": [], "": []}
     for path, name in files:
         by_side[_side(name)].append((path, name))
@@ -156,10 +150,7 @@ def _side(name: str) -> str:
 
 def _require_all_shards(files: Iterable[tuple[Path, str]], given: str) -> None:
     """Refuse `-00000-of-00002` without `-00001-of-00002`, an interrupted download."""
-    seen: dict[tuple[str, str], int] = {}
-    for _, name in files:
-        if match := _SHARD.fullmatch(name):
-            seen[match[1], match[3]] = seen.get((match[1], match[3]), 0) + 1
+    seen = Counter((match[1], match[3]) for _, name in files if (match := _SHARD.fullmatch(name)))
     for (stem, count), found in seen.items():
         if found != int(count):
             raise DataNotFound(f"{given} holds {found} of the {int(count)} files {stem}-*-of-{count}")

@@ -57,9 +57,8 @@ def normalize(text: str) -> str:
     before a punctuation mark (`2+2 ?`). Case is kept: `A` and `a` may be two quantities. NFKC also turns x² into x2;
     two questions that clash by it show up as a conflict of answers.
     """
-    return _SPACE_BEFORE_MARK.sub(
-        "", " ".join(unicodedata.normalize("NFKC", strip_instructions(_INVISIBLE.sub("", utf8(text)))).split())
-    )
+    visible = strip_instructions(_INVISIBLE.sub("", utf8(text)))
+    return _SPACE_BEFORE_MARK.sub("", " ".join(unicodedata.normalize("NFKC", visible).split()))
 
 
 def question_key(text: str) -> bytes:

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from proxima.prepare.atomic_folder import atomic_folder, refuse_existing
 from proxima.prepare.catalog import Part
 from proxima.prepare.dataset_card import build_card, write_card
 from proxima.prepare.decontaminate import EvalSet, OverlapIndex, OverlapMatch
-from proxima.prepare.deduplicate import Conflicts, Deduplicator, Question, UniqueQuestion
+from proxima.prepare.deduplicate import Conflicts, Deduplicator, Question
 from proxima.prepare.locate import SourceFiles
 from proxima.prepare.normalize import normalize
 from proxima.prepare.prepare_options import PrepareOptions
@@ -25,8 +25,8 @@ HELD_OUT = 0.02  # share of the questions for testing, if a source has no test s
 _REPORT_EVERY = 4096  # rows between two calls of the progress callback
 _OWN_TEST = "its own test side"  # name among the evaluation sets
 
-ProgressCallback = Callable[[str, int, int | None], None]
-"""`progress(stage, rows done, total rows or None)`."""
+ProgressCallback = Callable[[str, int, int | None], None]  # stage, rows done, total rows or None
+Kept = tuple[int, Question, int]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,10 @@ def prepare(
     if not dry_run:
         refuse_existing(out, overwrite=overwrite)
     with ExitStack() as stack:
-        folder = stack.enter_context(_temporary_folder() if dry_run else atomic_folder(out, overwrite=overwrite))
+        if dry_run:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="proxima-data-")))
+        else:
+            folder = stack.enter_context(atomic_folder(out, overwrite=overwrite))
         sides = {}
         for side in sorted(source.sides):
             spool = stack.enter_context((folder / f".{side}.spool").open("w+", encoding="utf-8"))
@@ -107,12 +110,6 @@ def prepare(
     return PreparedFolder(out, card, test, tuple(_notes(part, source, card)))
 
 
-@contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="proxima-data-") as folder:
-        yield Path(folder)
-
-
 def _held_out_share(part: Part, source: SourceFiles, options: PrepareOptions) -> float | None:
     """The share to split off; None if the source has a test side or is one."""
     if part.side == "test" or "test" in source.sides:
@@ -129,7 +126,8 @@ def _read(part: Part, side: str, source: SourceFiles, distinct: Deduplicator, pr
     for path, name in source.sides[side]:
         inputs.append(inspect_file(path, name))
         progress(f"hash {side}", len(inputs), len(source.sides[side]))
-    total = sum(file.rows or 0 for file in inputs) if all(file.rows is not None for file in inputs) else None
+    counts = [file.rows for file in inputs if file.rows is not None]
+    total = sum(counts) if len(counts) == len(inputs) else None
     done = 0
     for done, row in enumerate(iter_source_rows(tuple(inputs)), 1):
         distinct.add(row)
@@ -156,13 +154,11 @@ def _refuse_unreadable(part: Part, side: str, data: SplitData, options: PrepareO
 
 def _own_test(sides: dict[str, SplitData], options: PrepareOptions, held_out: float | None) -> tuple[EvalSet, ...]:
     """The part's own test questions as an evaluation set."""
-    if "test" in sides:
-        kept = (entry.kept for entry in sides["test"].distinct.questions(options.conflicts))
-        return (EvalSet(_OWN_TEST, [item.question for item in kept if item]),)
-    if not held_out:
+    if "test" not in sides and not held_out:
         return ()
-    kept = (entry.kept for entry in sides["train"].distinct.questions(options.conflicts))
-    return (EvalSet(_OWN_TEST, [item.question for item in kept if item and _is_held_out(item, held_out)]),)
+    entries = sides["test" if "test" in sides else "train"].distinct.questions(options.conflicts)
+    kept = [entry.kept for entry in entries if entry.kept]
+    return (EvalSet(_OWN_TEST, [item.question for item in kept if "test" in sides or _is_held_out(item, held_out)]),)
 
 
 def _is_held_out(item: Question, share: float | None) -> bool:
@@ -183,12 +179,11 @@ def _split(
 
     Reads the spool twice: the number of training questions that hold an n-gram is known after the first pass.
     """
-    total = distinct.counts.questions
     suspects: dict[int, list[OverlapMatch]] = {}
-    for number, item, _ in _kept(distinct.questions(rule), "compare", total, progress):
+    for number, item, _ in _kept(distinct, rule, "compare", progress):
         if matches := overlap.find(item.question, count=not _is_held_out(item, held_out)):
             suspects[number] = matches
-    for number, item, repeats in _kept(distinct.questions(rule), "write", total, progress):
+    for number, item, repeats in _kept(distinct, rule, "write", progress):
         test = _is_held_out(item, held_out)
         if matches := overlap.contaminated(suspects.get(number, ()), _OWN_TEST if test else None):
             excluded.add_contaminated(item, matches)
@@ -196,11 +191,10 @@ def _split(
             writer.write("test" if test else "train", item, repeats)
 
 
-def _kept(
-    entries: Iterator[UniqueQuestion], stage: str, total: int, progress: ProgressCallback
-) -> Iterator[tuple[int, Question, int]]:
+def _kept(distinct: Deduplicator, rule: Conflicts, stage: str, progress: ProgressCallback) -> Iterator[Kept]:
     """Number, question and repeats of the questions that no conflict drops."""
-    for number, entry in enumerate(entries):
+    total = distinct.counts.questions
+    for number, entry in enumerate(distinct.questions(rule)):
         if entry.kept:
             yield number, entry.kept, entry.repeats
         if (number + 1) % _REPORT_EVERY == 0:

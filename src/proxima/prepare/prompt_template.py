@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxima.data import FieldError, Message
-from proxima.task.column_mapping import fill, template_fields
+from proxima.task.column_mapping import fill, require_question_template
 from proxima.task.protocol import user_message
 
 
@@ -67,10 +67,7 @@ def resolve_template(text: str, system: str | None = None) -> Template:
         raise FieldError("template", text, "is no template", remedy=remedy)
     else:
         found = Template("own", _from_file(text[1:]) if text.startswith("@") else text.replace("\\n", "\n"))
-    if template_fields(found.text, "template") != {"question"}:
-        remedy = "write a literal brace twice"
-        bound = "must hold {question} and nothing else in braces"
-        raise FieldError("template", found.text, bound, remedy=remedy)
+    require_question_template(found.text)
     return found if system is None else Template(found.name, found.text, system or None)
 
 
@@ -78,6 +75,5 @@ def _from_file(name: str) -> str:
     try:
         return Path(name).expanduser().read_text(encoding="utf-8").removesuffix("\n")
     except (OSError, UnicodeDecodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or "is not UTF-8 text"
-        remedy = "name a text file that holds {question}"
-        raise FieldError("template", f"@{name}", f"can't be read ({reason})", remedy=remedy) from None
+        wrong = f"can't be read ({error.strerror if isinstance(error, OSError) else 'is not UTF-8 text'})"
+        raise FieldError("template", f"@{name}", wrong, remedy="name a text file that holds {question}") from None

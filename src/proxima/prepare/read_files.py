@@ -10,6 +10,7 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.prepare.row_formats import RowReader, SourceQuestion, reader_for
+from proxima.task.local_files import json_object
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".arrow")
 _BATCH = 2048  # rows
@@ -46,11 +47,7 @@ class SourceRow:
 
 
 def inspect_file(path: Path, name: str) -> InputFile:
-    """Hash a file and count its rows.
-
-    Raises:
-        UserError: it can't be read; names the file.
-    """
+    """Hash a file and count its rows; UserError, with its path, if it can't be read."""
     digest, lines, size, last = hashlib.sha256(), 0, 0, b"\n"
     try:
         with path.open("rb") as stream:
@@ -68,11 +65,7 @@ def inspect_file(path: Path, name: str) -> InputFile:
 
 
 def iter_source_rows(inputs: tuple[InputFile, ...]) -> Iterator[SourceRow]:
-    """The rows of all files, in order.
-
-    Raises:
-        UserError: a file is damaged, or no reader takes its columns.
-    """
+    """The rows of all files, in order; UserError if a file is damaged, or no reader takes its columns."""
     for index, file in enumerate(inputs):
         for row, values, reader in _values(file.path):
             try:
@@ -158,7 +151,7 @@ def _json_values(path: Path) -> Iterator[dict[str, Any]]:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _json_object(line, f"{path}:{number}")
+                    yield json_object(line, f"{path}:{number}")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not UTF-8 text; give Parquet or JSON Lines") from None
 
@@ -174,16 +167,6 @@ def _json_document(path: Path) -> list[dict[str, Any]] | None:
             expected = "expected objects with the columns as keys"
             raise UserError(f"{path}: entry {index} is a {type(entry).__name__}, {expected}")
     return entries
-
-
-def _json_object(line: str, place: str) -> dict[str, Any]:
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{place} is not JSON: {error}; was the file cut off? repair or remove the line") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{place} holds a {type(values).__name__}, expected an object with the columns as keys")
-    return values
 
 
 def combined_sha256(inputs: Sequence[InputFile]) -> str:

@@ -58,11 +58,9 @@ class RowReader:
 
 def _chat(values: Values) -> SourceQuestion:
     """DAPO-Math-17k, and data prepared for verl: a chat, the answer inside `reward_model`."""
-    prompt, rule, extra = values["prompt"], _object(values["reward_model"]), _object(values.get("extra_info") or {})
-    name = extra.get("index", extra.get("id"))
-    return SourceQuestion(
-        _last_user_message(prompt), rule["ground_truth"], source_id=None if name is None else str(name)
-    )
+    rule, extra = _object(values["reward_model"]), _object(values.get("extra_info") or {})
+    source_id = _first(extra, "index", "id")
+    return SourceQuestion(_last_user_message(values["prompt"]), rule["ground_truth"], source_id=source_id)
 
 
 def _last_user_message(prompt: Any) -> str:
@@ -86,12 +84,10 @@ def _object(value: Any) -> Mapping[str, Any]:
 
 def _problem(values: Values) -> SourceQuestion:
     r"""MATH, MATH-500, most copies of the AIME: the answer in its column, or the last `\boxed{…}` of the solution."""
-    solution = _text(values.get("solution"))
-    answer = values.get("answer")
-    missing = answer is None or answer == ""
+    solution, answer = _text(values.get("solution")), values.get("answer")
     return SourceQuestion(
         str(values["problem"] or ""),
-        solution if missing else answer,
+        solution if answer is None or answer == "" else answer,
         solution,
         _text(values.get("subject") or values.get("type")),
         _level(values.get("level")),
@@ -156,11 +152,7 @@ READERS: dict[str, RowReader] = {  # the first that fits is taken
 
 
 def reader_for(columns: Iterable[str], source: str) -> RowReader:
-    """The reader of these columns.
-
-    Raises:
-        UserError: none fits; names the columns found and those expected.
-    """
+    """The reader of these columns; UserError, with the columns found and those expected, if none fits."""
     present = list(columns)
     for reader in READERS.values():
         if reader.fits(present):

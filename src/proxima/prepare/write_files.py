@@ -112,10 +112,8 @@ class ExclusionLists:
     def add_contaminated(self, item: Question, matches: Sequence[OverlapMatch]) -> None:
         self.by_set.update({match.where[0] for match in matches})
         self.same_text.update({match.where[0] for match in matches if not match.grams})
-        meets = [
-            {"set": m.where[0], "row": m.where[1], "same": not m.grams, "run": next(iter(m.grams), None)}
-            for m in matches[:8]
-        ]
+        found = ((*match.where, match.grams) for match in matches[:8])
+        meets = [{"set": of, "row": at, "same": not run, "run": next(iter(run), None)} for of, at, run in found]
         self.contaminated.append({"question": item.question, "answer": item.answer, "row": item.row, "meets": meets})
 
     def write(self, folder: Path) -> dict[str, int]:
@@ -130,10 +128,8 @@ class ExclusionLists:
                     kept = None if entry.kept is None else entry.kept.answer
                     conflicts.append({"side": side, "question": entry.question, "answers": entry.answers, "kept": kept})
         lists = {"conflicts.jsonl": conflicts, "contaminated.jsonl": self.contaminated, "unreadable.jsonl": unreadable}
-        return {name: _write_lines(folder / name, rows) for name, rows in lists.items() if rows}
-
-
-def _write_lines(path: Path, rows: Sequence[dict[str, Any]]) -> int:
-    with path.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    return len(rows)
+        lists = {name: rows for name, rows in lists.items() if rows}
+        for name, rows in lists.items():
+            text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+            (folder / name).write_text(text, encoding="utf-8", newline="\n")
+        return {name: len(rows) for name, rows in lists.items()}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from proxima.data import UserError
-from proxima.data.atomic_files import sync_folder, write_atomic
+from proxima.data.atomic_files import flush_to_disk, write_atomic
 from proxima.data.jsonl import complete_length, dumps, read_lines
 
 try:
@@ -100,7 +100,7 @@ class RunFolder:
             folder.mkdir(exist_ok=True)
         if self.metrics.exists() and (whole := complete_length(self.metrics)) < self.metrics.stat().st_size:
             os.truncate(self.metrics, whole)
-        sync_folder(self.path)
+        flush_to_disk(self.path)
         return resume and self.has_run
 
     def release(self) -> None:

@@ -53,13 +53,9 @@ class Arithmetic:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operators", tuple(self.operators))
-        distinct = set(self.operators)
-        require(
-            bool(distinct) and distinct <= set("+-*/") and len(distinct) == len(self.operators),
-            "operators",
-            list(self.operators),
-            "must hold one or more of '+', '-', '*', '/', each once",
-        )
+        once = bool(self.operators) and set(self.operators) <= set("+-*/")
+        once = once and len(set(self.operators)) == len(self.operators)
+        require(once, "operators", list(self.operators), "must hold one or more of '+', '-', '*', '/', each once")
         require(self.digits is None or 1 <= self.digits <= 18, "digits", self.digits, "must be in 1 … 18")
         require(self.size >= 1, "size", self.size, "must be >= 1")
         require(self.split in ("train", "test"), "split", self.split, "must be 'train' or 'test'")
@@ -83,16 +79,14 @@ class Arithmetic:
 
     def rows(self, seed: int) -> Rows:
         """The questions; the seed decides which ones, not their split."""
-        questions = list(
-            islice(_round_robin([self._questions(operator, seed) for operator in self.operators]), self.size)
-        )
+        sources = [self._questions(operator, seed) for operator in self.operators]
+        questions = list(islice(_round_robin(sources), self.size))
         if len(questions) < self.size:
             (a, b), (c, d) = self.ranges
-            available = (
-                f"must be <= {len(questions)}, the number of distinct questions that operands {a}…{b} and {c}…{d} with "
-                f"{' '.join(self.operators)} give on the {self.split} side (held_out={self.held_out:g})"
-            )
-            raise FieldError("size", self.size, available, remedy="widen the range or lower size")
+            given = f"operands {a}…{b} and {c}…{d} with {' '.join(self.operators)}"
+            available = f"must be <= {len(questions)}, the number of distinct questions that {given} give on the "
+            side = f"{self.split} side (held_out={self.held_out:g})"
+            raise FieldError("size", self.size, available + side, remedy="widen the range or lower size")
         return MappedRows(questions, self._row)
 
     def _row(self, index: int, question: Question) -> Row:
@@ -109,10 +103,8 @@ class Arithmetic:
         for pair in _pairs((high - low + 1) * width, math.ceil(self.size / share), seed, ord(operator)):
             a, b = low + pair // width, second_low + pair % width
             if operator == "/":
-                if b == 0:
-                    continue
                 a *= b
-            if self._in_split(operator, a, b):
+            if (operator != "/" or b != 0) and self._in_split(operator, a, b):
                 yield operator, a, b
 
     def _in_split(self, operator: str, a: int, b: int) -> bool:

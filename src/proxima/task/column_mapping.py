@@ -12,19 +12,15 @@ from proxima.data import FieldError, Message, UserError, require
 from proxima.task.protocol import Row, user_message
 
 ROLES = ("system", "user", "assistant")
+LITERAL_BRACE = "write a literal brace twice"
 
 
 def template_fields(template: str, field: str) -> set[str]:
-    """The names in the braces of a template.
-
-    Raises:
-        FieldError: an unclosed brace, or one without a name; names the field.
-    """
+    """The names in the braces of a template; FieldError for an unclosed brace, or one without a name."""
     try:
         names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
     except ValueError as error:
-        remedy = "write a literal brace twice"
-        raise FieldError(field, template, f"is not a template: {error}", remedy=remedy) from None
+        raise FieldError(field, template, f"is not a template: {error}", remedy=LITERAL_BRACE) from None
     named = all(names) and not any("[" in name for name in names)
     require(named, field, template, "must name a column in each pair of braces")
     return names
@@ -33,23 +29,17 @@ def template_fields(template: str, field: str) -> set[str]:
 def require_question_template(template: str) -> None:
     """Raise `FieldError` unless the template has `{question}` and no other field."""
     fits = template_fields(template, "template") == {"question"}
-    require(fits, "template", template, "must hold {question} and nothing else in braces")
+    require(fits, "template", template, "must hold {question} and nothing else in braces", remedy=LITERAL_BRACE)
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
     """The template with each `{name}` replaced by `look_up(values, name)`."""
-    return "".join(
-        text + ("" if name is None else as_text(look_up(values, name)))
-        for text, name, _, _ in Formatter().parse(template)
-    )
+    parts = ((text, name) for text, name, _, _ in Formatter().parse(template))
+    return "".join(text + ("" if name is None else as_text(look_up(values, name))) for text, name in parts)
 
 
 def look_up(values: Mapping[str, Any], name: str) -> Any:
-    """`values[name]`, or for `a.b` the `b` inside `a`.
-
-    Raises:
-        KeyError: with the part of the name that is absent.
-    """
+    """`values[name]`, or for `a.b` the `b` inside `a`; KeyError with the part of the name that is absent."""
     if name in values:
         return values[name]
     head, dot, rest = name.partition(".")
@@ -103,19 +93,13 @@ class ColumnMapping:
         texts = {"question": self.question} if self.messages is None else {"messages": self.messages}
         if self.answer is not None:
             texts["answer"] = self.answer
-        columns = {
-            name: field
-            for field, text in texts.items()
-            for name in sorted(template_fields(text, field) if "{" in text else {text})
-        }
-        return {**dict.fromkeys(self.metadata, "metadata"), **columns}
+        columns = dict.fromkeys(self.metadata, "metadata")
+        for field, text in texts.items():
+            columns |= dict.fromkeys(sorted(template_fields(text, field)) if "{" in text else [text], field)
+        return columns
 
     def require_columns(self, present: Iterable[str], source: str) -> None:
-        """Check that every mapped column exists.
-
-        Raises:
-            UserError: names the first that does not, the nearest name and those present.
-        """
+        """UserError for the first mapped column that does not exist, with the nearest name and those present."""
         known = list(present)
         for name, field in self.fields_by_column().items():
             if name in known or name.partition(".")[0] in known:
@@ -126,11 +110,7 @@ class ColumnMapping:
             raise UserError(f"{source} has no column {name!r} ({field}); {hint}; columns: {', '.join(known) or 'none'}")
 
     def row(self, values: Mapping[str, Any], source: str) -> Row:
-        """The row that these values make.
-
-        Raises:
-            UserError: a value is missing, empty, or not a chat; names the source and the column.
-        """
+        """The row that these values make; UserError, with source and column, if one is missing, empty, or no chat."""
         try:
             answer = None if self.answer is None else _value(self.answer, values)
             metadata = {name: to_json_value(look_up(values, name)) for name in self.metadata}
@@ -139,20 +119,16 @@ class ColumnMapping:
                 return Row(messages=messages, answer=answer, metadata=metadata)
             question = _value(self.question, values)
         except KeyError as error:
-            raise UserError(
-                f"{source} has no column {error.args[0]!r}; columns: {', '.join(values) or 'none'}"
-            ) from None
+            columns = ", ".join(values) or "none"
+            raise UserError(f"{source} has no column {error.args[0]!r}; columns: {columns}") from None
         if question is None or question == "":
             raise UserError(f"{source}: column {self.question!r} is empty; remove the row or map another column")
         return Row(messages=user_message(as_text(question)), answer=answer, metadata=metadata)
 
 
 def as_messages(value: Any, source: str) -> tuple[Message, ...]:
-    """A chat: a list of {role, content}, or the same as JSON text; other keys are dropped.
-
-    Raises:
-        UserError: anything else, an empty chat, or an unknown role; names the source.
-    """
+    """A chat: a list of {role, content}, or the same as JSON text; other keys are dropped. UserError, with the source,
+    for anything else, an empty chat, or an unknown role."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

@@ -63,11 +63,7 @@ class Cursor:
         return {"size": self.size, "seed": self.seed, "shuffle": self.shuffle, "drawn": self.drawn}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`.
-
-        Raises:
-            FieldError: it belongs to other data, another seed or another order; names the field and both values.
-        """
+        """Restore a `state`; FieldError, with both values, if it belongs to other data, seed or order."""
         for name in ("size", "seed", "shuffle"):
             found, expected = state.get(name), getattr(self, name)
             bound = f"in the checkpoint, but the run has {expected!r}; resume with the same data and seed"

@@ -45,11 +45,7 @@ class Dataset(ColumnMapping):
 
 
 def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | None = None) -> Any:
-    """The data set as the `datasets` library opens it.
-
-    Raises:
-        UserError: it can't be opened; with the reason and the remedy.
-    """
+    """The data set as the `datasets` library opens it; UserError, with the reason and the remedy, if it can't."""
     try:
         import datasets
     except ImportError:
@@ -66,9 +62,8 @@ def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | 
     except Exception as error:  # the library and the network code below it raise dozens of types
         reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         remedy = "" if folder.exists() else "without a network, name a folder or a data set in the cache"
-        what = f"data set {path!r} (subset {subset}, split {split})"
-        message = f"{what} can't be opened: {type(error).__name__}: {reason[:200]}"
-        raise UserError(message, remedy=remedy) from None
+        what = f"data set {path!r} (subset {subset}, split {split}) can't be opened"
+        raise UserError(f"{what}: {type(error).__name__}: {reason[:200]}", remedy=remedy) from None
 
 
 def hub_is_reachable() -> bool:

@@ -4,7 +4,7 @@ import glob
 import json
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -72,25 +72,21 @@ def _lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
             offset += len(line)
 
 
-def _parsed(line: bytes, place: str) -> Mapping[str, Any]:
+def json_object(line: str | bytes, place: str) -> dict[str, Any]:
+    """The columns of a line; UserError if it holds anything else."""
     try:
-        values = _without_surrogates(json.loads(line)) if b"\\u" in line else json.loads(line)
-    except ValueError as error:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{place} is not JSON: {error}; was the file cut off? repair or remove the line") from None
     if not isinstance(values, dict):
-        raise UserError(f"{place} holds {type(values).__name__}, expected an object with the columns as keys")
+        raise UserError(f"{place} holds a {type(values).__name__}, expected an object with the columns as keys")
     return values
 
 
-def _without_surrogates(value: Any) -> Any:
-    """The value with lone surrogates as `?`: scraped text holds them, no tokenizer and no file accepts them."""
-    if isinstance(value, str):
-        return utf8(value)
-    if isinstance(value, list):
-        return [_without_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {utf8(key): _without_surrogates(item) for key, item in value.items()}
-    return value
+def _parsed(line: bytes, place: str) -> dict[str, Any]:
+    """The columns, lone surrogates as `?`: scraped text holds them, no tokenizer and no file accepts them."""
+    values = json_object(line, place)
+    return json.loads(utf8(json.dumps(values, ensure_ascii=False))) if b"\\u" in line else values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,19 +142,15 @@ class _Chained:
 
 
 def find_files(path: str | Sequence[str]) -> list[Path]:
-    """The files that a path, a pattern or several of either match, sorted within each pattern.
-
-    Raises:
-        FieldError: one of them matches no file.
-    """
+    """The files that a path, a pattern or several of either match, sorted within each pattern; FieldError if one of
+    them matches no file."""
     found: list[Path] = []
     for pattern in [path] if isinstance(path, str) else path:
-        names = sorted(glob.glob(pattern, recursive=True)) or [pattern]
-        for name in names:
-            if not Path(name).is_file():
-                if Path(name).is_dir():
-                    remedy = f"name its files, as in {str(Path(name) / '*.jsonl')!r}"
-                    raise FieldError("path", pattern, "is a folder", remedy=remedy)
-                raise FieldError("path", pattern, "names no file", remedy="a pattern looks like 'data/*.jsonl'")
-            found.append(Path(name))
+        for file in map(Path, sorted(glob.glob(pattern, recursive=True)) or [pattern]):
+            if file.is_dir():
+                raise FieldError(
+                    "path", pattern, "is a folder", remedy=f"name its files, as in {str(file / '*.jsonl')!r}"
+                )
+            require(file.is_file(), "path", pattern, "names no file", remedy="a pattern looks like 'data/*.jsonl'")
+            found.append(file)
     return found

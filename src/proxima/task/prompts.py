@@ -36,9 +36,8 @@ def prompt_tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> Ints:
     text, except an end-of-text token, because the answer continues from there.
     """
     if tokenizer.chat_template is not None:
-        ids = tokenizer.apply_chat_template(
-            list(messages), tokenize=True, add_generation_prompt=True, return_dict=False
-        )
+        chat = list(messages)
+        ids = tokenizer.apply_chat_template(chat, tokenize=True, add_generation_prompt=True, return_dict=False)
         return np.array(ids, np.int32)
     text = "\n".join(message["content"] for message in messages) + "\n"
     ids = list(tokenizer(text)["input_ids"])
@@ -50,10 +49,9 @@ def prompt_tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> Ints:
 
 def to_prompt(row: Row, uid: int, tokenizer: Tokenizer, system: str | None = None) -> Prompt:
     """The prompt that a row makes."""
-    messages = with_system(row.messages, system)
-    return Prompt(
-        uid=uid, messages=messages, tokens=prompt_tokens(messages, tokenizer), answer=row.answer, metadata=row.metadata
-    )
+    chat = with_system(row.messages, system)
+    tokens = prompt_tokens(chat, tokenizer)
+    return Prompt(uid=uid, messages=chat, tokens=tokens, answer=row.answer, metadata=row.metadata)
 
 
 class PromptSource:
@@ -89,24 +87,19 @@ class PromptSource:
         self.longest = 0
 
     def next(self, n: int) -> list[Prompt]:
-        """The next n prompts.
-
-        Raises:
-            UserError: one is too long and `over_length` is `refuse`, or none of a whole epoch fits.
-        """
+        """The next n prompts; UserError if one is too long and `over_length` is `refuse`, or if none of a whole epoch
+        fits."""
         prompts: list[Prompt] = []
         skipped_in_a_row = 0
         while len(prompts) < n:
             (draw,) = self.cursor.next(1)
-            prompt = self.prompt(draw)
-            if prompt is not None:
+            if (prompt := self.prompt(draw)) is not None:
                 prompts.append(prompt)
                 skipped_in_a_row = 0
                 continue
             self.skipped += 1
             skipped_in_a_row += 1
-            if skipped_in_a_row >= self.cursor.size:
-                raise UserError(f"data: none of the {self.cursor.size} prompts fits; {self._limit()}")
+            self._require_some_fit(skipped_in_a_row)
         return prompts
 
     def prompt(self, draw: Draw) -> Prompt | None:
@@ -122,15 +115,10 @@ class PromptSource:
         return None
 
     def count_over_length(self, limit: int = 0) -> int:
-        """How many of the first `limit` rows (0: all) are too long; needs no weights.
-
-        Raises:
-            UserError: as `next`.
-        """
+        """How many of the first `limit` rows (0: all) are too long; needs no weights. UserError as `next`."""
         count = min(limit, len(self.rows)) if limit else len(self.rows)
         too_long = sum(self.prompt(Draw(uid=index, index=index, epoch=0)) is None for index in range(count))
-        if too_long == len(self.rows):
-            raise UserError(f"data: none of the {too_long} prompts fits; {self._limit()}")
+        self._require_some_fit(too_long)
         return too_long
 
     def state(self) -> dict[str, Any]:
@@ -142,8 +130,10 @@ class PromptSource:
         self.cursor.load(state["cursor"])
         self.skipped = int(state["skipped"])
 
+    def _require_some_fit(self, too_long: int) -> None:
+        if too_long >= len(self.rows):
+            raise UserError(f"data: none of the {too_long} prompts fits", remedy=self._limit())
+
     def _limit(self) -> str:
-        return (
-            f"the model holds {self.context} tokens and one must be left to generate: shorten the rows or raise "
-            "model.max_length"
-        )
+        holds = f"the model holds {self.context} tokens and one must be left to generate"
+        return f"{holds}: shorten the rows or raise model.max_length"

@@ -83,8 +83,7 @@ def _tables() -> tuple[Mapping[str, Any], Callable[..., Any]]:
 
 def _require_task(name: str) -> None:
     known, _ = _tables()
-    if name not in known:
-        raise FieldError("task", name, "is not a reasoning_gym task", remedy=_nearest(name, known))
+    require(name in known, "task", name, "is not a reasoning_gym task", remedy=_nearest(name, known))
 
 
 def _nearest(name: str, known: Collection[str]) -> str:

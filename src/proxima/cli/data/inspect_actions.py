@@ -40,13 +40,12 @@ def check_folders(arguments: argparse.Namespace) -> int:
     from proxima.prepare import verify_folder
 
     found = {name: verify_folder(Path(name).expanduser()) for name in arguments.folder}
-    bad = sum(one.status != "same" for files in found.values() for one in files)
+    bad = sum(status != "same" for files in found.values() for status in files.values())
     if arguments.json:
-        folders = {name: {one.file: one.status for one in files} for name, files in found.items()}
-        print_json({"bad": bad, "folders": folders})
+        print_json({"bad": bad, "folders": found})
     else:
         for name, files in found.items():
-            print("\n".join(f"{one.status:<8} {Path(name) / one.file}" for one in files))
+            print("\n".join(f"{status:<8} {Path(name) / file}" for file, status in files.items()))
         if bad:
             of = f"{bad} of {sum(map(len, found.values()))} files"
             print(f"{of} do not match the card; prepare the folder again with --overwrite")
