@@ -166,7 +166,8 @@ def test_what_pins_a_peculiarity_pins_it(verdicts):
 
 def test_every_reason_to_differ_is_documented(verdicts):
     documented = {name for name, _ in rows()}
-    assert {v.reason for v in verdicts.values() if v.status == "differs"} - {"float32"} <= documented
+    used = {reason for v in verdicts.values() if v.status == "differs" for reason in str(v.reason).split(", ")}
+    assert used and used <= documented
 
 
 def test_the_ids_in_docstrings_and_pages_are_documented():

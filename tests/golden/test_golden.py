@@ -5,34 +5,137 @@ import copy
 import json
 import re
 import zlib
-from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proxima.core.advantage import ADVANTAGES
+from proxima.core.aggregate import AGGREGATES
+from proxima.core.correction import CORRECTIONS
+from proxima.core.loss import Corrected, TokenLoss
+from proxima.core.penalty import PENALTIES
+from proxima.core.preference import PREFERENCES, Kto
+from proxima.core.surrogate import SURROGATES
+from proxima.core.value import RewardLoss, ValueLoss
 from proxima.peers.verify import Record, totals, verify_record
 
 HERE = Path(__file__).parent
 FILES = sorted(HERE.glob("*.json"))
 RECORDS = [record for file in FILES for record in json.loads(file.read_text())]
-REASONS = set(re.findall(r"\b(?:[PTUA]\d+|float32)\b", (HERE / "README.md").read_text()))
+REASONS = set(re.findall(r"\b[PTUA]\d+\b", (HERE / "README.md").read_text()))
+# The records that differ on purpose, and why; all others match.
+DIFFERS = {
+    name: reason
+    for reason, name in (line.split(maxsplit=1) for line in (HERE / "differs.txt").read_text().splitlines())
+}
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=[record["name"] for record in RECORDS])
 def test_record(record: dict[str, Any]) -> None:
     verdict = verify_record(record)
-    assert verdict.status in ("matched", "differs"), verdict.reason
-    assert verdict.status == "matched" or verdict.reason in REASONS
+    reason = DIFFERS.get(record["name"])
+    expected = ("matched", None) if reason is None else ("differs", reason.replace("+", ", "))
+    assert (verdict.status, verdict.reason) == expected
+    assert reason is None or set(reason.split("+")) <= REASONS
     assert set(Record.of(record).leaves) == set(verdict.compared)  # every expected number, metrics included
 
 
 def test_nearly_all_match_and_every_family_is_here() -> None:
-    counts = totals([verify_record(record) for record in RECORDS])
-    assert counts["records"] == len(RECORDS) >= 300 and counts["failed"] == 0
-    assert counts["matched"] >= 0.9 * len(RECORDS) and counts["unsupported"] == 0
+    assert set(DIFFERS) <= {record["name"] for record in RECORDS}
+    assert len(RECORDS) >= 300 and len(DIFFERS) <= 0.15 * len(RECORDS)
     assert len({record["source"] for record in RECORDS}) >= 50
+    assert totals([verify_record(RECORDS[0])])["matched"] == 1
+
+
+def first_of_each_source() -> list[dict[str, Any]]:
+    """A record of each function of a peer, the one with most options."""
+    found: dict[str, dict[str, Any]] = {}
+    for record in sorted(RECORDS, key=lambda one: -len(str(one["params"]))):
+        found.setdefault(record["source"], record)
+    return list(found.values())
+
+
+def sections(params: dict[str, Any], path: str = "") -> Iterator[tuple[dict[str, Any], str]]:
+    """The options, and those inside of others, with the path before a name in them."""
+    yield params, path
+    for key, value in params.items():
+        if isinstance(value, dict):
+            yield from sections(value, f"{path}{key}.")
+
+
+@pytest.mark.parametrize("record", first_of_each_source(), ids=lambda record: record["name"])
+def test_an_option_that_nobody_reads_is_unsupported(record: dict[str, Any]) -> None:
+    for _, path in list(sections(record["params"])):
+        changed = copy.deepcopy(record)
+        next(section for section, where in sections(changed["params"]) if where == path)["brand_new"] = 0.5
+        verdict = verify_record(changed)
+        assert verdict.status == "unsupported" and f"{path}brand_new" in str(verdict.reason)
+
+
+TABLES = (SURROGATES, CORRECTIONS, PENALTIES, AGGREGATES, ADVANTAGES, PREFERENCES)
+SPECS = {cls for table in TABLES for cls in table.values()} | {Kto, ValueLoss, RewardLoss}
+# Whitening undoes a factor; of these records a rejection or weight gives metrics alone; verl asks for an aggregation
+# that it then ignores (P6, P10), or has nothing to aggregate (P1).
+UNMOVED: dict[str, tuple[str, ...]] = {
+    "Grpo": ("verl/advantage/gdpo", "trl/advantages/normalize_then_sum"),
+    "Importance": ("verl070/rs_", "verl/policy_loss/bypass_mode", "verl/rollout_corr/", "verl_pr3694", "areal/"),
+    "Rejection": ("verl070/", "verl/rollout_corr/", "areal/"),
+    "SequenceMeanTokenSum": ("verl/policy_loss/sapo/", "verl/policy_loss/geo_mean/", "verl/policy_loss/bypass_mode/"),
+    "TokenMean": ("verl/policy_loss/sapo/", "verl/policy_loss/geo_mean/"),
+}
+
+
+def scaled(result: Any) -> Any:
+    """What a spec returns, 1 % too large."""
+    if isinstance(result, TokenLoss):
+        return replace(result, loss=result.loss * 1.01)
+    if isinstance(result, Corrected):
+        return replace(result, weight=result.weight * 1.01)
+    return (result[0] * 1.01, *result[1:]) if isinstance(result, tuple) else result * 1.01
+
+
+def called_by_record(monkeypatch: pytest.MonkeyPatch) -> dict[type, list[dict[str, Any]]]:
+    """The records whose verdict takes a call of the spec; one for each spec, source and set of options."""
+    found: dict[tuple[type, str, tuple[str, ...]], dict[str, Any]] = {}
+    now: dict[str, Any] = {}
+    with monkeypatch.context() as patch:
+        for owner in {next(k for k in cls.__mro__ if "__call__" in k.__dict__) for cls in SPECS}:
+
+            def spied(self: Any, *args: Any, _own: Any = owner.__dict__["__call__"]) -> Any:
+                found.setdefault((type(self), now["source"], tuple(sorted(now["params"]))), now["record"])
+                return _own(self, *args)
+
+            patch.setattr(owner, "__call__", spied)
+        for record in RECORDS:
+            now = {"source": record["source"], "params": record["params"], "record": record}
+            verify_record(record)
+    by_spec: dict[type, list[dict[str, Any]]] = {}
+    for (cls, _, _), record in found.items():
+        by_spec.setdefault(cls, []).append(record)
+    return {cls: by_spec[cls] for cls in SPECS if cls in by_spec}
+
+
+@pytest.mark.slow
+def test_a_spec_that_is_a_percent_off_fails_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No peculiarity excuses it: whatever a record may differ in is computed from our spec."""
+    unnoticed = []
+    used = called_by_record(monkeypatch)
+    for cls, records in used.items():
+        owner = next(k for k in cls.__mro__ if "__call__" in k.__dict__)
+
+        def wrong(self: Any, *args: Any, _own: Any = owner.__dict__["__call__"], _cls: type = cls) -> Any:
+            result = _own(self, *args)
+            return scaled(result) if type(self) is _cls else result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, "__call__", wrong)
+            passed = [record["name"] for record in records if verify_record(record).status != "failed"]
+        expected = UNMOVED.get(cls.__name__, ("-",))
+        unnoticed += [(cls.__name__, name) for name in passed if not name.removeprefix("made/").startswith(expected)]
+    assert unnoticed == [] and len(used) >= 45
 
 
 def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -55,12 +158,23 @@ def altered(value: Any) -> Any:
     return value * 1.001 if isinstance(value, float) else 0.123
 
 
+def undefined(record: dict[str, Any], path: tuple[Any, ...]) -> bool:
+    """A position [row, column] outside the mask, where peers leave what they like."""
+    mask = record["inputs"].get("mask") or record["expected"].get("loss_mask")
+    at = path[-2:]
+    if mask is None or len(at) < 2 or not all(isinstance(index, int) for index in at) or len(mask[0]) <= at[1]:
+        return False
+    return not mask[at[0]][at[1]]
+
+
 def mutants(file: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Of each peer's function and each of its expected leaves, one record with one number altered; which one is drawn
     from its name."""
     by_leaf: dict[tuple[str, str], list[tuple[dict[str, Any], tuple[Any, ...]]]] = {}
     for record in json.loads(file.read_text()):
         for path, value in numbers(record["expected"]):
+            if undefined(record, path):
+                continue
             if (
                 not isinstance(value, float) or value == 0 or abs(value) > 1e-5
             ):  # what lies below is rounding in some peers
@@ -110,8 +224,8 @@ def test_what_we_cannot_read_is_unsupported() -> None:
 
 
 def test_reasons_in_use() -> None:
-    used = Counter(v.reason for v in map(verify_record, RECORDS) if v.status == "differs")
-    assert {"P6", "P10", "P25", "P27", "P35", "T1", "A3", "A5", "A7"} <= set(used)
+    used = {reason for reasons in DIFFERS.values() for reason in reasons.split("+")}
+    assert {"P6", "P10", "P16", "P25", "P27", "P35", "T1", "A3", "A5", "A7"} <= used
 
 
 def by_hand(**changes: Any) -> dict[str, Any]:

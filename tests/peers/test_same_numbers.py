@@ -65,7 +65,9 @@ def test_verl_surrogates(specs, mode):
         f"{ACTOR}policy_loss.{key}": value for key, value in own.items()
     }
     options |= {ACTOR + "policy_loss.loss_mode": mode, "algorithm.adv_estimator": "grpo"}
-    record = Record(mode, "verl", "float64", {}, {**p, "clip_ratio": 0.2, "policy_loss": own, "loss_mode": mode}, {})
+    params = {**p, "clip_ratio": 0.2, "policy_loss": own, "loss_mode": mode}
+    raw = {"name": mode, "source": "verl", "dtype": "float64", "inputs": {}, "params": params, "expected": {}}
+    record = Record.of(raw)
     assert specs("verl", options).surrogate == verl.verl_surrogate(record)
 
 

@@ -4,27 +4,31 @@ A record (JSON: name, source, dtype, inputs, params, expected) is what a peer co
 parameters choose our spec and its fields; the verdict depends on the numbers alone:
 
     matched        ours within the tolerance of the record's dtype
-    differs        not ours, but exactly what a documented peculiarity of the peer gives; its id is in the verdict
+    differs        not ours, but what our spec gives once a documented peculiarity of the peer is applied to it, in a
+                   record that has what triggers it; its id is in the verdict
     failed         neither
     unsupported    nothing of ours computes this, or not all of it
 
 Every expected number is compared, metrics included, or the record is `unsupported`; `verdict.NOT_COMPARED` lists the
-few kinds of leaves that no algorithm computes. Where a peer defines a metric in its own way, the adapter computes that
-from our primitives. A record whose source is "by hand" names our specs itself.
+few kinds of leaves that no algorithm computes. Every option is read, or declared irrelevant where the peer's own code
+does not look at it; an absent one has the peer's default. Where a peer defines a metric in its own way, the adapter
+computes that from our primitives. A record whose source is "by hand" names our specs itself.
 
 Imports: torch, stdlib, `proxima.core`, `proxima.conformance`. Imported by `proxima verify` and the golden tests.
-To add a peer: a file of adapters, each a generator of attempts (ours first, then one for each peculiarity), and a line
-in `ADAPTERS`.
+To add a peer: a file of adapters, each a generator of attempts (ours first; then our spec with one peculiarity, where
+the record has what triggers it), and a line in `ADAPTERS`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
+from proxima.data import FieldError
 from proxima.peers.verify import (
     areal,
     pruning,
     trl,
+    trl_actors,
     trl_advantage,
     trl_preference,
     unirl,
@@ -33,7 +37,7 @@ from proxima.peers.verify import (
     verl_rollout,
 )
 from proxima.peers.verify.by_hand_records import by_hand
-from proxima.peers.verify.record import BY_HAND, Attempt, Record
+from proxima.peers.verify.record import BY_HAND, Attempt, NoReading, Record
 from proxima.peers.verify.verdict import RecordVerdict, Status, judge, uncovered
 
 Adapter = Callable[[Record], Iterator[Attempt]]
@@ -54,15 +58,16 @@ ADAPTERS: tuple[tuple[tuple[str, ...], Adapter], ...] = (
     (("CPPO@", "pruning block"), pruning.pruned_selection),
     (("UniRL", "compute_loss_and_backward"), unirl.losses),
     (("UniRL", "normalizers"), unirl.normalizers),
-    (("DPPOTrainer",), trl.dppo),
+    (("DPPOTrainer",), trl_actors.dppo),
     (("PPOTrainer", "reward+GAE"), trl_advantage.ppo_rewards),
-    (("PPOTrainer", "loss block"), trl.ppo_loss),
-    (("GMPOTrainer",), trl.gmpo),
-    (("vLLM importance sampling",), trl.vllm_correction),
+    (("PPOTrainer", "loss block"), trl_actors.ppo_loss),
+    (("GMPOTrainer",), trl_actors.gmpo),
+    (("vLLM importance sampling",), trl_actors.vllm_correction),
     (("GRPOTrainer", "advantage block"), trl_advantage.trl_advantages),
     (("RLOOTrainer", "advantage block"), trl_advantage.rloo_advantages),
     (("GRPOTrainer._compute_loss",), trl.grpo),
-    (("RLOOTrainer._compute_loss",), trl.rloo),
+    (("GSPOTokenTrainer._compute_loss",), trl.grpo),
+    (("RLOOTrainer._compute_loss",), trl_actors.rloo),
     (("DPOTrainer",), trl_preference.dpo),
     (("KTOTrainer",), trl_preference.kto),
     (("RewardTrainer",), trl_preference.reward_model_loss),
@@ -84,7 +89,7 @@ def verify_record(raw: dict[str, Any]) -> RecordVerdict:
     """The verdict on a record as read from JSON; `unsupported` names what we can't interpret.
 
     Raises:
-        FieldError: a spec of ours refuses a value of the record.
+        FieldError: a spec that a record by hand names refuses a value. A peer's value that it refuses is `unsupported`.
     """
     record = Record.of(raw)
     adapter = next((found for words, found in ADAPTERS if all(word in record.source for word in words)), None)
@@ -94,8 +99,16 @@ def verify_record(raw: dict[str, Any]) -> RecordVerdict:
         verdict = judge(record.name, adapter(record))
     except KeyError as error:
         return unsupported(record, f"no reading of {error.args[0]!r} in {record.source!r}")
+    except NoReading as error:
+        return unsupported(record, str(error))
+    except FieldError as error:
+        if adapter is by_hand:
+            raise
+        return unsupported(record, f"refused: {error}")
     if verdict.status == "unsupported":
         return unsupported(record, f"no reading of {record.params}")
+    if unread := record.params.unread:
+        return unsupported(record, f"no reading of the options {', '.join(unread)} in {record.source!r}")
     missing = uncovered(record, verdict.compared)
     if missing and verdict.status != "failed":
         reason = f"no reading of the expected {', '.join(missing[:3])} in {record.source!r}"

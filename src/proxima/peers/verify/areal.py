@@ -1,6 +1,8 @@
 """AReaL: decoupled PPO with rejection, SAPO, M2PO's mask, proximal interpolation, GAE, normalisation, critic."""
 
+import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -16,13 +18,15 @@ from proxima.core.correction import Importance, Rejection, SecondMoment
 from proxima.core.loss import Corrected, policy_loss
 from proxima.core.penalty import K1, K2, K3
 from proxima.core.proximal import interpolated_proximal
+from proxima.core.ratio import masked_log_ratio
 from proxima.core.surrogate import Gspo, PpoClip, Sapo
 from proxima.core.value import ValueLoss
 from proxima.data import Outcomes, PolicyBatch
 from proxima.peers.verify.areal_stats import ppo_numbers, sapo_numbers
-from proxima.peers.verify.record import Attempt, Padded, Record
-from proxima.peers.verify.verl_advantage import carried
+from proxima.peers.verify.record import Attempt, NoReading, Padded, Record, Tracked
+from proxima.peers.verify.variants import beyond_limit, unclamped
 
+REJECTION_DEFAULTS = (("level", "token"), ("action", "mask"), ("metric", "ratio"))
 ESTIMATORS: dict[str, Any] = {"k1": K1(1.0), "k2": K2(1.0), "k3": K3(1.0)}
 
 
@@ -55,23 +59,25 @@ class ClampedByAggregate:
         return Corrected(weight, b.loss_mask, {})
 
 
-def corrections_of(options: dict[str, Any] | None) -> Iterator[tuple[str | None, list[Any]]]:
+def corrections_of(options: Tracked | None) -> Iterator[tuple[str | None, list[Any]]]:
     """Our corrections for RejectionSamplingConfig, then the readings under its peculiarities."""
     if options is None:
         yield None, []
         return
-    level, reduce, upper = options["level"], options["agg"], options["upper"]
-    lower = options["lower"] if options["lower"] is not None else (0.0 if options["metric"] == "ratio" else None)
+    level, action, metric = (options.get(name, default) for name, default in REJECTION_DEFAULTS)
+    reduce, upper, lower = options.get("agg", "mean"), options.get("upper", 5.0), options.get("lower")
+    if lower is None and metric == "ratio":
+        lower = 0.0
     weights: Any = "token" if level == "token" else "geometric"
-    if options["action"] == "clamp":
+    if {"clamp": True, "mask": False}[action]:
+        if metric != "ratio":
+            raise NoReading(f"AReaL clamps ratios only, not {metric}")
         yield None, [Importance(weights, "clamp", upper=upper, lower=lower)]
-        if level == "sequence":
+        if level == "sequence" and reduce != "mean":
             yield "A2", [ClampedByAggregate(reduce, upper, lower or 0.0)]
         return
-    kind: Any = options["metric"].removeprefix("kl_")
-    if kind != "ratio" and lower is None:
-        lower = -float("inf")
-    rule = Rejection(level, kind, reduce, upper, lower)
+    kind: Any = {"ratio": "ratio", "kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3"}[metric]
+    rule = Rejection(level, kind, reduce, upper, -float("inf") if lower is None else lower)
     if kind != "ratio":
         weights = "token"  # geometric weights go with the ratio alone
     yield None, [rule, Importance(weights, "none")]
@@ -83,19 +89,31 @@ def ppo(record: Record) -> Iterator[Attempt]:
     """functional.ppo_actor_loss_fn: PPO clip on π/π_prox times the behavior weight, over the original mask (A1)."""
     p = record.params
     padded = _rows(record, record.tensor("prox_logp"))
-    sequence = p.get("importance_sampling_level") == "sequence"
-    low, high = p["eps_clip"], p["eps_clip"] if p.get("eps_clip_higher") is None else p["eps_clip_higher"]
-    spec: Any = Gspo(low, high, "sequence") if sequence else PpoClip(low, high, p.get("c_clip"))
+    sequence = {"token": False, "sequence": True}[p.get("importance_sampling_level", "token")]
+    low, high, dual = p["eps_clip"], p.get("eps_clip_higher"), p.get("c_clip")
+    high = low if high is None else high
+    low = min(low, 1.0)  # a ratio is positive
+    spec: Any = Gspo(low, high, "sequence", dual) if sequence else PpoClip(low, high, dual)
     options = p.get("rejection_sampling")
     loose = record.tolerance() if options is None else {"rtol": 2e-6, "atol": 1e-7}  # behave weights are float32 (A6)
+    p.mark_irrelevant("lens")
+    record.inputs.mark_irrelevant("behavior_logp")
+    far = beyond_limit(masked_log_ratio(padded.b))
     for reason, corrections in corrections_of(options):
-        loss = policy_loss(padded.b, surrogate=spec, aggregate=TokenMean(), correction=corrections or None, check=False)
-        numbers = ppo_numbers(record, padded, (low, high, p.get("c_clip")), corrections, sequence=sequence)
+        numbers = ppo_numbers(record, padded, (low, high, dual), corrections, sequence=sequence)
         stats = record.checks(numbers, "stats.", **loose)
-        yield reason, [*record.loss_checks(loss.value, padded.leaf, tolerance=loose), *stats]
-        if sequence and corrections:
-            value = _on_kept_tokens(padded.b, spec, corrections)
-            yield "A5", [*record.loss_checks(value, padded.leaf, tolerance=loose), *stats]
+        for limit in (False, True) if far else (False,):
+            with unclamped() if limit else nullcontext():
+                loss = _token_mean(padded.b, spec, corrections)
+                on_kept = _on_kept_tokens(padded.b, spec, corrections)
+            for kept, value in ((False, loss), (True, on_kept)) if sequence and corrections else ((False, loss),):
+                names = [name for name, used in ((reason, reason), ("A5", kept), ("A6", limit)) if name and used]
+                checks = record.loss_checks(value, padded.leaf, tolerance=loose)
+                yield ", ".join(names) or None, [*checks, *stats]
+
+
+def _token_mean(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor:
+    return policy_loss(b, surrogate=spec, aggregate=TokenMean(), correction=corrections or None, check=False).value
 
 
 def _on_kept_tokens(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor:
@@ -104,7 +122,8 @@ def _on_kept_tokens(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor
     for one in (correction(b) for correction in corrections):
         keep, weight = keep & one.keep, weight * one.weight
     token = spec(replace(b, loss_mask=keep))
-    return torch.where(keep, token.loss * weight, 0.0).sum() / b.loss_mask.sum()
+    aggregate = TokenMean()
+    return aggregate(torch.where(keep, token.loss * weight, 0.0), b) / aggregate.denominator(b.loss_mask, b.cu_seqlens)
 
 
 def _rows(record: Record, proximal: Tensor) -> Padded:
@@ -114,25 +133,32 @@ def _rows(record: Record, proximal: Tensor) -> Padded:
 def sapo(record: Record) -> Iterator[Attempt]:
     """functional.sapo_loss_fn"""
     p = record.params
+    if p.get("rejection_sampling") is not None:
+        raise NoReading("sapo_loss_fn takes no rejection_sampling")
     padded = _rows(record, record.tensor("behavior_logp"))
-    spec = Sapo(p["tau_pos"], p["tau_neg"], p["importance_sampling_level"])
-    loss = policy_loss(padded.b, surrogate=spec, aggregate=TokenMean(), check=False)
+    spec = Sapo(p["tau_pos"], p["tau_neg"], p.get("importance_sampling_level", "token"))
+    p.mark_irrelevant("lens")
     stats = record.checks(sapo_numbers(record, padded, spec), "stats.", **record.tolerance())
-    yield None, [*record.loss_checks(loss.value, padded.leaf), *stats]
+    yield None, [*record.loss_checks(_token_mean(padded.b, spec, []), padded.leaf), *stats]
+    if beyond_limit(masked_log_ratio(padded.b)):
+        with unclamped():
+            loss = _token_mean(padded.b, spec, [])
+        yield "A6", [*record.loss_checks(loss, padded.leaf), *stats]
 
 
 def second_moment(record: Record) -> Iterator[Attempt]:
     """actor._apply_m2po_masking"""
     before = record.tensor("prox_logp")
     padded = record.batch(log_prob=before, behavior_log_prob=record.tensor("behavior_logp"), proximal_log_prob=before)
-    keep = SecondMoment(record.params["m2_threshold"])(padded.b).keep
-    yield None, [record.expect("mask", padded.rows(keep))]
+    ours = SecondMoment(record.params["m2_threshold"])(padded.b)
+    yield None, [record.expect("mask", padded.rows(ours.weight * ours.keep))]
 
 
 def proximal_interpolation(record: Record) -> Iterator[Attempt]:
     """actor.compute_prox_logp_approximations; a in float32."""
-    record.mark_irrelevant("mask", "versions")
+    record.inputs.mark_irrelevant("mask", "versions")
     p = record.params
+    p.mark_irrelevant("current_version")
     behavior, current = record.tensor("behavior_logp"), record.tensor("logp")
     ours = behavior
     if p["method"] != "rollout":
@@ -143,11 +169,12 @@ def proximal_interpolation(record: Record) -> Iterator[Attempt]:
 
 def kl_estimate(record: Record) -> Iterator[Attempt]:
     """data.KLEstimator"""
-    record.mark_irrelevant("mask")
+    record.inputs.mark_irrelevant("mask")
     p = record.params
-    limit = 10.0 if p["apply_clamp"] else float("inf")
+    limit = 10.0 if p.get("apply_clamp", True) else float("inf")
     gap = record.tensor("logp") - record.tensor("reference_logp")
-    yield None, [record.expect("kl", ESTIMATORS[p["kl_estimator"]].estimate(gap).clamp(-limit, limit), 2e-6, 2e-7)]
+    estimate = ESTIMATORS[p.get("kl_estimator", "k1")].estimate(gap)
+    yield None, [record.expect("kl", estimate.clamp(-limit, limit), 2e-6, 2e-6)]
 
 
 def areal_advantages(record: Record) -> Iterator[Attempt]:
@@ -157,69 +184,74 @@ def areal_advantages(record: Record) -> Iterator[Attempt]:
     rows, width = attention.shape
     mask = (as_tensor(record.inputs["loss_mask"]) != 0).roll(-1, 1)
     mask[:, -1] = False
-    score = (as_tensor(record.inputs["rewards"]) + p["reward_bias"]) * p["reward_scaling"]
-    score = score.clamp(-p["reward_clip"], p["reward_clip"])
+    limit = p.get("reward_clip", 20.0)
+    score = (as_tensor(record.inputs["rewards"]) + p.get("reward_bias", 0.0)) * p.get("reward_scaling", 1.0)
+    score = score.clamp(-limit, limit)
+    for name in ("reward_norm", "overlong_reward_penalty"):
+        if p.get(name):
+            raise NoReading(f"no reading of {name}={p[name]!r}")
     behavior = torch.where(mask, as_tensor(record.inputs["logprobs"]).roll(-1, 1), 0.0)
     reference = torch.where(mask, as_tensor(record.inputs["ref_logp"]), 0.0)
-    estimate = ESTIMATORS[p["kl_estimator"]].estimate(behavior - reference).clamp(-10, 10)
+    estimate = ESTIMATORS[p.get("kl_estimator", "k1")].estimate(behavior - reference).clamp(-10, 10)
     length = attention.sum(1)
-    before_last = torch.arange(width) <= (length - 2)[:, None]
+    before_last = torch.arange(width) <= (length - 2).clamp(min=0)[:, None]
     edges = torch.arange(rows + 1) * width
     endless = length == width  # no end token
-    if p.get("mask_no_eos_with_zero"):
+    if p.get("mask_no_eos_with_zero", False):
         score = torch.where(endless, 0.0, score)
     reward = place_scores(score, before_last.flatten(), edges)
-    reward = with_kl(reward, estimate.flatten(), mask.flatten(), p["kl_ctl"])
+    reward = with_kl(reward, estimate.flatten(), mask.flatten(), p.get("kl_ctl", 0.1))
     value = as_tensor(record.inputs["values"])
     last = torch.where(endless, value[:, -1], 0.0)  # bootstrapped without an end token
     flat = {"reward": reward, "value": value.flatten(), "loss_mask": mask.flatten()}
     rewards = TokenRewards(**flat, cu_seqlens=edges, bootstrap=last)
-    gae = Gae(p["discount"], p["gae_lambda"], whiten=False)
+    gae = Gae(p.get("discount", 1.0), p.get("gae_lambda", 1.0), whiten=False)
     ours = gae(rewards)
-    raw = carried(ours.view(rows, width), mask)  # beyond the mask the recursion carries the next token's along
-    if p["adv_norm"] is not None:
-        raw = standardised(ours, mask.flatten(), 1e-5).view(rows, width)
-    numbers = {
-        "tot_rewards": reward.view(rows, width),
-        "kl_rewards": -p["kl_ctl"] * torch.where(mask, estimate, 0.0),
-        "returns": carried(ours.view(rows, width), mask) + value,
-        "advantages": raw,
-        "loss_mask": mask.double(),
-        "logprobs": behavior,
-    }
-    yield None, record.checks(numbers, "", 2e-5, 2e-6)
+    if {None: False, "batch mean/std": True}[p.get("adv_norm")]:
+        ours = standardised(ours, mask.flatten(), 1e-5)
+    both = {"tot_rewards": reward.view(rows, width), "kl_rewards": -p.get("kl_ctl", 0.1) * estimate * mask}
+    both |= {"loss_mask": mask.double(), "logprobs": behavior}
+    inside = {"advantages": ours.view(rows, width), "returns": gae.returns(rewards).view(rows, width)}
+    scale = {"rtol": 2e-5, "atol": 2e-6}  # float32; beyond the mask the recursion carries the next token's along
+    yield None, [*record.checks(both, "", **scale), *record.checks(inside, "", **scale, where=mask)]
 
 
 def masked_normalization(record: Record) -> Iterator[Attempt]:
-    """functional.masked_normalization; ours has the unbiased standard deviation (A7)."""
+    """functional.masked_normalization; ours has the unbiased standard deviation (A7). Padding counts as 0 there."""
     p = record.params
-    mask = record.mask
-    values = record.tensor("values")
-    chosen = values[mask]
-    ours = standardised(values.flatten(), mask.flatten(), p["eps"]).view(mask.shape)
-    for reason, std, inside in ((None, chosen.std(), ours), ("A7", chosen.std(correction=0), None)):
-        everywhere = (torch.where(mask, values, 0.0) - chosen.mean()) / (std + p["eps"])  # padding counts as 0 there
-        out = everywhere if inside is None else torch.where(mask, inside, everywhere)
-        yield reason, [record.expect("out", out, 2e-6, 1e-6)]
+    mask, values = record.mask, record.tensor("values")
+    epsilon, biased = p.get("eps", 1e-5), not p.get("unbiased", False)
+    p.mark_irrelevant("high_precision", "all_reduce")  # the results are float32, the process is one
+    shrunk = math.sqrt(1 - 1 / int(mask.sum())) if biased else 1.0  # the biased deviation, as a share of ours
+    for reason, share in ((None, 1.0), ("A7", shrunk)) if biased else ((None, 1.0),):
+        ours = standardised(values.flatten(), mask.flatten(), epsilon / share) / share
+        yield reason, [record.expect("out", ours.view(mask.shape), 2e-6, 1e-6, where=mask)]
 
 
 def normalization(record: Record) -> Iterator[Attempt]:
     """data.Normalization of rewards."""
     p = record.params
     x = as_tensor(record.inputs["x"])
-    size = p.get("group_size") or len(x)
-    group = torch.arange(len(x)) // (size if p["mean_level"] == "group" else len(x))
+    mean, std, alone = p.get("mean_level", "batch"), p.get("std_level", "batch"), p.get("mean_leave1out", False)
+    size, epsilon, biased = p.get("group_size", 1) or 1, p.get("eps", 1e-5), not p.get("std_unbiased", True)
+    if mean not in ("batch", "group") or (mean, std) == ("batch", "group"):
+        raise NoReading(f"nothing of ours centres by {mean} and scales by {std}")
+    group = torch.arange(len(x)) // (size if mean == "group" else len(x))
     o = Outcomes.of(x, group)
-    scale: Any = {"group": "group", "batch": "batch", None: "none"}[p.get("std_level")]
-    spec: Any = Rloo() if p.get("mean_leave1out") else Grpo(scale, p["eps"])
-    yield None, [record.expect("out", spec(o), 2e-6, 1e-6)]
-    if scale != "none":
-        parts = x.split(size) if scale == "group" else (x,)
-        centred = torch.cat([part - part.mean() for part in x.split(size)])
-        std = torch.cat([part.std(unbiased=False).expand(len(part)) for part in parts])
-        yield "A7", [record.expect("out", centred / (std + p["eps"]), 2e-6, 1e-6)]
-    if scale == "batch":  # the batch's standard deviation of what is left after centring by group
-        yield "A7", [record.expect("out", centred / (centred.std() + p["eps"]), 2e-6, 1e-6)]
+    scale: Any = {"group": "group", "batch": "batch", None: "none", "none": "none"}[std]
+    loose = {"rtol": 2e-6, "atol": 1e-6}
+    centre: Any = Rloo() if alone else Grpo()
+    if scale == "none":
+        yield None, [record.expect("out", centre(o), **loose)]
+        return
+    if not alone:
+        yield None, [record.expect("out", Grpo(scale, epsilon)(o), **loose)]
+    # theirs: of what is left after centring; the biased one as a share of ours
+    count = (group[:, None] == group[None]).sum(1) if scale == "group" else torch.tensor(len(x))
+    share = (1 - 1 / count.double()).sqrt() if biased else torch.ones(())
+    if alone or biased or (mean, std) == ("group", "batch"):
+        left = replace(o, reward=centre(o) * share)
+        yield "A7", [record.expect("out", Grpo(scale, epsilon)(left) / share, **loose)]
 
 
 def critic_loss(record: Record) -> Iterator[Attempt]:
@@ -227,7 +259,7 @@ def critic_loss(record: Record) -> Iterator[Attempt]:
     p = record.params
     mask = record.mask
     leaf = record.tensor("vpreds").requires_grad_()
-    error: Any = {"mse": "squared", "huber": "huber"}[p["loss_fn_type"]]
+    error: Any = {"mse": "squared", "huber": "huber"}[p.get("loss_fn_type", "mse")]
     spec = ValueLoss(p["value_eps_clip"], error)
     flat = [x.flatten() for x in (leaf, record.tensor("values"), record.tensor("returns"), mask)]
     token, _ = spec(*flat)

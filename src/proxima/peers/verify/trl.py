@@ -1,7 +1,9 @@
-"""TRL's online trainers: GRPOTrainer and its loss types, GMPO, RLOO, DPPO, PPO, the sampler correction, advantages."""
+"""TRL's GRPOTrainer and its loss types, and GSPOTokenTrainer."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -9,44 +11,68 @@ from torch import Tensor
 
 from proxima.conformance.by_hand import as_tensor
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum, SequenceMeanTokenSumNorm, TokenMean
-from proxima.core.correction import Importance, OffPolicySequence, TopEntropy
+from proxima.core.correction import OffPolicySequence, TopEntropy
 from proxima.core.loss import Corrected, Loss, policy_loss
 from proxima.core.penalty import K3
-from proxima.core.ratio import masked_ratio, spread
+from proxima.core.ratio import masked_log_ratio, masked_ratio, spread
 from proxima.core.segment import segment_count
-from proxima.core.surrogate import Cispo, Dppo, GeoMean, Gspo, Luspo, PpoClip, Sapo, Vespo
+from proxima.core.surrogate import Cispo, Gspo, Luspo, PpoClip, Sapo, Vespo
 from proxima.core.surrogate.weight import MIN_LOG_WEIGHT
-from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
-from proxima.peers.verify.record import Attempt, Padded, Record
-from proxima.peers.verify.trl_metrics import dppo_numbers, gmpo_numbers, grpo_numbers, rloo_numbers
-from proxima.peers.verify.verl import Given
+from proxima.peers.verify.record import Attempt, NoReading, Padded, Record, Tracked
+from proxima.peers.verify.trl_metrics import grpo_numbers
+from proxima.peers.verify.variants import GivenWeights, beyond_limit, unclamped
 
 SAMPLER_RATIO = ("importance_sampling_ratio", "vllm_importance_sampling_ratio")
 TOKEN_NORMALISED = ("dapo", "cispo", "vespo")  # divided by num_items_in_batch
+ARGS = (
+    *("delta", "use_bias_correction_kl", "steps_per_generation", "sapo_temperature_pos", "sapo_temperature_neg"),
+    *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
+)
+# What a trainer may be given; a loss that does not look at one of them is not affected by it.
+OPTIONS = (
+    *("loss_type", "importance_sampling_level", "top_entropy_quantile", "off_policy_mask_threshold", "use_vllm"),
+    *("vllm_importance_sampling_correction", "max_completion_length", "current_gradient_accumulation_steps"),
+    *("training", *ARGS, *(f"args.{name}" for name in ARGS)),
+)
+REFUSED = ("entropy_coef", "use_adaptive_entropy", "aux_loss_enabled", "router_aux_loss_coef")
 
 
-def trl_surrogate(p: dict[str, Any]) -> Any:
+def option(p: Tracked, name: str, default: Any = None) -> Any:
+    """An option of the trainer, which may be among its `args`."""
+    return p.section("args").get(name, p.get(name, default))
+
+
+def epsilons(p: Tracked) -> tuple[float, float]:
+    """How far the ratio may fall and rise; `epsilon_high` is `epsilon_low` unless given."""
+    low, high = p.get("epsilon_low", 0.2), p.get("epsilon_high")
+    return low, low if high is None else high
+
+
+def trl_surrogate(p: Tracked) -> Any:
     """Our spec for a `loss_type` at its importance level; T2: TRL's epsilon_high of cispo is the cap itself."""
-    args = p.get("args", {})
-    kind = p.get("loss_type", "grpo")
-    low, high, level = p["epsilon_low"], p["epsilon_high"], p.get("importance_sampling_level", "token")
-    sequence = level != "token"
+    kind = p.get("loss_type", "dapo")
+    low, high = epsilons(p)
+    level = p.get("importance_sampling_level", "token")
+    if level not in ("token", "sequence", "sequence_token"):
+        raise NoReading(f"no reading of importance_sampling_level {level!r}")
     if kind == "cispo":
         return Cispo(1.0, high - 1, level)
     if kind == "sapo":
         # T6: the temperature passes through float32.
-        tau = _single(args["sapo_temperature_pos"], args["sapo_temperature_neg"])
+        tau = _single(option(p, "sapo_temperature_pos", 1.0), option(p, "sapo_temperature_neg", 1.05))
         return Sapo(tau[0], tau[1], level)
     if kind == "vespo":  # so do its four numbers
-        shape = _single(*(args[f"vespo_{name}"] for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")))
+        defaults = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}
+        shape = _single(*(option(p, f"vespo_{name}", default) for name, default in defaults.items()))
         return Vespo(shape[0], max(shape[1], 1e-4), shape[2], max(shape[3], 1e-4))
-    delta = args.get("delta")
+    low, delta = min(low, 1.0), option(p, "delta")  # a ratio is positive
     if delta is not None:  # two-sided: our dual clip where A < 0; where A > 0 the nearer of it and the clip (T3)
         high, delta = min(high, delta - 1), max(delta, 1 + high)
-    if sequence:
-        return (Luspo if kind == "luspo" else Gspo)(low, high, "sequence", delta)
-    return PpoClip(low, high, delta)
+    if level == "token":
+        return PpoClip(low, high, delta)
+    form: Any = "token" if level == "sequence_token" else "sequence"
+    return (Luspo if kind == "luspo" else Gspo)(low, high, form, delta)
 
 
 def _single(*values: float) -> list[float]:
@@ -55,79 +81,161 @@ def _single(*values: float) -> list[float]:
     return found
 
 
+AGGREGATES: dict[str, Any] = {
+    "grpo": lambda p: SequenceMeanTokenMean(),
+    "sapo": lambda p: SequenceMeanTokenMean(),
+    "luspo": lambda p: SequenceMeanTokenSum(),
+    "dr_grpo": lambda p: SequenceMeanTokenSumNorm(p.get("max_completion_length", 512)),
+    **dict.fromkeys(("bnpo", *TOKEN_NORMALISED), lambda p: TokenMean()),
+}
+
+
 def grpo(record: Record) -> Iterator[Attempt]:
     """GRPOTrainer._compute_loss"""
-    record.mark_irrelevant("num_items_in_batch")
+    record = without_tools(record)
     p = record.params
-    padded = _batch(record)
-    penalty = K3(p["beta"], unbiased=bool(p.get("args", {}).get("use_bias_correction_kl"))) if p.get("beta") else None
-    kind = p.get("loss_type", "grpo")
-    makers: dict[str, Any] = {
-        "grpo": SequenceMeanTokenMean,
-        "sapo": SequenceMeanTokenMean,
-        "luspo": SequenceMeanTokenSum,
-        "dr_grpo": lambda: SequenceMeanTokenSumNorm(p["max_completion_length"]),
-    }
-    aggregate = makers.get(kind, TokenMean)()
+    kind, beta = p.get("loss_type", "dapo"), p.get("beta", 0.0)
+    if kind not in AGGREGATES:
+        raise NoReading(f"no reading of loss_type {kind!r}")
+    refuse_more(p)
+    padded, spec, aggregate = rows_of(record), trl_surrogate(p), AGGREGATES[kind](p)
+    penalty = K3(beta, unbiased=bool(option(p, "use_bias_correction_kl", True))) if beta else None
+    corrections, ratio = _corrections(record), _sampler_ratio(record)
+    value_of(record, Loss(torch.zeros(()), torch.ones(()), {}), None)  # reads its options
     sampler = next((record.tensor(key) for key in SAMPLER_RATIO if record.has(key)), None)
     metrics = record.checks(grpo_numbers(record, sampler), rtol=1e-6)
-    blocks: dict[str, Any] = {"aggregate": aggregate, "correction": _corrections(record) or None, "penalty": penalty}
-    ours = policy_loss(padded.b, surrogate=trl_surrogate(p), **blocks, check=False)
-    readings: list[tuple[str | None, Loss]] = [(None, ours)]
-    if (theirs := _as_they_do(record, padded, aggregate, penalty)) is not None:
-        readings.append(theirs)
-    for reason, loss in readings:
-        for rows in (None,) if kind in (*TOKEN_NORMALISED, "bnpo") else (None, len(padded.mask)):
-            value = _value(record, loss, rows) / _accumulation(record)
-            yield reason or (None if rows is None else "T1"), [*record.loss_checks(value, padded.leaf), *metrics]
+    p.mark_irrelevant(*OPTIONS)
+    record.inputs.mark_irrelevant("sampling_logp", "sampling_per_token_logps", "reference_logp", *SAMPLER_RATIO)
+    blocks: dict[str, Any] = {"aggregate": aggregate, "correction": corrections or None, "penalty": penalty}
+    ours = policy_loss(padded.b, surrogate=spec, **blocks, check=False)
+    yield None, [*record.loss_checks(value_of(record, ours, None), padded.leaf), *metrics]
+    triggers = _triggers(record, padded, spec, ratio, corrections, penalty)
+    for size in range(1, len(triggers) + 1):
+        for changes in combinations(triggers, size):
+            with unclamped() if "T4" in changes else nullcontext():
+                loss = _changed(record, padded, (spec, aggregate, penalty), corrections, changes)
+            value = value_of(record, loss, len(padded.mask) if "T1" in changes else None)
+            yield ", ".join(changes), [*record.loss_checks(value, padded.leaf), *metrics]
 
 
-def _as_they_do(record: Record, padded: Padded, aggregate: Any, penalty: Any) -> tuple[str, Loss] | None:
-    """The loss as TRL composes sampler ratios, masks, advantages and corrected KL by token; with its peculiarity."""
+def refuse_more(p: Tracked) -> None:
+    """Refuse a record whose loss has terms that ours does not have."""
+    for name in REFUSED:
+        if option(p, name):
+            raise NoReading(f"no reading of {name}={option(p, name)!r}")
+
+
+def without_tools(record: Record) -> Record:
+    """With the tokens of tools outside the mask."""
+    if not record.has("tool_mask"):
+        return record
+    mask = record.mask & (as_tensor(record.inputs["tool_mask"]) != 0)
+    inputs = Tracked({**record.inputs, "mask": mask.double()})
+    inputs.seen = record.inputs.seen
+    return replace(record, inputs=inputs)
+
+
+def _triggers(
+    record: Record, padded: Padded, spec: Any, ratio: Tensor | None, corrections: list[Any], penalty: Any
+) -> list[str]:
+    """The peculiarities whose cause is in the record."""
     p, b = record.params, padded.b
-    spec: Any = trl_surrogate(p)
-    ratio = _sampler_ratio(record)
-    sequence = p.get("importance_sampling_level", "token") != "token"
-    reasons = []
-    if p.get("loss_type") == "vespo" and ratio is not None:
+    kind = p.get("loss_type", "dapo")
+    sequence = p.get("importance_sampling_level", "token") == "sequence"
+    by_row = advantages_by_row(record)
+    found = {
+        "T1": kind not in (*TOKEN_NORMALISED, "bnpo") and not bool(padded.mask.any(1).all()),
+        "T4": kind != "vespo" and beyond_limit(masked_log_ratio(b)),
+        "T5": sequence and penalty is not None and penalty.unbiased,
+        "T7": kind == "vespo" and any(record.has(key) for key in SAMPLER_RATIO),
+        "T8": not by_row and any(isinstance(one, _SampledOffPolicy) for one in corrections),
+        "T9": any(isinstance(one, TopEntropy) for one in corrections),  # its quantile is float32 there
+        "T11": sequence and len(corrections) > 0,  # the weights of tokens multiply a sequence's loss one by one
+        "A5": sequence and not by_row and not isinstance(spec, Cispo | Vespo),  # each token keeps its own advantage
+    }
+    return [name for name, there in found.items() if there]
+
+
+def advantages_by_row(record: Record) -> bool:
+    """One advantage a row, if only because all of its tokens have the same."""
+    return record.tensor("advantages").dim() == 1
+
+
+def _changed(
+    record: Record, padded: Padded, specs: tuple[Any, Any, Any], corrections: list[Any], changes: tuple[str, ...]
+) -> Loss:
+    """The loss of our specs with these peculiarities."""
+    b = padded.b
+    spec, aggregate, penalty = specs
+    if "T7" in changes:
         total = next(record.tensor(key) for key in SAMPLER_RATIO if record.has(key))
-        reasons.append("T7")
         spec = _VespoWithSampler(spec, total.log().clamp(MIN_LOG_WEIGHT, 20.0).sum(1))
-    elif sequence and ratio is not None:  # each token of a sequence loss is weighted by its own ratio
-        reasons.append("T11")
-    if sequence and record.tensor("advantages").dim() == 2 and not isinstance(trl_surrogate(p), Cispo | Vespo):
-        reasons.append("A5")  # each token keeps its own advantage
+    if "A5" in changes:
         spec = _OwnAdvantage(spec)
-    loss = spec(b).loss
-    for one in _corrections(record):
-        if isinstance(one, TopEntropy):  # the quantile is float32 there
-            reasons.append("T9")
-            one = _SingleEntropy(one.share)
-        elif isinstance(one, _SampledOffPolicy) and sequence:
-            reasons.append("T8")
-        loss = loss * one(b).weight
-    if penalty is not None:
-        if sequence and penalty.unbiased:  # the KL is corrected by the sequence's ratio
-            reasons.append("T5")
-            loss = loss + replace(penalty, unbiased=False)(b) * masked_ratio(b, "sequence")
-        else:
-            loss = loss + penalty(b)
-    if not reasons:
-        return None
-    return reasons[0], Loss(aggregate(loss, b), aggregate.denominator(b.loss_mask, b.cu_seqlens), {})
+    if "T9" in changes:
+        corrections = [SingleEntropy(one.share) if isinstance(one, TopEntropy) else one for one in corrections]
+    if "T8" in changes:
+        by_token = [_ByToken(one) if isinstance(one, _SampledOffPolicy) else one for one in corrections]
+        corrections = by_token
+    if "T11" in changes:
+        spec = _TokenUnit(spec)
+    if "T5" in changes:
+        penalty = _BySequence(penalty)
+    correction = corrections or None
+    return policy_loss(b, surrogate=spec, aggregate=aggregate, correction=correction, penalty=penalty, check=False)
 
 
 @dataclass(frozen=True)
-class _SingleEntropy:
+class _TokenUnit:
+    """A sequence's loss, weighted token by token (T11)."""
+
+    spec: Any
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
+
+    def __call__(self, b: PolicyBatch) -> Any:
+        return replace(self.spec(b), unit="token")
+
+
+@dataclass(frozen=True)
+class _BySequence:
+    """The KL, corrected by the ratio of the sequence (T5)."""
+
+    spec: K3
+    needs: ClassVar[frozenset[str]] = frozenset({"reference_log_prob"})
+
+    def __call__(self, b: PolicyBatch) -> Tensor:
+        return replace(self.spec, unbiased=False)(b) * masked_ratio(b, "sequence")
+
+
+@dataclass(frozen=True)
+class _ByToken:
+    """The off-policy mask, where the advantages of a row have both signs: at the tokens of negative advantage (T8)."""
+
+    spec: Any
+    rejected: Literal["count"] = "count"
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, b: PolicyBatch) -> Corrected:
+        assert b.advantage is not None
+        drop = ~self.spec(replace(b, advantage=-torch.ones_like(b.advantage))).keep & (b.advantage < 0)
+        keep = b.loss_mask & ~drop
+        return Corrected(keep.to(b.log_prob.dtype), keep, {})
+
+
+@dataclass(frozen=True)
+class SingleEntropy:
+    """The top entropies by a quantile in float32, to which the entropies themselves are compared (T9)."""
+
     share: float
     rejected: Literal["count"] = "count"
     needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
 
     def __call__(self, b: PolicyBatch) -> Corrected:
         entropy = b.masked("entropy").detach()
+        ours = TopEntropy(self.share)(replace(b, entropy=entropy.float()))
         edge = torch.quantile(entropy[b.loss_mask].float(), 1 - self.share)
-        keep = b.loss_mask & (entropy >= edge)
-        return Corrected(keep.to(entropy.dtype), keep, {})
+        keep = ours.keep & (entropy >= edge)
+        return Corrected(ours.weight * keep, keep, {})
 
 
 @dataclass(frozen=True)
@@ -145,35 +253,32 @@ class _VespoWithSampler:
 
 @dataclass(frozen=True)
 class _OwnAdvantage:
+    """Every token at its sequence's ratio, with an advantage of its own: a sequence by itself (A5)."""
+
     spec: Any
     needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
 
     def __call__(self, b: PolicyBatch) -> Any:
-        spec = self.spec
-        if isinstance(spec, Gspo):
-            token: Any = PpoClip(spec.epsilon_low, spec.epsilon_high, spec.dual_clip)
-        else:
-            token = replace(spec, level="token")
-        moved = masked_ratio(b, "sequence").log() + b.masked("proximal_log_prob")  # every token at its sequence's ratio
-        return token(replace(b, log_prob=moved))
+        moved = masked_ratio(b, "sequence").log() + b.masked("proximal_log_prob")
+        return self.spec(replace(b, log_prob=moved, cu_seqlens=torch.arange(len(moved) + 1), group=None))
 
 
-def _accumulation(record: Record) -> float:
-    """The accumulation steps, by which TRL divides losses that it means per micro-batch; 1 for the others."""
+def accumulation(p: Tracked) -> float:
+    """The accumulation steps, by which TRL divides losses that it means per micro-batch; 1 in evaluation."""
+    steps = float(p.get("current_gradient_accumulation_steps", 1))
+    return steps if p.get("training", True) else 1.0
+
+
+def value_of(record: Record, loss: Loss, rows: int | None) -> Tensor:
+    """The loss as TRL divides it; `rows`: by all rows, those without a token among them (T1)."""
     p = record.params
-    if p.get("loss_type") in TOKEN_NORMALISED or not p.get("training", True):
-        return 1.0
-    return float(p.get("current_gradient_accumulation_steps", 1))
-
-
-def _value(record: Record, loss: Loss, rows: int | None) -> Tensor:
-    p = record.params
-    if p.get("loss_type") in TOKEN_NORMALISED:
-        items = float(as_tensor(record.inputs["num_items_in_batch"]))
-        steps = p.get("current_gradient_accumulation_steps", 1)
-        scale = steps / p.get("args", {}).get("steps_per_generation", 1) if p.get("training", True) else 1.0
-        return loss.numerator / (items * scale)
-    return loss.value if rows is None else loss.numerator / rows
+    steps = accumulation(p)
+    if p.get("loss_type", "dapo") not in TOKEN_NORMALISED:
+        record.inputs.mark_irrelevant("num_items_in_batch")
+        return (loss.value if rows is None else loss.numerator / rows) / steps
+    items = max(1.0, float(as_tensor(record.inputs["num_items_in_batch"])))
+    share = option(p, "steps_per_generation", 1) if p.get("training", True) else 1
+    return loss.numerator / (items * steps / share)
 
 
 OPTIONAL = (
@@ -182,7 +287,7 @@ OPTIONAL = (
 )
 
 
-def _batch(record: Record) -> Padded:
+def rows_of(record: Record) -> Padded:
     fields = {"log_prob": record.tensor("logp"), "advantage": record.tensor("advantages")}
     # Without the rollout's log-probs the ratio is 1, with the current policy's gradient (T9).
     fields["behavior_log_prob"] = record.tensor("behavior_logp" if record.has("behavior_logp") else "logp")
@@ -212,11 +317,11 @@ def _corrections(record: Record) -> list[Any]:
     p = record.params
     found: list[Any] = []
     if p.get("loss_type") != "vespo" and (ratio := _sampler_ratio(record)) is not None:
-        found.append(Given(ratio))
-    if p.get("top_entropy_quantile", 1.0) < 1.0:
-        found.append(TopEntropy(p["top_entropy_quantile"]))
-    if p.get("off_policy_mask_threshold") is not None:
-        found.append(_SampledOffPolicy.of(record, p["off_policy_mask_threshold"]))
+        found.append(GivenWeights(ratio))
+    if (share := p.get("top_entropy_quantile", 1.0)) < 1.0:
+        found.append(TopEntropy(share))
+    if (threshold := p.get("off_policy_mask_threshold")) is not None:
+        found.append(_SampledOffPolicy.of(record, threshold))
     return found
 
 
@@ -239,84 +344,3 @@ class _SampledOffPolicy:
 
     def __call__(self, b: Any) -> Any:
         return self.spec(b if self.sampling is None else replace(b, behavior_log_prob=self.sampling))
-
-
-def gmpo(record: Record) -> Iterator[Attempt]:
-    """Experimental GMPOTrainer._compute_loss: mean over rows."""
-    record.mark_irrelevant("num_items_in_batch")
-    p = record.params
-    padded = _batch(record)
-    penalty = K3(p["beta"]) if p.get("beta") else None
-    spec = GeoMean(p["epsilon_low"], p["epsilon_high"], "log_ratio")
-    loss = policy_loss(padded.b, surrogate=spec, aggregate=SequenceMeanTokenMean(), penalty=penalty, check=False)
-    steps = _accumulation(record)
-    metrics = record.checks(gmpo_numbers(record), rtol=1e-6)
-    yield None, [*record.loss_checks(loss.value / steps, padded.leaf), *metrics]
-    yield "T9", [*record.loss_checks(loss.numerator / len(padded.mask) / steps, padded.leaf), *metrics]
-
-
-def rloo(record: Record) -> Iterator[Attempt]:
-    """RLOOTrainer._compute_loss: the clip on the sequence's whole ratio, its loss a mean over sequences."""
-    p = record.params
-    leaf = record.tensor("logp").requires_grad_()
-    mask = record.mask
-    gap = torch.where(mask, leaf - record.tensor("behavior_logp"), 0.0).sum(1)
-    edges = torch.arange(len(mask) + 1)
-
-    rows = {"loss_mask": torch.ones(len(mask), dtype=torch.bool), "advantage": record.tensor("advantages")}
-    b = PolicyBatch(log_prob=gap, behavior_log_prob=torch.zeros_like(gap), cu_seqlens=edges, **rows)
-    spec = PpoClip(p["epsilon_low"], p["epsilon_high"])
-    value = policy_loss(b, surrogate=spec, aggregate=TokenMean(), check=False).value
-    yield None, [*record.loss_checks(value, leaf), *record.checks(rloo_numbers(record), rtol=1e-6)]
-
-
-def dppo(record: Record) -> Iterator[Attempt]:
-    """TRL 1.3 experimental DPPOTrainer: a capped REINFORCE form, divergence mask, mean over tokens."""
-    p = record.params
-    padded = _batch(record)
-    spec = Dppo(p["divergence_type"], p["epsilon_high"], p["epsilon_low"], p["clip_ratio_c"])
-    penalty = K3(p["beta"]) if p.get("beta") else None
-    loss = policy_loss(padded.b, surrogate=spec, aggregate=TokenMean(), penalty=penalty, check=False)
-    keep = padded.rows(loss.keep)
-    checks = [*record.loss_checks(loss.value, padded.leaf), record.expect("divergence_mask", keep)]
-    yield None, [*checks, *record.checks(dppo_numbers(record, keep != 0), rtol=1e-6)]
-
-
-def vllm_correction(record: Record) -> Iterator[Attempt]:
-    """GRPOTrainer's sampler correction: `mask` is 0 outside inclusive bounds, `truncate` clamps on both sides (T11)."""
-    p = record.params
-    level, _, mode = p["vllm_importance_sampling_mode"].rpartition("_")
-    low, high = p.get("clip_min"), p.get("clip_max")
-    proximal, sampling = record.tensor("old_logp"), record.tensor("sampling_logp")
-    known = sampling.isfinite() & proximal.isfinite()  # T11: an unavailable log-prob has ratio 1
-    proximal, sampling = torch.where(known, proximal, 0.0), torch.where(known, sampling, 0.0)
-    padded = record.batch(log_prob=proximal, behavior_log_prob=sampling, proximal_log_prob=proximal)
-    bound: Any = "clip" if mode == "mask" else "clamp"
-    upper, lower = float("inf") if high is None else high, 0.0 if low is None else low
-    spec = Importance(level=level, bound=bound, upper=upper, lower=lower)
-    outside = float(spec.bounded(torch.ones(1)))  # padding has ratio 1, bounded like the rest
-    theirs = as_tensor(record.expected["importance_sampling_ratio"])
-    weight = padded.rows(spec(padded.b).weight, outside)
-    if theirs.shape[1] == 1:  # one number a sequence: that of its first token, or of none
-        first = padded.mask.long().argmax(1, keepdim=True)
-        weight = weight.gather(1, first)
-    yield None, [record.expect("importance_sampling_ratio", weight)]
-
-
-def ppo_loss(record: Record) -> Iterator[Attempt]:
-    """TRL 1.3 PPOTrainer: clipped policy and value losses, token means over masks of their own."""
-    p = record.params
-    padded = _batch(record)
-    spec = PpoClip(p["cliprange"], p["cliprange"])
-    policy = policy_loss(padded.b, surrogate=spec, aggregate=TokenMean(), check=False).value
-    value = record.tensor("vpreds").requires_grad_()
-    inside = as_tensor(record.inputs["value_mask"]) != 0
-    before, target = record.tensor("values"), record.tensor("returns")
-    token, own = ValueLoss(p["cliprange_value"])(value.flatten(), before.flatten(), target.flatten(), inside.flatten())
-    critic = token.sum() / inside.sum()
-    total = policy + p["vf_coef"] * critic
-    (gradient,) = torch.autograd.grad(total, value, retain_graph=True)
-    numbers = {"loss": total.detach(), "pg_loss": policy.detach(), "vf_loss": critic.detach(), "grad_vpreds": gradient}
-    checks = [record.expect(name, number) for name, number in numbers.items()]
-    checks += record.checks({"vf_clipfrac": own["value_clip_fraction"].value}, under="", rtol=1e-6)
-    yield None, [*checks, record.expect("grad_logp", padded.gradient(total))]

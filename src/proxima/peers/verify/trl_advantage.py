@@ -19,16 +19,17 @@ def trl_advantages(record: Record) -> Iterator[Attempt]:
     """GRPOTrainer's advantage block."""
     p = record.params
     parts = as_tensor(record.inputs["rewards_per_func"])
-    weights = tuple(p["reward_weights"])
+    weights = tuple(p.get("reward_weights") or [1.0] * parts.shape[1])
     group = torch.arange(len(parts)) // p["num_generations"]
     known = parts.isfinite()
     reward = (torch.where(known, parts, 0.0) * torch.tensor(weights, dtype=torch.float64)).sum(1)
     base = Outcomes.of(reward, group, known.any(1))
-    scale = p["scale_rewards"]
+    scale = p.get("scale_rewards", "group")
     named: Any = {True: "group", False: "none"}.get(scale, scale)
     spec: Any = Grpo(named, 1e-4)
     size = len(reward) if named == "batch" else p["num_generations"]  # `none` still looks at its groups
-    if p["multi_objective_aggregation"] == "normalize_then_sum":
+    kind = p.get("multi_objective_aggregation", "sum_then_normalize")
+    if {"sum_then_normalize": False, "normalize_then_sum": True}[kind]:
         spec = Gdpo(weights, "group", 1e-4, "completions")
         base = replace(base, parts=parts)
         reward, size = _normalised_sum(parts, weights, p["num_generations"]), len(reward)
@@ -64,7 +65,7 @@ def rloo_advantages(record: Record) -> Iterator[Attempt]:
     reward = as_tensor(record.inputs["rewards"])
     group = torch.arange(len(reward)) // p["num_generations"]
     o = Outcomes.of(reward, group, reward.isfinite())
-    yield None, [record.expect("advantages", Rloo(bool(p["normalize_advantages"]))(o), 1e-7, 1e-9)]
+    yield None, [record.expect("advantages", Rloo(bool(p.get("normalize_advantages", False)))(o), 1e-7, 1e-9)]
 
 
 def ppo_rewards(record: Record) -> Iterator[Attempt]:
@@ -76,10 +77,10 @@ def ppo_rewards(record: Record) -> Iterator[Attempt]:
     # The end token after the last one is a step of its own where it fits; its value counts.
     steps = torch.arange(width) <= (last + 1)[:, None]
     gap = record.tensor("logp") - record.tensor("reference_logp")
-    kl = (K1(1.0) if p["kl_estimator"] == "k1" else K3(1.0)).estimate(gap)
+    kl = (K1(1.0) if p.get("kl_estimator", "k1") == "k1" else K3(1.0)).estimate(gap)
     scores = place_scores(record.tensor("scores"), steps.flatten(), torch.arange(rows + 1) * width).view(rows, width)
-    rewards = torch.where(mask, -p["kl_coef"] * kl, 0.0) + scores
-    if p["whiten_rewards"]:
+    rewards = torch.where(mask, -p.get("kl_coef", 0.05) * kl, 0.0) + scores
+    if p.get("whiten_rewards", False):
         rewards = whiten(rewards.flatten(), steps.flatten(), shift=False).view(rows, width)
     packed = TokenRewards(
         reward=rewards.flatten(),
@@ -88,7 +89,9 @@ def ppo_rewards(record: Record) -> Iterator[Attempt]:
         loss_mask=torch.ones(rows * width, dtype=torch.bool),
         cu_seqlens=torch.arange(rows + 1) * width,
     )
-    gae = Gae(p["gamma"], p["lam"], whiten=False)
-    advantage = whiten(gae(packed), mask.flatten()).view(rows, width)
-    numbers = {"rewards": rewards, "advantages": advantage, "returns": gae.returns(packed).view(rows, width)}
+    gae = Gae(p.get("gamma", 1.0), p.get("lam", 0.95), whiten=False)
+    raw = gae(packed)
+    advantage = whiten(raw, mask.flatten()).view(rows, width)
+    returns = raw.view(rows, width) + torch.where(steps, record.tensor("values"), 0.0)
+    numbers = {"rewards": rewards, "advantages": advantage, "returns": returns}
     yield None, [record.expect(name, ours, 1e-7, 1e-8) for name, ours in numbers.items()]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.metrics import SumCount, k3
-from proxima.peers.verify.record import Record
+from proxima.peers.verify.record import Record, Tracked
 
 LEAST_LOG_WEIGHT = math.log(1e-8)
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
@@ -35,9 +35,12 @@ def clip_shares(low: Tensor, high: Tensor, mask: Tensor) -> dict[str, float]:
     }
 
 
-def _clip_shares_of(p: dict[str, Any], gap: Tensor, advantage: Tensor, mask: Tensor) -> dict[str, float]:
+def _clip_shares_of(p: Tracked, gap: Tensor, advantage: Tensor, mask: Tensor) -> dict[str, float]:
     """Of the tokens whose `gap` leaves [−ε_low, ε_high] on the side of their advantage."""
-    return clip_shares((gap < -p["epsilon_low"]) & (advantage < 0), (gap > p["epsilon_high"]) & (advantage > 0), mask)
+    low = p.get("epsilon_low", 0.2)
+    high = p.get("epsilon_high")
+    far = gap > (low if high is None else high)
+    return clip_shares((gap < -low) & (advantage < 0), far & (advantage > 0), mask)
 
 
 def _rows(record: Record) -> tuple[Tensor, Tensor, Tensor]:
@@ -62,19 +65,24 @@ def _common(record: Record, mask: Tensor, ratio: Tensor | float = 1.0) -> dict[s
 def grpo_numbers(record: Record, sampler: Tensor | None) -> dict[str, Any]:
     """GRPOTrainer. `sampler` [B, T] or [B, 1]: ratios that vespo multiplies into its weight, padding included (T7)."""
     p = record.params
-    args, kind = p.get("args", {}), p.get("loss_type", "grpo")
+    args, kind = {**p, **p.section("args")}, p.get("loss_type", "dapo")
     mask, log_ratio, advantage = _rows(record)
-    if p.get("importance_sampling_level", "token") == "token":
+    level = p.get("importance_sampling_level", "token")
+    if level == "token":
         ratio = log_ratio.exp()
     else:
         ratio = (log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).exp()
+    if level == "sequence_token":
+        ratio = ratio.expand_as(log_ratio)
     # corrected with the ratio before `delta` (T5)
-    numbers = _common(record, mask, ratio if args.get("use_bias_correction_kl") else 1.0)
+    numbers = _common(record, mask, ratio if args.get("use_bias_correction_kl", True) else 1.0)
     if kind in CLIPPED:
         bounded = ratio if args.get("delta") is None else ratio.clamp(max=args["delta"])  # T3
         numbers |= _clip_shares_of(p, bounded - 1, advantage, mask)
     elif kind == "cispo":
-        numbers["cispo_clip_ratio"] = loss_token_mean((ratio > p["epsilon_high"]) & (advantage > 0), mask)  # T2
+        numbers["cispo_clip_ratio"] = loss_token_mean(
+            (ratio > p.get("epsilon_high", 0.2)) & (advantage > 0), mask
+        )  # T2
     elif kind == "vespo":
         total = log_ratio.clamp(-20, 20).sum(1, keepdim=True)
         if sampler is not None:
@@ -86,8 +94,9 @@ def grpo_numbers(record: Record, sampler: Tensor | None) -> dict[str, Any]:
 def _phi(log_weight: Tensor, advantage: Tensor, args: dict[str, Any]) -> Tensor:
     """VESPO's weight of each row; its shape goes through float32, as sapo's temperature (T6)."""
     up = advantage >= 0
-    gain = torch.where(up, float(args["vespo_k_pos"]), float(args["vespo_k_neg"])).double()
-    decay = torch.where(up, float(args["vespo_lambda_pos"]), float(args["vespo_lambda_neg"])).double()
+    gain = torch.where(up, float(args.get("vespo_k_pos", 2.0)), float(args.get("vespo_k_neg", 3.0))).double()
+    decay = torch.where(up, float(args.get("vespo_lambda_pos", 3.0)), float(args.get("vespo_lambda_neg", 2.0))).double()
+    decay = decay.clamp(min=1e-4)
     return (decay + gain * log_weight - decay * log_weight.exp()).exp()
 
 

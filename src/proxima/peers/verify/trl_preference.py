@@ -10,22 +10,22 @@ from torch import Tensor
 from proxima.conformance.by_hand import as_tensor
 from proxima.core.preference import PREFERENCES, Kto, PreferencePairs, completion_log_prob, wpo_weight
 from proxima.core.value import RewardLoss
-from proxima.peers.verify.record import Attempt, Check, Record
+from proxima.peers.verify.record import Attempt, Check, Record, Tracked
 
 SMOOTHED = ("aot", "aot_unpaired", "exo_pair", "robust")  # 1.16 ignores label_smoothing elsewhere (T12)
 
 
-def dpo_spec(kind: str, p: dict[str, Any], *, smoothing: bool) -> Any:
+def dpo_spec(kind: str, p: Tracked, *, smoothing: bool) -> Any:
     """Our spec for a TRL `loss_type`."""
     cls: Any = PREFERENCES[kind]
-    fields: dict[str, Any] = {"beta": p["beta"]}
+    fields: dict[str, Any] = {"beta": p.get("beta", 0.1)}
     if kind in SMOOTHED or (kind == "sigmoid" and smoothing):
-        fields["label_smoothing"] = p["label_smoothing"]
+        fields["label_smoothing"] = p.get("label_smoothing", 0.0)
     if "divergence" in cls.__dataclass_fields__:
         fields["divergence"] = p.get("f_divergence_type", "reverse_kl").removesuffix("_divergence")
         fields["alpha"] = p.get("f_alpha_divergence_coef", 0.5)
     if kind == "discopop":
-        fields["tau"] = p["discopop_tau"]
+        fields["tau"] = p.get("discopop_tau", 0.05)
     return cls(**fields)
 
 
@@ -36,6 +36,7 @@ def dpo(record: Record) -> Iterator[Attempt]:
     masks = {side: as_tensor(record.inputs[f"{side}_mask"]) != 0 for side in leaves}
     lengths = {side: mask.sum(1) for side, mask in masks.items()}
     alpha = 1.0 if p.get("ld_alpha") is None else p["ld_alpha"]
+    p.mark_irrelevant("f_divergence_type", "f_alpha_divergence_coef", "discopop_tau")  # to losses without them
 
     def summed(values: Tensor, side: str, alpha: float = alpha) -> Tensor:
         rows, width = masks[side].shape
@@ -52,9 +53,11 @@ def dpo(record: Record) -> Iterator[Attempt]:
         rejected_length=lengths["rejected"],
     )
     whole = replace(pairs, chosen=summed(leaves["chosen"], "chosen", 1.0))  # `sft` knows no ld_alpha
-    kinds = [p["loss_type"]] if isinstance(p["loss_type"], str) else p["loss_type"]
+    kinds = p.get("loss_type", "sigmoid")
+    kinds = [kinds] if isinstance(kinds, str) else kinds
     weights = p.get("loss_weights") or [1.0] * len(kinds)
-    for reason, smoothing in ((None, True), ("T12", False)):
+    ignored = p.get("label_smoothing", 0.0) and "sigmoid" in kinds
+    for reason, smoothing in ((None, True), ("T12", False)) if ignored else ((None, True),):
         specs = [dpo_spec(kind, p, smoothing=smoothing) for kind in kinds]
         read = [whole if kind == "sft" else pairs for kind in kinds]
         per_pair = sum((w * spec(one) for w, spec, one in zip(weights, specs, read, strict=True)), torch.zeros(()))
@@ -84,7 +87,9 @@ def _dpo_checks(record: Record, leaves: dict[str, Tensor], loss: Tensor, numbers
     if not record.single and "exo_pair" in str(record.params["loss_type"]):
         loose = {"rtol": 1e-7, "atol": 1e-8}
     gradients = torch.autograd.grad(loss, list(leaves.values()), retain_graph=True, allow_unused=True)
-    checks = [record.expect("loss", loss.detach(), **loose)]
+    pairs = zip(gradients, leaves.values(), strict=True)
+    scale = sum(float((slope * leaf.detach()).abs().sum()) for slope, leaf in pairs if slope is not None)
+    checks = [record.expect("loss", loss.detach(), **loose, scale=scale)]
     for side, gradient in zip(leaves, gradients, strict=True):
         slope = torch.zeros_like(leaves[side]) if gradient is None else gradient
         checks.append(record.expect(f"grad_{side}_logp", slope, **loose))
@@ -105,8 +110,8 @@ def kto(record: Record) -> Iterator[Attempt]:
     kl = torch.zeros(())
     if record.has("kl_logps"):
         kl = (record.tensor("kl_logps") - record.tensor("kl_ref_logps")).mean()
-    anchor: Any = "zero" if p["loss_type"] == "apo_zero_unpaired" else "kl"
-    spec = Kto(p["beta"], p["desirable_weight"], p["undesirable_weight"], anchor)
+    anchor: Any = {"kto": "kl", "apo_zero_unpaired": "zero"}[p.get("loss_type", "kto")]
+    spec = Kto(p.get("beta", 0.1), p.get("desirable_weight", 1.0), p.get("undesirable_weight", 1.0), anchor)
     loss = spec(ours, theirs, label, kl).mean()
     numbers = _kto_numbers(ours.detach(), theirs, label, spec.beta)
     numbers["kl"] = kl.clamp(min=0) if anchor == "kl" else 0.0

@@ -1,6 +1,8 @@
 """UniRL's packed losses and its normalisers."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,18 +18,36 @@ from proxima.core.ratio import LOG_RATIO_LIMIT
 from proxima.core.segment import segment_mean
 from proxima.core.surrogate import Cppo, Dppo, Drpo, Gspo, PpoClip, Spo
 from proxima.data import Outcomes, PolicyBatch
-from proxima.peers.verify.record import Attempt, Check, Record
+from proxima.peers.verify.record import Attempt, Check, NoReading, Record
+from proxima.peers.verify.variants import Masked, beyond_limit, unclamped
+
+ALGORITHMS = ("CPPO", "DPPO", "DRPO", "GSPO", "GRPO")
+CLIP_RANGES = {"GSPO": 3e-4, "GRPO": 1e-4}
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "linear_decay": lambda progress: 1 - 0.5 * progress,
+    "cosine_decay": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
+}
 
 
-def unirl_surrogate(p: dict[str, Any]) -> Any:
-    """Our spec for the options of a UniRL algorithm, told apart by the names of its fields."""
-    if "cppo_delta" in p:
-        return Cppo(p["cppo_delta"], p["cppo_w_min"], p["cppo_delta_b"])
-    if "dppo_delta" in p:
-        return Dppo("binary_tv", p["dppo_delta"])
-    if "drpo_epsilon" in p:
-        return (Drpo if p.get("penalty_mu_weighted", True) else Spo)(p["drpo_epsilon"])
-    return None
+def unirl_surrogate(p: dict[str, Any], kind: str | None = None) -> Any:
+    """Our spec for the options of a UniRL algorithm; without `kind`, told apart by the names of its fields."""
+    kind = kind or next((name for name in ALGORITHMS if f"{name.lower()}_{FIELDS.get(name)}" in p), None)
+    if kind == "CPPO":
+        return Cppo(p.get("cppo_delta", 0.2), p.get("cppo_w_min", 0.8), p.get("cppo_delta_b", 0.02))
+    if kind == "DPPO":
+        return Dppo("binary_tv", p.get("dppo_delta", 0.15))
+    if kind == "DRPO":
+        return (Drpo if p.get("penalty_mu_weighted", True) else Spo)(p.get("drpo_epsilon", 12.5))
+    if kind not in CLIP_RANGES:
+        return None
+    schedule = SCHEDULES[p.get("clip_schedule", "constant")](p.get("training_progress", 0.0))
+    low, high = p.get("clip_range", CLIP_RANGES[kind]), p.get("clip_range_high")
+    low, high = low * schedule, (low if high is None else high) * schedule
+    return Gspo(min(low, 1.0), high, "sequence") if kind == "GSPO" else PpoClip(min(low, 1.0), high)
+
+
+FIELDS = {"CPPO": "delta", "DPPO": "delta", "DRPO": "epsilon"}  # the field by which an algorithm is known
 
 
 def concatenated(rows: list[Any]) -> Tensor:
@@ -35,48 +55,99 @@ def concatenated(rows: list[Any]) -> Tensor:
     return torch.cat([as_tensor(row) for row in rows])
 
 
-def losses(record: Record) -> Iterator[Attempt]:
-    """algorithms/*.py: compute_loss_and_backward"""
-    p = record.params
+def unirl_batch(record: Record) -> tuple[PolicyBatch, Tensor]:
+    """The packed batch, and its log-probs with gradient."""
+    dtype = torch.float32 if record.single else torch.float64
     lengths = torch.tensor([len(row) for row in record.inputs["logp"]])
-    leaf = concatenated(record.inputs["logp"]).requires_grad_()
-    advantage = as_tensor(record.inputs["advantages"]).repeat_interleave(lengths)
+    leaf = concatenated(record.inputs["logp"]).to(dtype).requires_grad_()
+    advantage = as_tensor(record.inputs["advantages"]).to(dtype).repeat_interleave(lengths)
     mask = torch.ones_like(leaf, dtype=torch.bool)
     if record.has("loss_mask"):
         mask = concatenated(record.inputs["loss_mask"]) != 0
-    behavior = concatenated(record.inputs["behavior_logp"])
+    fields = {"behavior_log_prob": concatenated(record.inputs["behavior_logp"]).to(dtype), "advantage": advantage}
     edges = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    b = PolicyBatch(log_prob=leaf, behavior_log_prob=behavior, advantage=advantage, loss_mask=mask, cu_seqlens=edges)
-    spec = unirl_surrogate(p)
-    low: Any = p.get("clip_range")
-    high: Any = p.get("clip_range_high", low)
-    if spec is None:
-        spec = Gspo(low, high, "sequence") if "GSPO" in record.source else PpoClip(low, high)
-    mode = p.get("loss_agg_mode", "seq-mean-token-mean")
+    return PolicyBatch(log_prob=leaf, **fields, loss_mask=mask, cu_seqlens=edges), leaf
+
+
+def losses(record: Record) -> Iterator[Attempt]:
+    """algorithms/*.py: compute_loss_and_backward"""
+    p = record.params
+    kind = next(name for name in ALGORITHMS if f" {name}." in record.source)
+    b, leaf = unirl_batch(record)
+    spec = unirl_surrogate(p, kind)
+    # Of the options of the other algorithms, and of what a stub stage does not do, none has an effect.
+    p.mark_irrelevant("horizon", "sampling_temperature", "training_progress", "stage_attr", "conditions_cls")
+    if p.get("old_logp_source", "rollout") != "rollout":
+        raise NoReading(f"no reading of old_logp_source={p['old_logp_source']!r}")
+    mode = p.get("loss_agg_mode", "token-mean")
     makers: dict[str, Any] = {"token-mean": TokenMean, "seq-mean-token-mean": SequenceMeanTokenMean}
-    aggregate: Any = SequenceMeanTokenSumNorm(p["horizon"]) if mode == "seq-mean-token-sum-norm" else makers[mode]()
-    loss = policy_loss(b, surrogate=spec, aggregate=aggregate, check=False)
-    everywhere = spec(replace(b, loss_mask=torch.ones_like(mask))).keep  # mask and metrics ignore the loss mask (U7)
-    yield None, _checks(record, b, spec, leaf, loss.value, everywhere)
-    yield "U3", _checks(record, b, spec, leaf, loss.numerator / len(leaf), everywhere)
-    if isinstance(spec, (Cppo, Dppo)):  # the authors' mask is computed in float32: a token on the edge may differ
-        single = replace(b, log_prob=leaf.detach().float(), advantage=advantage.float())
-        keep = spec(replace(single, behavior_log_prob=behavior.float(), proximal_log_prob=behavior.float())).keep
-        ratio = (leaf - behavior).clamp(-20, 20).exp()
-        value = aggregate(torch.where(keep, -advantage * ratio, 0.0), b) / aggregate.denominator(mask, edges)
-        yield "float32", _checks(record, b, spec, leaf, value, keep)
+    makers["seq-mean-token-sum-norm"] = lambda: SequenceMeanTokenSumNorm(p.get("horizon", 8192))
+    if kind == "GSPO":  # a mean over sequences, whatever is requested
+        mode = "seq-mean-token-mean"
+    elif mode == "seq-mean-token-mean" and kind != "GRPO":
+        mode = "token-mean"  # theirs for a mode that the algorithm does not know
+    aggregate: Any = makers[mode]()
+    far = beyond_limit(b.log_prob - _known(b.behavior_log_prob))
+    every = replace(b, loss_mask=torch.ones_like(b.loss_mask))  # mask and metrics ignore the loss mask (U7)
+    single = _with_single_mask(record, spec, every) if isinstance(spec, (Cppo, Dppo)) else None
+    masked = not bool(b.loss_mask.all())
+    rows = len(b.cu_seqlens) - 1
+    empty = masked or bool((b.cu_seqlens.diff() == 0).any())
+    for edge in (None,) if single is None else (None, single):
+        one, keep = (spec, spec(every).keep) if edge is None else edge
+        for reason, batch, of_all in _readings(b, every, kind, mode, masked=masked, empty=empty):
+            for limit in (False, True) if far and kind in CLIP_RANGES else (False,):
+                with unclamped() if limit else nullcontext():
+                    loss = policy_loss(batch, surrogate=one, aggregate=aggregate, check=False)
+                denominator = loss.denominator
+                if of_all:
+                    denominator = torch.tensor(len(leaf) if mode == "token-mean" else rows)
+                names = [name for name, used in ((reason, True), ("U6", limit), ("U1", edge)) if name and used]
+                value = loss.numerator / denominator
+                yield ", ".join(names) or None, _checks(record, b, spec, leaf, value, keep)
+
+
+def _known(values: Tensor | None) -> Tensor:
+    assert values is not None
+    return values
+
+
+def _readings(
+    b: PolicyBatch, every: PolicyBatch, kind: str, mode: str, *, masked: bool, empty: bool
+) -> Iterator[tuple[str | None, PolicyBatch, bool]]:
+    """Reason, batch, and whether the denominator counts everything: tokens outside the loss, rows without a token."""
+    yield None, b, False
+    if masked and kind in CLIP_RANGES:  # these two ignore the loss mask
+        yield "U3", every, False
+        if empty and mode != "token-mean" and kind == "GRPO":
+            yield "U3, U4", every, True
+    elif masked:
+        yield "U3" if mode == "token-mean" else "U4", b, True
+    elif empty and mode != "token-mean" and kind != "GSPO":
+        yield "U4", b, True
+
+
+def _with_single_mask(record: Record, spec: Any, every: PolicyBatch) -> tuple[Any, Tensor] | None:
+    """Our spec with the mask it has in float32, and that mask, if a token on the edge of the budget falls elsewhere."""
+    mu = _known(every.behavior_log_prob).float()
+    fields = {"log_prob": every.log_prob.detach().float(), "behavior_log_prob": mu, "proximal_log_prob": mu}
+    keep = spec(replace(every, **fields, advantage=_known(every.advantage).float())).keep
+    if bool((keep == spec(every).keep).all()):
+        return None
+    return Masked(spec, keep), keep
 
 
 def _checks(record: Record, b: PolicyBatch, spec: Any, leaf: Tensor, value: Tensor, keep: Tensor) -> list[Check]:
-    (gradient,) = torch.autograd.grad(value, leaf, retain_graph=True)
-    theirs, loose = record.expected, record.tolerance()
-    checks = [record.expect("loss", value.detach(), **loose)]
-    checks.append(Check("grad_logp", gradient, concatenated(theirs["grad_logp"]), **loose))
-    if "keep" in theirs:
-        checks.append(Check("keep", keep.double(), concatenated(theirs["keep"])))
-    echoed = [name for name in ("cppo_delta", "dppo_delta", "drpo_epsilon", "clip_range") if name in record.params]
-    numbers = {"policy_loss": value.detach()} | {name: record.params[name] for name in echoed}
-    return checks + record.checks(numbers | numbers_of(spec, b, keep), rtol=1e-6, atol=1e-9)
+    theirs = replace(record, expected={**record.expected, "grad_logp": concatenated(record.expected["grad_logp"])})
+    checks = theirs.loss_checks(value, leaf)
+    if "keep" in record.expected:
+        checks.append(Check("keep", keep.double(), concatenated(record.expected["keep"])))
+    names: dict[type, str] = {Cppo: "cppo_delta", Dppo: "dppo_delta", Drpo: "drpo_epsilon", Spo: "drpo_epsilon"}
+    name = names.get(type(spec), "clip_range")
+    field = "epsilon_low" if name == "clip_range" else name.partition("_")[2]
+    numbers = {"policy_loss": value.detach(), name: getattr(spec, field)}
+    numbers |= numbers_of(spec, b, keep)
+    return [*checks, *record.checks(numbers, rtol=1e-6, atol=1e-9)]
 
 
 @torch.no_grad()
@@ -146,13 +217,15 @@ def normalizers(record: Record) -> Iterator[Attempt]:
     """normalizers.normalize_grouped, normalize_global: (r − mean) / (std + ε), ddof = 1."""
     p = record.params
     reward = as_tensor(record.inputs["rewards"])
+    members = record.inputs.get("group_indices")
     group = torch.zeros(len(reward), dtype=torch.long)
-    for label, members in enumerate(record.inputs.get("group_indices") or []):
-        group[members] = label
-    epsilon = p.get("epsilon", 1e-8)
-    scale: Any = "batch" if p.get("use_global_std") else "group"
-    if p.get("trim_outliers_ratio"):
-        ours = trimmed(reward, group, p["trim_outliers_ratio"], reward.std() if scale == "batch" else None, epsilon)
+    for label, rows in enumerate(members or []):
+        group[rows] = label
+    grouped = members is not None
+    epsilon, share = p.get("epsilon", 1e-8), p.get("trim_outliers_ratio", 0.0) if grouped else 0.0
+    scale: Any = "batch" if grouped and p.get("use_global_std", False) else "group"
+    if share > 0:
+        ours = trimmed(reward, group, share, reward.std() if scale == "batch" else None, epsilon)
     else:
         ours = Grpo(scale, epsilon)(Outcomes.of(reward, group))
     if p.get("clip_max") is not None:

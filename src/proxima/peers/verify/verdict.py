@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from proxima.conformance.by_hand import as_tensor
-from proxima.peers.verify.record import Attempt, Check, Record, distance
+from proxima.peers.verify.record import Attempt, Check, Record
 
 Status = Literal["matched", "differs", "failed", "unsupported"]
 
@@ -29,7 +29,7 @@ class Difference:
         ours, theirs = as_tensor(value), as_tensor(check.theirs)
         if ours.shape != theirs.shape:
             return cls(check.name, f"shape {list(ours.shape)}", f"shape {list(theirs.shape)}", float("inf"), [])
-        far = distance(ours, theirs)
+        far = check.distance(ours, theirs)
         at = [int(i) for i in torch.unravel_index(far.flatten().argmax(), far.shape)]
         here = tuple(at)
         return cls(check.name, float(ours[here]), float(theirs[here]), float(far[here]), at)
@@ -42,8 +42,8 @@ class RecordVerdict:
     Args:
         status: `matched`; `differs`, on purpose, for the documented reason `reason`; `failed`; `unsupported`, nothing
             of ours computes this.
-        reason: the peculiarity's id (P6, T1 …) for `differs`; what went wrong for `failed`; what is missing for
-            `unsupported`.
+        reason: the ids of the peculiarities (`P6`; `P16, P21` where it takes both) for `differs`; what went wrong for
+            `failed`; what is missing for `unsupported`.
         compared: the expected leaves that were compared.
         differences: of a failed record, what is off.
     """

@@ -30,6 +30,11 @@ def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
         own = spec(b).metrics
         both: Any = own["clip_fraction_low"] + own["clip_fraction_high"]  # type: ignore[operator]  # shares of the same tokens
         numbers |= {"pg_clipfrac": replace(both, count=both.count / 2), "pg_clipfrac_lower": own["clip_fraction_dual"]}
+        ratio, advantage = masked_ratio(b), b.masked("advantage")
+        bounded = ratio.clamp(1 - spec.epsilon_low, 1 + spec.epsilon_high)
+        if bool(((ratio - bounded).abs().clamp(max=1e-12) < 1e-12)[ratio != bounded].any()):
+            # On the very edge what counts is whether the products with the advantage round to the same number.
+            numbers["pg_clipfrac"] = SumCount.over(-advantage * bounded > -advantage * ratio, mask)
     elif isinstance(spec, ClipCov):
         numbers["pg_clipfrac"] = spec(b).metrics["selected_fraction"]
     elif isinstance(spec, Cispo):

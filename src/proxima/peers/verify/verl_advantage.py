@@ -18,14 +18,14 @@ from proxima.core.advantage import (
     OptimalTokenBaseline,
     ReinforcePp,
     ReinforcePpBaseline,
+    Remax,
     Rloo,
     TokenRewards,
-    whiten,
 )
-from proxima.core.advantage.group import whitened_over_tokens
 from proxima.core.advantage.token import reward_to_go
 from proxima.data import Outcomes
-from proxima.peers.verify.record import Attempt, Check, Record
+from proxima.peers.verify.record import Attempt, Check, Record, Tracked
+from proxima.peers.verify.variants import in_groups_of_one, with_partners
 
 
 def estimator(record: Record) -> str:
@@ -36,10 +36,10 @@ def estimator(record: Record) -> str:
     return name
 
 
-def group_spec(name: str, p: dict[str, Any]) -> Any:
+def group_spec(name: str, p: Tracked) -> Any:
     """Our spec for one of verl's estimators of whole completions; None when there is none."""
     scale: Any = "group" if p.get("norm_adv_by_std_in_grpo", True) else "none"
-    epsilon = p.get("epsilon", 1e-6)
+    epsilon = p.get("epsilon", 1e-6)  # accepted by all of them, used by those of GRPO's kind
     makers: dict[str, Any] = {
         "grpo": lambda: Grpo(scale, epsilon),
         "grpo_vectorized": lambda: Grpo(scale, epsilon),
@@ -54,7 +54,7 @@ def group_spec(name: str, p: dict[str, Any]) -> Any:
     return makers[name]() if name in makers else None
 
 
-def _weights(p: dict[str, Any]) -> tuple[float, ...] | None:
+def _weights(p: Tracked) -> tuple[float, ...] | None:
     given = p.get("gdpo_reward_weights")
     if isinstance(given, dict):
         given = [given[key] for key in p["gdpo_reward_keys"]]
@@ -64,56 +64,59 @@ def _weights(p: dict[str, Any]) -> tuple[float, ...] | None:
 def verl_advantages(record: Record) -> Iterator[Attempt]:
     """core_algos.compute_*_advantage"""
     name = estimator(record)
-    mask = record.mask
     if (spec := group_spec(name, record.params)) is not None:
-        yield from _by_group(record, name, spec, mask)
+        yield from _by_group(record, name, spec)
     else:
-        yield from _by_token(record, name, mask)
+        yield from _by_token(record, name)
 
 
-def _by_group(record: Record, name: str, spec: Any, mask: Tensor) -> Iterator[Attempt]:
+def _by_group(record: Record, name: str, spec: Any) -> Iterator[Attempt]:
+    mask = record.mask
     loose = (1e-9, 1e-11)
     if name in ("grpo_vectorized", "gdpo"):  # float32 inside
         loose = (1e-5, 1e-6)
     elif name.startswith("reinforce"):
         loose = (1e-7, 1e-8)
+    elif name == "gpg":  # alpha is a quotient of integers in float32
+        loose = (2e-7, 1e-8)
     group = torch.tensor(record.inputs["group_ids"])
     parts = None
-    if "rewards" in record.inputs:
-        parts = torch.stack([as_tensor(record.inputs["rewards"][key]) for key in record.params["gdpo_reward_keys"]], 1)
+    if record.has("rewards"):
+        names = record.params.get("gdpo_reward_keys") or list(record.inputs.section("rewards"))
+        parts = torch.stack([as_tensor(record.inputs.section("rewards")[key]) for key in names], 1)
         reward = parts.sum(1)
     else:
+        record.params.mark_irrelevant("gdpo_reward_keys", "gdpo_reward_weights")
         reward = as_tensor(record.inputs["token_level_rewards"]).sum(1)  # over all positions, masked or not (P15)
     o = replace(Outcomes.of(reward, group), length=mask.sum(1), parts=parts)
-    alone = (group[:, None] == group[None]).sum(1) == 1
-    for reason, advantage in ((None, spec(o)), ("P16", _with_raw_singles(spec, o, alone))):
+    names = [name for name in ("advantages", "returns") if name in record.expected]
+
+    def checks(advantage: Tensor, rtol: float, atol: float) -> list[Check]:
         ours = torch.where(mask, advantage[:, None], 0.0)  # verl's returns of these estimators are the advantages
-        names = [name for name in ("advantages", "returns") if name in record.expected]
-        yield reason, [record.expect(name, ours, *loose) for name in names]
+        scale = float(reward.abs().max()) if rtol < 1e-6 else 0.0  # of what the mean is subtracted from
+        return [record.expect(name, ours, rtol, atol, scale=scale) for name in names]
+
+    yield None, checks(spec(o), *loose)
+    if bool(in_groups_of_one(group).any()):  # a mean and a deviation of float32: 1 + 1e-6 is 2e-8 off
+        yield "P16", checks(_with_raw_singles(spec, o), max(loose[0], 2e-7), max(loose[1], 1e-8))
 
 
-def _with_raw_singles(spec: Any, o: Outcomes, alone: Tensor) -> Tensor:
-    """verl gives a group of one its own reward (std 1), before whatever whitening follows (P16)."""
-    if isinstance(spec, Gdpo):
-        parts = o.reward[:, None] if o.parts is None else o.parts
-        weights = spec.weights or (1.0,) * parts.shape[1]
-        scale = 1 + spec.epsilon if spec.scale == "group" else 1
-        pairs = zip(weights, parts.unbind(1), strict=True)
-        raw = sum(w * torch.where(alone, r, 0.0) / scale for w, r in pairs)
-        return whitened_over_tokens(Gdpo(spec.weights, spec.scale, spec.epsilon, "none")(o) + raw, o)
-    if isinstance(spec, ReinforcePpBaseline):
-        return whitened_over_tokens(torch.where(alone, o.reward, Grpo()(o)), o)
-    factor = torch.ones_like(o.reward)
-    if isinstance(spec, Gpg):
-        factor = len(o) / (o.reward != 0).sum().clamp(min=1) / spec.f_norm
-    if isinstance(spec, Grpo) and spec.scale == "group":
-        factor = factor / (1 + spec.epsilon)
-    return torch.where(alone, o.reward * factor, spec(o))
+def _with_raw_singles(spec: Any, o: Outcomes) -> Tensor:
+    """verl's mean of a group of one is 0 and its deviation 1, before whatever whitening follows (P16)."""
+    zero = isinstance(spec, Rloo)
+    more = with_partners(o, "zero" if zero else "standard", "own" if isinstance(spec, Opo) else "none")
+    if isinstance(spec, Gpg):  # partners would count as completions with a reward
+        share, of_all = ((x.reward != 0).double().mean() for x in (o, more))
+        spec = replace(spec, f_norm=float(spec.f_norm * share / of_all))
+    out: Tensor = spec(more)[: len(o)]
+    return out
 
 
-def _by_token(record: Record, name: str, mask: Tensor) -> Iterator[Attempt]:
-    p, width = record.params, mask.shape[1]
-    edges = torch.arange(len(mask) + 1) * width  # every position is a token here; the mask says which are in the loss
+def _by_token(record: Record, name: str) -> Iterator[Attempt]:
+    p, mask = record.params, record.mask
+    edges = (
+        torch.arange(len(mask) + 1) * mask.shape[1]
+    )  # every position is a token; the mask says which are in the loss
     keys = ("token_level_rewards", "values", "old_log_probs", "sum_pi_squared")
     flat = {key: record.tensor(key).flatten() for key in keys if record.has(key)}
     energy = None
@@ -124,66 +127,86 @@ def _by_token(record: Record, name: str, mask: Tensor) -> Iterator[Attempt]:
     group = torch.tensor(record.inputs["group_ids"]) if record.has("group_ids") else None
     more = {"value": flat.get("values"), "group": group, "score_variance": energy}
     rewards = TokenRewards(reward=flat["token_level_rewards"], loss_mask=mask.flatten(), cu_seqlens=edges, **more)
-    theirs = record.expected
+
+    def checks(advantage: Tensor, returns: Tensor) -> list[Check]:
+        numbers = {"advantages": advantage.view(mask.shape), "returns": returns.view(mask.shape)}
+        return record.checks(numbers, "", 1e-7, 1e-8, where=mask)  # beyond the mask verl leaves garbage (P18)
+
     if name == "gae":
-        yield None, _gae_checks(record, Gae(p["gamma"], p["lam"], whiten=False), rewards, mask)
+        gae = Gae(p["gamma"], p["lam"])
+        yield None, checks(gae(rewards), gae.returns(rewards))
         return
-    loose = {"rtol": 1e-7, "atol": 1e-8}
-    discounted = reward_to_go(rewards, p["gamma"] if name == "reinforce_plus_plus" else 1.0).view(mask.shape)
-    returns = [Check("returns", discounted, theirs["returns"], **loose)] if "returns" in theirs else []
+    returns = reward_to_go(rewards, p["gamma"] if name == "reinforce_plus_plus" else 1.0)
     if name == "reinforce_plus_plus":
-        ours = ReinforcePp(p["gamma"])(rewards).view(mask.shape)
-        yield None, [Check("advantages", ours, theirs["advantages"], **loose), *returns]
-    elif name == "remax":
-        ours = torch.where(mask, discounted - record.tensor("reward_baselines")[:, None], 0.0)
-        yield None, [Check("advantages", ours, theirs["advantages"]), *returns]
+        yield None, checks(ReinforcePp(p["gamma"])(rewards), returns)
+    elif name == "remax":  # a reward-to-go is the reward of what is left of the completion
+        left = Outcomes.of(returns, torch.arange(len(returns)))
+        baseline = record.tensor("reward_baselines").repeat_interleave(mask.shape[1])
+        yield None, checks(Remax()(replace(left, baseline=baseline)), returns)
     elif name in ("optimal_token_baseline", "multi_turn_optimal_token_baseline"):
-        spec = OptimalTokenBaseline(p["epsilon"], p["handle_zero_tail"])
-        yield None, [Check("advantages", spec(rewards).view(mask.shape), theirs["advantages"], **loose), *returns]
-        for reason, ours in _token_baselines(rewards, spec, mask, packed=name.startswith("multi")):
-            yield reason, [Check("advantages", ours, theirs["advantages"], **loose), *returns]
-
-
-def _gae_checks(record: Record, gae: Gae, rewards: TokenRewards, mask: Tensor) -> list[Check]:
-    """Ours at the loss tokens; elsewhere verl carries the next advantage along, whitens it, adds the value (P18)."""
-    raw = carried(gae(rewards).view(mask.shape), mask)
-    values = record.tensor("values")
-    chosen = raw[mask]
-    ours = whiten(chosen, torch.ones_like(chosen, dtype=torch.bool))
-    advantages = (raw - chosen.mean()) * torch.rsqrt(chosen.var() + 1e-8)
-    advantages[mask] = ours
-    returns = torch.where(mask, gae.returns(rewards).view(mask.shape), raw + values)
-    return [record.expect("advantages", advantages, 1e-7, 1e-8), record.expect("returns", returns, 1e-8, 1e-9)]
-
-
-def carried(values: Tensor, mask: Tensor) -> Tensor:
-    """[B, T]: at a position outside the mask the value of the next one inside, 0 beyond the last."""
-    out, carry = torch.zeros_like(values), torch.zeros_like(values[:, 0])
-    for t in range(values.shape[1] - 1, -1, -1):
-        carry = torch.where(mask[:, t], values[:, t], carry)
-        out[:, t] = carry
-    return out
+        spec = OptimalTokenBaseline(p.get("epsilon", 1e-8), p.get("handle_zero_tail", True))
+        for reason, advantage in _token_baselines(rewards, spec, mask, packed=name.startswith("multi")):
+            yield reason, checks(advantage, returns)
 
 
 def _token_baselines(
     rewards: TokenRewards, spec: OptimalTokenBaseline, mask: Tensor, *, packed: bool
-) -> Iterator[tuple[str, Tensor]]:
-    """verl's reading: positions are columns unless packed, zero tail by token counts, raw single returns (P16, P21)."""
+) -> Iterator[tuple[str | None, Tensor]]:
+    """Ours; with the raw returns of a group of one (P16); with positions that are columns (P21), unless packed."""
+    yield None, spec(rewards)
+    assert rewards.group is not None
+    single = in_groups_of_one(rewards.group)
+    if packed:  # rows without a token are in no group there
+        some = mask.any(1)
+        single = some & ((rewards.group[:, None] == rewards.group[some][None]).sum(1) == 1)
+    holes = not packed and bool((mask[:, 1:] & ~mask[:, :-1]).any())
+    reasons = [(name,) for name, found in (("P16", bool(single.any())), ("P21", holes)) if found]
+    for names in (*reasons, *([("P16", "P21")] if len(reasons) == 2 else [])):
+        changed = _mirrored(rewards, single) if "P16" in names else rewards
+        rows = len(changed.cu_seqlens) - 1
+        ours = _by_column(changed, spec, mask.shape[1]) if "P21" in names else spec(changed)
+        yield ", ".join(names), ours.view(rows, -1)[: len(mask)].flatten()
+
+
+def _mirrored(rewards: TokenRewards, single: Tensor) -> TokenRewards:
+    """With a partner of the opposite reward for each of the rows `single`: their baseline is then 0 (P16)."""
+    rows = len(rewards.cu_seqlens) - 1
+
+    def joined(values: Tensor | None, sign: float = 1.0) -> Tensor:
+        assert values is not None
+        table = values.view(rows, -1)
+        return torch.cat([table, table[single] * sign if sign < 0 else table[single]]).flatten()
+
+    assert rewards.group is not None
+    count, width = rows + int(single.sum()), len(rewards.reward) // rows
+    own = torch.where(single, torch.arange(rows) - rows - int(rewards.group.abs().max()), rewards.group)
+    return TokenRewards(
+        reward=joined(rewards.reward, -1.0),
+        loss_mask=joined(rewards.loss_mask),
+        cu_seqlens=torch.arange(count + 1) * width,
+        group=torch.cat([own, own[single]]),
+        score_variance=joined(rewards.score_variance),
+    )
+
+
+def _by_column(rewards: TokenRewards, spec: OptimalTokenBaseline, width: int) -> Tensor:
+    """Positions are columns and a hole is a token without weight, but lengths, for the zero tail, are counts (P21)."""
     assert rewards.score_variance is not None and rewards.group is not None
-    returns = reward_to_go(rewards).view(mask.shape)
-    energy = torch.where(mask, rewards.score_variance.view(mask.shape), 0.0).cumsum(1)
-    order = (~mask).long().argsort(dim=1, stable=True) if packed else torch.arange(mask.shape[1]).expand(mask.shape)
-    own, weight, inside = (x.gather(1, order) for x in (returns, energy, mask.double()))
-    baseline = torch.zeros_like(own)
-    for label in rewards.group.unique():
-        rows = (rewards.group == label).nonzero().flatten()
-        if len(rows) == 1:
-            continue
-        share = (own[rows] * weight[rows] * inside[rows]).sum(0) / ((weight[rows] * inside[rows]).sum(0) + spec.epsilon)
-        counts = mask[rows].sum(1)
-        longest, second = counts.sort(descending=True).values[:2].tolist()
-        baseline[rows] = share
-        if spec.zero_tail and longest > second:
-            baseline[rows[counts.argmax()], second:] = 0
-    advantage = (own - baseline) * inside
-    yield "P21", torch.zeros_like(own).scatter(1, order, advantage)
+    mask = rewards.loss_mask.view(-1, width)
+    total = torch.where(mask, rewards.score_variance.view(mask.shape), 0.0).cumsum(1) * mask  # 0 in a hole
+    filled = replace(
+        rewards,
+        reward=torch.where(rewards.loss_mask, rewards.reward, 0.0),
+        loss_mask=mask.flip(1).cummax(1).values.flip(1).flatten(),
+        score_variance=total.diff(dim=1, prepend=torch.zeros(len(mask), 1, dtype=total.dtype)).flatten(),
+    )
+    out = torch.where(mask, replace(spec, zero_tail=False)(filled).view(mask.shape), 0.0)
+    if spec.zero_tail:
+        returns = reward_to_go(rewards).view(mask.shape)
+        for label in rewards.group.unique():
+            rows = (rewards.group == label).nonzero().flatten()
+            counts = mask[rows].sum(1).sort(descending=True)
+            if len(rows) > 1 and counts.values[0] > counts.values[1]:
+                longest, beyond = rows[counts.indices[0]], int(counts.values[1])
+                out[longest, beyond:] = returns[longest, beyond:]
+    return out.flatten()

@@ -7,7 +7,7 @@ a clamp from below (P28), and the spread that a denominator of n + 1e-8 leaves i
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,17 +114,12 @@ def _whole(spec: Importance, b: PolicyBatch, *, rows: bool) -> Metrics:
 
 
 @dataclass(frozen=True)
-class ShippedRejection:
-    """A rejection of 0.9 as it runs: a statistic with bounds of any sign, its exponent clamped at ±20.
-
-    `k1` is of the reciprocal ratio; its bounds are the logs of the user's, documented as bounds of the ratio (P25).
-    """
+class ReportedRejection:
+    """The statistic of a rejection of 0.9, which has bounds of any sign and an exponent clamped at ±20."""
 
     rule: Rejection
     lower: float | None
     upper: float
-    rejected: Literal["drop"] = "drop"
-    needs: ClassVar[frozenset[str]] = frozenset({"behavior_log_prob"})
 
     def values(self, b: PolicyBatch) -> Tensor:
         """[N] or [S] float64."""
@@ -132,11 +127,11 @@ class ShippedRejection:
         moved = replace(b, proximal_log_prob=rho, behavior_log_prob=torch.zeros_like(rho), log_prob=rho)
         return self.rule.values(moved)
 
-    def __call__(self, b: PolicyBatch) -> Corrected:
+    def keep(self, b: PolicyBatch) -> Tensor:
+        """[N] bool."""
         values = self.values(b)
         good = (values <= self.upper) & (values >= (-math.inf if self.lower is None else self.lower))
-        keep = b.loss_mask & (good if self.rule.level == "token" else good[b.sequence_index])
-        return Corrected(keep.to(b.log_prob.dtype), keep, {})
+        return b.loss_mask & (good if self.rule.level == "token" else good[b.sequence_index])
 
     def numbers(self, b: PolicyBatch) -> Metrics:
         """What 0.9 reports of it, under bare names; empty rows are left out there too."""
@@ -145,7 +140,7 @@ class ShippedRejection:
         row = segment_mean(token, mask, b.cu_seqlens) if self.rule.level == "token" else values
         some = segment_count(mask, b.cu_seqlens) > 0
         each, where = (values, mask) if self.rule.level == "token" else (row, some)
-        hit = mask & ~self(b).keep
+        hit = mask & ~self.keep(b)
         bounded = token.clamp(0.0 if self.lower is None else self.lower, self.upper)
         nothing = torch.zeros_like(where)
         out: Metrics = {
@@ -194,9 +189,11 @@ def _check(leaf: str, metric: Any, theirs: Any, *, single: bool) -> Check:
     """Shares are float32 there. `std` is E[x²] − E[x]²: in float64 with n + 1e-8 in both, in production rounded."""
     if isinstance(metric, Spread) and metric.kind == "std":
         scale = abs(float(metric.mean)) + metric.value
-        return Check(leaf, (metric.value, _noisy_std(metric)), theirs, 1e-5, scale * (1e-3 if single else 1e-7))
+        rounding = 1e-6 * scale**2  # of the variance in float32
+        noise = min(math.sqrt(rounding), rounding / max(metric.value, 1e-12)) if single else scale * 1e-7
+        return Check(leaf, (metric.value, _noisy_std(metric)), theirs, 1e-5, noise)
     rtol, atol = (2e-5, 2e-6) if single else (1e-6, 1e-10)
-    return Check(leaf, metric.value, theirs, rtol, atol)
+    return Check(leaf, metric.value, theirs, rtol, atol, scale=1.0 if "chi2" in leaf else 0.0)  # χ² is a mean minus 1
 
 
 def _noisy_std(metric: Spread) -> float:

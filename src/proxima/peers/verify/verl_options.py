@@ -9,8 +9,14 @@ from torch import Tensor
 from proxima.core.correction import Importance, Rejection
 from proxima.core.metrics import Metrics
 from proxima.data import PolicyBatch
-from proxima.peers.verify.record import Padded
-from proxima.peers.verify.verl_mismatch import APPLIED, ShippedRejection, masked_numbers, policy_numbers, weight_numbers
+from proxima.peers.verify.record import Padded, Tracked
+from proxima.peers.verify.verl_mismatch import (
+    APPLIED,
+    ReportedRejection,
+    masked_numbers,
+    policy_numbers,
+    weight_numbers,
+)
 
 
 def threshold_bounds(threshold: Any) -> tuple[float | None, float]:
@@ -19,7 +25,7 @@ def threshold_bounds(threshold: Any) -> tuple[float | None, float]:
     return (float(low), float(high)) if high else (None, float(low))
 
 
-def importance(options: dict[str, Any], towards: Any = "proximal") -> Importance:
+def importance(options: Tracked, towards: Any = "proximal") -> Importance:
     """`rollout_is` of verl 0.9: an upper bound truncates, two bounds are IcePop."""
     low, high = threshold_bounds(options.get("rollout_is_threshold", 2.0))
     bound: Any = "truncate" if low is None else "clip"
@@ -27,7 +33,7 @@ def importance(options: dict[str, Any], towards: Any = "proximal") -> Importance
     return Importance(options["rollout_is"], bound, high, low, normalise=normalise, towards=towards)
 
 
-def rejection_rules(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str, float | None, float]]:
+def rejection_rules(options: Tracked) -> Iterator[tuple[dict[str, Any], str, float | None, float]]:
     """`rollout_rs` of verl 0.9, separated by commas: level and reduction, statistic, and bounds as written."""
     names = [name.strip() for name in (options.get("rollout_rs") or "").split(",") if name.strip()]
     given = options.get("rollout_rs_threshold")
@@ -42,25 +48,41 @@ def rejection_rules(options: dict[str, Any]) -> Iterator[tuple[dict[str, Any], s
         yield {"level": level, "reduce": reduce[0] if reduce else "mean"}, kind, low, high
 
 
-def documented_rejections(options: dict[str, Any], towards: Any = "proximal") -> list[Rejection]:
-    """Our rejections for `rollout_rs` as documented: k1's bounds are of the ratio."""
+def rejections_of(options: Tracked, towards: Any = "proximal", *, inverted: bool) -> list[Rejection]:
+    """Our rejections for `rollout_rs`. `inverted`: k1's bounds act on the reciprocal of the documented ratio (P25)."""
     found = []
     for how, kind, low, high in rejection_rules(options):
         statistic: Any = "ratio" if kind == "k1" else kind
+        if kind == "k1" and inverted:
+            assert low is not None
+            low, high = 1 / high, 1 / low
         found.append(Rejection(statistic=statistic, upper=high, lower=low, rejected="drop", towards=towards, **how))
     return found
 
 
-def shipped_rejections(options: dict[str, Any], towards: Any = "proximal", *, shipped: bool) -> list[ShippedRejection]:
-    """The statistics of 0.9, k1 = −log ratio. `shipped`: with the bounds as they run, on the reciprocal ratio (P25)."""
+def reported_rejections(options: Tracked, towards: Any = "proximal", *, inverted: bool) -> list[ReportedRejection]:
+    """What 0.9 reports of each: k1 = −log ratio with its bounds, of the documented ratio or, `inverted`, as it runs."""
     found = []
     for how, kind, low, high in rejection_rules(options):
         if kind == "k1":
             assert low is not None
-            low, high = (math.log(low), math.log(high)) if shipped else (-math.log(high), -math.log(low))
+            low, high = (math.log(low), math.log(high)) if inverted else (-math.log(high), -math.log(low))
         statistic: Any = kind
-        found.append(ShippedRejection(Rejection(statistic=statistic, towards=towards, **how), low, high))
+        found.append(ReportedRejection(Rejection(statistic=statistic, towards=towards, **how), low, high))
     return found
+
+
+def readings(
+    options: Tracked, padded: Padded, *, proximal: bool = True
+) -> Iterator[tuple[str | None, bool, PolicyBatch | None]]:
+    """Ours, then verl's where it differs: whether k1's bounds are inverted (P25), and the batch with its empty rows
+    counted (P27), for `filled`."""
+    uneven = [low for _, kind, low, high in rejection_rules(options) if kind == "k1" and abs(low * high - 1) > 1e-9]  # type: ignore[operator]
+    more = filled(padded, proximal=proximal)
+    for inverted in (False, True) if uneven else (False,):
+        for rows in (None,) if more is None else (None, more):
+            reasons = [name for name, used in (("P25", inverted), ("P27", rows is not None)) if used]
+            yield ", ".join(reasons) or None, inverted, rows
 
 
 def filled(padded: Padded, *, proximal: bool = True) -> PolicyBatch | None:
@@ -85,16 +107,15 @@ def prefixed(numbers: Metrics, prefix: str) -> Metrics:
 
 
 def correction_numbers(
-    options: dict[str, Any], padded: Padded, more: PolicyBatch | None, towards: Any = "proximal", *, shipped: bool
+    options: Tracked, padded: Padded, more: PolicyBatch | None, towards: Any = "proximal", *, inverted: bool
 ) -> Metrics:
-    """All that 0.9 reports for its options; `shipped` and `more` as for `shipped_rejections` and `weight_numbers`."""
+    """All that 0.9 reports for its options; `inverted` and `more` as `readings` has them."""
     b = padded.b
     numbers = policy_numbers(b, more, towards)
     if options.get("rollout_is"):
         numbers |= prefixed(weight_numbers(importance(options, towards), b, more, APPLIED), "rollout_is_")
     keep: Tensor = b.loss_mask
-    for band in shipped_rejections(options, towards, shipped=shipped):
-        kind = band.rule.name
-        numbers |= prefixed(band.numbers(b), f"rollout_rs_{kind}_")
-        keep = keep & band(b).keep
+    for one in reported_rejections(options, towards, inverted=inverted):
+        numbers |= prefixed(one.numbers(b), f"rollout_rs_{one.rule.name}_")
+        keep = keep & one.keep(b)
     return numbers | masked_numbers(b, keep, all_rows=more is not None)

@@ -8,14 +8,7 @@ from proxima.core.loss import Corrections, apply_corrections
 from proxima.data import PolicyBatch
 from proxima.peers.verify.record import Attempt, Check, Padded, Record
 from proxima.peers.verify.verl_mismatch import RAW, masked_numbers, number_checks, policy_numbers, weight_numbers
-from proxima.peers.verify.verl_options import (
-    correction_numbers,
-    documented_rejections,
-    filled,
-    importance,
-    prefixed,
-    shipped_rejections,
-)
+from proxima.peers.verify.verl_options import correction_numbers, filled, importance, prefixed, readings, rejections_of
 
 
 def rows(record: Record) -> Padded:
@@ -34,13 +27,14 @@ def pr3694(record: Record) -> Iterator[Attempt]:
     """mismatch_helper.compute_rollout_importance_weights"""
     p = record.params
     padded = rows(record)
-    spec = Importance(
-        level=p["rollout_is_level"],
-        bound=p["rollout_is_mode"].replace("mask", "clip"),
-        upper=p["rollout_is_threshold"],
-        lower=p["rollout_is_threshold_lower"],
-        veto=p["rollout_is_veto_threshold"],
-    )
+    bounds: dict[str, Any] = {"truncate": "truncate", "clip": "clip", "mask": "clip"}
+    level, bound = p.get("rollout_is_level", "token"), bounds[p.get("rollout_is_mode", "truncate")]
+    upper, lower = p.get("rollout_is_threshold"), p.get("rollout_is_threshold_lower")
+    veto = p.get("rollout_is_veto_threshold", 1e-4)
+    if upper is None:  # off (P35)
+        yield None, [record.expect("rollout_is_weights", None)]
+        return
+    spec = Importance(level, bound, upper, lower, veto)
     weight = weight_check(padded, apply_corrections(padded.b, [spec]), record)
     for reason, more in _readings(padded, "P35"):
         numbers = prefixed(weight_numbers(spec, padded.b, more, RAW), "rollout_is_") | policy_numbers(padded.b, more)
@@ -58,12 +52,14 @@ def _readings(padded: Padded, reason: str) -> Iterator[tuple[str | None, PolicyB
 def version07(record: Record) -> Iterator[Attempt]:
     """0.7: weights are only truncated, rejection and veto go to the mask."""
     p = record.params
+    p.mark_irrelevant("rollout_is_threshold", "rollout_is_batch_normalize")  # without rollout_is
+    p.mark_irrelevant("rollout_rs_threshold", "rollout_rs_threshold_lower")  # without rollout_rs
     padded = rows(record)
     weights = [importance(p)] if p.get("rollout_is") else []
     drops: list[Any] = []
     bounded: Importance | None = None
     if (level := p.get("rollout_rs")) is not None:
-        high, low = p["rollout_rs_threshold"], p.get("rollout_rs_threshold_lower")
+        high, low = p.get("rollout_rs_threshold", 2.0), p.get("rollout_rs_threshold_lower")
         where: tuple[Any, Any] = ("token" if level == "token" else "sequence", "sum" if level == "sequence" else "mean")
         drops.append(Rejection(where[0], "ratio", where[1], high, 1 / high if low is None else low, "drop"))
         bounded = Importance(level, "none", high, low)
@@ -86,17 +82,22 @@ def version07(record: Record) -> Iterator[Attempt]:
 def version09(record: Record) -> Iterator[Attempt]:
     """0.9: compute_rollout_correction_and_rejection_mask"""
     p = record.params
+    p.mark_irrelevant(
+        "rollout_is_threshold", "rollout_is_batch_normalize", "rollout_rs_threshold"
+    )  # without their kind
     padded = rows(record)
     weights = [importance(p)] if p.get("rollout_is") else []
-    for shipped in (False, True) if p.get("rollout_rs") else (False,):
-        drops: list[Any] = shipped_rejections(p, shipped=True) if shipped else list(documented_rejections(p))
-        checks = _mask_checks(record, padded, weights, drops)
-        for reason, more in _readings(padded, "P27"):
-            numbers = correction_numbers(p, padded, more, shipped=shipped)
-            yield "P25" if shipped else reason, [*checks, *number_checks(record, numbers)]
+    for reason, inverted, more in readings(p, padded):
+        checks = _mask_checks(record, padded, weights, list(rejections_of(p, inverted=inverted)))
+        numbers = correction_numbers(p, padded, more, inverted=inverted)
+        yield reason, [*checks, *number_checks(record, numbers)]
 
 
 def _mask_checks(record: Record, padded: Padded, weights: list[Any], drops: list[Any]) -> list[Check]:
-    mask = padded.rows(apply_corrections(padded.b, drops).loss_mask)
+    done = apply_corrections(padded.b, drops)
+    kept = done.loss_mask.double()
+    for share in (one(padded.b).weight for one in drops if isinstance(one, Rejection)):  # 0 or 1
+        kept = kept * share
+    mask = padded.rows(kept)
     weight = weight_check(padded, apply_corrections(padded.b, weights), record)
     return [weight, record.expect("modified_response_mask", mask)]

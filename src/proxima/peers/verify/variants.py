@@ -1,0 +1,92 @@
+"""Our specs with one change: what a peculiarity of a peer is computed from, so that it excuses nothing else."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from proxima.core import ratio
+from proxima.core.loss import Corrected, TokenLoss
+from proxima.core.ratio import LOG_RATIO_LIMIT
+from proxima.core.surrogate import Cppo, Dppo, weight
+from proxima.data import Outcomes, PolicyBatch
+
+
+@dataclass(frozen=True)
+class GivenWeights:
+    """A correction whose weights [N] somebody else computed."""
+
+    weight: Tensor
+    rejected: Literal["count"] = "count"
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, b: PolicyBatch) -> Corrected:
+        return Corrected(self.weight, b.loss_mask & (self.weight > 0), {})
+
+
+@contextmanager
+def unclamped() -> Iterator[None]:
+    """Surrogates without our bound of ±20 on log-ratios; most peers have none."""
+    modules = (ratio, weight)
+    for module in modules:
+        vars(module)["LOG_RATIO_LIMIT"] = math.inf
+    try:
+        yield
+    finally:
+        for module in modules:
+            vars(module)["LOG_RATIO_LIMIT"] = LOG_RATIO_LIMIT
+
+
+def beyond_limit(log_ratio: Tensor) -> bool:
+    """Whether some log-ratio is one that our surrogates clamp."""
+    return bool((log_ratio.detach().abs() > LOG_RATIO_LIMIT).any())
+
+
+def in_groups_of_one(group: Tensor) -> Tensor:
+    """[S] bool, the members of groups of one."""
+    return (group[:, None] == group[None]).sum(1) == 1
+
+
+def with_partners(o: Outcomes, rewards: Literal["standard", "zero"], length: Literal["none", "own"]) -> Outcomes:
+    """`o`, followed by partners of the groups of one, whose raw reward then is their advantage (P16).
+
+    Args:
+        rewards: `standard`: m partners of −r / m ± d, so that the group's mean is 0 and its deviation 1 (ddof = 1), in
+            each part of the reward too. `zero`: one of 0, what is left out of a mean of the others.
+        length: of the partners; `none` keeps them out of statistics over tokens.
+    """
+    single = in_groups_of_one(o.group)
+    columns = o.reward[:, None] if o.parts is None else torch.cat([o.reward[:, None], o.parts], 1)
+    found = columns[single]
+    if rewards == "zero":
+        made = torch.zeros_like(found)[None]
+    else:
+        m = 2 * math.ceil((float(found.square().max()) + 1) / 2)
+        apart = ((m - found.square() - found.square() / m) / m).sqrt()
+        sign = torch.tensor([1.0, -1.0]).repeat(m // 2)[:, None, None]
+        made = -found / m + sign * apart
+    count = len(made)
+    size = o.length[single].repeat(count) if length == "own" else torch.zeros(count * int(single.sum())).long()
+    both = torch.cat([columns, made.flatten(0, 1)])
+    group = torch.cat([o.group, o.group[single].repeat(count)])
+    parts = None if o.parts is None else both[:, 1:]
+    return replace(Outcomes.of(both[:, 0], group), length=torch.cat([o.length, size]), parts=parts)
+
+
+@dataclass(frozen=True)
+class Masked:
+    """A surrogate that drops tokens, without its own bounds: its loss where `keep` [N] says so."""
+
+    spec: Cppo | Dppo
+    keep: Tensor
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
+
+    def __call__(self, b: PolicyBatch) -> TokenLoss:
+        free: Any = replace(self.spec, delta=math.inf)
+        free = replace(free, delta_b=math.inf) if isinstance(free, Cppo) else replace(free, delta_low=None)
+        out: TokenLoss = free(b)
+        return replace(out, loss=torch.where(self.keep, out.loss, torch.zeros_like(out.loss)), keep=self.keep)
