@@ -1,5 +1,6 @@
 """The command line itself: help, usage, exit codes."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -203,3 +204,23 @@ def test_a_terminal_without_unicode(here):
     command = [sys.executable, "-m", "proxima.cli.main", "list", "surrogate"]
     done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "") and "cppo" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "line"),
+    [
+        (errno.EROFS, 2, "error: /mnt/runs: Read-only file system; give another path"),
+        (errno.EDQUOT, 1, "error: /mnt/runs: no space left on the disk; free some space, then run again with --resume"),
+    ],
+)
+def test_a_place_that_takes_nothing_is_one_line(number, code, line, proxima, monkeypatch):
+    def refuse(arguments):
+        raise OSError(number, os.strerror(number), "/mnt/runs")
+
+    monkeypatch.setattr("proxima.cli.list.run", refuse)
+    assert proxima("list") == (code, "", line + "\n")
+
+
+def test_a_run_name_that_is_too_long_is_one_line(proxima, recipe):
+    code, _, err = proxima("train", recipe(), f"folder=runs/{'x' * 300}")
+    assert code == 2 and err.splitlines() == [f"error: runs/{'x' * 115}: File name too long; give another path"]

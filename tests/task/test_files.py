@@ -155,6 +155,29 @@ def test_half_an_emoji_in_a_line(tmp_path):
     )
     row = Jsonl(path=str(tmp_path / "rows.jsonl")).rows(0)[0]
     assert row.messages[0]["content"] == "a ? b \U0001f600" and row.answer == {"k?": ["?"]}
+    raw = '{"question": "a \ud83d 한", "answer": {"k\udfff": ["\ud800"]}}\n'.encode("utf-8", "surrogatepass")
+    (tmp_path / "rows.jsonl").write_bytes(raw)
+    row = Jsonl(path=str(tmp_path / "rows.jsonl")).rows(0)[0]
+    assert row.messages[0]["content"] == "a ? 한" and row.answer == {"k?": ["?"]}
+
+
+def test_a_row_may_be_nested_a_hundred_levels(tmp_path):
+    def rows(levels):
+        answer = "[" * (levels - 1) + "]" * (levels - 1)  # the row itself is a level
+        (tmp_path / "rows.jsonl").write_text(f'{{"question": "a", "answer": {answer}}}\n')
+        return Jsonl(path=str(tmp_path / "rows.jsonl")).rows(0)
+
+    assert len(rows(100)) == 1
+    for levels in (101, 500):
+        with pytest.raises(
+            ValueError, match="rows.jsonl:1 is nested deeper than 100 levels; flatten or remove the line"
+        ):
+            rows(levels)
+    with pytest.raises(ValueError, match="rows.jsonl:1 is not JSON: maximum recursion depth"):
+        rows(200_000)
+    many = [[i] for i in range(300)]
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "a", "answer": many}) + "\n")
+    assert Jsonl(path=str(tmp_path / "rows.jsonl")).rows(0)[0].answer == many
 
 
 def test_lines_of_any_length_blank_lines_and_no_last_line_end(tmp_path):

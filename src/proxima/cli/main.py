@@ -62,8 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         return _refuse(f"{error.filename}: {error.strerror}; give another path")
     except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return _disk_full(error)
+        if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP):
+            return _refuse(f"{str(error.filename)[:120]}: {error.strerror}; give another path")
         return report_bug(error, arguments.run_folder)
 
 

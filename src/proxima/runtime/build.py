@@ -95,6 +95,7 @@ def prompt_source(
     source = PromptSource(
         rows, tokenizer, context=context, cursor=cursor, system=data.system, over_length=data.over_length
     )
+    source.check_template()
     if notes is not None and (too_long := source.count_over_length(LENGTH_CHECK)):
         notes.append(
             f"{too_long} of {min(LENGTH_CHECK, len(rows))} prompts leave no room for a token in a context of {context} "

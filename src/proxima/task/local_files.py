@@ -16,6 +16,8 @@ from proxima.data.jsonl import utf8
 from proxima.task.column_mapping import ColumnMapping
 from proxima.task.protocol import MappedRows, Row, Rows
 
+DEEPEST = 100  # levels of a row: what writes it into the run folder recurses
+
 
 @dataclass(frozen=True, kw_only=True)
 class Jsonl(ColumnMapping):
@@ -86,7 +88,19 @@ def json_object(line: str | bytes, place: str) -> dict[str, Any]:
 def _parsed(line: bytes, place: str) -> dict[str, Any]:
     """The columns, lone surrogates as `?`: scraped text holds them, no tokenizer and no file accepts them."""
     values = json_object(line, place)
-    return json.loads(utf8(json.dumps(values, ensure_ascii=False))) if b"\\u" in line else values
+    if line.count(b"[") + line.count(b"{") > DEEPEST:
+        _check_depth(values, place)
+    surrogates = b"\\u" in line or b"\xed" in line  # escaped, or as the three bytes that UTF-8 forbids
+    return json.loads(utf8(json.dumps(values, ensure_ascii=False))) if surrogates else values
+
+
+def _check_depth(value: Any, place: str) -> None:
+    level = [value]
+    for _ in range(DEEPEST):
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [child for items in inner for child in items]
+    if level:
+        raise UserError(f"{place} is nested deeper than {DEEPEST} levels", remedy="flatten or remove the line")
 
 
 @dataclass(frozen=True, kw_only=True)

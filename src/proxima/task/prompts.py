@@ -1,6 +1,8 @@
 """Makes prompts from rows: system prompt, chat template, and prompts that are too long."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from threading import Thread
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -9,6 +11,8 @@ from proxima.data import FieldError, Message, Prompt, UserError, require
 from proxima.data.columns import Ints
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.protocol import Row, Rows
+
+TEMPLATE_SECONDS = 20.0
 
 
 class Tokenizer(Protocol):
@@ -34,10 +38,20 @@ def prompt_tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> Ints:
     With a chat template: the template with its generation prompt, which adds the special tokens itself. Without one (a
     base model): the contents, one per line, a final newline, and the special tokens that the tokenizer puts around a
     text, except an end-of-text token, because the answer continues from there.
+
+    Raises:
+        UserError: the template fails.
     """
     if tokenizer.chat_template is not None:
         chat = list(messages)
-        ids = tokenizer.apply_chat_template(chat, tokenize=True, add_generation_prompt=True, return_dict=False)
+        try:
+            ids = tokenizer.apply_chat_template(chat, tokenize=True, add_generation_prompt=True, return_dict=False)
+        except Exception as error:  # a template is a program, and raises what it likes
+            what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            remedy = "repair the template in the model's folder, or the row"
+            raise UserError(
+                f"the chat template fails for {chat[-1]['content']!r:.60}: {what}", remedy=remedy
+            ) from error
         return np.array(ids, np.int32)
     text = "\n".join(message["content"] for message in messages) + "\n"
     ids = list(tokenizer(text)["input_ids"])
@@ -113,6 +127,24 @@ class PromptSource:
             remedy = f"{self._limit()}, or set data.over_length=skip"
             raise FieldError("data.over_length", self.over_length, reason, remedy=remedy)
         return None
+
+    def check_template(self) -> None:
+        """Refuse a chat template that does not end: Jinja bounds one loop, but not one in another. The first row is
+        rendered in a thread, which is left behind if it is still busy after TEMPLATE_SECONDS.
+
+        Raises:
+            UserError: the template takes too long.
+        """
+        rendering = Thread(target=self._render_first, daemon=True)
+        rendering.start()
+        rendering.join(TEMPLATE_SECONDS)
+        if rendering.is_alive():
+            remedy = "repair the template in the model's folder"
+            raise UserError(f"the chat template takes longer than {TEMPLATE_SECONDS:g} s for a prompt", remedy=remedy)
+
+    def _render_first(self) -> None:
+        with suppress(UserError):  # raised where the row is used
+            to_prompt(self.rows[0], 0, self.tokenizer, self.system)
 
     def count_over_length(self, limit: int = 0) -> int:
         """How many of the first `limit` rows (0: all) are too long; needs no weights. UserError as `next`."""
