@@ -11,6 +11,7 @@ from benchmarks.harness import HERE, machine
 CLAIMS = (
     "columns",
     "step_overhead",
+    "advantage_scan",
     "cppo_mask",
     "shared_prompt",
     "pruned_update",

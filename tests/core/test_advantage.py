@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxima.core import ADVANTAGES, select
+from proxima.core import ADVANTAGES, padded_blocks, select
 from proxima.core.advantage import (
     ADVANTAGE_NEEDS,
     Gae,
@@ -25,8 +25,10 @@ from proxima.core.advantage import (
     TokenRewards,
 )
 from proxima.core.advantage.token import place_scores, with_kl
+from proxima.core.padded_blocks import prefix_sums, suffix_sums
 from proxima.core.selection import SELECTIONS, DropUniformGroups
 from proxima.data import Outcomes
+from tests.core.operations import Operations
 
 NAN = float("nan")
 GROUP = {kind: make for kind, make in ADVANTAGES.items() if not make.per_token and not make.needs}
@@ -178,6 +180,30 @@ def test_gae_by_hand() -> None:
     assert plain(truncated).tolist() == pytest.approx([0.5, 0.2, -0.1])
     with pytest.raises(ValueError, match="Gae needs `value`: a forward pass of the critic supplies it"):
         plain(token_rewards([1.0]))
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-300, 1e-8, 0.5, 0.9405, 0.999999, 1.0])
+@pytest.mark.parametrize("width", [0, 1, 2, 63, 64, 65, 200, 4097])
+def test_suffix_sums_are_the_recursion(factor: float, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, width, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
+    expected, carry = torch.zeros_like(x), x.new_zeros(3)
+    for t in reversed(range(width)):
+        carry = expected[:, t] = x[:, t] + factor * carry
+    assert torch.allclose(suffix_sums(x, factor), expected, rtol=1e-12, atol=1e-12)
+    if factor == 1:
+        monkeypatch.setattr(padded_blocks, "_refuses_cumsum", lambda rows: True)  # as on CUDA in deterministic mode
+        assert torch.allclose(suffix_sums(x), expected, rtol=1e-12, atol=1e-12)
+        assert torch.allclose(prefix_sums(x), x.cumsum(1), rtol=1e-12, atol=1e-12)
+
+
+def test_gae_has_no_loop_over_tokens() -> None:
+    """The number of operations does not grow with the length, beyond one more level of sums for 64 times as many."""
+    calls = []
+    for length in (128, 4096):
+        with Operations() as operations:
+            Gae(0.99, 0.95)(token_rewards([1.0] * length, value=torch.zeros(length, dtype=torch.float64)))
+        calls.append(operations.count.total())
+    assert calls[0] == calls[1] < 200
 
 
 def test_gae_carries_through_tokens_outside_the_loss_and_stops_at_sequences() -> None:

@@ -1,4 +1,4 @@
-"""Blocks of a few hundred sequences as padded rows [s, T], so that a prefix sum or a quantile is one call for all.
+"""Sums and quantiles of padded rows [s, T], and blocks of a few hundred sequences as such rows.
 
 A block holds about `tokens_in_block` tokens: it fits the CPU's cache and bounds the memory. If all sequences have the
 same length, a block is a view; otherwise they are sorted by length, which keeps the padding small.
@@ -6,10 +6,13 @@ same length, a block is a view; otherwise they are sorted by length, which keeps
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
+COLUMNS = 64  # of a row that one product sums up
 CPU_BLOCK = 1 << 17  # 512 KiB of float32
 GPU_BLOCK = 1 << 24  # a launch costs more than memory there
 
@@ -92,6 +95,42 @@ def map_padded(
     for block in blocks(cu_seqlens, tokens_in_block):
         block.write(out, function(block, *(block.rows(values) for values in packed)))
     return out[:-1]
+
+
+def prefix_sums(rows: Tensor) -> Tensor:
+    """[s, T] the sum of each row up to and with a column. See `suffix_sums` for CUDA."""
+    return suffix_sums(rows.flip(1)).flip(1) if _refuses_cumsum(rows) else rows.cumsum(1)
+
+
+def suffix_sums(rows: Tensor, factor: float = 1.0) -> Tensor:
+    """[s, T] y_t = x_t + factor y_{t+1}, from the last column of each row to the first.
+
+    The sums within `COLUMNS` columns are one product with the powers of `factor`; the first of each are then summed in
+    the same way. Nothing is divided by a power, which may have underflowed: any factor in [0, 1] is as exact as a loop.
+    Where `factor` is 1 it is a cumsum, except on CUDA under `torch.use_deterministic_algorithms`, which refuses that.
+    """
+    count, size = len(rows), min(COLUMNS, rows.shape[1])
+    if factor == 1 and not _refuses_cumsum(rows):
+        return rows.flip(1).cumsum(1).flip(1)
+    if size < 2:
+        return rows
+    power, within = _powers(factor, size, rows.dtype, rows.device)
+    sums = pad(rows, (0, -rows.shape[1] % size)).view(count, -1, size) @ within.T
+    if sums.shape[1] > 1:
+        after = suffix_sums(sums[:, :, 0], factor**size)
+        sums[:, :-1] += after[:, 1:, None] * power
+    return sums.view(count, -1)[:, : rows.shape[1]]
+
+
+@lru_cache(maxsize=8)
+def _powers(factor: float, size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """factor^(size − i) [size], and factor^(j − i) [size, size] for j >= i, 0 below."""
+    column = torch.arange(size, dtype=dtype, device=device)
+    return factor ** (size - column), (factor ** (column - column[:, None]).clamp(min=0)).triu()
+
+
+def _refuses_cumsum(rows: Tensor) -> bool:
+    return rows.is_cuda and torch.are_deterministic_algorithms_enabled()
 
 
 def clamped_quantile(values: Tensor, block: PaddedBlock, q: float, low: float, high: float) -> Tensor:

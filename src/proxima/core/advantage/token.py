@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from proxima.core.advantage.protocol import TokenAdvantage, TokenRewards, required
+from proxima.core.padded_blocks import prefix_sums, suffix_sums
 from proxima.core.segment import segment_index
 from proxima.data import require
 
 
 @dataclass(frozen=True)
 class _PaddedTokens:
-    """Loss tokens only, as right-padded rows [S, T]: a scan over T columns serves all sequences at once."""
+    """Loss tokens only, as rows [S, T] right-padded with 0: one sum over T columns serves all sequences at once."""
 
     inside: Tensor
     row: Tensor
@@ -41,20 +42,10 @@ class _PaddedTokens:
         return out
 
 
-def _scan(step: Tensor, factor: float, inside: Tensor) -> Tensor:
-    """[S, T]: y_t = step_t + factor y_{t+1} inside each row, from the last token to the first, in float64."""
-    out = torch.zeros_like(step)
-    carry = step.new_zeros(len(step))
-    for t in range(step.shape[1] - 1, -1, -1):
-        carry = torch.where(inside[:, t], step[:, t] + factor * carry, carry)
-        out[:, t] = carry
-    return out
-
-
 def reward_to_go(rewards: TokenRewards, gamma: float = 1.0) -> Tensor:
     """[N] G_t = Σ_{k ≥ t} γ^{k−t} r_k over the loss tokens of the sequence; 0 outside the loss."""
     rows = _PaddedTokens.of(rewards.loss_mask, rewards.cu_seqlens)
-    return rows.packed(_scan(rows.padded(rewards.reward), gamma, rows.inside), rewards.reward)
+    return rows.packed(suffix_sums(rows.padded(rewards.reward), gamma), rewards.reward)
 
 
 def whiten(values: Tensor, mask: Tensor, *, shift: bool = True, epsilon: float = 1e-8) -> Tensor:
@@ -136,7 +127,7 @@ class Gae(TokenAdvantage):
             some = count > 0
             after[some, count[some] - 1] = rewards.bootstrap[some].double()
         delta = rows.padded(rewards.reward) + self.gamma * after - value
-        return rows.packed(_scan(delta, self.gamma * self.lam, rows.inside), rewards.reward)
+        return rows.packed(suffix_sums(delta, self.gamma * self.lam), rewards.reward)
 
 
 @dataclass(frozen=True)
@@ -188,8 +179,9 @@ class OptimalTokenBaseline(TokenAdvantage):
     def __call__(self, rewards: TokenRewards) -> Tensor:
         rows = _PaddedTokens.of(rewards.loss_mask, rewards.cu_seqlens)
         label, index = torch.unique(required(self, "group", rewards.group), return_inverse=True)
-        returns = _scan(rows.padded(rewards.reward), 1.0, rows.inside)
-        energy = rows.padded(required(self, "score_variance", rewards.score_variance).detach()).cumsum(1) * rows.inside
+        returns = suffix_sums(rows.padded(rewards.reward))
+        variance = required(self, "score_variance", rewards.score_variance).detach()
+        energy = prefix_sums(rows.padded(variance)) * rows.inside
         zeros = returns.new_zeros(len(label), returns.shape[1])
         above, below, running = (zeros.index_add(0, index, x) for x in (returns * energy, energy, rows.inside.double()))
         baseline = above / (below + self.epsilon)

@@ -10,7 +10,7 @@ from torch import Tensor
 from proxima.core.divergence import DIVERGENCES, divergence, divergence_needs
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
-from proxima.core.padded_blocks import PaddedBlock, clamped_quantile, map_padded
+from proxima.core.padded_blocks import PaddedBlock, clamped_quantile, map_padded, prefix_sums
 from proxima.core.segment import segment_count
 from proxima.core.surrogate.dppo import Centre, ratio_loss
 from proxima.data import PolicyBatch, check_choices, require
@@ -128,7 +128,7 @@ class Cppo(Surrogate):
         if self.single_token == "w_min":
             weight = torch.where((block.count[:1] if even else block.count)[:, None] == 1, self.w_min, weight)
         weighted = far * weight
-        allowed = weighted.cumsum(1).sub_(weighted)  # S, what the tokens before have spent
+        allowed = prefix_sums(weighted).sub_(weighted)  # S, what the tokens before have spent
         prior_weight = before - slope * (before * (before - 1) / 2)  # W, the sum of an arithmetic sequence
         granted = self._budget(block, far)[:, None] * prior_weight[:, 1:]  # from the second token on: no inf · 0
         allowed[:, 1:].neg_().add_(granted)
