@@ -1,6 +1,6 @@
 """The laws of `proxima.conformance`, for every kind of the tables and the settings that the specs declare."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
@@ -20,12 +20,15 @@ from proxima.core import (
     PENALTIES,
     SELECTIONS,
     SURROGATES,
+    PpoClip,
     TokenMean,
     policy_loss,
     precompute,
 )
+from proxima.core.penalty import K3
 from proxima.data import PolicyBatch
 from tests.core.batches import batch_cases, seeded_cases
+from tests.core.operations import Operations
 
 TABLES = {
     "surrogate": SURROGATES,
@@ -46,6 +49,7 @@ def variants(table: dict[str, type]) -> dict[str, Any]:
 
 
 SPECS, CORRECTED = variants(SURROGATES), variants(CORRECTIONS)
+WAITS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::equal")
 FAST = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 CASES = seeded_cases(8)
 ON_BATCHES = [
@@ -85,6 +89,34 @@ def test_every_law_on_the_fixed_cases(slot: str, kind: str) -> None:
     """What `proxima check` runs."""
     failed = [result for result in check_spec(slot, TABLES[slot][kind]()) if result.status == "FAILED"]
     assert failed == []
+
+
+@pytest.mark.parametrize("kind", sorted(SPECS))
+def test_a_loss_never_waits_for_the_device(kind: str) -> None:
+    """Tensors on `meta` have no values: a number or a shape that depends on them raises. `check` reads one number."""
+    for not_sampled in (0.0, 0.3):
+        b = make_batch([7, 0, 3, 5], seed=2, not_sampled=not_sampled, garbage=False)
+        moved = {f.name: x.to("meta") for f in fields(b) if isinstance(x := getattr(b, f.name), torch.Tensor)}
+        masks = {"edges": moved["cu_seqlens"], "sampled_mask": moved["sampled"], "loss_mask": moved["loss_mask"]}
+        b = PolicyBatch(**moved, host_counts=replace(b.counts, **masks))
+        for aggregate in AGGREGATES.values():
+            loss = policy_loss(b, surrogate=SPECS[kind], aggregate=aggregate(), penalty=K3(), check=False)
+            torch.autograd.grad(loss.value, b.log_prob)
+
+
+def test_a_batch_reads_the_device_once() -> None:
+    b = make_batch([7, 0, 3], seed=2, garbage=False)
+    with Operations() as operations:
+        again = replace(b, advantage=b.log_prob.detach()).with_loss_mask(b.loss_mask & (b.log_prob < -0.5)).take([2, 0])
+        PolicyBatch.cat([again, again])
+        policy_loss(replace(b, weight=torch.ones(10).double()), surrogate=PpoClip(), aggregate=TokenMean(), check=False)
+    asked = {name: count for name, count in operations.count.items() if name in WAITS}
+    assert asked == {}
+    with Operations() as operations:
+        policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean())
+    assert sum(operations.count[name] for name in WAITS) == 1
+    with pytest.raises(ValueError, match="token 0 is in the loss but not sampled"):  # other masks are validated again
+        replace(b, sampled=torch.zeros_like(b.loss_mask), loss_mask=torch.ones_like(b.loss_mask))
 
 
 @pytest.mark.parametrize("correction", sorted(CORRECTED))

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxima.core.padded_blocks import PaddedBlock, blocks, clamped_quantile, map_padded
+from proxima.core.padded_blocks import PaddedBlock, blocks, clamped_quantile, map_padded, sorted_quantile
 from proxima.core.segment import segment_count, segment_mean, segment_sum
 
 
@@ -26,6 +26,7 @@ def quantiles(values: torch.Tensor, lengths: list[int], q: float, low: float, hi
     rows = map_padded(
         lambda block, v: clamped_quantile(masked(block, v), block, q, low, high)[:, None].expand(v.shape),
         cut(lengths),
+        lengths,
         values,
         dtype=values.dtype,
         tokens_in_block=size,
@@ -52,6 +53,11 @@ def test_quantiles_equal_torch_quantile_on_each_sequence(
     values = values.round(decimals=2) if seed % 2 else values  # with ties, 0 and values on the bounds
     want = [float(torch.quantile(part, q).clamp(*bounds)) for part in values.split(lengths) if len(part)]
     assert quantiles(values, lengths, q, *bounds, size) == pytest.approx(want, rel=1e-6, abs=1e-8)
+    for block in blocks(cut(lengths), lengths, size):  # as on a GPU
+        position = q * (block.count - 1).double()
+        found = sorted_quantile(block.rows(values), block, position.floor().long(), position).clamp(*bounds)
+        counted = clamped_quantile(masked(block, block.rows(values)), block, q, *bounds)
+        assert found.tolist() == pytest.approx(counted.tolist(), rel=1e-6, abs=1e-8)
 
 
 @settings(max_examples=50, deadline=None)
@@ -59,15 +65,17 @@ def test_quantiles_equal_torch_quantile_on_each_sequence(
 def test_blocks_visit_every_token_once(lengths: list[int], size: int) -> None:
     values = torch.arange(sum(lengths), dtype=torch.float64)
     assert torch.equal(
-        map_padded(lambda block, v: 2 * v, cut(lengths), values, dtype=torch.float64, tokens_in_block=size), 2 * values
+        map_padded(lambda block, v: 2 * v, cut(lengths), lengths, values, dtype=torch.float64, tokens_in_block=size),
+        2 * values,
     )
-    assert sum(int(block.count.sum()) for block in blocks(cut(lengths), size)) == sum(lengths)
+    assert sum(int(block.count.sum()) for block in blocks(cut(lengths), lengths, size)) == sum(lengths)
 
 
 def test_prefix_sums_do_not_lose_digits_behind_millions_of_tokens() -> None:
     """A cumulative sum over the whole axis in float32 would leave nothing of the last sequence's."""
     values = torch.cat([torch.full((3_000_000,), 0.7), torch.tensor([1e-6, 2e-6, 3e-6])])
-    sums = map_padded(lambda block, v: masked(block, v).cumsum(1), cut([3_000_000, 3]), values, dtype=torch.float32)
+    lengths = [3_000_000, 3]
+    sums = map_padded(lambda _, v: v.cumsum(1), cut(lengths), lengths, values, dtype=torch.float32)
     assert sums[-3:].tolist() == pytest.approx([1e-6, 3e-6, 6e-6], rel=1e-5)
 
 

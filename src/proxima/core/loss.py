@@ -1,7 +1,7 @@
 """The policy loss of a batch: surrogate, correction, penalty, aggregation, in that order; and the specs' protocols."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -173,7 +173,7 @@ def policy_loss(
         check_values(batch)
     corrected = apply_corrections(batch, corrections)
     if corrected.loss_mask is not batch.loss_mask:
-        batch = replace(batch, loss_mask=corrected.loss_mask)
+        batch = batch.with_loss_mask(corrected.loss_mask)
     token = surrogate(batch)
     keep = token.keep & corrected.keep
     metrics = common_metrics(batch, keep) | token.metrics | corrected.metrics

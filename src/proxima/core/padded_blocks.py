@@ -4,7 +4,7 @@ A block holds about `tokens_in_block` tokens: it fits the CPU's cache and bounds
 same length, a block is a view; otherwise they are sorted by length, which keeps the padding small.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -55,29 +55,32 @@ class PaddedBlock:
         return torch.arange(self.width, device=self.count.device) < self.count[:, None]
 
 
-def blocks(cu_seqlens: Tensor, tokens_in_block: int | None = None) -> Iterator[PaddedBlock]:
-    """The non-empty sequences in blocks."""
-    limit = tokens_in_block or (GPU_BLOCK if cu_seqlens.is_cuda else CPU_BLOCK)
+def blocks(
+    cu_seqlens: Tensor, lengths_on_host: Sequence[int], tokens_in_block: int | None = None
+) -> Iterator[PaddedBlock]:
+    """The non-empty sequences in blocks; `lengths_on_host` are the differences of `cu_seqlens`, so that no block waits
+    for the device."""
+    limit = tokens_in_block or (CPU_BLOCK if cu_seqlens.device.type == "cpu" else GPU_BLOCK)
     cut = cu_seqlens.long()
     lengths = cut.diff()
     if len(lengths) == 0:
         return
-    shortest, longest = int(lengths.min()), int(lengths.max())
-    if shortest == longest > 0:
+    longest = max(lengths_on_host)
+    if min(lengths_on_host) == longest > 0:
         per_block = max(1, limit // longest)
         for first in range(0, len(lengths), per_block):
             count = lengths[first : first + per_block]
             yield PaddedBlock(None, first * longest, (first + len(count)) * longest, count, longest)
         return
-    ordered, order = lengths.sort(descending=True)
-    sizes: list[int] = ordered.tolist()
+    order = lengths.argsort(descending=True)
+    sizes = sorted(lengths_on_host, reverse=True)
     first, nonempty = 0, sum(size > 0 for size in sizes)
     while first < nonempty:
         width = sizes[first]
         chosen = order[first : min(first + max(1, limit // width), nonempty)]
         column = torch.arange(width, device=cut.device)
         position = cut[chosen][:, None] + column
-        index = torch.where(column < lengths[chosen][:, None], position, int(cut[-1]))
+        index = torch.where(column < lengths[chosen][:, None], position, sum(sizes))
         yield PaddedBlock(index.view(-1), 0, 0, lengths[chosen], width)
         first += len(chosen)
 
@@ -85,6 +88,7 @@ def blocks(cu_seqlens: Tensor, tokens_in_block: int | None = None) -> Iterator[P
 def map_padded(
     function: Callable[..., Tensor],
     cu_seqlens: Tensor,
+    lengths_on_host: Sequence[int],
     *packed: Tensor,
     dtype: torch.dtype,
     tokens_in_block: int | None = None,
@@ -92,7 +96,7 @@ def map_padded(
     """[N] of `dtype`: `function(block, *rows)` of every block, where `rows` are [s, T], one per packed tensor [N], and
     the result is [s, T]."""
     out = torch.empty(len(packed[0]) + 1, dtype=dtype, device=packed[0].device)
-    for block in blocks(cu_seqlens, tokens_in_block):
+    for block in blocks(cu_seqlens, lengths_on_host, tokens_in_block):
         block.write(out, function(block, *(block.rows(values) for values in packed)))
     return out[:-1]
 
@@ -136,8 +140,8 @@ def _refuses_cumsum(rows: Tensor) -> bool:
 def clamped_quantile(values: Tensor, block: PaddedBlock, q: float, low: float, high: float) -> Tensor:
     """[s] the q-quantile of each row, linearly interpolated at position q (n − 1), clamped to [low, high].
 
-    Counting the values at most `low` and at least `high` decides most rows; only in the others two order statistics are
-    selected. Nothing is sorted.
+    On a CPU, counting the values at most `low` and at least `high` decides most rows; only in the others two order
+    statistics are selected, and nothing is sorted. On a GPU, rows are sorted, because a selection of rows waits for it.
 
     Args:
         values: [s, T] float, >= 0; 0 at padding.
@@ -146,6 +150,8 @@ def clamped_quantile(values: Tensor, block: PaddedBlock, q: float, low: float, h
     count, width = block.count, block.width
     position = q * (count - 1).double()
     rank = position.floor().long()
+    if values.device.type != "cpu":
+        return sorted_quantile(values, block, rank, position).clamp(low, high).to(values.dtype)
     small = (values <= low).sum(1) - (width - count)  # padding is 0, so it was counted
     large = (values >= high).sum(1)
     is_low = small >= torch.minimum(rank + 2, count)
@@ -156,6 +162,13 @@ def clamped_quantile(values: Tensor, block: PaddedBlock, q: float, low: float, h
         quantile = _interpolated(values[open_], count[open_], rank[open_], position[open_])
         out[open_] = quantile.clamp(low, high).to(values.dtype)
     return out
+
+
+def sorted_quantile(values: Tensor, block: PaddedBlock, rank: Tensor, position: Tensor) -> Tensor:
+    """[s] float64, interpolated between the order statistics `rank` and `rank` + 1 of each row of a block."""
+    ordered = (values if block.inside is None else torch.where(block.inside, values, torch.inf)).sort(1).values
+    lower, upper = (ordered.gather(1, r[:, None])[:, 0] for r in (rank, torch.minimum(rank + 1, block.count - 1)))
+    return torch.lerp(lower.double(), upper.double(), position - rank)
 
 
 def _interpolated(values: Tensor, count: Tensor, rank: Tensor, position: Tensor) -> Tensor:

@@ -52,5 +52,5 @@ def precompute(
     for spec in (surrogate, *corrections):
         check_needs(spec, batch)
     done = apply_corrections(batch, corrections)
-    batch = replace(batch, loss_mask=done.loss_mask, weight=done.weight)
+    batch = replace(batch.with_loss_mask(done.loss_mask), weight=done.weight)
     return Precomputed(replace(batch, selected=surrogate.select_tokens(batch)), done.metrics)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from proxima.core.padded_blocks import prefix_sums
 from proxima.data.random import finalize
 
 
@@ -15,23 +16,20 @@ def value_hash(*values: Tensor) -> Tensor:
     return mixed
 
 
-def smallest_tokens(keys: Tensor, mask: Tensor, count: int, ties: Tensor | None = None) -> Tensor:
-    """[N] bool: the `count` tokens of the mask with the smallest keys, or all if there are fewer. Equal keys are
+def smallest_tokens(keys: Tensor, mask: Tensor, count: Tensor, ties: Tensor | None = None) -> Tensor:
+    """[N] bool: the `count` [] int tokens of the mask with the smallest keys, or all if there are fewer. Equal keys are
     ordered by `ties`, or else by position."""
-    chosen = torch.zeros_like(mask)
-    tokens = mask.nonzero().flatten()
-    if ties is not None:
-        tokens = tokens[ties[tokens].argsort(stable=True)]
-    chosen[tokens[keys[tokens].argsort(stable=True)[:count]]] = True
-    return chosen
+    order = torch.arange(len(mask), device=mask.device) if ties is None else ties.argsort(stable=True)
+    order = order[keys[order].argsort(stable=True)]
+    order = order[(~mask[order]).to(torch.uint8).argsort(stable=True)]  # tokens of the mask first
+    return torch.zeros_like(mask).scatter(0, order, torch.arange(len(mask), device=mask.device) < count) & mask
 
 
 def second_moment_keep(squares: Tensor, mask: Tensor, threshold: float) -> Tensor:
     """[N] bool: without the tokens of the largest `squares`, until the mean of the rest is below `threshold`; at least
     one is kept."""
-    tokens = mask.nonzero().flatten()
-    ordered, order = squares[tokens].detach().double().sort(stable=True)
-    running_mean = ordered.cumsum(0) / torch.arange(1, len(tokens) + 1, device=tokens.device)  # ascending
-    keep = torch.zeros_like(mask)
-    keep[tokens[order[: max(1, int((running_mean < threshold).sum()))]]] = True
-    return keep
+    ordered, order = torch.where(mask, squares.detach().double(), torch.inf).sort(stable=True)
+    place = torch.arange(len(mask), device=mask.device)
+    running_mean = prefix_sums(ordered[None])[0] / (place + 1)  # ascending
+    kept = place < (running_mean < threshold).sum().clamp(min=1)
+    return torch.zeros_like(mask).scatter(0, order, kept) & mask

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from proxima.data.columns import column_dtypes
 from proxima.data.field_checks import check_fields
-from proxima.data.policy_batch import PolicyBatch
+from proxima.data.policy_batch import HostCounts, PolicyBatch
 from proxima.data.trajectory import Trajectory
 
 
@@ -39,6 +39,8 @@ class PackedBatch:
         target: [N] int64, the response token ids.
         temperature: [N] float32.
         reward, returns, value: [N] float32, see `Trajectory`.
+        tokens_of, sampled_of: of each sequence, how many response tokens it has and how many of them are sampled; on
+            the host.
         the rest: see `PolicyBatch`.
     """
 
@@ -54,6 +56,8 @@ class PackedBatch:
     loss_mask: Annotated[Tensor, "bool N"]
     sampled: Annotated[Tensor, "bool N"]
     advantage: Annotated[Tensor, "float N"]
+    tokens_of: tuple[int, ...]
+    sampled_of: tuple[int, ...]
     behavior_log_prob: Annotated[Tensor | None, "float N"] = None
     policy_version: Annotated[Tensor | None, "int N"] = None
     proximal_log_prob: Annotated[Tensor | None, "float N"] = None
@@ -75,17 +79,24 @@ class PackedBatch:
 
     def to(self, device: torch.device | str) -> "PackedBatch":
         """Every tensor on `device`."""
-        moved = {f.name: value.to(device) for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))
+        moved: dict[str, Any] = {name: value.to(device) for name, value in values if isinstance(value, Tensor)}
         return replace(self, **moved)
 
     def policy_batch(
         self, log_prob: Tensor, entropy: Tensor | None = None, top_k_log_prob: Tensor | None = None
     ) -> PolicyBatch:
         """The input of the loss: the columns that both batches have, and the model's outputs."""
+        counts = HostCounts(self.tokens_of, self.sampled_of, self.cu_seqlens, self.sampled, self.loss_mask)
         shared = {f.name for f in fields(self)} & {f.name for f in fields(PolicyBatch)}
         facts = {name: getattr(self, name) for name in shared}
         return PolicyBatch(
-            log_prob=log_prob, token=self.target, entropy=entropy, top_k_log_prob=top_k_log_prob, **facts
+            log_prob=log_prob,
+            token=self.target,
+            entropy=entropy,
+            top_k_log_prob=top_k_log_prob,
+            host_counts=counts,
+            **facts,
         )
 
 
@@ -93,8 +104,8 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True) -> Pa
     """Lay trajectories out in their order; neighbours of the same group share their prompt when `share_prompt`.
 
     Raises:
-        ValueError: trajectories of one group with different prompts, or a per-token fact that only some trajectories
-            have.
+        ValueError: trajectories of one group with different prompts, a per-token fact that only some trajectories
+            have, or a token in the loss that is not sampled.
     """
     lengths = np.array([len(item.tokens) for item in trajectories], np.int64)
     group = np.array([item.group for item in trajectories], np.int64)
@@ -132,7 +143,12 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True) -> Pa
         "group": group,
         "advantage": _joined([item.advantage for item in trajectories], np.float32),
     }
-    return PackedBatch(**{name: torch.from_numpy(array) for name, array in (columns | _optional(trajectories)).items()})
+    columns |= _optional(trajectories)
+    if (wrong := columns["loss_mask"] & ~columns["sampled"]).any():
+        raise ValueError(f"pack: token {wrong.argmax()} of the batch is in the loss but not sampled.")
+    sampled_of = np.diff(_prefix_sum(columns["sampled"])[cu_seqlens])
+    tensors = {name: torch.from_numpy(array) for name, array in columns.items()}
+    return PackedBatch(**tensors, tokens_of=tuple(lengths.tolist()), sampled_of=tuple(sampled_of.tolist()))
 
 
 def _optional(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
@@ -158,5 +174,5 @@ def _joined(parts: Sequence[NDArray[Any]], dtype: Any) -> NDArray[Any]:
     return np.concatenate(filled, dtype=dtype, casting="same_kind")
 
 
-def _prefix_sum(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def _prefix_sum(counts: NDArray[Any]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)])

@@ -1,9 +1,10 @@
 """The batch that every surrogate, correction and aggregation reads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Annotated
+from itertools import pairwise
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -11,9 +12,32 @@ from torch import Tensor
 from proxima.data.field_checks import check_fields
 
 
+@dataclass(frozen=True, eq=False)
+class HostCounts:
+    """What the host knows of a batch's sequences, so that it need not ask the device.
+
+    Args:
+        tokens, sampled: of each sequence, how many.
+        edges, sampled_mask, loss_mask: the tensors `cu_seqlens`, `sampled` and `loss_mask` that were counted; a batch
+            with others is validated again.
+    """
+
+    tokens: tuple[int, ...]
+    sampled: tuple[int, ...]
+    edges: Tensor
+    sampled_mask: Tensor
+    loss_mask: Tensor
+
+    def describes(self, b: "PolicyBatch") -> bool:
+        return self.edges is b.cu_seqlens and self.sampled_mask is b.sampled and self.loss_mask is b.loss_mask
+
+
 @dataclass(frozen=True, kw_only=True)
 class PolicyBatch:
     """Response tokens of S sequences on one packed axis of N; there is no padding.
+
+    Construction reads `cu_seqlens` and the masks from the device, once; `dataclasses.replace` with other fields does
+    not wait for the device, nor do `policy_loss` and the specs of `core.surrogate`.
 
     Args:
         log_prob: [N] float, nats, current policy π at the sampling temperature; carries the gradient.
@@ -36,6 +60,7 @@ class PolicyBatch:
         weight: [N] float, the correction's weights when they were computed over the whole optimizer batch, 0 where
             rejected; likewise.
         group: [S] int, the same number for completions of one prompt. Omitted: each sequence its own.
+        host_counts: lengths on the host, by whoever has validated the batch there. Omitted: read from the device.
 
     Raises:
         ValueError: names the field, its shape or dtype, what was expected and which field set it.
@@ -59,6 +84,7 @@ class PolicyBatch:
     selected: Annotated[Tensor | None, "bool N"] = None
     weight: Annotated[Tensor | None, "float N"] = None
     group: Annotated[Tensor | None, "int S"] = None
+    host_counts: Any = field(default=None, repr=False, compare=False)  # HostCounts | None; see `counts`
 
     def __post_init__(self) -> None:
         sizes = check_fields(self)
@@ -69,17 +95,33 @@ class PolicyBatch:
             put(self, "sampled", torch.ones_like(self.loss_mask))
         if self.group is None:
             put(self, "group", torch.arange(sizes["S"], device=self.loss_mask.device))
-        self._check_layout(sizes["N"])
+        if self.host_counts is None or not self.host_counts.describes(self):
+            put(self, "host_counts", self._counted(sizes["N"]))
 
-    def _check_layout(self, tokens: int) -> None:
-        cut = self.cu_seqlens
-        if len(cut) == 0 or int(cut[0]) != 0 or int(cut[-1]) != tokens or bool((cut.diff() < 0).any()):
-            raise ValueError(f"PolicyBatch.cu_seqlens: {cut.tolist()[:8]}, expected 0 … N = {tokens}, ascending.")
+    def _counted(self, tokens: int) -> HostCounts:
+        """Validates edges and masks; two device syncs."""
+        cut: list[int] = self.cu_seqlens.tolist()
+        lengths = tuple(end - start for start, end in pairwise(cut))
+        if not cut or cut[0] != 0 or cut[-1] != tokens or min(lengths, default=0) < 0:
+            raise ValueError(f"PolicyBatch.cu_seqlens: {cut[:8]}, expected 0 … N = {tokens}, ascending.")
         assert self.sampled is not None
-        wrong = self.loss_mask & ~self.sampled
-        if bool(wrong.any()):
-            token = f"token {int(wrong.nonzero()[0])} is in the loss but not sampled: no policy chose it"
+        before = torch.cat([self.cu_seqlens.new_zeros(1), self.sampled.cumsum(0)])[self.cu_seqlens.long()]
+        *sampled, wrong = torch.cat([before.diff(), (self.loss_mask & ~self.sampled).sum()[None]]).tolist()
+        if wrong:
+            at = int((self.loss_mask & ~self.sampled).nonzero()[0])
+            token = f"token {at} is in the loss but not sampled: no policy chose it"
             raise ValueError(f"PolicyBatch.loss_mask: {token}. Mask it, or mark it sampled.")
+        return HostCounts(lengths, tuple(sampled), self.cu_seqlens, self.sampled, self.loss_mask)
+
+    @property
+    def counts(self) -> HostCounts:
+        """`host_counts`, which every batch has."""
+        counts: HostCounts = self.host_counts
+        return counts
+
+    def with_loss_mask(self, loss_mask: Tensor) -> "PolicyBatch":
+        """The batch with fewer loss tokens, all of them loss tokens already: nothing has to be validated."""
+        return replace(self, loss_mask=loss_mask, host_counts=replace(self.counts, loss_mask=loss_mask))
 
     def __len__(self) -> int:
         return len(self.log_prob)
@@ -110,14 +152,19 @@ class PolicyBatch:
 
     def take(self, order: Sequence[int] | Tensor) -> "PolicyBatch":
         """The batch with the sequences `order`, in that order: a permutation, a selection, or a micro-batch."""
+        rows: list[int] = order.tolist() if isinstance(order, Tensor) else list(order)
+        counts = self.counts
+        kept, sampled = (tuple(column[row] for row in rows) for column in (counts.tokens, counts.sampled))
         order = torch.as_tensor(order, dtype=torch.long, device=self.cu_seqlens.device)
         lengths = self.lengths[order]
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-        starts = torch.repeat_interleave(self.cu_seqlens[:-1][order] - cut[:-1], lengths)
-        tokens = starts + torch.arange(int(cut[-1]), device=starts.device)
+        starts = torch.repeat_interleave(self.cu_seqlens[:-1][order] - cut[:-1], lengths, output_size=sum(kept))
+        tokens = starts + torch.arange(sum(kept), device=starts.device)
         assert self.group is not None
-        own = {"cu_seqlens": cut.to(self.cu_seqlens.dtype), "group": self.group[order]}
-        return replace(self, **own, **{name: value[tokens] for name, value in self.token_fields().items()})
+        own: dict[str, Any] = {"cu_seqlens": cut.to(self.cu_seqlens.dtype), "group": self.group[order]}
+        own |= {name: value[tokens] for name, value in self.token_fields().items()}
+        counted = HostCounts(kept, sampled, own["cu_seqlens"], own["sampled"], own["loss_mask"])
+        return replace(self, **own, host_counts=counted)
 
     @classmethod
     def cat(cls, parts: Sequence["PolicyBatch"]) -> "PolicyBatch":
@@ -125,12 +172,16 @@ class PolicyBatch:
         lengths = torch.cat([part.lengths for part in parts])
         joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in parts[0].token_fields()}
         group = torch.cat([part.group for part in parts if part.group is not None])
-        return cls(cu_seqlens=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]), group=group, **joined)
+        cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        tokens = tuple(count for part in parts for count in part.counts.tokens)
+        sampled = tuple(count for part in parts for count in part.counts.sampled)
+        counted = HostCounts(tokens, sampled, cut, joined["sampled"], joined["loss_mask"])
+        return cls(cu_seqlens=cut, group=group, host_counts=counted, **joined)
 
     def token_fields(self) -> dict[str, Tensor]:
         """The fields with a value for each token, by name; those that are missing are left out."""
         named = ((f.name, getattr(self, f.name)) for f in fields(self) if f.name not in ("cu_seqlens", "group"))
-        return {name: value for name, value in named if value is not None}
+        return {name: value for name, value in named if isinstance(value, Tensor)}
 
     @classmethod
     def from_padded(cls, mask: Tensor, **tensors: Tensor) -> "PolicyBatch":
@@ -169,7 +220,7 @@ class PolicyBatch:
     def to_padded(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """[N] (or [N, …]) token values as [S, longest, …] rows, right-padded with `fill`; the inverse of
         `from_padded`."""
-        width = int(self.lengths.max()) if self.sequences else 0
+        width = max(self.counts.tokens, default=0)
         out = values.new_full((self.sequences, width, *values.shape[1:]), fill)
         column = torch.arange(len(self), device=values.device) - self.cu_seqlens[:-1][self.sequence_index]
         out[self.sequence_index, column] = values

@@ -1,6 +1,6 @@
 """Cumulative prefix-divergence policy optimization: the drift of earlier tokens reduces the bound on later ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -91,7 +91,7 @@ class Cppo(Surrogate):
 
         log_probs = [sampled.of_batch(x).detach() for x in (b.log_prob, self._centre(b))]
         packed = [*log_probs, sampled.of_batch(b.advantage), *self._far_packed(b, sampled)]
-        bits = sampled.spread(map_padded(decide, sampled.cu_seqlens, *packed, dtype=torch.uint8), 0)
+        bits = sampled.spread(map_padded(decide, *sampled.rows, *packed, dtype=torch.uint8), 0)
         return b.loss_mask & (bits & 1).bool(), b.loss_mask & (bits > 1)
 
     @torch.no_grad()
@@ -100,7 +100,7 @@ class Cppo(Surrogate):
         sampled = _SampledTokens.of(b)
         far = sampled.of_batch(divergence(b, self.divergence, self.centre))
         weighted, allowed = (
-            map_padded(lambda block, far, i=i: self._threshold(block, far)[i], sampled.cu_seqlens, far, dtype=far.dtype)
+            map_padded(lambda block, far, i=i: self._threshold(block, far)[i], *sampled.rows, far, dtype=far.dtype)
             for i in (0, 1)
         )
         return sampled.spread(weighted, 0.0), sampled.spread(allowed, self.delta)
@@ -147,16 +147,18 @@ class _SampledTokens:
     """The sampled tokens as a packed axis of their own: tool tokens have no position and spend no budget."""
 
     positions: Tensor | None  # [n] int64 on the batch's axis; None if every token is sampled
-    cu_seqlens: Tensor
+    rows: tuple[Tensor, Sequence[int]]  # `cu_seqlens` of this axis, and the lengths on the host
     tokens: int
 
     @classmethod
     def of(cls, b: PolicyBatch) -> "_SampledTokens":
+        lengths = b.counts.sampled
+        if lengths == b.counts.tokens:
+            return cls(None, (b.cu_seqlens, lengths), len(b))
         assert b.sampled is not None
-        if bool(b.sampled.all()):
-            return cls(None, b.cu_seqlens, len(b))
         count = segment_count(b.sampled, b.cu_seqlens)
-        return cls(b.sampled.nonzero().flatten(), torch.cat([count.new_zeros(1), count.cumsum(0)]), len(b))
+        positions = torch.nonzero_static(b.sampled, size=sum(lengths)).flatten()
+        return cls(positions, (torch.cat([count.new_zeros(1), count.cumsum(0)]), lengths), len(b))
 
     def of_batch(self, values: Tensor) -> Tensor:
         """[N] → [n]."""

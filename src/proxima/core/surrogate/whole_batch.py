@@ -27,6 +27,11 @@ def covariance(b: PolicyBatch) -> Tensor:
     return torch.where(b.loss_mask, centred, torch.zeros_like(centred))
 
 
+def selected_count(share: float, b: PolicyBatch) -> Tensor:
+    """[] int64, max(1, floor(share n)) of the n loss tokens."""
+    return (share * b.loss_mask.sum(dtype=torch.float64)).long().clamp(min=1)
+
+
 def selected(b: PolicyBatch, spec: Surrogate) -> Tensor:
     """[N] bool: what the whole batch has selected, or what this batch alone does."""
     chosen = spec.select_tokens(b) if b.selected is None else b.selected
@@ -76,7 +81,7 @@ class ClipCov(Surrogate):
         # A hash of data, not of a forward pass, whose last bits change with the micro-batches.
         source = "proximal_log_prob" if b.behavior_log_prob is None else "behavior_log_prob"
         key = value_hash(b.masked(source), b.masked("advantage"))
-        return smallest_tokens(key, eligible, max(1, int(self.share * int(b.loss_mask.sum()))))
+        return smallest_tokens(key, eligible, selected_count(self.share, b))
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         loss, keep, metrics = clipped(
@@ -118,7 +123,7 @@ class KlCov(Surrogate):
     def select_tokens(self, b: PolicyBatch) -> Tensor:
         fixed = "proximal_log_prob" if b.behavior_log_prob is None else "behavior_log_prob"
         ties = value_hash(b.masked("proximal_log_prob"), b.masked(fixed), b.masked("advantage"))
-        return smallest_tokens(-covariance(b), b.loss_mask, max(1, int(self.share * int(b.loss_mask.sum()))), ties)
+        return smallest_tokens(-covariance(b), b.loss_mask, selected_count(self.share, b), ties)
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         out = selected(b, self)
