@@ -22,6 +22,7 @@ from proxima.core import (
     SURROGATES,
     PpoClip,
     TokenMean,
+    padded_blocks,
     policy_loss,
     precompute,
 )
@@ -102,6 +103,20 @@ def test_a_loss_never_waits_for_the_device(kind: str) -> None:
         for aggregate in AGGREGATES.values():
             loss = policy_loss(b, surrogate=SPECS[kind], aggregate=aggregate(), penalty=K3(), check=False)
             torch.autograd.grad(loss.value, b.log_prob)
+
+
+@pytest.mark.parametrize("kind", sorted(SPECS))
+def test_deterministic_algorithms_can_be_demanded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the operations that `torch.use_deterministic_algorithms` refuses on CUDA; the loss stays the same."""
+    b = make_batch([7, 0, 130, 5], seed=2)
+    plain = policy_loss(b, surrogate=SPECS[kind], aggregate=TokenMean()).value
+    monkeypatch.setattr(padded_blocks, "_refuses_cumsum", lambda rows: True)  # as on CUDA with the switch
+    with Operations() as operations:
+        loss = policy_loss(b, surrogate=SPECS[kind], aggregate=TokenMean()).value
+    assert (
+        operations.of_floats["aten::cumsum"] == operations.count["aten::put_"] == operations.count["aten::histc"] == 0
+    )
+    require_close(loss, plain, "loss without cumsum", 1e-12)
 
 
 def test_a_batch_reads_the_device_once() -> None:

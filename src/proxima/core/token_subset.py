@@ -30,6 +30,7 @@ def second_moment_keep(squares: Tensor, mask: Tensor, threshold: float) -> Tenso
     one is kept."""
     ordered, order = torch.where(mask, squares.detach().double(), torch.inf).sort(stable=True)
     place = torch.arange(len(mask), device=mask.device)
-    running_mean = prefix_sums(ordered[None])[0] / (place + 1)  # ascending
-    kept = place < (running_mean < threshold).sum().clamp(min=1)
+    inside = place < mask.sum()
+    running_mean = prefix_sums(torch.where(inside, ordered, 0.0)[None])[0] / (place + 1)  # ascending
+    kept = place < (inside & (running_mean < threshold)).sum().clamp(min=1)
     return torch.zeros_like(mask).scatter(0, order, kept) & mask
