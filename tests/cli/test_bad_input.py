@@ -185,3 +185,22 @@ def test_hostile_yaml_is_one_line(text, line, proxima, recipe, here):
 def test_an_override_with_a_control_character_is_a_text(proxima, recipe):
     code, _, err = proxima("explain", recipe(), "data.system=a\x07b")
     assert (code, err) == (0, "")
+
+
+def test_a_folder_with_an_escape_sequence_is_refused(proxima, recipe, here):
+    code, _, err = proxima("train", recipe(), "folder=runs/\x1b[31mred")
+    assert code == 2 and "\x1b" not in err and "must not have control characters" in err
+    assert not (here / "runs").exists()
+
+
+def test_explain_imports_foreign_code_only_when_asked(proxima, recipe, here, monkeypatch):
+    monkeypatch.syspath_prepend(here)
+    (here / "foreign.py").write_text(
+        "from pathlib import Path\nPath('imported').touch()\n"
+        "from proxima.core import PpoClip\nclass Mine(PpoClip): pass\n"
+    )
+    words = ("explain", recipe(), "algorithm.surrogate=foreign:Mine")
+    code, _, err = proxima(*words)
+    assert code == 2 and not (here / "imported").exists()
+    assert "algorithm.surrogate.kind=foreign:Mine (command line): is code outside proxima" in err
+    assert proxima(*words, "--import-code")[0] == 0 and (here / "imported").exists()

@@ -1,6 +1,7 @@
 """Folders and GGUF files: written so that Hugging Face reads the same bits back, refused in one line when they are no
 model."""
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from proxima.data import FieldError
 from proxima.model import LoadedModel, Policy, load, save
 from proxima.model.load import check_path, load_config, load_tokenizer
 from tests.model.rows import loaded, policy, rows
@@ -234,3 +236,24 @@ def test_loaded_model_names():
     found = loaded("llama")
     for path, name in {"org/model": "model", "/a/b/": "b", "x": "x"}.items():
         assert LoadedModel(model=found.model, tokenizer=found.tokenizer, path=path).name == name
+
+
+@pytest.mark.parametrize("read", [load_config, load_tokenizer, load])
+def test_a_models_own_code_is_never_run(read, tiny_model, tmp_path, monkeypatch):
+    """Also where somebody would answer `y` to Hugging Face's question."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model("llama"), folder)
+    (folder / "own.py").write_text(
+        f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom transformers import PretrainedConfig, PreTrainedTokenizerFast\n"
+        "class Own(PretrainedConfig):\n    model_type = 'own'\nclass OwnTokenizer(PreTrainedTokenizerFast): pass\n"
+    )
+    settings = json.loads((folder / "config.json").read_text()) | {"model_type": "own"}
+    auto = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
+    (folder / "config.json").write_text(json.dumps(settings | {"auto_map": auto}))
+    words = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": "OwnTokenizer"}
+    words["auto_map"] = {"AutoTokenizer": [None, "own.OwnTokenizer"]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(words))
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\ny\n"))
+    with pytest.raises(FieldError, match="brings Python code of its own, which proxima does not run"):
+        read(str(folder))
+    assert not (tmp_path / "ran").exists()

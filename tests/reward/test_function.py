@@ -229,3 +229,52 @@ def test_a_wrong_path_is_one_line_at_once(folder, path, message):
     with pytest.raises(ValueError, match=message.replace("?", r"\?")) as caught:
         Function(path=path.format(folder=folder))
     assert "\n" not in str(caught.value)
+
+
+STARTS = """
+import subprocess, sys
+def start(prompt, completion):
+    process = subprocess.Popen(["sleep", "300"], start_new_session=completion.text == "session")
+    if completion.text == "orphan":
+        forks = "import os; os.fork() or os.execvp('sleep', ['sleep', '301'])"
+        process = subprocess.Popen([sys.executable, "-c", forks])
+    return process.pid
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="Linux only")
+@pytest.mark.parametrize("how", ["child", "session", "orphan"])
+def test_what_a_reward_starts_ends_with_the_run(how, tmp_path):
+    (tmp_path / "mine.py").write_text(STARTS)
+    with runner(Function(path=f"{tmp_path}/mine.py:start")) as made:
+        (score,) = asyncio.run(made.score(prompt("42"), completions(how)))
+        group = f"/proc/{int(score.value)}"
+        (pool,) = made._pools.values()
+        server = pool._fork_server._process
+        born = descendants(server.pid)
+        assert Path(group).exists() and len(born) >= 2, score
+    server.wait(timeout=60)
+    assert not [pid for pid in born if Path(f"/proc/{pid}").exists()]
+
+
+def descendants(pid):
+    """The processes below one, at any depth."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for word in (task / "children").read_text().split():
+            found += [int(word), *descendants(int(word))]
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux only")
+def test_the_memory_of_functions_is_limited(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def fill(prompt, completion):\n    return len(bytearray(int(completion.text) << 20)) >> 20\n"
+    )
+    with runner(Function(path=f"{tmp_path}/mine.py:fill"), memory_mb=256) as made:
+        scores = asyncio.run(made.score(prompt("42"), completions("8", "4096", "16")))
+    assert [score.value if score.valid else None for score in scores] == [8, None, 16]
+    assert scores[1].error == "fill: MemoryError: above the worker's limit"
+    with runner(Function(path=f"{tmp_path}/mine.py:fill")) as made:
+        (score,) = asyncio.run(made.score(prompt("42"), completions("1024")))
+    assert score.value == 1024

@@ -1,6 +1,6 @@
 """Show a recipe: its comment, every value with origin and meaning, the batch arithmetic, memory and time.
 
-Reads no weights and needs no data: missing data files are warnings."""
+Reads no weights and needs no data: missing data files are warnings. Runs no code but proxima's, unless asked to."""
 
 import argparse
 import sys
@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="YAML file, or a run folder (its config.yaml)")
     add_overrides(parser)
     parser.add_argument("--yaml", action="store_true", help="print the resolved config as a recipe")
+    parser.add_argument("--import-code", action="store_true", help="import classes outside proxima that it names")
     parser.add_argument("--json", action="store_true", help="print everything for programs")
 
 
@@ -29,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from proxima.config.machine_checks import data_files_exist
     from proxima.config.problems import ConfigError
 
-    resolved = resolve(arguments.recipe, arguments.override)
+    resolved = resolve(arguments.recipe, arguments.override, import_code=arguments.import_code)
     to_make = list(data_files_exist(resolved))  # a warning here, an error of `train`
     problems = [problem for problem in check(resolved) if problem not in to_make]
     if arguments.yaml:

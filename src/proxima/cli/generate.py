@@ -92,10 +92,10 @@ def _model_and_system(arguments: argparse.Namespace) -> tuple[str, str | None]:
 
 def _text(prompts: Sequence[str], completions: Sequence["Completion"]) -> list[str]:
     """The texts alone for one completion; with the prompts before them for several."""
-    from proxima.view.formatting import printable
+    from proxima.view.formatting import printable, visible
 
-    if len(completions) == 1:
-        return [completions[0].text]
+    if len(completions) == 1:  # a terminal would obey escape sequences; a file or a pipe gets the text as it is
+        return [visible(completions[0].text) if sys.stdout.isatty() else completions[0].text]
     return [f"{printable(prompts[c.prompt_uid])}  →  {printable(c.text)}" for c in completions]
 
 

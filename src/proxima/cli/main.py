@@ -114,14 +114,17 @@ def _place_rest(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _refuse(text: str) -> int:
+    from proxima.view.formatting import visible  # names in it may be foreign, and a terminal obeys escape sequences
+
     for line in text.splitlines():
-        print(f"error: {line}", file=sys.stderr)
+        print(f"error: {visible(line)}", file=sys.stderr)
     return 2
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28)
+        self._action_max_length = 14  # argparse measures the names of commands without their indentation
 
 
 _EPILOG = """\

@@ -43,9 +43,14 @@ FAILED = _Failed()
 
 
 class Builder:
-    """Walks schema and tree together; collects entries and problems."""
+    """Walks schema and tree together; collects entries and problems.
 
-    def __init__(self) -> None:
+    Args:
+        import_code: import classes outside proxima that a kind names; False: such a kind is a problem.
+    """
+
+    def __init__(self, import_code: bool = True) -> None:
+        self.import_code = import_code
         self.entries: list[ResolvedValue] = []
         self.problems: list[Problem | Callable[[], Problem]] = []
 
@@ -176,6 +181,9 @@ class Builder:
             kind = Node(slot.default, DEFAULT, slot.default)
         if kind is None or not isinstance(kind.value, str):
             return self.fail(f"{path}.kind", f"is missing; one of {', '.join(sorted(table_of(slot.table)))}", kind)
+        if not self.import_code and ":" in kind.value and not kind.value.startswith("proxima."):
+            message = "is code outside proxima, which explain does not run unasked; add --import-code"
+            return self.fail(f"{path}.kind", message, kind)
         try:
             cls = lookup(kind.value, slot, path, kind.source.text)
         except ConfigError as error:

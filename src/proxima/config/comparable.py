@@ -50,6 +50,7 @@ FIELD_CLASSES: Mapping[str, FieldClass] = {
     "model.log_prob_chunk": FieldClass.RESUMABLE,
     "runtime.max_unscored_steps": FieldClass.OPERATION,
     "runtime.reward_timeout": FieldClass.OPERATION,
+    "runtime.reward_memory_mb": FieldClass.OPERATION,
     "runtime.reward_workers": FieldClass.OPERATION,
     "runtime.threads": FieldClass.LABEL,
     "seed": FieldClass.REPLICATION,

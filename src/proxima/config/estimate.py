@@ -54,7 +54,7 @@ def model_facts(path: str, revision: str | None = None) -> ModelFacts:
     config: Any = load_config(path, revision)
     with torch.device("meta"):
         try:
-            model = AutoModelForCausalLM.from_config(config)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         except (ValueError, KeyError) as error:
             raise UserError(f"model.path={path!r}: {str(error).splitlines()[0]}") from error
     text = config.get_text_config()

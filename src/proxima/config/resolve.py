@@ -75,11 +75,18 @@ class Resolved(Generic[Root]):
 
 
 @overload
-def resolve(recipe: Recipe, overrides: Sequence[str] = (), *, layer: Node | None = None) -> Resolved[RunConfig]: ...
+def resolve(
+    recipe: Recipe, overrides: Sequence[str] = (), *, layer: Node | None = None, import_code: bool = True
+) -> Resolved[RunConfig]: ...
 @overload
 def resolve(recipe: Recipe, overrides: Sequence[str] = (), *, root: type[Root]) -> Resolved[Root]: ...
 def resolve(
-    recipe: Recipe, overrides: Sequence[str] = (), *, layer: Node | None = None, root: type = RunConfig
+    recipe: Recipe,
+    overrides: Sequence[str] = (),
+    *,
+    layer: Node | None = None,
+    root: type = RunConfig,
+    import_code: bool = True,
 ) -> Resolved[Any]:
     """Read, merge, type and check a recipe.
 
@@ -89,6 +96,7 @@ def resolve(
         layer: values over the recipe's and below the overrides, each with its own source (a cell of a sweep).
         root: the config of the command, a dataclass whose fields are sections of `RunConfig`. The recipe may have the
             other sections too: the command does not read them.
+        import_code: False refuses kinds that name a class outside proxima, whose module would be imported.
     Returns: the config with provenance. No model or data is opened; `check` looks further.
     Raises: ConfigError, with one line for each problem.
     """
@@ -99,7 +107,7 @@ def resolve(
     tree = merged([*layers, layer] if layer else layers, overrides)
     unread = {info.name for info in fields_of(RunConfig)} - {info.name for info in fields_of(root)}
     fields = {key: node for key, node in (tree.mapping or {}).items() if key not in unread}
-    builder = Builder()
+    builder = Builder(import_code)
     config = builder.dataclass(root, replace(tree, value=fields), "", "recipe")
     builder.finish()
     return Resolved(config, tuple(builder.entries), name)

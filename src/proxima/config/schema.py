@@ -187,6 +187,7 @@ class CheckpointConfig:
 class RuntimeConfig:
     max_lag: Annotated[int, "policy versions a group may be behind at its update; 0 discards surplus groups"] = 1
     reward_timeout: Annotated[float, "seconds a reward may take for one completion"] = 10.0
+    reward_memory_mb: Annotated[int, "MiB that a worker of reward functions may need; 0: no limit"] = 16384
     reward_workers: Annotated[int, "worker processes for rewards that parse untrusted text"] = 1
     max_unscored_steps: Annotated[int, "steps in a row without one valid score after which the run ends; 0: never"] = 3
     threads: Annotated[int, "torch threads; 0: all cores"] = 0
@@ -194,6 +195,7 @@ class RuntimeConfig:
     def __post_init__(self) -> None:
         _require_at_least(self, 0, "max_lag", remedy="0 discards surplus groups")
         require(self.reward_timeout > 0, "reward_timeout", self.reward_timeout, "must be > 0 seconds")
+        _require_at_least(self, 0, "reward_memory_mb")
         _require_at_least(self, 1, "reward_workers")
         _require_at_least(self, 0, "max_unscored_steps", remedy="0 never ends the run")
         _require_at_least(self, 0, "threads", remedy="0 uses all cores")
@@ -216,6 +218,10 @@ class RunConfig:
     eval: Annotated[EvalConfig, "held-out evaluation"] = field(default_factory=EvalConfig)
     checkpoint: Annotated[CheckpointConfig, "what is kept"] = field(default_factory=CheckpointConfig)
     runtime: Annotated[RuntimeConfig, "the loop and its machine"] = field(default_factory=RuntimeConfig)
+
+    def __post_init__(self) -> None:
+        plain = self.folder is None or self.folder.isprintable()
+        require(plain, "folder", self.folder, "must not have control characters, which a terminal obeys")
 
 
 @dataclass(frozen=True, kw_only=True)

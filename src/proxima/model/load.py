@@ -79,10 +79,12 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
     check_path(path)
     folder, extra = _place(path)
     try:
-        config: PretrainedConfig = AutoConfig.from_pretrained(folder, revision=revision, **extra)
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            folder, revision=revision, trust_remote_code=False, **extra
+        )
         return config
     except Exception as error:  # damaged files raise all kinds of errors
-        raise FieldError("model.path", path, f"can't be read: {_first_line(error)}") from error
+        raise _unreadable(path, "can't be read", error) from error
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokenizerBase":
@@ -92,9 +94,9 @@ def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokeniz
     check_path(path)
     folder, extra = _place(path)
     try:
-        return AutoTokenizer.from_pretrained(folder, revision=revision, **extra)
+        return AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False, **extra)
     except Exception as error:
-        raise FieldError("model.path", path, f"has no usable tokenizer: {_first_line(error)}") from error
+        raise _unreadable(path, "has no usable tokenizer", error) from error
 
 
 def load(
@@ -118,10 +120,10 @@ def load(
     reader: Any = AutoModelForCausalLM
     try:
         model, report = reader.from_pretrained(
-            folder, revision=revision, dtype=dtype, output_loading_info=True, **extra
+            folder, revision=revision, dtype=dtype, output_loading_info=True, trust_remote_code=False, **extra
         )
     except Exception as error:
-        raise FieldError("model.path", path, f"can't be loaded: {_first_line(error)}") from error
+        raise _unreadable(path, "can't be loaded", error) from error
     if missing := sorted(report["missing_keys"]):  # Hugging Face initializes them at random and only warns
         reason = f"lacks {len(missing)} of the model's weights, {missing[0]} among them"
         raise FieldError("model.path", path, reason, remedy="download the whole folder")
@@ -144,6 +146,16 @@ def _gguf_quantization(name: str) -> dict[str, Any]:
 
     # without dequantize the weights keep their quantised classes, and save_pretrained fails later
     return {"quantization_config": GgufConfig(gguf_file=name, dequantize=True)}
+
+
+def _unreadable(path: str, what: str, error: Exception) -> FieldError:
+    """The error of a model that Hugging Face does not read; a model's own code is never run."""
+    if "trust_remote_code" in str(error):
+        remedy = "use a model whose architecture is in transformers"
+        return FieldError(
+            "model.path", path, "brings Python code of its own, which proxima does not run", remedy=remedy
+        )
+    return FieldError("model.path", path, f"{what}: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:

@@ -16,6 +16,8 @@ from proxima.reward.workers.threads import DaemonThreads
 LARGEST = 1e12  # the square of a gradient that is so many times as large is still finite in float32
 T = TypeVar("T")
 
+TEXT_MEMORY_MB = 1024  # of a worker that parses what a model wrote
+
 
 class RewardRunner:
     """Scores completions by a weighted list of rewards; a failure invalidates only the completion it happened to.
@@ -29,7 +31,7 @@ class RewardRunner:
         rewards: the specs, at least one; an object that is no `Reward` only needs a method `score`.
         timeout: seconds that a reward may take for one completion; > 0.
         workers: worker processes of each kind in use, and threads for rewards that run in threads; >= 1.
-        memory_mb: memory limit, in MiB, of a worker that parses a model's text.
+        memory_mb: memory limit, in MiB, of a worker that calls functions; 0: none.
 
     Raises:
         UserError: no rewards, or two of the same name.
@@ -42,7 +44,7 @@ class RewardRunner:
     with 100 hung calls is not called again until one of them returns: its scores are invalid at once.
     """
 
-    def __init__(self, rewards: Sequence[Any], timeout: float = 10.0, workers: int = 1, memory_mb: int = 1024) -> None:
+    def __init__(self, rewards: Sequence[Any], timeout: float = 10.0, workers: int = 1, memory_mb: int = 0) -> None:
         require(len(rewards) >= 1, "reward", list(rewards), "must hold at least one reward")
         require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
         require(workers >= 1, "workers", workers, "must be >= 1")
@@ -62,7 +64,7 @@ class RewardRunner:
                 warm_ups=sorted({reward.warm_up for reward in members if reward.warm_up}),
                 setup=[job for reward in members if (job := reward.setup_job())],
                 restricted=where == "text",
-                memory_mb=memory_mb,
+                memory_mb=TEXT_MEMORY_MB if where == "text" else memory_mb,
             )
         self._threads = [DaemonThreads(reward.concurrency or workers) for reward in self.rewards]
 

@@ -140,7 +140,13 @@ def evaluation_sampling(config: "RunConfig") -> Sampling:
 
 def make_rewards(config: "RunConfig") -> RewardRunner:
     """The rewards, whose workers start in the background; the caller closes them."""
-    rewards = RewardRunner(config.reward, timeout=config.runtime.reward_timeout, workers=config.runtime.reward_workers)
+    runtime = config.runtime
+    rewards = RewardRunner(
+        config.reward,
+        timeout=runtime.reward_timeout,
+        workers=runtime.reward_workers,
+        memory_mb=runtime.reward_memory_mb,
+    )
     rewards.start()
     return rewards
 

@@ -157,7 +157,12 @@ def _answer(
     config: "EvaluateConfig", loaded: LoadedSuite, engine: Engine, observer: Observer, clock: Clock
 ) -> list[Group]:
     suite, runtime = loaded.suite, config.runtime
-    rewards = RewardRunner(suite.rewards, timeout=runtime.reward_timeout, workers=runtime.reward_workers)
+    rewards = RewardRunner(
+        suite.rewards,
+        timeout=runtime.reward_timeout,
+        workers=runtime.reward_workers,
+        memory_mb=runtime.reward_memory_mb,
+    )
     rewards.start()
     try:
         spec = GroupSpec(sampling=loaded.sampling, completions=suite.samples, seed=config.seed)

@@ -1,7 +1,9 @@
 """Makes prompts from rows: system prompt, chat template, and prompts that are too long."""
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from threading import Thread
 from typing import Any, Literal, Protocol
 
@@ -33,7 +35,8 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
 
 
 def prompt_tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> Ints:
-    """Token ids of a chat, ready for the answer.
+    """Token ids of a chat, ready for the answer. Control tokens come from the template alone: where a message contains
+    the text of one, such as `<|im_start|>`, that is text, and can't begin a turn.
 
     With a chat template: the template with its generation prompt, which adds the special tokens itself. Without one (a
     base model): the contents, one per line, a final newline, and the special tokens that the tokenizer puts around a
@@ -42,23 +45,69 @@ def prompt_tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> Ints:
     Raises:
         UserError: the template fails.
     """
+    known: Any = tokenizer  # hashable, as every object is unless it says otherwise
+    if written := [text for text in _control_texts(known) if any(text in m["content"] for m in messages)]:
+        return _as_text(messages, tokenizer, written)
     if tokenizer.chat_template is not None:
-        chat = list(messages)
-        try:
-            ids = tokenizer.apply_chat_template(chat, tokenize=True, add_generation_prompt=True, return_dict=False)
-        except Exception as error:  # a template is a program, and raises what it likes
-            what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            remedy = "repair the template in the model's folder, or the row"
-            raise UserError(
-                f"the chat template fails for {chat[-1]['content']!r:.60}: {what}", remedy=remedy
-            ) from error
-        return np.array(ids, np.int32)
-    text = "\n".join(message["content"] for message in messages) + "\n"
-    ids = list(tokenizer(text)["input_ids"])
-    end = getattr(tokenizer, "eos_token_id", None)
-    if ids and end is not None and ids[-1] == end and len(ids) > 1:
-        ids.pop()
+        return np.array(_rendered(messages, tokenizer, tokenize=True, return_dict=False), np.int32)
+    return np.array(_without_end(tokenizer(_plain_text(messages))["input_ids"], tokenizer), np.int32)
+
+
+def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, **options: Any) -> Any:
+    """What the chat template makes of the messages.
+
+    Raises:
+        UserError: it fails: a template is a program, and raises what it likes.
+    """
+    try:
+        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, **options)
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        remedy = "repair the template in the model's folder, or the row"
+        raise UserError(
+            f"the chat template fails for {messages[-1]['content']!r:.60}: {what}", remedy=remedy
+        ) from error
+
+
+STAND_INS = range(0xF0000, 0xFFFFE)  # private-use characters for control texts while a template is rendered
+
+
+@lru_cache(maxsize=8)
+def _control_texts(tokenizer: Any) -> tuple[str, ...]:
+    """The texts of the tokenizer's control tokens, the longest first."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    return tuple(sorted({token.content for token in added if token.special}, key=lambda text: (-len(text), text)))
+
+
+def _as_text(messages: Sequence[Message], tokenizer: Tokenizer, written: Sequence[str]) -> Ints:
+    """As `prompt_tokens`, with the control texts `written` in the messages split into ordinary tokens: each becomes a
+    private-use character while the chat is rendered, and the text between these is tokenized as always."""
+    contents = "".join(message["content"] for message in messages)
+    free = (chr(code) for code in STAND_INS if chr(code) not in contents)
+    texts = dict(zip(free, written, strict=False))
+    safe: list[Message] = []
+    for message in messages:
+        content = message["content"]
+        for stand_in, text in texts.items():
+            content = content.replace(text, stand_in)
+        safe.append({"role": message["role"], "content": content})
+    if tokenizer.chat_template is not None:
+        chat, ids = _rendered(safe, tokenizer, tokenize=False), []
+    else:
+        chat, ids = _plain_text(safe), _without_end(tokenizer("")["input_ids"], tokenizer)
+    for part in re.split(f"([{''.join(texts)}])", chat):
+        split = {"split_special_tokens": True} if part in texts else {}
+        ids += tokenizer(texts.get(part, part), add_special_tokens=False, **split)["input_ids"]
     return np.array(ids, np.int32)
+
+
+def _plain_text(messages: Sequence[Message]) -> str:
+    return "\n".join(message["content"] for message in messages) + "\n"
+
+
+def _without_end(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    end = getattr(tokenizer, "eos_token_id", None)
+    return list(ids[:-1]) if len(ids) > 1 and end is not None and ids[-1] == end else list(ids)
 
 
 def to_prompt(row: Row, uid: int, tokenizer: Tokenizer, system: str | None = None) -> Prompt:

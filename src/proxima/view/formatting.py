@@ -115,6 +115,18 @@ def printable(text: str, limit: int = 0) -> str:
     return line[: limit - 1] + "…" if limit and len(line) > limit else line
 
 
+# Control characters but tab and line break, and those that change the direction of the text around them.
+_UNSEEN = (*range(9), *range(11, 32), *range(127, 160), 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F))
+_PICTURES = {
+    code: chr(0x2400 + code) if code < 0x20 else f"<{code:04x}>" for code in (*_UNSEEN, *range(0x2066, 0x206A))
+}
+
+
+def visible(text: str) -> str:
+    """Foreign text for a page: lines stay, and a character that would act unseen becomes its picture or code."""
+    return text.translate(_PICTURES)
+
+
 def sparkline(values: Sequence[float | None], width: int) -> str:
     """The values as at most `width` blocks, `▁▂▅█`, from the lowest to the highest; a space for a gap. With more values
     than blocks, a block is the mean of several."""

@@ -11,17 +11,23 @@ import jinja2
 from markupsafe import Markup
 
 from proxima.view.chart import palette_css
+from proxima.view.formatting import visible
 
 HERE = Path(__file__).parent
 
 
 def render(name: str, *, styles: Sequence[str], **values: Any) -> str:
-    """`NAME.html.j2` with `NAME.js` and style sheets of this folder; jinja escapes every value that is not `Markup`."""
+    """`NAME.html.j2` with `NAME.js` and style sheets of this folder; jinja escapes every value that is not
+    `Markup`, and control characters in it are made visible."""
     script = (HERE / f"{name}.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode()
     style = palette_css(":root") + "".join((HERE / file).read_text(encoding="utf-8") for file in styles)
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,
     )
     template = environment.from_string((HERE / f"{name}.html.j2").read_text(encoding="utf-8"))
     return template.render(script=Markup(script), script_digest=digest, style=Markup(style), **values)

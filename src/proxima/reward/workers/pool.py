@@ -50,8 +50,9 @@ class WorkerPool:
         timeout: wall-clock seconds for one job; > 0. A job's `cpu_seconds` applies as well.
         warm_ups: keys of `graders.WARM_UPS`, run once before workers are forked.
         setup: jobs that each new worker runs before its first chunk; their time counts for no other job.
-        restricted: workers have a memory limit, write no files, open no connections and start no processes.
-        memory_mb: memory limit, in MiB, of a restricted worker beyond what it holds at its start.
+        restricted: workers write no files, open no connections and start no processes.
+        memory_mb: memory limit, in MiB, of a worker beyond what it holds at its start; 0: none. Of address space where
+            `restricted`, else of memory that it writes.
         recycle: jobs after which a worker is replaced.
 
     `start` or the first `run` starts the processes. `run` may be called from several event loops.

@@ -4,12 +4,14 @@ One parent process, the fork server, loads what the graders need and forks worke
 costs milliseconds. A worker reads lines of JSON, each a list of jobs, and replies to each job with two lines, one when
 it begins and one with the result, until its socket closes. Both lines hold the job's id, a secret: what anybody else
 writes into the socket can't pass for a reply. The fork server kills all workers when its own socket closes, that is,
-when the run ends, however it ends.
+when the run ends, however it ends. What a reward has started ends with its worker: the kernel hands orphans to the fork
+server, which kills them.
 
 The limits of a restricted worker contain a text that takes forever, or that a careless parser evaluates. They are no
 sandbox against somebody who can choose the code.
 """
 
+import ctypes
 import importlib.util
 import json
 import logging
@@ -45,6 +47,7 @@ def fork_server(control: socket.socket) -> None:
         reply(control, {"error": f"{type(error).__name__}: {error}"[:500]})
         return
     reply(control, {"ready": True})
+    adopt_orphans()
     alive: set[int] = set()
     while True:
         data, fds, _, _ = socket.recv_fds(control, 4096, 1)
@@ -57,8 +60,8 @@ def fork_server(control: socket.socket) -> None:
         else:
             alive.discard(request["pid"])
             reply(control, {"status": kill(request["pid"])})
-    for pid in alive:
-        os.kill(pid, signal.SIGKILL)
+            kill_children(besides=alive)
+    kill_children(besides=set())
 
 
 def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], graders: Any) -> int:
@@ -71,7 +74,10 @@ def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], graders:
         control.close()
         prefer_oom_kill()
         if setup["restricted"]:
-            restrict(setup["memory_mb"])
+            limit_memory(resource.RLIMIT_AS, 0, setup["memory_mb"])
+            forbid_side_effects()
+        elif setup["memory_mb"]:  # libraries reserve address space that they never use: what counts is what they write
+            limit_memory(resource.RLIMIT_DATA, 5, setup["memory_mb"])
         serve(socket.socket(fileno=fd), graders)
     finally:
         os._exit(0)
@@ -90,13 +96,42 @@ def kill(pid: int) -> int:
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-def restrict(memory_mb: int) -> None:
-    """Limit memory to `memory_mb` MiB beyond the present use; forbid writing files, connections and processes."""
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes whose own parent has ended, where the kernel can do that (Linux)."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_children(besides: set[int]) -> None:
+    """Kill every child of this process but the workers `besides`, and the children that it gets by that."""
+    while orphans := children() - besides:
+        for pid in orphans:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def children() -> set[int]:
+    """The process ids of the children, zombies included; none where the kernel does not list them."""
+    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return {int(word) for word in file.read().split()}
+    return set()
+
+
+def limit_memory(kind: int, column: int, memory_mb: int) -> None:
+    """Allow `memory_mb` MiB more than the present use, which `/proc/self/statm` has in its `column`."""
     with open("/proc/self/statm") if os.path.exists("/proc/self/statm") else open(os.devnull) as statm:
-        pages = int((statm.read().split() or ["0"])[0])
+        pages = statm.read().split()
     if pages:
-        limit = pages * resource.getpagesize() + memory_mb * 2**20
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        limit = int(pages[column]) * resource.getpagesize() + memory_mb * 2**20
+        resource.setrlimit(kind, (limit, limit))
+
+
+def forbid_side_effects() -> None:
+    """No writing of files, no connections, no processes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.addaudithook(refuse)
@@ -142,7 +177,8 @@ def run(job: dict[str, Any], graders: Any) -> tuple[bytes, bool]:
     except BaseException as error:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         last = isinstance(error, (MemoryError, RecursionError))
-        message = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        why = "above the worker's limit" if isinstance(error, MemoryError) and not str(error) else error
+        message = " ".join(f"{type(error).__name__}: {why}".split())[:300]
         return json.dumps({"id": job["id"], "error": message, "last": last}).encode() + b"\n", last
 
 
