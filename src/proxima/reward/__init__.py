@@ -1,4 +1,4 @@
-"""Rewards: completions go in, named scores come out, in the same order. One file a reward.
+"""Rewards: completions go in, named scores come out, in the same order. One file a family.
 
 A reward is a frozen spec with `score(prompt, completions) -> list[Score]`. `RewardRunner` runs a list of them over a
 group, adds their weighted values, and turns an exception or a timeout into `Score(valid=False, error=...)`, never into
@@ -13,22 +13,17 @@ dict. Out of tree: `{kind: my_pkg.rewards:Style, weight: 0.2}`. Stable: `Reward`
 """
 
 from proxima.reward.base import WeightedReward
-from proxima.reward.diversity import Diversity
 from proxima.reward.exact import Exact
-from proxima.reward.format import Format
 from proxima.reward.function import Function, FunctionBatch
 from proxima.reward.http import Http
-from proxima.reward.length import Length
+from proxima.reward.length import Length, Overlong
 from proxima.reward.math.accuracy_1_5_2 import Accuracy152
-from proxima.reward.math.boxed import Boxed
-from proxima.reward.math.gsm8k import Gsm8kReward
-from proxima.reward.math.number import Number
+from proxima.reward.math.number import Boxed, Gsm8kReward, Number
 from proxima.reward.math.symbolic import Math
-from proxima.reward.overlong import Overlong
 from proxima.reward.protocol import Reward
 from proxima.reward.reasoning_gym import ReasoningGymReward
-from proxima.reward.regex import Regex
-from proxima.reward.repetition import Repetition
+from proxima.reward.regex import Format, Regex
+from proxima.reward.repetition import Diversity, Repetition
 from proxima.reward.runner import RewardRunner
 
 REWARDS: dict[str, type] = {

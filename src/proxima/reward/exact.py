@@ -1,11 +1,9 @@
 """Compares the whole text with the answer."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from proxima.data import Completion, Prompt, Score
 from proxima.reward.base import WeightedReward, binary_score, required_answer
-from proxima.reward.protocol import Where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +18,9 @@ class Exact(WeightedReward):
 
     ignore_case: bool = False
 
-    kind: ClassVar[str] = "exact"
-    needs_answer: ClassVar[bool] = True
-    where: ClassVar[Where] = "inline"
+    kind = "exact"
+    needs_answer = True
+    where = "inline"
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         text, expected = completion.text.strip(), str(required_answer(prompt, self.kind)).strip()

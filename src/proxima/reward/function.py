@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from proxima.data import Completion, FieldError, Group, Prompt, Score
 from proxima.reward.base import Job, PooledReward
-from proxima.reward.protocol import Where
 from proxima.reward.workers.graders import load_function
 
 
@@ -23,8 +22,8 @@ class UserFunction(PooledReward):
 
     path: str
 
-    where: ClassVar[Where] = "function"
-    warm_up: ClassVar[str | None] = "function"
+    where = "function"
+    warm_up = "function"
     parameters: ClassVar[tuple[str, ...]] = ()  # what the function is called with
 
     def __post_init__(self) -> None:
@@ -73,8 +72,8 @@ class Function(UserFunction):
         when the function can't be called with these arguments.
     """
 
-    kind: ClassVar[str] = "function"
-    parameters: ClassVar[tuple[str, ...]] = ("prompt", "completion")
+    kind = "function"
+    parameters = ("prompt", "completion")
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         arguments = {"path": self.absolute_path, "prompt": prompt.to_json(), "completion": completion.to_json()}
@@ -97,9 +96,9 @@ class FunctionBatch(UserFunction):
         when the function can't be called with these arguments.
     """
 
-    kind: ClassVar[str] = "function_batch"
-    parameters: ClassVar[tuple[str, ...]] = ("groups",)
-    whole_batch: ClassVar[bool] = True
+    kind = "function_batch"
+    parameters = ("groups",)
+    whole_batch = True
 
     def batch_job(self, groups: Sequence[Group]) -> Job:
         sent = [

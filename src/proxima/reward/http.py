@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any
 
 import httpx
 
@@ -77,7 +77,7 @@ class Http(WeightedReward):
     per_request: int = 0
     token_env: str | None = None
 
-    kind: ClassVar[str] = "http"
+    kind = "http"
 
     def __post_init__(self) -> None:
         super().__post_init__()

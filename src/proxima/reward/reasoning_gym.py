@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from proxima.data import Completion, Prompt, Score, require
 from proxima.reward.base import Job, PooledReward, require_package, validated
@@ -34,8 +34,8 @@ class ReasoningGymReward(PooledReward):
     correct_at: float = 1.0
     cpu_seconds: float = 5.0
 
-    kind: ClassVar[str] = "reasoning_gym"
-    warm_up: ClassVar[str | None] = "reasoning_gym"
+    kind = "reasoning_gym"
+    warm_up = "reasoning_gym"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ r"""Rewards that read a mathematical answer from a text, and the parsing that th
     numeric_answer   one number as people write it: thousands, units, percent, mixed fractions
     answer_text      an answer that nothing marks; answers that are words, intervals or equations
     symbolic         `math`: numbers and words here, formulas by math-verify in a worker process
-    number, gsm8k, boxed, accuracy_1_5_2   the rewards that compare numbers and text only
+    number, accuracy_1_5_2   the rewards that compare numbers and text only
 
 Imports: stdlib, `proxima.data`, `proxima.reward.base`. `extract` is also used by `evaluate` and `prepare`.
 """

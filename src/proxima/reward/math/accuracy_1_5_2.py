@@ -4,12 +4,10 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import ClassVar
 
 from proxima.data import Completion, Prompt, Score, require
 from proxima.reward.base import WeightedReward, required_answer
 from proxima.reward.math.extract import as_fraction, as_number, last_tagged
-from proxima.reward.protocol import Where
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +30,9 @@ class Accuracy152(WeightedReward):
 
     tag: str | None = "answer"
 
-    kind: ClassVar[str] = "accuracy_1_5_2"
-    needs_answer: ClassVar[bool] = True
-    where: ClassVar[Where] = "inline"
+    kind = "accuracy_1_5_2"
+    needs_answer = True
+    where = "inline"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,7 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 from proxima.data import Completion, Prompt, Score, require
 from proxima.reward.base import Job, PooledReward, binary_score, missing_answer, require_package, required_answer
@@ -66,9 +66,9 @@ class Math(PooledReward):
     cpu_seconds: float = 1.0
     max_chars: int = 2000
 
-    kind: ClassVar[str] = "math"
-    warm_up: ClassVar[str | None] = "math"
-    needs_answer: ClassVar[bool] = True
+    kind = "math"
+    warm_up = "math"
+    needs_answer = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
