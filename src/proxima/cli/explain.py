@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from proxima.cli.output import add_overrides, print_json, terminal_width, truncated
 
 if TYPE_CHECKING:
-    from proxima.config import Resolved, ResolvedValue, RunConfig
+    from proxima.config import Resolved, RunConfig
+    from proxima.config.builder import ResolvedValue
     from proxima.config.estimate import Time
     from proxima.config.recipe_estimates import Estimates
 

@@ -16,21 +16,10 @@ it; else it belongs in the spec that uses it. To add a preset: a key in `presets
 aliases; a name that it had goes into `other_names.py`.
 """
 
-from proxima.config.builder import ResolvedValue
 from proxima.config.dump import dump
 from proxima.config.problems import ConfigError
 from proxima.config.resolve import Resolved, resolve
 from proxima.config.schema import EvaluateConfig, RunConfig
 from proxima.config.validate import check, load_recipe
 
-__all__ = [
-    "ConfigError",
-    "EvaluateConfig",
-    "Resolved",
-    "ResolvedValue",
-    "RunConfig",
-    "check",
-    "dump",
-    "load_recipe",
-    "resolve",
-]
+__all__ = ["ConfigError", "EvaluateConfig", "Resolved", "RunConfig", "check", "dump", "load_recipe", "resolve"]

@@ -24,8 +24,7 @@ def training_samples_at_random(r: Resolved[Any]) -> Iterator[Problem]:
 
 
 def behavior_matches_sampling(r: Resolved[Any]) -> Iterator[Problem]:
-    """The truncated distribution gives probability 0 to tokens that the policy may reach: its ratio to the policy is no
-    trust region."""
+    """The truncated distribution gives probability 0 to tokens of the policy: their ratio is no trust region."""
     if r.config.sampling.truncates and r.config.algorithm.behavior == "sampled":
         cut = next(name for name, off in SAMPLING_OFF.items() if getattr(r.config.sampling, name) != off)
         remedy = f"set algorithm.behavior=untruncated or {cut}={SAMPLING_OFF[cut]}"

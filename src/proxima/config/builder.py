@@ -55,8 +55,7 @@ class Builder:
         self.problems: list[Problem | Callable[[], Problem]] = []
 
     def finish(self) -> None:
-        """Raise a ConfigError of all problems. What an unknown key means may be a field that is read later: only now
-        its line is made."""
+        """Raise a ConfigError of all problems. What an unknown key means may be a field that was read after it."""
         if self.problems:
             raise ConfigError(found if isinstance(found, Problem) else found() for found in self.problems)
 

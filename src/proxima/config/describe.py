@@ -159,8 +159,7 @@ def kinds_of(slot: Slot) -> dict[str, type]:
 
 
 def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
-    """A key of the slot's table, or `package.module:Class` from anywhere; else ConfigError with the nearest kind, or
-    what the import said."""
+    """A key of the slot's table, or `package.module:Class`; else ConfigError with the nearest kind, or the reason."""
     table = table_of(slot.table)
     entry = table.get(canonical_kind(kind, slot), kind)
     if not isinstance(entry, str):

@@ -160,14 +160,12 @@ def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, i
 
 
 def at_once(prompts: int, refill: DynamicSampling | None) -> int | None:
-    """Prompts of a generation batch, for a step of `prompts`: 0 where the running acceptance says it, None without
-    dynamic sampling."""
+    """Prompts of a generation batch: 0 where the running acceptance says it, None without dynamic sampling."""
     return None if refill is None else refill.generation_batch(prompts) or 0
 
 
 def besides(completions: int, kept: int | None, together: int | None) -> str:
-    """`, 4 of 16 kept, 96 prompts at a time until it is full`: what pruning and dynamic sampling add to the arithmetic
-    of a step."""
+    """`, 4 of 16 kept, 96 prompts at a time until it is full`: what pruning and dynamic sampling add to a step."""
     left = "" if kept is None else f", {kept} of {completions} kept"
     if together is None:
         return left
@@ -185,8 +183,7 @@ def _micro_batches(prompts: int, completions: int, prompt: int, length: int, bud
 
 
 def memory_of(config: RunConfig, model: ModelFacts, batch: StepSize) -> dict[str, int]:
-    """Bytes, by what they hold, of a run on one device; their sum is the peak if engine and trainer, which take turns,
-    were loaded at once."""
+    """Bytes of a run on one device, by what they hold; the sum counts engine and trainer, which take turns, at once."""
     p, compute, master = model.parameters, BYTES[config.model.compute_dtype], BYTES[config.model.dtype]
     engine_dtype = getattr(config.engine, "dtype", None) or config.model.compute_dtype
     engine_bytes = BYTES.get(str(engine_dtype), compute)

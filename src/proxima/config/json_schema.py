@@ -1,5 +1,4 @@
-"""A JSON schema (draft 7) of recipes, for editors: completion, meaning on hover, a red line under what `train` would
-refuse.
+"""A JSON schema (draft 7) of recipes, for editors: completion, meaning on hover, a red line under what is refused.
 
 Made from the dataclasses and the tables of kinds; what only `__post_init__` knows is not in it. `recipes/schema.json`
 is its output.

@@ -49,8 +49,7 @@ ALGORITHMS: dict[str, Preset] = {
     "cispo": preset("cispo", epsilon_low=1.0, epsilon_high=4.0),
     # arXiv 2505.22617: the few tokens that reduce the entropy most get no gradient.
     "clip_cov": preset("clip_cov", epsilon_low=0.2, epsilon_high=0.2),
-    # arXiv 2606.10968: trust region over the whole prefix, centred on the behavior policy; delta 0.15 for dense models,
-    # 0.20 for mixtures.
+    # arXiv 2606.10968: trust region over the whole prefix, around the behavior policy; delta 0.20 for mixtures.
     "cppo": preset("cppo", "none", delta=0.15, w_min=0.8, delta_b=0.02),
     # arXiv 2503.22342, completion pruning, also called CPPO there; a different method from `cppo` above. Of each group
     # of G only the k = G (1 - rate) completions with the largest |advantage| are trained on, and G / k times as many
@@ -63,19 +62,16 @@ ALGORITHMS: dict[str, Preset] = {
     "cppo_prune_875": completion_pruning(0.875),
     "cppo_prune_9375": completion_pruning(0.9375),
     # arXiv 2503.14476: clip-higher, token mean, dual clip 10 as in verl's recipe, uniform groups replaced, no KL.
-    # `accuracy`, because the overlong penalty makes rewards differ where answers don't. That penalty is a reward:
-    # `{kind: overlong}`.
+    # `accuracy`, because the overlong penalty, `reward: overlong`, makes rewards differ where answers don't.
     "dapo": preset(
         "ppo_clip",
         **DAPO,
         selection=[{"kind": "drop_uniform_groups", "metric": "accuracy"}],
         dynamic_sampling={"max_num_gen_batches": 10},
     ),
-    # Without section 3.2, dynamic sampling: uniform groups stay, also in the denominator. 50 % instead of 52 % on AIME
-    # 2024.
+    # Without section 3.2, dynamic sampling: uniform groups stay, also in the denominator. AIME 2024: 50 %, not 52 %.
     "dapo_no_dynamic": preset("ppo_clip", **DAPO),
-    # arXiv 2602.04879: keep a token while its total variation from the behavior policy is at most delta, or while it
-    # moves back.
+    # arXiv 2602.04879: keep a token whose total variation from the behavior policy is at most delta, or shrinks.
     "dppo": preset("dppo", "none", divergence="binary_tv", delta=0.15),
     # arXiv 2503.20783: GRPO without its two biases: no division by the group's std, none by a completion's length.
     "dr_grpo": preset("ppo_clip", "none", "sequence_mean_token_sum_norm", epsilon_low=0.2, epsilon_high=0.2),
@@ -90,11 +86,9 @@ ALGORITHMS: dict[str, Preset] = {
     "gspo": preset("gspo", "group", SEQUENCE_MEAN, epsilon_low=3.0e-4, epsilon_high=4.0e-4),
     # arXiv 2505.22617: a KL penalty to the proximal policy on the tokens that reduce the entropy most.
     "kl_cov": preset("kl_cov"),
-    # The unclipped objective on the tokens left once the second moment of the log-ratio is small enough; for stale
-    # data.
+    # The unclipped objective on the tokens left once the log-ratio's second moment is small enough: for stale data.
     "m2po": preset("m2po", threshold=0.04),
-    # arXiv 2504.02546 without its rescaling: policy gradient with the group's mean as baseline and no trust region; for
-    # one update on fresh data.
+    # arXiv 2504.02546 without its rescaling: the group's mean as baseline, no trust region: one update on fresh data.
     "reinforce": preset("reinforce", "none"),
     # arXiv 2402.14740: the others of the group as baseline; a completion is one action, so its tokens are summed.
     "rloo": preset("reinforce", "group", "sequence_mean_token_sum", advantage={"kind": "rloo"}),

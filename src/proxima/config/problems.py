@@ -48,11 +48,7 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def suggestion(name: str, known: Iterable[str], also: str = "") -> str:
-    """`did you mean 'delta'?`, or, when nothing is near, all of them: `known: delta, delta_b, w_min`.
-
-    Args:
-        also: another accepted form, appended to the list.
-    """
+    """`did you mean 'delta'?`, or, when nothing is near, `known: delta, delta_b, w_min, or `, and the form `also`."""
     names = sorted(known)
     if (near := nearest(name, names)) is not None:
         return f"did you mean {near!r}?"

@@ -56,9 +56,7 @@ def read_yaml(path: Path) -> Node:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         near = _near_files(path)
-        remedy = (
-            f"did you mean {near}?" if near else "give the path of a YAML file, for example recipes/quickstart.yaml"
-        )
+        remedy = f"did you mean {near}?" if near else "give the path of a YAML file, as recipes/quickstart.yaml"
         reason = "no such recipe" if isinstance(error, FileNotFoundError) else f"can't be read ({error.strerror})"
         raise one_problem(name, f"{reason}; {remedy}") from None
     except UnicodeDecodeError:

@@ -15,12 +15,8 @@ _DTYPES: dict[Any, np.dtype[Any]] = {Ints: np.dtype("int32"), Floats: np.dtype("
 
 
 def as_column(values: ArrayLike, dtype: np.dtype[Any], *, name: str = "column") -> NDArray[Any]:
-    """The values as an array of `dtype`; an array that has it already is shared, not copied.
-
-    Raises:
-        ValueError: the values are not numbers, or a conversion would lose more than precision (float to int, int to
-            bool).
-    """
+    """The values as an array of `dtype`; an array that has it already is shared, not copied. ValueError if they are not
+    numbers, or if a conversion would lose more than precision (float to int, int to bool)."""
     array = np.asarray(values)
     if array.dtype == dtype:
         return array
@@ -43,11 +39,7 @@ class Columns:
     other_length: ClassVar[tuple[str, ...]] = ()  # columns that do not have one entry per token
 
     def __post_init__(self) -> None:
-        """Convert the columns and check their lengths.
-
-        Raises:
-            ValueError: names the class, the column and what does not fit.
-        """
+        """Convert the columns and check their lengths; ValueError with class, column and what does not fit."""
         cls: type = type(self)
         length = None
         for name, dtype in column_dtypes(cls).items():

@@ -16,10 +16,7 @@ def check_fields(instance: object) -> dict[str, int]:
 
     An axis gets its size from the first field that uses it; the others must match. `"float N"` is float32 or
     float64 of shape [N]; `"int S+1"` is one longer than axis S; `"int N K"` has two axes. A field that is None is
-    skipped.
-
-    Raises:
-        ValueError: names the class and field, the dtype or shape found, and the field that set the expected size.
+    skipped. ValueError names class and field, the dtype or shape found, and the field that set the expected size.
     """
     sizes: dict[str, tuple[int, str]] = {}
     cls: type = type(instance)

@@ -13,10 +13,7 @@ def dumps(value: Any, indent: int | None = None) -> str:
     """JSON text. A number that is not finite becomes null, because JSON has no NaN.
 
     Tensors and numpy scalars of one element become numbers, tuples become lists, and a lone surrogate, which UTF-8
-    can't encode, a `?`.
-
-    Raises:
-        TypeError: a value that JSON can't express.
+    can't encode, a `?`. TypeError for a value that JSON can't express.
     """
     return utf8(json.dumps(_jsonable(value), ensure_ascii=False, allow_nan=False, indent=indent))
 

@@ -102,11 +102,8 @@ class PackedBatch:
 
 def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True) -> PackedBatch:
     """Lay trajectories out in their order; neighbours of the same group share their prompt when `share_prompt`.
-
-    Raises:
-        ValueError: trajectories of one group with different prompts, a per-token fact that only some trajectories
-            have, or a token in the loss that is not sampled.
-    """
+    ValueError for one group with different prompts, a per-token fact that only some trajectories have, or a token in
+    the loss that is not sampled."""
     lengths = np.array([len(item.tokens) for item in trajectories], np.int64)
     group = np.array([item.group for item in trajectories], np.int64)
     opens = np.append(True, group[1:] != group[:-1])[: len(group)]  # another group than its neighbour's

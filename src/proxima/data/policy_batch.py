@@ -143,8 +143,7 @@ class PolicyBatch:
         return torch.repeat_interleave(index, self.lengths, output_size=len(self))
 
     def masked(self, name: str, fill: float = 0.0) -> Tensor:
-        """The field with `fill` outside the loss mask, by selection: NaN there can't leak into a value or a
-        gradient."""
+        """The field with `fill` outside the loss mask, by selection: NaN there leaks into no value and no gradient."""
         value = getattr(self, name)
         if value is None:
             raise ValueError(f"PolicyBatch.{name} is missing.")
@@ -218,8 +217,7 @@ class PolicyBatch:
         return cls(loss_mask=loss_mask[inside], sampled=sampled[inside], cu_seqlens=cut, **packed)
 
     def to_padded(self, values: Tensor, fill: float = 0.0) -> Tensor:
-        """[N] (or [N, …]) token values as [S, longest, …] rows, right-padded with `fill`; the inverse of
-        `from_padded`."""
+        """[N, …] token values as [S, longest, …] rows, right-padded with `fill`; the inverse of `from_padded`."""
         width = max(self.counts.tokens, default=0)
         out = values.new_full((self.sequences, width, *values.shape[1:]), fill)
         column = torch.arange(len(self), device=values.device) - self.cu_seqlens[:-1][self.sequence_index]

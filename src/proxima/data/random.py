@@ -68,8 +68,7 @@ def completion_uniforms(seed: int, uid: int, sample: int, count: int, *, turn: i
 
 
 def random_bits(seed: int, start: int, stop: int, columns: int) -> NDArray[np.uint32]:
-    """[stop - start, columns] uint32: rows of a table that depends on `seed` and `columns` alone, whichever part of it
-    is computed."""
+    """[stop - start, columns] uint32: rows of a table of `seed` and `columns` alone, whichever rows are computed."""
     blocks = -(-columns // 8)  # Philox makes 4 x 64 bits for each count of its counter
     raw = _philox(seed, _GOLDEN, start * blocks).random_raw((stop - start) * blocks * 4).view(np.uint32)
     table: NDArray[np.uint32] = raw.reshape(stop - start, blocks * 8)[:, :columns]

@@ -82,8 +82,7 @@ class AdaptedReward(WeightedReward):
 
 
 def as_reward(spec: Any) -> Reward:
-    """The spec itself if it implements `Reward`; an adapter if it only has `score`, and perhaps `weight` and `name`;
-    else UserError."""
+    """The spec if it implements `Reward`; an adapter if it only has `score`, perhaps `weight`, `name`; or UserError."""
     if isinstance(spec, Reward):
         return spec
     kind = type(spec).__name__
@@ -116,8 +115,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class PooledReward(WeightedReward):
-    """Base of the rewards that run in worker processes; a direct call of `score` runs in this process, without
-    limits."""
+    """Base of the rewards that run in worker processes; a direct call of `score` runs here, without limits."""
 
     where: ClassVar[Where] = "text"
     warm_up: ClassVar[str | None] = None  # key of `graders.WARM_UPS`, run once before workers are forked
@@ -185,8 +183,7 @@ def binary_score(correct: bool) -> Score:
 
 
 def require_package(module: str, kind: str, extra: str) -> None:
-    """Raise `UserError` if the package that a reward imports as `module`, and an extra of proxima installs, is not
-    there."""
+    """Raise `UserError` unless the package is installed that the reward imports as `module`."""
     if importlib.util.find_spec(module) is None:
         package = module.replace("_", "-")
         raise UserError(f"reward '{kind}' needs the package {package}: pip install 'proxima-rl[{extra}]'")
@@ -200,7 +197,5 @@ def missing_answer(answer: Any) -> str | None:
 def required_answer(prompt: Prompt, kind: str) -> Any:
     """The row's answer; ValueError if it has none."""
     if prompt.answer is None:
-        raise ValueError(
-            f"'{kind}' compares with an answer; prompt {prompt.uid} has none: map the task's answer column"
-        )
+        raise ValueError(f"'{kind}' compares with an answer; prompt {prompt.uid} has none: map the answer column")
     return prompt.answer

@@ -39,11 +39,7 @@ class Format(PooledReward):
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """The compiled pattern.
-
-    Raises:
-        FieldError: it is not a regular expression; names the place.
-    """
+    """The compiled pattern; FieldError, with the place, if it is not a regular expression."""
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error as error:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from string import Formatter
-from typing import Any, ClassVar
+from typing import Any
 
 from proxima.data import FieldError, Message, UserError, require
 from proxima.task.protocol import Row, user_message
@@ -81,8 +81,6 @@ class ColumnMapping:
     messages: str | None = None
     answer: str | None = "answer"
     metadata: tuple[str, ...] = ()
-
-    kind: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metadata", tuple(self.metadata))

@@ -156,15 +156,13 @@ class _Chained:
 
 
 def find_files(path: str | Sequence[str]) -> list[Path]:
-    """The files that a path, a pattern or several of either match, sorted within each pattern; FieldError if one of
-    them matches no file."""
+    """The files of a path, a pattern or several of either, sorted within each pattern; FieldError if one has none."""
     found: list[Path] = []
     for pattern in [path] if isinstance(path, str) else path:
         for file in map(Path, sorted(glob.glob(pattern, recursive=True)) or [pattern]):
             if file.is_dir():
-                raise FieldError(
-                    "path", pattern, "is a folder", remedy=f"name its files, as in {str(file / '*.jsonl')!r}"
-                )
+                remedy = f"name its files, as in {str(file / '*.jsonl')!r}"
+                raise FieldError("path", pattern, "is a folder", remedy=remedy)
             require(file.is_file(), "path", pattern, "names no file", remedy="a pattern looks like 'data/*.jsonl'")
             found.append(file)
     return found

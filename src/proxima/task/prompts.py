@@ -150,8 +150,7 @@ class PromptSource:
         self.longest = 0
 
     def next(self, n: int) -> list[Prompt]:
-        """The next n prompts; UserError if one is too long and `over_length` is `refuse`, or if none of a whole epoch
-        fits."""
+        """The next n prompts; UserError if one is too long under `over_length: refuse`, or none of an epoch fits."""
         prompts: list[Prompt] = []
         skipped_in_a_row = 0
         while len(prompts) < n:

@@ -1,6 +1,7 @@
 """Finds answers that nothing marks; recognises words, intervals, equations and unfinished operations."""
 
 import re
+from collections import deque
 
 from proxima.reward.math.numeric_answer import strip_markup, unwrap_fonts
 
@@ -30,6 +31,7 @@ _FUNCTION_NAME = re.compile(
 _RELATION = re.compile(r"([<>]=?|[≤≥]|\\(?:l|g)(?:t|e|eq|eqslant)(?![a-z]))")
 _CLOSED = re.compile(r"[<>]=|[≤≥]|\\.e")
 _VARIABLE = re.compile(r"[A-Za-z]|\\(?:theta|alpha|lambda)")
+_QUANTITY = re.compile(r"[^-+*/^0-9<>]*(?:_ ?\{?[A-Za-z0-9]+\}?)?'*(?:\([A-Za-z, ]+\))?")
 _UNFINISHED = {
     "an integral": re.compile(r"\\i*int(?![a-z])|∫"),
     "a sum over an index": re.compile(r"\\sum(?![a-z])|∑"),
@@ -59,10 +61,7 @@ def find_unmarked_answer(text: str, number: bool) -> str | None:
 
 
 def _last_marker(text: str) -> re.Match[str] | None:
-    last = None
-    for match in _ANSWER_MARKER.finditer(text):
-        last = match
-    return last
+    return next(iter(deque(_ANSWER_MARKER.finditer(text), maxlen=1)), None)
 
 
 def _candidates(text: str, start: int, number: bool) -> list[str]:
@@ -99,9 +98,8 @@ def parse_words(formula: str) -> str | None:
     if not re.fullmatch(r"[^\W\d_]+(?:[ ,.'/-]+[^\W\d_]+)*", words):
         return None
     bare = re.sub(r"\\[a-z]+\s*\{[^{}]*\}", "", formula).strip(" .$")
-    return (
-        words if bare == "" or (len(words) > 1 and " " not in words and words.isascii() and "\\" not in bare) else None
-    )
+    one_word = len(words) > 1 and " " not in words and words.isascii() and "\\" not in bare
+    return words if bare == "" or one_word else None
 
 
 def is_prose(formula: str) -> bool:
@@ -144,8 +142,4 @@ def equation_sides(answer: str, reference: str) -> list[str]:
     if equality.search(reference) or re.search(r"[,;<>]|\\(?:le|ge|ne|lt|gt)q?(?![a-z])", answer):
         return [answer]
     parts = [part.strip() for part in equality.split(answer)]
-    if len(parts) > 1 and re.fullmatch(
-        r"[^-+*/^0-9<>]*(?:_ ?\{?[A-Za-z0-9]+\}?)?'*(?:\([A-Za-z, ]+\))?", unwrap_fonts(parts[0])
-    ):
-        parts = parts[1:]
-    return parts
+    return parts[1:] if len(parts) > 1 and _QUANTITY.fullmatch(unwrap_fonts(parts[0])) else parts

@@ -1,6 +1,7 @@
 r"""Extracts an answer from a text in linear time: numbers, `\boxed{…}`, tags."""
 
 import re
+from collections import deque
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -16,10 +17,8 @@ _SUBTRACTS_FROM = re.compile(r"[\w.)\]}]")  # a minus after one of these is a su
 
 def last_number(text: str) -> Decimal | None:
     """The last number of a text: 1234.50 of `$1,234.50.`, -5 of `-$5`, 3 of `10-7=3`, 2 of `1/2`; None without one."""
-    last = None
-    for match in _NUMBER.finditer(text):
-        last = match
-    return None if last is None else _value(text, last)
+    last = deque(_NUMBER.finditer(text), maxlen=1)
+    return _value(text, last[0]) if last else None
 
 
 def first_number(text: str) -> Decimal | None:

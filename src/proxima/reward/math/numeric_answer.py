@@ -101,9 +101,8 @@ def same_number(reference: WrittenNumber, answer: WrittenNumber) -> bool:
     places = _fewer(reference.places, answer.places)
     pairs = [(reference.value, answer.value)]
     if reference.percent != answer.percent:
-        pairs.append(
-            (reference.value / 100, answer.value) if reference.percent else (reference.value, answer.value / 100)
-        )
+        percents = (reference.value / 100, answer.value), (reference.value, answer.value / 100)
+        pairs.append(percents[answer.percent])
     return any(_same_value(one, other, places) for one, other in pairs)
 
 

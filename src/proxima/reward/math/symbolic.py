@@ -133,11 +133,7 @@ class Math(PooledReward):
 
 @lru_cache(maxsize=4096)
 def _parse_reference(answer: str) -> WrittenNumber | str | None:
-    """The row's answer as a plain number or as words; None if it needs algebra.
-
-    Raises:
-        ValueError: it is prose.
-    """
+    """The row's answer as a plain number or as words; None if it needs algebra. ValueError if it is prose."""
     number = None if re.match(r"\s*(?:\\left)?\(.*,", answer, re.DOTALL) else parse_number(answer)  # (1,000) is a point
     if number is not None:
         return number

@@ -241,9 +241,7 @@ def _load_module(name: str) -> Any:
         message = f"can't be imported: no module {error.name!r} (looking for {name!r}); is its folder on PYTHONPATH?"
         raise ValueError(message) from error
     except Exception as error:
-        raise ValueError(
-            f"names the module {name!r}, which can't be loaded: {type(error).__name__}: {error}"
-        ) from error
+        raise ValueError(f"names module {name!r}, which can't be loaded: {type(error).__name__}: {error}") from error
 
 
 def load_user_function(*, path: str) -> dict[str, Any]:
