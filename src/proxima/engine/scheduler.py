@@ -2,12 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from proxima.data import Completion, FinishReason, NotFiniteError, Prompt, UserError
 from proxima.data.columns import Ints
@@ -18,6 +19,7 @@ from proxima.engine.sampler import Sampled, SamplingRows, sample_tokens
 from proxima.engine.token_table import Lines, TokenTable
 
 Sink = Callable[[Completion], None]
+WINDOW = 64  # most steps whose tokens wait to be written to the table
 
 
 @dataclass(eq=False)
@@ -39,24 +41,49 @@ class WaitingPrompt:
     kv: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunningBatch:
-    """Running requests with their lines, sampling settings [n], and whether each has stop strings [n]."""
+    """The next steps of some running requests: WINDOW of them, or fewer until one of the requests may end.
 
-    requests: list[RunningRequest]
+    All that the steps need is read from the table beforehand, and what they sample is written at the end.
+
+    Args:
+        requests, lines, settings: the n requests, their lines of the table, their sampling settings.
+        last: [padded n] int64, the last token of each request; 0 in the padding. The decoder's input.
+        position, uniform: for each step, the positions of `last` [padded n], 0 in the padding, and the draws [n].
+        sampled: what the steps have sampled so far.
+    """
+
+    requests: Sequence[RunningRequest]
     lines: Lines
     settings: SamplingRows
-    has_stop: np.ndarray
+    last: Tensor
+    position: Sequence[Tensor]
+    uniform: Sequence[Tensor]
+    sampled: list[Sampled] = field(default_factory=list)
 
     @classmethod
-    def of(cls, requests: list[RunningRequest], device: torch.device) -> "RunningBatch":
+    def of(cls, requests: Sequence[RunningRequest], table: TokenTable, device: torch.device) -> "RunningBatch":
         sampling = [running.request.sampling for running in requests]
+        lines = np.array([running.line for running in requests], np.int64)
+        last, position, uniform = table.ahead(lines, 1 if any(one.stop for one in sampling) else WINDOW)
+        padding = (0, padded_rows(len(lines)) - len(lines))
         return cls(
             requests=list(requests),
-            lines=np.array([running.line for running in requests], np.int64),
+            lines=lines,
             settings=SamplingRows.of(sampling, device),
-            has_stop=np.array([bool(one.stop) for one in sampling]),
+            last=F.pad(torch.from_numpy(last), padding).to(device),
+            position=F.pad(torch.from_numpy(position), padding).to(device).unbind(),
+            uniform=torch.from_numpy(uniform).to(device).unbind(),
         )
+
+    def draw(self, logits: Tensor, top_k: int) -> list[int]:
+        """Sample the next token of each request."""
+        sampled = sample_tokens(logits, self.settings, self.uniform[len(self.sampled)], top_k)
+        self.sampled.append(sampled)
+        self.last[: len(self.lines)] = sampled.token
+        tokens: list[int] = sampled.token.tolist()
+        return tokens
 
 
 class Scheduler:
@@ -85,7 +112,7 @@ class Scheduler:
     ) -> None:
         self.decoder, self.tokenizer = decoder, tokenizer
         self.slots, self.max_length = slots, max_length
-        self.stop_tokens = np.array(stop_tokens, np.int64)
+        self.stop_tokens = frozenset(stop_tokens)
         self.prefill_tokens, self.top_k = prefill_tokens, top_k
         self.cache = decoder.new_cache(slots)
         self.table = TokenTable(slots, top_k)
@@ -94,7 +121,7 @@ class Scheduler:
         self.admits = True  # False: waiting requests stay waiting
         self.version = 0
         self.generated_tokens = 0
-        self._batch: RunningBatch | None = None  # of `running`; None when it changed
+        self._batch: RunningBatch | None = None  # the steps that the table lacks
         self._rebuild = False
 
     def enqueue(self, requests: Sequence[Request], sink: Sink) -> None:
@@ -117,6 +144,7 @@ class Scheduler:
 
     def discard(self, sink: Sink) -> None:
         """Drop the requests of a caller that went away."""
+        self._write()
         for running in [r for r in self.running if r.sink is sink]:
             self._release(running)
         for entry in list(self.waiting):
@@ -126,6 +154,7 @@ class Scheduler:
 
     def abort(self, uid: int | None = None) -> None:
         """End the completions of a prompt, or all of them, with finish_reason `abort`."""
+        self._write()
         for running in [r for r in self.running if uid in (None, r.request.prompt.uid)]:
             self._finish(running, "abort")
         for entry in [w for w in self.waiting if uid in (None, w.prompt.uid)]:
@@ -135,6 +164,7 @@ class Scheduler:
 
     def load(self, weights: nn.Module, version: int) -> None:
         """Copy new weights. The KV of running completions is recomputed before their next token."""
+        self._write()
         self.decoder.load(weights)
         self.version = version
         self._rebuild = bool(self.running)
@@ -154,6 +184,7 @@ class Scheduler:
             self._decode()
 
     def _admit(self, free: int) -> None:
+        self._write()
         entering: list[tuple[WaitingPrompt, list[RunningRequest]]] = []
         fresh: list[WaitingPrompt] = []
         budget = self.prefill_tokens
@@ -182,20 +213,16 @@ class Scheduler:
             longest = max(running.request.sampling.max_tokens for running in admitted) + len(entry.prompt.tokens)
             self.cache.reserve(min(longest, self.max_length))
             self.cache.put(slots, entry.kv)
-        self._batch = None
         hidden = torch.stack([entry.hidden for entry, _ in entering if entry.hidden is not None])
         which = torch.tensor([i for i, (_, admitted) in enumerate(entering) for _ in admitted], device=device)
-        self._sample(self.decoder.logits(hidden)[which], RunningBatch.of(self.running[first:], device))
+        self._batch = RunningBatch.of(self.running[first:], self.table, device)
+        self._sample(self.decoder.logits(hidden)[which], self._batch)
+        self._write()
 
     def _decode(self) -> None:
-        device = self.cache.device
-        if self._batch is None:
-            self._batch = RunningBatch.of(self.running, device)
-        count = len(self.running)
-        tokens, position = np.zeros((2, padded_rows(count)), np.int64)
-        tokens[:count], position[:count] = self.table.last(self._batch.lines)
-        step = self.decoder.step(torch.from_numpy(tokens).to(device), torch.from_numpy(position).to(device), self.cache)
-        self._sample(self.decoder.logits(step[:count]), self._batch)
+        batch = self._batch = self._batch or RunningBatch.of(self.running, self.table, self.cache.device)
+        hidden = self.decoder.step(batch.last, batch.position[len(batch.sampled)], self.cache)
+        self._sample(self.decoder.logits(hidden[: len(batch.lines)]), batch)
 
     def _recompute_running(self) -> None:
         """Under new weights: the KV of every running completion, from its prompt and the tokens it has."""
@@ -210,23 +237,30 @@ class Scheduler:
 
     def _sample(self, logits: Tensor, batch: RunningBatch) -> None:
         """Draw one token for each request of the batch, and finish those that end with it."""
-        lines = batch.lines
-        uniform = torch.from_numpy(self.table.next_uniform(lines)).to(logits.device)
-        sampled = sample_tokens(logits, batch.settings, uniform, self.top_k)
-        token, columns = _numpy(sampled.token), _columns(sampled)
-        if not np.isfinite(columns["untruncated_log_prob"]).all():
-            raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
-        self.table.append(lines, tokens=token, policy_version=self.version, **columns)
-        self.generated_tokens += len(lines)
-        stopped = np.isin(token, self.stop_tokens)
-        full = self.table.length[lines] >= self.table.limit[lines]
-        for i in np.flatnonzero(stopped | full | batch.has_stop):
-            running = batch.requests[i]
-            tokens, stop = self.table.tokens(running.line), running.request.sampling.stop
-            if stopped[i] or (stop and _stop_at(self._text(tokens), stop) is not None):
+        tokens = batch.draw(logits, self.top_k)
+        self.generated_tokens += len(tokens)
+        if len(batch.sampled) < len(batch.uniform) and self.stop_tokens.isdisjoint(tokens):
+            return
+        self._write()
+        for running, token in zip(batch.requests, tokens, strict=True):
+            if token in self.stop_tokens or self._has_stop_string(running):
                 self._finish(running, "stop")
-            elif full[i]:
+            elif self.table.is_full(running.line):
                 self._finish(running, "length")
+
+    def _has_stop_string(self, running: RunningRequest) -> bool:
+        stop = running.request.sampling.stop
+        return bool(stop) and _stop_at(self._text(self.table.tokens(running.line)), stop) is not None
+
+    def _write(self) -> None:
+        """End the batch: what it has sampled goes to the table. Called before the running completions or the weights
+        change."""
+        batch, self._batch = self._batch, None
+        if batch is not None and batch.sampled:
+            columns = _columns(batch.sampled)
+            if not np.isfinite(columns["untruncated_log_prob"]).all():
+                raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
+            self.table.append(batch.lines, self.version, columns)
 
     def _open(self, request: Request, sink: Sink) -> RunningRequest:
         prompt, most = request.prompt, request.sampling.max_tokens
@@ -247,13 +281,12 @@ class Scheduler:
             self.cache.move(len(self.running) - 1, slot, self._length(last))
             self.running[slot] = last
         self.running.pop()
-        self._batch = None
 
     def _length(self, running: RunningRequest) -> int:
         return int(self.table.prompt_length[running.line] + self.table.length[running.line])
 
     def _text(self, tokens: Ints) -> str:
-        text: str = self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True)
+        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
     def _completion(self, request: Request, columns: dict[str, np.ndarray], reason: FinishReason) -> Completion:
@@ -276,10 +309,9 @@ def _stop_at(text: str, stop: Sequence[str]) -> int | None:
     return min((at for string in stop if (at := text.find(string)) >= 0), default=None)
 
 
-def _columns(sampled: Sampled) -> dict[str, np.ndarray]:
-    names = ("sampled_log_prob", "untruncated_log_prob", "top_k", "top_k_log_prob")
-    return {name: _numpy(value) for name in names if (value := getattr(sampled, name)) is not None}
-
-
-def _numpy(tensor: Tensor) -> np.ndarray:
-    return tensor.cpu().numpy()
+def _columns(sampled: Sequence[Sampled]) -> dict[str, np.ndarray]:
+    """[steps, n] or [steps, n, top_k]: what several steps have sampled, as columns of the table."""
+    columns = {"tokens": [one.token for one in sampled]}
+    for name in ("sampled_log_prob", "untruncated_log_prob", "top_k", "top_k_log_prob"):
+        columns[name] = [value for one in sampled if (value := getattr(one, name)) is not None]
+    return {name: torch.stack(values).cpu().numpy() for name, values in columns.items() if values}

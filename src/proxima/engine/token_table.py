@@ -1,5 +1,6 @@
 """Per-token columns of the running completions: one line each, written for all lines at once."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -49,23 +50,31 @@ class TokenTable:
         """The line may be used again; what `read` returned stays valid."""
         self._free.append(line)
 
-    def append(self, lines: Lines, **values: Any) -> None:
-        """One more token on each of `lines`; a value a line, or one for all."""
+    def append(self, lines: Lines, policy_version: int, columns: Mapping[str, NDArray[Any]]) -> None:
+        """More tokens on each of `lines`, all of the same version of the weights: [steps, n] or [steps, n, top_k]."""
+        steps = len(columns["tokens"])
+        at = self._next(lines, steps)
         for name, column in self.columns.items():
-            column[lines, self.length[lines]] = values[name]
-        self.length[lines] += 1
+            column[lines, at] = policy_version if name == "policy_version" else columns[name]
+        self.length[lines] += steps
 
-    def next_uniform(self, lines: Lines) -> Floats:
-        """[n] the draw of the next token of each line."""
-        drawn: Floats = self.uniform[lines, self.length[lines]]
-        return drawn
+    def ahead(self, lines: Lines, most: int) -> tuple[Lines, Lines, Floats]:
+        """What the next steps need: `most` of them, or fewer until the first of `lines` is full.
 
-    def last(self, lines: Lines) -> tuple[Ints, Lines]:
-        """[n] the last token of each line, and its position in the sequence."""
-        return (
-            self.columns["tokens"][lines, self.length[lines] - 1],
-            self.prompt_length[lines] + self.length[lines] - 1,
-        )
+        Returns: [n] the last token of each line; [steps, n] the position of each step's last token in the sequence, and
+            the draw of its next token.
+        """
+        at = self._next(lines, min(most, int((self.limit[lines] - self.length[lines]).min())))
+        last = self.columns["tokens"][lines, self.length[lines] - 1].astype(np.int64)
+        return last, self.prompt_length[lines] + at - 1, self.uniform[lines, at]
+
+    def is_full(self, line: int) -> bool:
+        """Whether the line has as many tokens as it may."""
+        return bool(self.length[line] >= self.limit[line])
+
+    def _next(self, lines: Lines, steps: int) -> Lines:
+        """[steps, n] the places of the next tokens in their lines."""
+        return self.length[lines] + np.arange(steps)[:, None]
 
     def tokens(self, line: int) -> Ints:
         """[T] a view of the tokens of a line."""
