@@ -4,7 +4,6 @@ Every figure is an upper bound or says what it rests on. Measured figures of a r
 """
 
 import math
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -251,20 +250,9 @@ def _evaluations(config: RunConfig) -> tuple[int, int]:
 
 def gemm_rate(dtype: str, device: str = "cpu", size: int = 1024, seconds: float = 0.2) -> float:
     """FLOP/s of `size`³ matrix products in `dtype`, best of several; takes about `seconds`."""
+    from torch.utils.benchmark import Timer  # warms up, and waits for the device
+
     kind = getattr(torch, dtype)
     a, b = (torch.linspace(-1, 1, size * size, device=device).view(size, size).to(kind) for _ in range(2))
-    _timed(a, b)
-    best, until = math.inf, time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        best = min(best, _timed(a, b))
-    return float(2 * size**3 / best)
-
-
-def _timed(a: torch.Tensor, b: torch.Tensor) -> float:
-    if a.is_cuda:
-        torch.cuda.synchronize(a.device)
-    begin = time.perf_counter()
-    torch.mm(a, b)
-    if a.is_cuda:
-        torch.cuda.synchronize(a.device)
-    return time.perf_counter() - begin
+    timer = Timer("mm(a, b)", globals={"mm": torch.mm, "a": a, "b": b}, num_threads=torch.get_num_threads())
+    return float(2 * size**3 / min(timer.blocked_autorange(min_run_time=seconds).times))

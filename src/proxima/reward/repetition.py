@@ -89,9 +89,7 @@ class Diversity(WeightedReward):
 
     def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
         sets = [[set(ngrams(units(c, self.unit), self.n)) for c in group.completions] for group in groups]
-        counts: Counter[tuple[Hashable, ...]] = Counter(gram for group in sets for grams in group for gram in grams)
-        return [[Score(value=_unique_share(grams, counts)) for grams in group] for group in sets]
-
-
-def _unique_share(grams: set[tuple[Hashable, ...]], counts: Counter[tuple[Hashable, ...]]) -> float:
-    return sum(counts[gram] == 1 for gram in grams) / len(grams) if grams else 0.0
+        seen: Counter[tuple[Hashable, ...]] = Counter(gram for group in sets for grams in group for gram in grams)
+        return [
+            [Score(value=sum(seen[x] == 1 for x in grams) / max(1, len(grams))) for grams in group] for group in sets
+        ]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Literal
 
 from proxima.data import FieldError, require
@@ -79,8 +79,8 @@ class Arithmetic:
 
     def rows(self, seed: int) -> Rows:
         """The questions; the seed decides which ones, not their split."""
-        sources = [self._questions(operator, seed) for operator in self.operators]
-        questions = list(islice(_round_robin(sources), self.size))
+        turns = zip_longest(*(self._questions(operator, seed) for operator in self.operators))
+        questions = list(islice((question for turn in turns for question in turn if question), self.size))
         if len(questions) < self.size:
             (a, b), (c, d) = self.ranges
             given = f"operands {a}…{b} and {c}…{d} with {' '.join(self.operators)}"
@@ -123,13 +123,3 @@ def _pairs(space: int, wanted: int, seed: int, salt: int) -> Iterator[int]:
         if pair not in seen:
             seen.add(pair)
             yield pair
-
-
-def _round_robin(sources: list[Iterator[Question]]) -> Iterator[Question]:
-    while sources:
-        for source in list(sources):
-            question = next(source, None)
-            if question is None:
-                sources.remove(source)
-            else:
-                yield question
