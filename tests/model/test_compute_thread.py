@@ -33,6 +33,28 @@ def test_without_serving_calls_run_in_place():
     assert asyncio.run(run()) == compute.call(threading.get_ident) == threading.get_ident()
 
 
+def test_a_running_call_sees_that_another_one_waits():
+    compute = ComputeThread()
+    assert compute.wanted  # in place: the event loop can't run beside it
+
+    def call(queued):
+        before = compute.wanted
+        queued.set()
+        while not compute.wanted:
+            time.sleep(0.001)
+        return before
+
+    async def run():
+        queued = threading.Event()
+        first = asyncio.ensure_future(compute.run(call, queued))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(queued.wait)
+        await compute.run(int)
+        return await first
+
+    assert compute.serve(run()) is False
+
+
 def test_an_exception_of_a_call_or_of_the_coroutine_is_raised():
     compute = ComputeThread()
 

@@ -39,7 +39,7 @@ class TokenNll(Objective[Trajectory]):
     def denominators(self, items, decision=None):
         return [torch.tensor(float(sum(np.sum(item.loss_mask) for item in items)), dtype=torch.float64)]
 
-    def losses(self, batch, outputs, decision=None, *, update=0):
+    def losses(self, batch, outputs, decision=None):
         loss = -torch.where(batch.loss_mask, outputs.log_prob, 0.0)
         metrics = {"nll": SumCount.over(loss, batch.loss_mask)}
         return [Loss(loss.sum(dtype=torch.float64), batch.loss_mask.sum(dtype=torch.float64), metrics)]
@@ -59,7 +59,7 @@ class NllAndEntropy(TokenNll):
     def denominators(self, items, decision=None):
         return [*super().denominators(items), torch.tensor(float(len(items)), dtype=torch.float64)]
 
-    def losses(self, batch, outputs, decision=None, *, update=0):
+    def losses(self, batch, outputs, decision=None):
         bonus = -0.1 * outputs.entropy.sum(dtype=torch.float64)
         sequences = torch.tensor(float(batch.sequences), dtype=torch.float64)
         return [*super().losses(batch, outputs), Loss(bonus, sequences, {})]
@@ -75,7 +75,7 @@ class PairLoss(Objective[tuple[Trajectory, Trajectory]]):
     def denominators(self, items, decision=None):
         return [torch.tensor(float(len(items)), dtype=torch.float64)]
 
-    def losses(self, batch, outputs, decision=None, *, update=0):
+    def losses(self, batch, outputs, decision=None):
         chosen, rejected = segment_sum(outputs.log_prob, batch.cu_seqlens).view(-1, 2).unbind(1)
         loss = -logsigmoid(0.1 * (chosen - rejected))
         everything = torch.ones_like(chosen, dtype=torch.bool)
@@ -96,7 +96,7 @@ class Centred(TokenNll):
         assert not log_prob.requires_grad
         return Mean(log_prob.mean(), {"mean_log_prob": SumCount.over(log_prob, torch.ones_like(log_prob).bool())})
 
-    def losses(self, batch, outputs, decision=None, *, update=0):
+    def losses(self, batch, outputs, decision=None):
         below = batch.loss_mask & (outputs.log_prob < decision.mean)
         loss = -torch.where(below, outputs.log_prob, 0.0)
         return [Loss(loss.sum(dtype=torch.float64), below.sum(dtype=torch.float64), {})]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Cppo, Reinforce, SequenceMeanTokenMean
-from proxima.core.correction import TopEntropy
+from proxima.core.correction import TopEntropy, mismatch_metrics
 from proxima.core.surrogate import ClipCov
 from proxima.data import NotFiniteError
 from proxima.model import Policy
@@ -154,6 +154,15 @@ def test_metrics_are_over_the_whole_update():
         assert metrics["mismatch/log_prob_absdiff_mean"] == pytest.approx(float(gap[mask].abs().mean()), rel=1e-5)
         for key, value in results[0].items():
             assert metrics[key] == pytest.approx(value, rel=1e-4, abs=1e-6, nan_ok=True), key
+
+
+def test_the_mismatch_is_measured_once_for_the_whole_first_update(monkeypatch):
+    calls = []
+    name = "proxima.train.objectives.policy_objective.mismatch_metrics"
+    monkeypatch.setattr(name, lambda b: calls.append(len(b)) or mismatch_metrics(b))
+    items = trajectories(advantages=(1.0, -1.0, 0.5))
+    trainer(tokens_per_micro_batch=1).update([*ALL, *ALL], items)
+    assert calls == [sum(len(item.tokens) for item in items)]
 
 
 def test_engine_against_trainer_is_measured_before_the_policy_moves():

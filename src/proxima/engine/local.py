@@ -31,7 +31,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import DTYPES, LoadedModel
 
 SCORE_ROWS = 512  # rows of logits held at once by `score`
-STEPS_PER_TURN = 8  # tokens decoded between two looks at the event loop
+STEPS_PER_TURN = 8  # tokens decoded before another call may interrupt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,11 +146,11 @@ class LocalEngine:
                 self.compute.submit(self.scheduler.discard, sink)  # not awaited: the caller may be gone
 
     def _advance(self, done: deque[Completion]) -> None:
-        """Decode until this caller has a completion, a few steps at most: other callers and `abort` take turns."""
-        for _ in range(STEPS_PER_TURN):
+        """Decode until this caller has a completion, or another caller, `pause` or `abort` waits for its turn."""
+        steps = 0
+        while not done and (steps < STEPS_PER_TURN or not self.compute.wanted):
             self.scheduler.step()
-            if done:
-                return
+            steps += 1
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
         out: list[Floats] = []

@@ -35,6 +35,11 @@ class ComputeThread:
             self._jobs.put(job)
         return job[0]
 
+    @property
+    def wanted(self) -> bool:
+        """Another call waits, or, where calls run in place, perhaps the event loop."""
+        return self._jobs is None or not self._jobs.empty()
+
     def call(self, call: Callable[..., T], *arguments: Any) -> T:
         """What `call(*arguments)` returns or raises; blocks."""
         return self.submit(call, *arguments).result()

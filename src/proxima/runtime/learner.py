@@ -4,15 +4,14 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from proxima.core.correction import MismatchGuard, mismatch_metrics
-from proxima.data import PolicyBatch, Trajectory
+from proxima.data import Trajectory
 from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.runtime.algorithm import StepBatch
 from proxima.train import ForwardStage, PolicyObjective, TokenStatistics, TrainStack, UpdateResult
+from proxima.train.objectives.policy_objective import first_forward
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ class Learner:
         if not seen:
             return batch, {}
         log_probs = self.stack.log_prob(batch.trajectories)
-        measured = _policy_batch([batch.trajectories[i] for i in seen], [log_probs[i] for i in seen])
+        measured = first_forward([batch.trajectories[i] for i in seen], [log_probs[i] for i in seen])
         rejected = [seen[i] for i in self.guard.rejects(measured).nonzero().squeeze(1).tolist()]
         metrics = {name: metric.value for name, metric in mismatch_metrics(measured).items()}
         metrics["mismatch/rejected_seq_fraction"] = len(rejected) / len(seen)
@@ -71,17 +70,3 @@ class Learner:
     def fill(self, trajectories: Sequence[Trajectory], columns: Set[str]) -> list[Trajectory]:
         """The trajectories with those of `columns` that a stage supplies."""
         return self.stack.fill([stage for stage in self.stages if stage.column in columns], trajectories)
-
-
-def _policy_batch(trajectories: Sequence[Trajectory], log_probs: Sequence[NDArray[np.float32]]) -> PolicyBatch:
-    """What the guard reads: two log-probs and the loss mask of every response token."""
-    if any(item.behavior_log_prob is None for item in trajectories):
-        raise ValueError("algorithm.mismatch.on_mismatch=reject needs the engine's log-probs in every trajectory.")
-    masks = [np.ones(len(item.tokens), np.bool_) if item.loss_mask is None else item.loss_mask for item in trajectories]
-    behavior = [item.behavior_log_prob for item in trajectories if item.behavior_log_prob is not None]
-    return PolicyBatch(
-        log_prob=torch.from_numpy(np.concatenate(log_probs)),
-        behavior_log_prob=torch.from_numpy(np.concatenate(behavior)),
-        loss_mask=torch.from_numpy(np.concatenate(masks)),
-        cu_seqlens=torch.from_numpy(np.cumsum([0, *map(len, masks)])),
-    )

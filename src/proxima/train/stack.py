@@ -178,7 +178,7 @@ class TrainStack:
             batch = self._pack([sequences[i] for i in cut])
             outputs = self._forward(batch, objective.needs)
             part = None if decision is None else decision.take(cut)
-            losses = objective.losses(batch, outputs, part, update=number)
+            losses = objective.losses(batch, outputs, part)
             value = reduce(torch.add, [loss.numerator / d for loss, d in zip(losses, denominators, strict=True)])
             value.backward()
             state.loss += value.detach()
@@ -188,6 +188,10 @@ class TrainStack:
             state.result.tokens += len(batch.tokens)
             if state.report:
                 state.report(state.result.tokens, state.total_tokens)
+        known = [i for i in run if i in state.result.token_statistics]
+        if number == 0 and known:
+            found = [state.result.token_statistics[i] for i in known]
+            state.metrics.append(objective.measure_first([items[i] for i in known], found, self.policy.device))
 
     @torch.no_grad()
     def _forward_all(

@@ -11,9 +11,11 @@ from torch import Tensor
 
 from proxima.core.correction import mismatch_metrics
 from proxima.core.loss import Aggregate, Correction, Loss, Penalty, PolicyLoss, Surrogate, policy_loss
+from proxima.core.metrics import Metrics
 from proxima.core.precompute import Precomputed, needs_precompute, precompute
 from proxima.core.proximal import interpolated_proximal
 from proxima.data import PackedBatch, PolicyBatch, Trajectory
+from proxima.data.columns import Floats
 from proxima.model import TokenOutputs
 from proxima.train.objectives.protocol import Objective, TokenStatistics
 
@@ -83,9 +85,7 @@ class PolicyObjective(Objective[Trajectory]):
         loss_mask = torch.from_numpy(np.concatenate([np.empty(0, bool), *masks]))
         return [self.aggregate.denominator(loss_mask, torch.from_numpy(ends))]
 
-    def losses(
-        self, batch: PackedBatch, outputs: TokenOutputs, decision: Precomputed | None = None, *, update: int = 0
-    ) -> list[Loss]:
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Precomputed | None = None) -> list[Loss]:
         if decision is None:
             policy_batch = self._policy_batch(batch, outputs)
         else:
@@ -95,18 +95,22 @@ class PolicyObjective(Objective[Trajectory]):
                 entropy=outputs.entropy,
                 top_k_log_prob=outputs.top_k_log_prob,
             )
-        loss = policy_loss(
-            policy_batch,
-            surrogate=self.surrogate,
-            aggregate=self.aggregate,
-            correction=self.corrections or None,
-            penalty=self.penalties or None,
-        )
-        if "mismatch" in self.measure and update == 0 and batch.behavior_log_prob is not None:
-            # A decision may have reduced the loss mask; what is rejected is measured too.
-            measured = policy_batch if decision is None else batch.policy_batch(outputs.log_prob)
-            loss.metrics.update(mismatch_metrics(measured))
-        return [loss]
+        return [
+            policy_loss(
+                policy_batch,
+                surrogate=self.surrogate,
+                aggregate=self.aggregate,
+                correction=self.corrections or None,
+                penalty=self.penalties or None,
+            )
+        ]
+
+    def measure_first(
+        self, items: Sequence[Trajectory], statistics: Sequence[TokenStatistics], device: torch.device
+    ) -> Metrics:
+        if "mismatch" not in self.measure or any(item.behavior_log_prob is None for item in items):
+            return {}
+        return mismatch_metrics(first_forward(items, [one.log_prob for one in statistics], device))
 
     def token_statistics(
         self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
@@ -132,3 +136,21 @@ class PolicyObjective(Objective[Trajectory]):
             )
             batch = replace(batch, proximal_log_prob=between)
         return batch.policy_batch(outputs.log_prob, outputs.entropy, outputs.top_k_log_prob)
+
+
+def first_forward(
+    trajectories: Sequence[Trajectory], log_probs: Sequence[Floats], device: torch.device | str = "cpu"
+) -> PolicyBatch:
+    """What `mismatch_metrics` and the guard read: two log-probs and the loss mask of every response token. What a
+    correction rejects is in it too.
+
+    Raises:
+        ValueError: a trajectory without `behavior_log_prob`.
+    """
+    behavior = [item.behavior_log_prob for item in trajectories if item.behavior_log_prob is not None]
+    if len(behavior) < len(trajectories):
+        raise ValueError("the mismatch needs the engine's log-probs in every trajectory")
+    masks = [np.ones(len(item.tokens), np.bool_) if item.loss_mask is None else item.loss_mask for item in trajectories]
+    columns = {"log_prob": log_probs, "behavior_log_prob": behavior, "loss_mask": masks}
+    joined = {name: torch.from_numpy(np.concatenate(values)).to(device) for name, values in columns.items()}
+    return PolicyBatch(**joined, cu_seqlens=torch.from_numpy(np.cumsum([0, *map(len, masks)])).to(device))

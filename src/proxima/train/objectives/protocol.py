@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from proxima.core.loss import Loss
@@ -80,9 +81,8 @@ class Objective(Protocol[Item]):
         """[] float64 each, one per loss, over the whole update; they add over ranks. 0 divides by one."""
         ...
 
-    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Any = None, *, update: int = 0) -> list[Loss]:
-        """The losses of a micro-batch. Only their numerators are differentiated; `decision` is its part of `decide`,
-        `update` the index of the update within the call: in the first, the weights are those of the start."""
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Any = None) -> list[Loss]:
+        """The losses of a micro-batch. Only their numerators are differentiated; `decision` is its part of `decide`."""
         ...
 
     def token_statistics(
@@ -90,3 +90,10 @@ class Objective(Protocol[Item]):
     ) -> Sequence[TokenStatistics]:
         """One per item of the micro-batch, or none."""
         return ()
+
+    def measure_first(
+        self, items: Sequence[Item], statistics: Sequence[TokenStatistics], device: torch.device
+    ) -> Metrics:
+        """Metrics of the first update's items that were not skipped, all forward passes being under the weights of the
+        start. One call for the whole update: a micro-batch is too small for many statistics to be cheap."""
+        return {}
