@@ -82,6 +82,41 @@ def test_what_is_wrong_is_found_with_a_small_counterexample(stranger, capsys, ch
     assert law == "by_hand" or "counterexample: lengths [" in results[law]["detail"]
 
 
+@pytest.mark.parametrize(
+    ("change", "law", "told"),
+    [
+        (("torch.tanh(", "torch.sinh("), "extreme_ratios", "the loss is "),
+        (
+            ("-b.masked(", "-(1 if b.entropy is None else 2) * b.masked("),
+            "needs",
+            "without entropy the result is another one; add what it reads to needs",
+        ),
+        (
+            ("slope: float = 0.2", "slope: float = 0.2\n        needs: ClassVar = Surrogate.needs | {'entropy'}"),
+            "needs_are_read",
+            "needs declares entropy, which changes no result; remove it from needs",
+        ),
+        (
+            ("slope: float = 0.2", "slope: float = 0.2\n        exempt_laws: ClassVar = frozenset({'on_policy'})"),
+            "on_policy",
+            "exempt, but holds: remove the exemption",
+        ),
+    ],
+)
+def test_what_a_spec_says_of_itself_is_not_believed(stranger, capsys, change, law, told):
+    before, after = change
+    assert before in SOUND
+    stranger(f"boasting_{law}", SOUND.replace(before, after))
+    assert main(["check", "--json", f"boasting_{law}:SoftClip"]) == 1
+    results = {r["law"]: r for r in json.loads(capsys.readouterr().out)["results"]}
+    assert results[law]["status"] == "FAILED" and told in results[law]["detail"]
+
+
+def test_an_exempt_law_is_run(capsys):
+    assert main(["check", "dro"]) == 0
+    assert "skipped  scale: exempt, and indeed fails: loss at 4 times the advantage" in capsys.readouterr().out
+
+
 def test_a_class_that_is_not_frozen_goes_no_further(stranger, capsys):
     stranger("thawed", SOUND.replace("@dataclass(frozen=True)", "@dataclass"))
     assert main(["check", "thawed:SoftClip"]) == 1

@@ -7,7 +7,8 @@
     reward_laws   rewards                                         engine_laws    engines
     enumerable_world  a world so small that expectations are sums: the bias of a loss as a number
 
-A spec declares what its method breaks on purpose (`exempt_laws`), and settings that switch on branches (`test_fields`);
+A spec declares what its method breaks on purpose (`exempt_laws`, which are run all the same: an exemption that no
+setting needs is a failure), and settings that switch on branches (`test_fields`);
 see `proxima.core.spec.Spec`. Cases are drawn from fixed seeds: a result can be repeated.
 Imports: `proxima.data`, `core`, `engine`, `reward`, `model`, torch. Imported by `peers`, `cli` and the tests.
 To add a law: a function `(spec, case)` that raises `Violation`, and a line in the tuple of its slot.
@@ -20,7 +21,7 @@ from typing import Any
 from proxima.conformance.by_hand import require_example
 from proxima.conformance.engine_laws import ENGINE_LAWS, EngineUnderTest, tiny_model
 from proxima.conformance.enumerable_world import EnumerableWorld, ImprovementBound
-from proxima.conformance.laws import Law, LawResult, Violation, check_law, require_that
+from proxima.conformance.laws import Law, LawResult, Violation, check_exemption, check_law, require_that
 from proxima.conformance.outcome_laws import GROUP_ADVANTAGE_LAWS, SELECTION_LAWS, TOKEN_ADVANTAGE_LAWS
 from proxima.conformance.reward_laws import REWARD_LAWS
 from proxima.conformance.surrogate_laws import SURROGATE_LAWS
@@ -66,10 +67,15 @@ def check_spec(slot: str, spec: Any) -> Iterator[LawResult]:
     yield (declaration := check_law(DECLARATION, (slot, spec)))
     if declaration.status == "FAILED":
         return
+    exempt: dict[str, tuple[Law, list[Any]]] = {}
     for name, variant in variants_of(spec).items():
         for law in laws_of(slot, variant):
-            if not (name and law.defaults_only):
-                yield dataclasses.replace(check_law(law, variant, variant.exempt_laws), variant=name)
+            if law.name in variant.exempt_laws:
+                exempt.setdefault(law.name, (law, []))[1].append(variant)
+            elif not (name and law.defaults_only):
+                yield dataclasses.replace(check_law(law, variant), variant=name)
+    for law, variants in exempt.values():
+        yield check_exemption(law, variants)
     if spec.examples:
         yield check_law(dataclasses.replace(BY_HAND, cases=lambda: spec.examples), (slot, spec))
 
@@ -122,17 +128,6 @@ BY_HAND = Law(
 
 
 __all__ = [
-    "PROTOCOLS",
-    "EnumerableWorld",
-    "ImprovementBound",
-    "Law",
-    "LawResult",
-    "Violation",
-    "check_engine",
-    "check_law",
-    "check_reward",
-    "check_spec",
-    "laws_of",
-    "slot_of",
-    "variants_of",
-]
+    "PROTOCOLS", "EnumerableWorld", "ImprovementBound", "Law", "LawResult", "Violation", "check_engine", "check_law",
+    "check_reward", "check_spec", "laws_of", "variants_of",
+]  # fmt: skip

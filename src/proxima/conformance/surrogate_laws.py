@@ -1,7 +1,8 @@
 """Laws of surrogates."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from proxima.conformance.laws import Law, Violation, require_close, require_that
 from proxima.core import AGGREGATES, Loss, TokenMean, TokenSum, merge_metrics, policy_loss, precompute
 from proxima.data import PolicyBatch
 
+Outcome = Callable[[Any, PolicyBatch], tuple[Tensor, ...]]  # (spec, batch) → what the spec decides
 STEP = 1e-6  # of the central differences, nats
 OPTIONAL_FIELDS = (
     "advantage",
@@ -229,12 +231,42 @@ def empty(spec: Any, case: tuple[int, ...]) -> None:
 
 
 def declared_needs(spec: Any, case: BatchCase) -> None:
-    """The spec reads what it declares in `needs`, and a missing tensor is named."""
-    require_needs(spec, case.batch, lambda b: policy_loss(b, surrogate=spec, aggregate=TokenSum()))
+    """The spec reads what it declares in `needs` and nothing else, and a missing tensor is named."""
+    require_needs(spec, case.batch, lambda b: policy_loss(b, surrogate=spec, aggregate=TokenSum()), _token_loss)
 
 
-def require_needs(spec: Any, b: PolicyBatch, run: Any) -> None:
-    """Raise `Violation` unless `run(batch)` works with exactly `spec.needs`, and names each of them that is missing."""
+def _token_loss(spec: Any, b: PolicyBatch) -> tuple[Tensor, Tensor]:
+    token = spec(b)
+    return token.loss.detach(), token.keep
+
+
+def needs_are_read(spec: Any, outcome: Outcome) -> None:
+    """Every tensor in `needs` changes the outcome of some batch."""
+    unread = set(spec.needs) - {"log_prob"}
+    long = make_batch([200, 300])
+    for b in (*(case.batch for case in batch_cases()), with_new_leaf(long, advantage=3 * _present(long.advantage))):
+        plain = outcome(spec, b) if unread else ()
+        unread -= {name for name in unread if not _same(plain, outcome(spec, _with_other(b, name)))}
+    require_that(
+        not unread, f"needs declares {', '.join(sorted(unread))}, which changes no result; remove it from needs"
+    )
+
+
+def _with_other(b: PolicyBatch, name: str) -> PolicyBatch:
+    """The batch with other values of a field: those of other tokens, or other ids."""
+    value = getattr(b, name).flip(0)
+    return replace(b, **{name: value if value.is_floating_point() else value + 1})
+
+
+def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return all(
+        torch.equal(a.double().nan_to_num(0.123), b.double().nan_to_num(0.123)) for a, b in zip(one, other, strict=True)
+    )
+
+
+def require_needs(spec: Any, b: PolicyBatch, run: Any, outcome: Outcome) -> None:
+    """Raise `Violation` unless `run(batch)` works with exactly `spec.needs` and names each of them that is missing, and
+    the tensors that are not in it leave the outcome as it is."""
     unknown = sorted(set(spec.needs) - {"log_prob", *OPTIONAL_FIELDS})
     require_that(not unknown, f"needs names no field of PolicyBatch: {', '.join(unknown)}")
     others = set(OPTIONAL_FIELDS) - set(spec.needs)
@@ -243,6 +275,9 @@ def require_needs(spec: Any, b: PolicyBatch, run: Any) -> None:
     except Exception as error:
         names = ", ".join(sorted(spec.needs)) or "log_prob"
         raise Violation(f"with only {names} in the batch it raised {error}; add what it reads to needs") from None
+    plain = outcome(spec, b)
+    read = [name for name in sorted(others) if not _same(plain, outcome(spec, _without(b, {name})))]
+    require_that(not read, f"without {', '.join(read)} the result is another one; add what it reads to needs")
     for name in sorted(set(spec.needs) - {"log_prob"}):
         try:
             run(_without(b, {*others, name}))
@@ -259,6 +294,33 @@ def _without(b: PolicyBatch, names: set[str]) -> PolicyBatch:
     for name in names:
         object.__setattr__(bare, name, None)
     return bare
+
+
+def extreme_batch(gap: float, pattern: str, dtype: torch.dtype) -> PolicyBatch:
+    """Ratios of e^gap, e^-gap or both by turns, of π to all other policies."""
+    b = make_batch([6, 4, 1], out_of_loss=0.0, not_sampled=0.0, garbage=False, dtype=dtype)
+    place = torch.arange(len(b))
+    up = {"up": place >= 0, "down": place < 0, "mixed": place % 2 == 0}[pattern]
+    near, far = (torch.full((len(b),), -0.01 - distance, dtype=dtype) for distance in (0.0, gap))
+    other = torch.where(up, far, near)
+    names = ("behavior_log_prob", "proximal_log_prob", "next_log_prob", "reference_log_prob")
+    return with_new_leaf(b, log_prob=torch.where(up, near, far), **dict.fromkeys(names, other))
+
+
+def extreme_law(check: Any) -> Law:
+    """The law that `check(spec, batch)` holds at ratios up to e^80, in float32 and float64."""
+    kinds = product((8.0, 20.0, 45.0, 80.0), ("up", "down", "mixed"), (torch.float32, torch.float64))
+    cases = [(extreme_batch(*kind), kind) for kind in kinds]
+    shown = "one drifting token turns the weights into NaN"
+    show = lambda case: "ratios of e^{:g}, {}, {}".format(*case[1])  # noqa: E731
+    return Law("extreme_ratios", shown, lambda spec, case: check(spec, case[0]), lambda: cases, show=show)
+
+
+def finite_surrogate(spec: Any, b: PolicyBatch) -> None:
+    """Loss and gradient are finite."""
+    loss, gradient = loss_and_gradient(b, spec, TokenMean())
+    require_that(bool(loss.value.isfinite()), f"the loss is {float(loss.value.detach())}")
+    require_that(bool(gradient.isfinite().all()), "the gradient is not finite")
 
 
 def int32_edges(spec: Any, case: BatchCase) -> None:
@@ -278,6 +340,11 @@ def pure(spec: Any, case: BatchCase) -> None:
     for name, value in case.batch.token_fields().items():
         same = torch.equal(value.detach().nan_to_num(nan=0.5), before[name].nan_to_num(nan=0.5))
         require_that(same, f"the call changed the batch's {name} in place")
+
+
+def needs_law(outcome: Outcome) -> Law:
+    check = lambda spec, _: needs_are_read(spec, outcome)  # noqa: E731
+    return Law("needs_are_read", "a run computes a tensor that nobody reads", check, lambda: (None,), show=lambda _: "")
 
 
 def batch_law(name: str, consequence: str, check: Any, *, least: int = 0, **more: Any) -> Law:
@@ -317,7 +384,11 @@ SURROGATE_LAWS = (
         applies=lambda spec: None if spec.unbounded else "the spec declares no `unbounded` fields",
         defaults_only=True,
     ),
-    batch_law("needs", "a run fails late, or computes a tensor that nobody reads", declared_needs, least=1),
+    batch_law(
+        "needs", "a run fails late, or trains on something that nobody supplies on purpose", declared_needs, least=1
+    ),
+    needs_law(_token_loss),
+    extreme_law(finite_surrogate),
     batch_law("int32_edges", "batches of another framework crash", int32_edges),
     batch_law("pure", "a resumed run differs", pure),
 )

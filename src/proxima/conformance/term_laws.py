@@ -8,8 +8,16 @@ from torch import Tensor
 
 from proxima.conformance.batches import BatchCase, with_new_leaf
 from proxima.conformance.laws import require_close, require_that
-from proxima.conformance.surrogate_laws import batch_law, carrier, loss_and_gradient, require_exact_split, require_needs
-from proxima.core import AGGREGATES, PpoClip, TokenSum, policy_loss
+from proxima.conformance.surrogate_laws import (
+    batch_law,
+    carrier,
+    extreme_law,
+    loss_and_gradient,
+    needs_law,
+    require_exact_split,
+    require_needs,
+)
+from proxima.core import AGGREGATES, PpoClip, TokenMean, TokenSum, policy_loss
 from proxima.core.loss import check_needs
 from proxima.data import PolicyBatch
 
@@ -46,7 +54,8 @@ def correction_composition(spec: Any, case: BatchCase) -> None:
 
 def correction_needs(spec: Any, case: BatchCase) -> None:
     """As `declared_needs`, of a correction or a penalty."""
-    require_needs(spec, replace(case.batch, entropy=_leaf(case.batch.entropy)), lambda b: _called(spec, b))
+    b = replace(case.batch, entropy=_leaf(case.batch.entropy))
+    require_needs(spec, b, lambda b: _called(spec, b), term_outcome)
 
 
 def _called(spec: Any, b: PolicyBatch) -> Any:
@@ -54,10 +63,33 @@ def _called(spec: Any, b: PolicyBatch) -> Any:
     return spec(b)
 
 
+def term_outcome(spec: Any, b: PolicyBatch) -> tuple[Tensor, ...]:
+    """What a correction or a penalty decides."""
+    found = spec(b if b.entropy is None else replace(b, entropy=b.entropy.detach().requires_grad_()))
+    return (found.detach(),) if isinstance(found, Tensor) else (found.weight, found.keep)
+
+
+def finite_correction(spec: Any, b: PolicyBatch) -> None:
+    """Weights, loss and gradient are finite."""
+    require_that(bool(spec(b).weight.isfinite().all()), "a weight is not finite")
+    loss, gradient = loss_and_gradient(b, PpoClip(), TokenMean(), correction=spec)
+    require_that(bool(loss.value.isfinite() and gradient.isfinite().all()), "loss or gradient is not finite")
+
+
+def finite_penalty(spec: Any, b: PolicyBatch) -> None:
+    """Value and gradient are finite."""
+    b = replace(b, entropy=_leaf(b.entropy))
+    value = spec(b)
+    gradient = torch.autograd.grad(value.sum() + 0 * b.log_prob.sum(), b.log_prob)[0]
+    require_that(bool(value.isfinite().all() and gradient.isfinite().all()), "penalty or gradient is not finite")
+
+
 CORRECTION_LAWS = (
     batch_law("shape", "weights reach the wrong tokens", correction_shape),
     batch_law("composition", "the loss depends on the split or the order of the batch", correction_composition),
     batch_law("needs", "a run fails late", correction_needs, least=1),
+    needs_law(term_outcome),
+    extreme_law(finite_correction),
 )
 
 
@@ -83,6 +115,8 @@ def _leaf(values: Tensor | None) -> Tensor | None:
 PENALTY_LAWS = (
     batch_law("added", "the penalty leaks out of the loss", penalty_law),
     batch_law("needs", "a run fails late", correction_needs, least=1),
+    needs_law(term_outcome),
+    extreme_law(finite_penalty),
 )
 
 

@@ -56,7 +56,7 @@ class Cppo(Surrogate):
     budget: Literal["dynamic", "static"] = "dynamic"
     single_token: Literal["one", "w_min"] = "one"
     centre: Centre = "behavior"
-    needs: ClassVar[frozenset[str]] = Surrogate.needs | {"behavior_log_prob"}  # topk_*: and top-k
+    needs: ClassVar[frozenset[str]] = Surrogate.needs | {"behavior_log_prob"}  # by default; see divergence_needs
     zero_advantage_inert: ClassVar[bool] = True
     unbounded: ClassVar[Mapping[str, Any]] = {"delta": float("inf"), "delta_b": float("inf")}
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -70,7 +70,7 @@ class Cppo(Surrogate):
         require(self.delta > 0, "delta", self.delta, "must be > 0")
         require(0 < self.w_min <= 1, "w_min", self.w_min, "must be in (0, 1]")
         require(self.delta_b >= 0, "delta_b", self.delta_b, "must be >= 0")
-        object.__setattr__(self, "needs", type(self).needs | divergence_needs(self.divergence, self.centre))
+        object.__setattr__(self, "needs", Surrogate.needs | divergence_needs(self.divergence, self.centre))
         check_choices(self)
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:

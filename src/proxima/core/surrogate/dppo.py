@@ -60,17 +60,18 @@ class Dppo(Surrogate):
     delta_low: float | None = None
     ratio_cap: float | None = None
     centre: Centre = "behavior"
-    needs: ClassVar[frozenset[str]] = Surrogate.needs | {"behavior_log_prob"}  # topk_*: and top-k
+    needs: ClassVar[frozenset[str]] = Surrogate.needs | {"behavior_log_prob"}  # by default; see divergence_needs
     zero_advantage_inert: ClassVar[bool] = True
     unbounded: ClassVar[Mapping[str, Any]] = {"delta": float("inf")}
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "topk": {"divergence": "topk_kl", "delta": 0.02},
         "kl": {"divergence": "binary_kl", "delta": 0.02, "delta_low": 0.01},
         "capped": {"ratio_cap": 1.1},
+        "proximal": {"centre": "proximal"},
     }
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "needs", type(self).needs | divergence_needs(self.divergence, self.centre))
+        object.__setattr__(self, "needs", Surrogate.needs | divergence_needs(self.divergence, self.centre))
         require(self.delta > 0, "delta", self.delta, "must be > 0")
         require(self.delta_low is None or self.delta_low > 0, "delta_low", self.delta_low, "must be > 0, or none")
         require(self.ratio_cap is None or self.ratio_cap > 0, "ratio_cap", self.ratio_cap, "must be > 0, or none")

@@ -50,7 +50,7 @@ class ClipCov(Surrogate):
         epsilon_low, epsilon_high: how far the ratio may fall below 1, in [0, 1], and rise above it, >= 0.
         share: of the n loss tokens, in [0, 1].
         low, high: the covariances that are eligible, low < high.
-        b: as for `PpoClip`; `selected` [N] bool when the whole batch has decided already.
+        b: as for `PpoClip`, and `behavior_log_prob` [N]; `selected` [N] bool when the whole batch has decided already.
     Returns: TokenLoss of unit "token"; `keep` False where clipped or selected. Metric `selected_fraction`.
     Edge cases: share 0 still selects one token, as in verl, if one is eligible. The choice among the eligible is a
         pseudo-random function of their behavior log-probs and advantages, so that order, split and random state of the
@@ -63,6 +63,7 @@ class ClipCov(Surrogate):
     share: float = 2e-4
     low: float = 1.0
     high: float = 5.0
+    needs: ClassVar[frozenset[str]] = Surrogate.needs | {"behavior_log_prob"}
     whole_batch: ClassVar[bool] = True
     # Which tokens are eligible depends on the size of their covariance; the draw, on the last bit of the values.
     exempt_laws: ClassVar[frozenset[str]] = frozenset({"float32", "on_policy", "scale"})
@@ -79,8 +80,7 @@ class ClipCov(Surrogate):
         cov = covariance(b)
         eligible = free & (cov > self.low) & (cov < self.high)
         # A hash of data, not of a forward pass, whose last bits change with the micro-batches.
-        source = "proximal_log_prob" if b.behavior_log_prob is None else "behavior_log_prob"
-        key = value_hash(b.masked(source), b.masked("advantage"))
+        key = value_hash(b.masked("behavior_log_prob"), b.masked("advantage"))
         return smallest_tokens(key, eligible, selected_count(self.share, b))
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
@@ -112,7 +112,7 @@ class KlCov(Surrogate):
     share: float = 2e-4
     coefficient: float = 1.0
     whole_batch: ClassVar[bool] = True
-    exempt_laws: ClassVar[frozenset[str]] = frozenset({"on_policy", "scale"})  # the pull has no advantage in it
+    exempt_laws: ClassVar[frozenset[str]] = frozenset({"scale"})  # the pull has no advantage in it
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {"many": {"share": 0.3, "coefficient": 0.5}}
 
     def __post_init__(self) -> None:
