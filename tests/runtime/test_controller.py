@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from proxima.core import ADVANTAGES, Reinforce, TokenMean
+from proxima.core.advantage import needs_baseline
+from proxima.core.selection import prompts_factor
 from proxima.data import Completion, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.model import Policy
@@ -152,12 +154,15 @@ class World:
         objective = PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean())
         algorithm = algorithm or Algorithm(advantage=ADVANTAGES["grpo"](), selection=())
         spec = GroupSpec(
-            sampling=sampling or Sampling(max_tokens=5), completions=4, seed=1, greedy_baseline=algorithm.needs_baseline
+            sampling=sampling or Sampling(max_tokens=5),
+            completions=4,
+            seed=1,
+            greedy_baseline=needs_baseline(algorithm.advantage),
         )
         self.collector = BatchCollector(
             GroupGenerator(self.engine, self.rewards, spec, self.clock.now),
             self.source,
-            prompts=prompts * algorithm.prompts_factor(4),
+            prompts=prompts * prompts_factor(algorithm.selection, 4),
             reject=partial(ComputeThread().run, algorithm.reject),
             refill=refill,
             max_lag=max_lag,

@@ -8,7 +8,7 @@ import torch
 
 from proxima.cli.main import main
 from proxima.core.advantage import ADVANTAGES
-from proxima.core.selection import DropTruncated, DropUniformGroups, Prune
+from proxima.core.selection import DropTruncated, DropUniformGroups, Prune, prompts_factor
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.rollout.dynamic_sampling import DynamicSampling, running_acceptance
@@ -227,9 +227,7 @@ def test_allocation_keeps_the_size_of_an_update(tmp_path):
     """3 prompts of 4, half pruned: 6 prompts a step, 12 completions in the update, as without pruning."""
     algorithm = Algorithm(advantage=ADVANTAGES["grpo"](), selection=(Prune(rate=0.5, allocate=True),))
     world = World(tmp_path / "run", steps=1, algorithm=algorithm)
-    assert (
-        algorithm.prompts_factor(4) == 2 and Algorithm(advantage=None, selection=(Prune(0.5),)).prompts_factor(4) == 1
-    )
+    assert prompts_factor(algorithm.selection, 4) == 2 and prompts_factor((Prune(0.5),), 4) == 1
     world.run()
     rows = read_rows(world.folder.rollout_file(1))
     assert len(rows) == 24 and sum(r["outcome"] == "trained" for r in rows) == 12

@@ -11,7 +11,7 @@ from proxima.engine.protocol import Sampling
 from proxima.evaluate import wilson
 from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.held_out import Evaluation, summarise
-from proxima.runtime.observer import NullObserver
+from proxima.runtime.observer import Observer
 from tests.runtime.test_algorithm import group
 
 
@@ -112,9 +112,7 @@ def evaluation(log, engine=None, rewards=None, now=lambda: 0.0):
         Prompt(uid=uid, messages=({"role": "user", "content": "q"},), tokens=(1,), answer=None) for uid in (7, 8, 9)
     ]
     spec = GroupSpec(sampling=Sampling(), completions=2)
-    return Evaluation(
-        prompts, GroupGenerator(engine or Engine(log), rewards or Rewards(log), spec, now), NullObserver()
-    )
+    return Evaluation(prompts, GroupGenerator(engine or Engine(log), rewards or Rewards(log), spec, now), Observer())
 
 
 def test_questions_are_scored_while_others_are_answered():

@@ -6,7 +6,7 @@ from datetime import datetime
 import pytest
 
 from proxima.runtime.clock import SystemClock
-from proxima.runtime.observer import NullObserver, Tee
+from proxima.runtime.observer import Observer, Tee
 from tests.manual_clock import ManualClock
 
 
@@ -23,7 +23,7 @@ def test_system_clock():
     assert clock.cpu() <= clock.cpu()
 
 
-class Listener(NullObserver):
+class Listener(Observer):
     def __init__(self, fails_in=None):
         self.fails_in, self.heard = fails_in, []
 
@@ -61,7 +61,7 @@ def test_all_observers_failing_fails_nothing():
 
 
 def test_ctrl_c_goes_through():
-    class Impatient(NullObserver):
+    class Impatient(Observer):
         def step(self, record, sample):
             raise KeyboardInterrupt
 

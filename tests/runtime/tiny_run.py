@@ -15,7 +15,7 @@ from proxima.reward import WeightedReward
 from proxima.reward.base import Where
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
-from proxima.runtime.observer import NullObserver
+from proxima.runtime.observer import Observer
 from proxima.runtime.rollouts import read_rows
 from proxima.runtime.run import Summary, train
 from proxima.train.checkpoint import checkpoints
@@ -93,7 +93,7 @@ def go(
     return train(resolved.config, resolved=resolved, observer=observer, resume=resume, overwrite=overwrite)
 
 
-class Watcher(NullObserver):
+class Watcher(Observer):
     """Keeps what it is told; `on(event, *facts)` may interfere."""
 
     def __init__(self, on: Any = None) -> None:

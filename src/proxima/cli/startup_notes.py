@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from proxima.runtime.observer import NullObserver, Observer, RunInfo
+from proxima.runtime.observer import Observer, RunInfo
 
 
-class StartupNotes(NullObserver):
+class StartupNotes(Observer):
     """Passes `notes` to `observer` as warnings when the run starts, and remembers the run's folder."""
 
     def __init__(self, observer: Observer, notes: Sequence[str]) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxima.core.advantage import TokenRewards, needs_baseline
+from proxima.core.advantage import TokenRewards
 from proxima.core.advantage.token import place_scores
-from proxima.core.selection import prompts_factor, select
+from proxima.core.selection import select
 from proxima.data import Group, Outcomes, Trajectory, pack
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.runtime.rollouts import CompletionRecord, Key
@@ -117,15 +117,6 @@ class Algorithm:
     epochs: int = 1
     seed: int = 0
     fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]] = lambda trajectories, columns: [*trajectories]
-
-    @property
-    def needs_baseline(self) -> bool:
-        """The advantage reads the reward of a greedy completion of each prompt, so the engine has to generate one."""
-        return needs_baseline(self.advantage)
-
-    def prompts_factor(self, size: int) -> int:
-        """Factor on the prompts of a step, with groups of `size`; see `core.selection.prompts_factor`."""
-        return prompts_factor(self.selection, size)
 
     def reject(self, groups: Sequence[Group]) -> dict[int, str]:
         """uid → reason, for the groups that the selections which look at one group at a time drop as a whole.

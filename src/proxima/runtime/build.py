@@ -9,9 +9,11 @@ import torch
 
 from proxima.config.algorithm_checks import unsupported_by_loop
 from proxima.config.describe import kind_of
+from proxima.core.advantage import needs_baseline
 from proxima.core.penalty import EntropyBonus
+from proxima.core.selection import prompts_factor
 from proxima.data import FieldError, Group, Prompt, within
-from proxima.engine.protocol import Engine, EngineSetup, Sampling
+from proxima.engine.protocol import EngineSetup, Sampling
 from proxima.model import LoadedModel, Policy, load
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import DTYPES, load_config, load_tokenizer
@@ -151,14 +153,6 @@ def make_rewards(config: "RunConfig") -> RewardRunner:
     return rewards
 
 
-def make_evaluation(
-    config: "RunConfig", data: RunData, engine: Engine, rewards: RewardRunner, observer: Observer, clock: Clock
-) -> Evaluation:
-    """The held-out questions of a config."""
-    spec = GroupSpec(sampling=evaluation_sampling(config), completions=config.eval.samples, seed=config.seed)
-    return Evaluation(data.held_out, GroupGenerator(engine, rewards, spec, clock.now), observer)
-
-
 def make_plan(config: "RunConfig") -> Plan:
     """When the loop does what."""
     return Plan(
@@ -283,18 +277,19 @@ def make_controller(
     algorithm, size = make_algorithm(config, learner), config.train.completions_per_prompt
     engine = config.engine.build(EngineSetup.of(loaded, max_length=data.max_length, compute=compute))
     rewards = make_rewards(config)
-    spec = GroupSpec(
-        sampling=config.sampling, completions=size, seed=config.seed, greedy_baseline=algorithm.needs_baseline
-    )
+    baseline = needs_baseline(config.algorithm.advantage)
+    spec = GroupSpec(sampling=config.sampling, completions=size, seed=config.seed, greedy_baseline=baseline)
     collector = BatchCollector(
         GroupGenerator(engine, rewards, spec, clock.now),
         data.source,
-        prompts=config.train.prompts_per_step * algorithm.prompts_factor(size),
+        prompts=config.train.prompts_per_step * prompts_factor(algorithm.selection, size),
         reject=partial(compute.run, algorithm.reject),
         refill=config.algorithm.dynamic_sampling,
         max_lag=config.runtime.max_lag,
         listener=RolloutRecorder(store.journal, data.source, observer),
         carried=carried,
     )
-    evaluation = make_evaluation(config, data, engine, rewards, observer, clock) if data.held_out else None
+    held_out = GroupSpec(sampling=evaluation_sampling(config), completions=config.eval.samples, seed=config.seed)
+    answers = GroupGenerator(engine, rewards, held_out, clock.now)
+    evaluation = Evaluation(data.held_out, answers, observer) if data.held_out else None
     return Controller(make_plan(config), collector, algorithm, learner, store, evaluation, observer, clock)

@@ -135,7 +135,8 @@ class Controller:
                 batch = await self.learner.compute.run(
                     self.algorithm.step_batch, collected.groups, step, collected.dropped
                 )
-                batch, mismatch = await self.reject_mismatched(batch)
+                with self.timed("train"):
+                    batch, mismatch = await self.learner.compute.run(self.learner.reject_mismatched, batch)
                 self.journal.select(step, batch.kept, batch.dropped)  # scored → selected | dropped
                 result = await self.update(batch)
                 result.metrics.update(mismatch)
@@ -183,16 +184,6 @@ class Controller:
                 lambda progress: self.learner.update(batch, version, progress),
                 lambda done, total: self.observer.progress("train", done, total, "tokens"),
             )
-
-    async def reject_mismatched(self, batch: StepBatch) -> tuple[StepBatch, dict[str, float]]:
-        """With `algorithm.mismatch.on_mismatch: reject`, what is left of the batch, and its mismatch before."""
-        if self.learner.guard.on_mismatch != "reject":
-            return batch, {}
-        with self.timed("train"):
-            found: tuple[StepBatch, dict[str, float]] = await self.learner.compute.run(
-                self.learner.reject_mismatched, batch
-            )
-            return found
 
     async def publish(self, result: UpdateResult) -> int:
         """The engine gets the new weights; returns their version. Without an update there are none to publish."""

@@ -5,12 +5,12 @@ completions are the same bytes for the same command; what may differ (time, mach
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, is_dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import torch
@@ -33,30 +33,10 @@ from proxima.runtime.eval_suites import LoadedSuite
 from proxima.runtime.held_out import Evaluation
 from proxima.runtime.inputs import model_files
 from proxima.runtime.interrupt import quiet_transformers
-from proxima.runtime.observer import NullObserver, Observer
+from proxima.runtime.observer import EvalObserver
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig
-
-
-class EvalObserver(Observer, Protocol):
-    """An observer that is also told about the suites."""
-
-    def suite_started(self, name: str, questions: int, answers: int) -> None:
-        """The model answers a suite next: `answers` completions to `questions` questions."""
-        ...
-
-    def suite_finished(self, name: str, facts: Mapping[str, Any], seconds: float) -> None:
-        """A suite is finished; `facts` is its part of result.json."""
-        ...
-
-
-class NullEvalObserver(NullObserver):
-    """Ignores everything."""
-
-    def suite_started(self, name: str, questions: int, answers: int) -> None: ...
-
-    def suite_finished(self, name: str, facts: Mapping[str, Any], seconds: float) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -112,7 +92,7 @@ def run_eval(
     Raises:
         UserError: as `check_folder`, or the model can't be loaded.
     """
-    observer, clock = observer or NullEvalObserver(), clock or SystemClock()
+    observer, clock = observer or EvalObserver(), clock or SystemClock()
     started = clock.now()
     if folder is not None:
         _prepare_folder(config, folder, overwrite)
@@ -154,7 +134,7 @@ def _prepare_folder(config: "EvaluateConfig", folder: Path, overwrite: bool) -> 
 
 
 def _answer(
-    config: "EvaluateConfig", loaded: LoadedSuite, engine: Engine, observer: Observer, clock: Clock
+    config: "EvaluateConfig", loaded: LoadedSuite, engine: Engine, observer: EvalObserver, clock: Clock
 ) -> list[Group]:
     suite, runtime = loaded.suite, config.runtime
     rewards = RewardRunner(

@@ -1,6 +1,7 @@
 """Find and export the checkpoints of a run."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from proxima.data import UserError
@@ -21,21 +22,22 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
     if which == "last":
         return found[-1]
     if which == "best":
-        scores = {
-            r["step"]: r["accuracy"]
-            for r in folder.read_metrics()
-            if r["kind"] == "eval" and r.get("accuracy") is not None
-        }
-        scored = [c for c in found if c.step in scores]
-        if not scored:
-            raise UserError(
-                f"{run}: no checkpoint was evaluated, so none is best; use last, or a step of {[c.step for c in found]}"
-            )
-        return max(scored, key=lambda c: (scores[c.step], -c.step))
+        best = best_checkpoint(folder, found)
+        if best is None:
+            remedy = f"use last, or a step of {[c.step for c in found]}"
+            raise UserError(f"{run}: no checkpoint was evaluated, so none is best", remedy=remedy)
+        return best
     wanted = [c for c in found if str(c.step) == which.lstrip("0")]
     if not wanted:
         raise UserError(f"{run}: no checkpoint {which!r}; use one of {[c.step for c in found]}, last or best")
     return wanted[0]
+
+
+def best_checkpoint(folder: RunFolder, found: Sequence[Checkpoint]) -> Checkpoint | None:
+    """The one with the best held-out accuracy, the earliest of equals; None if none was evaluated."""
+    evals = [r for r in folder.read_metrics() if r["kind"] == "eval" and r.get("accuracy") is not None]
+    scores = {r["step"]: r["accuracy"] for r in evals}
+    return max((c for c in found if c.step in scores), key=lambda c: (scores[c.step], -c.step), default=None)
 
 
 def export(run: str | Path, out: str | Path, *, which: str = "last") -> Path:

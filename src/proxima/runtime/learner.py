@@ -47,11 +47,13 @@ class Learner:
         return self.stack.update(objective, batch.updates, trajectories, progress, planned=self.updates)
 
     def reject_mismatched(self, batch: StepBatch) -> tuple[StepBatch, dict[str, float]]:
-        """The batch without the completions that the guard rejects, and the `mismatch/` metrics.
+        """With `on_mismatch: reject`, the batch without what the guard rejects, and the `mismatch/` metrics.
 
         Completions that the update skips, because their advantage is 0, are in no figure and are never rejected: the
         same ones as under `warn` and `stop`, which measure in the update's own forward.
         """
+        if self.guard.on_mismatch != "reject":
+            return batch, {}
         seen = [i for i, item in enumerate(batch.trajectories) if not self.objective.skippable(item)]
         if not seen:
             return batch, {}

@@ -7,7 +7,7 @@ warns through the others.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 Stage = Literal["load", "generate", "score", "train", "evaluate", "checkpoint"]
 Record = Mapping[str, Any]
@@ -69,55 +69,44 @@ class Sample:
     parts: Mapping[str, float] = field(default_factory=dict)
 
 
-class Observer(Protocol):
-    """Called in order: `started`, then `progress`, `evaluated`, `step` and `warning`, then `finished` (also after a
-    failure). All calls come from the thread of the event loop.
+class Observer:
+    """Ignores everything; override what is of interest.
 
-    `progress` and `warning` may come before `started`, while the model loads; if that fails, nothing else comes.
+    Called in order: `started`, then `progress`, `evaluated`, `step` and `warning`, then `finished` (also after a
+    failure). All calls come from the thread of the event loop. `progress` and `warning` may come before `started`,
+    while the model loads; if that fails, nothing else comes.
     """
 
     def started(self, info: RunInfo) -> None:
         """The run starts, or resumes (`info.resumed_at`)."""
-        ...
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
         """Within a step or an evaluation: `done` of `total` `unit` (completions, tokens …). Called often: be fast."""
-        ...
 
     def evaluated(self, record: Record) -> None:
         """An evaluation is finished; `record` is its line of metrics.jsonl (kind `eval`)."""
-        ...
 
     def step(self, record: Record, sample: Sample | None) -> None:
         """A step is finished; `record` is its line of metrics.jsonl (kind `train`)."""
-        ...
 
     def warning(self, text: str) -> None:
         """Something that affects the result: what it means and what to do, in one line."""
-        ...
 
     def finished(self, summary: Record) -> None:
         """The run has ended; `summary` is the content of summary.json."""
-        ...
 
 
-class NullObserver:
-    """Ignores everything."""
+class EvalObserver(Observer):
+    """An observer that is also told about the suites."""
 
-    def started(self, info: RunInfo) -> None: ...
+    def suite_started(self, name: str, questions: int, answers: int) -> None:
+        """The model answers a suite next: `answers` completions to `questions` questions."""
 
-    def progress(self, stage: Stage, done: int, total: int, unit: str) -> None: ...
-
-    def evaluated(self, record: Record) -> None: ...
-
-    def step(self, record: Record, sample: Sample | None) -> None: ...
-
-    def warning(self, text: str) -> None: ...
-
-    def finished(self, summary: Record) -> None: ...
+    def suite_finished(self, name: str, facts: Mapping[str, Any], seconds: float) -> None:
+        """A suite is finished; `facts` is its part of result.json."""
 
 
-class Tee:
+class Tee(Observer):
     """Forwards to several observers, in order. One that raises is dropped and the others get a warning. A
     KeyboardInterrupt passes through."""
 

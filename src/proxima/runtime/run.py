@@ -20,7 +20,7 @@ from proxima.runtime.folder import RunFolder
 from proxima.runtime.inputs import check_inputs, input_hashes, numerics_note
 from proxima.runtime.interrupt import quiet_transformers, signals_restored, stop_on_interrupt
 from proxima.runtime.journal import Journal
-from proxima.runtime.observer import NullObserver, Observer, RunInfo
+from proxima.runtime.observer import Observer, RunInfo
 from proxima.runtime.resume import check_resume, prepare_resume, schedule_note
 from proxima.runtime.store import RunStore
 from proxima.runtime.summary import Summary, algorithm_name, summarise_run
@@ -54,7 +54,7 @@ def train(
         UserError: something is wrong with config, data, folder or model; before weights are loaded wherever possible.
         RunEnded: the run can't continue.
     """
-    observer, clock = observer or NullObserver(), clock or SystemClock()
+    observer, clock = observer or Observer(), clock or SystemClock()
     folder = RunFolder(_run_folder(config, resolved, clock))
     folder.check(resume=resume, overwrite=overwrite)
     with quiet_transformers():

@@ -5,6 +5,7 @@ from typing import Any
 
 from proxima.data import Group, Prompt
 from proxima.rollout.generator import RolloutListener
+from proxima.runtime.export import best_checkpoint
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer
@@ -32,15 +33,8 @@ class RunStore:
 
     def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None:
         """Delete all but the last checkpoints, and the one with the best held-out accuracy if it is to be kept."""
-        best = self._best_step() if keep_best else None
-        prune(self.folder.checkpoints, keep_last, keep=[] if best is None else [best])
-
-    def _best_step(self) -> int | None:
-        """The checkpointed step with the best held-out accuracy; the earliest of equals."""
-        steps = {checkpoint.step for checkpoint in checkpoints(self.folder.checkpoints)}
-        evals = [r for r in self.folder.read_metrics() if r["kind"] == "eval" and r["step"] in steps]
-        scores = [(r["accuracy"], -r["step"]) for r in evals if r.get("accuracy") is not None]
-        return -max(scores)[1] if scores else None
+        best = best_checkpoint(self.folder, checkpoints(self.folder.checkpoints)) if keep_best else None
+        prune(self.folder.checkpoints, keep_last, keep=[] if best is None else [best.step])
 
 
 class RolloutRecorder(RolloutListener):

@@ -16,14 +16,6 @@ from proxima.train.optimizer import OPTIMIZERS, AdamW, Schedule
 from proxima.train.stack import TrainStack, UpdateResult
 
 __all__ = [
-    "OPTIMIZERS",
-    "AdamW",
-    "ForwardStage",
-    "LogProbStage",
-    "Objective",
-    "PolicyObjective",
-    "Schedule",
-    "TokenStatistics",
-    "TrainStack",
-    "UpdateResult",
-]
+    "OPTIMIZERS", "AdamW", "ForwardStage", "LogProbStage", "Objective", "PolicyObjective", "Schedule",
+    "TokenStatistics", "TrainStack", "UpdateResult",
+]  # fmt: skip

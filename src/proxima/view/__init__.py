@@ -10,14 +10,14 @@ A view reads and never decides anything. Live views are observers (`runtime.obse
 run folder, even of an unfinished run. `formatting` formats every number; text of a model or a data set is escaped, for
 a terminal (`printable`) or for a browser.
 Imports: rich, jinja2, matplotlib, `core`, `config`, `evaluate`, `runtime`, `lab`. Imported by `cli` alone.
-To add a live view: a class with the methods of `Observer`, chosen in `screen` or `observer_for`. To add a curve to the
+To add a live view: a subclass of `Observer`, chosen in `screen` or `observer_for`. To add a curve to the
 report: an entry in `CURVES` of `report_curves`. To add a warning: a function in `RULES` of `diagnostics`.
 """
 
 import os
 from typing import TextIO
 
-from proxima.runtime.observer import NullObserver, Observer, Record, RunInfo, Tee
+from proxima.runtime.observer import Observer, Record, RunInfo, Tee
 from proxima.view.log_lines import LogFile, lines_to
 
 __all__ = ["LogFile", "ReportFile", "observer_for", "screen"]
@@ -42,7 +42,7 @@ def screen(stream: TextIO) -> Observer:
     return LiveView(Console(file=stream))
 
 
-class ReportFile(NullObserver):
+class ReportFile(Observer):
     """Writes report.html when the run ends, in success or failure."""
 
     def __init__(self) -> None:

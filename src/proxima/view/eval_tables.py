@@ -8,7 +8,7 @@ from rich.text import Text
 from proxima.evaluate.intervals import Interval
 from proxima.evaluate.question_pairs import PairedComparison
 from proxima.runtime.clock import Clock
-from proxima.runtime.observer import NullObserver, Stage
+from proxima.runtime.observer import EvalObserver, Stage
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed
 from proxima.view.log_lines import why_unknown
 from proxima.view.terminal import StageProgress, rendered, table_of_rows
@@ -17,7 +17,7 @@ MUCH = 0.05  # share of truncated or unanswered texts that is reported
 SIGNIFICANT = 0.05  # p below which a difference is reported
 
 
-class EvalProgress(NullObserver):
+class EvalProgress(EvalObserver):
     """Progress of an evaluation.
 
     Args:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from proxima.runtime.clock import Clock, SystemClock
-from proxima.runtime.observer import Record, RunInfo, Sample, Stage
+from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Stage
 from proxima.view import log_lines
 from proxima.view.diagnostics import Diagnostics
 from proxima.view.formatting import count, duration, fixed, percent, printable, rate, signed, sparkline
@@ -37,7 +37,7 @@ ACTIVITIES: dict[Stage, str] = {"load": "loading", "generate": "generating", "sc
 ACTIVITIES |= {"evaluate": "evaluating", "checkpoint": "saving"}
 
 
-class LiveView:
+class LiveView(Observer):
     """Draws the run on a terminal."""
 
     def __init__(self, console: Console, clock: Clock | None = None) -> None:

@@ -24,7 +24,7 @@ WIDTH = 112  # columns of a line with a right-aligned end
 SEE_ERRORS = "; why: `error` in evals/*.parquet"
 
 
-class LogLines:
+class LogLines(Observer):
     """Reports the run in lines with fixed order, width and units, stamped with the local time of day.
 
     Args:
