@@ -49,7 +49,7 @@ def main() -> None:
         ]
         for name in sources
     ]
-    print(f"{o.shape} tokens, {o.threads} threads; seconds, median [min-max] of {o.repeats}, in turn\n")
+    print(f"{o.shape} tokens, {o.threads} threads; CPU seconds, median [min-max] of {o.repeats}, in turn\n")
     print(table(["side", *STAGES, "all", "bytes held per token", "bytes per token at the peak"], rows))
     faster = round(seconds["objects"]["all"].median / seconds["columns"]["all"].median, 2)
     smaller = {"held": round(held["objects"] / held["columns"], 2), "peak": round(peak["objects"] / peak["columns"], 2)}

@@ -66,20 +66,20 @@ def main() -> None:
         return [Trajectory.of(p, c, group=p.uid, advantage=0.5) for p, c in pairs]
 
     def once() -> dict[str, float]:
-        start = time.perf_counter()
+        start = time.process_time()
         made = trajectories()
-        traced = time.perf_counter()
+        traced = time.process_time()
         tokens = sum(len(pack(made[i : i + per_batch]).target) for i in range(0, len(made), per_batch))
         assert tokens == settings["completions"] * settings["tokens"]
-        packed = time.perf_counter()
+        packed = time.process_time()
         outputs = []
         for item in made:  # what the trainer reports of its first forward pass: not part of the time
             n = len(item.tokens)
             outputs.append({"log_prob": log_probs(n), "keep": own(np.ones(n, bool)), "entropy": log_probs(n)})
         with tempfile.TemporaryDirectory() as folder:
-            writing = time.perf_counter()
+            writing = time.process_time()
             write(Path(folder) / "000001.parquet", made, outputs)
-            written = time.perf_counter()
+            written = time.process_time()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
         return {"trajectories": traced - start, "pack": packed - traced, "write": written - writing, "peak_bytes": peak}
 

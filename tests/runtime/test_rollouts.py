@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
@@ -124,6 +125,22 @@ def test_there_and_back(tmp_path):
     ]
 
 
+def test_log_probs_that_nothing_truncated_are_written_once(tmp_path):
+    group = make_group()
+    first, *others = group.completions
+    whole = replace(first, untruncated_log_prob=first.sampled_log_prob.copy())
+    group, path = replace(group, completions=(whole, *others)), tmp_path / "a.parquet"
+    write_rollouts(path, 1, [group], RECORDS)
+    assert pq.read_table(path)["untruncated_log_prob"].to_pylist() == [None, None]
+    assert read_rows(path)[0]["untruncated_log_prob"] == [-0.25, -0.5, -0.75]
+    assert read_rows(path, ["untruncated_log_prob"]) == [
+        {"untruncated_log_prob": [-0.25, -0.5, -0.75]},
+        {"untruncated_log_prob": []},
+    ]
+    write_rollouts(path, 1, [make_group()], RECORDS)
+    assert pq.read_table(path)["untruncated_log_prob"].to_pylist() == [[-0.5, -1.0, -1.5], None]
+
+
 def test_records_are_found_by_identity_and_token_advantages_are_kept(tmp_path):
     path, group = tmp_path / "a.parquet", make_group()
     varied = Trajectory.of(group.prompt, group.completions[0], group=0, advantage=[0.5, 0.0, -0.5], behavior="sampled")
@@ -146,20 +163,20 @@ def test_types_are_those_of_the_contract(tmp_path):
         "question": "string",
         "answer": "string",
         "text": "string",
-        "tokens": "list<element: int32>",
+        "tokens": "list<element: int32 not null>",
         "correct": "bool",
         "reward": "double",
         "valid": "bool",
         "finish_reason": "string",
-        "prompt_tokens": "list<element: int32>",
-        "sampled_log_prob": "list<element: float>",
-        "untruncated_log_prob": "list<element: float>",
-        "behavior_log_prob": "list<element: float>",
-        "token_advantage": "list<element: float>",
-        "policy_version": "list<element: int32>",
-        "log_prob": "list<element: float>",
-        "keep": "list<element: bool>",
-        "entropy": "list<element: float>",
+        "prompt_tokens": "list<element: int32 not null>",
+        "sampled_log_prob": "list<element: float not null>",
+        "untruncated_log_prob": "list<element: float not null>",
+        "behavior_log_prob": "list<element: float not null>",
+        "token_advantage": "list<element: float not null>",
+        "policy_version": "list<element: int32 not null>",
+        "log_prob": "list<element: float not null>",
+        "keep": "list<element: bool not null>",
+        "entropy": "list<element: float not null>",
         "parts": "string",
         "error": "string",
         "advantage": "double",

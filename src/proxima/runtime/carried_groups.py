@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 
 from proxima.data import Completion, Group, Prompt, Score, UserError
 from proxima.data.jsonl import dumps, utf8
-from proxima.runtime.list_columns import numpy_columns, write_rows
+from proxima.runtime.list_columns import list_of, numpy_columns, write_rows
 
 CARRIED_GROUPS = "carried_groups.parquet"
 
-_INTS, _FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
+_INTS, _FLOATS = list_of(pa.int32()), list_of(pa.float32())
 _JSON = {"doc": "JSON"}
 _GROUP = [  # in the first row of a group, null in its others
     pa.field("messages", pa.string(), metadata=_JSON),

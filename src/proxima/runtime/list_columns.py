@@ -14,13 +14,15 @@ ROW_GROUP = 128  # rows converted at once
 def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows, zstd-compressed; a field of a list type takes arrays. Fields that a row lacks are null.
 
-    Token ids and log-probs have neither dictionary nor statistics, and log-probs are split into byte streams: most of
-    their values differ, and so they are written faster and take less space.
+    Lists have neither dictionary nor statistics, log-probs are split into byte streams, and policy versions stored as
+    differences: so they are written faster and take less space.
     """
     scalars = [field.name for field in schema if not pa.types.is_list(field.type)]
-    coded = [*scalars, "policy_version.list.element"]
-    floats = [f"{field.name}.list.element" for field in schema if field.type == pa.list_(pa.float32())]
-    settings = {"use_dictionary": coded, "write_statistics": scalars, "use_byte_stream_split": floats}
+    kinds = {f"{field.name}.list.element": field.type.value_type for field in schema if pa.types.is_list(field.type)}
+    encoding = {name: "BYTE_STREAM_SPLIT" for name, kind in kinds.items() if kind == pa.float32()}
+    encoding["policy_version.list.element"] = "DELTA_BINARY_PACKED"
+    coded = [name for name in scalars if name != "text"]
+    settings = {"use_dictionary": coded, "write_statistics": coded, "column_encoding": encoding}
     with pq.ParquetWriter(file, schema, compression="zstd", **settings) as writer:
         for start in range(0, max(1, len(rows)), ROW_GROUP):
             part = rows[start : start + ROW_GROUP]
@@ -29,22 +31,23 @@ def write_rows(file: BinaryIO, schema: pa.Schema, rows: Sequence[Mapping[str, An
 
 
 def _array(field: pa.Field, values: Sequence[Any]) -> pa.Array:
-    return list_column(values, field.type.value_type) if pa.types.is_list(field.type) else pa.array(values, field.type)
+    return list_column(values, field.type) if pa.types.is_list(field.type) else pa.array(values, field.type)
 
 
-def list_column(columns: Sequence[NDArray[Any] | None], values: pa.DataType) -> pa.ListArray:
-    """One list a row; None is null, a column of several axes is flattened.
+def list_of(values: pa.DataType) -> pa.ListType:
+    """The type of a list whose entries are never null: Parquet then has less to write for each of them."""
+    return pa.list_(pa.field("element", values, nullable=False))
 
-    Args:
-        values: Arrow type of the entries.
-    """
-    dtype = values.to_pandas_dtype()
+
+def list_column(columns: Sequence[NDArray[Any] | None], kind: pa.ListType) -> pa.ListArray:
+    """One list a row; None is null, a column of several axes is flattened."""
+    dtype = kind.value_type.to_pandas_dtype()
     arrays = [np.ravel(np.asarray(() if column is None else column, dtype)) for column in columns]
     flat = np.concatenate([np.empty(0, dtype), *arrays])
     lengths = [len(array) for array in arrays]
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     null = pa.array([column is None for column in columns], pa.bool_())
-    return pa.ListArray.from_arrays(offsets, pa.array(flat, values), type=pa.list_(values), mask=null)
+    return pa.ListArray.from_arrays(offsets, pa.array(flat, kind.value_type), type=kind, mask=null)
 
 
 def numpy_columns(column: pa.ChunkedArray) -> list[NDArray[Any] | None]:

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from proxima.data import Completion, Group, Prompt, Score, Trajectory, UserError
 from proxima.data.atomic_files import atomic_writer
 from proxima.data.columns import Bools, Floats
 from proxima.data.jsonl import dumps, utf8
-from proxima.runtime.list_columns import write_rows
+from proxima.runtime.list_columns import list_of, write_rows
 
-_INTS, _FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
+_INTS, _FLOATS = list_of(pa.int32()), list_of(pa.float32())
 
 
 def _field(name: str, kind: pa.DataType, doc: str = "", *, null: bool = False) -> pa.Field:
@@ -45,13 +47,15 @@ _COMMON = [
 _TRAINING = [
     _field("prompt_tokens", _INTS),
     _field("sampled_log_prob", _FLOATS, "nats, under the distribution really sampled"),
-    _field("untruncated_log_prob", _FLOATS, "nats, at the temperature alone"),
+    _field(
+        "untruncated_log_prob", _FLOATS, "nats, at the temperature alone; null if sampled_log_prob is that", null=True
+    ),
     _field(
         "behavior_log_prob", _FLOATS, "nats, the one of the two that the algorithm chose; null if dropped", null=True
     ),
     _field("policy_version", _INTS),
     _field("log_prob", _FLOATS, "nats, the trainer's first forward; null where it made none", null=True),
-    _field("keep", pa.list_(pa.bool_()), "the token stayed in the trust region at the first update", null=True),
+    _field("keep", list_of(pa.bool_()), "the token stayed in the trust region at the first update", null=True),
     _field("entropy", _FLOATS, "nats, of the policy at the position, first forward", null=True),
     _field("parts", pa.string(), "JSON: each reward by name, before its weight"),
     _field("advantage", pa.float64(), "reward units, of the completion", null=True),
@@ -60,7 +64,7 @@ _TRAINING = [
     _field("outcome", pa.string(), "trained, skipped_zero_advantage, dropped_<reason>, invalid"),
 ]
 EVAL_SCHEMA = pa.schema(_COMMON, metadata={"proxima": "evals 2"})
-ROLLOUT_SCHEMA = pa.schema(_COMMON + _TRAINING, metadata={"proxima": "rollouts 2"})
+ROLLOUT_SCHEMA = pa.schema(_COMMON + _TRAINING, metadata={"proxima": "rollouts 3"})
 
 Key = tuple[int, int, int]  # prompt uid, sample, turn
 
@@ -125,17 +129,23 @@ def write_evals(path: Path, step: int, groups: Sequence[Group]) -> None:
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The file as an Arrow table, with the columns above or those wanted of them.
+    """The file as an Arrow table, with the columns above or those wanted of them; `untruncated_log_prob` is filled in.
 
     Raises:
         ValueError: the file is torn or no Parquet; names it and the remedy.
     """
+    sampled, filled = "sampled_log_prob", "untruncated_log_prob"
+    wanted = None if columns is None else [*columns, *({sampled} - set(columns) if filled in columns else ())]
     try:
-        return pq.read_table(path, columns=None if columns is None else list(columns), partitioning=None)
+        table = pq.read_table(path, columns=wanted, partitioning=None)
     except pa.ArrowInvalid as error:
         raise UserError(
             f"{path} is no whole Parquet file ({error}); delete it and resume: the step is run again"
         ) from error
+    if filled in table.column_names:
+        whole = pc.coalesce(table[filled], table[sampled])
+        table = table.set_column(table.column_names.index(filled), table.schema.field(filled), whole)
+    return table if columns is None else table.select(columns)
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
@@ -178,10 +188,11 @@ def _training(prompt: Prompt, completion: Completion, score: Score, record: Comp
         if values is not None and len(values) != len(completion.tokens):
             where = f"prompt {prompt.uid}, sample {completion.sample}"
             raise ValueError(f"records.{name}: {len(values)} values for {len(completion.tokens)} tokens of {where}")
+    sampled, untruncated = completion.sampled_log_prob, completion.untruncated_log_prob
     return {
         "prompt_tokens": prompt.tokens,
-        "sampled_log_prob": completion.sampled_log_prob,
-        "untruncated_log_prob": completion.untruncated_log_prob,
+        "sampled_log_prob": sampled,
+        "untruncated_log_prob": None if untruncated is sampled or np.array_equal(untruncated, sampled) else untruncated,
         "policy_version": completion.policy_version,
         "parts": dumps(score.parts),
         "advantage": record.advantage,
