@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from proxima.peers.convert import PEERS
-from proxima.peers.convert.options import Options, sort_out
-from proxima.peers.convert.rules import RULES
+from proxima.peers.convert.known import option_rules, sort_out
+from proxima.peers.convert.options import Options
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text(encoding="utf-8")
 SHORT = {
@@ -56,7 +56,7 @@ def test_every_option_of_the_tables_is_known(peer, title):
         PEERS[peer][1](o)
         known |= o.asked
     rest = Options(title, dict.fromkeys(names), "file", known)
-    assert [one.name for one in sort_out(rest, RULES[peer])[2]] == []
+    assert [one.name for one in sort_out(rest, option_rules(peer))[2]] == []
 
 
 def test_the_four_policies_and_the_three_names_are_explained():

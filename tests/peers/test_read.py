@@ -3,7 +3,9 @@
 import pytest
 
 from proxima.config import ConfigError
-from proxima.peers.convert.read import UNREADABLE, from_python, from_script, interpolated, read
+from proxima.peers.convert.read import interpolated, read
+from proxima.peers.convert.read_python import UNREADABLE, from_python
+from proxima.peers.convert.read_script import Doubtful, from_script
 
 
 def test_references():
@@ -63,7 +65,7 @@ def test_a_launch_script():
         "actor_rollout_ref.rollout.n": 16,
         "data.train_files": ["a.parquet", "b.parquet"],
         "trainer.logger": ["console", "wandb"],
-        "trainer.default_local_dir": "${CKPTS}",
+        "trainer.default_local_dir": Doubtful("the script has ${CKPTS}"),
         "actor_rollout_ref.actor.optim.lr": 1e-6,
     }
 
@@ -80,6 +82,92 @@ def test_a_script_is_converted_as_its_config_would_be(tmp_path):
         "dual_clip": 3.0,
     }
     assert recipe["sampling"]["max_tokens"] == 20480 and recipe["task"]["path"] == ["a.parquet", "b.parquet"]
+
+
+BRANCHES = """\
+case "$1" in
+  small) LR=1e-6; N=8 ;;
+  large) LR=5e-7; N=8 ;;
+esac
+MODE=${2:-grpo}
+TAG=${TAG:-}
+if [ "$MODE" = gspo ]; then
+    KL=0.1
+    extra+=(trainer.nnodes=2)
+else KL=0.0
+fi
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=$MODE actor.lr=$LR rollout.n=$N actor.kl=${KL:-0.5} \\
+    data.x=$TAG a.dict='{b: 1, c: {d: x}}' ~a.gone=1
+"""
+
+
+def test_what_a_script_decides_by_a_branch_is_in_doubt_and_nothing_else():
+    assert from_script(BRANCHES) == {
+        "algorithm.adv_estimator": "grpo",
+        "actor.lr": Doubtful("the script has ${LR}: LR is 1e-6 or 5e-7"),
+        "rollout.n": 8,  # the same in every branch
+        "actor.kl": Doubtful("the script has ${KL}: KL is 0.1 or 0.0"),
+        "data.x": None,
+        "trainer.nnodes": Doubtful("the script has 2, by a branch or command"),
+        "a.dict.b": 1,
+        "a.dict.c.d": "x",
+        "a.gone": 1,
+    }
+
+
+def test_commands_of_a_script():
+    two = "python -m verl.trainer.main_ppo a.b=1 a.c=2\npython -m verl.trainer.main_ppo a.b=3 a.c=2\n"
+    assert from_script(two) == {"a.b": Doubtful("the script has 1 or 3, by a branch or command"), "a.c": 2}
+    other = from_script("python -m recipe.dapo.main_dapo a.b=1")
+    assert other["a.b"] == 1 and "recipe.dapo.main_dapo may have defaults of its own" in other["launch"].why
+    flags = "accelerate launch --num_processes 3 x.py --learning-rate 1e-6 --filling --reward_funcs a b --beta=0.0"
+    assert from_script(flags) == {
+        "num_processes": 3,
+        "learning_rate": 1e-6,
+        "filling": True,
+        "reward_funcs": ["a", "b"],
+        "beta": 0.0,
+    }
+
+
+def test_a_file_that_it_builds_on_is_read_or_told(tmp_path):
+    (tmp_path / "run.sh").write_text("python x.py --config base.yaml actor.lr=2")
+    assert "the options of base.yaml come first" in read(tmp_path / "run.sh")["config"].why
+    (tmp_path / "base.yaml").write_text("actor: {lr: 1, path: x}")
+    assert read(tmp_path / "run.sh") == {"actor.lr": 2, "actor.path": "x"}
+    (tmp_path / "top.yaml").write_text("defaults: [base, ppo_trainer, _self_]\nactor: {lr: 3}")
+    found = read(tmp_path / "top.yaml")
+    assert (found["actor.lr"], found["actor.path"]) == (3, "x") and "the options of ppo_trainer" in found[
+        "defaults"
+    ].why
+
+
+PARSED = '''
+"""
+accelerate launch --num_processes 4 train.py --learning_rate 1e-6 --num_generations 8
+"""
+parser = TrlParser((GRPOConfig, ModelConfig))
+script_args, training_args, model_args = parser.parse_args_and_config()
+training_args.beta = 0.1
+dataset = load_dataset("my-lab/problems")
+def length(completions, **kwargs): ...
+trainer = GRPOTrainer(model="base", args=training_args, reward_funcs=[length], train_dataset=dataset, peft_config=f())
+'''
+
+
+def test_a_python_file_that_parses_its_options(tmp_path):
+    """They are in the command that its docstring shows; what it sets itself is read too."""
+    (tmp_path / "train.py").write_text(PARSED)
+    assert read(tmp_path / "train.py") == {
+        "num_processes": 4,
+        "learning_rate": 1e-6,
+        "num_generations": 8,
+        "beta": 0.1,
+        "model_name_or_path": "base",
+        "reward_funcs": ["__main__.length"],
+        "peft_config": UNREADABLE,
+        "dataset_name": "my-lab/problems",
+    }
 
 
 def test_python_is_read_not_run():

@@ -1,6 +1,7 @@
 """Converted specs are those that golden records prove: `proxima.peers.verify` reads the same options and is held to the
 numbers."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -65,6 +66,7 @@ def test_verl_surrogates(specs, mode):
         f"{ACTOR}policy_loss.{key}": value for key, value in own.items()
     }
     options |= {ACTOR + "policy_loss.loss_mode": mode, "algorithm.adv_estimator": "grpo"}
+    options |= {CORRECTION + "bypass_mode": True}  # else divergences are measured from the recomputed policy
     params = {**p, "clip_ratio": 0.2, "policy_loss": own, "loss_mode": mode}
     raw = {"name": mode, "source": "verl", "dtype": "float64", "inputs": {}, "params": params, "expected": {}}
     record = Record.of(raw)
@@ -188,22 +190,72 @@ def test_unirl_surrogates(specs, record):
 @pytest.mark.parametrize(
     "record", [r for r in records("areal.json", "ppo_actor_loss_fn") if r.params.get("rejection_sampling")], ids=ids
 )
-def test_areal_corrections_give_the_same_weights(specs, record):
-    p = record.params
-    options = {f"actor.rejection_sampling.{key}": value for key, value in p["rejection_sampling"].items()}
-    found = specs("areal", {**NORM, "actor.use_decoupled_loss": True, **options}).correction
-    expected = next(areal.corrections_of(p["rejection_sampling"]))[1]
-    b = batch()
+def test_areal_corrections_give_the_same_weights(specs, converted, record):
+    """Under A3 its k1 is the other way round, and its k3 has no equivalent: nothing is rejected, and that is said."""
+    p = record.params["rejection_sampling"]
+    options = {f"actor.rejection_sampling.{key}": value for key, value in p.items()}
+    options |= {**NORM, "actor.use_decoupled_loss": True}
+    found = specs("areal", options).correction
+    readings = dict(areal.corrections_of(p))
+    expected = readings["A3" if p["metric"] == "kl_k1" else None]
+    if p["metric"] == "kl_k3":
+        expected = [one for one in expected if not isinstance(one, Rejection)]
+        assert "actor.rejection_sampling.metric" in {one.name for one in converted("areal", options).unsupported}
+    b = batch(0.05 if p["metric"] == "kl_k1" else 1.5)
     assert torch.allclose(product(found, b), product(expected, b), rtol=1e-12)
 
 
 NORM = {"actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": "group", "actor.kl_ctl": 0.0}
 
 
-def batch():
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_areal_k1_bounds_log_pi_over_mu_as_they_are_written(specs, level, reduce):
+    """keep iff lower <= rho <= upper, rho = log pi_prox - log mu, reduced over a sequence: asymmetric, so that a wrong
+    sign rejects others."""
+    b = batch(0.1)
+    rho, real = b.proximal_log_prob - b.behavior_log_prob, b.loss_mask
+    tested = rho
+    if level == "sequence":
+        cut = itertools.pairwise(b.cu_seqlens.tolist())
+        tested = torch.cat([getattr(rho[i:j][real[i:j]], reduce)().expand(j - i) for i, j in cut])
+    lower, upper = tested[real].quantile(torch.tensor([0.3, 0.95], dtype=torch.float64)).tolist()
+    lower, upper = lower - 1e-9, upper + 1e-9  # away from rounding
+    limits = {"level": level, "agg": reduce, "metric": "kl_k1", "action": "mask", "lower": lower, "upper": upper}
+    options = {f"actor.rejection_sampling.{key}": value for key, value in limits.items()}
+    found = specs("areal", {**NORM, "actor.use_decoupled_loss": True, **options}).correction
+    kept = real & (tested >= lower) & (tested <= upper)
+    assert 0 < kept.sum() < real.sum() and not torch.equal(kept, real & (-tested >= lower) & (-tested <= upper))
+    assert torch.allclose(product(found, b), torch.where(kept, rho.exp(), 0.0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("delta", [1.0, 1.1, 1.2, 1.5, 4.0])
+def test_trl_two_sided_clip(specs, level, delta):
+    """-min(min(r, delta) A, clip(r, .8, 1.2) A), which TRL computes at both levels, also for delta < 1.2: value and
+    gradient."""
+    options = {"delta": delta, "epsilon": 0.2, "loss_type": "grpo", "importance_sampling_level": level}
+    surrogate = specs("trl", options).surrogate
+    ratio = torch.linspace(0.3, 6.0, 115, dtype=torch.float64)[:, None].log()  # rows of one token: a ratio each
+    for sign in (1.0, -1.0):
+        leaves = [ratio.clone().requires_grad_() for _ in range(2)]
+        like = {"behavior_log_prob": ratio * 0, "proximal_log_prob": ratio * 0, "advantage": ratio * 0 + sign}
+        b = PolicyBatch.from_padded(ratio == ratio, log_prob=leaves[0], **like)
+        r = leaves[1].exp()
+        theirs = -torch.minimum(r.clamp(max=delta) * sign, r.clamp(0.8, 1.2) * sign)
+        ours = surrogate(b).loss[:, None]
+        assert torch.allclose(ours, theirs, rtol=1e-12)
+        gradients = [
+            torch.autograd.grad(loss.sum(), leaf)[0] for loss, leaf in zip((ours, theirs), leaves, strict=True)
+        ]
+        off_corner = ((ratio.exp()[:, None] - torch.tensor([0.8, 1.2, delta])).abs() > 1e-6).all(-1)
+        assert torch.allclose(gradients[0][off_corner[:, 0]], gradients[1][off_corner[:, 0]], rtol=1e-12)
+
+
+def batch(noise=1.5):
     generator = torch.Generator().manual_seed(3)
     proximal = -torch.rand(8, 20, generator=generator, dtype=torch.float64) * 3
-    behavior = (proximal + 1.5 * torch.randn(8, 20, generator=generator, dtype=torch.float64)).clamp(max=-1e-3)
+    behavior = (proximal + noise * torch.randn(8, 20, generator=generator, dtype=torch.float64)).clamp(max=-1e-3)
     mask = torch.rand(8, 20, generator=generator) < 0.9
     mask[:, 0] = True
     return PolicyBatch.from_padded(

@@ -1,14 +1,14 @@
 """Converts another framework's options to a recipe: each value with its origin, options without an equivalent listed.
 
-    read.py      file → options by dotted name       options.py   which options a converter read, and the others
+    read*.py     file → options by dotted name       options.py   which of them a converter read, and could not take
     verl*.py, trl*.py, areal*.py, unirl.py           up to three files a peer: `convert(options) -> Draft`
-    rules.py     options without an equivalent, and whether that matters       common.py   conversions that peers share
-    draft.py     the recipe under construction, and its text
+    known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or a change of results
+    common.py, evaluation.py   conversions that peers share       draft.py   the recipe under construction, and its text
 Where a peer means something else by a number, the number is converted and a note says so; no code of the peer is
 imported or executed.
 Imports: pyyaml, `proxima.config` and the tables it names. Imported by `cli`.
-To add a peer: a file with `convert`, a line in `PEERS` and in `RULES`, an example in `tests/peers/examples`, rows in
-`docs/migration.md`.
+To add a peer: a file with `convert`, a line in `PEERS`, a table in `options`, an example in `tests/peers/examples`,
+rows in `docs/migration.md`.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import ConfigError, check, resolve
+from proxima.config.problems import one_problem
 from proxima.peers.convert import areal, trl, unirl, verl
 from proxima.peers.convert.draft import Draft
-from proxima.peers.convert.options import Leftover, Options, sort_out
+from proxima.peers.convert.known import not_a_training, option_rules, sort_out
+from proxima.peers.convert.options import Leftover, Options
 from proxima.peers.convert.read import read
-from proxima.peers.convert.rules import RULES
 
 PEERS: dict[str, tuple[str, Callable[[Options], Draft]]] = {
     "areal": ("AReaL", areal.convert),
@@ -39,8 +40,9 @@ class Conversion:
         recipe: plain dicts and lists, as `proxima.config.resolve` takes them.
         text: the same as YAML, each value with its origin; options without an equivalent are comments at the top.
         missing, unsupported, unknown, ignored: values that the file does not give; options without an equivalent.
+        read: options that decided fields without being named by one.
         problems: why the recipe would not resolve or run here; empty when it would.
-        report: the four lists, for a terminal.
+        report: the five lists, for a terminal.
     """
 
     recipe: dict[str, Any]
@@ -49,6 +51,7 @@ class Conversion:
     unsupported: tuple[Leftover, ...]
     unknown: tuple[Leftover, ...]
     ignored: tuple[Leftover, ...]
+    read: tuple[Leftover, ...]
     problems: tuple[str, ...]
     report: tuple[str, ...]
 
@@ -57,15 +60,22 @@ def convert(path: str | Path, peer: str) -> Conversion:
     """Convert a file of `peer`, a key of `PEERS`.
 
     Raises:
-        ConfigError: the file can't be read, or the peer itself would refuse the value of an option.
+        ConfigError: the file can't be read, or is no training with rewards of that peer.
     """
-    name, converter = PEERS[peer]
-    o = Options(name, read(Path(path)), str(path))
+    framework, converter = PEERS[peer]
+    o = Options(framework, read(Path(path)), str(path))
+    if (found := not_a_training(o, peer)) is not None:
+        wanted = "name the framework with --from, and give its configuration of a training with rewards"
+        raise one_problem(o.file, f"is no such configuration of {framework}: it {found}; {wanted}")
+    for name in ("config", "defaults", "launch"):  # what comes first and is not here is in doubt
+        o.get(name)
     draft = converter(o)
-    ignored, unsupported, unknown = sort_out(o, RULES[peer])
+    draft.doubt(o)
+    ignored, unsupported, unknown = sort_out(o, option_rules(peer))
     draft.ignored += ignored
     draft.unsupported += unsupported
     draft.unknown += unknown
+    draft.account(o)
     recipe = draft.tree()
     problems = tuple(problems_of(recipe))
     draft.ignored[:] = dict.fromkeys(draft.ignored)  # once each
@@ -79,6 +89,7 @@ def convert(path: str | Path, peer: str) -> Conversion:
         unsupported=tuple(draft.unsupported),
         unknown=tuple(draft.unknown),
         ignored=tuple(draft.ignored),
+        read=tuple(draft.read),
         problems=problems,
         report=tuple(draft.report()),
     )

@@ -1,9 +1,9 @@
 """AReaL: its actor and rollout YAML."""
 
-from proxima.config.problems import one_problem
 from proxima.peers.convert import common
 from proxima.peers.convert.areal_correction import policies
 from proxima.peers.convert.draft import Draft, Fields
+from proxima.peers.convert.evaluation import eval_sampling, evaluation
 from proxima.peers.convert.options import Options
 
 LENGTHS = ("gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens", "actor.max_new_tokens")
@@ -15,15 +15,14 @@ def convert(o: Options) -> Draft:
     d = Draft()
     common.model(d, o, "actor.path")
     if o.given("actor.dtype"):
-        written = str(o.get("actor.dtype"))
-        if written in ("bfloat16", "float32"):
-            d.put("model.compute_dtype", written, "from actor.dtype", "master weights stay float32 here")
-        else:
-            d.lacks("actor.dtype", f"{written}; use bfloat16 or float32")
+        written = o.choice(("bfloat16", "float32"), "actor.dtype", default="bfloat16")
+        d.put("model.compute_dtype", written, o.origin("actor.dtype"), "master weights stay float32 here")
+    d.drops_given(o, "the engine computes as the policy does", "sglang.dtype", "vllm.dtype")
     d.flag("model.gradient_checkpointing", o, "actor.gradient_checkpointing")
-    common.task(d, o, "train_dataset.path")
-    d.flag("data.shuffle", o, "train_dataset.shuffle")
     longest = o.whole(*LENGTHS, default=16384)
+    _context(d, o, longest)
+    common.task(d, o, "train_dataset.path", split=str(o.get("train_dataset.split", default="train")))
+    d.flag("data.shuffle", o, "train_dataset.shuffle")
     normalised = _advantage(d, o)
     _rewards(d, o, normalised, longest)
     policies(d, o)
@@ -35,11 +34,48 @@ def convert(o: Options) -> Draft:
     common.sampling(d, o, names, {"temperature": 1.0, "top_k": 0, "top_p": 1.0})
     d.put("sampling.max_tokens", longest, o.origin(*LENGTHS))
     stop = o.get("gconfig.stop")
-    if isinstance(stop, list) and stop:
-        d.put("sampling.stop", stop, "from gconfig.stop")
+    if stop:
+        d.put("sampling.stop", stop if isinstance(stop, list) else [stop], "from gconfig.stop")
+    tempered = o.number("actor.temperature")
+    if tempered is not None and tempered != d.entries["sampling.temperature"].value:
+        d.lacks("actor.temperature", f"{tempered:g}, not the rollouts': here the trainer reads it from the data")
     _batch(d, o)
     _training(d, o)
+    _evaluation(d, o)
     return d
+
+
+def _context(d: Draft, o: Options, longest: int) -> None:
+    """`model.max_length`: longer prompts are left out of the data, and a server ends its context."""
+    prompts, total = o.whole("train_dataset.max_length"), o.whole("gconfig.max_tokens")
+    limits = [(prompts + longest, f"{o.origin('train_dataset.max_length')} + max_new_tokens")] if prompts else []
+    limits += [(total, o.origin("gconfig.max_tokens"))] if total else []
+    for name in ("sglang.context_length", "vllm.max_model_len"):
+        context = o.whole(name)
+        if context is not None and not limits:
+            limits.append((context, o.origin(name)))
+        elif context is not None and context < limits[0][0]:
+            d.lacks(name, f"{context} tokens, below prompt and completion")
+    if limits:
+        d.put("model.max_length", *min(limits))
+
+
+def _evaluation(d: Draft, o: Options) -> None:
+    """`valid_dataset`, `evaluator`, `eval_gconfig`."""
+    every = (o.whole("evaluator.freq_steps", default=0) or 0, o.origin("evaluator.freq_steps"))
+    before = o.flag("evaluator.eval_before_train")
+    names = {name: (f"eval_gconfig.{name}",) for name in ("temperature", "top_k", "top_p")}
+    names |= {"samples": ("eval_gconfig.n_samples",), "max_tokens": ("eval_gconfig.max_new_tokens",)}
+    greedy = o.flag("eval_gconfig.greedy")
+    o.given(*(name for group in names.values() for name in group))
+    if evaluation(d, o, "valid_dataset.path", every, split=str(o.get("valid_dataset.split", default="test"))):
+        d.put("eval.before", before, o.origin("evaluator.eval_before_train"))
+        eval_sampling(d, o, names, {}, greedy=greedy)
+        for name in ("evaluator.freq_epochs", "evaluator.freq_secs"):
+            if o.given(name):
+                d.lacks(name, "evaluations by epochs or time: set eval.every")
+    else:
+        d.drops_given(o, "there are no held-out questions", "evaluator.freq_epochs", "evaluator.freq_secs")
 
 
 REWARD, ADV, LEVEL = "actor.reward_norm.", "actor.adv_norm.", "actor.importance_sampling_level"
@@ -58,25 +94,32 @@ def _advantage(d: Draft, o: Options) -> str:
         note = "AReaL takes this mean over tokens, so that long completions weigh more in it. "
     else:
         d.drops_given(o, "rewards are normalised already", ADV + "mean_leave1out")
+        for name, level in (("mean_level", adv_mean), ("std_level", adv_std)):
+            if level == "group" and (mean or std):
+                d.lacks(ADV + name, "group, for rewards that are normalised already")
+        if adv_std == "batch" and adv_mean is None:
+            d.lacks(ADV + "mean_level", "none, with std_level batch: whitening here subtracts the mean too")
     if o.given("critic.path"):
         _critic(d, o)
         return "batch"
     whitened = adv_std == "batch"
+    if mean == "group" and std == "batch" and not whitened:
+        why = "AReaL divides by the deviation of the rewards around their groups' means, `scale: batch` around one mean"
+        d.lacks(prefix + "std_level", f"batch, with mean_level group: {why}")
     if mean == "group":
         _by_group(d, o, prefix, note, "none" if std is None else std, leave, whitened)
     else:
         _by_batch(d, o, whitened)
+        if std == "group":
+            d.lacks(prefix + "std_level", f"group, with mean_level {mean or 'null'}: no group's mean is subtracted")
     return "batch" if whitened else "none" if std is None else std
 
 
 def _level(o: Options, prefix: str, name: str) -> str | None:
     """`mean_level` or `std_level`; batch where the section exists and does not set it."""
-    written = o.get(prefix + name)
-    if written is None:
+    if o.get(prefix + name) is None:
         return "batch" if prefix + name not in o.flat and any(other.startswith(prefix) for other in o.flat) else None
-    if written not in ("group", "batch"):
-        raise o.refused("must be group, batch or null", prefix + name)
-    return str(written)
+    return o.choice(("group", "batch"), prefix + name, default="batch")
 
 
 def _by_group(d: Draft, o: Options, prefix: str, note: str, std: str, leave: bool, whitened: bool) -> None:
@@ -142,12 +185,9 @@ def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
         if o.given(tokens, factor):
             d.drops("actor.overlong_*", "overlong_reward_penalty is false")
         return
-    for name in (tokens, factor):
-        if not o.given(name):
-            raise one_problem(name, "is missing; AReaL needs it for overlong_reward_penalty", None, o.file)
     names = (LENGTHS[2], *LENGTHS[:2])
     most = (o.whole(*names, default=longest), o.origin(*names))
-    common.overlong(d, o, most, (o.whole(tokens), f"from {tokens}"), (o.number(factor), f"from {factor}"))
+    common.overlong(d, o, most, (o.whole(tokens), o.origin(tokens)), o.sourced(factor))
     if weight is not None:
         d.put("reward.1.weight", *weight)
 
@@ -156,7 +196,7 @@ def _surrogate(d: Draft, o: Options) -> None:
     """PPO's clip, GSPO, SAPO or CISPO."""
     path, bounds = "algorithm.surrogate", ("actor.eps_clip_higher", "actor.eps_clip")
     low, high = o.sourced(bounds[1], default=0.2), o.sourced(*bounds, default=0.2)
-    level = (str(o.get(LEVEL, default="token")), o.origin(LEVEL))
+    level = (o.choice(("token", "sequence"), LEVEL, default="token"), o.origin(LEVEL))
     dual = o.number("actor.c_clip")
     taus = ("actor.sapo_tau_pos", "actor.sapo_tau_neg")
     if o.flag("actor.use_sapo_loss"):
@@ -217,19 +257,18 @@ def _training(d: Draft, o: Options) -> None:
     """Optimizer, schedule, steps."""
     prefix = "actor.optimizer."
     kind = o.get(prefix + "type", default="adam")
-    if kind not in ("adam", "adamw", "adam_bf16"):
-        d.lacks(prefix + "type", f"{kind}: only AdamW")
+    if kind not in ("adam", "adamw"):
+        d.lacks(prefix + "type", f"{kind}: only AdamW, with its states in float32")
     names = {name: (prefix + name,) for name in ("lr", "beta1", "beta2", "eps", "weight_decay")}
     common.optimizer(d, o, names, {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01})
     common.schedule(d, o, prefix + "lr_scheduler_type", default="constant")
     steps = o.whole("total_train_steps")
     common.steps(d, o, steps, "from total_train_steps", "", "total_train_epochs", "AReaL counts total_train_epochs")
-    proportion = prefix + "warmup_steps_proportion"
-    fixed, share = o.whole(prefix + "warmup_steps"), o.number(proportion, default=0.001, least=0, most=1)
-    if fixed:
-        d.put("train.warmup_steps", fixed, f"from {prefix}warmup_steps")
-    elif warmup := round(share * d.entries["train.steps"].value):
-        d.put("train.warmup_steps", warmup, f"{o.origin(proportion)}, times train.steps")
+    proportion, made = prefix + "warmup_steps_proportion", d.entries["train.updates_per_step"].value
+    counts = f", which counts steps: {made} updates in each" if made > 1 else ""
+    fixed = o.whole(prefix + "warmup_steps", default=0)
+    updates = (fixed * made, o.origin(prefix + "warmup_steps") + (counts if fixed else ""))
+    common.warmup(d, updates, (o.number(proportion, default=0.001, least=0, most=1), o.origin(proportion)), made)
     d.copy("train.final_lr_ratio", o, prefix + "min_lr_ratio")
     d.copy("train.max_grad_norm", o, prefix + "gradient_clipping", default=1.0)
     every = o.whole("saver.freq_steps")

@@ -1,6 +1,7 @@
 """AReaL's proximal policy and the bounds of its behavior weights, from 0.3's cap to RejectionSamplingConfig."""
 
-from proxima.config.problems import one_problem
+import math
+
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 
@@ -12,7 +13,8 @@ REJECT = "actor.rejection_sampling."
 
 def policies(d: Draft, o: Options) -> None:
     """`use_decoupled_loss`, `recompute_logprob`, `prox_logp_method`, and the bounds of the behavior weights."""
-    method = str(o.get("actor.prox_logp_method", default="recompute"))
+    methods = ("recompute", "loglinear", "metrics", "reuse_train_logp")
+    method = o.choice(methods, "actor.prox_logp_method", default="recompute")
     caps = [name for name in (*CAPS, *FLOORS, "actor.behave_imp_weight_mode") if o.given(name)]
     reject = [name for name in o.flat if name.startswith(REJECT)]
     if o.flag("actor.use_decoupled_loss"):
@@ -53,10 +55,8 @@ def policies(d: Draft, o: Options) -> None:
 
 def _cap(d: Draft, o: Options) -> None:
     """`behave_imp_weight_cap` with its mode: 5 and token_mask unless the file says otherwise."""
-    mode = str(o.get("actor.behave_imp_weight_mode", default="token_mask"))
     known = ("token_mask", "token_truncate", "sequence_mask", "sequence_truncate", "disabled")
-    if mode not in known:
-        raise one_problem("actor.behave_imp_weight_mode", f"must be one of {', '.join(known)}", mode, o.file)
+    mode = o.choice(known, "actor.behave_imp_weight_mode", default="token_mask")
     written = next((name for name in CAPS if name in o.flat), None)
     if mode == "disabled" or (written is not None and o.flat[written] is None):
         return
@@ -76,12 +76,16 @@ def _cap(d: Draft, o: Options) -> None:
 
 def _rejection(d: Draft, o: Options) -> None:
     """RejectionSamplingConfig."""
-    level, action = str(o.get(REJECT + "level", default="token")), str(o.get(REJECT + "action", default="mask"))
-    metric, reduce = str(o.get(REJECT + "metric", default="ratio")), str(o.get(REJECT + "agg", default="mean"))
+    level = o.choice(("token", "sequence"), REJECT + "level", default="token")
+    action = o.choice(("mask", "clamp"), REJECT + "action", default="mask")
+    metric = o.choice(("ratio", "kl_k1", "kl_k2", "kl_k3", "binary_kl"), REJECT + "metric", default="ratio")
+    reduce = o.choice(("sum", "mean", "max"), REJECT + "agg", default="mean")
     upper = (o.number(REJECT + "upper", default=5.0), o.origin(REJECT + "upper"))
     low = o.number(REJECT + "lower")
-    if metric not in ("ratio", "kl_k1", "kl_k2", "kl_k3"):
-        d.lacks(f"{REJECT}metric={metric}", "no such statistic")
+    if metric == "binary_kl" or (metric == "kl_k3" and action == "mask"):
+        why = "AReaL's k3 is that of the reciprocal ratio (A3)" if metric == "kl_k3" else "no such statistic"
+        d.lacks(REJECT + "metric", f"{metric}: {why}; nothing is rejected here")
+        _weigh(d, "token", REJECT)
         return
     least = (0.0 if low is None else low, "no lower bound" if low is None else f"from {REJECT}lower")
     weights = "geometric" if level == "sequence" and metric == "ratio" else "token"
@@ -93,17 +97,25 @@ def _rejection(d: Draft, o: Options) -> None:
     if level == "token" and metric == "ratio":
         d.append(LIST, "cap_floor", f"from {REJECT}metric", "", upper=upper, lower=least)
         return
-    kind = metric.removeprefix("kl_")
-    note = f"AReaL's {kind} is that of the reciprocal ratio (A3): the bound is not quite the same"
-    note = note if kind in ("k1", "k3") else ""
+    kind, note = metric.removeprefix("kl_"), ""
+    if kind == "k1":  # AReaL's k1 is +rho, ours -rho: bounds of the ratio exp(rho) say the same
+        kind, note = (
+            "ratio",
+            f"AReaL bounds log(pi_prox / mu) by {'-inf' if low is None else f'{low:g}'} and {upper[0]:g}",
+        )
+        upper = (math.exp(upper[0]), f"{upper[1]}, its exponential")
+        least = (0.0 if low is None else math.exp(low), f"{least[1]}, its exponential" if low is not None else least[1])
     how: Fields = {"level": (level, o.origin(REJECT + "level")), "statistic": (kind, o.origin(REJECT + "metric"))}
     if level == "sequence":
         how["reduce"] = (reduce, o.origin(REJECT + "agg"))
     how["upper"] = upper
     if kind == "ratio" or low is not None:
         how["lower"] = least
-    elif kind == "k1":
-        how["lower"] = (-float("inf"), "no lower bound")
     d.append(LIST, "rejection", f"from {REJECT}metric", note, **how)
-    fields = {"level": (weights, f"from {REJECT}level"), "bound": ("none", "unbounded")}
+    _weigh(d, weights, REJECT)
+
+
+def _weigh(d: Draft, level: str, origin: str) -> None:
+    """The behavior weights of what is kept, without a bound."""
+    fields: Fields = {"level": (level, f"from {origin}level"), "bound": ("none", "unbounded")}
     d.append(LIST, "importance", "AReaL weighs what is kept", "", **fields)

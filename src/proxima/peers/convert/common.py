@@ -4,11 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from proxima.config.problems import ConfigError, one_problem
-from proxima.peers.convert.draft import Draft
-from proxima.peers.convert.options import Options
-
-ONE_PROCESS = "counted for one process; multiply train.prompts_per_step by the number of processes"
+from proxima.peers.convert.draft import Draft, Entry, Fields
+from proxima.peers.convert.options import FILL_IN, Options
 
 
 def updates(d: Draft, prompts: int, wanted: float, origin: str, note: str = "") -> int:
@@ -24,14 +21,19 @@ def updates(d: Draft, prompts: int, wanted: float, origin: str, note: str = "") 
 
 
 def sampling(d: Draft, o: Options, names: Mapping[str, tuple[str, ...]], defaults: Mapping[str, Any]) -> None:
-    """temperature, top_k, top_p, min_p, max_tokens. A top_k of -1, or beyond any vocabulary, is off: 0 here."""
+    """temperature, top_k, top_p, min_p, max_tokens."""
     for field in ("temperature", "top_k", "top_p", "min_p", "max_tokens"):
         value = o.number(*names[field], default=defaults.get(field)) if field in names else None
         if value is None:
             continue
-        off = field == "top_k" and (value <= 0 or value >= 10**6)
-        note = f"{value:g} means off there" if off and value else ""
-        d.put(f"sampling.{field}", 0 if off else value, o.origin(*names[field]), note)
+        kept = top_k_of(value) if field == "top_k" else value
+        note = f"{value:g} means off there" if kept != value else ""
+        d.put(f"sampling.{field}", kept, o.origin(*names[field]), note)
+
+
+def top_k_of(value: Any) -> Any:
+    """A top_k of -1, or beyond any vocabulary, is off: 0 here."""
+    return 0 if value <= 0 or value >= 10**6 else value
 
 
 def optimizer(d: Draft, o: Options, names: Mapping[str, tuple[str, ...]], defaults: Mapping[str, Any]) -> None:
@@ -42,68 +44,92 @@ def optimizer(d: Draft, o: Options, names: Mapping[str, tuple[str, ...]], defaul
             d.copy(f"train.optimizer.{field}", o, *names[field], default=defaults.get(field))
 
 
-SCHEDULES = {"constant": "constant", "constant_with_warmup": "constant", "linear": "linear", "cosine": "cosine"}
+SCHEDULES = {
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "linear": "linear",
+    "cosine": "cosine",
+    "cosine_with_min_lr": "cosine",
+}
 
 
 def schedule(d: Draft, o: Options, *names: str, default: str) -> None:
-    """`train.schedule` by its common names; others are listed as unsupported."""
-    written = str(o.get(*names, default=default))
-    if written in SCHEDULES:
-        d.put("train.schedule", SCHEDULES[written], o.origin(*names))
+    """`train.schedule` by its common names; for another one constant stands in."""
+    written = o.choice(SCHEDULES, *names, default=default)
+    d.put("train.schedule", SCHEDULES[written], o.origin(*names))
+
+
+def warmup(d: Draft, updates: tuple[int, str], ratio: tuple[float, str], made: int, rounded: str = "down") -> None:
+    """`train.warmup_steps`; as a share of the run, `train.warmup_ratio`, where the number of steps is to fill in.
+
+    Args:
+        updates: in our updates, with its origin; 0: none is given.
+        ratio: of the run, with its origin.
+        made: updates in each of our steps.
+        rounded: whether the peer rounds a share of the updates up or down.
+    """
+    steps = d.entries["train.steps"]
+    if updates[0] > 0 or updates[1].startswith(FILL_IN):
+        d.put("train.warmup_steps", max(0, updates[0]), updates[1])
+    elif ratio[0] <= 0 and not ratio[1].startswith(FILL_IN):
+        return
+    elif steps.origin.startswith(FILL_IN):
+        d.put("train.warmup_ratio", ratio[0], ratio[1], "a share, for the number of steps is to fill in")
     else:
-        d.lacks(f"{names[0]}={written}", "no such schedule; constant is taken")
-        d.put("train.schedule", "constant", o.origin(*names), f"{written} has no equivalent")
+        exact = ratio[0] * steps.value * made
+        whole = math.ceil(exact - 1e-9) if rounded == "up" else math.floor(exact + 1e-9)
+        if whole:
+            d.put("train.warmup_steps", whole, f"{ratio[1]}, times the {steps.value * made} updates of the run")
 
 
 def model(d: Draft, o: Options, *names: str) -> None:
     """`model.path`, or a placeholder."""
-    path = place(o, *names)
+    path = o.get(*names)
     if path is not None:
         d.put("model.path", str(path), o.origin(*names))
         return
-    what = "which model: a Hugging Face name, folder or .gguf file" + _unread(o, *names)
-    d.ask("model.path", "path/to/model", what)
+    d.ask("model.path", "path/to/model", f"which model: a Hugging Face name, folder or .gguf file{_doubts(o, *names)}")
 
 
-def place(o: Options, *names: str) -> Any:
-    """A path or name; None where the file does not give it, or where it depends on the machine."""
-    try:
-        return o.get(*names)
-    except ConfigError:
-        return None
-
-
-def _unread(o: Options, *names: str) -> str:
-    """`; the file has ${HOME}/models/x`, where that is why the path is missing; printable, for it becomes a comment."""
-    written = next((o.flat[name] for name in names if o.flat.get(name) is not None), None)
-    text = "".join(letter if letter.isprintable() else " " for letter in str(written))
-    return "" if written is None else f"; the file has {text[:120]}"
+def _doubts(o: Options, *names: str) -> str:
+    """`; the file has ${HOME}/models/x`, where that is why a value is missing."""
+    return "".join(f"; {name}: {o.doubts[name]}" for name in names if name in o.doubts)
 
 
 FILES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".json")}
 
 
-def task(d: Draft, o: Options, name: str) -> None:
-    """A task for the peer's data: GSM8K by its name, files by their ending, else a data set of the hub."""
-    data, origin = place(o, name), o.origin(name)
+def task(d: Draft, o: Options, name: str, path: str = "task", split: str = "train", **columns: str) -> None:
+    """A task for the peer's data: GSM8K by its name, files by their ending, else a data set of the hub.
+
+    Args:
+        name: the option with a path or several.
+        columns: fields of the tasks that read tables (`messages`, `question`, `answer`), as the peer reads its rows.
+    """
+    data, origin = o.get(name), o.origin(name)
     paths = [str(one) for one in data] if isinstance(data, list) else [str(data)] if data is not None else []
-    kind = next((kind for kind, ends in FILES.items() if all(path.endswith(ends) for path in paths)), None)
+    kind = next((kind for kind, ends in FILES.items() if all(file.endswith(ends) for file in paths)), None)
+    fields = {field: (value, f"as {o.peer} reads its rows") for field, value in columns.items()}
+    where: Fields = {"split": (split, f"which part {o.peer} takes")} if split != "train" else {}
     if not paths:
-        d.ask("task", "gsm8k", f"where the questions come from; see `proxima list task`{_unread(o, name)}", kind=True)
-    elif any("gsm8k" in path.lower() for path in paths):
+        d.ask(path, "gsm8k", f"where the questions come from; see `proxima list task`{_doubts(o, name)}", kind=True)
+        d.entries.update({f"{path}.{field}": Entry(*value) for field, value in where.items()})
+    elif all("gsm8k" in file.lower() for file in paths):
         note = "read as the public data set; for a prepared file write its kind (parquet, jsonl) and path"
-        d.spec("task", "gsm8k", origin, f"{', '.join(paths)}: {note}")
+        d.spec(path, "gsm8k", origin, f"{', '.join(paths)}: {note}", **where)
     elif kind is not None:
         files = paths[0] if len(paths) == 1 else paths
-        d.spec("task", kind, origin, "see `proxima list task` for the columns it reads", path=(files, origin))
+        d.spec(path, kind, origin, "", path=(files, origin), **fields)
     else:
-        d.spec("task", "dataset", origin, "", path=(paths[0], origin))
+        d.spec(path, "dataset", origin, "", path=(paths[0], origin), **where, **fields)
+        if len(paths) > 1:
+            d.lacks(name, f"{', '.join(paths[1:])}: one data set of the hub is read; prepare the others as files")
 
 
 def reward(d: Draft, weight: tuple[float, str] | None = None) -> None:
     """Append the reward of the task, or a placeholder; `weight` with its origin."""
     kind, path = d.entries.get("task.kind"), f"reward.{rewards_of(d)}"
-    if kind is not None and kind.value == "gsm8k" and not kind.origin.startswith("TO FILL IN"):
+    if kind is not None and kind.value == "gsm8k" and not kind.origin.startswith(FILL_IN):
         d.append("reward", "gsm8k", "of the task; the peer's scorer may read answers otherwise")
     else:
         d.ask(path, "math", "how a completion is scored; see `proxima list reward`", kind=True)
@@ -117,17 +143,39 @@ def rewards_of(d: Draft) -> int:
 
 
 def overlong(
-    d: Draft, o: Options, longest: tuple[int, str], buffer: tuple[int, str], factor: tuple[float, str]
+    d: Draft, o: Options, longest: tuple[int, str], buffer: tuple[int | None, str], factor: tuple[float | None, str]
 ) -> None:
     """DAPO's soft overlong penalty, our `overlong` reward; each argument with its origin."""
-    most, width = longest[0], buffer[0]
-    if not 1 <= width <= most:
-        name = buffer[1].removeprefix("from ")
-        raise one_problem(name, f"must be between 1 and the {most} tokens of a completion", str(width), o.file)
-    if not 0 <= factor[0] < math.inf:
-        raise one_problem(factor[1].removeprefix("from "), "must be >= 0, it is subtracted", str(factor[0]), o.file)
-    note = f"soft overlong penalty: 0 up to {most - width} tokens, -{factor[0]:g} at {most}"
-    d.append("reward", "overlong", buffer[1], note, max_tokens=longest, buffer_tokens=buffer, factor=factor)
+    most, width, share = longest[0], buffer[0], factor[0]
+    if width is None or not 1 <= width <= most:
+        width = max(1, most // 5)
+        buffer = (width, f"{FILL_IN}: {buffer[1]}: a buffer between 1 and the {most} tokens of a completion")
+    if share is None or not 0 <= share < math.inf:
+        share = 1.0
+        factor = (share, f"{FILL_IN}: {factor[1]}: a factor of at least 0, which is subtracted")
+    note = f"soft overlong penalty: 0 up to {most - width} tokens, -{share:g} at {most}"
+    d.append("reward", "overlong", "its buffer is on", note, max_tokens=longest, buffer_tokens=buffer, factor=factor)
+
+
+def pruned_groups(d: Draft, o: Options, rate: str, metric: str, *allocation: str) -> None:
+    """Completion pruning of lzhxmu/CPPO (arXiv 2503.22342): our selection `prune`."""
+    o.given(rate, metric, *allocation)
+    share = o.number(rate, default=0.0, least=0)
+    if share >= 1:
+        o.refuse("must be below 1", rate)
+    if not share or share >= 1:
+        d.drops_given(o, "nothing is pruned", rate, metric, *allocation)
+        return
+    removed = o.choice(KEPT, metric, default="smallest")
+    note = "the original's metric names what is removed"
+    fields: Fields = {"rate": (share, o.origin(rate)), "keep": (KEPT[removed], o.origin(metric))}
+    fields["count"] = ("drop", "the original drops floor(G rate) completions of a group (C2)")
+    filled = o.flag(*allocation)
+    fields["allocate"] = (filled, o.origin(*allocation))
+    d.append("algorithm.selection", "prune", o.origin(rate), note, **fields)
+
+
+KEPT = {"smallest": "largest", "largest": "smallest", "random": "random"}
 
 
 def entropy(d: Draft, o: Options, *names: str) -> None:
@@ -152,5 +200,7 @@ def steps(d: Draft, o: Options, count: Any, origin: str, note: str, epochs: str,
         d.put("train.steps", int(count), origin, note)
         d.drops_given(o, f"{origin.removeprefix('from ')} overrides it", epochs)
         return
-    written = f", here {o.number(epochs):g}" if o.given(epochs) else ""
+    number = o.number(epochs) if o.given(epochs) else None
+    written = f", here {number:g}" if number is not None else ""
+    what += f" ({origin.removeprefix(FILL_IN)})" if origin.startswith(FILL_IN) else ""
     d.ask("train.steps", 100, f"{what}{written}: steps = epochs * rows of the data / prompts_per_step")

@@ -1,12 +1,13 @@
 """A recipe under construction: each value with the option it came from, and the YAML text with both."""
 
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from proxima.config.scalars import for_any_reader
-from proxima.peers.convert.options import Leftover, Options
+from proxima.peers.convert.options import FILL_IN, Leftover, Options, on_one_line
 
 ALGORITHM = (
     *("proximal", "behavior", "advantage", "surrogate", "correction", "aggregate"),
@@ -40,10 +41,13 @@ class Draft:
     ignored: list[Leftover] = field(default_factory=list)
     unknown: list[Leftover] = field(default_factory=list)
     missing: list[Leftover] = field(default_factory=list)
+    read: list[Leftover] = field(default_factory=list)
 
     def put(self, path: str, value: Any, origin: str, note: str = "") -> None:
         """Set a leaf. `origin`: where the value came from. `note`: what the peer means by it, if not the same."""
         self.entries[path] = Entry(value, origin, note)
+        if origin.startswith(FILL_IN):
+            self.missing.append(Leftover(path, origin.removeprefix(f"{FILL_IN}: ")))
 
     def spec(self, path: str, kind: str, origin: str, note: str = "", /, **fields: tuple[Any, str]) -> None:
         """Set a slot: its kind, and its fields as (value, origin)."""
@@ -71,6 +75,22 @@ class Draft:
         """Record an option that changes results and has no equivalent yet."""
         self.unsupported.append(Leftover(name, why))
 
+    def doubt(self, o: Options) -> None:
+        """Record the values that could not be taken and that no entry names."""
+        told = " ".join(f"{one.name} {one.why}" for one in (*self.missing, *self.unsupported))
+        for name, why in o.doubts.items():
+            if name not in told:
+                self.missing.append(Leftover(name, on_one_line(why)))
+
+    def account(self, o: Options) -> None:
+        """Record the options that were read and that neither an entry nor a list names, so that none is lost."""
+        texts = [f"{entry.origin} {entry.note}" for entry in self.entries.values()]
+        texts += [f"{one.name} {one.why}" for _, found in self.leftovers() for one in found]
+        told = {word.strip(".,:;") for text in texts for word in re.findall(r"[^\s()'=]+", text)}
+        for name in o.flat:
+            if name in o.asked and name not in told and o.flat[name] is not None:
+                self.read.append(Leftover(name, on_one_line(str(o.flat[name]))[:60]))
+
     def drops(self, name: str, why: str) -> None:
         """Record an option that changes nothing here."""
         self.ignored.append(Leftover(name, why))
@@ -83,8 +103,8 @@ class Draft:
 
     def ask(self, path: str, value: Any, what: str, kind: bool = False) -> None:
         """Put a placeholder where a recipe needs a value that the file does not give."""
-        self.put(f"{path}.kind" if kind else path, value, f"TO FILL IN: {what}")
-        self.missing.append(Leftover(path, what))
+        self.entries[f"{path}.kind" if kind else path] = Entry(value, on_one_line(f"{FILL_IN}: {what}"))
+        self.missing.append(Leftover(path, on_one_line(what)))
 
     def tree(self) -> dict[str, Any]:
         """The recipe as plain dicts and lists."""
@@ -117,6 +137,7 @@ class Draft:
             ("to fill in, the file does not say", self.missing),
             ("not supported yet", self.unsupported),
             ("unknown option", self.unknown),
+            ("read, and said by the fields together", self.read),
             ("ignored, no effect here", self.ignored),
         )
         return [(title, found) for title, found in lists if found]

@@ -1,51 +1,44 @@
-"""A peer's options during conversion: which a converter read, and how the others are listed."""
+"""A peer's options during conversion: which a converter read, and which values it could not take."""
 
-import difflib
-import fnmatch
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxima.config.problems import ConfigError, one_problem
-from proxima.peers.convert.read import UNREADABLE
+from proxima.peers.convert.read_python import UNREADABLE
+from proxima.peers.convert.read_script import Doubtful
+
+FILL_IN = "TO FILL IN"
 
 
 @dataclass(frozen=True)
-class Ignored:
-    """Options that change nothing here: `fnmatch` patterns over dotted names, and why."""
+class Leftover:
+    """An option without an equivalent, and why."""
 
+    name: str
     why: str
-    patterns: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Unsupported:
-    """Options that would change the result and have no equivalent yet; harmless while their value is one of `off`."""
-
-    why: str
-    patterns: tuple[str, ...]
-    off: tuple[Any, ...] = (None, False, 0, "", "none", "disabled")
-
-
-Rule = Ignored | Unsupported
 
 
 @dataclass
 class Options:
     """The options of one file.
 
+    A value that can't be taken (an expression, a text where a number is needed, a name that the peer does not have)
+    stops nothing: the reason is kept in `doubts`, the default stands in for it, and `origin` says so.
+
     Args:
         peer: its name as in texts, `verl`.
         flat: dotted name → value.
         file: what errors call the file.
         asked: names that a converter read; filled by the methods below.
+        doubts: name → why its value can't be taken.
     """
 
     peer: str
     flat: Mapping[str, Any]
     file: str
     asked: set[str] = field(default_factory=set)
+    doubts: dict[str, str] = field(default_factory=dict)
 
     def given(self, *names: str) -> bool:
         """Whether the file sets one of the names to something other than null. Marks them as read."""
@@ -53,11 +46,17 @@ class Options:
         return any(self.flat.get(name) is not None for name in names)
 
     def get(self, *names: str, default: Any = None) -> Any:
-        """The value of the first name that is set; later names are the spellings of other versions."""
+        """The value of the first name that is set and readable; later names are the spellings of other versions."""
         self.asked.update(names)
         for name in names:
-            if self.flat.get(name) is not None:
-                return self.readable(name)
+            value = self.flat.get(name)
+            if isinstance(value, Doubtful):
+                self.doubts[name] = value.why
+            elif value is UNREADABLE or (isinstance(value, str) and "${" in value):
+                shown = "an expression" if value is UNREADABLE else value
+                self.doubts[name] = f"the file has {shown}, known only to a run of the peer"
+            elif value is not None and name not in self.doubts:
+                return value
         return default
 
     def number(
@@ -65,15 +64,15 @@ class Options:
     ) -> Any:
         """As `get`, for a number in [`least`, `most`]; an int stays an int."""
         value = self.get(*names, default=default)
-        if value is None:
-            return None
         if isinstance(value, str):
             value = _parsed(value)
+        if value is None or value == default:
+            return value
         if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-            raise self.refused("must be a number; write it out in the file", *names)
+            return self.refuse("must be a number", *names, default=default)
         if (least is not None and value < least) or (most is not None and value > most):
             bounds = f">= {least:g}" if most is None else f"in [{least:g}, {most:g}]"
-            raise self.refused(f"must be {bounds}", *names)
+            return self.refuse(f"must be {bounds}", *names, default=default)
         return value
 
     def sourced(self, *names: str, default: float | None = None) -> tuple[Any, str]:
@@ -86,13 +85,8 @@ class Options:
         if value is None or isinstance(value, int):
             return value
         if not math.isfinite(value) or value != int(value):
-            raise self.refused("must be a whole number", *names)
+            return self.refuse("must be a whole number", *names, default=default)
         return int(value)
-
-    def refused(self, message: str, *names: str) -> ConfigError:
-        """The error for a value that is invalid."""
-        name = next((name for name in names if self.flat.get(name) is not None), names[0])
-        return one_problem(name, message, str(self.flat.get(name)), self.file)
 
     def flag(self, *names: str, default: bool = False) -> bool:
         """As `get`, for true or false, which scripts also write as strings."""
@@ -100,22 +94,29 @@ class Options:
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
         if not isinstance(value, bool):
-            raise self.refused("must be true or false; write it out in the file", *names)
+            return bool(self.refuse("must be true or false", *names, default=default))
         return value
 
-    def readable(self, name: str) -> Any:
-        """The value. Raises ConfigError when only a run of the peer would know it."""
-        value = self.flat[name]
-        if value is UNREADABLE or (isinstance(value, str) and "$" in value):
-            shown = "an expression" if value is UNREADABLE else value
-            raise one_problem(
-                name, "can't be known without running it; write the value itself into the file", shown, self.file
-            )
-        return value
+    def choice(self, known: Iterable[str], *names: str, default: str) -> str:
+        """As `get`, for one of `known`."""
+        value = str(self.get(*names, default=default))
+        if value in known:
+            return value
+        return str(self.refuse(f"known are {', '.join(known)}", *names, default=default))
+
+    def refuse(self, why: str, *names: str, default: Any = None) -> Any:
+        """Keep in `doubts` why the value of the first name that is set can't be taken; gives the default."""
+        name = next((name for name in names if self.flat.get(name) is not None and name not in self.doubts), names[0])
+        self.doubts[name] = f"the file has {self.flat.get(name)}; {why}"
+        return default
 
     def origin(self, *names: str) -> str:
         """Where a value came from, as a comment: the option that is set, or the peer's default."""
         for name in names:
+            if name in self.doubts:
+                stand_in = next((o for o in names if self.flat.get(o) is not None and o not in self.doubts), None)
+                standing = f"from {stand_in}" if stand_in else "the peer's default stands here"
+                return on_one_line(f"{FILL_IN}: {name}: {self.doubts[name]}; {standing}")
             if self.flat.get(name) is not None:
                 return f"from {name}"
         return f"{self.peer}'s default of {names[0]}"
@@ -125,6 +126,11 @@ class Options:
         return [name for name in self.flat if name not in self.asked]
 
 
+def on_one_line(text: str) -> str:
+    """For a comment of one line."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)[:300]
+
+
 def _parsed(text: str) -> Any:
     for kind in (int, float):
         try:
@@ -132,42 +138,3 @@ def _parsed(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-@dataclass(frozen=True)
-class Leftover:
-    """An option without an equivalent, and why."""
-
-    name: str
-    why: str
-
-
-def sort_out(o: Options, rules: Sequence[Rule]) -> tuple[list[Leftover], list[Leftover], list[Leftover]]:
-    """The options that no converter read: ignored (no effect here), unsupported, unknown."""
-    ignored: list[Leftover] = []
-    unsupported: list[Leftover] = []
-    unknown: list[Leftover] = []
-    for name in o.left():
-        rule = next(
-            (rule for rule in rules if any(fnmatch.fnmatchcase(name, pattern) for pattern in rule.patterns)), None
-        )
-        if rule is None:
-            unknown.append(Leftover(name, _nearest(name, o, rules)))
-        elif isinstance(rule, Ignored):
-            ignored.append(Leftover(name, rule.why))
-        elif any(o.flat[name] is off or (o.flat[name] == off and type(o.flat[name]) is type(off)) for off in rule.off):
-            ignored.append(Leftover(name, "off, or neutral"))
-        else:
-            unsupported.append(Leftover(name, rule.why))
-    return ignored, unsupported, unknown
-
-
-def _nearest(name: str, o: Options, rules: Sequence[Rule]) -> str:
-    """The option probably meant: a similar name in the same section, or the same name in another section."""
-    known = o.asked | {pattern for rule in rules for pattern in rule.patterns if "*" not in pattern}
-    section, _, last = name.rpartition(".")
-    beside = {other.rpartition(".")[2]: other for other in sorted(known) if other.rpartition(".")[0] == section}
-    near = difflib.get_close_matches(last, beside, n=1, cutoff=0.7)
-    elsewhere = sorted(other for other in known if other.rpartition(".")[2] == last)
-    found = [beside[one] for one in near] or elsewhere
-    return f"did you mean {found[0]!r}?" if found else f"{o.peer} has no such option that we know"

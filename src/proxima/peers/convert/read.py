@@ -1,11 +1,9 @@
-"""Read a peer's options by dotted name from YAML, JSON, a launch script or a Python call; nothing is executed."""
+"""Read a peer's options by dotted name from YAML, JSON, a launch script or a Python file; nothing is executed."""
 
 import ast
 import json
-import operator
 import re
-import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +11,23 @@ import yaml
 
 from proxima.config.problems import one_problem
 from proxima.config.scalars import Loader
-from proxima.data import UserError
-
-Flat = dict[str, Any]
+from proxima.peers.convert.read_python import from_python
+from proxima.peers.convert.read_script import ROUNDS, Doubtful, Flat, from_script
 
 
 def read(path: Path) -> Flat:
     """The options of a file: dotted name → scalar or list, with `${…}` replaced by values of the same file.
+
+    A file that it builds on (`--config FILE` of a script, `defaults` of Hydra) is read first where it is found.
 
     Raises:
         ConfigError: the file can't be read, or sets no options.
     """
     text = _text(path)
     if path.suffix == ".py":
-        return from_python(text, str(path))
+        return from_python(text, str(path), _usage(text))
     if path.suffix in (".sh", ".bash"):
-        return interpolated(from_script(text, str(path)))
+        return interpolated(_over_base(from_script(text, str(path)), path))
     try:
         raw = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=Loader)  # a safe one
         flat = dict(_flatten(raw)) if isinstance(raw, Mapping) else {}
@@ -41,7 +40,15 @@ def read(path: Path) -> Flat:
     if not isinstance(raw, Mapping) or not flat:
         wanted = "give the framework's own config file, a mapping of option names to values"
         raise one_problem(str(path), f"holds no options; {wanted}")
-    return interpolated(flat)
+    return interpolated(_over_defaults(flat, path))
+
+
+def _usage(text: str) -> Flat:
+    """The options of the commands in a Python file's docstring."""
+    try:
+        return from_script(ast.get_docstring(ast.parse(text)) or "")
+    except (SyntaxError, ValueError):
+        return {}
 
 
 def _text(path: Path) -> str:
@@ -56,16 +63,47 @@ def _text(path: Path) -> str:
 def _flatten(raw: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in raw.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from _flatten(value, f"{name}.")
-        elif value != "???":  # OmegaConf's mark of a value that must be given elsewhere
-            yield name, value
+        else:  # `???` is OmegaConf's mark of a value that must be given elsewhere
+            yield name, None if value == "???" else value
+
+
+# --- files that a file builds on --------------------------------------------------------------------------------------
+
+
+def _over_base(flat: Flat, path: Path) -> Flat:
+    """A script's options over those of its `--config FILE`, searched from the script's folder upwards."""
+    written = flat.pop("config", None)
+    if written is None:
+        return flat
+    for folder in (*path.absolute().parents, Path()):
+        if (base := folder / str(written)).is_file() and base.absolute() != path.absolute():
+            return {**read(base), **flat}
+    why = f"the options of {written} come first, and that file is not found from here; convert it where it is"
+    return {"config": Doubtful(why), **flat}
+
+
+def _over_defaults(flat: Flat, path: Path) -> Flat:
+    """Hydra's `defaults`: files beside this one are read; the others keep the peer's defaults, and that is a doubt."""
+    written = flat.pop("defaults", None)
+    if not isinstance(written, list):
+        return flat
+    base: Flat = {}
+    absent = []
+    for entry in written:
+        beside = path.parent / f"{entry}.yaml"
+        if isinstance(entry, str) and entry != "_self_" and beside.is_file() and beside.absolute() != path.absolute():
+            base |= read(beside)
+        elif entry != "_self_":
+            absent.append(str(entry))
+    why = f"the options of {', '.join(absent)} come first, and these files are not here; the peer's defaults stand in"
+    return {**({"defaults": Doubtful(why)} if absent else {}), **base, **flat}
 
 
 # --- ${…}, as OmegaConf reads it --------------------------------------------------------------------------------------
 
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")  # the innermost one
-_ROUNDS = 10  # how deep references may nest; ends a circle
 
 
 def interpolated(flat: Flat) -> Flat:
@@ -74,7 +112,7 @@ def interpolated(flat: Flat) -> Flat:
     The environment is not read. A reference that the file does not resolve stays as written.
     """
     known = dict(flat)
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         pending = [name for name, value in known.items() if isinstance(value, str) and "${" in value]
         changed = False
         for name in pending:
@@ -117,211 +155,3 @@ def _absolute(target: str, name: str) -> str:
     target = target.strip()
     dots = len(target) - len(target.lstrip("."))
     return ".".join([*name.split(".")[:-dots], target[dots:]]) if dots else target
-
-
-# --- launch scripts ---------------------------------------------------------------------------------------------------
-
-_ASSIGNMENT = re.compile(
-    r"""\s*(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)=(\$\(\(.*\)\)|\$\{\w+:?-"[^"]*"\}|"[^"]*"|'[^']*'|[^\s("']*)\s*;?\s*(?:\#.*)?"""
-)  # a name and one value: an arithmetic, a quoted or a bare one
-_OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w@/]*(?:\.[\w@/]+)+)=(.*)", re.DOTALL)
-
-
-def from_script(text: str, name: str = "script") -> Flat:
-    """The `a.b=value` words of a shell script; expands its variables: `$n`, `${n}`, `${n:-default}`, `$((1024 * 20))`.
-
-    Raises:
-        ConfigError: the script has no such word.
-    """
-    variables: dict[str, str] = {}
-    flat: Flat = {}
-    for line in re.sub(r"\\\n", " ", text).splitlines():
-        if assignment := _ASSIGNMENT.fullmatch(line):
-            variables[assignment[1]] = _expanded(assignment[2].strip("\"'"), variables)
-            continue
-        for word in _words(line):
-            if found := _OVERRIDE.fullmatch(word):
-                flat.update(_override(found[1], _expanded(found[2], variables)))
-    if not flat:
-        wanted = "give the config file, or the script that sets the options"
-        raise one_problem(name, f"has no words like algorithm.adv_estimator=grpo; {wanted}")
-    return flat
-
-
-def _words(line: str) -> list[str]:
-    try:
-        return shlex.split(line, comments=True)
-    except ValueError:  # a quote over several lines: not a line of options
-        return []
-
-
-def _override(name: str, text: str) -> Flat:
-    try:
-        value = yaml.load(text, Loader=Loader) if "$" not in text else text
-    except yaml.YAMLError:
-        value = text
-    return dict(_flatten(value, f"{name}.")) if isinstance(value, Mapping) else {name: value}
-
-
-_VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)")
-_ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
-
-
-def _expanded(text: str, variables: Mapping[str, str]) -> str:
-    def variable(match: re.Match[str]) -> str:
-        return variables.get(match[1] or match[3], match[0] if match[2] is None else match[2])
-
-    def arithmetic(match: re.Match[str]) -> str:
-        inside = re.sub(r"\b[A-Za-z_]\w*\b", lambda m: variables.get(m[0], m[0]), match[1])
-        found = _computed(inside)
-        return match[0] if found is None else f"{found:.0f}"
-
-    for _ in range(_ROUNDS):
-        before = text
-        text = _ARITHMETIC.sub(arithmetic, _VARIABLE.sub(variable, text))
-        if text == before:
-            break
-    return text
-
-
-def _computed(text: str) -> float | None:
-    try:
-        found = literal(ast.parse(text.strip(), mode="eval").body, {})
-    except (SyntaxError, ValueError):
-        return None
-    return float(found) // 1 if isinstance(found, int | float) else None
-
-
-# --- Python -----------------------------------------------------------------------------------------------------------
-
-UNREADABLE = "…"  # stands for an expression whose value only a run would know
-
-
-def from_python(text: str, name: str = "file", call: str = "GRPOConfig", trainer: str = "GRPOTrainer") -> Flat:
-    """The keywords of the only `GRPOConfig(…)` call in a Python file, with `model` and `reward_funcs` of the trainer's.
-
-    Reads literals, arithmetic on them and names assigned once at module level; anything else is `UNREADABLE`.
-    Raises:
-        ConfigError: no such call, several, or not Python.
-    """
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError) as error:
-        raise one_problem(name, f"not Python: {error}") from None
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == call]
-    if not calls:
-        raise one_problem(name, f"has no {call}(…) call; give the file that makes one, or the options as YAML")
-    if len(calls) > 1:
-        lines = ", ".join(str(node.lineno) for node in calls)
-        raise one_problem(name, f"has {len(calls)} {call}(…) calls, in lines {lines}; keep one")
-    constants = _constants(tree)
-    flat: Flat = {}
-    for keyword in calls[0].keywords:
-        if keyword.arg is None:
-            flat[f"**{ast.unparse(keyword.value)}"] = UNREADABLE
-        else:
-            flat[keyword.arg] = _value(keyword.value, constants)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node) == trainer:
-            for keyword in node.keywords:
-                found = _value(keyword.value, constants)
-                if keyword.arg == "model" and found is not UNREADABLE:
-                    flat["model_name_or_path"] = found
-                elif keyword.arg == "reward_funcs":
-                    flat["reward_funcs"] = _functions(tree, keyword.value, constants)
-    return flat
-
-
-def _functions(tree: ast.Module, node: ast.expr, constants: Mapping[str, Any]) -> list[str]:
-    """The functions of a list or of a variable for one, as text, with their packages and with constants in calls."""
-    nodes = list(ast.walk(tree))
-    if isinstance(node, ast.Name):
-        assigned = [
-            item for item in nodes if isinstance(item, ast.Assign) and node.id in {t.id for t in _targets(item)}
-        ]
-        node = assigned[0].value if len(assigned) == 1 else node
-    homes = {item.name: "__main__" for item in nodes if isinstance(item, ast.FunctionDef | ast.ClassDef)}
-    for item in nodes:
-        if isinstance(item, ast.ImportFrom):
-            homes |= {alias.name: item.module or "" for alias in item.names if alias.asname in (None, alias.name)}
-    items = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
-    return [_named(item, homes, constants) for item in items]
-
-
-def _named(node: ast.expr, homes: Mapping[str, str], constants: Mapping[str, Any]) -> str:
-    def text(value: ast.expr) -> str:
-        known = _value(value, constants)
-        return ast.unparse(value) if known is UNREADABLE else repr(known)
-
-    if isinstance(node, ast.Call):
-        given = [text(value) for value in node.args]
-        given += [f"{key.arg}={text(key.value)}" if key.arg else f"**{text(key.value)}" for key in node.keywords]
-        return f"{_named(node.func, homes, {})}({', '.join(given)})"
-    name = ast.unparse(node)
-    home = homes.get(name.partition(".")[0])
-    return f"{home}.{name}" if home else name
-
-
-def _called(node: ast.Call) -> str | None:
-    if isinstance(node.func, ast.Name):
-        return node.func.id
-    return node.func.attr if isinstance(node.func, ast.Attribute) else None
-
-
-def _constants(tree: ast.Module) -> dict[str, Any]:
-    """Names assigned exactly once, at module level, to a readable value."""
-    found: dict[str, Any] = {}
-    assigned = [target.id for node in ast.walk(tree) for target in _targets(node)]
-    for node in tree.body:
-        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
-            for target in _targets(node):
-                if assigned.count(target.id) == 1 and (value := _value(node.value, found)) is not UNREADABLE:
-                    found[target.id] = value
-    return found
-
-
-def _targets(node: ast.AST) -> list[ast.Name]:
-    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
-        return []
-    return [target for target in targets if isinstance(target, ast.Name)]
-
-
-def _value(node: ast.expr, constants: Mapping[str, Any]) -> Any:
-    try:
-        return literal(node, constants)
-    except ValueError:
-        return UNREADABLE
-
-
-_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-}
-
-
-def literal(node: ast.expr, constants: Mapping[str, Any]) -> Any:
-    """The value of a literal, of + - * / // on numbers, or of a known name. Raises ValueError for anything else."""
-    if isinstance(node, ast.Constant):
-        return node.value
-    if isinstance(node, ast.Name) and node.id in constants:
-        return constants[node.id]
-    if isinstance(node, ast.List | ast.Tuple):
-        return [literal(item, constants) for item in node.elts]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_number(node.operand, constants)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        a, b = _number(node.left, constants), _number(node.right, constants)
-        if b or not isinstance(node.op, ast.Div | ast.FloorDiv):
-            return _OPERATORS[type(node.op)](a, b)
-    raise UserError(f"not a literal: {ast.unparse(node)}")
-
-
-def _number(node: ast.expr, constants: Mapping[str, Any]) -> Any:
-    value = literal(node, constants)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UserError(f"not a number: {ast.unparse(node)}")
-    return value

@@ -2,10 +2,10 @@
 
 import math
 
-from proxima.config.problems import one_problem
 from proxima.peers.convert import common
 from proxima.peers.convert.draft import Draft, Fields
-from proxima.peers.convert.options import Options
+from proxima.peers.convert.evaluation import eval_sampling, evaluation
+from proxima.peers.convert.options import FILL_IN, Options
 from proxima.peers.convert.trl_rewards import rewards
 
 LIST = "algorithm.correction"
@@ -19,11 +19,22 @@ def convert(o: Options) -> Draft:
     d.flag("model.gradient_checkpointing", o, "gradient_checkpointing")
     if o.given("bf16"):
         d.put("model.compute_dtype", "bfloat16" if o.flag("bf16") else "float32", "from bf16")
+    if o.given("dtype", "torch_dtype"):
+        dtype = o.choice(("float32", "bfloat16"), "dtype", "torch_dtype", default="float32")
+        d.put("model.dtype", dtype, o.origin("dtype", "torch_dtype"))
     longest = o.whole("max_completion_length", default=512)
     prompt = o.whole("max_prompt_length")
     if prompt is not None:
         d.put("model.max_length", prompt + longest, "from max_prompt_length + max_completion_length")
-    common.task(d, o, "dataset_name")
+    split, subset = str(o.get("dataset_train_split", default="train")), o.get("dataset_config")
+    columns = {"question": str(o.get("dataset_prompt_column", default="prompt")), "answer": "solution"}
+    common.task(d, o, "dataset_name", split=split, **columns)
+    if subset is not None and d.entries["task.kind"].value == "dataset":
+        d.put("task.subset", str(subset), "from dataset_config")
+    if o.given("system_prompt"):
+        d.put("data.system", str(o.get("system_prompt", default="")), o.origin("system_prompt"))
+    if o.given("model_revision"):
+        d.put("model.revision", str(o.get("model_revision", default="main")), o.origin("model_revision"))
     d.flag("data.shuffle", o, "shuffle_dataset")
     rewards(d, o)
     why = "TRL recomputes old_per_token_logps with the trainer, where an update could differ from it"
@@ -33,30 +44,50 @@ def convert(o: Options) -> Draft:
     _advantage(d, o)
     _corrections(d, o, kind)
     _penalties(d, o)
+    common.pruned_groups(d, o, "pruning", "metric", "allocation", "filling")
     if o.flag("mask_truncated_completions"):
         note = "after the advantages of the whole group, as in TRL"
         d.append("algorithm.selection", "drop_truncated", "from mask_truncated_completions", note)
     names = {name: (name,) for name in ("temperature", "top_k", "top_p", "min_p")}
     common.sampling(d, o, names, {"temperature": 1.0, "top_k": 0, "top_p": 1.0})
     d.put("sampling.max_tokens", longest, o.origin("max_completion_length"))
-    steps = _batch(d, o)
-    _training(d, o, steps)
+    made = _batch(d, o)
+    _training(d, o, made)
+    _evaluation(d, o, made, columns)
     return d
+
+
+def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> None:
+    """`eval_strategy`: the test split of the same data, sampled as in training."""
+    strategy = o.choice(("no", "steps", "epoch"), "eval_strategy", "evaluation_strategy", default="no")
+    every, options = (
+        o.number("eval_steps", default=500, least=0),
+        ("eval_steps", "num_generations_eval", "eval_on_start"),
+    )
+    o.given(*options)
+    if strategy == "no":
+        d.drops_given(o, "eval_strategy is no", *options)
+        return
+    if every < 1 or strategy == "epoch":
+        written = "epoch" if strategy == "epoch" else f"{every:g} of the run"
+        d.lacks("eval_strategy" if strategy == "epoch" else "eval_steps", f"{written}: set eval.every in steps")
+        every = 0
+    split, due = str(o.get("dataset_test_split", default="test")), (math.ceil(every / made), o.origin("eval_steps"))
+    if not evaluation(d, o, "dataset_name", due, split=split, **columns):
+        d.lacks("eval_strategy", "held-out questions: set eval.task and eval.every")
+        return
+    d.put("eval.before", o.flag("eval_on_start"), o.origin("eval_on_start"))
+    eval_sampling(d, o, {"samples": ("num_generations_eval", "num_generations")}, {}, greedy=False)
 
 
 def _surrogate(d: Draft, o: Options) -> str:
     """`loss_type` at its `importance_sampling_level`; the loss type."""
-    kind = str(o.get("loss_type", default="dapo"))
-    level = str(o.get("importance_sampling_level", default="token"))
-    if kind not in LOSSES:
-        raise one_problem("loss_type", f"no loss of this name; known: {', '.join(LOSSES)}", kind, o.file)
-    if level not in ("token", "sequence", "sequence_token"):
-        raise one_problem("importance_sampling_level", "must be token or sequence", level, o.file)
+    kind = o.choice(LOSSES, "loss_type", default="dapo")
+    level = o.choice(("token", "sequence", "sequence_token"), "importance_sampling_level", default="token")
     low, high = o.sourced("epsilon", default=0.2), o.sourced("epsilon_high", "epsilon", default=0.2)
     sequence = (level.replace("sequence_token", "token"), o.origin("importance_sampling_level"))
     path, origin = "algorithm.surrogate", o.origin("loss_type")
-    clipping = ("epsilon", "epsilon_high", *(["delta"] if level == "token" else []))
-    read = {"cispo": ("epsilon_high",), "sapo": (), "vespo": ()}.get(kind, clipping)
+    read = {"cispo": ("epsilon_high",), "sapo": (), "vespo": ()}.get(kind, ("epsilon", "epsilon_high", "delta"))
     for name in ("epsilon", "epsilon_high", "delta"):
         if o.given(name) and name not in read:
             d.drops(name, f"not read by loss_type {kind} at level {level}")
@@ -71,10 +102,11 @@ def _surrogate(d: Draft, o: Options) -> str:
         form = ("token" if level == "sequence_token" else "sequence", sequence[1])
         ours = "luspo" if kind == "luspo" else "gspo"
         d.spec(path, ours, sequence[1], epsilon_low=low, epsilon_high=high, form=form)
+        _delta(d, o, high)
     else:
         note = "TRL's luspo at token level is the clipped loss, summed over each sequence (T1)"
         d.spec(path, "ppo_clip", origin, note if kind == "luspo" else "", epsilon_low=low, epsilon_high=high)
-        _delta(d, o, high[0])
+        _delta(d, o, high)
     return kind
 
 
@@ -94,16 +126,23 @@ def _smooth(d: Draft, o: Options, kind: str, level: tuple[str, str]) -> None:
     d.spec("algorithm.surrogate", kind, o.origin("loss_type"), note, **fields, **more)
 
 
-def _delta(d: Draft, o: Options, high: float) -> None:
-    """The two-sided clip: what our dual clip does, above 1 + epsilon_high."""
-    value = o.number("delta")
+def _delta(d: Draft, o: Options, high: tuple[float, str]) -> None:
+    """The two-sided clip: min(min(r, delta) A, clip(r, 1 - epsilon, 1 + epsilon_high) A).
+
+    From 1 + epsilon_high on it is a dual clip. Below, it is the upper clip of positive advantages, and for negative
+    ones the larger of delta and 1 + epsilon_high remains the bound.
+    """
+    value, path = o.number("delta"), "algorithm.surrogate."
     if value is None:
         return
-    if value <= 1:
-        d.lacks("delta", f"{value:g}: a cap of the ratio at or below 1 has no equivalent")
-        return
-    note = "below 1 + epsilon_high TRL also caps tokens with a positive advantage; ours does not (T3)"
-    d.put("algorithm.surrogate.dual_clip", value, "from delta", "" if value >= 1 + high else note)
+    if value >= 1 + high[0] and value > 1:
+        d.put(path + "dual_clip", value, o.origin("delta"))
+    elif value >= 1 and high[0] > 0:
+        note = f"delta {value:g} is below 1 + epsilon_high, {1 + high[0]:g}: it bounds positive advantages"
+        d.put(path + "epsilon_high", round(value - 1, 12), f"{o.origin('delta')}, minus 1", note)
+        d.put(path + "dual_clip", 1 + high[0], f"1 + epsilon_high, {high[1]}", "the bound of negative advantages (T3)")
+    else:
+        d.lacks("delta", f"{value:g}: a cap of the ratio below 1")
 
 
 def _aggregate(d: Draft, o: Options, kind: str, longest: int) -> None:
@@ -122,11 +161,12 @@ def _aggregate(d: Draft, o: Options, kind: str, longest: int) -> None:
 
 def _advantage(d: Draft, o: Options) -> None:
     """`scale_rewards`, `multi_objective_aggregation`."""
-    written = o.get("scale_rewards", default="group")
-    scale = {"true": "group", "false": "none"}.get(str(written).lower(), written)
+    written = str(o.get("scale_rewards", default="group"))
+    scale = {"true": "group", "false": "none"}.get(written.lower(), written)
     if scale not in ("group", "batch", "none"):
-        raise one_problem("scale_rewards", "must be group, batch, none, true or false", str(written), o.file)
-    how = str(o.get("multi_objective_aggregation", default="sum_then_normalize"))
+        scale = o.refuse("known are group, batch, none, true and false", "scale_rewards", default="group")
+    hows = ("sum_then_normalize", "normalize_then_sum")
+    how = o.choice(hows, "multi_objective_aggregation", default="sum_then_normalize")
     epsilon = (1e-4, "TRL's constant")
     if how == "normalize_then_sum":
         fields: Fields = {"scale": ("group", "TRL: each reward by its own group"), "epsilon": epsilon}
@@ -159,11 +199,8 @@ def _corrections(d: Draft, o: Options, kind: str) -> None:
 
 def _sampler_correction(d: Draft, o: Options, prefix: str) -> None:
     """TRL's weights for the gap between vLLM and the trainer, on by default with vLLM."""
-    mode = str(o.get(prefix + "mode", default="sequence_mask"))
-    level, _, bound = mode.rpartition("_")
-    if level not in ("token", "sequence") or bound not in ("truncate", "mask"):
-        bounds = "must be token_truncate, token_mask, sequence_truncate or sequence_mask"
-        raise one_problem(prefix + "mode", bounds, mode, o.file)
+    modes = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+    level, _, bound = o.choice(modes, prefix + "mode", default="sequence_mask").rpartition("_")
     caps, low = (prefix + "cap", prefix + "clip_max"), prefix + "clip_min"
     unbounded = caps[1] in o.flat and o.flat[caps[1]] is None
     high = math.inf if unbounded else o.number(*caps, default=3.0)
@@ -191,22 +228,29 @@ def _penalties(d: Draft, o: Options) -> None:
 
 def _batch(d: Draft, o: Options) -> int:
     """One step is one generation of TRL: prompts, updates, passes; the optimizer steps it makes."""
-    device = o.whole("per_device_train_batch_size", default=8)
-    gather = o.whole("gradient_accumulation_steps", default=1)
-    group = o.whole("num_generations", default=8)
-    whole = o.whole("generation_batch_size")
-    times = o.whole("steps_per_generation", default=gather if whole is None else max(1, whole // max(1, device)))
-    total = device * times if whole is None else whole
-    if group < 1 or gather < 1 or times < 1 or total % group:
-        why = f"does not divide the {total} completions of a generation"
-        raise one_problem("num_generations", why, str(group), o.file)
-    named = "generation_batch_size / num_generations"
+    device = o.whole("per_device_train_batch_size", "per_gpu_train_batch_size", default=8, least=1)
+    gather = o.whole("gradient_accumulation_steps", default=1, least=1)
+    group = o.whole("num_generations", default=8, least=1)
+    whole = o.whole("generation_batch_size", least=1)
+    written = o.whole("num_processes", "nproc_per_node", least=1)
+    processes = written or 1
+    times = o.whole("steps_per_generation", least=1)
+    if times is None:
+        times = gather if whole is None else max(1, whole // (device * processes))
+    total = device * processes * times if whole is None else whole
+    counts = "generation_batch_size / num_generations"
     if whole is None:
-        factors = f"{o.origin('per_device_train_batch_size')} * steps_per_generation / num_generations"
-        named = f"{factors}: {device} * {times} / {group}"
-    d.put("train.prompts_per_step", total // group, named, common.ONE_PROCESS)
+        factors = "per_device_train_batch_size * num_processes * steps_per_generation / num_generations"
+        counts = f"{factors}: {device} * {processes} * {times} / {group}"
+    origin = f"from {counts}"
+    if whole is None and written is None:
+        origin = f"{FILL_IN}: {counts}; the file does not say num_processes, 1 stands in"
+    elif total % group:
+        origin = f"{FILL_IN}: {counts} is no whole number"
+    prompts = max(1, total // group)
+    d.put("train.prompts_per_step", prompts, origin)
     d.put("train.completions_per_prompt", group, o.origin("num_generations"))
-    made = common.updates(d, total // group, times / gather, "from steps_per_generation / gradient_accumulation_steps")
+    made = common.updates(d, prompts, times / gather, "from steps_per_generation / gradient_accumulation_steps")
     passes = o.whole("num_iterations", default=1, least=1)
     d.put("train.epochs_per_step", passes, o.origin("num_iterations"))
     return made * int(passes)
@@ -220,24 +264,31 @@ def _training(d: Draft, o: Options, made: int) -> None:
     if o.given("optim") and not str(o.get("optim")).startswith("adamw_torch"):
         d.lacks("optim", f"{o.get('optim')}: only AdamW")
     common.schedule(d, o, "lr_scheduler_type", default="linear")
+    lowest, peak = o.number("lr_scheduler_kwargs.min_lr"), d.entries["train.optimizer.lr"].value
+    if lowest is not None:
+        d.put("train.final_lr_ratio", lowest / peak, "from lr_scheduler_kwargs.min_lr, over learning_rate")
+    else:
+        d.copy("train.final_lr_ratio", o, "lr_scheduler_kwargs.min_lr_rate")
     most = o.whole("max_steps", default=-1)
     note = f"TRL counts optimizer steps, {made} in each of ours"
     epochs = ("num_train_epochs", "TRL counts num_train_epochs, 3 by default")
-    common.steps(d, o, math.ceil(most / made), "from max_steps", note, *epochs)
+    common.steps(d, o, math.ceil(most / made), o.origin("max_steps"), note, *epochs)
     warmup = o.number("warmup_steps", default=0, least=0, most=10**9)
-    ratio = o.number("warmup_ratio", default=0, least=0, most=1)
+    share, spelled = o.number("warmup_ratio", default=0, least=0, most=1), ("warmup_ratio", "warmup_steps")
     if 0 < warmup < 1:
-        warmup, ratio = 0, warmup
-    if warmup >= 1:
-        d.put("train.warmup_steps", int(warmup), "from warmup_steps")
-    elif ratio > 0:
-        name = "warmup_ratio" if o.given("warmup_ratio") else "warmup_steps"
-        updates = math.ceil(ratio * d.entries["train.steps"].value * made)
-        d.put("train.warmup_steps", updates, f"from {name}, times the updates of the run")
+        warmup, share, spelled = 0, warmup, ("warmup_steps", "warmup_ratio")
+    common.warmup(d, (int(warmup), o.origin("warmup_steps")), (share, o.origin(*spelled)), made, rounded="up")
     d.copy("train.max_grad_norm", o, "max_grad_norm", default=1.0)
-    if o.get("save_strategy", default="steps") == "steps":
+    strategy = o.choice(("steps", "epoch", "no", "best"), "save_strategy", default="steps")
+    if strategy == "epoch":
+        d.lacks("save_strategy", "epoch: checkpoints by epochs; set checkpoint.every")
+    if strategy != "steps":
+        d.drops_given(o, f"save_strategy is {strategy}", "save_steps", "save_total_limit")
+    else:
         save = o.number("save_steps", default=500, least=0, most=10**9)
-        if save >= 1:
+        if 0 < save < 1:
+            d.lacks("save_steps", f"{save:g} of the run: set checkpoint.every")
+        elif save >= 1:
             note = f"in our steps of {made} updates" if made > 1 else ""
             d.put("checkpoint.every", math.ceil(save / made), o.origin("save_steps"), note)
         keep = o.whole("save_total_limit")

@@ -2,15 +2,15 @@
 functions' options."""
 
 import ast
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.config.problems import one_problem
 from proxima.peers.convert import common
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
-from proxima.peers.convert.read import literal
+from proxima.peers.convert.read_python import literal
 
 Found = tuple[str, Fields] | None
 # ast.parse raises these for text that is not an expression, or nested too deeply
@@ -55,39 +55,40 @@ class Named:
 
 
 def rewards(d: Draft, o: Options) -> None:
-    """`reward_funcs` with `reward_weights`; unknown functions are listed by name, one placeholder stands for them."""
+    """`reward_funcs` with `reward_weights`; a placeholder with its weight stands in for an unknown function."""
     written, weights = o.get("reward_funcs"), o.get("reward_weights")
-    texts = written if isinstance(written, list) else _split(str(written)) if written is not None else []
+    texts = written if isinstance(written, list) else _split(str(written)) if written else []
     functions = [Named.of(str(text)) for text in texts]
-    if isinstance(weights, list) and not all(_is_number(one) for one in weights):
-        raise o.refused("must be a list of numbers; write it out in the file", "reward_weights")
-    if isinstance(weights, list) and functions and len(weights) != len(functions):
-        why = f"has {len(weights)} weights for {len(functions)} functions in reward_funcs"
-        raise one_problem("reward_weights", why, str(weights), o.file)
-    found = [_known(function, o) for function in functions]
-    if not any(one and one[0] in ("math", "gsm8k") for one in found):  # no function judges the answer
-        if None in found:
-            found[found.index(None)] = ("", {})
-        else:
-            common.reward(d)
-    summed = o.get("multi_objective_aggregation", default="sum_then_normalize") == "sum_then_normalize"
-    for index, (function, one) in enumerate(zip(functions, found, strict=True)):
-        if one is None or not one[0]:
-            d.lacks("reward_funcs", f"{function.text}: port it and name it as {{kind: function, path: …}}")
-        if one is None:
-            continue
-        place = common.rewards_of(d)
-        if one[0]:
+    if weights is not None and not (isinstance(weights, list) and all(_is_number(one) for one in weights)):
+        weights = o.refuse("must be a list of numbers", "reward_weights")
+    if weights is not None and functions and len(weights) != len(functions):
+        d.lacks("reward_weights", f"{weights}: {len(weights)} for {len(functions)} functions in reward_funcs")
+        weights = None
+    if not functions:
+        common.reward(d)
+        if weights is not None:
+            d.lacks("reward_weights", f"{weights}: they are the `weight` of each entry of `reward`")
+    how = o.get("multi_objective_aggregation", default="sum_then_normalize")
+    summed = weights if how == "sum_then_normalize" else None
+    for index, function in enumerate(functions):
+        place = f"reward.{common.rewards_of(d)}"
+        if (one := _known(function, o)) is not None:
             d.append("reward", one[0], f"from reward_funcs: {function.name}", **one[1])
         else:
-            common.reward(d)
-        if summed and isinstance(weights, list) and weights[index] != 1:
-            d.put(f"reward.{place}.weight", weights[index], "from reward_weights")
-    if summed and weights is not None and (not functions or None in found or not isinstance(weights, list)):
-        d.lacks("reward_weights", f"{weights}: they are the `weight` of each entry of `reward`")
+            why = "port it and name it as {kind: function, path: …}; `math` stands in"
+            d.ask(place, "math", f"{function.text}: {why}", kind=True)
+            d.put(f"{place}.name", _label(function, index), "the function's")
+        if summed is not None and summed[index] != 1:
+            d.put(f"{place}.weight", summed[index], "from reward_weights")
     for name, function_of in OPTIONS.items():
         if not any(function.name == function_of for function in functions):
             d.drops_given(o, f"reward_funcs does not name {function_of}", name)
+
+
+def _label(function: Named, index: int) -> str:
+    """A name for the entry of a function, one for each."""
+    last = re.sub(r"\W", "", function.name.rpartition(".")[2])[:40]
+    return f"{last or 'function'}_{index}"
 
 
 def _split(text: str) -> list[str]:

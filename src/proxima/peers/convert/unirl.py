@@ -5,6 +5,7 @@ from typing import Any
 from proxima.config.problems import one_problem
 from proxima.peers.convert import common
 from proxima.peers.convert.draft import Draft, Fields
+from proxima.peers.convert.evaluation import eval_sampling, evaluation
 from proxima.peers.convert.options import Options
 
 ALGORITHM = "algorithm."
@@ -24,24 +25,76 @@ def convert(o: Options) -> Draft:
     d = Draft()
     path = "bundle.config.pretrained_model_ckpt_path"
     common.model(d, o, path, "rollout.config.pretrained_model_ckpt_path")
-    d.drops_given(o, "chosen by model.attention", "bundle.config.attn_implementation")
+    for name, field in (("model_precision", "dtype"), ("autocast_precision", "compute_dtype")):
+        precision = f"bundle.config.{name}"
+        if o.given(precision):
+            d.put(f"model.{field}", DTYPES[o.choice(DTYPES, precision, default="fp32")], o.origin(precision))
+    _forward(d, o)
     common.task(d, o, "data_source.args.run.data_path")
     _rewards(d, o)
     kind = _algorithm(d, o)
     _proximal(d, o, kind)
     _surrogate(d, o, kind)
     _aggregate(d, o, kind)
-    _advantage(d, o)
+    _advantage(d, o, kind)
     names = {name: (f"sampling.{name}", f"sampling.ar.{name}") for name in ("temperature", "top_k", "top_p")}
     names["max_tokens"] = ("sampling.max_new_tokens", "sampling.ar.max_new_tokens")
     common.sampling(d, o, names, {"temperature": 0.7, "top_k": 1024, "top_p": 0.9, "max_tokens": 512})
+    for field, of_engine in (("temperature", "temperature"), ("top_p", "top_p"), ("top_k", "top_k")):
+        _copy_of_engine(d, o, field, of_engine)
+    _copy_of_engine(d, o, "max_tokens", "max_new_tokens")
+    prompts = ("bundle.config.max_prompt_length", "pipeline.max_prompt_length")
+    if (prompt := o.whole(*prompts)) is not None:
+        d.put(
+            "model.max_length",
+            prompt + d.entries["sampling.max_tokens"].value,
+            f"{o.origin(*prompts)} + max_new_tokens",
+        )
     tempered = o.number(ALGORITHM + "sampling_temperature")
     if tempered is not None and tempered != d.entries["sampling.temperature"].value:
         why = f"{tempered:g}, not the sampling's: here the trainer reads the temperature from the data"
         d.lacks(ALGORITHM + "sampling_temperature", why)
     _batch(d, o)
     _training(d, o)
+    _evaluation(d, o)
     return d
+
+
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "float32": "float32", "bfloat16": "bfloat16"}
+
+
+def _forward(d: Draft, o: Options) -> None:
+    """FSDP's compute dtype, and system instructions of engine and trainer."""
+    name = "backend.fsdp_cfg.param_dtype"
+    if o.given(name):
+        d.put("model.compute_dtype", DTYPES[o.choice(DTYPES, name, default="bf16")], o.origin(name))
+    names = ("rollout.config.system_instruction", "pipeline.system_instruction")
+    if o.given(*names):
+        d.put("data.system", str(o.get(*names, default="")), o.origin(*names))
+
+
+def _copy_of_engine(d: Draft, o: Options, field: str, option: str) -> None:
+    """The engine's own copy of `sampling`, where it differs."""
+    name = f"rollout.config.{option}"
+    value, ours = o.number(name), d.entries[f"sampling.{field}"].value
+    if value is not None and (common.top_k_of(value) if field == "top_k" else value) != ours:
+        d.lacks(name, f"{value:g}, not the {ours:g} of `sampling`")
+
+
+def _evaluation(d: Draft, o: Options) -> None:
+    """`eval_interval` and `eval_*`: 16 answers a question at temperature 1, before the first rollout too."""
+    names = {"samples": ("eval_samples_per_prompt",), "temperature": ("eval_temperature",)}
+    every, limit = o.whole("eval_interval", default=0), o.whole("eval_num_prompts", default=60)
+    o.given("eval_samples_per_prompt", "eval_temperature", "eval_batch_size", "data_source.args.run.eval_data_path")
+    if not every:
+        d.drops_given(o, "eval_interval is 0", "data_source.args.run.eval_data_path", "eval_num_prompts")
+    elif evaluation(d, o, "data_source.args.run.eval_data_path", (every, o.origin("eval_interval"))):
+        d.put("eval.limit", limit, o.origin("eval_num_prompts"))
+        if not o.given("eval_samples_per_prompt"):
+            d.put("eval.samples", 16, "UniRL's default of eval_samples_per_prompt")
+        eval_sampling(d, o, names, {"temperature": 1.0}, greedy=False)
+    else:
+        d.lacks("eval_interval", f"{every}: set eval.task and eval.every")
 
 
 def _rewards(d: Draft, o: Options) -> None:
@@ -64,26 +117,33 @@ def _rewards(d: Draft, o: Options) -> None:
 def _algorithm(d: Draft, o: Options) -> str:
     """The algorithm: by its class, else by the names of its options."""
     target = str(o.get(ALGORITHM + "_target_", default="")).rpartition(".")[2]
-    known = {"CPPO": "cppo", "DPPO": "dppo", "DRPO": "drpo", "GRPO": "grpo", "GSPO": "gspo"}
+    known = {
+        "CPPO": "cppo",
+        "DPPO": "dppo",
+        "DRPO": "drpo",
+        "GRPO": "grpo",
+        "ARGRPO": "grpo",
+        "GSPO": "gspo",
+        "PPO": "ppo",
+    }
     if target and target not in known:
-        raise one_problem(ALGORITHM + "_target_", f"only {', '.join(known)} train language models here", target, o.file)
+        message = f"is no training of a language model with rewards; known are {', '.join(known)}"
+        raise one_problem(ALGORITHM + "_target_", message, target, o.file)
     found = known.get(target) or next(
         (kind for option, kind in BY_OPTION.items() if o.flat.get(ALGORITHM + option) is not None), None
     )
     if found is None:
-        raise one_problem(ALGORITHM + "_target_", f"is missing; one of {', '.join(known)}", None, o.file)
-    return found
+        o.refuse(f"known are {', '.join(known)}; the default stands in", ALGORITHM + "_target_")
+    return found or "grpo"
 
 
 def _proximal(d: Draft, o: Options, kind: str) -> None:
     """`old_logp_source`: rollout means the engine's log-probs, replay the trainer's before the first update."""
     name = ALGORITHM + "old_logp_source"
-    if kind in ("grpo", "gspo"):
+    if kind in ("grpo", "gspo", "ppo"):
         d.put("algorithm.proximal", "behavior", f"UniRL's {kind.upper()} is always anchored on the rollout")
         return
-    source = str(o.get(name, default="rollout")).strip().lower()
-    if source not in ("rollout", "replay"):
-        raise one_problem(name, "must be rollout or replay", source, o.file)
+    source = o.choice(("rollout", "replay"), name, default="rollout")
     d.put("algorithm.proximal", "behavior" if source == "rollout" else "recompute", o.origin(name))
 
 
@@ -117,12 +177,12 @@ def _surrogate(d: Draft, o: Options, kind: str) -> None:
         fields = {"epsilon_low": low, "epsilon_high": o.sourced(*names, default=low[0])}
         if kind == "gspo":
             fields["form"] = ("sequence", "UniRL's GSPO")
-        written = str(o.get(ALGORITHM + "clip_schedule", default="constant"))
+        written = o.get(ALGORITHM + "clip_schedule", default="constant")
         if written != "constant":
             d.lacks(ALGORITHM + "clip_schedule", f"{written}: the clip range is constant here")
     if replayed and kind in ("cppo", "dppo"):
         fields["centre"] = ("proximal", f"from {ALGORITHM}old_logp_source: replay overwrites mu too")
-    d.spec("algorithm.surrogate", {"grpo": "ppo_clip"}.get(kind, kind), origin, note, **fields)
+    d.spec("algorithm.surrogate", {"grpo": "ppo_clip", "ppo": "ppo_clip"}.get(kind, kind), origin, note, **fields)
 
 
 AGGREGATES = {
@@ -135,13 +195,11 @@ AGGREGATES = {
 def _aggregate(d: Draft, o: Options, kind: str) -> None:
     """`loss_agg_mode` with its `horizon`."""
     names, horizon = (ALGORITHM + "loss_agg_mode", ALGORITHM + "loss_agg"), ALGORITHM + "horizon"
-    written = str(o.get(*names, default="token-mean"))
+    written = o.choice(AGGREGATES, *names, default="token-mean")
     if kind == "gspo":
         d.spec("algorithm.aggregate", "sequence_mean_token_mean", "UniRL's GSPO is a mean over sequences")
         d.drops_given(o, "UniRL's GSPO does not read it", *names, horizon)
         return
-    if written not in AGGREGATES:
-        raise one_problem(names[0], f"no aggregation of this name; known: {', '.join(AGGREGATES)}", written, o.file)
     if written == "seq-mean-token-sum-norm":
         common.horizon(d, o.origin(*names), o.number(horizon, default=HORIZON), o.origin(horizon))
         return
@@ -150,12 +208,17 @@ def _aggregate(d: Draft, o: Options, kind: str) -> None:
     d.drops_given(o, f"not read by {written}", horizon)
 
 
-def _advantage(d: Draft, o: Options) -> None:
+def _advantage(d: Draft, o: Options, kind: str) -> None:
     """`adv_normalization_scope`, `normalize_adv_by_std`."""
-    scope = str(o.get("adv_normalization_scope", default="group"))
+    scope = o.choice(("group", "global"), "adv_normalization_scope", default="group")
     by_std = o.flag("normalize_adv_by_std", default=True)
-    if scope not in ("group", "global"):
-        raise one_problem("adv_normalization_scope", "must be group or global", scope, o.file)
+    if kind == "ppo":
+        fields = {"gamma": o.sourced(ALGORITHM + "gae_gamma", default=1.0)}
+        fields["lam"] = o.sourced(ALGORITHM + "gae_lambda", default=0.95)
+        d.spec("algorithm.advantage", "gae", f"from {ALGORITHM}_target_", **fields)
+        o.given("advantage_mode", ALGORITHM + "vf_coef", ALGORITHM + "cliprange_value")
+        d.lacks(ALGORITHM + "_target_", "PPO: a critic is not trained yet")
+        return
     if scope == "global":
         d.lacks("adv_normalization_scope", "global: one mean over all prompts; the mean is each group's here")
     scale = "none" if not by_std else "group" if scope == "group" else "batch"
@@ -167,7 +230,7 @@ def _batch(d: Draft, o: Options) -> None:
     """Prompts, completions, updates."""
     names = ("batch_size", "data_source.args.algorithm.prompts_per_rollout")
     o.given(*names)
-    prompts = o.whole(*names, default=1)
+    prompts = o.whole(*names, default=1, least=1)
     d.put("train.prompts_per_step", prompts, o.origin(*names))
     groups = ("sampling.samples_per_prompt", "sampling.ar.samples_per_prompt")
     d.put("train.completions_per_prompt", o.whole(*groups, default=1), o.origin(*groups))
@@ -175,7 +238,7 @@ def _batch(d: Draft, o: Options) -> None:
     common.updates(d, prompts, o.whole(count, default=1), o.origin(count))
     d.copy("train.tokens_per_micro_batch", o, "stack.micro_planner.token_budget")
     d.copy("train.max_grad_norm", o, "stack.max_grad_norm", default=1.0)
-    if o.given("num_rollouts"):
+    if o.whole("num_rollouts") is not None:
         d.copy("train.steps", o, "num_rollouts")
     else:
         d.ask("train.steps", 100, "UniRL's num_rollouts")
@@ -189,5 +252,7 @@ def _training(d: Draft, o: Options) -> None:
     names = {name: (prefix + option,) for name, option in zip(ours, theirs, strict=True)}
     common.optimizer(d, o, names, {"lr": 1e-6})
     common.schedule(d, o, scheduler + "type", default="constant")
-    d.copy("train.warmup_steps", o, scheduler + "warmup_steps")
+    made, ratio = d.entries["train.updates_per_step"].value, scheduler + "warmup_ratio"
+    updates = (o.whole(scheduler + "warmup_steps", default=0), o.origin(scheduler + "warmup_steps"))
+    common.warmup(d, updates, (o.number(ratio, default=0.0, least=0, most=1), o.origin(ratio)), made)
     d.copy("seed", o, "data_source.args.run.seed")

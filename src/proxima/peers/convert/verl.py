@@ -1,11 +1,11 @@
-"""verl: its trainer's YAML (or a launch script's overrides), from 0.3 to 0.9, with DAPO's options."""
+"""verl: its trainer's YAML (or a launch script's overrides), from 0.3 to 0.10, with DAPO's options."""
 
 import math
 
-from proxima.config.problems import one_problem
 from proxima.peers.convert import common
 from proxima.peers.convert.draft import Draft, Fields
-from proxima.peers.convert.options import Options
+from proxima.peers.convert.evaluation import eval_sampling, evaluation
+from proxima.peers.convert.options import FILL_IN, Options
 from proxima.peers.convert.verl_correction import correction
 from proxima.peers.convert.verl_dapo import dynamic_sampling, overlong_buffer
 
@@ -16,12 +16,18 @@ def convert(o: Options) -> Draft:
     """A recipe from verl's options."""
     d = Draft()
     common.model(d, o, "actor_rollout_ref.model.path")
-    longest = o.whole("data.max_response_length", ROLLOUT + "response_length", default=512)
+    longest = o.whole(*LONGEST, default=512)
     prompt = o.whole("data.max_prompt_length", ROLLOUT + "prompt_length", default=512)
     d.put("model.max_length", prompt + longest, f"{o.origin('data.max_prompt_length')} + max_response_length")
+    context = o.whole(ROLLOUT + "max_model_len")
+    if context is not None and context < prompt + longest:
+        d.lacks(ROLLOUT + "max_model_len", f"{context} tokens, below prompt and completion")
+    _precision(d, o)
     d.flag("model.gradient_checkpointing", o, "actor_rollout_ref.model.enable_gradient_checkpointing")
-    common.task(d, o, "data.train_files")
+    columns = {"messages": str(o.get("data.prompt_key", default="prompt")), "answer": "reward_model.ground_truth"}
+    common.task(d, o, "data.train_files", **columns)
     d.flag("data.shuffle", o, "data.shuffle")
+    _long_prompts(d, o)
     common.reward(d)
     overlong_buffer(d, o, longest)
     forced = correction(d, o)
@@ -29,13 +35,76 @@ def convert(o: Options) -> Draft:
     _aggregate(d, o, _surrogate(d, o, forced), longest)
     _penalties(d, o)
     dynamic_sampling(d, o)
+    common.pruned_groups(d, o, "cppo.pruning_rate", "cppo.metric", "cppo.allocation")
     names = {"temperature": (ROLLOUT + "temperature",), "top_k": (ROLLOUT + "top_k",), "top_p": (ROLLOUT + "top_p",)}
     common.sampling(d, o, names, {"temperature": 1.0, "top_k": -1, "top_p": 1.0})
-    d.put("sampling.max_tokens", longest, o.origin("data.max_response_length", ROLLOUT + "response_length"))
+    d.put("sampling.max_tokens", longest, o.origin(*LONGEST))
+    _behavior(d, o)
     _batch(d, o)
     _training(d, o)
+    _evaluation(d, o, columns)
     d.drops_given(o, "the engine always returns the behavior log-probs", ROLLOUT + "calculate_log_probs")
     return d
+
+
+LONGEST = ("data.max_response_length", ROLLOUT + "response_length")
+DTYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
+
+
+def _precision(d: Draft, o: Options) -> None:
+    """dtype of the master weights and of the forward."""
+    fsdp = ACTOR + "fsdp_config."
+    for field, names, default in (
+        ("dtype", (fsdp + "model_dtype",), "fp32"),
+        ("compute_dtype", (fsdp + "dtype", fsdp + "mixed_precision.param_dtype", ACTOR + "megatron.dtype"), "bfloat16"),
+    ):
+        if o.given(*names):
+            d.put(f"model.{field}", DTYPES[o.choice(DTYPES, *names, default=default)], o.origin(*names))
+    for name in ("model_dtype", "dtype", "mixed_precision.param_dtype"):
+        d.drops_given(o, "the reference has the policy's precision here", f"actor_rollout_ref.ref.fsdp_config.{name}")
+    d.drops_given(o, "the reference has the policy's precision here", "actor_rollout_ref.ref.megatron.dtype")
+    for name in ("reduce_dtype", "buffer_dtype"):
+        d.drops_given(o, "there is one device", f"{fsdp}mixed_precision.{name}")
+
+
+def _long_prompts(d: Draft, o: Options) -> None:
+    """Prompts longer than `max_prompt_length`: skipped, an error, or cut."""
+    cut = o.choice(("error", "left", "right", "middle"), "data.truncation", default="error")
+    if o.flag("data.filter_overlong_prompts"):
+        d.put("data.over_length", "skip", "from data.filter_overlong_prompts")
+        d.drops_given(o, "longer prompts are filtered", "data.truncation")
+    elif cut == "error":
+        d.put("data.over_length", "refuse", o.origin("data.truncation"))
+    else:
+        d.lacks("data.truncation", f"{cut}: longer prompts are cut there and skipped here")
+
+
+def _behavior(d: Draft, o: Options) -> None:
+    """`logprobs_mode`: whose log-probs the engine returns."""
+    name = ROLLOUT + "logprobs_mode"
+    if not o.given(name):
+        return
+    mode = o.choice(("processed_logprobs", "raw_logprobs"), name, default="processed_logprobs")
+    if mode == "raw_logprobs":
+        d.lacks(name, "raw_logprobs: log-probs that leave out the temperature")
+    else:
+        d.put("algorithm.behavior", "sampled", o.origin(name), "after temperature, top-k and top-p")
+
+
+def _evaluation(d: Draft, o: Options, columns: dict[str, str]) -> None:
+    """`val_files`, `test_freq`, `val_kwargs`."""
+    kwargs = ROLLOUT + "val_kwargs."
+    every = (max(0, o.whole("trainer.test_freq", default=-1)), o.origin("trainer.test_freq"))
+    before = o.flag("trainer.val_before_train", default=True)
+    limit = max(0, o.whole("data.val_max_samples", default=-1))
+    greedy = not o.flag(kwargs + "do_sample") or o.number(kwargs + "temperature", default=0) == 0
+    o.given(*(kwargs + name for name in ("temperature", "top_k", "top_p", "n")))
+    if not evaluation(d, o, "data.val_files", every, **columns):
+        return
+    d.put("eval.before", before, o.origin("trainer.val_before_train"))
+    d.put("eval.limit", limit, o.origin("data.val_max_samples"))
+    names = {"samples": (kwargs + "n",)} | {name: (kwargs + name,) for name in ("temperature", "top_k", "top_p")}
+    eval_sampling(d, o, names, {"temperature": 0, "top_k": -1, "top_p": 1.0}, greedy=greedy)
 
 
 SAME_NAMES = ("gae", "gdpo", "gpg", "grpo", "grpo_passk", "opo", "optimal_token_baseline", "remax", "rloo")
@@ -43,6 +112,7 @@ ESTIMATORS = {name: name for name in SAME_NAMES} | {
     "grpo_vectorized": "grpo",
     "rloo_vectorized": "rloo",
     "tir_optimal_token_baseline": "optimal_token_baseline",
+    "REMAX": "remax",
     "reinforce_plus_plus": "reinforce_pp",
     "reinforce_plus_plus_baseline": "reinforce_pp_baseline",
 }
@@ -51,10 +121,13 @@ ESTIMATORS = {name: name for name in SAME_NAMES} | {
 def _advantage(d: Draft, o: Options) -> None:
     """`algorithm.adv_estimator`."""
     name = "algorithm.adv_estimator"
-    written = str(o.get(name, default="gae")).lower().removeprefix("advantageestimator.")
-    if written not in ESTIMATORS:
-        raise one_problem(name, f"no advantage of this name; known: {', '.join(ESTIMATORS)}", written, o.file)
-    kind, origin = ESTIMATORS[written], o.origin(name)
+    written = o.choice(ESTIMATORS, name, default="gae")
+    origin = o.origin(name)
+    if name in o.doubts:  # verl's default needs a critic
+        written, origin = "grpo", origin.replace("the peer's default", "grpo")
+    kind = ESTIMATORS[written]
+    if kind == "gae":
+        d.lacks(name, "gae: a critic is not trained yet")
     note = "verl gives a group of one its raw reward (P16); here its advantage is 0"
     d.spec("algorithm.advantage", kind, origin, note if kind in ("grpo", "opo", "gpg") else "")
     by_std = "algorithm.norm_adv_by_std_in_grpo"
@@ -74,11 +147,10 @@ def _advantage(d: Draft, o: Options) -> None:
 def _surrogate(d: Draft, o: Options, forced: str | None) -> str:
     """`policy_loss.loss_mode` with its options; returns the mode."""
     name, path = LOSS + "loss_mode", "algorithm.surrogate"
-    mode = str(o.get(name, ACTOR + "loss_mode", default="vanilla")).replace("-", "_")
-    used = _fields_by_mode(o, name)
+    used = _fields_by_mode(o, name, bypass=d.entries["algorithm.proximal"].value == "behavior")
+    known = [*used, *(mode.replace("_", "-") for mode in used if "_" in mode), "bypass_mode"]
+    mode = o.choice(known, name, ACTOR + "loss_mode", default="vanilla").replace("-", "_")
     mode = "vanilla" if mode == "bypass_mode" else mode
-    if mode not in used:
-        raise one_problem(name, f"no surrogate of this name; known: {', '.join(used)}", mode, o.file)
     fields = used[mode] if forced is None else {}
     read = {origin for _, origin in fields.values()} | {f"from {name}"}
     why = f"not read by {f'loss_mode {mode}' if forced is None else 'REINFORCE, which has no clip'}"
@@ -90,18 +162,34 @@ def _surrogate(d: Draft, o: Options, forced: str | None) -> str:
         d.spec(path, forced, "from algorithm.rollout_correction", note)
         return mode
     if mode == "dro" and fields["beta"][0] is None:
-        raise one_problem(LOSS + "dro_beta", "is missing; verl refuses dro without it", None, o.file)
+        fields["beta"] = (0.5, f"{FILL_IN}: {LOSS}dro_beta is missing; verl refuses dro without it")
+    if mode == "cppo":
+        _cppo_budget(d, o)
+    elif (both := o.number(ACTOR + "clip_ratio", default=0.2)) != 0.2:
+        why = f"{FILL_IN}: verl 0.3 clips at clip_ratio={both:g}; since 0.4 its own clip_ratio_{{}} of 0.2 comes first"
+        default = f"verl's default of {ACTOR}clip_ratio_"
+        for field, (value, origin) in fields.items():
+            if origin.startswith(default):
+                fields[field] = (value, why.format(origin.removeprefix(default)))
     kind = {"vanilla": "ppo_clip", "gpg": "reinforce", "dppo_tv": "dppo", "dppo_kl": "dppo"}.get(mode, mode)
     d.spec(path, kind, o.origin(name, ACTOR + "loss_mode"), _clip_note(o, mode), **fields)
     return mode
 
 
-def _fields_by_mode(o: Options, name: str) -> dict[str, Fields]:
+def _clip_bound(o: Options, side: str) -> tuple[float, str]:
+    """Since 0.4 verl's own config sets both sides to .2, so `clip_ratio` counts where a file sets one to null."""
+    names = (f"{ACTOR}clip_ratio_{side}", f"{ACTOR}clip_ratio")
+    value, origin = o.sourced(*(names if names[0] in o.flat else names[:1]), default=0.2)
+    return (1.0, f"{origin}: {value:g} is no lower bound") if side == "low" and value > 1 else (value, origin)
+
+
+def _fields_by_mode(o: Options, name: str, bypass: bool) -> dict[str, Fields]:
     """The fields of each mode's surrogate, with their origins."""
-    low, high = (o.sourced(ACTOR + f"clip_ratio_{side}", ACTOR + "clip_ratio", default=0.2) for side in ("low", "high"))
+    low, high = _clip_bound(o, "low"), _clip_bound(o, "high")
     cap = o.sourced(ACTOR + "clip_ratio_c", default=3.0)
     clip: Fields = {"epsilon_low": low, "epsilon_high": high}
-    dppo: Fields = {"delta": high, "delta_low": low, "ratio_cap": cap}
+    centre: Fields = {} if bypass else {"centre": ("proximal", "verl measures from the recomputed log-probs")}
+    dppo: Fields = {"delta": high, "delta_low": low, "ratio_cap": cap, **centre}
     return {
         "vanilla": {**clip, "dual_clip": cap},
         "gspo": clip,
@@ -109,6 +197,12 @@ def _fields_by_mode(o: Options, name: str) -> dict[str, Fields]:
         "cispo": clip,
         "dppo_tv": {"divergence": ("binary_tv", f"from {name}"), **dppo},
         "dppo_kl": {"divergence": ("binary_kl", f"from {name}"), **dppo},
+        "cppo": {
+            "delta": o.sourced(ACTOR + "clip_ratio", default=0.2),
+            "w_min": o.sourced(CPPO + "cppo_w_min", default=0.8),
+            "delta_b": o.sourced(CPPO + "cppo_delta_b", default=0.02),
+            **centre,
+        },
         "sapo": {
             "tau_positive": o.sourced(ACTOR + "tau_pos", default=1.0),
             "tau_negative": o.sourced(ACTOR + "tau_neg", default=1.05),
@@ -128,17 +222,25 @@ def _fields_by_mode(o: Options, name: str) -> dict[str, Fields]:
     }
 
 
+CPPO = LOSS + "cppo."
+
+
+def _cppo_budget(d: Draft, o: Options) -> None:
+    """What verl's cppo has beyond ours: another quantile of the budget, its bounds, and a cap on the ratio."""
+    for option, ours in (("delta_b_q", 0.9), ("delta_b_k", 1.0), ("delta_b_max_mult", 2.0)):
+        name = f"{CPPO}cppo_{option}"
+        if (value := o.number(name, default=ours)) != ours:
+            d.lacks(name, f"{value:g}: the budget here is the 90th percentile, at most 2 delta_b")
+    cap = o.number(ACTOR + "clip_ratio_c", default=3.0)
+    d.lacks(ACTOR + "clip_ratio_c", f"{cap:g}: verl's cppo bounds the ratio of the tokens it keeps; ours does not")
+
+
 def _clip_note(o: Options, mode: str) -> str:
     notes = []
     if mode == "vanilla" and not o.given(ACTOR + "clip_ratio_c"):
         notes.append("verl's dual clip, clip_ratio_c, is on by default.")
     if mode.startswith("dppo"):
         notes.append("The cap is clip_ratio_c, 3 by default; the 20 of verl's documentation is never reached (P4).")
-    if o.given(ACTOR + "clip_ratio") and not o.given(ACTOR + "clip_ratio_low", ACTOR + "clip_ratio_high"):
-        notes.append(
-            "verl's own config sets clip_ratio_low and clip_ratio_high to 0.2: unless yours sets them to null, "
-            "clip_ratio had no effect."
-        )
     return " ".join(notes)
 
 
@@ -149,7 +251,8 @@ AGGREGATES = {mode: mode.replace("seq-", "sequence-").replace("-", "_") for mode
 def _aggregate(d: Draft, o: Options, mode: str, longest: int) -> None:
     """`loss_agg_mode`, which two of verl's losses don't read."""
     name, factor, first = ACTOR + "loss_agg_mode", ACTOR + "loss_scale_factor", ACTOR + "use_token_level_loss"
-    written = str(o.get(name, default="token-mean" if o.flag(first, default=True) else "seq-mean-token-mean"))
+    default = "token-mean" if o.flag(first, default=True) else "seq-mean-token-mean"
+    written = o.choice(AGGREGATES, name, default=default)
     if o.given(first) and not o.given(name):  # what the first DAPO scripts call it
         name = first
     scale = o.number(factor)
@@ -159,8 +262,6 @@ def _aggregate(d: Draft, o: Options, mode: str, longest: int) -> None:
         d.spec("algorithm.aggregate", "sequence_mean_token_mean", f"verl's {why}")
         d.drops_given(o, f"verl's {mode} does not read it", name)
         return
-    if written not in AGGREGATES:
-        raise one_problem(name, f"no aggregation of this name; known: {', '.join(AGGREGATES)}", written, o.file)
     if written == "seq-mean-token-sum-norm":
         note = "" if scale is not None else "without loss_scale_factor verl divides by the padded response length"
         origin = o.origin("data.max_response_length" if scale is None else factor)
@@ -178,10 +279,10 @@ def _penalties(d: Draft, o: Options) -> None:
     """KL towards the reference in the loss or in the reward, and entropy."""
     kind, coefficient = ACTOR + "kl_loss_type", ACTOR + "kl_loss_coef"
     if o.flag(ACTOR + "use_kl_loss"):
-        written = str(o.get(kind, default="low_var_kl"))
+        written = o.choice([*KL_KINDS, *(f"{one}+" for one in KL_KINDS), "full"], kind, default="low_var_kl")
         ours = KL_KINDS.get(written.removesuffix("+"))
         if ours is None:
-            d.lacks(f"{kind}={written}", "needs the whole distribution of the reference; no such penalty")
+            d.lacks(kind, f"{written}: needs the whole distribution of the reference; no such penalty")
         else:
             fields: Fields = {"coefficient": o.sourced(coefficient, default=0.001)}
             if written.endswith("+"):
@@ -203,7 +304,7 @@ def _penalties(d: Draft, o: Options) -> None:
 
 def _batch(d: Draft, o: Options) -> None:
     """Prompts, completions, updates."""
-    prompts = o.whole("data.train_batch_size", default=1024)
+    prompts = o.whole("data.train_batch_size", default=1024, least=1)
     mini = o.whole(ACTOR + "ppo_mini_batch_size", default=256, least=1)
     d.put("train.prompts_per_step", prompts, o.origin("data.train_batch_size"))
     d.put("train.completions_per_prompt", o.whole(ROLLOUT + "n", default=1), o.origin(ROLLOUT + "n"))
@@ -220,32 +321,34 @@ def _batch(d: Draft, o: Options) -> None:
 def _training(d: Draft, o: Options) -> None:
     """Optimizer, schedule, evaluations, checkpoints."""
     prefix = ACTOR + "optim."
-    names = {"lr": (prefix + "lr",), "weight_decay": (prefix + "weight_decay",)}
+    names = {"lr": (prefix + "lr",), "weight_decay": (prefix + "weight_decay",), "eps": (prefix + "eps",)}
     common.optimizer(d, o, names, {"lr": 1e-6, "weight_decay": 0.01})
     betas = o.get(prefix + "betas")
-    if isinstance(betas, list) and len(betas) == 2:
+    if betas is not None and not (isinstance(betas, list) and len(betas) == 2):
+        o.refuse("must be two numbers", prefix + "betas")
+    elif betas is not None:
         for beta, value in zip(("beta1", "beta2"), betas, strict=True):
             d.put(f"train.optimizer.{beta}", value, f"from {prefix}betas")
-    common.schedule(d, o, prefix + "lr_scheduler_type", prefix + "warmup_style", default="constant")
+    names_of_schedule = (prefix + "lr_scheduler_type", prefix + "lr_decay_style", prefix + "warmup_style")
+    common.schedule(d, o, *names_of_schedule, default="constant")
     total = o.whole("trainer.total_training_steps", prefix + "total_training_steps", default=0)
     origin = o.origin("trainer.total_training_steps", prefix + "total_training_steps")
     common.steps(d, o, total, origin, "", "trainer.total_epochs", "verl counts trainer.total_epochs")
+    made = math.prod(d.entries[f"train.{name}"].value for name in ("updates_per_step", "epochs_per_step"))
     warmup = o.whole(prefix + "lr_warmup_steps", default=-1)
     ratio = o.number(prefix + "lr_warmup_steps_ratio", default=0.0, least=0, most=1)
-    made = math.prod(d.entries[f"train.{name}"].value for name in ("updates_per_step", "epochs_per_step"))
-    note = f"verl's scheduler counts steps, ours updates: {made} in each" if made > 1 else ""
-    if warmup > 0:
-        d.put("train.warmup_steps", warmup * made, o.origin(prefix + "lr_warmup_steps"), note)
-    elif ratio > 0:
-        steps = round(ratio * d.entries["train.steps"].value)
-        d.put("train.warmup_steps", steps * made, f"from {prefix}lr_warmup_steps_ratio, times train.steps", note)
-    d.copy("train.final_lr_ratio", o, prefix + "min_lr_ratio")
+    counts = f", which counts steps: {made} updates in each" if made > 1 else ""
+    updates = (warmup * made, o.origin(prefix + "lr_warmup_steps") + (counts if warmup > 0 else ""))
+    common.warmup(d, updates, (ratio, o.origin(prefix + "lr_warmup_steps_ratio")), made)
+    least = o.number(prefix + "min_lr", prefix + "lr_min")
+    if least:
+        lowest = least / d.entries["train.optimizer.lr"].value
+        d.put("train.final_lr_ratio", lowest, f"{o.origin(prefix + 'min_lr', prefix + 'lr_min')}, over the peak")
+    else:
+        d.copy("train.final_lr_ratio", o, prefix + "min_lr_ratio")
     d.copy("train.max_grad_norm", o, ACTOR + "grad_clip", prefix + "clip_grad", default=1.0)
     save = o.whole("trainer.save_freq", default=-1)
     d.put("checkpoint.every", max(0, save), o.origin("trainer.save_freq"))
-    if o.given("data.val_files", "trainer.val_before_train") or o.given("trainer.test_freq"):
-        every = max(0, o.whole("trainer.test_freq", default=-1))
-        d.lacks("data.val_files", f"held-out questions: set eval.task, and eval.every to {every} (trainer.test_freq)")
     keep = o.whole("trainer.max_actor_ckpt_to_keep")
     if keep is not None:
         d.put("checkpoint.keep_last", keep, o.origin("trainer.max_actor_ckpt_to_keep"))

@@ -4,7 +4,6 @@ import math
 import re
 from typing import Any
 
-from proxima.config.problems import one_problem
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 
@@ -13,6 +12,7 @@ LIST = "algorithm.correction"
 CAP = "actor_rollout_ref.actor.tis_imp_ratio_cap"
 FIRST = "algorithm.rollout_is"  # of PR 3694 and 0.6
 LEVELS = {"token": ("token", "mean"), "sequence": ("sequence", "sum"), "geometric": ("sequence", "mean")}
+BOUNDS = {"truncate": "truncate", "clip": "clip", "mask": "clip"}
 NEARLY = 1e-4  # nats: verl's own 0.999_1.001 counts as symmetric
 
 
@@ -60,12 +60,8 @@ def first_generation(d: Draft, o: Options) -> None:
         names = (FIRST, *(f"{FIRST}_{name}" for name in ("level", "mode", "threshold_lower", "veto_threshold")))
         d.drops_given(o, "rollout_is_threshold is null: off", *names)
         return
-    mode = str(o.get(FIRST + "_mode", default="truncate"))
-    bound = {"truncate": "truncate", "clip": "clip", "mask": "clip"}.get(mode)
-    level = str(o.get(FIRST + "_level", default="token"))
-    if bound is None or level not in LEVELS:
-        bounds = "must be truncate, clip or mask, at level token, sequence or geometric"
-        raise one_problem(FIRST + "_mode", bounds, f"{mode}/{level}")
+    bound = BOUNDS[o.choice(BOUNDS, FIRST + "_mode", default="truncate")]
+    level = o.choice(LEVELS, FIRST + "_level", default="token")
     fields: Fields = {
         "level": (level, o.origin(FIRST + "_level")),
         "bound": (bound, o.origin(FIRST + "_mode")),
@@ -85,7 +81,8 @@ def _bounds(o: Options, name: str, text: Any) -> tuple[float | None, float]:
     try:
         return (float(low), float(high)) if high else (None, float(low))
     except ValueError:
-        raise one_problem(name, 'must be a number, or two as "0.5_5.0"', str(text), o.file) from None
+        o.refuse('must be a number, or two as "0.5_5.0"', name)
+        return None, 2.0
 
 
 def weights(d: Draft, o: Options, *, bypass: bool, pure: bool) -> None:
@@ -144,8 +141,8 @@ def rejections(d: Draft, o: Options, towards: str) -> None:
     limits = [part.strip() for part in str(given).split(",")] if given is not None else []
     limits = limits * len(options) if len(limits) == 1 else limits
     if len(limits) != len(options):
-        bounds = f"must give one value, or one for each of {', '.join(options)}"
-        raise one_problem(threshold, bounds, str(given), o.file)
+        d.lacks(threshold, f"{given}: one value is needed, or one for each of {', '.join(options)}")
+        return
     for option, limit in zip(options, limits, strict=True):
         _option(d, o, option, limit, towards)
 
@@ -155,15 +152,17 @@ def _option(d: Draft, o: Options, option: str, limit: str, towards: str) -> None
     name = NEW + "rollout_rs_threshold"
     found = re.fullmatch(r"(?:token|seq_(sum|mean|max))_(k[123])", option)
     if not found:
-        raise one_problem(NEW + "rollout_rs", "must be token_k1, seq_sum_k1, seq_mean_k3 or the like", option, o.file)
+        d.lacks(NEW + "rollout_rs", f"{option}: no such rejection; known are token_k1, seq_sum_k1, seq_mean_k3 …")
+        return
     level, reduce, kind = "sequence" if found[1] else "token", found[1] or "mean", found[2]
     low, high = _bounds(o, name, limit)
     if kind != "k1":
-        _reject(d, o, towards, {"level": level, "statistic": kind, "reduce": reduce}, (high, f"from {name}"), None)
+        _reject(d, o, towards, {"level": level, "statistic": kind, "reduce": reduce}, (high, o.origin(name)), None)
         return
     low = 1 / high if low is None else low
     if low <= 0 or high <= 0:
-        raise one_problem(name, f"must be ratios above 0 for {option}", limit, o.file)
+        d.lacks(name, f"{limit}: must be ratios above 0 for {option}")
+        return
     note, upper, lower = "", high, low
     if abs(math.log(low) + math.log(high)) > NEARLY:
         upper, lower = 1 / low, 1 / high

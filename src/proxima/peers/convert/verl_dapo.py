@@ -2,7 +2,6 @@
 
 import math
 
-from proxima.config.problems import one_problem
 from proxima.peers.convert import common
 from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.options import Options
@@ -27,19 +26,16 @@ def overlong_buffer(d: Draft, o: Options, longest: int) -> None:
         if not o.flag(prefix + "enable"):
             d.drops(prefix + "*", "enable is false")
             continue
-        buffer, factor = (o.whole(prefix + "len", least=1), f"from {prefix}len"), prefix + "penalty_factor"
-        if buffer[0] is None:
-            raise one_problem(prefix + "len", "is missing; the penalty needs the length of its buffer", None, o.file)
-        if not o.given(factor) and prefix not in OVERLONG[:2]:
-            raise one_problem(factor, "is missing; the penalty needs its factor", None, o.file)
+        buffer, factor = o.sourced(prefix + "len"), prefix + "penalty_factor"
+        share = 0.0 if prefix in OVERLONG[:2] else None  # 0 in verl's dapo_trainer.yaml
         lengths = (limit, "data.max_response_length", ROLLOUT + "response_length")
         most = (o.whole(limit, default=longest), o.origin(*lengths))
-        common.overlong(d, o, most, buffer, o.sourced(factor, default=0.0))  # 0 in verl's dapo_trainer.yaml
+        common.overlong(d, o, most, buffer, o.sourced(factor, default=share))
         if most[0] < longest:
             growing = "beyond it verl's penalty goes on growing, here it stays"
             d.lacks(limit, f"{most[0]}, below the {longest} tokens of a completion: {growing}")
     for name in ("reward_model.reward_manager", "reward.reward_manager.name"):
-        if o.get(name) == "dapo":
+        if o.get(name, default="naive") == "dapo":
             scores = "where verl's scorer gives +1 and -1, as for DAPO's data, {kind: math, weight: 2} is as far apart"
             d.lacks(name, f"dapo: choose `reward`; {scores}")
         elif o.get(name, default="naive") != "naive":

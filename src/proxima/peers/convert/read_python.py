@@ -1,0 +1,176 @@
+"""Options of a Python file that trains with TRL: parsed, never run."""
+
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from proxima.config.problems import one_problem
+from proxima.data import UserError
+
+UNREADABLE = "…"  # stands for an expression whose value only a run would know
+CALL, TRAINER, PARSED = "GRPOConfig", "GRPOTrainer", "training_args"
+DATA = ("args", "train_dataset", "eval_dataset", "processing_class")  # keywords of the trainer that are no options
+
+
+def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The keywords of the only `GRPOConfig(…)` call in a file, of its `GRPOTrainer(…)`, and what is set in between.
+
+    Reads literals, arithmetic on them and names assigned once at module level; anything else is `UNREADABLE`.
+
+    Args:
+        usage: options of the command line that the file's docstring shows, for a file that parses its arguments.
+
+    Raises:
+        ConfigError: no such call and no usage, several calls, or not Python.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        raise one_problem(name, f"not Python: {error}") from None
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == CALL]
+    if not calls and not (usage and any(_names(tree, CALL))):
+        raise one_problem(name, f"has no {CALL}(…) call; give the file that makes one, or the options as YAML")
+    if len(calls) > 1:
+        lines = ", ".join(str(node.lineno) for node in calls)
+        raise one_problem(name, f"has {len(calls)} {CALL}(…) calls, in lines {lines}; keep one")
+    constants = _constants(tree)
+    holders = (PARSED, *_holders(tree))
+    flat = dict(usage or {}) if not calls else _keywords(calls[0], constants)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node) == TRAINER:
+            flat |= _of_trainer(tree, node, constants)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).rpartition(".")[0] in holders:
+            flat[ast.unparse(node.targets[0]).rpartition(".")[2]] = _value(node.value, constants)
+    read = {_value(node.args[0], constants) for node in _calls(tree, "load_dataset") if node.args} - {UNREADABLE}
+    if len(read) == 1:
+        flat.setdefault("dataset_name", read.pop())
+    return flat
+
+
+def _keywords(call: ast.Call, constants: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for keyword in call.keywords:
+        name = keyword.arg or f"**{ast.unparse(keyword.value)}"
+        found[name] = _value(keyword.value, constants) if keyword.arg else UNREADABLE
+    return found
+
+
+def _of_trainer(tree: ast.Module, call: ast.Call, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """The trainer's own arguments: `model`, `reward_funcs`, and others such as `peft_config` and `tools`."""
+    found = _keywords(call, constants)
+    if found.get("model") not in (None, UNREADABLE):
+        found["model_name_or_path"] = found["model"]
+    for keyword in call.keywords:
+        if keyword.arg == "reward_funcs":
+            found["reward_funcs"] = _functions(tree, keyword.value, constants)
+    return {name: value for name, value in found.items() if name not in (*DATA, "model")}
+
+
+def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == name)
+
+
+def _names(tree: ast.Module, name: str) -> Iterator[ast.Name]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name)
+
+
+def _holders(tree: ast.Module) -> list[str]:
+    """The variables that hold the configuration."""
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
+    return [t.id for node in assigned if _called(node.value) == CALL for t in _targets(node)]  # type: ignore[arg-type]
+
+
+def _functions(tree: ast.Module, node: ast.expr, constants: Mapping[str, Any]) -> list[str]:
+    """The functions of a list or of a variable for one, as text, with their packages and with constants in calls."""
+    nodes = list(ast.walk(tree))
+    if isinstance(node, ast.Name):
+        assigned = [
+            item for item in nodes if isinstance(item, ast.Assign) and node.id in {t.id for t in _targets(item)}
+        ]
+        node = assigned[0].value if len(assigned) == 1 else node
+    homes = {item.name: "__main__" for item in nodes if isinstance(item, ast.FunctionDef | ast.ClassDef)}
+    for item in nodes:
+        if isinstance(item, ast.ImportFrom):
+            homes |= {alias.name: item.module or "" for alias in item.names if alias.asname in (None, alias.name)}
+    items = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+    return [_named(item, homes, constants) for item in items]
+
+
+def _named(node: ast.expr, homes: Mapping[str, str], constants: Mapping[str, Any]) -> str:
+    def text(value: ast.expr) -> str:
+        known = _value(value, constants)
+        return ast.unparse(value) if known is UNREADABLE else repr(known)
+
+    if isinstance(node, ast.Call):
+        given = [text(value) for value in node.args]
+        given += [f"{key.arg}={text(key.value)}" if key.arg else f"**{text(key.value)}" for key in node.keywords]
+        return f"{_named(node.func, homes, {})}({', '.join(given)})"
+    name = ast.unparse(node)
+    home = homes.get(name.partition(".")[0])
+    return f"{home}.{name}" if home else name
+
+
+def _called(node: ast.Call) -> str | None:
+    if isinstance(node.func, ast.Name):
+        return node.func.id
+    return node.func.attr if isinstance(node.func, ast.Attribute) else None
+
+
+def _constants(tree: ast.Module) -> dict[str, Any]:
+    """Names assigned exactly once, at module level, to a readable value."""
+    found: dict[str, Any] = {}
+    assigned = [target.id for node in ast.walk(tree) for target in _targets(node)]
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            for target in _targets(node):
+                if assigned.count(target.id) == 1 and (value := _value(node.value, found)) is not UNREADABLE:
+                    found[target.id] = value
+    return found
+
+
+def _targets(node: ast.AST) -> list[ast.Name]:
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return []
+    return [target for target in targets if isinstance(target, ast.Name)]
+
+
+def _value(node: ast.expr, constants: Mapping[str, Any]) -> Any:
+    try:
+        return literal(node, constants)
+    except ValueError:
+        return UNREADABLE
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def literal(node: ast.expr, constants: Mapping[str, Any]) -> Any:
+    """The value of a literal, of + - * / // on numbers, or of a known name. Raises ValueError for anything else."""
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name) and node.id in constants:
+        return constants[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [literal(item, constants) for item in node.elts]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_number(node.operand, constants)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        a, b = _number(node.left, constants), _number(node.right, constants)
+        if b or not isinstance(node.op, ast.Div | ast.FloorDiv):
+            return _OPERATORS[type(node.op)](a, b)
+    raise UserError(f"not a literal: {ast.unparse(node)}")
+
+
+def _number(node: ast.expr, constants: Mapping[str, Any]) -> Any:
+    value = literal(node, constants)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UserError(f"not a number: {ast.unparse(node)}")
+    return value

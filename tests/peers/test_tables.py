@@ -1,0 +1,236 @@
+"""The tables of options without an equivalent, and what they say of a file: nothing is swallowed."""
+
+import fnmatch
+import re
+
+import pytest
+import yaml
+
+from proxima.config import resolve
+from proxima.core.selection import Prune
+from proxima.core.surrogate import Cppo
+from proxima.peers.convert import PEERS, convert
+from proxima.peers.convert.known import option_rules
+from proxima.peers.convert.read import read
+
+from .conftest import EXAMPLES
+
+FILES = [
+    ("verl_dapo.yaml", "verl"),
+    ("verl_cppo.sh", "verl"),
+    ("trl_grpo.py", "trl"),
+    ("trl_prune.sh", "trl"),
+    ("trl_prune.yaml", "trl"),
+    ("areal_async.yaml", "areal"),
+    ("unirl_cppo.yaml", "unirl"),
+]
+TABLES = {peer: EXAMPLES.parents[2] / "src/proxima/peers/convert/options" / f"{peer}.yaml" for peer in PEERS}
+A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
+
+
+def names(leftovers):
+    return {one.name for one in leftovers}
+
+
+@pytest.mark.parametrize(("name", "peer"), FILES)
+def test_every_option_that_a_file_sets_is_told_in_the_text(name, peer):
+    """As the origin of a value, or in a list: translated, to fill in, not supported, unknown, read, without effect."""
+    done = convert(EXAMPLES / name, peer)
+    told = {word.strip(".,:;") for word in re.findall(r"[^\s()'=]+", done.text.replace("#", " "))}
+    given = {option for option, value in read(EXAMPLES / name).items() if value is not None}
+    assert len(given) > 15 and given - told == set()
+    assert yaml.safe_load(done.text) == done.recipe and resolve(done.recipe)
+
+
+def test_an_option_in_no_list_would_fail_the_test_above():
+    done = convert(EXAMPLES / "verl_dapo.yaml", "verl")
+    assert "data.train_batch_sizes" not in re.findall(r"[^\s()'=]+", done.text)
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_a_table_names_each_option_once_in_a_section(peer):
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that is written twice, which YAML would swallow."""
+
+    def mapping(loader, node, deep=False):
+        keys = [loader.construct_object(key, deep) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), (node.start_mark, sorted(keys))
+        return yaml.SafeLoader.construct_mapping(loader, node, deep)
+
+    Loader.add_constructor("tag:yaml.org,2002:map", mapping)
+    assert set(yaml.load(TABLES[peer].read_text(), Loader)) <= {"training", "no effect", "changes", "part of"}
+
+
+HARMLESS = ("profiler", "_target_", "transfer_queue", "npu_profile", "nsight_options", "actor.profile.", "name_remap.")
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_no_pattern_without_effect_can_hide_a_misspelling(peer):
+    table = option_rules(peer)
+    assert len(table) > 60
+    patterns = [name for name, rule in table.items() if rule.effect == "no effect" and "*" in name]
+    assert [name for name in patterns if not any(part in name for part in HARMLESS)] == []
+
+
+CHANGING = {
+    "verl": {
+        R + "do_sample": False,
+        R + "dtype": "float16",
+        R + "use_fire_sampling": True,
+        R + "logprobs_mode": "raw_logprobs",
+        R + "engine_kwargs.vllm.logits_processors": "x",
+        "actor_rollout_ref.model.override_config.rope_theta": 1e6,
+        "actor_rollout_ref.model.custom_chat_template": "x",
+        A + "optim.override_optimizer_config.amsgrad": True,
+        A + "optim.optimizer": "muon",
+        A + "optim.num_cycles": 2,
+        A + "megatron.override_transformer_config.moe_router_dtype": "fp32",
+        "data.apply_chat_template_kwargs.enable_thinking": False,
+        "data.image_key": "images",
+        "data.train_max_samples": 100,
+        "data.truncation": "left",
+        "algorithm.filter_groups.filter_type": "band_pass",
+        "trainer.v1.trainer_mode": "separate_async",
+    },
+    "trl": {
+        "model_init_kwargs.rope_scaling": 2,
+        "chat_template_kwargs.enable_thinking": False,
+        "lr_scheduler_kwargs.num_cycles": 3,
+        "optim_args": "betas=0.8",
+        "generation_kwargs.suppress_tokens": [1],
+        "peft_config": "x",
+        "chat_template": "x",
+        "load_in_4bit": True,
+        "save_steps": 0.1,
+    },
+    "areal": {
+        "actor.temperature": 0.5,
+        "actor.optimizer_dtype": "bfloat16",
+        "actor.optimizer.type": "adam_bf16",
+        "sglang.kv_cache_dtype": "fp8",
+        "sglang.context_length": 100,
+        "actor.megatron.moe_z_loss_coeff": 0.001,
+        "train_dataset.dataset_kwargs.seed": 1,
+        "gconfig.drop_incomplete_group": True,
+        "rollout.agent.chat_template_kwargs": {"x": 1},
+        "actor.rejection_sampling.metric": "kl_k3",
+    },
+    "unirl": {
+        "backend.optimizer_cfg.optimizer_type": "muon",
+        "rollout.config.engine_kwargs.top_logits": 3,
+        "rollout.config.top_k": 7,
+        "rollout.config.chat_template_kwargs.enable_thinking": True,
+        "pipeline.enable_thinking": True,
+        "reward.backend.config.timeout": 1,
+        "dynamic_sampling_max_batches": 8,
+        "weight_sync_interval": 3,
+    },
+}
+BASE = {
+    "verl": {"algorithm.adv_estimator": "grpo"},
+    "trl": {"num_generations": 8},
+    "areal": {
+        "actor.reward_norm.mean_level": "group",
+        "actor.use_decoupled_loss": True,
+        "train_dataset.max_length": 50,
+    },
+    "unirl": {"algorithm._target_": "x.CPPO"},
+}
+
+
+@pytest.mark.parametrize(
+    ("peer", "option", "value"), [(peer, *pair) for peer, options in CHANGING.items() for pair in options.items()]
+)
+def test_what_changes_numbers_is_never_without_effect(converted, peer, option, value):
+    done = converted(peer, BASE[peer] | {option: value})
+    near = {name for name in names(done.ignored) if fnmatch.fnmatchcase(name, f"{option}*")}
+    assert near == set()
+    told = names(done.unsupported) | names(done.missing)
+    assert any(name.startswith(option) for name in told) or f"from {option}" in done.text
+
+
+@pytest.mark.parametrize(
+    ("peer", "option", "meant"),
+    [
+        ("verl", "trainer.n_gpu_per_node", "trainer.n_gpus_per_node"),
+        ("verl", A + "fsdp_config.param_ofload", A + "fsdp_config.param_offload"),
+        ("verl", R + "multi_turn.enabel", R + "multi_turn.enable"),
+        ("verl", "data.apply_chat_template_kwarg", "data.apply_chat_template_kwargs"),
+        ("trl", "logging_step", "logging_steps"),
+        ("trl", "vllm_server_hosts", "vllm_server_host"),
+        ("trl", "include_for_metric", "include_for_metrics"),
+        ("areal", "sglang.mem_fraction_statik", "sglang.mem_fraction_static"),
+        ("areal", "cluster.n_node", "cluster.n_nodes"),
+        ("areal", "saver.freq_step", "saver.freq_steps"),
+        ("unirl", "backend.optimizer_cfg.weight_decays", "backend.optimizer_cfg.weight_decay"),
+        ("unirl", "stack.micro_planner.token_budgets", "stack.micro_planner.token_budget"),
+    ],
+)
+def test_a_misspelling_is_unknown_and_told_with_the_nearest_name(converted, peer, option, meant):
+    (found,) = converted(peer, BASE[peer] | {option: 3}).unknown
+    assert found.name == option and found.why == f"did you mean '{meant}'?"
+
+
+def test_parts_of_a_feature_count_when_it_is_on(converted):
+    off = converted("trl", {"num_generations": 8, "lora_r": 16})
+    on = converted("trl", {"num_generations": 8, "lora_r": 16, "use_peft": True})
+    assert "lora_r" in names(off.ignored) and {"lora_r", "use_peft"} <= names(on.unsupported)
+    critic = {"critic.optim.lr": 1e-5}
+    assert "critic.optim.lr" in names(converted("verl", {"algorithm.adv_estimator": "grpo"} | critic).ignored)
+    assert "critic.optim.lr" in names(converted("verl", {"algorithm.adv_estimator": "gae"} | critic).unsupported)
+
+
+def test_verl_cppo_from_a_script_with_arrays_and_branches(example):
+    done, resolved = example("verl_cppo.sh", "verl")
+    config = resolved.config
+    assert config.algorithm.surrogate == Cppo(0.15, 0.7, 0.03)
+    assert config.algorithm.proximal == "behavior"
+    assert config.task.path == ("~/data/dapo/train.parquet", "~/data/gsm8k/train.parquet")  # not GSM8K alone
+    assert (config.task.messages, config.task.answer) == ("prompt", "reward_model.ground_truth")
+    assert (config.eval.samples, config.eval.sampling.temperature, config.eval.before) == (4, 0.6, False)
+    assert (config.eval.every, config.train.tokens_per_micro_batch, config.train.warmup_ratio) == (10, 18432, 0.05)
+    fill = {one.name: one.why for one in done.missing}
+    assert "RATE is 1e-6 or 5e-7" in fill["train.optimizer.lr"] and config.train.optimizer.lr == 1e-6  # verl's default
+    assert "prompts is 64 or 32" in fill["train.prompts_per_step"]
+    assert A + "entropy_coeff" in fill and "0.01, by a branch" in fill[A + "entropy_coeff"]
+    assert names(done.unknown) == {A + "megatron.param_ofload"}
+    assert {
+        A + "policy_loss.cppo.cppo_delta_b_q",
+        A + "clip_ratio_c",
+        A + "megatron.override_transformer_config.moe_router_dtype",
+        R + "do_sample",
+        R + "engine_kwargs.vllm.logits_processors",
+        "data.image_key",
+    } <= names(done.unsupported)
+
+
+def test_pruning_from_its_own_launch_script(example):
+    done, resolved = example("trl_prune.sh", "trl")
+    config = resolved.config
+    assert config.algorithm.selection == (Prune(0.5, "largest", "group", "drop", allocate=True),)
+    train = config.train  # 16 completions * 3 processes * 4 steps / 16 completions a prompt
+    assert (train.prompts_per_step, train.completions_per_prompt, train.updates_per_step) == (12, 16, 1)
+    assert (train.epochs_per_step, train.warmup_ratio, train.warmup_steps, train.final_lr_ratio) == (2, 0.1, 0, 0.1)
+    assert (config.task.path, config.task.subset, config.task.question) == ("my-lab/problems", "default", "problem")
+    assert config.data.system == "Think, then answer in $\\boxed{{ANSWER}}$."
+    assert (config.eval.task.split, config.eval.every, config.eval.samples) == ("test", 40, 16)
+    assert config.model.dtype == "bfloat16"
+    assert {"train.steps", "reward.1"} == names(done.missing)
+    assert {"chat_template", "chat_template_kwargs.enable_thinking", "model_init_kwargs.rope_scaling"} <= names(
+        done.unsupported
+    )
+    assert "lr_scheduler_kwargs.num_cycles" in names(done.unsupported)
+    assert names(done.unknown) == {"gradient_checkpointing_kwargs.use_reentrent"}
+
+
+def test_verls_pruning(specs):
+    options = {"algorithm.adv_estimator": "grpo", "cppo.pruning_rate": 0.875, "cppo.metric": "smallest"}
+    assert specs("verl", options | {"cppo.allocation": False}).selection == (Prune(0.875, "largest", count="drop"),)
+    assert specs("verl", options | {"cppo.pruning_rate": 0}).selection == ()
+
+
+def test_a_warm_up_is_kept_as_a_ratio_where_the_steps_are_to_fill_in(converted):
+    ratio = {"num_generations": 8, "num_processes": 1, "warmup_ratio": 0.1}
+    assert converted("trl", ratio).recipe["train"]["warmup_ratio"] == 0.1
+    told = converted("trl", ratio | {"max_steps": 205}).recipe["train"]
+    assert told["warmup_steps"] == 21 and "warmup_ratio" not in told  # rounded up, as transformers does
