@@ -9,7 +9,7 @@ PEERS = ("areal", "trl", "unirl", "verl")  # as `proxima.peers.convert.PEERS`, w
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    file = "the framework's config: YAML, JSON, a launch script (.sh), or a Python file with a GRPOConfig(…) call"
+    file = "the framework's config: YAML, JSON, a launch script (.sh), or a Python file that makes a GRPOConfig"
     parser.add_argument("file", help=file)
     parser.add_argument("--from", dest="peer", required=True, choices=PEERS, help="whose options they are")
     parser.add_argument("--out", help="recipe to write; default: standard output")
