@@ -127,7 +127,8 @@ def load(
     if missing := sorted(report["missing_keys"]):  # Hugging Face initializes them at random and only warns
         reason = f"lacks {len(missing)} of the model's weights, {missing[0]} among them"
         raise FieldError("model.path", path, reason, remedy="download the whole folder")
-    if bad := [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]:
+    suspects = [(name, p) for name, p in model.named_parameters() if not bool(p.detach().sum().isfinite())]
+    if bad := [name for name, p in suspects if not bool(p.isfinite().all())]:
         reason = f"holds NaN or infinity in {len(bad)} of the model's weights, {bad[0]} among them"
         raise FieldError("model.path", path, reason, remedy="download the folder again, or use another checkpoint")
     if model.dtype != dtype:

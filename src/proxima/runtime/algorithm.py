@@ -75,11 +75,6 @@ class StepBatch:
         """Number of dropped completions, by reason."""
         return dict(Counter(self.reasons.values()))
 
-    @property
-    def tokens_dropped(self) -> int:
-        """Tokens of the dropped completions."""
-        return sum(len(c.tokens) for group in self.groups for c in group.completions if c.key in self.reasons)
-
     def records(self, statistics: Mapping[int, TokenStatistics]) -> dict[Key, CompletionRecord]:
         """The outcome of each completion; `statistics` by index of the trajectory, as `TrainStack.update` returns."""
         trained = {item.key: (item, statistics.get(i)) for i, item in enumerate(self.trajectories)} | {**self.rejected}

@@ -154,7 +154,6 @@ def make_rewards(config: "RunConfig") -> RewardRunner:
 
 
 def make_plan(config: "RunConfig") -> Plan:
-    """When the loop does what."""
     return Plan(
         steps=config.train.steps,
         seed=config.seed,

@@ -51,5 +51,5 @@ def rollout_metrics(generated: Sequence[Group], batch: StepBatch) -> dict[str, A
     out["prompts_used"] = len(batch.kept)
     out["prompts_dropped_uniform"] = reasons.pop("uniform_group", 0)
     out |= {f"prompts_dropped_{reason}": count for reason, count in sorted(reasons.items())}
-    out["tokens/dropped"] = batch.tokens_dropped
+    out["tokens/dropped"] = sum(len(c.tokens) for g in batch.groups for c in g.completions if c.key in batch.reasons)
     return out

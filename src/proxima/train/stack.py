@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -130,7 +131,8 @@ class TrainStack:
                 the last update.
         """
         self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
-        active = [[i for i in indices if self._has_tokens(objective, items[i])] for indices in plan]
+        filled = {i for i in {*chain(*plan)} if any(len(item.tokens) for item in objective.sequences(items[i]))}
+        active = [[i for i in indices if i in filled] for indices in plan]
         run = [[i for i in indices if not objective.skippable(items[i])] for indices in active]
         share = self.policy.share_prompt
         total = sum(
@@ -208,10 +210,6 @@ class TrainStack:
 
     def _micro_batches(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
         return micro_batches(sequences, self.tokens_per_micro_batch, share_prompt=self.policy.share_prompt)
-
-    @staticmethod
-    def _has_tokens(objective: Objective[Any], item: Any) -> bool:
-        return any(len(trajectory.tokens) for trajectory in objective.sequences(item))
 
     def _step(self) -> Tensor:
         """Clip, schedule and step.
