@@ -16,12 +16,13 @@ from proxima.data import PolicyBatch, require
 
 
 def _total(loss: Tensor, b: PolicyBatch) -> Tensor:
-    zero = torch.zeros((), dtype=loss.dtype, device=loss.device)
-    return torch.where(b.loss_mask, loss, zero).sum(dtype=torch.float64)
+    return torch.where(b.loss_mask, loss, 0.0).sum(dtype=torch.float64)
 
 
-def _sequences(loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
-    return (segment_count(loss_mask, cu_seqlens) > 0).sum(dtype=torch.float64)
+class _PerSequence(Aggregate):
+    def denominator(self, loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """S, the sequences with a loss token."""
+        return (segment_count(loss_mask, cu_seqlens) > 0).sum(dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class TokenMean(Aggregate):
 
 
 @dataclass(frozen=True)
-class SequenceMeanTokenMean(Aggregate):
+class SequenceMeanTokenMean(_PerSequence):
     """Every sequence has the same weight, so a token has less weight the longer its sequence is.
 
         Σ_s (Σ_t loss / n_s) / S        n_s loss tokens of sequence s, S sequences with n_s > 0
@@ -61,12 +62,9 @@ class SequenceMeanTokenMean(Aggregate):
         share = 1.0 / segment_count(b.loss_mask, b.cu_seqlens).clamp(min=1).double()
         return _total(loss.double() * share[b.sequence_index], b)
 
-    def denominator(self, loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
-        return _sequences(loss_mask, cu_seqlens)
-
 
 @dataclass(frozen=True)
-class SequenceMeanTokenSum(Aggregate):
+class SequenceMeanTokenSum(_PerSequence):
     """The mean over sequences of their summed token losses: Σ loss / S.
 
     Args, Returns, Edge cases: as `TokenMean`; the denominator is S, the sequences with a loss token.
@@ -76,12 +74,9 @@ class SequenceMeanTokenSum(Aggregate):
     def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor:
         return _total(loss, b)
 
-    def denominator(self, loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
-        return _sequences(loss_mask, cu_seqlens)
-
 
 @dataclass(frozen=True)
-class SequenceMeanTokenSumNorm(Aggregate):
+class SequenceMeanTokenSumNorm(_PerSequence):
     """The mean over sequences of their summed token losses divided by a constant length, so that a long completion does
     not shrink the weight of the others.
 
@@ -101,9 +96,6 @@ class SequenceMeanTokenSumNorm(Aggregate):
 
     def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor:
         return _total(loss, b) / self.horizon
-
-    def denominator(self, loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
-        return _sequences(loss_mask, cu_seqlens)
 
 
 @dataclass(frozen=True)

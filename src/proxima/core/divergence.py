@@ -54,9 +54,8 @@ def _top_k_buckets(b: PolicyBatch, log_p: Tensor, log_q: Tensor) -> tuple[Tensor
     assert b.behavior_top_k_log_prob is not None and b.top_k_log_prob is not None and b.sampled is not None
     assert b.token is not None and b.top_k is not None
     sampled = b.sampled[:, None]
-    floor = torch.full((), -1e9, dtype=log_p.dtype, device=log_p.device)
-    mu = torch.where(sampled, b.behavior_top_k_log_prob.to(log_p.dtype), floor)
-    pi = torch.where(sampled, b.top_k_log_prob.detach().to(log_q.dtype), floor)
+    mu = torch.where(sampled, b.behavior_top_k_log_prob.to(log_p.dtype), -1e9)
+    pi = torch.where(sampled, b.top_k_log_prob.detach().to(log_q.dtype), -1e9)
     inside = (b.top_k == b.token[:, None]).any(1)
     return _buckets(inside, log_p, mu), _buckets(inside, log_q, pi)
 
@@ -99,8 +98,7 @@ def divergence(b: PolicyBatch, kind: str, centre: str = "behavior") -> Tensor:
     elsewhere. In the dtype of the log-probs."""
     other = b.behavior_log_prob if centre == "behavior" else b.proximal_log_prob
     assert other is not None and b.sampled is not None
-    zero = torch.zeros((), dtype=b.log_prob.dtype, device=b.log_prob.device)
-    log_p, log_q = torch.where(b.sampled, other.to(zero.dtype), zero), torch.where(b.sampled, b.log_prob.detach(), zero)
+    log_p, log_q = (torch.where(b.sampled, x.detach().to(b.log_prob.dtype), 0.0) for x in (other, b.log_prob))
     if kind.startswith("topk"):
         log_p, log_q = _top_k_buckets(b, log_p, log_q)
-    return torch.where(b.sampled, DIVERGENCES[kind](log_p, log_q), zero)
+    return torch.where(b.sampled, DIVERGENCES[kind](log_p, log_q), 0.0)

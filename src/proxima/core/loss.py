@@ -228,7 +228,7 @@ def _geometric_mean(b: PolicyBatch, weight: Tensor) -> Tensor:
     kept = b.loss_mask & (weight > 0)
     log_weight = torch.where(kept, weight, torch.ones_like(weight)).log()
     mean = segment_mean(log_weight, kept, b.cu_seqlens).exp()
-    return torch.where(kept, mean[b.sequence_index], torch.zeros_like(weight))
+    return torch.where(kept, mean[b.sequence_index], 0.0)
 
 
 def check_needs(spec: Spec, batch: PolicyBatch) -> None:

@@ -57,7 +57,7 @@ def completion_log_prob(
         alpha: in [0, 1]; 1 is DPO, 0 truncates both to the same length. LD-DPO, arXiv 2409.06411; TRL `ld_alpha`.
     """
     require(0 <= alpha <= 1, "alpha", alpha, "must be in [0, 1]")
-    chosen = torch.where(mask, log_prob, torch.zeros((), dtype=log_prob.dtype, device=log_prob.device))
+    chosen = torch.where(mask, log_prob, 0.0)
     if other_length is not None and alpha < 1:
         count = mask.long().cumsum(0)
         starts = torch.cat([count.new_zeros(1), count])[cu_seqlens[:-1].long()]
@@ -75,7 +75,7 @@ def wpo_weight(log_prob: Tensor, log_sum_square: Tensor, mask: Tensor, cu_seqlen
     Args: log_prob [N] nats; log_sum_square [N], log Σ_v π_v² at the position; mask [N] bool; cu_seqlens [S+1].
     Source: WPO, arXiv 2406.11827; TRL `use_weighting` (T17: not clamped at 1).
     """
-    gap = torch.where(mask, (log_prob - log_sum_square).detach(), torch.zeros_like(log_prob))
+    gap = torch.where(mask, (log_prob - log_sum_square).detach(), 0.0)
     return (segment_sum(gap, cu_seqlens) / segment_count(mask, cu_seqlens).clamp(min=1)).exp()
 
 

@@ -42,4 +42,4 @@ def either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
 
 def spread(b: PolicyBatch, values: Tensor) -> Tensor:
     """[S] → [N]: the sequence's value at each of its loss tokens, 0 outside the loss."""
-    return torch.where(b.loss_mask, values[b.sequence_index], torch.zeros((), dtype=values.dtype, device=values.device))
+    return torch.where(b.loss_mask, values[b.sequence_index], 0.0)

@@ -39,6 +39,5 @@ def segment_sum(values: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 def segment_mean(values: Tensor, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
     """[S], the mean of `values` [N] over the True tokens of `mask` in each sequence, 0 without one; differentiable."""
-    zero = torch.zeros((), dtype=values.dtype, device=values.device)
-    total = segment_sum(torch.where(mask, values, zero), cu_seqlens)
+    total = segment_sum(torch.where(mask, values, 0.0), cu_seqlens)
     return total / segment_count(mask, cu_seqlens).clamp(min=1)

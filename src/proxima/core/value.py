@@ -43,15 +43,14 @@ class ValueLoss:
         Returns: [N] with gradient, 0 outside the mask, to be aggregated like a policy loss; metrics
             `value_clip_fraction`, `value_mean`.
         """
-        zero = torch.zeros((), dtype=value.dtype, device=value.device)
-        value, before, target = (torch.where(mask, x, zero) for x in (value, value_before.detach(), returns.detach()))
+        value, before, target = (torch.where(mask, x, 0.0) for x in (value, value_before.detach(), returns.detach()))
         clipped = torch.clamp(value, before - self.epsilon, before + self.epsilon)
         unclipped, bounded = self._error(value - target), self._error(clipped - target)
         metrics: Metrics = {
             "value_clip_fraction": SumCount.over(bounded > unclipped, mask),
             "value_mean": SumCount.over(value, mask),
         }
-        return torch.where(mask, torch.maximum(unclipped, bounded), zero), metrics
+        return torch.where(mask, torch.maximum(unclipped, bounded), 0.0), metrics
 
     def _error(self, gap: Tensor) -> Tensor:
         if self.error == "squared":

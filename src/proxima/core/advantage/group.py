@@ -28,12 +28,11 @@ class GroupStatistics:
     @classmethod
     def of(cls, outcomes: Outcomes) -> "GroupStatistics":
         valid = outcomes.valid
-        zero = torch.zeros((), dtype=outcomes.reward.dtype, device=outcomes.reward.device)
-        reward = torch.where(valid, outcomes.reward, zero)
+        reward = torch.where(valid, outcomes.reward, 0.0)
         index = torch.unique(outcomes.group, return_inverse=True)[1]
         count = group_sum(valid.to(reward.dtype), index)
         mean = group_sum(reward, index) / count.clamp(min=1)
-        square = torch.where(valid, (reward - mean).square(), zero)
+        square = torch.where(valid, (reward - mean).square(), 0.0)
         std = (group_sum(square, index) / (count - 1).clamp(min=1)).sqrt()
         high = group_max(torch.where(valid, reward, -torch.inf), index)
         low = -group_max(torch.where(valid, -reward, -torch.inf), index)
@@ -58,7 +57,7 @@ def batch_std(outcomes: Outcomes) -> Tensor:
 
 def zero_if_uniform(outcomes: Outcomes, group: GroupStatistics, advantage: Tensor) -> Tensor:
     """`advantage`, with exactly 0 for invalid completions and uniform groups."""
-    return torch.where(outcomes.valid & ~group.uniform, advantage, torch.zeros_like(advantage))
+    return torch.where(outcomes.valid & ~group.uniform, advantage, 0.0)
 
 
 def token_weight(outcomes: Outcomes) -> Tensor:
@@ -80,7 +79,7 @@ def whitened_over_tokens(advantage: Tensor, outcomes: Outcomes, epsilon: float =
     mean = (weight * advantage).sum() / tokens
     variance = (weight * (advantage - mean).square()).sum() / (tokens - 1)
     whitened = (advantage - mean) * torch.rsqrt(variance + epsilon)
-    return torch.where(outcomes.valid, whitened, torch.zeros_like(advantage))
+    return torch.where(outcomes.valid, whitened, 0.0)
 
 
 @dataclass(frozen=True)
@@ -149,7 +148,7 @@ def standardised(advantage: Tensor, valid: Tensor, epsilon: float) -> Tensor:
     chosen = advantage[valid]
     if len(chosen) < 2:
         return torch.zeros_like(advantage)
-    return torch.where(valid, (advantage - chosen.mean()) / (chosen.std() + epsilon), torch.zeros_like(advantage))
+    return torch.where(valid, (advantage - chosen.mean()) / (chosen.std() + epsilon), 0.0)
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ class Opo(GroupAdvantage):
         length = token_weight(outcomes).to(group.reward.dtype)
         total = group_sum(length, group.index)
         baseline = group_sum(length * group.reward, group.index) / total.clamp(min=1)
-        centred = torch.where(total > 0, group.reward - baseline, torch.zeros_like(baseline))
+        centred = torch.where(total > 0, group.reward - baseline, 0.0)
         return zero_if_uniform(outcomes, group, centred)
 
 
@@ -203,7 +202,7 @@ class GrpoPassk(GroupAdvantage):
         is_best = outcomes.valid & (reward == group_max(reward, group.index))
         unique = group_sum(is_best.to(reward.dtype), group.index) == 1
         second = group_max(torch.where(is_best, -torch.inf, reward), group.index)
-        margin = torch.where(is_best & unique & (group.count > 1), group.reward - second, torch.zeros_like(reward))
+        margin = torch.where(is_best & unique & (group.count > 1), group.reward - second, 0.0)
         return margin / (group.std + self.epsilon) if self.scale == "group" else margin
 
 
@@ -248,7 +247,7 @@ class Remax(GroupAdvantage):
     def __call__(self, outcomes: Outcomes) -> Tensor:
         baseline = required(self, "baseline", outcomes.baseline)
         known = outcomes.valid & baseline.isfinite()
-        return torch.where(known, outcomes.reward - baseline, torch.zeros_like(outcomes.reward))
+        return torch.where(known, outcomes.reward - baseline, 0.0)
 
 
 @dataclass(frozen=True)

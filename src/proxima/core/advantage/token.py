@@ -58,7 +58,7 @@ def whiten(values: Tensor, mask: Tensor, *, shift: bool = True, epsilon: float =
     """
     chosen = values[mask].double()
     if len(chosen) < 2:
-        return torch.where(mask, values, torch.zeros_like(values))
+        return torch.where(mask, values, 0.0)
     mean = chosen.mean()
     out = (values.double() - mean) * torch.rsqrt(chosen.var() + epsilon) + (0.0 if shift else mean)
     return torch.where(mask, out, 0.0).to(values.dtype)
@@ -77,7 +77,7 @@ def place_scores(score: Tensor, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 def with_kl(reward: Tensor, kl: Tensor, mask: Tensor, coefficient: float) -> Tensor:
     """[N] r_t − coefficient · KL_t on the loss tokens: PPO's per-token reward. `kl` [N] nats, from `PENALTIES`."""
-    return reward - torch.where(mask, coefficient * kl.detach(), torch.zeros_like(reward))
+    return reward - torch.where(mask, coefficient * kl.detach(), 0.0)
 
 
 @dataclass(frozen=True)

@@ -35,17 +35,6 @@ CORRECTIONS: dict[str, type] = {
 }
 
 __all__ = [
-    "CORRECTIONS",
-    "CORRECTION_PRESETS",
-    "CapFloor",
-    "HealthVerdict",
-    "Icepop",
-    "Importance",
-    "MismatchGuard",
-    "OffPolicySequence",
-    "Rejection",
-    "SecondMoment",
-    "TopEntropy",
-    "health",
-    "mismatch_metrics",
-]
+    "CORRECTIONS", "CORRECTION_PRESETS", "CapFloor", "HealthVerdict", "Icepop", "Importance", "MismatchGuard",
+    "OffPolicySequence", "Rejection", "SecondMoment", "TopEntropy", "health", "mismatch_metrics",
+]  # fmt: skip

@@ -73,8 +73,7 @@ class MismatchGuard:
         far = tokens.means(distance) > self.max_k3_kl
         catastrophic = tokens.sums((rho < math.log(CATASTROPHIC)).double()) > 0
         out = torch.zeros(b.sequences, dtype=torch.bool, device=rho.device)
-        if len(rho) and (
-            float(distance.mean()) > self.max_k3_kl or float(catastrophic.double().mean()) > self.max_catastrophic
-        ):
+        figures = float(distance.mean()), float(catastrophic.double().mean())  # NaN without a loss token
+        if figures[0] > self.max_k3_kl or figures[1] > self.max_catastrophic:
             out[tokens.sequences] = far | catastrophic
         return out

@@ -156,9 +156,8 @@ class Importance(Correction):
         if self.level == "token":
             return SumCount.over(weight, b.loss_mask)
         per_sequence = torch.zeros(b.sequences, dtype=torch.float64, device=weight.device)
-        per_sequence = per_sequence.scatter_reduce(
-            0, b.sequence_index, weight, "amax"
-        )  # the weight is the same at each of its loss tokens
+        # the weight is the same at each of its loss tokens
+        per_sequence = per_sequence.scatter_reduce(0, b.sequence_index, weight, "amax")
         return SumCount.over(per_sequence, nonempty)
 
 

@@ -159,9 +159,8 @@ class SecondMoment(Correction):
 
     @torch.no_grad()
     def __call__(self, b: PolicyBatch) -> Corrected:
-        return as_correction(
-            b, second_moment_keep(log_ratio_to(b).square(), b.loss_mask, self.threshold), "second_moment"
-        )
+        keep = second_moment_keep(log_ratio_to(b).square(), b.loss_mask, self.threshold)
+        return as_correction(b, keep, "second_moment")
 
 
 @dataclass(frozen=True)

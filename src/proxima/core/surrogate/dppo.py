@@ -26,7 +26,7 @@ def ratio_loss(b: PolicyBatch, keep: Tensor, cap: float | None) -> Tensor:
     """[N]: −A r on the kept tokens, or −A sg(min(r, c)) log π with a cap c, which bounds the gradient; 0 elsewhere."""
     ratio, advantage = masked_ratio(b), b.masked("advantage")
     loss = -advantage * ratio if cap is None else -advantage * ratio.detach().clamp(max=cap) * b.masked("log_prob")
-    return torch.where(keep, loss, torch.zeros((), dtype=loss.dtype, device=loss.device))
+    return torch.where(keep, loss, 0.0)
 
 
 @dataclass(frozen=True)

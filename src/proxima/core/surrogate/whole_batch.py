@@ -24,7 +24,7 @@ def covariance(b: PolicyBatch) -> Tensor:
     advantage, log_prob = b.masked("advantage").double(), b.masked("log_prob").detach().double()
     count = b.loss_mask.sum().clamp(min=1)
     centred = (advantage - advantage.sum() / count) * (log_prob - log_prob.sum() / count)
-    return torch.where(b.loss_mask, centred, torch.zeros_like(centred))
+    return torch.where(b.loss_mask, centred, 0.0)
 
 
 def selected_count(share: float, b: PolicyBatch) -> Tensor:
@@ -84,9 +84,8 @@ class ClipCov(Surrogate):
         return smallest_tokens(key, eligible, selected_count(self.share, b))
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
-        loss, keep, metrics = clipped(
-            masked_ratio(b), b.masked("advantage"), b.loss_mask, self.epsilon_low, self.epsilon_high
-        )
+        bounds = (self.epsilon_low, self.epsilon_high)
+        loss, keep, metrics = clipped(masked_ratio(b), b.masked("advantage"), b.loss_mask, *bounds)
         out = selected(b, self)
         loss = torch.where(out, torch.zeros((), dtype=loss.dtype, device=loss.device), loss)
         return TokenLoss(loss, keep & ~out, {**metrics, "selected_fraction": SumCount.over(out, b.loss_mask)})
@@ -127,16 +126,9 @@ class KlCov(Surrogate):
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         out = selected(b, self)
-        pull = torch.where(
-            out,
-            self.coefficient * masked_log_ratio(b).abs(),
-            torch.zeros((), dtype=b.log_prob.dtype, device=out.device),
-        )
-        return TokenLoss(
-            pull - b.masked("advantage") * masked_ratio(b),
-            b.loss_mask,
-            {"selected_fraction": SumCount.over(out, b.loss_mask)},
-        )
+        loss = torch.where(out, self.coefficient * masked_log_ratio(b).abs(), 0.0)
+        loss = loss - b.masked("advantage") * masked_ratio(b)
+        return TokenLoss(loss, b.loss_mask, {"selected_fraction": SumCount.over(out, b.loss_mask)})
 
 
 @dataclass(frozen=True)
@@ -179,7 +171,7 @@ class M2po(Surrogate):
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         keep = b.loss_mask & ~selected(b, self)
         loss = -b.masked("advantage") * masked_ratio(b)
-        return TokenLoss(torch.where(keep, loss, torch.zeros((), dtype=loss.dtype, device=loss.device)), keep, {})
+        return TokenLoss(torch.where(keep, loss, 0.0), keep, {})
 
 
 @dataclass(frozen=True)
