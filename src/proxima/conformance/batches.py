@@ -70,11 +70,8 @@ def make_batch(
 
     behavior = -0.02 - 2.5 * uniform(tokens)
     log_prob = near(behavior, spread)
-    centre = {
-        "behavior": behavior,
-        "recompute": near(behavior, spread / 3),
-        "loglinear": 0.5 * behavior + 0.5 * log_prob,
-    }[proximal]
+    between = 0.5 * behavior + 0.5 * log_prob
+    centre = {"behavior": behavior, "recompute": near(behavior, spread / 3), "loglinear": between}[proximal]
     sampled = torch.rand(tokens, generator=draw) >= not_sampled
     loss_mask = sampled & (torch.rand(tokens, generator=draw) >= out_of_loss)
     advantage = normal().round(decimals=1)
@@ -154,11 +151,8 @@ def show_batch(case: BatchCase) -> str:
     b = case.batch
 
     def numbers(values: Tensor) -> str:
-        return (
-            "["
-            + ", ".join(f"{value:.4g}" for value in values.detach().tolist()[:8])
-            + (", …]" if len(values) > 8 else "]")
-        )
+        shown = ", ".join(f"{value:.4g}" for value in values.detach().tolist()[:8])
+        return f"[{shown}, …]" if len(values) > 8 else f"[{shown}]"
 
     parts = [f"lengths {b.lengths.tolist()}"]
     for name in ("log_prob", "proximal_log_prob", "behavior_log_prob", "advantage"):

@@ -38,12 +38,8 @@ def tiny_model() -> LoadedModel:
         eos_token="<end>",
         pad_token="<end>",
     )
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LlamaForCausalLM(LlamaConfig(vocab_size=len(letters), **sizes))
@@ -94,9 +90,8 @@ async def log_probs(engine: Engine) -> None:
     wanted = requests(temperature=0.7)
     made = await completions(engine, wanted)
     pairs = zip(wanted, made, strict=True)
-    scored = await engine.score(
-        [ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens, temperature=0.7) for r, c in pairs]
-    )
+    asked = [ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens, temperature=0.7) for r, c in pairs]
+    scored = await engine.score(asked)
     for c, values in zip(made, scored, strict=True):
         off = float(np.abs(c.untruncated_log_prob - values).max(initial=0.0))
         require_that(off <= LOG_PROB_TOLERANCE, f"prompt {c.prompt_uid}: log-probs are {off:.3g} nats off score()")

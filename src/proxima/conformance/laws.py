@@ -110,6 +110,5 @@ def require_close(actual: Tensor, expected: Tensor, what: str, rtol: float = 1e-
     if off.numel() and float(off.max()) > 0:
         at = int(off.flatten().argmax())
         where = f" at {at}" if off.dim() else ""
-        raise Violation(
-            f"{what}{where}: {float(actual.flatten()[at]):.9g}, expected {float(expected.flatten()[at]):.9g}"
-        )
+        found, wanted = (float(x.flatten()[at]) for x in (actual, expected))
+        raise Violation(f"{what}{where}: {found:.9g}, expected {wanted:.9g}")

@@ -117,14 +117,9 @@ def token_rewards(lengths: list[int], key: int) -> TokenRewards:
     edges = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]) if lengths else torch.zeros(1).long()
     normal = torch.randn(3, size, generator=draw, dtype=torch.float64)
     reward, value, variance = (torch.where(mask, x, torch.nan) for x in (normal[0], normal[1], normal[2].abs()))
-    return TokenRewards(
-        reward=reward,
-        value=value,
-        score_variance=variance,
-        loss_mask=mask,
-        cu_seqlens=edges,
-        group=torch.arange(len(lengths)) // 2,
-    )
+    group = torch.arange(len(lengths)) // 2
+    columns = {"reward": reward, "value": value, "score_variance": variance}
+    return TokenRewards(**columns, loss_mask=mask, cu_seqlens=edges, group=group)
 
 
 def token_advantage_values(spec: Any, case: tuple[list[int], int]) -> None:
@@ -156,9 +151,7 @@ def selection_values(spec: Any, case: OutcomesCase) -> None:
     keep, reasons = select([spec], o, advantage)
     require_that(keep.shape == (len(o),) and keep.dtype == torch.bool, f"expected [{len(o)}] bool")
     require_that(not bool((keep & ~o.valid).any()), "an invalid completion is kept")
-    require_that(
-        all((reason is None) == k for k, reason in zip(keep.tolist(), reasons, strict=True)), "a drop has no reason"
-    )
+    require_that([reason is None for reason in reasons] == keep.tolist(), "a drop has no reason")
     require_that(torch.equal(select([spec], o, advantage)[0], keep), "two calls give different selections")
     if "advantage" not in spec.needs:
         blind = select([spec], o, torch.zeros_like(advantage))[0]
@@ -173,9 +166,8 @@ def selection_local(spec: Any, case: OutcomesCase) -> None:
     for label in o.group.unique():
         members = (o.group == label).nonzero().flatten()
         alone = select([spec], o.take(members), advantage[members])[0]
-        require_that(
-            torch.equal(alone, keep[members]), f"group {int(label)} alone gives another selection; set local = False"
-        )
+        same = torch.equal(alone, keep[members])
+        require_that(same, f"group {int(label)} alone gives another selection; set local = False")
 
 
 SELECTION_LAWS = (

@@ -78,9 +78,8 @@ def surrogate_permutation(spec: Any, case: BatchCase) -> None:
         loss, gradient = loss_and_gradient(b, spec, aggregate())
         again, shuffled = loss_and_gradient(with_new_leaf(b.take(order)), spec, aggregate())
         require_close(again.value, loss.value, "loss with the sequences in another order")
-        require_close(
-            shuffled, carrier(b, gradient).take(order).log_prob, "gradient with the sequences in another order"
-        )
+        expected = carrier(b, gradient).take(order).log_prob
+        require_close(shuffled, expected, "gradient with the sequences in another order")
 
 
 def carrier(b: PolicyBatch, values: Tensor) -> PolicyBatch:
@@ -101,19 +100,16 @@ def require_exact_split(
     ready = precompute(b, surrogate=spec, correction=correction)
     how = {"surrogate": spec, "aggregate": aggregate, "correction": correction}
     whole = policy_loss(b, **how)
-    parts = [
-        policy_loss(ready.batch.take([i for i, owner in enumerate(owners) if owner == part]), **how)
-        for part in range(3)
-    ]
+    rows = [[i for i, owner in enumerate(owners) if owner == part] for part in range(3)]
+    parts = [policy_loss(ready.batch.take(part), **how) for part in rows]
     numerator = torch.stack([part.numerator for part in parts]).sum()
     denominator = torch.stack([part.denominator for part in parts]).sum()
     require_close(numerator, whole.numerator, "numerator, summed over micro-batches")
     require_close(denominator, whole.denominator, "denominator, summed over micro-batches")
     early = aggregate.denominator(ready.batch.loss_mask, ready.batch.cu_seqlens)
     require_close(early, whole.denominator, "denominator, before the forward")
-    gradient, expected = (
-        torch.autograd.grad(total, b.log_prob, retain_graph=True)[0] for total in (numerator, whole.numerator)
-    )
+    totals = (numerator, whole.numerator)
+    gradient, expected = (torch.autograd.grad(total, b.log_prob, retain_graph=True)[0] for total in totals)
     require_close(gradient, expected, "gradient, summed over micro-batches")
     together = merge_metrics([part.metrics for part in parts]) | ready.metrics
     different = sorted(together.keys() ^ whole.metrics.keys())
@@ -181,14 +177,8 @@ def on_policy(spec: Any, case: BatchCase) -> None:
     b = case.batch
     level = b.masked("behavior_log_prob")
     advantage = torch.where(b.loss_mask, 0.5 - b.sequence_index % 3, 0.0).double()  # one number a sequence
-    fresh = with_new_leaf(
-        b,
-        log_prob=level,
-        proximal_log_prob=level,
-        behavior_log_prob=level,
-        top_k_log_prob=_present(b.behavior_top_k_log_prob),
-        advantage=advantage,
-    )
+    same = dict.fromkeys(("log_prob", "proximal_log_prob", "behavior_log_prob"), level)
+    fresh = with_new_leaf(b, **same, top_k_log_prob=_present(b.behavior_top_k_log_prob), advantage=advantage)
     loss = policy_loss(fresh, surrogate=spec, aggregate=TokenSum(), check=False)
     gradient = torch.autograd.grad(loss.numerator, fresh.log_prob)[0]
     require_close(gradient, -advantage, "gradient at ratio 1", 1e-7, 1e-9)
@@ -225,9 +215,8 @@ def empty(spec: Any, case: tuple[int, ...]) -> None:
     loss = policy_loss(b, surrogate=spec, aggregate=TokenMean())
     require_that(bool(loss.value.isfinite()), f"the loss is {float(loss.value.detach())}")
     if not bool(b.loss_mask.any()):
-        require_that(
-            float(loss.value.detach()) == 0 and float(loss.denominator) == 0, "nothing is in the loss: expected 0"
-        )
+        zero = float(loss.value.detach()) == float(loss.denominator) == 0
+        require_that(zero, "nothing is in the loss: expected 0")
 
 
 def declared_needs(spec: Any, case: BatchCase) -> None:

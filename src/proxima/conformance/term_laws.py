@@ -25,18 +25,13 @@ from proxima.data import PolicyBatch
 def correction_shape(spec: Any, case: BatchCase) -> None:
     """Weights are finite, detached and at least 0; rejected tokens have weight 0."""
     b, result = case.batch, spec(case.batch)
-    require_that(
-        result.weight.shape == result.keep.shape == b.log_prob.shape, f"weight and keep must have shape [{len(b)}]"
-    )
-    require_that(
-        result.weight.dtype == b.log_prob.dtype, f"weight is {result.weight.dtype}, expected {b.log_prob.dtype}"
-    )
-    require_that(not result.weight.requires_grad, "weight carries a gradient; detach it")
-    require_that(
-        bool(result.weight.isfinite().all() and (result.weight >= 0).all()), "a weight is negative or not finite"
-    )
-    require_that(not bool((result.keep & ~b.loss_mask).any()), "keep is True outside the loss mask")
-    require_that(bool((result.weight[~result.keep & b.loss_mask] == 0).all()), "a rejected token has a weight")
+    weight, keep, like = result.weight, result.keep, b.log_prob
+    require_that(weight.shape == keep.shape == like.shape, f"weight and keep must have shape [{len(b)}]")
+    require_that(weight.dtype == like.dtype, f"weight is {weight.dtype}, expected {like.dtype}")
+    require_that(not weight.requires_grad, "weight carries a gradient; detach it")
+    require_that(bool(weight.isfinite().all() and (weight >= 0).all()), "a weight is negative or not finite")
+    require_that(not bool((keep & ~b.loss_mask).any()), "keep is True outside the loss mask")
+    require_that(bool((weight[~keep & b.loss_mask] == 0).all()), "a rejected token has a weight")
 
 
 def correction_composition(spec: Any, case: BatchCase) -> None:
@@ -103,9 +98,8 @@ def penalty_law(spec: Any, case: BatchCase) -> None:
     alone = policy_loss(b, surrogate=PpoClip(), aggregate=TokenSum())
     both = policy_loss(b, surrogate=PpoClip(), aggregate=TokenSum(), penalty=[spec, spec])
     require_close(both.numerator, alone.numerator + 2 * value.sum(), "loss with the penalty twice")
-    require_that(
-        bool(torch.autograd.grad(both.numerator, b.log_prob)[0].isfinite().all()), "the gradient is not finite"
-    )
+    (gradient,) = torch.autograd.grad(both.numerator, b.log_prob)
+    require_that(bool(gradient.isfinite().all()), "the gradient is not finite")
 
 
 def _leaf(values: Tensor | None) -> Tensor | None:
@@ -126,9 +120,8 @@ def aggregate_law(spec: Any, case: BatchCase) -> None:
     require_exact_split(b, case.owners(), PpoClip(), spec)
     loss = torch.where(b.loss_mask, b.masked("advantage"), 0.0)
     value = spec(loss, b)
-    require_that(
-        value.dim() == 0 and value.dtype == torch.float64, f"the numerator is {value.dtype} {list(value.shape)}"
-    )
+    scalar = value.dim() == 0 and value.dtype == torch.float64
+    require_that(scalar, f"the numerator is {value.dtype} {list(value.shape)}")
     require_close(spec(3 * loss, b), 3 * value, "numerator of 3 times the loss")
     order = case.order()
     shuffled = b.take(order)

@@ -128,9 +128,8 @@ class EntropyBonus(Penalty):
     def __call__(self, b: PolicyBatch) -> Tensor:
         entropy = b.masked("entropy")
         if torch.is_grad_enabled() and b.log_prob.requires_grad and not entropy.requires_grad:
-            raise ValueError(
-                "EntropyBonus: PolicyBatch.entropy carries no gradient; run the model with entropy_gradient."
-            )
+            reason = "PolicyBatch.entropy carries no gradient; run the model with entropy_gradient"
+            raise ValueError(f"EntropyBonus: {reason}.")
         return -self.coefficient * entropy
 
 

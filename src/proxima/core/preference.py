@@ -85,6 +85,8 @@ class _Pairwise:
 
     def __post_init__(self) -> None:
         require(0 < self.beta < math.inf, "beta", self.beta, "must be > 0 and finite")
+        flipped = getattr(self, "label_smoothing", 0.0)
+        require(0 <= flipped < 0.5, "label_smoothing", flipped, "must be in [0, 0.5)")
 
     def __call__(self, p: PreferencePairs) -> Tensor:
         """[S] loss of each pair, with gradient."""
@@ -131,6 +133,11 @@ class _Divergence(_Pairwise):
         return x
 
 
+def _smoothed(x: Tensor, flipped: float) -> Tensor:
+    """−(1 − ε) log σ(x) − ε log σ(−x), ε the share of flipped labels."""
+    return -(1 - flipped) * logsigmoid(x) - flipped * logsigmoid(-x)
+
+
 @dataclass(frozen=True)
 class Sigmoid(_Divergence):
     """DPO: −(1 − ε) log σ(β Δ) − ε log σ(−β Δ).
@@ -145,13 +152,8 @@ class Sigmoid(_Divergence):
 
     label_smoothing: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.label_smoothing < 0.5, "label_smoothing", self.label_smoothing, "must be in [0, 0.5)")
-
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
-        x = self.beta * (c - r)
-        return -(1 - self.label_smoothing) * logsigmoid(x) - self.label_smoothing * logsigmoid(-x)
+        return _smoothed(self.beta * (c - r), self.label_smoothing)
 
 
 @dataclass(frozen=True)
@@ -190,15 +192,14 @@ class ExoPair(_Divergence):
     label_smoothing: float = 1e-3
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         require(0 < self.label_smoothing < 0.5, "label_smoothing", self.label_smoothing, "must be in (0, 0.5)")
+        super().__post_init__()
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         x = self.beta * (c - r)
         right, wrong = logsigmoid(x), logsigmoid(-x)
-        return right.exp() * (right - math.log1p(-self.label_smoothing)) + wrong.exp() * (
-            wrong - math.log(self.label_smoothing)
-        )
+        first, second = right - math.log1p(-self.label_smoothing), wrong - math.log(self.label_smoothing)
+        return right.exp() * first + wrong.exp() * second
 
 
 @dataclass(frozen=True)
@@ -218,10 +219,6 @@ class Robust(_Divergence):
     """
 
     label_smoothing: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.label_smoothing < 0.5, "label_smoothing", self.label_smoothing, "must be in [0, 0.5)")
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         x, e = self.beta * (c - r), self.label_smoothing
@@ -260,18 +257,13 @@ class Aot(_Pairwise):
 
     label_smoothing: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.label_smoothing < 0.5, "label_smoothing", self.label_smoothing, "must be in [0, 0.5)")
-
     def __call__(self, p: PreferencePairs) -> Tensor:
         ours = (p.chosen - p.rejected).sort().values
         theirs = (p.reference_chosen - p.reference_rejected).detach().sort().values
         return self.loss(ours, theirs)
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
-        x = self.beta * (c - r)
-        return -(1 - self.label_smoothing) * logsigmoid(x) - self.label_smoothing * logsigmoid(-x)
+        return _smoothed(self.beta * (c - r), self.label_smoothing)
 
 
 @dataclass(frozen=True)

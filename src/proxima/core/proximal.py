@@ -33,10 +33,8 @@ def interpolated_proximal(
     require(kind in ("loglinear", "linear"), "kind", kind, "must be loglinear or linear")
     age = current_version - policy_version
     if bool((age < 0).any()):
-        raise ValueError(
-            f"interpolated_proximal: policy_version {int(policy_version.max())} is later than current_version "
-            f"{current_version}."
-        )
+        latest = f"policy_version {int(policy_version.max())}"
+        raise ValueError(f"interpolated_proximal: {latest} is later than current_version {current_version}.")
     share = torch.where((age > 0) & (policy_version >= 0), (age - 1) / age.clamp(min=1), 0.0).to(log_prob.dtype)
     behavior, current = behavior_log_prob.detach(), log_prob.detach()
     if kind == "loglinear":

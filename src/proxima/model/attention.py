@@ -77,14 +77,9 @@ class Segments:
             for row, (start, end) in enumerate(own):
                 inverse[start:end] = torch.arange(end - start) + offset + row * query.shape[1]
             offset += query.numel()
-            self.blocks.append(
-                SegmentBlock(
-                    query=query.to(device),
-                    context=_rectangle(seen_spans).to(device),
-                    own=torch.tensor([e - s for s, e in own], device=device),
-                    seen=torch.tensor([e - s for s, e in seen_spans], device=device),
-                )
-            )
+            context = _rectangle(seen_spans).to(device)
+            lengths = [torch.tensor([e - s for s, e in rows], device=device) for rows in (own, seen_spans)]
+            self.blocks.append(SegmentBlock(query=query.to(device), context=context, own=lengths[0], seen=lengths[1]))
         self.inverse = inverse.to(device)
 
     def mask(self, index: int, window: int | None) -> Tensor | None:
@@ -132,12 +127,10 @@ def packed_attention(
     """
     for name in ("softcap", "s_aux"):
         if other.get(name) is not None:
-            raise UserError(
-                f"model.attention=packed does not support {name} of {type(module).__name__}; use model.attention=mask."
-            )
-    q, k, v = (
-        x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value)
-    )  # [L, H, D]; rotary leaves float32 under autocast
+            refused = f"{name} of {type(module).__name__}"
+            raise UserError(f"model.attention=packed does not support {refused}; use model.attention=mask.")
+    # [L, H, D]; rotary leaves float32 under autocast
+    q, k, v = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     if attend is not None:
         return attend(module.layer_idx, q, k, v, scaling, sliding_window)[None], None
     if segments is None:
@@ -167,38 +160,30 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
     if q.device.type == "cpu" and width * reach <= SHORT and dropout == 0:
         if mask is None:
             mask = torch.ones(width, reach, dtype=torch.bool).tril()[None, None]
-        grouped = (
-            q.view(rows, width, kv_heads, repeat, dim)
-            .permute(0, 2, 3, 1, 4)
-            .reshape(rows, kv_heads, repeat * width, dim)
-        )
-        scores = (
-            (grouped @ k.permute(0, 2, 3, 1)).float() if q.dtype != torch.float64 else grouped @ k.permute(0, 2, 3, 1)
-        )
+        grouped = q.view(rows, width, kv_heads, repeat, dim).permute(0, 2, 3, 1, 4)
+        scores = grouped.reshape(rows, kv_heads, repeat * width, dim) @ k.permute(0, 2, 3, 1)
+        scores = scores if q.dtype == torch.float64 else scores.float()
         scores = scores.mul(dim**-0.5 if scale is None else scale).view(rows, kv_heads, repeat, width, reach)
-        weights = (
-            scores.masked_fill(~mask[:, :, None], -torch.inf)
-            .softmax(-1)
-            .to(v.dtype)
-            .view(rows, kv_heads, repeat * width, reach)
-        )
-        out = weights @ v.transpose(1, 2)
+        weights = scores.masked_fill(~mask[:, :, None], -torch.inf).softmax(-1).to(v.dtype)
+        out = weights.view(rows, kv_heads, repeat * width, reach) @ v.transpose(1, 2)
         return out.view(rows, kv_heads, repeat, width, dim).permute(0, 3, 1, 2, 4).reshape(rows, width, heads, dim)
     queries = q.transpose(1, 2)
-    keys, values = (
-        x.transpose(1, 2).repeat_interleave(repeat, dim=1) if repeat > 1 else x.transpose(1, 2) for x in (k, v)
-    )
-    fused = F.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, dropout_p=dropout
-    )
-    return fused.transpose(1, 2)
+    keys, values = (x.transpose(1, 2) for x in (k, v))
+    if repeat > 1:
+        keys, values = (x.repeat_interleave(repeat, dim=1) for x in (keys, values))
+    how: dict[str, Any] = {"attn_mask": mask, "is_causal": mask is None, "scale": scale, "dropout_p": dropout}
+    return F.scaled_dot_product_attention(queries, keys, values, **how).transpose(1, 2)
+
+
+def _hidden(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
+    """The states that predict the response tokens, of the packed axis in one row."""
+    answer = backbone(input_ids=batch.tokens[None], position_ids=batch.position[None], use_cache=False, **more)
+    hidden: Tensor = answer.last_hidden_state[0]
+    return hidden.index_select(0, batch.predict)
 
 
 def _hidden_packed(backbone: nn.Module, batch: PackedBatch) -> Tensor:
-    answer = backbone(
-        input_ids=batch.tokens[None], position_ids=batch.position[None], use_cache=False, segments=Segments(batch)
-    )
-    return _at(answer.last_hidden_state[0], batch.predict)
+    return _hidden(backbone, batch, segments=Segments(batch))
 
 
 def _hidden_native(backbone: nn.Module, batch: PackedBatch) -> Tensor:
@@ -206,17 +191,15 @@ def _hidden_native(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     responses = int((batch.parent >= 0).sum())
     if responses * 2 != len(batch.parent):
         raise UserError("model.attention=native can't share prompts; set model.share_prompt=false.")
-    answer = backbone(input_ids=batch.tokens[None], position_ids=batch.position[None], use_cache=False)
-    return _at(answer.last_hidden_state[0], batch.predict)
+    return _hidden(backbone, batch)
 
 
 def _hidden_mask(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     """A 4-D additive mask [1, 1, L, L]: for every architecture that takes one; needs L² memory."""
     count = len(batch.tokens)
     device = batch.tokens.device
-    segment = torch.repeat_interleave(
-        torch.arange(len(batch.parent), device=device), batch.segment_cu.diff(), output_size=count
-    )
+    number = torch.arange(len(batch.parent), device=device)
+    segment = torch.repeat_interleave(number, batch.segment_cu.diff(), output_size=count)
     order = torch.arange(count, device=device)
     same = (segment[:, None] == segment) & (order[:, None] >= order)
     allowed = same | (batch.parent[segment][:, None] == segment)
@@ -227,10 +210,7 @@ def _hidden_mask(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if window is not None and int(batch.position.max()) >= window:
         raise UserError("model.attention=mask does not know sliding windows; use model.attention=packed or padded.")
-    answer = backbone(
-        input_ids=batch.tokens[None], position_ids=batch.position[None], attention_mask=mask, use_cache=False
-    )
-    return _at(answer.last_hidden_state[0], batch.predict)
+    return _hidden(backbone, batch, attention_mask=mask)
 
 
 def _hidden_padded(backbone: nn.Module, batch: PackedBatch) -> Tensor:
@@ -249,11 +229,8 @@ def _hidden_padded(backbone: nn.Module, batch: PackedBatch) -> Tensor:
         mask[row, :size] = 1
         predict.append(torch.arange(lengths[row], device=tokens.device) + row * width + b - a - 1)
     answer = backbone(input_ids=tokens, attention_mask=mask, use_cache=False)
-    return _at(answer.last_hidden_state.flatten(0, 1), torch.cat(predict))
-
-
-def _at(hidden: Tensor, index: Tensor) -> Tensor:
-    return hidden.index_select(0, index)
+    hidden: Tensor = answer.last_hidden_state.flatten(0, 1)
+    return hidden.index_select(0, torch.cat(predict))
 
 
 #: path → the states [N, D] that predict the response tokens

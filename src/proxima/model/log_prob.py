@@ -54,9 +54,8 @@ def token_log_prob(
     if not isinstance(temperature, Tensor):
         exact = _LOGIT_DTYPE.get(hidden.dtype, torch.float32)
         temperature = torch.full((count,), float(temperature), dtype=exact, device=hidden.device)
-    compute = (
-        torch.get_autocast_dtype(hidden.device.type) if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
-    )
+    kind = hidden.device.type
+    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     settings = (entropy or entropy_gradient, entropy_gradient, chunk, compute)
     log_prob, ent, more = _apply(hidden, weight, bias, target, temperature, others, *settings)
     return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)
@@ -72,10 +71,8 @@ def _row_blocks(logits: Tensor, temperature: Tensor) -> Iterator[tuple[slice, Te
     step = ROWS if logits.device.type == "cpu" else max(1, len(logits))
     for at in range(0, len(logits), step):
         rows = slice(at, at + step)
-        yield (
-            rows,
-            logits[rows].to(_LOGIT_DTYPE.get(logits.dtype, torch.float32), copy=True).div_(temperature[rows, None]),
-        )
+        exact = logits[rows].to(_LOGIT_DTYPE.get(logits.dtype, torch.float32), copy=True)
+        yield rows, exact.div_(temperature[rows, None])
 
 
 class _TokenLogProb(torch.autograd.Function):
@@ -115,14 +112,12 @@ class _TokenLogProb(torch.autograd.Function):
                     block_z.copy_(top + total.log())
                     block_log_prob.copy_(chosen - block_z)
                     if want_entropy:  # log Z − Σ p logit; the logits are shifted by their largest
-                        block_entropy.copy_(
-                            total.log() - torch.linalg.vecdot(p, logits.masked_fill_(p == 0, 0.0)) / total
-                        )
+                        mean_logit = torch.linalg.vecdot(p, logits.masked_fill_(p == 0, 0.0)) / total
+                        block_entropy.copy_(total.log() - mean_logit)
         more.sub_(log_z[:, None])
         ctx.mark_non_differentiable(*([more] if entropy_gradient else [entropy, more]))
-        ctx.save_for_backward(
-            hidden, weight, bias, target, temperature, log_z, entropy if entropy_gradient else log_z.new_zeros(0)
-        )
+        kept = entropy if entropy_gradient else log_z.new_zeros(0)
+        ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, kept)
         ctx.chunk, ctx.compute = chunk, compute
         return log_prob, entropy, more
 

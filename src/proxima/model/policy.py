@@ -62,16 +62,14 @@ class Policy:
         self.share_prompt = share_prompt and attention in ("packed", "mask")
         self.compute_dtype = compute_dtype
         self.log_prob_chunk = log_prob_chunk
-        if attention == "packed" or getattr(
-            self.model, "_supports_sdpa", False
-        ):  # a model without attention takes no name for it
+        # a model without attention takes no name for it
+        if attention == "packed" or getattr(self.model, "_supports_sdpa", False):
             self.model.set_attn_implementation(hugging_face_name(attention))
         self.set_gradient_checkpointing(gradient_checkpointing)
         self.backbone, self.head = parts(self.model)
         if type(self.head) is not nn.Linear:
-            raise UserError(
-                f"{type(self.model).__name__}: the output head is a {type(self.head).__name__}, not a linear layer."
-            )
+            found = type(self.head).__name__
+            raise UserError(f"{type(self.model).__name__}: the output head is a {found}, not a linear layer.")
         self._refuse_scaled_logits()
 
     def _refuse_scaled_logits(self) -> None:
@@ -92,9 +90,8 @@ class Policy:
             self.model.train()  # Hugging Face checkpoints in training mode only; dropout must then be 0
             dropout = [m.p for m in self.model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
             if dropout:
-                raise UserError(
-                    f"model.gradient_checkpointing=true needs a model without dropout; this one has {dropout[0]}."
-                )
+                field = "model.gradient_checkpointing=true"
+                raise UserError(f"{field} needs a model without dropout; this one has {dropout[0]}.")
 
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
         """The packed batch for this policy, on its device."""

@@ -28,9 +28,8 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     state = None
     if dtype is not None:
-        state = {
-            name: value.to(dtype) if value.is_floating_point() else value for name, value in model.state_dict().items()
-        }
+        weights = model.state_dict().items()
+        state = {name: value.to(dtype) if value.is_floating_point() else value for name, value in weights}
     written = model.config.dtype
     attention = model.config._attn_implementation
     try:

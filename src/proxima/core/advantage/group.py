@@ -82,8 +82,18 @@ def whitened_over_tokens(advantage: Tensor, outcomes: Outcomes, epsilon: float =
     return torch.where(outcomes.valid, whitened, 0.0)
 
 
+class _Scaled(GroupAdvantage):
+    """With an `epsilon` that is added to the standard deviation."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
+
+
 @dataclass(frozen=True)
-class Grpo(GroupAdvantage):
+class Grpo(_Scaled):
     """Reward minus the mean of its group, optionally divided by a standard deviation.
 
         A = (r - mean_group) / (std + epsilon)
@@ -102,10 +112,6 @@ class Grpo(GroupAdvantage):
 
     scale: Literal["none", "group", "batch"] = "none"
     epsilon: float = 1e-6
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         group = GroupStatistics.of(outcomes)
@@ -176,7 +182,7 @@ class Opo(GroupAdvantage):
 
 
 @dataclass(frozen=True)
-class GrpoPassk(GroupAdvantage):
+class GrpoPassk(_Scaled):
     """Pass@k: only the best completion of a group has an advantage, its margin over the second best.
 
         A_best = (r_best - r_second) / (std + epsilon), 0 for the others
@@ -191,10 +197,6 @@ class GrpoPassk(GroupAdvantage):
 
     scale: Literal["none", "group"] = "group"
     epsilon: float = 1e-6
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         group = GroupStatistics.of(outcomes)
@@ -271,7 +273,7 @@ class ReinforcePpBaseline(GroupAdvantage):
 
 
 @dataclass(frozen=True)
-class Gdpo(GroupAdvantage):
+class Gdpo(_Scaled):
     """Each reward is normalised in its group before they are summed, so that a reward of small scale still counts.
 
         A = finish(sum_k weight_k (r_k - mean_group r_k) / (std_group r_k + epsilon))
@@ -295,10 +297,6 @@ class Gdpo(GroupAdvantage):
     epsilon: float = 1e-6
     finish: Literal["tokens", "completions", "none"] = "tokens"
     exempt_laws: ClassVar[frozenset[str]] = frozenset({"uniform_group"})  # whitening moves a group of zeros
-
-    def __post_init__(self) -> None:
-        check_choices(self)
-        require(self.epsilon > 0, "epsilon", self.epsilon, "must be > 0")
 
     def __call__(self, outcomes: Outcomes) -> Tensor:
         parts = outcomes.reward[:, None] if outcomes.parts is None else outcomes.parts
