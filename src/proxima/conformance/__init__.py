@@ -118,13 +118,10 @@ def _declared(slotted: tuple[str, Any], _: None) -> None:
 
 
 DECLARATION = Law("declared", "recipes can't name its fields", _declared, lambda: (None,), show=lambda _: "")
-BY_HAND = Law(
-    "by_hand",
-    "the code is not the formula",
-    lambda slotted, example: require_example(slotted[0], slotted[1], example),
-    cases=tuple,
-    show=lambda example: f"inputs {example['inputs']}",
-)
+# fmt: off
+BY_HAND = Law("by_hand", "the code is not the formula", lambda spec, case: require_example(spec[0], spec[1], case),
+              cases=tuple, show=lambda example: f"inputs {example['inputs']}")
+# fmt: on
 
 
 __all__ = [

@@ -133,15 +133,13 @@ def token_advantage_values(spec: Any, case: tuple[list[int], int]) -> None:
     require_that(bool((value[~rewards.loss_mask] == 0).all()), "a token outside the loss has an advantage")
 
 
+TOKEN_CASES = [(lengths, key) for lengths in ([], [1], [3], [2, 4], [0, 5, 1, 3]) for key in range(4)]
+# fmt: off
 TOKEN_ADVANTAGE_LAWS = (
-    Law(
-        "values",
-        "tokens outside the loss teach",
-        token_advantage_values,
-        lambda: ((lengths, key) for lengths in ([], [1], [3], [2, 4], [0, 5, 1, 3]) for key in range(4)),
-        show=lambda case: f"lengths {case[0]}",
-    ),
+    Law("values", "tokens outside the loss teach", token_advantage_values, lambda: TOKEN_CASES,
+        show=lambda case: f"lengths {case[0]}"),
 )
+# fmt: on
 
 
 def selection_values(spec: Any, case: OutcomesCase) -> None:
@@ -170,6 +168,7 @@ def selection_local(spec: Any, case: OutcomesCase) -> None:
         require_that(same, f"group {int(label)} alone gives another selection; set local = False")
 
 
+# fmt: off
 SELECTION_LAWS = (
     _outcomes_law("values", "completions disappear without a reason", selection_values),
     _outcomes_law(
@@ -179,3 +178,4 @@ SELECTION_LAWS = (
         applies=lambda spec: None if spec.local else "local is False",
     ),
 )
+# fmt: on

@@ -30,6 +30,7 @@ HOSTILE = (
     "<think>" * 1_000,
     "\N{ARABIC-INDIC DIGIT FOUR}\N{SUPERSCRIPT TWO}",
 )
+ODD_ANSWERS: tuple[Any, ...] = (None, "", "42", 42, {}, [], float("nan"), HOSTILE[5], "\x00")
 TIMEOUT = 10.0  # seconds, where the reward has no limit of its own
 
 
@@ -42,28 +43,19 @@ class RewardCase:
 
     def group(self) -> tuple[Prompt, list[Completion]]:
         """The prompt and a completion for each text."""
-        prompt = Prompt(
-            uid=1,
-            messages=({"role": "user", "content": "6 * 7 = ?"},),
-            tokens=np.array([1, 2], dtype=np.int32),
-            answer=self.answer,
-        )
+        question, tokens = {"role": "user", "content": "6 * 7 = ?"}, np.array([1, 2], dtype=np.int32)
+        prompt = Prompt(uid=1, messages=(question,), tokens=tokens, answer=self.answer)
         return prompt, [_completion(sample, text) for sample, text in enumerate(self.texts)]
 
 
 def _completion(sample: int, text: str) -> Completion:
     zeros = np.zeros(min(len(text), 64), dtype=np.float32)
-    return Completion(
-        prompt_uid=1,
-        sample=sample,
-        tokens=np.full(len(zeros), 3, dtype=np.int32),
-        text=text,
-        sampled_log_prob=zeros,
-        untruncated_log_prob=zeros,
-        policy_version=np.zeros(len(zeros), dtype=np.int32),
-        finish_reason="stop",
-        temperature=1.0,
-    )
+    columns: dict[str, Any] = {
+        "tokens": np.full(len(zeros), 3, dtype=np.int32),
+        "policy_version": zeros.astype(np.int32),
+    }
+    columns |= {"sampled_log_prob": zeros, "untruncated_log_prob": zeros}
+    return Completion(prompt_uid=1, sample=sample, text=text, finish_reason="stop", temperature=1.0, **columns)
 
 
 def scores_of(spec: Any, case: RewardCase) -> list[Score]:
@@ -156,6 +148,7 @@ def _show(case: RewardCase) -> str:
     return "completions " + ", ".join(f"{text[:30]!r}" for text in case.texts)
 
 
+# fmt: off
 REWARD_LAWS = (
     _law("one_score_each", "scores reach the wrong completions", one_score_each, ORDINARY),
     _law("hostile_text", "a model learns to break the scorer", one_score_each, HOSTILE, each=True),
@@ -166,8 +159,9 @@ REWARD_LAWS = (
         "unreadable",
         "a bad row is found in the middle of the run",
         unreadable_answers,
-        lambda: (None, "", "42", 42, {}, [], float("nan"), HOSTILE[5], "\x00"),
+        lambda: ODD_ANSWERS,
         show=lambda answer: f"answer {answer!r:.40}",
         applies=_comparing,
     ),
 )
+# fmt: on

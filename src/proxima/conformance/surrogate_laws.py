@@ -15,19 +15,8 @@ from proxima.data import PolicyBatch
 
 Outcome = Callable[[Any, PolicyBatch], tuple[Tensor, ...]]  # (spec, batch) → what the spec decides
 STEP = 1e-6  # of the central differences, nats
-OPTIONAL_FIELDS = (
-    "advantage",
-    "behavior_log_prob",
-    "proximal_log_prob",
-    "next_log_prob",
-    "reference_log_prob",
-    "policy_version",
-    "entropy",
-    "token",
-    "top_k",
-    "top_k_log_prob",
-    "behavior_top_k_log_prob",
-)
+NOT_NEEDED = ("sampled", "group", "selected", "weight", "host_counts")  # optional, but no spec can demand them
+OPTIONAL_FIELDS = tuple(f.name for f in fields(PolicyBatch) if f.default is None and f.name not in NOT_NEEDED)
 
 
 def loss_and_gradient(b: PolicyBatch, spec: Any, aggregate: Any, **more: Any) -> tuple[Loss, Tensor]:
@@ -331,6 +320,11 @@ def pure(spec: Any, case: BatchCase) -> None:
         require_that(same, f"the call changed the batch's {name} in place")
 
 
+def declared(name: str) -> Callable[[Any], str | None]:
+    """The law applies to specs that declare `name`."""
+    return lambda spec: None if getattr(spec, name) else f"the spec does not declare {name}"
+
+
 def needs_law(outcome: Outcome) -> Law:
     check = lambda spec, _: needs_are_read(spec, outcome)  # noqa: E731
     return Law("needs_are_read", "a run computes a tensor that nobody reads", check, lambda: (None,), show=lambda _: "")
@@ -346,6 +340,7 @@ def batch_law(name: str, consequence: str, check: Any, *, least: int = 0, **more
     return Law(name, consequence, check, cases, shrink, show_batch, **more)
 
 
+# fmt: off
 SURROGATE_LAWS = (
     batch_law("shape", "aggregation and correction read the wrong tokens", surrogate_shape),
     batch_law("masked_nan", "one tool or padding token turns the weights into NaN", masked_nan),
@@ -362,7 +357,7 @@ SURROGATE_LAWS = (
         "completions that the loop skips would have taught something",
         zero_advantage,
         least=1,
-        applies=lambda spec: None if spec.zero_advantage_inert else "zero_advantage_inert is False",
+        applies=declared("zero_advantage_inert"),
     ),
     batch_law("scale", "rewards in other units change the method", scale, exemptible=True),
     batch_law("on_policy", "on fresh data it is not a policy gradient", on_policy, exemptible=True),
@@ -370,7 +365,7 @@ SURROGATE_LAWS = (
         "unbounded",
         "the bound does not vanish where the docstring says so",
         unbounded,
-        applies=lambda spec: None if spec.unbounded else "the spec declares no `unbounded` fields",
+        applies=declared("unbounded"),
         defaults_only=True,
     ),
     batch_law(
@@ -381,3 +376,4 @@ SURROGATE_LAWS = (
     batch_law("int32_edges", "batches of another framework crash", int32_edges),
     batch_law("pure", "a resumed run differs", pure),
 )
+# fmt: on
