@@ -113,7 +113,9 @@ def dppo(record: Record) -> Iterator[Attempt]:
     assert padded.b.advantage is not None
     zero = padded.b.loss_mask & (padded.b.advantage == 0)
     variants: list[tuple[str | None, Any]] = [(None, spec)]
-    if bool(zero.any()) or kind.startswith("topk"):
+    top, token = padded.b.top_k, padded.b.token
+    outside = top is not None and token is not None and bool((top != token[:, None])[padded.b.loss_mask].all(1).any())
+    if bool(zero.any()) or outside:
         variants.append(("T19", Masked(spec, _keep_of_trl(spec, padded.b, zero))))
     for reason, one in variants:
         loss = policy_loss(padded.b, surrogate=one, aggregate=TokenMean(), penalty=penalty, check=False)
@@ -124,16 +126,11 @@ def dppo(record: Record) -> Iterator[Attempt]:
 
 
 def _keep_of_trl(spec: Dppo, b: PolicyBatch, zero: Tensor) -> Tensor:
-    """T19: an advantage of 0 counts as negative; of the top K the sampled token has no bucket of its own.
-
-    Without one it counts as one of the top K, which a log-prob of 0 does; the direction of the update stays.
-    """
-    assert b.behavior_log_prob is not None and b.advantage is not None
+    """T19: an advantage of 0 counts as negative; beside the top K the sampled token has no bucket of its own."""
+    assert b.advantage is not None
     moved = replace(b, advantage=torch.where(zero, -1e-9, b.advantage))
-    if spec.divergence.startswith("topk"):
-        at_top = torch.zeros_like(b.behavior_log_prob)
-        fields = {"behavior_log_prob": at_top, "proximal_log_prob": at_top}
-        moved = replace(moved, log_prob=(b.log_prob - b.behavior_log_prob).detach(), **fields)
+    if b.top_k is not None and b.token is not None:
+        moved = replace(moved, top_k=b.token[:, None].expand_as(b.top_k))  # as if it were one of them
     return spec(moved).keep
 
 

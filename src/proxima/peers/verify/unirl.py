@@ -19,7 +19,7 @@ from proxima.core.segment import segment_mean
 from proxima.core.surrogate import Cppo, Dppo, Drpo, Gspo, PpoClip, Spo
 from proxima.data import Outcomes, PolicyBatch
 from proxima.peers.verify.record import Attempt, Check, NoReading, Record
-from proxima.peers.verify.variants import Masked, beyond_limit, unclamped
+from proxima.peers.verify.variants import GspoClampedAtTen, Masked, beyond_limit, unclamped
 
 ALGORITHMS = ("CPPO", "DPPO", "DRPO", "GSPO", "GRPO")
 CLIP_RANGES = {"GSPO": 3e-4, "GRPO": 1e-4}
@@ -87,18 +87,20 @@ def losses(record: Record) -> Iterator[Attempt]:
     elif mode == "seq-mean-token-mean" and kind != "GRPO":
         mode = "token-mean"  # theirs for a mode that the algorithm does not know
     aggregate: Any = makers[mode]()
-    far = beyond_limit(b.log_prob - _known(b.behavior_log_prob))
     every = replace(b, loss_mask=torch.ones_like(b.loss_mask))  # mask and metrics ignore the loss mask (U7)
     single = _with_single_mask(record, spec, every) if isinstance(spec, (Cppo, Dppo)) else None
+    far = kind == "GRPO" and beyond_limit(b.log_prob - _known(b.behavior_log_prob))
+    far = far or (isinstance(spec, Gspo) and GspoClampedAtTen.triggered(every))
     masked = not bool(b.loss_mask.all())
     rows = len(b.cu_seqlens) - 1
     empty = masked or bool((b.cu_seqlens.diff() == 0).any())
     for edge in (None,) if single is None else (None, single):
         one, keep = (spec, spec(every).keep) if edge is None else edge
         for reason, batch, of_all in _readings(b, every, kind, mode, masked=masked, empty=empty):
-            for limit in (False, True) if far and kind in CLIP_RANGES else (False,):
+            for limit in (False, True) if far else (False,):
+                bare: Any = GspoClampedAtTen(one) if limit and isinstance(one, Gspo) else one
                 with unclamped() if limit else nullcontext():
-                    loss = policy_loss(batch, surrogate=one, aggregate=aggregate, check=False)
+                    loss = policy_loss(batch, surrogate=bare, aggregate=aggregate, check=False)
                 denominator = loss.denominator
                 if of_all:
                     denominator = torch.tensor(len(leaf) if mode == "token-mean" else rows)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from proxima.core import ratio
 from proxima.core.loss import Corrected, TokenLoss
-from proxima.core.ratio import LOG_RATIO_LIMIT
-from proxima.core.surrogate import Cppo, Dppo, weight
+from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio
+from proxima.core.segment import segment_mean
+from proxima.core.surrogate import Cppo, Dppo, Gspo, weight
 from proxima.data import Outcomes, PolicyBatch
 
 
@@ -90,3 +91,22 @@ class Masked:
         free = replace(free, delta_b=math.inf) if isinstance(free, Cppo) else replace(free, delta_low=None)
         out: TokenLoss = free(b)
         return replace(out, loss=torch.where(self.keep, out.loss, torch.zeros_like(out.loss)), keep=self.keep)
+
+
+@dataclass(frozen=True)
+class GspoClampedAtTen:
+    """The sequence's log-ratio clamped at 10 from above alone, no gradient beyond (P5, U6); use it `unclamped`."""
+
+    spec: Gspo
+    needs: ClassVar[frozenset[str]] = Gspo.needs
+
+    @staticmethod
+    def triggered(b: PolicyBatch) -> bool:
+        """Whether some sequence's log-ratio is beyond 10, or where ours is clamped."""
+        mean = segment_mean(masked_log_ratio(b).detach(), b.loss_mask, b.cu_seqlens)
+        return bool((mean > 10).any()) or beyond_limit(mean)
+
+    def __call__(self, b: PolicyBatch) -> TokenLoss:
+        mean = segment_mean(masked_log_ratio(b), b.loss_mask, b.cu_seqlens)[b.sequence_index]
+        at_ten = (b.log_prob - mean + 10.0).detach()
+        return self.spec(replace(b, log_prob=torch.where(mean > 10, at_ten, b.log_prob)))

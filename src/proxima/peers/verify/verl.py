@@ -19,7 +19,7 @@ from proxima.core.surrogate import Cispo, ClipCov, Dppo, Dro, GeoMean, Gspo, KlC
 from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
 from proxima.peers.verify.record import Attempt, Check, NoReading, Padded, Record, Tracked
-from proxima.peers.verify.variants import GivenWeights, beyond_limit, unclamped
+from proxima.peers.verify.variants import GivenWeights, GspoClampedAtTen, beyond_limit, unclamped
 from proxima.peers.verify.verl_actor import actor_numbers
 from proxima.peers.verify.verl_mismatch import number_checks
 from proxima.peers.verify.verl_options import correction_numbers, importance, readings, rejections_of
@@ -130,10 +130,9 @@ def policy(record: Record) -> Iterator[Attempt]:
             loss = run(padded.b, _GeoMeanWeighted(spec, weight), SequenceMeanTokenMean(), None)
         yield "P10", [*by_row.loss_checks(loss.numerator / len(padded.mask), padded.leaf), *metrics]
     elif mode == "gspo":
-        mean = segment_mean(gaps, padded.b.loss_mask, padded.b.cu_seqlens)
-        if bool((mean > 10).any()) or beyond_limit(mean):
+        if GspoClampedAtTen.triggered(padded.b):
             with unclamped():
-                loss = run(padded.b, _GspoClampedAtTen(spec), aggregate, correction)
+                loss = run(padded.b, GspoClampedAtTen(spec), aggregate, correction)
             yield "P5", [*record.loss_checks(step_value(record, loss), padded.leaf), *metrics]
     elif mode in ("clip_cov", "kl_cov") and beyond_limit(gaps):
         with unclamped():
@@ -167,19 +166,6 @@ def run(b: PolicyBatch, spec: Any, aggregate: Any, correction: Any) -> Loss:
 def policy_rows(record: Record) -> Padded:
     given = next((key for key in ("is_weights", "rollout_is_weights") if record.has(key)), None)
     return record.actor_batch(**({} if given is None else {"weight": record.tensor(given)}))
-
-
-@dataclass(frozen=True)
-class _GspoClampedAtTen:
-    """verl's gspo: the sequence's log-ratio is clamped at 10 from above, without a gradient beyond (P5)."""
-
-    spec: Gspo
-    needs: ClassVar[frozenset[str]] = Gspo.needs
-
-    def __call__(self, b: PolicyBatch) -> Any:
-        mean = segment_mean(masked_log_ratio(b), b.loss_mask, b.cu_seqlens)[b.sequence_index]
-        at_ten = (b.log_prob - mean + 10.0).detach()
-        return self.spec(replace(b, log_prob=torch.where(mean > 10, at_ten, b.log_prob)))
 
 
 @dataclass(frozen=True)
