@@ -54,7 +54,7 @@ def test_the_learning_rate_of_each_update():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("lr", 0.0), ("lr", -1.0), ("beta1", 1.0), ("beta1", -0.1), ("beta2", 1.0), ("eps", 0.0), ("weight_decay", -1e-3)],
+    [("lr", -1.0), ("beta1", 1.0), ("beta1", -0.1), ("beta2", 1.0), ("eps", 0.0), ("weight_decay", -1e-3)],
 )
 def test_adamw_checks_its_fields(field, value):
     with pytest.raises(ValueError, match=f"{field}={value!r} must be"):
