@@ -66,14 +66,15 @@ def pages() -> dict[Path, str]:
 def figures() -> dict[Path, str]:
     """Every generated figure: each surrogate beside the one it is best compared with."""
     from proxima.core.surrogate import SURROGATES
+    from proxima.view.chart import svg_file
     from proxima.view.surrogate_curve import TokenSetting
-    from proxima.view.surrogate_plot import draw, svg
+    from proxima.view.surrogate_plot import draw
 
     found = {}
     for kind, cls in SURROGATES.items():
         beside = {"ppo_clip": ["reinforce"], "cppo": ["dppo", "ppo_clip"], "luspo": ["gspo"]}.get(kind, ["ppo_clip"])
         together = {name: SURROGATES[name]() for name in beside} | {kind: cls()}
-        found[PAGES / f"{kind}.svg"] = svg(draw(together, TokenSetting(), over=["ratio"]))
+        found[PAGES / f"{kind}.svg"] = svg_file(draw(together, TokenSetting(), over=["ratio"]))
     return found
 
 

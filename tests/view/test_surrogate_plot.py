@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from proxima.core.surrogate import SURROGATES, ClipCov, Cppo, Dppo, Drpo, Gspo, KlCov, M2po, PpoClip, Reinforce
+from proxima.view.chart import svg_file, write_figure
 from proxima.view.surrogate_curve import POINTS, TokenSetting, curve, remark_on
-from proxima.view.surrogate_plot import draw, svg, write_plot
+from proxima.view.surrogate_plot import draw
 
 
 def at(c, x):
@@ -114,7 +115,7 @@ def test_the_svg_is_a_file_of_its_own(tmp_path):
         "probability π, μ = 0.3",
         "probability π, μ = 0.7",
     ]
-    out = write_plot(drawing, tmp_path / "a.svg")
+    out = write_figure(drawing, tmp_path / "a.svg")
     text = out.read_text()
     root = ElementTree.fromstring(text)
     assert len([e for e in root.iter() if e.tag.endswith("}clipPath")]) == 12
@@ -135,7 +136,7 @@ def test_a_jump_interrupts_the_line():
 
 
 def test_a_straight_line_needs_few_points():
-    text = svg(draw({"reinforce": Reinforce()}, TokenSetting(), quantities=["weight"], over=["ratio"]))
+    text = svg_file(draw({"reinforce": Reinforce()}, TokenSetting(), quantities=["weight"], over=["ratio"]))
     assert max(data.count("L") for data in re.findall(r' d="([^"]*)"', text)) < 10
 
 
@@ -145,12 +146,12 @@ def test_a_log_is_no_jump():
 
 
 def test_png(tmp_path):
-    out = write_plot(draw({"ppo_clip": PpoClip()}, TokenSetting(), quantities=["weight"]), tmp_path / "a.png")
+    out = write_figure(draw({"ppo_clip": PpoClip()}, TokenSetting(), quantities=["weight"]), tmp_path / "a.png")
     assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
 def test_names_are_escaped():
-    assert "a&lt;b" in svg(draw({"a<b": PpoClip()}, TokenSetting(), quantities=["loss"], over=["ratio"]))
+    assert "a&lt;b" in svg_file(draw({"a<b": PpoClip()}, TokenSetting(), quantities=["loss"], over=["ratio"]))
 
 
 def test_too_many_curves_are_refused():

@@ -20,9 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE|RUN", help="YAML file, or a run folder")
     add_overrides(parser)
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps to train for a recipe; 2")
-    parser.add_argument(
-        "--share", type=float, default=0.001, metavar="P", help="share of the tokens beyond delta; 0.001"
-    )
+    share = "share of the tokens beyond delta; 0.001"
+    parser.add_argument("--share", type=float, default=0.001, metavar="P", help=share)
     parser.add_argument("--json", action="store_true", help="print everything for programs")
 
 

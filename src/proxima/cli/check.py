@@ -52,11 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
             show(result)
     failed = sum(result.status == "FAILED" for result in results)
     if arguments.json:
-        rows = [
-            {"variant": r.variant, "law": r.law.name, "status": r.status, "detail": r.detail, "so": r.law.consequence}
-            for r in results
-        ]
-        print_json({"slot": slot, "kind": arguments.kind, "fields": asdict(spec), "failed": failed, "results": rows})
+        facts = {"slot": slot, "kind": arguments.kind, "fields": asdict(spec), "failed": failed}
+        rows = [(r, {"variant": r.variant, "law": r.law.name, "status": r.status, "detail": r.detail}) for r in results]
+        print_json({**facts, "results": [row | {"so": r.law.consequence} for r, row in rows]})
     else:
         passed = sum(result.status == "passed" for result in results)
         print(f"{slot} {arguments.kind}: {passed} passed, {failed} FAILED, {len(results) - passed - failed} skipped")
@@ -66,15 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
 def spec_from_words(slot: str, kind: str, fields: Sequence[str]) -> Any:
     """The spec of a kind with its `field=value` texts.
 
-    Raises:
-        ConfigError: no such slot, kind or field, or a value that the field can't take.
+    Raises: ConfigError for an unknown slot, kind or field, or a value that the field can't take.
     """
     from proxima.config import resolve
 
     path = "reward.0" if slot == "reward" else slot
-    found = getattr(
-        resolve({}, [f"{path}.{text}" for text in (f"kind={kind}", *fields)], root=CheckConfig).config, slot
-    )
+    words = [f"{path}.{text}" for text in (f"kind={kind}", *fields)]
+    found = getattr(resolve({}, words, root=CheckConfig).config, slot)
     return found[0] if slot == "reward" else found
 
 

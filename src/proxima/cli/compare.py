@@ -46,7 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
 
         if page.is_dir() or not page.absolute().parent.is_dir():
             raise UserError(f"--out {page}: must be a file in a folder that exists")
-        write_comparison(comparison, page, title=_title(arguments.run))
+        title = Path(arguments.run[0]).resolve().name if len(arguments.run) == 1 else "Comparison"
+        write_comparison(comparison, page, title=title)
     metrics = {name: _values_of(name, comparison) for name in arguments.metric}
     if arguments.json:
         found = {name: {cell: vars(mean) for cell, mean in means.items()} for name, means in metrics.items()}
@@ -91,10 +92,6 @@ def _default_page(places: list[str], folders: list[Path]) -> Path:
     place = Path(places[0])
     inside = len(places) == 1 and place.is_dir() and place not in folders
     return (place if inside else Path()) / "compare.html"
-
-
-def _title(places: list[str]) -> str:
-    return Path(places[0]).resolve().name if len(places) == 1 else "Comparison"
 
 
 def _show(comparison: "RunComparison", unread: list[str]) -> None:

@@ -4,7 +4,6 @@ import argparse
 import os
 import platform
 import shutil
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ def describe_machine() -> dict[str, Any]:
 
     from proxima import __version__
     from proxima.config.estimate import gemm_rate
+    from proxima.runtime.environment import package_version
 
     cuda = torch.cuda
     facts = [(cuda.get_device_name(i), cuda.get_device_properties(i).total_memory) for i in range(cuda.device_count())]
@@ -44,8 +44,8 @@ def describe_machine() -> dict[str, Any]:
         "proxima": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "packages": {name: version_of(name) for name in PACKAGES},
-        "optional": {name: version_of(name) for name in OPTIONAL},
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "optional": {name: package_version(name) for name in OPTIONAL},
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "devices": devices,
@@ -53,13 +53,6 @@ def describe_machine() -> dict[str, Any]:
         "disk_free_bytes": shutil.disk_usage(Path.cwd()).free,
         "gemm_gflops": {"device": fastest, **gemm},
     }
-
-
-def version_of(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def memory_bytes() -> tuple[int | None, int | None]:

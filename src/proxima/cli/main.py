@@ -63,16 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(f"{error.filename}: {error.strerror}; give another path")
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _disk_full(error)
+            place = f"{error.filename}: " if error.filename else ""
+            return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
         if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP):
             return _refuse(f"{str(error.filename)[:120]}: {error.strerror}; give another path")
         return report_bug(error, arguments.run_folder)
-
-
-def _disk_full(error: OSError) -> int:
-    place = f"{error.filename}: " if error.filename else ""
-    print(f"error: {place}no space left on the disk; free some space, then run again with --resume", file=sys.stderr)
-    return 1
 
 
 def _run(words: list[str], arguments: argparse.Namespace) -> int:
@@ -113,12 +108,12 @@ def _place_rest(arguments: argparse.Namespace, rest: list[str]) -> None:
         arguments.override = [*arguments.override, word]
 
 
-def _refuse(text: str) -> int:
+def _refuse(text: str, code: int = 2) -> int:
     from proxima.view.formatting import visible  # names in it may be foreign, and a terminal obeys escape sequences
 
     for line in text.splitlines():
         print(f"error: {visible(line)}", file=sys.stderr)
-    return 2
+    return code
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):

@@ -6,11 +6,10 @@ import shutil
 import sys
 from typing import Any
 
-OVERRIDE_HELP = "a value over the recipe's: train.steps=20, reward.0.weight=2, folder=runs/mine"
-
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("override", nargs="*", default=[], metavar="key=value", help=OVERRIDE_HELP)
+    example = "a value over the recipe's: train.steps=20, reward.0.weight=2, folder=runs/mine"
+    parser.add_argument("override", nargs="*", default=[], metavar="key=value", help=example)
 
 
 def print_json(value: Any) -> None:

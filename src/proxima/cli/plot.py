@@ -6,22 +6,27 @@ proxima plot divergence runs/mine                        ratio and difference of
 proxima plot run runs/mine --out curve.svg               reward and held-out accuracy by step, for a README"""
 
 import argparse
+from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
 
-KIND = (
-    "one to eight: a name of `proxima list surrogate` or package.module:Class; with fields: ppo_clip,epsilon_high=0.28"
-)
+KIND = "one to eight: a name of `proxima list surrogate`, or package.module:Class; with fields: cppo,delta=0.2"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="what", metavar="surrogate | threshold | divergence | run", required=True)
-    line = "loss and gradient weight of surrogates, for both signs of the advantage"
-    add = what.add_parser("surrogate", description=line.capitalize() + ".", help=line).add_argument
+    what = parser.add_subparsers(dest="what", metavar=" | ".join(PLOTS), required=True)
+
+    def command(name: str, line: str) -> Callable[..., argparse.Action]:
+        below = what.add_parser(name, description=f"{line.capitalize()}.", help=line)
+        out = f"an .svg{'' if name == 'run' else ' or a .png'}; default: {name}.svg in the current folder"
+        below.add_argument("--out", default=f"{name}.svg", metavar="FILE", help=out)
+        return below.add_argument
+
+    add = command("surrogate", "loss and gradient weight of surrogates, for both signs of the advantage")
     add("kind", nargs="+", metavar="KIND", help=KIND)
-    add("--out", default="surrogate.svg", metavar="FILE", help="an .svg or a .png; surrogate.svg in the current folder")
     add("--advantage", type=float, default=1.0, metavar="A", help="magnitude of the advantage; 1")
     mu = "of the token; one row each; 0.3"
     add("--behavior-probability", type=float, nargs="+", default=[0.3], metavar="MU", help=mu)
@@ -32,27 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--length", type=int, default=21, metavar="T", help="cppo: tokens of the completion; 21")
     drift = "cppo: |pi - mu| of the completion's other tokens; 0.045"
     add("--drift", type=float, default=0.045, metavar="D", help=drift)
-    line = "cppo along one completion of a run: each token, its threshold, and what was masked"
-    add = what.add_parser("threshold", description=line.capitalize() + ".", help=line).add_argument
+    add = command("threshold", "cppo along one completion of a run: each token, its threshold, and what was masked")
     add("run_folder", metavar="RUN", help="run folder")
     add("--step", type=int, metavar="N", help="of the run; default: every step")
     add("--completion", metavar="UID:SAMPLE", help="12:3; default: the one with the most masked tokens")
     add("--surrogate", metavar="KIND", help="cppo,delta=0.1,delta_b=0.01; default: that of the run")
-    add("--out", default="threshold.svg", metavar="FILE", help="an .svg or a .png; threshold.svg in the current folder")
-    line = "ratio and difference of pi and mu in a run, over the probability of the sampled token"
-    add = what.add_parser("divergence", description=line.capitalize() + ".", help=line).add_argument
+    add = command("divergence", "ratio and difference of pi and mu in a run, over the probability of the sampled token")
     add("run_folder", metavar="RUN", help="run folder")
     add("--step", type=int, metavar="N", help="of the run; default: every step")
-    add(
-        "--out",
-        default="divergence.svg",
-        metavar="FILE",
-        help="an .svg or a .png; divergence.svg in the current folder",
-    )
-    line = "mean reward and held-out accuracy of a run by step"
-    add = what.add_parser("run", description=line.capitalize() + ".", help=line).add_argument
-    add("run", metavar="RUN", help="run folder")
-    add("--out", default="curve.svg", metavar="FILE", help="an .svg; curve.svg in the current folder")
+    command("run", "mean reward and held-out accuracy of a run by step")("run_folder", metavar="RUN", help="run folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,22 +56,24 @@ def run(arguments: argparse.Namespace) -> int:
 def _plot_run(arguments: argparse.Namespace) -> Path:
     from proxima.view.curve import write_curve
 
-    return write_curve(arguments.run, arguments.out)
+    return write_curve(arguments.run_folder, arguments.out)
 
 
 def _plot_divergence(arguments: argparse.Namespace) -> Path:
     from proxima.lab.divergences import read_trained
-    from proxima.view.divergence_plot import DivergenceFigure, write_divergence_plot
+    from proxima.view.chart import write_figure
+    from proxima.view.divergence_plot import DivergenceFigure
 
     completions = read_trained(Path(arguments.run_folder), arguments.step)
-    return write_divergence_plot(DivergenceFigure.of(completions, arguments.run_folder), arguments.out)
+    return write_figure(DivergenceFigure.of(completions, arguments.run_folder), arguments.out)
 
 
 def _plot_threshold(arguments: argparse.Namespace) -> Path:
     from proxima.config import load_recipe
     from proxima.core.surrogate import Cppo
     from proxima.lab.divergences import measurable, read_trained
-    from proxima.view.threshold_plot import ThresholdFigure, most_masked, write_threshold_plot
+    from proxima.view.chart import write_figure
+    from proxima.view.threshold_plot import ThresholdFigure, most_masked
 
     given = arguments.surrogate
     completions = read_trained(Path(arguments.run_folder), arguments.step)
@@ -95,32 +90,28 @@ def _plot_threshold(arguments: argparse.Namespace) -> Path:
             near = ", ".join(f"{it.prompt_uid}:{it.sample}" for it in completions[:3])
             raise UserError(f"--completion {arguments.completion}: no such trained completion; there are {near} …")
         chosen = wanted[0]
-    return write_threshold_plot(ThresholdFigure.of(chosen, spec), arguments.out)
+    return write_figure(ThresholdFigure.of(chosen, spec), arguments.out)
 
 
 def _plot_surrogates(arguments: argparse.Namespace) -> Path:
     surrogates = {word: parse_surrogate(word) for word in dict.fromkeys(arguments.kind)}
+    from proxima.view.chart import write_figure
     from proxima.view.surrogate_curve import TokenSetting
-    from proxima.view.surrogate_plot import draw, write_plot
+    from proxima.view.surrogate_plot import draw
 
-    setting = TokenSetting(
-        advantage=arguments.advantage,
-        behavior_probability=tuple(dict.fromkeys(arguments.behavior_probability)),
-        position=arguments.position,
-        length=arguments.length,
-        drift=arguments.drift,
-    )
+    arguments.behavior_probability = tuple(dict.fromkeys(arguments.behavior_probability))
+    setting = TokenSetting(**{field.name: getattr(arguments, field.name) for field in fields(TokenSetting)})
     quantities: Any = [arguments.only] if arguments.only else ["loss", "weight"]
     over: Any = [arguments.over] if arguments.over else ["ratio", "probability"]
-    return write_plot(draw(surrogates, setting, quantities=quantities, over=over), arguments.out)
+    return write_figure(draw(surrogates, setting, quantities=quantities, over=over), arguments.out)
 
 
 def parse_surrogate(word: str) -> Any:
     """The spec of `ppo_clip` or `ppo_clip,epsilon_high=0.28`; ConfigError as `spec_from_words`."""
     from proxima.cli.check import spec_from_words
 
-    kind, *fields = word.split(",")
-    return spec_from_words("surrogate", kind, fields)
+    kind, *words = word.split(",")
+    return spec_from_words("surrogate", kind, words)
 
 
 PLOTS = {"surrogate": _plot_surrogates, "threshold": _plot_threshold, "divergence": _plot_divergence, "run": _plot_run}

@@ -33,11 +33,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume and not resolved.config.folder:
         raise UserError("--resume: which run? Its folder was printed when it started: proxima train runs/NAME --resume")
 
-    from proxima.cli.startup_notes import StartupNotes
     from proxima.runtime.controller import RunEnded
     from proxima.runtime.observer import Tee
     from proxima.runtime.run import train
-    from proxima.view import observer_for
+    from proxima.view import StartupNotes, observer_for
 
     watcher = observer_for(None if arguments.quiet else sys.stdout)
     notes = StartupNotes(watcher, [str(problem) for problem in warnings(resolved)])

@@ -47,8 +47,7 @@ def compare_results(first: EvalResult, second: EvalResult, *, seed: int = 0) -> 
     differences. The intervals of the sides are Wilson's for one sample, bootstrap for several; that of the difference
     is Tango's score interval for one sample on both sides, otherwise the paired bootstrap's.
 
-    Raises:
-        UserError: no suite in common, different questions under one name, or no score on both sides.
+    Raises: UserError without a suite in common or a score on both sides, or if the questions of a suite differ.
     """
     comparisons = []
     together: list[tuple[QuestionResult, QuestionResult]] = []

@@ -130,8 +130,7 @@ class EvalResult:
 def read_result(path: str | Path) -> EvalResult:
     """An evaluation's folder, a run's folder (its last evaluation), or a Parquet file of either.
 
-    Raises:
-        UserError: the path is no evaluation or an unfinished one, or a file can't be read.
+    Raises: UserError if the path is no evaluation or an unfinished one, or a file can't be read.
     """
     place = Path(path).expanduser()
     if place.is_file():

@@ -87,9 +87,7 @@ class Suite:
         Args:
             given: the path of this suite's data, the only place to look at if not None.
             data: a folder of prepared sets, or the prepared set itself.
-
-        Raises:
-            UserError: the given place has no data.
+        Raises: UserError if the given place has no data.
         """
         if given is not None:
             if (task := self.at(given)) is None:

@@ -12,7 +12,7 @@ import torch
 from proxima.core.surrogate import Cppo
 from proxima.data import PolicyBatch, UserError
 from proxima.data.columns import Bools, Floats
-from proxima.runtime.folder import RunFolder
+from proxima.lab.run_reader import existing_run
 from proxima.runtime.list_columns import numpy_columns
 from proxima.runtime.rollouts import read_table
 
@@ -50,14 +50,9 @@ class TrainedCompletion:
 def read_trained(folder: Path, step: int | None = None) -> list[TrainedCompletion]:
     """The completions of a run, or of one of its steps, that have both log-probs.
 
-    Raises:
-        UserError: no such run or step, or nothing in it was trained.
+    Raises: UserError for an unknown run or step, or if nothing in it was trained.
     """
-    run = RunFolder(folder)
-    if not run.has_run:
-        raise UserError(
-            f"{folder} is not a run", remedy="give the folder that `proxima train` printed in its first line"
-        )
+    run = existing_run(folder)
     files = sorted(run.rollouts.glob("*.parquet"))
     if step is not None:
         known = [int(file.stem) for file in files]
@@ -67,9 +62,8 @@ def read_trained(folder: Path, step: int | None = None) -> list[TrainedCompletio
         files = [run.rollout_file(step)]
     found = [completion for file in files for completion in _of_file(file)]
     if not found:
-        raise UserError(
-            f"{folder}: no completion has a forward pass of the trainer; all were dropped, or their advantage was 0"
-        )
+        why = "all were dropped, or their advantage was 0"
+        raise UserError(f"{folder}: no completion has a forward pass of the trainer; {why}")
     return found
 
 
@@ -144,9 +138,8 @@ class Calibration:
         batch = as_batch(completions)
         divergence = np.concatenate([item.divergence for item in completions]).astype(np.float64)
         weighted = spec.threshold(batch)[0].numpy()
-        delta, delta_b = (
-            float(f"{value:.2g}") for value in (np.quantile(weighted, 1 - share), np.quantile(divergence, 0.9))
-        )
+        found = (np.quantile(weighted, 1 - share), np.quantile(divergence, 0.9))
+        delta, delta_b = (float(f"{value:.2g}") for value in found)
         delta = max(delta, 1e-6)  # where engine and trainer agree to the bit, any threshold would do
         return cls(
             completions=len(completions),

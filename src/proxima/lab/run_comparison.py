@@ -62,9 +62,7 @@ def compare_runs(runs: Sequence[Run], *, baseline: str | None = None, target: fl
         runs: at least one; the cells are in their order.
         baseline: name of the cell that the others are compared with; None takes the first.
         target: a held-out accuracy in (0, 1].
-
-    Raises:
-        UserError: no runs, no cell of that name, or a target outside (0, 1].
+    Raises: UserError without runs, for an unknown cell, or for a target outside (0, 1].
     """
     if not runs:
         raise UserError("no runs to compare; give run folders, or a sweep's folder")

@@ -117,17 +117,21 @@ class Run:
         return None
 
 
-def read_run(folder: str | Path) -> Run:
-    """Read a run from its folder.
-
-    Raises:
-        NoMetrics: the run has not recorded anything yet.
-        UserError: the folder is not a run, or a file in it is damaged.
-    """
+def existing_run(folder: str | Path) -> RunFolder:
+    """The folder of a run; UserError if it holds none."""
     place = RunFolder(folder)
     if not place.has_run:
         where = "give the folder that `proxima train` printed in its first line"
         raise UserError(f"{shown_path(place.path)} is not a run", remedy=where)
+    return place
+
+
+def read_run(folder: str | Path) -> Run:
+    """Read a run from its folder.
+
+    Raises: NoMetrics if the run has not recorded anything yet; UserError if it is none, or a file in it is damaged.
+    """
+    place = existing_run(folder)
     records = place.read_metrics()
     if not records:
         raise NoMetrics(f"{shown_path(place.path)} has no metrics; it has not finished a step or an evaluation yet")
@@ -150,8 +154,7 @@ def read_run(folder: str | Path) -> Run:
 def find_runs(places: Sequence[str | Path]) -> list[Path]:
     """The run folders that are given, are below a given folder, or match a pattern; each once, in the given order.
 
-    Raises:
-        UserError: one of `places` leads to no run.
+    Raises: UserError if one of `places` leads to no run.
     """
     folders: dict[Path, Path] = {}
     for place in places:

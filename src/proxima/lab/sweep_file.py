@@ -36,9 +36,7 @@ def read_sweep(
         file: YAML; its fields are `recipe`, `folder`, `seeds`, `jobs`, `set`, `grid`, `cells`.
         folder, jobs: override those of the file.
         only: names of cells, or patterns like `*lr=1e-5`; the others are left out.
-
-    Raises:
-        ConfigError: one line for each mistake in the file itself; `plan_runs` validates the cells' configs.
+    Raises: ConfigError with a line for each mistake in the file itself; `plan_runs` validates the cells' configs.
     """
     file = Path(file)
     if not file.is_file():

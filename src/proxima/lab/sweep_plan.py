@@ -96,25 +96,27 @@ def plan_runs(sweep: Sweep, *, cores: int | None = None) -> list[PlannedRun]:
 
     Args:
         cores: of the machine; None queries the operating system.
-
-    Raises:
-        ConfigError: one line for each problem, with its cells, and for each folder that holds a run of another config.
+    Raises: ConfigError with a line for each problem, with its cells, and for each folder with a run of another config.
     """
     share = _threads(sweep.jobs, cores)
-    runs, problems = [], _CellProblems([cell.name for cell in sweep.cells])
+    runs: list[PlannedRun] = []
+    cells_of: dict[Problem, dict[str, None]] = {}  # each problem once, though every seed has it
+    conflicts: list[Problem] = []
     for seed, cell in itertools.product(sweep.seeds, sweep.cells):
         try:
             run = _planned(sweep, cell, seed, share)
+            problems: Iterable[Problem] = check(run.resolved)
         except ConfigError as error:
-            problems.add(cell, error.problems)
-            continue
-        if invalid := check(run.resolved):
-            problems.add(cell, invalid)
-        elif conflict := folder_conflict(run):
-            problems.of_folders.append(conflict)
-        runs.append(run)
-    if problems:
-        raise ConfigError(problems.merged())
+            problems = error.problems
+        else:
+            runs.append(run)
+            if not problems and (conflict := folder_conflict(run)):
+                conflicts.append(conflict)
+        for problem in problems:
+            cells_of.setdefault(problem, {})[cell.name] = None
+    if cells_of or conflicts:
+        merged = [_of_cells(problem, list(cells), len(sweep.cells)) for problem, cells in cells_of.items()]
+        raise ConfigError([*merged, *conflicts])
     return runs
 
 
@@ -171,26 +173,7 @@ def _threads(jobs: int, cores: int | None) -> int | None:
     return max(1, cores // jobs)
 
 
-class _CellProblems:
-    """Collects problems by cell, so that a mistake in the recipe is reported once."""
-
-    def __init__(self, cells: Sequence[str]) -> None:
-        self.cells, self.of_folders = cells, list[Problem]()
-        self._cells_of: dict[Problem, list[str]] = {}
-
-    def add(self, cell: SweepCell, problems: Iterable[Problem]) -> None:
-        for problem in problems:
-            cells = self._cells_of.setdefault(problem, [])
-            if cell.name not in cells:  # each seed has the same problem
-                cells.append(cell.name)
-
-    def __bool__(self) -> bool:
-        return bool(self._cells_of or self.of_folders)
-
-    def merged(self) -> list[Problem]:
-        merged = []
-        for problem, cells in self._cells_of.items():
-            everywhere = len(cells) == len(self.cells) and len(cells) > 1
-            where = "every cell" if everywhere else f"cell{'s' * (len(cells) > 1)} {' and '.join(cells)}"
-            merged.append(replace(problem, path=f"{where}: {problem.path}"))
-        return merged + self.of_folders
+def _of_cells(problem: Problem, cells: Sequence[str], of: int) -> Problem:
+    """The problem with the cells that have it; a mistake in the recipe is one of every cell."""
+    where = f"cell{'s' * (len(cells) > 1)} {' and '.join(cells)}" if len(cells) < of or of == 1 else "every cell"
+    return replace(problem, path=f"{where}: {problem.path}")

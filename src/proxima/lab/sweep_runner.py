@@ -87,9 +87,7 @@ def run_sweep(
         observers: are told of each event, in this order.
         retry_failed: also resume failed runs, from their last checkpoint.
         command: the command of a run; tests pass their own.
-
-    Raises:
-        UserError: another sweep is using the folder.
+    Raises: UserError if another sweep is using the folder.
     """
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with _folder_lock(sweep.folder):
@@ -221,14 +219,16 @@ class _SweepLoop:
         if progress.state is RunState.WAITING and not self.interrupts:
             waiting.insert(0, progress)
 
+    @property
+    def processes(self) -> "list[subprocess.Popen[bytes]]":
+        return [job.process for job in self.jobs if job.process]
+
     def terminate(self) -> None:
         """Leave no process behind: interrupt each for a last checkpoint, then kill it."""
-        processes = [job.process for job in self.jobs if job.process]
-        for process in processes:
-            with suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)
+        for process in self.processes:
+            process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + SHUTDOWN_TIMEOUT
-        for process in processes:
+        for process in self.processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
             _signal_group(process, signal.SIGKILL)
@@ -253,18 +253,16 @@ class _SweepLoop:
         while self.forwarded < self.interrupts:
             self.forwarded += 1
             waiting.clear()
-            processes = [job.process for job in self.jobs if job.process]
             if self.forwarded > 1:
-                for process in processes:
+                for process in self.processes:
                     _signal_group(process, signal.SIGKILL)
                 continue
-            if n := len(processes):
+            if n := len(self.processes):
                 self.warn(f"stopping {n} run{'s' * (n > 1)} after a checkpoint each; press Ctrl-C again to kill them")
             if others := [job.progress.run.name for job in self.jobs if not job.process]:
                 self.warn(f"not stopped, because another process runs it: {', '.join(others)}")
-            for process in processes:
-                with suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGINT)
+            for process in self.processes:
+                process.send_signal(signal.SIGINT)
 
     @contextmanager
     def count_interrupts(self) -> Iterator[None]:

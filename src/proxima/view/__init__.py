@@ -15,12 +15,14 @@ report: an entry in `CURVES` of `report_curves`. To add a warning: a function in
 """
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TextIO
 
 from proxima.runtime.observer import Observer, Record, RunInfo, Tee
 from proxima.view.log_lines import LogFile, lines_to
 
-__all__ = ["LogFile", "ReportFile", "observer_for", "screen"]
+__all__ = ["LogFile", "ReportFile", "StartupNotes", "observer_for", "screen"]
 
 
 def observer_for(stream: TextIO | None) -> Observer:
@@ -56,3 +58,17 @@ class ReportFile(Observer):
             from proxima.view.report import write_report
 
             write_report(self._info.folder)
+
+
+class StartupNotes(Observer):
+    """Gives `notes`, the config's warnings, to `observer` once the run has started, so that its log has them too, and
+    remembers the run's folder."""
+
+    def __init__(self, observer: Observer, notes: Sequence[str]) -> None:
+        self.observer, self.notes = observer, notes
+        self.run_folder: Path | None = None
+
+    def started(self, info: RunInfo) -> None:
+        self.run_folder = info.folder
+        for note in self.notes:
+            self.observer.warning(note)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from markupsafe import Markup, escape
 
@@ -50,7 +50,15 @@ FONT = 'system-ui, -apple-system, "Segoe UI", sans-serif'
 STEPS = [1, 2, 5, 10]  # ticks are at multiples of these
 
 Point = tuple[float, float | None]
-Plotted = Callable[[Callable[[str], str]], AbstractContextManager["Figure"]]
+
+
+class Drawing(Protocol):
+    """A figure with its title, which `plotted` makes with the colours that it is given."""
+
+    @property
+    def title(self) -> str: ...
+
+    def plotted(self, color: Callable[[str], str]) -> AbstractContextManager["Figure"]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,23 +164,21 @@ def write_svg_text(figure: "Figure", title: str) -> str:
     return f"{whole[:start]}<title>{escape(title)}</title><style>{style}</style>{whole[start:]}\n"
 
 
-def write_figure(plotted: Plotted, title: str, out: Path | str) -> Path:
-    """Write a figure as `out`, an .svg that carries its colours for light and dark, or a .png; return it.
+def svg_file(drawing: Drawing) -> str:
+    """The figure as the text of an .svg file that carries its colours for light and dark."""
+    with drawing.plotted(variable) as figure:
+        return write_svg_text(figure, drawing.title)
 
-    Args:
-        plotted: from a function of colour names to the figure.
 
-    Raises:
-        UserError: another suffix.
-    """
+def write_figure(drawing: Drawing, out: Path | str) -> Path:
+    """Write a figure as `out`, an .svg or a .png; return it. Raises: UserError for another suffix."""
     out = Path(out)
     suffix = out.suffix.lower()
     if suffix == ".svg":
-        with plotted(variable) as figure:
-            write_atomic(out, write_svg_text(figure, title))
+        write_atomic(out, svg_file(drawing))
     elif suffix == ".png":
         stream = io.BytesIO()
-        with plotted(lambda name: PALETTE[name][0]) as figure:
+        with drawing.plotted(lambda name: PALETTE[name][0]) as figure:
             figure.savefig(stream, format="png", dpi=150)
         write_atomic(out, stream.getvalue())
     else:

@@ -72,8 +72,7 @@ SHARES = (HELD_OUT, "masked_fraction")  # between 0 and 1
 def write_comparison(comparison: RunComparison, path: Path | str, *, title: str = "Comparison") -> Path:
     """Write the page and return its path.
 
-    Raises:
-        OSError: the folder is missing, or the disk is full; an earlier page stays intact.
+    Raises: OSError if the folder is missing, or the disk full; an earlier page stays intact.
     """
     path = Path(path)
     write_atomic(path, render("compare", styles=("report.css", "compare.css"), title=title, **page_values(comparison)))

@@ -21,8 +21,7 @@ MARGINS = (44, 24, 44, 40)
 def write_curve(run: Path | str, out: Path | str) -> Path:
     """Draw the mean reward by step, and the held-out accuracy with its 95 % Wilson interval; return `out`.
 
-    Raises:
-        UserError: the run has no finished step.
+    Raises: UserError if the run has no finished step.
     """
     folder = RunFolder(run)
     records = folder.read_metrics()

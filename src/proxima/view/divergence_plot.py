@@ -4,15 +4,13 @@ tokens (arXiv 2602.04879, Fig. 1)."""
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from proxima.data.columns import Floats
 from proxima.lab.divergences import TrainedCompletion
-from proxima.view.chart import new_figure, write_figure
+from proxima.view.chart import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +38,10 @@ class DivergenceFigure:
         return cls(behavior, policy, name)
 
     @property
+    def title(self) -> str:
+        return f"π against μ in {self.name}"
+
+    @property
     def ratio(self) -> Floats:
         """[N] π / μ."""
         return self.policy / self.behavior
@@ -57,36 +59,26 @@ class DivergenceFigure:
             f"{ratio[1]:.2g}, difference {difference[0]:.2g} and {difference[1]:.2g}"
         )
 
+    @contextmanager
+    def plotted(self, color: Callable[[str], str]) -> "Iterator[Figure]":
+        from matplotlib.ticker import FuncFormatter, LogLocator
 
-@contextmanager
-def _plotted(drawing: DivergenceFigure, color: Callable[[str], str]) -> "Iterator[Figure]":
-    from matplotlib.ticker import FuncFormatter, LogLocator
-
-    every = slice(None, None, max(1, len(drawing.behavior) // MOST))
-    behavior = drawing.behavior[every]
-    panels = (
-        ("ratio π / μ", drawing.ratio[every], "a", 1.0),
-        ("difference π − μ", (drawing.policy - drawing.behavior)[every], "b", 0.0),
-    )
-    with new_figure(WIDTH, HEIGHT, "divergence", color=color, font=12) as figure:
-        figure.patch.set_facecolor(color("paper"))
-        for (title, values, name, centre), (left, bottom, width, height) in zip(panels, PANELS, strict=True):
-            axes = figure.add_axes((left / WIDTH, bottom / HEIGHT, width / WIDTH, height / HEIGHT))
-            axes.axhline(centre, color=color("muted"), linewidth=1)
-            axes.plot(behavior, values, ".", color=color(name), markersize=2.5, alpha=0.5, markeredgewidth=0)
-            axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.xaxis.set_major_locator(LogLocator(100))
-            axes.set_xlabel("probability μ of the sampled token")
-            axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
-        figure.text(PANELS[0][0] / WIDTH, 12 / HEIGHT, drawing.remark, color=color("muted"))
-        yield figure
-
-
-def write_divergence_plot(drawing: DivergenceFigure, out: Path | str) -> Path:
-    """Write the figure as `out`, an .svg or a .png; return it.
-
-    Raises:
-        UserError: another suffix.
-    """
-    return write_figure(partial(_plotted, drawing), f"π against μ in {drawing.name}", out)
+        every = slice(None, None, max(1, len(self.behavior) // MOST))
+        behavior = self.behavior[every]
+        panels = (
+            ("ratio π / μ", self.ratio[every], "a", 1.0),
+            ("difference π − μ", (self.policy - self.behavior)[every], "b", 0.0),
+        )
+        with new_figure(WIDTH, HEIGHT, "divergence", color=color, font=12) as figure:
+            figure.patch.set_facecolor(color("paper"))
+            for (title, values, name, centre), (left, bottom, width, height) in zip(panels, PANELS, strict=True):
+                axes = figure.add_axes((left / WIDTH, bottom / HEIGHT, width / WIDTH, height / HEIGHT))
+                axes.axhline(centre, color=color("muted"), linewidth=1)
+                axes.plot(behavior, values, ".", color=color(name), markersize=2.5, alpha=0.5, markeredgewidth=0)
+                axes.set_xscale("log")
+                axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+                axes.xaxis.set_major_locator(LogLocator(100))
+                axes.set_xlabel("probability μ of the sampled token")
+                axes.set_title(title, loc="left", fontsize=12, fontweight="bold")
+            figure.text(PANELS[0][0] / WIDTH, 12 / HEIGHT, self.remark, color=color("muted"))
+            yield figure

@@ -51,9 +51,7 @@ class LiveView(Observer):
         self._diagnostics = Diagnostics()
         self._drawn = float("-inf")
         self._running = False
-        self._live = Live(
-            console=console, auto_refresh=False, transient=False, vertical_overflow="crop", get_renderable=self._view
-        )
+        self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop", get_renderable=self._view)
 
     def started(self, info: RunInfo) -> None:
         self._info = info

@@ -22,12 +22,12 @@ def render(name: str, *, styles: Sequence[str], **values: Any) -> str:
     script = (HERE / f"{name}.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode()
     style = palette_css(":root") + "".join((HERE / file).read_text(encoding="utf-8") for file in styles)
-    environment = jinja2.Environment(
+    jinja = jinja2.Environment(
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
-    template = environment.from_string((HERE / f"{name}.html.j2").read_text(encoding="utf-8"))
+    template = jinja.from_string((HERE / f"{name}.html.j2").read_text(encoding="utf-8"))
     return template.render(script=Markup(script), script_digest=digest, style=Markup(style), **values)

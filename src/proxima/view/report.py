@@ -13,10 +13,9 @@ from markupsafe import Markup
 
 from proxima.config.estimate import at_once, pruned
 from proxima.core.selection import Prune
-from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
 from proxima.data.jsonl import dumps
-from proxima.lab.run_reader import flat, read_config, read_mapping
+from proxima.lab.run_reader import existing_run, flat, read_config, read_mapping
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.observer import Record, RunInfo
@@ -32,15 +31,10 @@ MANY = 0.1  # share of failed scores from which a banner reports them
 def write_report(path: Path | str) -> Path:
     """Write `report.html` of a run folder and return its path.
 
-    Raises:
-        UserError: `path` is not a run, or a file in it is damaged.
-        OSError: the disk is full; an earlier report stays intact.
+    Raises: UserError if `path` is not a run, or a file in it is damaged; OSError if the disk is full (an earlier report
+        stays intact).
     """
-    folder = RunFolder(path)
-    if not folder.has_run:
-        raise UserError(
-            f"{folder.path} is not a run", remedy="give the folder that `proxima train` printed in its first line"
-        )
+    folder = existing_run(path)
     write_atomic(folder.report, render("report", styles=("report.css",), **report_values(folder)))
     return folder.report
 

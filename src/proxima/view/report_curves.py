@@ -19,7 +19,7 @@ LATE = ("stale", "surplus")  # prompts that had been accepted before they were d
 
 
 @dataclass(frozen=True)
-class ChartSpec:
+class Curves:
     """A chart of the report: its title, the keys of metrics.jsonl with their names, the format of a value, and the
     explanation below the title."""
 
@@ -41,49 +41,41 @@ def in_percent(places: int) -> Callable[[float | None], str]:
 
 
 CURVES = (
-    ChartSpec("Reward", {"reward/mean": "mean"}, three, "mean over the valid completions of a step", zero=False),
-    ChartSpec(
-        "Accuracy", {"accuracy": "training"}, three, "share of right answers; dots: held-out, with 95 % interval"
-    ),
-    ChartSpec(
-        "Length", {"length/mean": "mean", "length/max": "longest"}, lambda v: fixed(v, 1), "tokens of a completion"
-    ),
-    ChartSpec("Entropy", {"entropy/mean": "mean"}, three, "nats per token; at 0 the policy no longer explores"),
-    ChartSpec(
+    Curves("Reward", {"reward/mean": "mean"}, three, "mean over the valid completions of a step", zero=False),
+    Curves("Accuracy", {"accuracy": "training"}, three, "share of right answers; dots: held-out, with 95 % interval"),
+    Curves("Length", {"length/mean": "mean", "length/max": "longest"}, lambda v: fixed(v, 1), "tokens of a completion"),
+    Curves("Entropy", {"entropy/mean": "mean"}, three, "nats per token; at 0 the policy no longer explores"),
+    Curves(
         "KL", {"approx_kl": "behavior to current"}, significant, "nats per token: how far an update moved the policy"
     ),
-    ChartSpec(
+    Curves(
         "Masked", {"masked_fraction": "masked"}, in_percent(2), "% of tokens, outside the trust region", scale=100.0
     ),
-    ChartSpec("Gradient norm", {"grad_norm": "before clipping"}, three, "of the whole update"),
-    ChartSpec(
+    Curves("Gradient norm", {"grad_norm": "before clipping"}, three, "of the whole update"),
+    Curves(
         "Speed",
         {"tokens_per_second/generate": "generate", "tokens_per_second/train": "train"},
         rate,
         "tokens per second",
     ),
-    ChartSpec(
-        "Loss",
-        {"loss": "surrogate"},
-        significant,
-        "in policy gradients the level says little; jumps do matter",
-        zero=False,
+    Curves(
+        "Loss", {"loss": "surrogate"}, significant, "the level says little in policy gradients; jumps do", zero=False
     ),
-    ChartSpec(
+    Curves(
         "Truncated",
         {"truncated_fraction": "truncated"},
         in_percent(1),
         "% of completions that reached the length limit",
         scale=100.0,
     ),
-    ChartSpec(
+    Curves(
         "Engine against trainer", {"mismatch/log_prob_absdiff_mean": "mean |Δ log-prob|"}, significant, "nats per token"
     ),
-    ChartSpec("Learning rate", {"lr": "lr"}, significant, "at the last update of the step", smooth=False),
+    Curves("Learning rate", {"lr": "lr"}, significant, "at the last update of the step", smooth=False),
 )
 # For steps that used other prompts than they generated.
 REFILL = (
-    ChartSpec(
+    Curves(
         "Acceptance",
         {"acceptance": "accepted"},
         in_percent(1),
@@ -91,10 +83,10 @@ REFILL = (
         smooth=False,
         scale=100.0,
     ),
-    ChartSpec(
+    Curves(
         "Generation batches", {"gen_batches": "generated"}, count, "until the batch of the step was full", smooth=False
     ),
-    ChartSpec(
+    Curves(
         "Age",
         {"age/mean": "mean", "age/max": "oldest"},
         lambda v: fixed(v, 2),
@@ -102,7 +94,7 @@ REFILL = (
         smooth=False,
     ),
 )
-KEPT = ChartSpec(
+KEPT = Curves(
     "Completions",
     {"completions": "generated", "kept": "kept for the update"},
     count,
@@ -120,7 +112,7 @@ PHASES = {  # key: name and colour
 def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
     """The cards in the order of the page; charts whose metrics the run lacks are left out."""
     records = with_derived(train)
-    specs: list[ChartSpec] = [*CURVES[:1], *reward_parts(train), *CURVES[1:]]
+    specs: list[Curves] = [*CURVES[:1], *reward_parts(train), *CURVES[1:]]
     if any(r.get("dropped/pruned") for r in train):
         specs.append(KEPT)
     cards = [card for spec in specs if (card := line_card(spec, records, evals)) is not None]
@@ -156,7 +148,7 @@ def with_derived(train: Sequence[Record]) -> list[Record]:
     return records
 
 
-def reward_parts(train: Sequence[Record]) -> Iterator[ChartSpec]:
+def reward_parts(train: Sequence[Record]) -> Iterator[Curves]:
     """A chart of the mean of each reward, where there are several; as many as there are colours."""
     keys = dict.fromkeys(key for r in train for key in r if key.startswith("reward/part/"))
     names = [key.removeprefix("reward/part/") for key in keys]
@@ -164,10 +156,10 @@ def reward_parts(train: Sequence[Record]) -> Iterator[ChartSpec]:
     if len(names) > 1:
         shown = {f"reward/part/{name}": name for name in names[: len(COLORS)]}
         rest = f"; {len(names) - len(shown)} more in metrics.jsonl" if len(names) > len(shown) else ""
-        yield ChartSpec("Reward parts", shown, three, f"mean of each reward, before its weight{rest}", zero=False)
+        yield Curves("Reward parts", shown, three, f"mean of each reward, before its weight{rest}", zero=False)
 
 
-def line_card(spec: ChartSpec, train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
+def line_card(spec: Curves, train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
     """The chart, its legend, and each series' value at each step for the ruler. None when no record has any of the
     keys."""
     present = {key: name for key, name in spec.keys.items() if any(metric_of(r, key) is not None for r in train)}

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from proxima.core.gradient import gradient_weight
 from proxima.core.loss import Surrogate, TokenLoss, check_needs
 from proxima.core.surrogate import ClipCov, Cppo, Gspo, KlCov
 from proxima.data import PolicyBatch, require
@@ -69,8 +68,7 @@ def curve(spec: Surrogate, over: Over, mu: float, sign: int, setting: TokenSetti
         over: the x axis: the ratio π / μ (up to 2.5, or 1 / μ if that is less) or π itself.
         mu: the token's behavior probability, which is also its proximal one.
         sign: of the advantage, 1 or -1.
-    Raises:
-        ValueError: the surrogate needs more than a token has (top-k log-probs).
+    Raises: ValueError if the surrogate needs more than a token has (top-k log-probs).
     """
     largest = min(LARGEST_RATIO * mu, 0.999) if over == "ratio" else 0.999
     probability = torch.linspace(0.002, largest, POINTS, dtype=torch.float64)
@@ -78,13 +76,13 @@ def curve(spec: Surrogate, over: Over, mu: float, sign: int, setting: TokenSetti
     log_prob, behavior = probability.log(), torch.full_like(probability, mu).log()
     advantage = torch.full_like(probability, sign * setting.advantage)
     x = probability / mu if over == "ratio" else probability
-    check_needs(spec, _alone(log_prob, behavior, advantage))
+    b = _alone(log_prob, behavior, advantage)
+    check_needs(spec, b)
     if isinstance(spec, Cppo):
         return SurrogateCurve(x, *_within_completion(spec, log_prob, behavior, advantage, setting))
     if spec.whole_batch:
-        return SurrogateCurve(x, *_decided(spec, log_prob, behavior, advantage))
-    loss = spec(_alone(log_prob, behavior, advantage)).loss
-    return SurrogateCurve(x, loss.detach(), gradient_weight(spec, log_prob, behavior, advantage))
+        b = replace(b, selected=_selected(spec, log_prob, behavior, advantage))
+    return SurrogateCurve(x, *_differentiated(b, spec(b)))
 
 
 def remark_on(spec: Surrogate, setting: TokenSetting) -> str:
@@ -136,21 +134,14 @@ def _within_completion(
     return loss.view(shape)[:, at], weight.view(shape)[:, at]
 
 
-def _decided(spec: Any, log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> tuple[Tensor, Tensor]:
-    """With `selected` as `remark_on` says."""
-    b = _alone(log_prob, behavior, advantage)
-    if isinstance(spec, ClipCov):
-        selected = torch.zeros_like(b.loss_mask)
-    elif isinstance(spec, KlCov):
-        selected = torch.ones_like(b.loss_mask)
-    else:
-        still = behavior[:, None].expand(-1, 3)
-        rows = [torch.cat([first[:, None], more], dim=1) for first, more in ((log_prob, still), (behavior, still))]
-        selected = torch.stack(
-            [spec.select_tokens(_alone(p, q, a.expand(4)))[0] for p, q, a in zip(*rows, advantage, strict=True)]
-        )
-    b = replace(b, selected=selected)
-    return _differentiated(b, spec(b))
+def _selected(spec: Any, log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> Tensor:
+    """What the whole batch would decide, as `remark_on` says."""
+    if isinstance(spec, ClipCov | KlCov):
+        return torch.full(log_prob.shape, isinstance(spec, KlCov))
+    still = behavior[:, None].expand(-1, 3)
+    rows = [torch.cat([first[:, None], more], dim=1) for first, more in ((log_prob, still), (behavior, still))]
+    pairs = zip(*rows, advantage, strict=True)
+    return torch.stack([spec.select_tokens(_alone(p, q, a.expand(4)))[0] for p, q, a in pairs])
 
 
 def _differentiated(b: PolicyBatch, token: TokenLoss) -> tuple[Tensor, Tensor]:

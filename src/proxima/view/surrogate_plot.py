@@ -6,15 +6,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from proxima.core.loss import Surrogate
 from proxima.data import UserError
-from proxima.view.chart import STEPS, line_style, new_figure, variable, write_figure, write_svg_text
+from proxima.view.chart import STEPS, line_style, new_figure
 from proxima.view.formatting import significant
 from proxima.view.surrogate_curve import Over, SurrogateCurve, TokenSetting, curve, remark_on
 
@@ -56,6 +54,34 @@ class SurrogateFigure:
     rows: tuple[tuple[SurrogatePanel, ...], ...]
     remarks: tuple[str, ...]
 
+    @property
+    def title(self) -> str:
+        return ", ".join(self.names)
+
+    @contextmanager
+    def plotted(self, color: Callable[[str], str]) -> "Iterator[Figure]":
+        """The matplotlib figure, with colours as `color` gives them: legend, panels, remarks."""
+        width = WIDTH * max(len(row) for row in self.rows)
+        columns = max(1, width // (70 + 8 * max(map(len, self.names))))
+        head = 12 + 20 * math.ceil(len(self.names) / columns)
+        foot = head + HEIGHT * len(self.rows)
+        height = foot + LINE * len(self.remarks) + 8
+        with new_figure(width, height, "surrogates", color=color, font=12, simplify=True) as figure:
+            figure.patch.set_facecolor(color("paper"))
+            for i, row in enumerate(self.rows):
+                for j, panel in enumerate(row):
+                    corner = (j * WIDTH + LEFT, height - head - (i + 1) * HEIGHT + BOTTOM)
+                    size = (WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM)
+                    box = (corner[0] / width, corner[1] / height, size[0] / width, size[1] / height)
+                    _draw_panel(figure.add_axes(box), panel, color)
+            lines = [figure.axes[0].plot([], [], **_style(i, color))[0] for i in range(len(self.names))]
+            look: Any = {"frameon": False, "handlelength": 2.5, "borderaxespad": 0.3}
+            figure.legend(lines, self.names, loc="upper left", ncols=columns, **look)
+            for i, text in enumerate(self.remarks):
+                place = (14 / width, (height - foot - LINE * i - 12) / height)
+                figure.text(*place, text, color=color("muted"))
+            yield figure
+
 
 def draw(
     surrogates: Mapping[str, Surrogate],
@@ -70,8 +96,7 @@ def draw(
         surrogates: name for the legend → spec.
         quantities: columns, each for A > 0 and A < 0.
         over: rows.
-    Raises:
-        UserError: none or more than eight surrogates, or one that can't be drawn.
+    Raises: UserError for no surrogate, more than eight, or one that can't be drawn.
     """
     if not 1 <= len(surrogates) <= MOST:
         raise UserError(f"{len(surrogates)} surrogates given; draw 1 to {MOST} in one figure")
@@ -133,31 +158,6 @@ def _pieces(x: Tensor, y: Tensor, y_range: tuple[float, float]) -> list[Piece]:
     return pieces
 
 
-@contextmanager
-def _plotted(drawing: SurrogateFigure, color: Callable[[str], str]) -> "Iterator[Figure]":
-    """The matplotlib figure, with colours as `color` gives them: legend, panels, remarks."""
-    width = WIDTH * max(len(row) for row in drawing.rows)
-    columns = max(1, width // (70 + 8 * max(map(len, drawing.names))))
-    head = 12 + 20 * math.ceil(len(drawing.names) / columns)
-    foot = head + HEIGHT * len(drawing.rows)
-    height = foot + LINE * len(drawing.remarks) + 8
-    with new_figure(width, height, "surrogates", color=color, font=12, simplify=True) as figure:
-        figure.patch.set_facecolor(color("paper"))
-        for i, row in enumerate(drawing.rows):
-            for j, panel in enumerate(row):
-                corner = (j * WIDTH + LEFT, height - head - (i + 1) * HEIGHT + BOTTOM)
-                size = (WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM)
-                box = (corner[0] / width, corner[1] / height, size[0] / width, size[1] / height)
-                _draw_panel(figure.add_axes(box), panel, color)
-        lines = [figure.axes[0].plot([], [], **_style(i, color))[0] for i in range(len(drawing.names))]
-        look: Any = {"frameon": False, "handlelength": 2.5, "borderaxespad": 0.3}
-        figure.legend(lines, drawing.names, loc="upper left", ncols=columns, **look)
-        for i, text in enumerate(drawing.remarks):
-            place = (14 / width, (height - foot - LINE * i - 12) / height)
-            figure.text(*place, text, color=color("muted"))
-        yield figure
-
-
 def _draw_panel(axes: "Axes", panel: SurrogatePanel, color: Callable[[str], str]) -> None:
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
@@ -178,18 +178,3 @@ def _draw_panel(axes: "Axes", panel: SurrogatePanel, color: Callable[[str], str]
 
 def _style(number: int, color: Callable[[str], str]) -> dict[str, Any]:
     return {"color": color(f"k{number}"), "linewidth": WIDTHS[number], "linestyle": line_style(DASHES[number])}
-
-
-def svg(drawing: SurrogateFigure) -> str:
-    """The figure as the text of an SVG file."""
-    with _plotted(drawing, variable) as figure:
-        return write_svg_text(figure, ", ".join(drawing.names))
-
-
-def write_plot(drawing: SurrogateFigure, out: Path | str) -> Path:
-    """Write the figure as `out`, an .svg or a .png; return it.
-
-    Raises:
-        UserError: another suffix.
-    """
-    return write_figure(partial(_plotted, drawing), ", ".join(drawing.names), out)

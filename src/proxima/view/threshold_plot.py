@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +10,7 @@ import numpy as np
 from proxima.core.surrogate import Cppo
 from proxima.data.columns import Bools, Floats
 from proxima.lab.divergences import TrainedCompletion, as_batch
-from proxima.view.chart import STEPS, new_figure, write_figure
+from proxima.view.chart import STEPS, new_figure
 from proxima.view.formatting import significant
 
 if TYPE_CHECKING:
@@ -60,6 +58,33 @@ class ThresholdFigure:
             f"{self.spec.delta_b:g}, w_min = {self.spec.w_min:g}); the prefix had spent its budget at {spent}"
         )
 
+    @contextmanager
+    def plotted(self, color: Callable[[str], str]) -> "Iterator[Figure]":
+        from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+        position = np.arange(1, len(self.weighted) + 1)
+        with new_figure(WIDTH, HEIGHT, "threshold", color=color, font=12) as figure:
+            figure.patch.set_facecolor(color("paper"))
+            box = (LEFT / WIDTH, BOTTOM / HEIGHT, (WIDTH - LEFT - RIGHT) / WIDTH, (HEIGHT - TOP - BOTTOM) / HEIGHT)
+            axes = figure.add_axes(box)
+            kept, out = ~self.masked, self.masked
+            dots: Any = {"linestyle": "", "marker": "o", "markeredgewidth": 0}
+            axes.axhline(0, color=color("muted"), linewidth=1)
+            axes.plot(position, self.allowed, color=color("b"), linewidth=1.8, label="threshold c")
+            axes.vlines(position, 0, self.weighted, color=color("e"), linewidth=1)
+            axes.plot(
+                position[kept], self.weighted[kept], color=color("a"), markersize=4, label="Z = w |π − μ|", **dots
+            )
+            axes.plot(position[out], self.weighted[out], color=color("k7"), markersize=6, label="masked", **dots)
+            axes.set(xlim=(0, len(position) + 1), xlabel="position of the token")
+            axes.set_title(self.title, loc="left", fontsize=12, fontweight="bold", pad=30)
+            axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=3, frameon=False)
+            axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=STEPS))
+            axes.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(round(value, 12))))
+            figure.text(LEFT / WIDTH, 10 / HEIGHT, self.remark, color=color("muted"))
+            yield figure
+
 
 def most_masked(completions: list[TrainedCompletion], spec: Cppo) -> TrainedCompletion:
     """The completion with the most masked tokens; the longest of those."""
@@ -67,38 +92,3 @@ def most_masked(completions: list[TrainedCompletion], spec: Cppo) -> TrainedComp
     masked = (~spec(batch).keep).long()
     counts = [int(part.sum()) for part in masked.split(batch.lengths.tolist())]
     return max(zip(counts, completions, strict=True), key=lambda pair: (pair[0], len(pair[1].log_prob)))[1]
-
-
-@contextmanager
-def _plotted(drawing: ThresholdFigure, color: Callable[[str], str]) -> "Iterator[Figure]":
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-    position = np.arange(1, len(drawing.weighted) + 1)
-    with new_figure(WIDTH, HEIGHT, "threshold", color=color, font=12) as figure:
-        figure.patch.set_facecolor(color("paper"))
-        box = (LEFT / WIDTH, BOTTOM / HEIGHT, (WIDTH - LEFT - RIGHT) / WIDTH, (HEIGHT - TOP - BOTTOM) / HEIGHT)
-        axes = figure.add_axes(box)
-        kept, out = ~drawing.masked, drawing.masked
-        dots: Any = {"linestyle": "", "marker": "o", "markeredgewidth": 0}
-        axes.axhline(0, color=color("muted"), linewidth=1)
-        axes.plot(position, drawing.allowed, color=color("b"), linewidth=1.8, label="threshold c")
-        axes.vlines(position, 0, drawing.weighted, color=color("e"), linewidth=1)
-        axes.plot(position[kept], drawing.weighted[kept], color=color("a"), markersize=4, label="Z = w |π − μ|", **dots)
-        axes.plot(position[out], drawing.weighted[out], color=color("k7"), markersize=6, label="masked", **dots)
-        axes.set(xlim=(0, len(position) + 1), xlabel="position of the token")
-        axes.set_title(drawing.title, loc="left", fontsize=12, fontweight="bold", pad=30)
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=3, frameon=False)
-        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, steps=STEPS))
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: significant(round(value, 12))))
-        figure.text(LEFT / WIDTH, 10 / HEIGHT, drawing.remark, color=color("muted"))
-        yield figure
-
-
-def write_threshold_plot(drawing: ThresholdFigure, out: Path | str) -> Path:
-    """Write the figure as `out`, an .svg or a .png; return it.
-
-    Raises:
-        UserError: another suffix.
-    """
-    return write_figure(partial(_plotted, drawing), drawing.title, out)
