@@ -41,12 +41,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--task", action="append", default=[], metavar="NAME[=PATH]", help=tasks)
     data = "folder of the sets, as FOLDER/NAME/test.parquet (default: data)"
     add("--data", type=Path, metavar="FOLDER", help=data)
-    add("--limit", type=int, metavar="N", help="the first N questions of each set")
+    add("--limit", dest="eval.limit", type=int, metavar="N", help="the first N questions of each set")
     add = parser.add_argument_group("sampling").add_argument
-    add("--samples", type=int, metavar="N", help="completions a question; 1 (default) is greedy")
-    add("--temperature", type=float, help="default: 0 for one sample, 1 for several")
-    add("--top-p", type=float, help="keep the most probable tokens up to this mass")
-    add("--max-tokens", type=int, help="maximum tokens of a completion (default: the set's)")
+    add("--samples", dest="eval.samples", type=int, metavar="N", help="completions a question; 1 (default) is greedy")
+    temperature = "default: 0 for one sample, 1 for several"
+    add("--temperature", dest=f"{SAMPLING}temperature", type=float, metavar="T", help=temperature)
+    top_p = "keep the most probable tokens up to this mass"
+    add("--top-p", dest=f"{SAMPLING}top_p", type=float, metavar="P", help=top_p)
+    tokens = "maximum tokens of a completion (default: the set's)"
+    add("--max-tokens", dest=f"{SAMPLING}max_tokens", type=int, metavar="N", help=tokens)
     add("--seed", type=int, help="of the samples and the bootstrap (default: 1, or the recipe's)")
     add("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
     add = parser.add_argument_group("output").add_argument
@@ -109,14 +112,7 @@ def _model(arguments: argparse.Namespace) -> tuple[str, str | None, list[str]]:
     if recipe is None and not arguments.task:
         say = f"proxima eval {model} --task gsm8k, or proxima eval {model} recipes/quickstart.yaml"
         raise UserError(f"{model} is not a run folder, so a recipe or --task must name the questions: {say}")
-    options = {
-        "eval.limit": arguments.limit,
-        "eval.samples": arguments.samples,
-        "eval.sampling.temperature": arguments.temperature,
-        "eval.sampling.top_p": arguments.top_p,
-        "eval.sampling.max_tokens": arguments.max_tokens,
-        "seed": arguments.seed,
-    }
+    options = {key: value for key, value in vars(arguments).items() if key == "seed" or key.startswith("eval.")}
     written = [word for word in arguments.override if "=" in word]
     return model, recipe, [*written, *(f"{key}={value}" for key, value in options.items() if value is not None)]
 

@@ -105,7 +105,6 @@ class QuestionResult:
     question: str
     answer: str
     correct: tuple[bool | None, ...]
-    rewards: tuple[float | None, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +153,7 @@ def read_result(path: str | Path) -> EvalResult:
 
 def read_completions(file: Path) -> dict[int, QuestionResult]:
     """uid → the question with the scores of its samples, in order; UserError if the file can't be read."""
-    columns = ["prompt_uid", "sample", "question", "answer", "correct", "reward"]
+    columns = ["prompt_uid", "sample", "question", "answer", "correct"]
     try:
         rows = pq.read_table(file, columns=columns, partitioning=None).to_pylist()
     except (OSError, pa.ArrowInvalid, pa.ArrowKeyError, KeyError) as error:
@@ -163,12 +162,8 @@ def read_completions(file: Path) -> dict[int, QuestionResult]:
     by_uid: dict[int, list[dict[str, Any]]] = {}
     for row in sorted(rows, key=lambda row: row["sample"]):
         by_uid.setdefault(row["prompt_uid"], []).append(row)
-    return {
-        uid: QuestionResult(
-            question=samples[0]["question"],
-            answer=samples[0]["answer"],
-            correct=tuple(row["correct"] for row in samples),
-            rewards=tuple(row["reward"] for row in samples),
-        )
-        for uid, samples in sorted(by_uid.items())
-    }
+    results = {}
+    for uid, samples in sorted(by_uid.items()):
+        correct = tuple(row["correct"] for row in samples)
+        results[uid] = QuestionResult(question=samples[0]["question"], answer=samples[0]["answer"], correct=correct)
+    return results

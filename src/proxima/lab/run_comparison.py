@@ -95,15 +95,14 @@ def _differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...
 
 def _cells(runs: Sequence[Run]) -> tuple[CellRuns, ...]:
     groups: dict[str, list[Run]] = {}
+    configs: dict[str, dict[str, Any]] = {}
     for run in runs:
         config = compared(run.config, Purpose.CELL)
-        groups.setdefault(json.dumps(config, sort_keys=True) if config else str(run.folder), []).append(run)
-    members = list(groups.values())
-    configs = [compared(group[0].config, Purpose.CELL) for group in members]
-    return tuple(
-        CellRuns(name=name, runs=tuple(group), config=config)
-        for name, group, config in zip(_names(members, configs), members, configs, strict=True)
-    )
+        key = json.dumps(config, sort_keys=True) if config else str(run.folder)
+        configs[key] = config
+        groups.setdefault(key, []).append(run)
+    names = zip(_names(list(groups.values()), list(configs.values())), groups, strict=True)
+    return tuple(CellRuns(name=name, runs=tuple(groups[key]), config=configs[key]) for name, key in names)
 
 
 def _names(groups: Sequence[Sequence[Run]], configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -157,10 +156,8 @@ def _notes(cells: Sequence[CellRuns]) -> list[str]:
     texts = []
     if pairs := [cell.name for cell in cells if len(cell.used) == 2]:
         two, four = (t_quantile(0.975, n - 1) / math.sqrt(n) for n in (2, 4))
-        texts.append(
-            f"2 seeds ({', '.join(pairs)}): the 95 % intervals say next to nothing: ± {two:.1f} standard deviations, "
-            f"guessed from two values; with 4 seeds ± {four:.1f}"
-        )
+        little = f"± {two:.1f} standard deviations, guessed from two values; with 4 seeds ± {four:.1f}"
+        texts.append(f"2 seeds ({', '.join(pairs)}): the 95 % intervals say next to nothing: {little}")
     for cell in cells:
         effect = "left out of the means" if len(cell.used) < len(cell.runs) else "included as far as it got"
         for run in cell.runs:

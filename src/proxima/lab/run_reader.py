@@ -85,11 +85,8 @@ class Run:
     def accuracy(self, axis: str = "step") -> Points:
         """(position on the axis, held-out accuracy) of the evaluations that have one."""
         at = self.position(axis)
-        return [
-            (at[int(r["step"])], float(r["accuracy"]))
-            for r in self.evals
-            if r.get("accuracy") is not None and int(r["step"]) in at
-        ]
+        known = [r for r in self.evals if r.get("accuracy") is not None and int(r["step"]) in at]
+        return [(at[int(r["step"])], float(r["accuracy"])) for r in known]
 
     def total(self, key: str) -> float | None:
         """The sum of a metric over the steps, under any of its names; None if no step has it."""

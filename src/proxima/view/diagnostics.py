@@ -25,28 +25,21 @@ class Diagnostics:
         return texts
 
 
-def _number(record: Record, key: str) -> float:
-    value = record.get(key)
-    return float(value) if isinstance(value, int | float) else 0.0
-
-
 def nothing_learned(record: Record) -> str | None:
-    if not _number(record, "updates") or record.get("tokens/trained") != 0:
+    if not record.get("updates") or record.get("tokens/trained") != 0:
         return None
-    return (
-        f"every advantage is 0 (mean reward {fixed(record.get('reward/mean'))}), so the step taught nothing; use "
-        "questions that are neither always right nor always wrong, or more completions per prompt"
-    )
+    text = f"every advantage is 0 (mean reward {fixed(record.get('reward/mean'))}), so the step taught nothing"
+    return f"{text}; use questions that are neither always right nor always wrong, or more completions per prompt"
 
 
 def often_truncated(record: Record) -> str | None:
-    share = _number(record, "truncated_fraction")
+    share = record.get("truncated_fraction") or 0.0
     text = f"{percent(share)} of the completions reached the length limit, often before their answer"
     return f"{text}; raise sampling.max_tokens" if share > 0.5 else None
 
 
 def mostly_masked(record: Record) -> str | None:
-    share = _number(record, "masked_fraction")
+    share = record.get("masked_fraction") or 0.0
     remedy = "lower train.optimizer.lr or train.updates_per_step, or widen the region"
     text = f"{percent(share)} of the tokens left the trust region and were masked, so little is learned from them"
     return f"{text}; {remedy}" if share > 0.5 else None

@@ -59,7 +59,7 @@ CURVES = (
         "tokens per second",
     ),
     Curves(
-        "Loss", {"loss": "surrogate"}, significant, "the level says little in policy gradients; jumps do", zero=False
+        "Loss", {"loss": "surrogate"}, significant, "in policy gradients levels say little; jumps matter", zero=False
     ),
     Curves(
         "Truncated",

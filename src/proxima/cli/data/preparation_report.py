@@ -1,7 +1,7 @@
 """The result of `proxima data prepare`, as lines."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from proxima.prepare import PreparedFolder
@@ -13,6 +13,7 @@ def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
 
     card = done.card
     source = card["source"]
+    sets = ", ".join(f"{o['set']} {o['left_out']:,}" for o in card["overlap"]["against"] if o["left_out"])
     yield f"{card['name']}  from {source['name']}" + (f" at {source['revision'][:12]}" if source["revision"] else "")
     for side, counts in card["counts"].items():
         yield f"  {side:<5} {counts['rows']:>11,} rows"
@@ -22,7 +23,7 @@ def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
             ("repeats", "repeats", repeats),
             ("questions", "questions", ""),
             ("conflicts", "conflicts", f"several answers; {counts['conflicts_dropped']:,} left out; conflicts.jsonl"),
-            ("contaminated", "contaminated", f"{_contaminated_by(card)}; contaminated.jsonl"),
+            ("contaminated", "contaminated", f"{sets}; contaminated.jsonl"),
         ):
             if counts[key]:
                 yield f"        {counts[key]:>11,} {words:<13}{more}".rstrip()
@@ -40,7 +41,3 @@ def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
     yield from (f"  note: {note}" for note in done.notes)
     if not dry_run:
         yield "  in a recipe: " + recipe_snippet(card, str(done.folder)).replace("\n", "\n               ")
-
-
-def _contaminated_by(card: dict[str, Any]) -> str:
-    return ", ".join(f"{one['set']} {one['left_out']:,}" for one in card["overlap"]["against"] if one["left_out"])
