@@ -78,7 +78,8 @@ def warm_up(arguments: argparse.Namespace) -> Path:
 
 def lines(found: "Calibration", share: float, folder: Path) -> list[str]:
     """What a person reads."""
-    levels = "  ".join(f"{_level(level)} {value:.2g}" for level, value in found.quantiles.items())
+    names = {level: "max" if level == 1 else f"P{100 * level:g}" for level in found.quantiles}
+    levels = "  ".join(f"{names[level]} {value:.2g}" for level, value in found.quantiles.items())
     spec = found.spec
     return [
         f"{found.tokens:,} tokens of {found.completions:,} completions, {folder}",
@@ -89,7 +90,3 @@ def lines(found: "Calibration", share: float, folder: Path) -> list[str]:
         f"delta={spec.delta:g} delta_b={spec.delta_b:g}",
         f"use it: algorithm.surrogate.delta={found.delta:g} algorithm.surrogate.delta_b={found.delta_b:g}",
     ]
-
-
-def _level(level: float) -> str:
-    return "max" if level == 1 else f"P{100 * level:g}"

@@ -40,7 +40,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not runs:
         raise UserError(f"none of the {len(folders)} runs has recorded metrics; wait for a finished step")
     comparison = compare_runs(runs, baseline=arguments.baseline, target=arguments.target)
-    page = Path(arguments.out) if arguments.out else None if arguments.json else _default_page(arguments.run, folders)
+    page = Path(arguments.out) if arguments.out else None
+    if page is None and not arguments.json:
+        whole = len(arguments.run) == 1 and Path(arguments.run[0]).is_dir() and Path(arguments.run[0]) not in folders
+        page = (Path(arguments.run[0]) if whole else Path()) / "compare.html"
     if page is not None:
         from proxima.view.comparison_page import write_comparison
 
@@ -85,13 +88,6 @@ def _show_metric(name: str, means: dict[str, "SeedMean"]) -> None:
     for cell, mean in means.items():
         half = "" if mean.half is None else f" ± {significant(mean.half)}"
         print(f"  {printable(cell):<{width}}  {significant(mean.mean)}{half}")
-
-
-def _default_page(places: list[str], folders: list[Path]) -> Path:
-    """In the given folder if that is not a run itself, otherwise in the current one."""
-    place = Path(places[0])
-    inside = len(places) == 1 and place.is_dir() and place not in folders
-    return (place if inside else Path()) / "compare.html"
 
 
 def _show(comparison: "RunComparison", unread: list[str]) -> None:

@@ -100,13 +100,7 @@ def _text(prompts: Sequence[str], completions: Sequence["Completion"]) -> list[s
 
 
 def _as_json(prompt: str, completion: "Completion") -> dict[str, Any]:
-    return {
-        "prompt": prompt,
-        "sample": completion.sample,
-        "text": completion.text,
-        "finish_reason": completion.finish_reason,
-        "temperature": completion.temperature,
-        "tokens": completion.tokens.tolist(),
-        "sampled_log_prob": completion.sampled_log_prob.tolist(),
-        "untruncated_log_prob": completion.untruncated_log_prob.tolist(),
-    }
+    scalars = ("sample", "text", "finish_reason", "temperature")
+    columns = ("tokens", "sampled_log_prob", "untruncated_log_prob")
+    facts = {name: getattr(completion, name) for name in scalars}
+    return {"prompt": prompt, **facts, **{name: getattr(completion, name).tolist() for name in columns}}

@@ -66,26 +66,25 @@ def _first_sentence(file: Path) -> str:
 def catalogue() -> dict[str, dict[str, Any]]:
     """slot → {path, meaning, kinds: {kind: {summary, fields: {name: {default, help}}}}}, made from the schema and the
     tables."""
+    from proxima.config.schema import RunConfig
+
     found: dict[str, dict[str, Any]] = {}
-    for path, info in _slots():
+    for path, info in _slots(RunConfig):
         name = path.rpartition(".")[2]
         paths = [*found.get(name, {}).get("paths", []), path]
         found[name] = {"paths": paths, "meaning": info.help, "kinds": _kinds(info)}
     return found
 
 
-def _slots() -> Iterator[tuple[str, Any]]:
+def _slots(cls: type, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Path and description of each slot below a config."""
     from proxima.config.describe import fields_of
-    from proxima.config.schema import RunConfig
 
-    def walk(cls: type, path: str) -> Iterator[tuple[str, Any]]:
-        for info in fields_of(cls):
-            if info.slot or info.presets:
-                yield path + info.name, info
-            if info.section is not None:
-                yield from walk(info.section, f"{path}{info.name}.")
-
-    yield from walk(RunConfig, "")
+    for info in fields_of(cls):
+        if info.slot or info.presets:
+            yield path + info.name, info
+        if info.section is not None:
+            yield from _slots(info.section, f"{path}{info.name}.")
 
 
 def _kinds(info: Any) -> dict[str, Any]:

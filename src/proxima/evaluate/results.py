@@ -7,7 +7,7 @@ environment.json   machine, command, time: may differ between two runs of one co
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -52,19 +52,13 @@ SCHEMA = pa.schema(_FIELDS, metadata={"proxima": FORMAT})
 
 def completions_table(groups: Sequence[Group], first_uid: int, extract: Callable[[str], str | None] | None) -> pa.Table:
     """A suite's completions with the columns of `SCHEMA`; `first_uid` is the uid of row 0 of the data set."""
-    rows = list(_completion_rows(groups, first_uid, extract))
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
-
-
-def _completion_rows(
-    groups: Sequence[Group], first_uid: int, extract: Callable[[str], str | None] | None
-) -> Iterator[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
     for group in groups:
         prompt = group.prompt
         for completion, score in zip(group.completions, group.scores, strict=True):
             extracted = None if extract is None else extract(completion.text)
             vote = canonical(extracted)
-            yield {
+            row = {
                 "row": prompt.uid - first_uid,
                 "prompt_uid": prompt.uid,
                 "sample": completion.sample,
@@ -84,6 +78,8 @@ def _completion_rows(
                 "log_prob_sum": float(completion.sampled_log_prob.sum(dtype="float64")),
                 "metadata": utf8(_json(dict(prompt.metadata))),
             }
+            rows.append(row)
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
 
 
 def _json(value: Any) -> str:

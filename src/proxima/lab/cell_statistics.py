@@ -125,10 +125,6 @@ class CellSummary:
     difference: Mapping[str, SeedMean]
 
 
-def accuracy_before(run: Run) -> float | None:
-    return next((value for x, value in run.accuracy() if x == 0), None)
-
-
 def accuracy_after(run: Run) -> float | None:
     """Accuracy at the last step of the run; None if it was not evaluated there."""
     curve = run.accuracy()
@@ -153,7 +149,7 @@ COMPARED: dict[str, Measure] = {  # these are also compared seed by seed
     "cpu": lambda run: run.total("time/cpu") if run.has("cpu") else None,
 }
 MEASURES: dict[str, Measure] = COMPARED | {
-    "before": accuracy_before,
+    "before": lambda run: dict(run.accuracy()).get(0.0),
     "generate": lambda run: run.total("time/generate"),
     "train": lambda run: run.total("time/train"),
     "generate_rate": lambda run: run.rate("tokens/generated", "time/generate"),

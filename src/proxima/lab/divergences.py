@@ -78,8 +78,7 @@ def _of_file(path: Path) -> Iterator[TrainedCompletion]:
             continue
         advantage = np.full(len(log_prob), row.pop("advantage") or 0.0, np.float32) if each is None else each
         kept = np.ones(len(log_prob), np.bool_) if keep is None else keep
-        values = {name: row[name] for name in ("step", "prompt_uid", "sample", "text")}
-        yield TrainedCompletion(**values, behavior_log_prob=behavior, log_prob=log_prob, advantage=advantage, keep=kept)
+        yield TrainedCompletion(**row, behavior_log_prob=behavior, log_prob=log_prob, advantage=advantage, keep=kept)
 
 
 def as_batch(completions: Sequence[TrainedCompletion]) -> PolicyBatch:

@@ -135,7 +135,10 @@ def _warnings(cells: Sequence[CellRuns], differing: Sequence[str]) -> list[str]:
     if held_out or len(questions) > 1:
         why = ", ".join(held_out) or "numbers of questions: " + ", ".join(sorted(map(str, questions)))
         texts.append(f"the cells were evaluated on different questions ({why}): do not compare their accuracies")
-    machines = {_machine(run) for cell in cells for run in cell.used if run.environment}
+    machines = set()
+    for facts in (run.environment for cell in cells for run in cell.used if run.environment):
+        processor = (facts.get("machine") or {}).get("processor", "unknown")
+        machines.add(f"{processor}, {(facts.get('torch') or {}).get('threads', '?')} threads")
     if len(machines) > 1:
         where = "; ".join(sorted(machines))
         texts.append(f"the runs used different machines or thread counts ({where}): compare steps, not times")
@@ -144,11 +147,6 @@ def _warnings(cells: Sequence[CellRuns], differing: Sequence[str]) -> list[str]:
         if len(set(seeds)) < len(seeds):
             texts.append(f"{cell.name} has a seed more than once: its interval treats repetitions as independent seeds")
     return texts
-
-
-def _machine(run: Run) -> str:
-    machine, torch = run.environment.get("machine") or {}, run.environment.get("torch") or {}
-    return f"{machine.get('processor', 'unknown')}, {torch.get('threads', '?')} threads"
 
 
 def _notes(cells: Sequence[CellRuns]) -> list[str]:

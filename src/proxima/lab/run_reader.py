@@ -155,9 +155,8 @@ def find_runs(places: Sequence[str | Path]) -> list[Path]:
     """
     folders: dict[Path, Path] = {}
     for place in places:
-        matches = [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
-        if Path(place).exists():
-            matches = [Path(place)]
+        found = [place] if Path(place).exists() else sorted(glob.glob(str(place), recursive=True))
+        matches = [Path(name) for name in found]
         runs = [run for match in matches for run in _below(match)]
         if not runs:
             raise no_runs(Path(place), bool(matches))

@@ -97,7 +97,10 @@ class LiveView(Observer):
     def _view(self) -> RenderableType:
         if self._info is None:
             return Text("")
-        parts: list[RenderableType] = [self._header(self._info), self._bar(self._info)]
+        name, folder = f"proxima {self._info.version}", (str(self._info.folder), "dim")
+        head = _line((name, "bold"), f"{log_lines.header(self._info).removeprefix(name)}  ", folder)
+        step = _line((log_lines.arithmetic(self._info), "dim"))
+        parts: list[RenderableType] = [head, step, self._bar(self._info)]
         if self._evals:
             parts.append(self._held_out())
         if self._records:
@@ -105,11 +108,6 @@ class LiveView(Observer):
         if self._sample is not None:
             parts.append(self._panel(self._sample))
         return Group(*parts)
-
-    def _header(self, info: RunInfo) -> RenderableType:
-        name = f"proxima {info.version}"
-        head = _line((name, "bold"), f"{log_lines.header(info).removeprefix(name)}  ", (str(info.folder), "dim"))
-        return Group(head, _line((log_lines.arithmetic(info), "dim")))
 
     def _bar(self, info: RunInfo) -> RenderableType:
         done = int(self._records[-1]["step"]) if self._records else info.resumed_at

@@ -138,8 +138,8 @@ def _row(
 
 
 def _y_range(ys: Sequence[Tensor], window: tuple[float, ...]) -> tuple[float, float]:
-    low, high = (min(float(y.min()) for y in ys), max(float(y.max()) for y in ys))
-    low, high = max(min(low, 0.0), window[0]), min(max(high, 0.0), window[1])
+    low = max(min(0.0, *(float(y.min()) for y in ys)), window[0])
+    high = min(max(0.0, *(float(y.max()) for y in ys)), window[1])
     margin = 0.06 * ((high - low) or 1.0)
     return low - margin, high + margin
 
