@@ -85,8 +85,7 @@ def test_a_user_sees_one_line_and_exit_2(here):
     done = as_a_user("train", "recipes/quickstart.yaml", cwd=here)
     assert done.returncode == 2
     assert done.stderr == (
-        "error: recipes/quickstart.yaml: no such recipe; give the path of a YAML file, for example "
-        "recipes/quickstart.yaml\n"
+        "error: recipes/quickstart.yaml: no such recipe; give the path of a YAML file, as recipes/quickstart.yaml\n"
     )
 
 
