@@ -6,10 +6,10 @@ import time
 from typing import Any
 
 from benchmarks.side import Channel, argument
-from proxima.runtime.observer import NullObserver
+from proxima.runtime.observer import Observer
 
 
-class Turn(NullObserver):
+class Turn(Observer):
     """Measures from a request to the end of its step: generation, scoring, loss, optimizer, publishing, and what is
     written to disk."""
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from proxima.runtime.folder import RunFolder
 from proxima.runtime.inference import generate
 from proxima.runtime.journal import Journal
 from proxima.runtime.rollouts import read_rows
+from proxima.train import checkpoint
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.tiny_run import Watcher, go, recipe, summary_of, timeless
 
@@ -499,6 +501,21 @@ def test_keep_last_and_best(tiny_model, tmp_path):
     best = max(accuracy, key=lambda s: (accuracy[s], -s))
     assert {c.step for c in checkpoints(run.checkpoints)} == {best, 5}
     assert find_checkpoint(run.path, "best").step == best
+
+
+@pytest.mark.parametrize("left", ["000001", ".000001.old.part"])
+def test_what_a_kill_between_writing_and_deleting_left_goes(left, tiny_model, tmp_path):
+    """The last checkpoint is written, an older one or half of it is still there; a resume finds nothing else to do."""
+    tree = recipe(tiny_model("llama"), checkpoint__keep_last=1)
+    go(tmp_path / "run", tree)
+    run = RunFolder(tmp_path / "run")
+    shutil.copytree(run.checkpoint(3), run.checkpoints / left)
+    if left.isdigit():
+        state = json.loads((run.checkpoints / left / "state.json").read_text()) | {"step": 1}
+        state["state_crc32"] = checkpoint._state_crc32(state)
+        (run.checkpoints / left / "state.json").write_text(json.dumps(state))
+    go(tmp_path / "run", tree, resume=True)
+    assert [path.name for path in run.checkpoints.iterdir()] == ["000003"]
 
 
 def test_keep_best_where_no_reward_knows_what_is_correct(tiny_model, tmp_path):

@@ -1,6 +1,7 @@
 """The model part of the local engine, and what decoders share. A decoder knows no requests, the scheduler no layers."""
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Protocol
 
@@ -108,6 +109,9 @@ def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
     return torch.bmm(weights, value.reshape(pairs, reach, dim)).view(rows, heads, dim)
 
 
+TRIED_ROWS = (*range(ROWS, 129, ROWS), 256, 512)
+
+
 class Matrix:
     """A weight [out, in] prepared for `x @ weight.T`, in the dtype of its products.
 
@@ -118,27 +122,62 @@ class Matrix:
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.bias = None if bias is None else bias.detach().to(dtype, copy=True)
-        weight = weight.detach().to(dtype, copy=True)
-        self.packed = (
-            PACK and weight.device.type == "cpu" and dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
-        )
-        self.weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 64) if self.packed else weight
+        on_cpu = weight.device.type == "cpu"
+        self.packed = PACK and on_cpu and dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
+        self.weight: Tensor = _prepared(weight.detach().to(dtype, copy=True), self.packed)
+        self.rows = (1, 1 << 62)
+        if on_cpu:
+            self.rows = row_limits(*weight.shape, dtype, self.packed, torch.get_num_threads())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[n, in] → [n, out]."""
-        if self.packed:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-            return out
-        return F.linear(x, self.weight, self.bias)
+        """[n, in] → [n, out]; a row's bits do not depend on the others."""
+        least, most = self.rows
+        if len(x) > most:
+            return torch.cat([self(part) for part in x.split(most)])
+        if len(x) < least:
+            padded = F.pad(x, (0, 0, 0, least - len(x)))
+            return _product(padded, self.weight, self.bias, self.packed)[: len(x)]
+        return _product(x, self.weight, self.bias, self.packed)
+
+
+def _prepared(weight: Tensor, packed: bool) -> Tensor:
+    prepared: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, 64) if packed else weight
+    return prepared
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool) -> Tensor:
+    if packed:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return out
+    return F.linear(x, weight, bias)
+
+
+@cache
+def row_limits(height: int, width: int, dtype: torch.dtype, packed: bool, threads: int) -> tuple[int, int]:
+    """Least and most rows of a CPU product [n, width] → [n, height], such that a row has the same bits whatever n is.
+
+    Libraries choose kernels by shape and threads: with AMX, products of few rows, and bf16 ones of many, have others.
+    Tried on sums whose terms cancel, so that the result is their rounding errors, and another order of summation can't
+    hide behind the rounding of the result. Where even medium counts differ, all products have the same number of rows.
+    """
+    counts = [count for count in TRIED_ROWS if count <= 128 or count * height < 1 << 26]
+    draws, half = torch.Generator().manual_seed(threads), -(-width // 2)
+    b, a = (torch.randn(size, half, generator=draws).to(dtype) for size in (height, counts[-1]))
+    x = torch.cat([a, -a], 1)[:, :width].contiguous()
+    weight = _prepared(torch.cat([b, b], 1)[:, :width].contiguous(), packed)
+    whole = _product(x, weight, None, packed)
+    differ = [n for n in counts if not torch.equal(_product(x[:n], weight, None, packed), whole[:n])]
+    least = max(differ, default=0) + ROWS
+    return (least, max(512, counts[-1])) if least <= 64 else (64, 64)
 
 
 def reach_of(position: Tensor, capacity: int) -> int:
-    """Cached positions that a step reads: those in use, in steps of 16.
+    """Cached positions that a step reads: those in use, in steps of 64.
 
-    At least 64, because torch chooses another kernel for very small matrices, and the bits of a row would depend on the
-    length of its neighbours.
+    Matrix libraries sum in blocks of up to 64 (AMX), and have other kernels for very small matrices: with other lengths
+    the bits of a row would depend on the length of its neighbours.
     """
-    return min(capacity, max(64, -(-(int(position.max()) + 1) // 16) * 16))
+    return min(capacity, -(-(int(position.max()) + 1) // 64) * 64)
 
 
 def reach_mask(position: Tensor, reach: int, window: int | None = None) -> Tensor:

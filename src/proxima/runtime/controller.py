@@ -239,9 +239,13 @@ class Controller:
             await self.checkpoint(step)
 
     async def checkpoint(self, step: int) -> None:
-        """Everything a resume needs, written aside and renamed. An existing checkpoint of the step stays."""
-        if step == 0 or read_checkpoint(self.folder.checkpoint(step)) is not None:
-            return
+        """Everything a resume needs, written aside and renamed, and older ones deleted. An existing checkpoint of the
+        step stays: a kill may have come before the deleting."""
+        if step and read_checkpoint(self.folder.checkpoint(step)) is None:
+            await self.write_checkpoint(step)
+        self.store.prune_checkpoints(self.plan.keep_last, keep_best=self.plan.keep_best)
+
+    async def write_checkpoint(self, step: int) -> None:
         self.observer.progress("checkpoint", 0, 1, "checkpoints")
         facts = {"policy_version": self.journal.version, "cursor": self._cursor, "seed": self.plan.seed}
         facts["pending"] = [group.prompt.uid for group in self._carried]
@@ -250,7 +254,6 @@ class Controller:
         await self.learner.compute.run(
             write_checkpoint, self.folder.checkpoints, step, learner.policy.loaded, learner.stack, facts, files
         )
-        self.store.prune_checkpoints(self.plan.keep_last, keep_best=self.plan.keep_best)
 
     def end_if_unscored(self, step: int) -> None:
         """A reward that always fails would let the run use up all its questions and learn nothing."""
