@@ -1,5 +1,6 @@
 """Fixtures that every folder of tests may use."""
 
+import gc
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -17,6 +18,16 @@ from hypothesis import HealthCheck, settings
 # The clock says nothing about correctness, and a failure that comes and goes teaches nobody.
 settings.register_profile("proxima", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("proxima")
+
+
+gc.disable()  # what is imported while tests are collected stays; looking through it again and again takes seconds
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

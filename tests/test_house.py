@@ -2,8 +2,8 @@
 
 import ast
 import re
-import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,13 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted((ROOT / "src" / "proxima").rglob("*.py"))
 ROOMS = sorted((ROOT / "src" / "proxima").glob("*/__init__.py"))
-FILE_LINES, FUNCTION_LINES = 400, 60
 
 
 def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT / "src" / "proxima"))
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -30,22 +30,6 @@ def imported(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def test_files_and_functions_stay_short():
-    """Cut a file where its parts know least of one another; docstrings don't count for a function."""
-    found = []
-    for path in SOURCES:
-        lines = path.read_text(encoding="utf-8").count("\n")
-        if lines > FILE_LINES:
-            found.append(f"{name_of(path)}: {lines} lines")
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                documentation = (ast.get_docstring(node, clean=False) or "").count("\n") + 1
-                length = node.end_lineno - node.lineno + 1 - documentation
-                if length > FUNCTION_LINES:
-                    found.append(f"{name_of(path)}: {node.name} has {length} lines")
-    assert not found
-
-
 def house_rules():
     """scripts/house.py as a module."""
     sys.path.insert(0, str(ROOT / "scripts"))
@@ -54,11 +38,6 @@ def house_rules():
     finally:
         sys.path.pop(0)
     return house
-
-
-def test_no_module_imports_itself_through_others():
-    house = house_rules()
-    assert sorted(text for _, text in house.circles(house.read_modules())) == []
 
 
 def test_the_package_breaks_no_rule():
@@ -98,23 +77,6 @@ def test_the_mathematics_imports_torch_and_the_standard_library_only(room):
     allowed = sys.stdlib_module_names | {"torch", "proxima"} | ({"numpy"} if room == "data" else set())
     for path in (ROOT / "src" / "proxima" / room).rglob("*.py"):
         assert imported(path) <= allowed, name_of(path)
-
-
-def test_importing_core_loads_torch_and_nothing_that_torch_does_not():
-    """In a fresh interpreter: what `import proxima.core` adds to what torch brings is the standard library and
-    ourselves."""
-    program = (
-        "import sys, torch, torch._dynamo\nbefore = {m.partition('.')[0] for m in sys.modules}\nimport proxima.core\n"
-        "print(*sorted({m.partition('.')[0] for m in sys.modules} - before))"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(ROOT / "src")},
-        check=True,
-    )
-    assert set(answer.stdout.split()) - sys.stdlib_module_names == {"proxima"}
 
 
 def test_the_reference_is_what_the_code_says():
