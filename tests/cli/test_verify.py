@@ -28,7 +28,11 @@ def test_the_golden_files(proxima):
     found = json.loads(out)
     assert (code, err) == (0, "")
     assert found["records"] == sum(len(json.loads(file.read_text())) for file in files)
-    assert found["failed"] == 0 and found["matched"] >= 0.9 * found["records"]
+    assert found["failed"] == 0 and found["unsupported"] == 0
+    # The others are a sample; those of made_here.json were chosen because they surprise.
+    sample = [file["verdicts"] for file in found["files"] if not file["file"].endswith("made_here.json")]
+    statuses = [one["status"] for verdicts in sample for one in verdicts]
+    assert statuses.count("matched") >= 0.9 * len(statuses)
     assert found["totals"] == {key: found[key] for key in TOTALS}
     assert sum(found[key] for key in TOTALS[1:]) == found["records"]
     assert [file["file"] for file in found["files"]] == [str(file) for file in files]
