@@ -66,11 +66,17 @@ def test_a_diverging_run_ends_as_failed(lr, step, what, tiny_model, tmp_path):
     assert [checkpoint.step for checkpoint in checkpoints(tmp_path / "run" / "checkpoints")] == [1][: step - 1]
 
 
-@pytest.mark.parametrize("place", ["gradient", "weights"])
+@pytest.mark.parametrize("place", ["gradient", "weights", "weights before the update"])
 def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(place, tiny_model, tmp_path, monkeypatch):
     tree = recipe(tiny_model("llama"), train__updates_per_step=2)
     go(tmp_path / "whole", tree)
-    inner = TrainStack._step
+    inner, update = TrainStack._step, TrainStack.update
+
+    def damaged(self, *arguments, **options):
+        if self.updates == 2 * 2:
+            with torch.no_grad():
+                self.parameters[1].view(-1)[7] = float("nan")
+        return update(self, *arguments, **options)
 
     def broken(self):
         last = self.updates == 2 * 2 + 1  # the second update of step 3
@@ -84,6 +90,8 @@ def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(place, tiny_model,
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainStack, "_step", broken)
+        if place == "weights before the update":
+            patch.setattr(TrainStack, "update", damaged)
         with pytest.raises(RunEnded, match="^step 3: .*; the checkpoint of step 2 is finite. Resume"):
             go(tmp_path / "run", tree)
     assert [checkpoint.step for checkpoint in checkpoints(tmp_path / "run" / "checkpoints")] == [1, 2]

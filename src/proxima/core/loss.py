@@ -12,7 +12,7 @@ from proxima.core.metrics import Metrics, Peak, SumCount, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio
 from proxima.core.segment import segment_count, segment_mean
 from proxima.core.spec import Spec
-from proxima.data import PolicyBatch
+from proxima.data import NotFiniteError, PolicyBatch
 
 SUPPLIED_BY: dict[str, str] = {
     "advantage": "an advantage spec does (per sequence, spread over its tokens)",
@@ -244,7 +244,8 @@ LOG_PROB_SLACK = 1e-4  # a log-prob up to this far above 0 is rounding (logit âˆ
 
 @torch.no_grad()
 def check_values(b: PolicyBatch) -> None:
-    """Raise ValueError for an impossible log-prob of a sampled token, or a loss token's advantage that isn't finite."""
+    """Raise ValueError for an impossible log-prob of a sampled token, or a loss token's advantage that isn't finite;
+    NotFiniteError, which is one, where the policy's own log-prob is NaN."""
     assert b.sampled is not None
     bad: dict[str, Tensor] = {}
     for name in ("log_prob", "behavior_log_prob", "proximal_log_prob", "reference_log_prob"):
@@ -264,7 +265,9 @@ def check_values(b: PolicyBatch) -> None:
     remedy = "a log-prob is finite and at most 0; if no policy sampled the token, clear `sampled`"
     if name == "advantage":
         remedy = "mask the token out of the loss"
-    raise ValueError(f"PolicyBatch.{name}: {found} at {where}, {int(flags.sum())} such tokens in all: {remedy}.")
+    # The current policy's log-probs come from its weights; all others are the caller's.
+    kind = NotFiniteError if name == "log_prob" and found != found else ValueError
+    raise kind(f"PolicyBatch.{name}: {found} at {where}, {int(flags.sum())} such tokens in all: {remedy}")
 
 
 @torch.no_grad()
