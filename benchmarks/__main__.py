@@ -17,6 +17,7 @@ CLAIMS = (
     "pruned_update",
     "correction_cost",
     "math_reward",
+    "kills",
     "decode_vs_hf",
     "step_vs_trl",
     "seeds",
