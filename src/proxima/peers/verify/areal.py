@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from proxima.core.advantage.group import standardised
 from proxima.core.advantage.token import place_scores, with_kl
 from proxima.core.aggregate import TokenMean
 from proxima.core.correction import Importance, Rejection, SecondMoment
-from proxima.core.loss import Corrected, policy_loss
+from proxima.core.loss import Corrected
 from proxima.core.penalty import K1, K2, K3
 from proxima.core.proximal import interpolated_proximal
 from proxima.core.ratio import masked_log_ratio
@@ -23,40 +23,24 @@ from proxima.core.surrogate import Gspo, PpoClip, Sapo
 from proxima.core.value import ValueLoss
 from proxima.data import Outcomes, PolicyBatch
 from proxima.peers.verify.areal_stats import ppo_numbers, sapo_numbers
-from proxima.peers.verify.record import Attempt, NoReading, Padded, Record, Tracked
-from proxima.peers.verify.variants import beyond_limit, unclamped
+from proxima.peers.verify.record import Attempt, NoReading, Record, Tracked
+from proxima.peers.verify.variants import Changed, beyond_limit, loss_of, reasons, unclamped
 
 REJECTION_DEFAULTS = (("level", "token"), ("action", "mask"), ("metric", "ratio"))
 ESTIMATORS: dict[str, Any] = {"k1": K1(1.0), "k2": K2(1.0), "k3": K3(1.0)}
 
 
-@dataclass(frozen=True)
-class Swapped:
+def swapped(spec: Rejection, b: PolicyBatch) -> Corrected:
     """A rejection with behavior and proximal policy swapped: AReaL's k1 and k3 are of the reciprocal ratio (A3)."""
-
-    spec: Rejection
-    rejected: Literal["count"] = "count"
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def __call__(self, b: PolicyBatch) -> Corrected:
-        return self.spec(replace(b, proximal_log_prob=b.behavior_log_prob, behavior_log_prob=b.proximal_log_prob))
+    return spec(replace(b, proximal_log_prob=b.behavior_log_prob, behavior_log_prob=b.proximal_log_prob))
 
 
-@dataclass(frozen=True)
-class ClampedByAggregate:
+def clamped_by_aggregate(reduce: Any, upper: float, lower: float, b: PolicyBatch) -> Corrected:
     """Geometric weights, clamped only in sequences whose aggregated ratio is out of bounds (A2)."""
-
-    reduce: str
-    upper: float
-    lower: float
-    rejected: Literal["count"] = "count"
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def __call__(self, b: PolicyBatch) -> Corrected:
-        tested = Rejection("sequence", "ratio", self.reduce, self.upper, self.lower)(b)  # type: ignore[arg-type]
-        weight = Importance("geometric", "none")(b).weight
-        weight = torch.where(tested.keep, weight, torch.where(b.loss_mask, weight.clamp(self.lower, self.upper), 0.0))
-        return Corrected(weight, b.loss_mask, {})
+    tested = Rejection("sequence", "ratio", reduce, upper, lower)(b)
+    weight = Importance("geometric", "none")(b).weight
+    weight = torch.where(tested.keep, weight, torch.where(b.loss_mask, weight.clamp(lower, upper), 0.0))
+    return Corrected(weight, b.loss_mask, {})
 
 
 def corrections_of(options: Tracked | None) -> Iterator[tuple[str | None, list[Any]]]:
@@ -74,7 +58,7 @@ def corrections_of(options: Tracked | None) -> Iterator[tuple[str | None, list[A
             raise NoReading(f"AReaL clamps ratios only, not {metric}")
         yield None, [Importance(weights, "clamp", upper=upper, lower=lower)]
         if level == "sequence" and reduce != "mean":
-            yield "A2", [ClampedByAggregate(reduce, upper, lower or 0.0)]
+            yield "A2", [Changed(clamped_by_aggregate, reduce, upper, lower or 0.0)]
         return
     kind: Any = {"ratio": "ratio", "kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3"}[metric]
     rule = Rejection(level, kind, reduce, upper, -float("inf") if lower is None else lower)
@@ -82,13 +66,13 @@ def corrections_of(options: Tracked | None) -> Iterator[tuple[str | None, list[A
         weights = "token"  # geometric weights go with the ratio alone
     yield None, [rule, Importance(weights, "none")]
     if kind in ("k1", "k3"):
-        yield "A3", [Swapped(rule), Importance(weights, "none")]
+        yield "A3", [Changed(swapped, rule), Importance(weights, "none")]
 
 
 def ppo(record: Record) -> Iterator[Attempt]:
     """functional.ppo_actor_loss_fn: PPO clip on π/π_prox times the behavior weight, over the original mask (A1)."""
     p = record.params
-    padded = _rows(record, record.tensor("prox_logp"))
+    padded = record.actor_batch(proximal_log_prob=record.tensor("prox_logp"))
     sequence = {"token": False, "sequence": True}[p.get("importance_sampling_level", "token")]
     low, high, dual = p["eps_clip"], p.get("eps_clip_higher"), p.get("c_clip")
     high = low if high is None else high
@@ -103,17 +87,13 @@ def ppo(record: Record) -> Iterator[Attempt]:
         numbers = ppo_numbers(record, padded, (low, high, dual), corrections, sequence=sequence)
         stats = record.checks(numbers, "stats.", **loose)
         for limit in (False, True) if far else (False,):
-            with unclamped() if limit else nullcontext():
-                loss = _token_mean(padded.b, spec, corrections)
-                on_kept = _on_kept_tokens(padded.b, spec, corrections)
-            for kept, value in ((False, loss), (True, on_kept)) if sequence and corrections else ((False, loss),):
-                names = [name for name, used in ((reason, reason), ("A5", kept), ("A6", limit)) if name and used]
+            values = {False: loss_of(padded.b, spec, TokenMean(), corrections, bounded=not limit).value}
+            if sequence and corrections:
+                with unclamped() if limit else nullcontext():
+                    values[True] = _on_kept_tokens(padded.b, spec, corrections)
+            for kept, value in values.items():
                 checks = record.loss_checks(value, padded.leaf, tolerance=loose)
-                yield ", ".join(names) or None, [*checks, *stats]
-
-
-def _token_mean(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor:
-    return policy_loss(b, surrogate=spec, aggregate=TokenMean(), correction=corrections or None, check=False).value
+                yield reasons(reason, A5=kept, A6=limit), [*checks, *stats]
 
 
 def _on_kept_tokens(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor:
@@ -126,24 +106,18 @@ def _on_kept_tokens(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor
     return aggregate(torch.where(keep, token.loss * weight, 0.0), b) / aggregate.denominator(b.loss_mask, b.cu_seqlens)
 
 
-def _rows(record: Record, proximal: Tensor) -> Padded:
-    return record.actor_batch(proximal_log_prob=proximal)
-
-
 def sapo(record: Record) -> Iterator[Attempt]:
     """functional.sapo_loss_fn"""
     p = record.params
     if p.get("rejection_sampling") is not None:
         raise NoReading("sapo_loss_fn takes no rejection_sampling")
-    padded = _rows(record, record.tensor("behavior_logp"))
+    padded = record.actor_batch(proximal_log_prob=record.tensor("behavior_logp"))
     spec = Sapo(p["tau_pos"], p["tau_neg"], p.get("importance_sampling_level", "token"))
     p.mark_irrelevant("lens")
     stats = record.checks(sapo_numbers(record, padded, spec), "stats.", **record.tolerance())
-    yield None, [*record.loss_checks(_token_mean(padded.b, spec, []), padded.leaf), *stats]
-    if beyond_limit(masked_log_ratio(padded.b)):
-        with unclamped():
-            loss = _token_mean(padded.b, spec, [])
-        yield "A6", [*record.loss_checks(loss, padded.leaf), *stats]
+    for limit in (False, True) if beyond_limit(masked_log_ratio(padded.b)) else (False,):
+        loss = loss_of(padded.b, spec, TokenMean(), bounded=not limit).value
+        yield reasons(A6=limit), [*record.loss_checks(loss, padded.leaf), *stats]
 
 
 def second_moment(record: Record) -> Iterator[Attempt]:

@@ -1,10 +1,9 @@
 """TRL's GRPOTrainer and its loss types, and GSPOTokenTrainer."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from proxima.conformance.by_hand import as_tensor
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSum, SequenceMeanTokenSumNorm, TokenMean
 from proxima.core.correction import OffPolicySequence, TopEntropy
-from proxima.core.loss import Corrected, Loss, policy_loss
+from proxima.core.loss import Corrected, Loss
 from proxima.core.penalty import K3
 from proxima.core.ratio import masked_log_ratio, masked_ratio, spread
 from proxima.core.segment import segment_count
@@ -21,7 +20,7 @@ from proxima.core.surrogate.weight import MIN_LOG_WEIGHT
 from proxima.data import PolicyBatch
 from proxima.peers.verify.record import Attempt, NoReading, Padded, Record, Tracked
 from proxima.peers.verify.trl_metrics import grpo_numbers
-from proxima.peers.verify.variants import GivenWeights, beyond_limit, unclamped
+from proxima.peers.verify.variants import Changed, beyond_limit, given_weights, loss_of
 
 SAMPLER_RATIO = ("importance_sampling_ratio", "vllm_importance_sampling_ratio")
 TOKEN_NORMALISED = ("dapo", "cispo", "vespo")  # divided by num_items_in_batch
@@ -106,14 +105,12 @@ def grpo(record: Record) -> Iterator[Attempt]:
     metrics = record.checks(grpo_numbers(record, sampler), rtol=1e-6)
     p.mark_irrelevant(*OPTIONS)
     record.inputs.mark_irrelevant("sampling_logp", "sampling_per_token_logps", "reference_logp", *SAMPLER_RATIO)
-    blocks: dict[str, Any] = {"aggregate": aggregate, "correction": corrections or None, "penalty": penalty}
-    ours = policy_loss(padded.b, surrogate=spec, **blocks, check=False)
+    ours = loss_of(padded.b, spec, aggregate, corrections, penalty)
     yield None, [*record.loss_checks(value_of(record, ours, None), padded.leaf), *metrics]
     triggers = _triggers(record, padded, spec, ratio, corrections, penalty)
     for size in range(1, len(triggers) + 1):
         for changes in combinations(triggers, size):
-            with unclamped() if "T4" in changes else nullcontext():
-                loss = _changed(record, padded, (spec, aggregate, penalty), corrections, changes)
+            loss = _changed(record, padded, (spec, aggregate, penalty), corrections, changes)
             value = value_of(record, loss, len(padded.mask) if "T1" in changes else None)
             yield ", ".join(changes), [*record.loss_checks(value, padded.leaf), *metrics]
 
@@ -148,7 +145,7 @@ def _triggers(
         "T4": kind != "vespo" and beyond_limit(masked_log_ratio(b)),
         "T5": sequence and penalty is not None and penalty.unbiased,
         "T7": kind == "vespo" and any(record.has(key) for key in SAMPLER_RATIO),
-        "T8": not by_row and any(isinstance(one, _SampledOffPolicy) for one in corrections),
+        "T8": not by_row and any(map(_is_off_policy, corrections)),
         "T9": any(isinstance(one, TopEntropy) for one in corrections),  # its quantile is float32 there
         "T11": sequence and len(corrections) > 0,  # the weights of tokens multiply a sequence's loss one by one
         "A5": sequence and not by_row and not isinstance(spec, Cispo | Vespo),  # each token keeps its own advantage
@@ -169,98 +166,54 @@ def _changed(
     spec, aggregate, penalty = specs
     if "T7" in changes:
         total = next(record.tensor(key) for key in SAMPLER_RATIO if record.has(key))
-        spec = _VespoWithSampler(spec, total.log().clamp(MIN_LOG_WEIGHT, 20.0).sum(1))
+        spec = Changed(_with_sampler, spec, total.log().clamp(MIN_LOG_WEIGHT, 20.0).sum(1))
     if "A5" in changes:
-        spec = _OwnAdvantage(spec)
+        spec = Changed(_own_advantage, spec)
     if "T9" in changes:
-        corrections = [SingleEntropy(one.share) if isinstance(one, TopEntropy) else one for one in corrections]
+        corrections = [
+            Changed(single_entropy, one.share) if isinstance(one, TopEntropy) else one for one in corrections
+        ]
     if "T8" in changes:
-        by_token = [_ByToken(one) if isinstance(one, _SampledOffPolicy) else one for one in corrections]
-        corrections = by_token
+        corrections = [Changed(_by_token, one) if _is_off_policy(one) else one for one in corrections]
     if "T11" in changes:
-        spec = _TokenUnit(spec)
+        spec = Changed(lambda of_sequence, b: replace(of_sequence(b), unit="token"), spec)
     if "T5" in changes:
-        penalty = _BySequence(penalty)
-    correction = corrections or None
-    return policy_loss(b, surrogate=spec, aggregate=aggregate, correction=correction, penalty=penalty, check=False)
+        penalty = Changed(_by_sequence, penalty)
+    return loss_of(b, spec, aggregate, corrections, penalty, bounded="T4" not in changes)
 
 
-@dataclass(frozen=True)
-class _TokenUnit:
-    """A sequence's loss, weighted token by token (T11)."""
-
-    spec: Any
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
-
-    def __call__(self, b: PolicyBatch) -> Any:
-        return replace(self.spec(b), unit="token")
-
-
-@dataclass(frozen=True)
-class _BySequence:
+def _by_sequence(spec: K3, b: PolicyBatch) -> Tensor:
     """The KL, corrected by the ratio of the sequence (T5)."""
-
-    spec: K3
-    needs: ClassVar[frozenset[str]] = frozenset({"reference_log_prob"})
-
-    def __call__(self, b: PolicyBatch) -> Tensor:
-        return replace(self.spec, unbiased=False)(b) * masked_ratio(b, "sequence")
+    return replace(spec, unbiased=False)(b) * masked_ratio(b, "sequence")
 
 
-@dataclass(frozen=True)
-class _ByToken:
+def _by_token(spec: Any, b: PolicyBatch) -> Corrected:
     """The off-policy mask, where the advantages of a row have both signs: at the tokens of negative advantage (T8)."""
-
-    spec: Any
-    rejected: Literal["count"] = "count"
-    needs: ClassVar[frozenset[str]] = frozenset()
-
-    def __call__(self, b: PolicyBatch) -> Corrected:
-        assert b.advantage is not None
-        drop = ~self.spec(replace(b, advantage=-torch.ones_like(b.advantage))).keep & (b.advantage < 0)
-        keep = b.loss_mask & ~drop
-        return Corrected(keep.to(b.log_prob.dtype), keep, {})
+    assert b.advantage is not None
+    drop = ~spec(replace(b, advantage=-torch.ones_like(b.advantage))).keep & (b.advantage < 0)
+    keep = b.loss_mask & ~drop
+    return Corrected(keep.to(b.log_prob.dtype), keep, {})
 
 
-@dataclass(frozen=True)
-class SingleEntropy:
+def single_entropy(share: float, b: PolicyBatch) -> Corrected:
     """The top entropies by a quantile in float32, to which the entropies themselves are compared (T9)."""
-
-    share: float
-    rejected: Literal["count"] = "count"
-    needs: ClassVar[frozenset[str]] = frozenset({"entropy"})
-
-    def __call__(self, b: PolicyBatch) -> Corrected:
-        entropy = b.masked("entropy").detach()
-        ours = TopEntropy(self.share)(replace(b, entropy=entropy.float()))
-        edge = torch.quantile(entropy[b.loss_mask].float(), 1 - self.share)
-        keep = ours.keep & (entropy >= edge)
-        return Corrected(ours.weight * keep, keep, {})
+    entropy = b.masked("entropy").detach()
+    ours = TopEntropy(share)(replace(b, entropy=entropy.float()))
+    edge = torch.quantile(entropy[b.loss_mask].float(), 1 - share)
+    keep = ours.keep & (entropy >= edge)
+    return Corrected(ours.weight * keep, keep, {})
 
 
-@dataclass(frozen=True)
-class _VespoWithSampler:
-    spec: Vespo
-    total: Tensor  # [S] what the sampler adds to log w
-    needs: ClassVar[frozenset[str]] = Vespo.needs
-
-    def __call__(self, b: PolicyBatch) -> Any:
-        # Moving the proximal policy by a share of it at each loss token adds the whole to log w and changes nothing
-        # else.
-        share = spread(b, self.total / segment_count(b.loss_mask, b.cu_seqlens).clamp(min=1))
-        return self.spec(replace(b, proximal_log_prob=b.masked("proximal_log_prob") - share))
+def _with_sampler(spec: Vespo, total: Tensor, b: PolicyBatch) -> Any:
+    """`total` [S] added to log w: moving the proximal policy by a share of it at each loss token does that alone."""
+    share = spread(b, total / segment_count(b.loss_mask, b.cu_seqlens).clamp(min=1))
+    return spec(replace(b, proximal_log_prob=b.masked("proximal_log_prob") - share))
 
 
-@dataclass(frozen=True)
-class _OwnAdvantage:
+def _own_advantage(spec: Any, b: PolicyBatch) -> Any:
     """Every token at its sequence's ratio, with an advantage of its own: a sequence by itself (A5)."""
-
-    spec: Any
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
-
-    def __call__(self, b: PolicyBatch) -> Any:
-        moved = masked_ratio(b, "sequence").log() + b.masked("proximal_log_prob")
-        return self.spec(replace(b, log_prob=moved, cu_seqlens=torch.arange(len(moved) + 1), group=None))
+    moved = masked_ratio(b, "sequence").log() + b.masked("proximal_log_prob")
+    return spec(replace(b, log_prob=moved, cu_seqlens=torch.arange(len(moved) + 1), group=None))
 
 
 def accumulation(p: Tracked) -> float:
@@ -317,30 +270,27 @@ def _corrections(record: Record) -> list[Any]:
     p = record.params
     found: list[Any] = []
     if p.get("loss_type") != "vespo" and (ratio := _sampler_ratio(record)) is not None:
-        found.append(GivenWeights(ratio))
+        found.append(Changed(given_weights, ratio))
     if (share := p.get("top_entropy_quantile", 1.0)) < 1.0:
         found.append(TopEntropy(share))
     if (threshold := p.get("off_policy_mask_threshold")) is not None:
-        found.append(_SampledOffPolicy.of(record, threshold))
+        found.append(_off_policy(record, threshold))
     return found
 
 
-class _SampledOffPolicy:
+def _off_policy(record: Record, threshold: float) -> Any:
     """`off_policy_sequence` from the sampler's log-probs where the record has them, else the rollout's (T8)."""
+    spec = OffPolicySequence(threshold)
+    names = [name for name in ("sampling_logp", "sampling_per_token_logps") if record.has(name)]
+    if not names:
+        return spec
+    rows = record.batch(log_prob=record.tensor("logp"), behavior_log_prob=record.tensor(names[0]))
+    return Changed(_sampled, spec, rows.b.behavior_log_prob)
 
-    needs: frozenset[str] = frozenset()
-    rejected = "count"
 
-    def __init__(self, threshold: float, sampling: Tensor | None) -> None:
-        self.spec, self.sampling = OffPolicySequence(threshold), sampling
+def _sampled(spec: OffPolicySequence, sampling: Tensor, b: PolicyBatch) -> Corrected:
+    return spec(replace(b, behavior_log_prob=sampling))
 
-    @classmethod
-    def of(cls, record: Record, threshold: float) -> "_SampledOffPolicy":
-        names = [name for name in ("sampling_logp", "sampling_per_token_logps") if record.has(name)]
-        if not names:
-            return cls(threshold, None)
-        rows = record.batch(log_prob=record.tensor("logp"), behavior_log_prob=record.tensor(names[0]))
-        return cls(threshold, rows.b.behavior_log_prob)
 
-    def __call__(self, b: Any) -> Any:
-        return self.spec(b if self.sampling is None else replace(b, behavior_log_prob=self.sampling))
+def _is_off_policy(one: Any) -> bool:
+    return isinstance(one, OffPolicySequence) or getattr(one, "func", None) is _sampled

@@ -1,9 +1,8 @@
 """TRL's other online trainers, GMPO, RLOO, DPPO and PPO, and the sampler correction of GRPOTrainer."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,6 @@ from torch import Tensor
 from proxima.conformance.by_hand import as_tensor
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.correction import Importance, TopEntropy
-from proxima.core.loss import policy_loss
 from proxima.core.penalty import K3
 from proxima.core.ratio import masked_log_ratio, spread
 from proxima.core.segment import segment_count, segment_mean
@@ -22,15 +20,15 @@ from proxima.peers.verify.record import Attempt, Record
 from proxima.peers.verify.trl import (
     OPTIONS,
     SAMPLER_RATIO,
-    SingleEntropy,
     accumulation,
     epsilons,
     refuse_more,
     rows_of,
+    single_entropy,
     without_tools,
 )
 from proxima.peers.verify.trl_metrics import dppo_numbers, gmpo_numbers, rloo_numbers
-from proxima.peers.verify.variants import Masked, beyond_limit, unclamped
+from proxima.peers.verify.variants import Changed, beyond_limit, loss_of, masked, reasons
 
 
 def gmpo(record: Record) -> Iterator[Attempt]:
@@ -47,37 +45,28 @@ def gmpo(record: Record) -> Iterator[Attempt]:
     record.inputs.mark_irrelevant("sampling_logp", "sampling_per_token_logps", "reference_logp", *SAMPLER_RATIO)
     aggregate = SequenceMeanTokenMean()
     correction = TopEntropy(share) if share < 1.0 else None
-    blocks: dict[str, Any] = {"aggregate": aggregate, "penalty": penalty}
-    loss = policy_loss(padded.b, surrogate=spec, correction=correction, **blocks, check=False)
+    loss = loss_of(padded.b, spec, aggregate, correction, penalty)
     yield None, [*record.loss_checks(loss.value / steps, padded.leaf), *metrics]
     far = beyond_limit(masked_log_ratio(padded.b))
-    if correction is None and not far and bool(padded.mask.any(1).all()):
-        return
     # TRL averages over all rows (T1), leaves low entropies out of the geometric mean (T9), and clamps nothing (T4).
-    used = {"T1": not bool(padded.mask.any(1).all()), "T4": far, "T9": correction is not None}
+    reason = reasons(T1=not bool(padded.mask.any(1).all()), T4=far, T9=correction)
+    if reason is None:
+        return
     if correction is not None:
-        spec = _GeoMeanOf(spec, SingleEntropy(share)(padded.b).weight == 1)
-    with unclamped() if far else nullcontext():
-        loss = policy_loss(padded.b, surrogate=spec, **blocks, check=False)
+        spec = Changed(_geo_mean_of, spec, single_entropy(share, padded.b).weight == 1)
+    loss = loss_of(padded.b, spec, aggregate, None, penalty, bounded=not far)
     untouched = -(record.tensor("advantages") * ~padded.mask.any(1)).sum()  # rows without a token have ratio 1
     value = (loss.numerator + untouched) / len(padded.mask) / steps
-    yield ", ".join(name for name, there in used.items() if there), [*record.loss_checks(value, padded.leaf), *metrics]
+    yield reason, [*record.loss_checks(value, padded.leaf), *metrics]
 
 
-@dataclass(frozen=True)
-class _GeoMeanOf:
+def _geo_mean_of(spec: GeoMean, keep: Tensor, b: PolicyBatch) -> Any:
     """The geometric mean over the tokens `keep` [N], at all tokens of their sequence (T9)."""
-
-    spec: GeoMean
-    keep: Tensor
-    needs: ClassVar[frozenset[str]] = GeoMean.needs
-
-    def __call__(self, b: PolicyBatch) -> Any:
-        out = self.spec(replace(b, loss_mask=self.keep))
-        mean = segment_mean(out.loss, self.keep, b.cu_seqlens)
-        nothing = segment_count(self.keep, b.cu_seqlens) == 0  # the ratio of no token is 1
-        own = segment_mean(b.masked("advantage"), b.loss_mask, b.cu_seqlens)
-        return replace(out, loss=spread(b, torch.where(nothing, -own, mean)))
+    out = spec(replace(b, loss_mask=keep))
+    mean = segment_mean(out.loss, keep, b.cu_seqlens)
+    nothing = segment_count(keep, b.cu_seqlens) == 0  # the ratio of no token is 1
+    own = segment_mean(b.masked("advantage"), b.loss_mask, b.cu_seqlens)
+    return replace(out, loss=spread(b, torch.where(nothing, -own, mean)))
 
 
 def rloo(record: Record) -> Iterator[Attempt]:
@@ -94,9 +83,8 @@ def rloo(record: Record) -> Iterator[Attempt]:
     p.mark_irrelevant("beta", "training", "current_gradient_accumulation_steps")  # its KL is in the reward
     metrics = record.checks(rloo_numbers(record), rtol=1e-6)
     for limit in (False, True) if beyond_limit(gap) else (False,):
-        with unclamped() if limit else nullcontext():
-            loss = policy_loss(b, surrogate=PpoClip(min(low, 1.0), high), aggregate=TokenMean(), check=False)
-        yield "T4" if limit else None, [*record.loss_checks(loss.value, leaf), *metrics]
+        loss = loss_of(b, PpoClip(min(low, 1.0), high), TokenMean(), bounded=not limit)
+        yield reasons(T4=limit), [*record.loss_checks(loss.value, leaf), *metrics]
 
 
 def dppo(record: Record) -> Iterator[Attempt]:
@@ -116,9 +104,9 @@ def dppo(record: Record) -> Iterator[Attempt]:
     top, token = padded.b.top_k, padded.b.token
     outside = top is not None and token is not None and bool((top != token[:, None])[padded.b.loss_mask].all(1).any())
     if bool(zero.any()) or outside:
-        variants.append(("T19", Masked(spec, _keep_of_trl(spec, padded.b, zero))))
+        variants.append(("T19", Changed(masked, spec, _keep_of_trl(spec, padded.b, zero))))
     for reason, one in variants:
-        loss = policy_loss(padded.b, surrogate=one, aggregate=TokenMean(), penalty=penalty, check=False)
+        loss = loss_of(padded.b, one, TokenMean(), None, penalty)
         value = loss.value if given is None else loss.numerator / float(as_tensor(given))
         keep = padded.rows(loss.keep)
         checks = [*record.loss_checks(value, padded.leaf), record.expect("divergence_mask", keep)]
@@ -160,7 +148,7 @@ def ppo_loss(record: Record) -> Iterator[Attempt]:
     p = record.params
     padded = rows_of(record)
     spec = PpoClip(p.get("cliprange", 0.2), p.get("cliprange", 0.2))
-    policy = policy_loss(padded.b, surrogate=spec, aggregate=TokenMean(), check=False).value
+    policy = loss_of(padded.b, spec, TokenMean()).value
     value = record.tensor("vpreds").requires_grad_()
     inside = as_tensor(record.inputs["value_mask"]) != 0
     before, target = record.tensor("values"), record.tensor("returns")

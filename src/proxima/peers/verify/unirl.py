@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +11,13 @@ from torch import Tensor
 from proxima.conformance.by_hand import as_tensor
 from proxima.core.advantage import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm, TokenMean
-from proxima.core.loss import policy_loss
 from proxima.core.metrics import Spread, k2, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT
 from proxima.core.segment import segment_mean
 from proxima.core.surrogate import Cppo, Dppo, Drpo, Gspo, PpoClip, Spo
 from proxima.data import Outcomes, PolicyBatch
 from proxima.peers.verify.record import Attempt, Check, NoReading, Record
-from proxima.peers.verify.variants import GspoClampedAtTen, Masked, beyond_limit, unclamped
+from proxima.peers.verify.variants import Changed, beyond_limit, beyond_ten, clamped_at_ten, loss_of, masked, reasons
 
 ALGORITHMS = ("CPPO", "DPPO", "DRPO", "GSPO", "GRPO")
 CLIP_RANGES = {"GSPO": 3e-4, "GRPO": 1e-4}
@@ -90,7 +88,7 @@ def losses(record: Record) -> Iterator[Attempt]:
     every = replace(b, loss_mask=torch.ones_like(b.loss_mask))  # mask and metrics ignore the loss mask (U7)
     single = _with_single_mask(record, spec, every) if isinstance(spec, (Cppo, Dppo)) else None
     far = kind == "GRPO" and beyond_limit(b.log_prob - _known(b.behavior_log_prob))
-    far = far or (isinstance(spec, Gspo) and GspoClampedAtTen.triggered(every))
+    far = far or (isinstance(spec, Gspo) and beyond_ten(every))
     masked = not bool(b.loss_mask.all())
     rows = len(b.cu_seqlens) - 1
     empty = masked or bool((b.cu_seqlens.diff() == 0).any())
@@ -98,15 +96,13 @@ def losses(record: Record) -> Iterator[Attempt]:
         one, keep = (spec, spec(every).keep) if edge is None else edge
         for reason, batch, of_all in _readings(b, every, kind, mode, masked=masked, empty=empty):
             for limit in (False, True) if far else (False,):
-                bare: Any = GspoClampedAtTen(one) if limit and isinstance(one, Gspo) else one
-                with unclamped() if limit else nullcontext():
-                    loss = policy_loss(batch, surrogate=bare, aggregate=aggregate, check=False)
+                bare: Any = Changed(clamped_at_ten, one) if limit and isinstance(one, Gspo) else one
+                loss = loss_of(batch, bare, aggregate, bounded=not limit)
                 denominator = loss.denominator
                 if of_all:
                     denominator = torch.tensor(len(leaf) if mode == "token-mean" else rows)
-                names = [name for name, used in ((reason, True), ("U6", limit), ("U1", edge)) if name and used]
                 value = loss.numerator / denominator
-                yield ", ".join(names) or None, _checks(record, b, spec, leaf, value, keep)
+                yield reasons(reason, U6=limit, U1=edge), _checks(record, b, spec, leaf, value, keep)
 
 
 def _known(values: Tensor | None) -> Tensor:
@@ -136,7 +132,7 @@ def _with_single_mask(record: Record, spec: Any, every: PolicyBatch) -> tuple[An
     keep = spec(replace(every, **fields, advantage=_known(every.advantage).float())).keep
     if bool((keep == spec(every).keep).all()):
         return None
-    return Masked(spec, keep), keep
+    return Changed(masked, spec, keep), keep
 
 
 def _checks(record: Record, b: PolicyBatch, spec: Any, leaf: Tensor, value: Tensor, keep: Tensor) -> list[Check]:

@@ -2,31 +2,46 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from proxima.core import ratio
-from proxima.core.loss import Corrected, TokenLoss
+from proxima.core.loss import Corrected, PolicyLoss, TokenLoss, policy_loss
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio
 from proxima.core.segment import segment_mean
 from proxima.core.surrogate import Cppo, Dppo, Gspo, weight
 from proxima.data import Outcomes, PolicyBatch
 
 
-@dataclass(frozen=True)
-class GivenWeights:
+class Changed(partial[Any]):
+    """A spec that is a function of a batch: the function, then what it takes before the batch."""
+
+    needs: frozenset[str] = frozenset()
+    rejected = "count"
+
+
+def given_weights(weight: Tensor, b: PolicyBatch) -> Corrected:
     """A correction whose weights [N] somebody else computed."""
+    return Corrected(weight, b.loss_mask & (weight > 0), {})
 
-    weight: Tensor
-    rejected: Literal["count"] = "count"
-    needs: ClassVar[frozenset[str]] = frozenset()
 
-    def __call__(self, b: PolicyBatch) -> Corrected:
-        return Corrected(self.weight, b.loss_mask & (self.weight > 0), {})
+def reasons(first: str | None = None, /, **found: Any) -> str | None:
+    """The ids of the peculiarities that are there, after `first`; None, our own definition, if none is."""
+    return ", ".join(filter(None, (first, *(name for name, there in found.items() if there)))) or None
+
+
+def loss_of(
+    b: PolicyBatch, spec: Any, aggregate: Any, correction: Any = None, penalty: Any = None, *, bounded: bool = True
+) -> PolicyLoss:
+    """`policy_loss` of a record's batch; unless `bounded`, without our bound on log-ratios."""
+    blocks: dict[str, Any] = {"aggregate": aggregate, "correction": correction, "penalty": penalty}
+    with nullcontext() if bounded else unclamped():
+        return policy_loss(b, surrogate=spec, **blocks, check=False)
 
 
 @contextmanager
@@ -78,35 +93,22 @@ def with_partners(o: Outcomes, rewards: Literal["standard", "zero"], length: Lit
     return replace(Outcomes.of(both[:, 0], group), length=torch.cat([o.length, size]), parts=parts)
 
 
-@dataclass(frozen=True)
-class Masked:
+def masked(spec: Cppo | Dppo, keep: Tensor, b: PolicyBatch) -> TokenLoss:
     """A surrogate that drops tokens, without its own bounds: its loss where `keep` [N] says so."""
-
-    spec: Cppo | Dppo
-    keep: Tensor
-    needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
-
-    def __call__(self, b: PolicyBatch) -> TokenLoss:
-        free: Any = replace(self.spec, delta=math.inf)
-        free = replace(free, delta_b=math.inf) if isinstance(free, Cppo) else replace(free, delta_low=None)
-        out: TokenLoss = free(b)
-        return replace(out, loss=torch.where(self.keep, out.loss, torch.zeros_like(out.loss)), keep=self.keep)
+    free: Any = replace(spec, delta=math.inf)
+    free = replace(free, delta_b=math.inf) if isinstance(free, Cppo) else replace(free, delta_low=None)
+    out: TokenLoss = free(b)
+    return replace(out, loss=torch.where(keep, out.loss, torch.zeros_like(out.loss)), keep=keep)
 
 
-@dataclass(frozen=True)
-class GspoClampedAtTen:
-    """The sequence's log-ratio clamped at 10 from above alone, no gradient beyond (P5, U6); use it `unclamped`."""
+def beyond_ten(b: PolicyBatch) -> bool:
+    """Whether some sequence's log-ratio is beyond 10, or where ours is clamped."""
+    mean = segment_mean(masked_log_ratio(b).detach(), b.loss_mask, b.cu_seqlens)
+    return bool((mean > 10).any()) or beyond_limit(mean)
 
-    spec: Gspo
-    needs: ClassVar[frozenset[str]] = Gspo.needs
 
-    @staticmethod
-    def triggered(b: PolicyBatch) -> bool:
-        """Whether some sequence's log-ratio is beyond 10, or where ours is clamped."""
-        mean = segment_mean(masked_log_ratio(b).detach(), b.loss_mask, b.cu_seqlens)
-        return bool((mean > 10).any()) or beyond_limit(mean)
-
-    def __call__(self, b: PolicyBatch) -> TokenLoss:
-        mean = segment_mean(masked_log_ratio(b), b.loss_mask, b.cu_seqlens)[b.sequence_index]
-        at_ten = (b.log_prob - mean + 10.0).detach()
-        return self.spec(replace(b, log_prob=torch.where(mean > 10, at_ten, b.log_prob)))
+def clamped_at_ten(spec: Gspo, b: PolicyBatch) -> TokenLoss:
+    """The sequence's log-ratio clamped at 10 from above alone, no gradient beyond (P5, U6); unless `bounded`."""
+    mean = segment_mean(masked_log_ratio(b), b.loss_mask, b.cu_seqlens)[b.sequence_index]
+    at_ten = (b.log_prob - mean + 10.0).detach()
+    return spec(replace(b, log_prob=torch.where(mean > 10, at_ten, b.log_prob)))

@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxima.core.advantage import whiten
 from proxima.core.aggregate import AGGREGATE_ALIASES, AGGREGATES, SequenceMeanTokenMean, SequenceMeanTokenSumNorm
-from proxima.core.loss import Loss, apply_corrections, policy_loss
+from proxima.core.loss import Loss, apply_corrections
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.penalty import PENALTIES, AdaptiveCoefficient
 from proxima.core.ratio import masked_log_ratio
@@ -19,7 +19,7 @@ from proxima.core.surrogate import Cispo, ClipCov, Dppo, Dro, GeoMean, Gspo, KlC
 from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
 from proxima.peers.verify.record import Attempt, Check, NoReading, Padded, Record, Tracked
-from proxima.peers.verify.variants import GivenWeights, GspoClampedAtTen, beyond_limit, unclamped
+from proxima.peers.verify.variants import Changed, beyond_limit, beyond_ten, clamped_at_ten, given_weights, loss_of
 from proxima.peers.verify.verl_actor import actor_numbers
 from proxima.peers.verify.verl_mismatch import number_checks
 from proxima.peers.verify.verl_options import correction_numbers, importance, readings, rejections_of
@@ -113,32 +113,28 @@ def policy(record: Record) -> Iterator[Attempt]:
         _refuse_random_choice(spec, padded.b)
     weight = padded.b.weight
     padded = replace(padded, b=replace(padded.b, weight=None))
-    correction = None if weight is None else GivenWeights(weight)
+    correction = None if weight is None else Changed(given_weights, weight)
     metrics = number_checks(record, actor_numbers(spec, padded.b))
-    loss = run(padded.b, spec, aggregate, correction)
+    loss = loss_of(padded.b, spec, aggregate, correction)
     yield None, [*record.loss_checks(step_value(record, loss), padded.leaf), *metrics]
     if not bool(padded.b.loss_mask.any()):
         yield _of_no_token(record, actor_numbers(spec, padded.b))
-    by_row = replace(record, params=Tracked({**record.params, "loss_agg_mode": "seq-mean-token-mean"}))
-    other = record.params["loss_agg_mode"] != "seq-mean-token-mean"
-    gaps = masked_log_ratio(padded.b)
-    if mode == "sapo" and other:
-        loss = run(padded.b, spec, SequenceMeanTokenMean(), correction)
-        yield "P6", [*by_row.loss_checks(step_value(by_row, loss), padded.leaf), *metrics]
+    if mode in ("sapo", "geo_mean"):  # a mean over sequences, whatever is requested
+        record = replace(record, params=Tracked({**record.params, "loss_agg_mode": "seq-mean-token-mean"}))
+    if mode == "sapo" and not isinstance(aggregate, SequenceMeanTokenMean):
+        value = step_value(record, loss_of(padded.b, spec, SequenceMeanTokenMean(), correction))
     elif mode == "geo_mean":
-        with unclamped():
-            loss = run(padded.b, _GeoMeanWeighted(spec, weight), SequenceMeanTokenMean(), None)
-        yield "P10", [*by_row.loss_checks(loss.numerator / len(padded.mask), padded.leaf), *metrics]
-    elif mode == "gspo":
-        if GspoClampedAtTen.triggered(padded.b):
-            with unclamped():
-                loss = run(padded.b, GspoClampedAtTen(spec), aggregate, correction)
-            yield "P5", [*record.loss_checks(step_value(record, loss), padded.leaf), *metrics]
-    elif mode in ("clip_cov", "kl_cov") and beyond_limit(gaps):
-        with unclamped():
-            loss = run(padded.b, spec, aggregate, correction)
-        reason = "P8" if mode == "clip_cov" else "P9"
-        yield reason, [*record.loss_checks(step_value(record, loss), padded.leaf), *metrics]
+        own = spec if weight is None else Changed(_geo_mean_weighted, spec, weight)
+        value = loss_of(padded.b, own, SequenceMeanTokenMean(), bounded=False).numerator / len(padded.mask)
+    elif mode == "gspo" and beyond_ten(padded.b):
+        own = Changed(clamped_at_ten, spec)
+        value = step_value(record, loss_of(padded.b, own, aggregate, correction, bounded=False))
+    elif mode in ("clip_cov", "kl_cov") and beyond_limit(masked_log_ratio(padded.b)):
+        value = step_value(record, loss_of(padded.b, spec, aggregate, correction, bounded=False))
+    else:
+        return
+    reason = {"sapo": "P6", "geo_mean": "P10", "gspo": "P5", "clip_cov": "P8", "kl_cov": "P9"}[mode]
+    yield reason, [*record.loss_checks(value, padded.leaf), *metrics]
 
 
 def _refuse_random_choice(spec: ClipCov, b: PolicyBatch) -> None:
@@ -159,29 +155,15 @@ def _of_no_token(record: Record, numbers: Metrics) -> Attempt:
     return "P1", [record.expect("loss", math.nan), gradient, *number_checks(record, zeros)]
 
 
-def run(b: PolicyBatch, spec: Any, aggregate: Any, correction: Any) -> Loss:
-    return policy_loss(b, surrogate=spec, aggregate=aggregate, correction=correction, check=False)
-
-
 def policy_rows(record: Record) -> Padded:
     given = next((key for key in ("is_weights", "rollout_is_weights") if record.has(key)), None)
     return record.actor_batch(**({} if given is None else {"weight": record.tensor(given)}))
 
 
-@dataclass(frozen=True)
-class _GeoMeanWeighted:
+def _geo_mean_weighted(spec: GeoMean, weight: Tensor, b: PolicyBatch) -> Any:
     """verl's geo_mean: given weights enter as the geometric mean of w + 1e-10 (P10)."""
-
-    spec: GeoMean
-    weight: Tensor | None
-    needs: ClassVar[frozenset[str]] = GeoMean.needs
-
-    def __call__(self, b: PolicyBatch) -> Any:
-        out = self.spec(b)
-        if self.weight is None:
-            return out
-        mean = segment_mean((self.weight + 1e-10).log(), b.loss_mask, b.cu_seqlens).exp()
-        return replace(out, loss=out.loss * mean[b.sequence_index])
+    out, mean = spec(b), segment_mean((weight + 1e-10).log(), b.loss_mask, b.cu_seqlens).exp()
+    return replace(out, loss=out.loss * mean[b.sequence_index])
 
 
 def bypass(record: Record) -> Iterator[Attempt]:
@@ -199,7 +181,7 @@ def bypass(record: Record) -> Iterator[Attempt]:
         kept = replace(padded.b, loss_mask=apply_corrections(padded.b, chosen).loss_mask)
         if reinforce and own.get("rollout_is"):
             chosen.append(importance(own, "current"))
-        checks = record.loss_checks(step_value(record, run(padded.b, spec, aggregate, chosen or None)), padded.leaf)
+        checks = record.loss_checks(step_value(record, loss_of(padded.b, spec, aggregate, chosen)), padded.leaf)
         actor, others = actor_numbers(spec, kept), correction_numbers(own, padded, more, "current", inverted=inverted)
         yield reason, [*checks, *number_checks(record, actor | others)]
         if not bool(kept.loss_mask.any()):

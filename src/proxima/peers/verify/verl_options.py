@@ -10,6 +10,7 @@ from proxima.core.correction import Importance, Rejection
 from proxima.core.metrics import Metrics
 from proxima.data import PolicyBatch
 from proxima.peers.verify.record import Padded, Tracked
+from proxima.peers.verify.variants import reasons
 from proxima.peers.verify.verl_mismatch import (
     APPLIED,
     ReportedRejection,
@@ -81,8 +82,7 @@ def readings(
     more = filled(padded, proximal=proximal)
     for inverted in (False, True) if uneven else (False,):
         for rows in (None,) if more is None else (None, more):
-            reasons = [name for name, used in (("P25", inverted), ("P27", rows is not None)) if used]
-            yield ", ".join(reasons) or None, inverted, rows
+            yield reasons(P25=inverted, P27=rows is not None), inverted, rows
 
 
 def filled(padded: Padded, *, proximal: bool = True) -> PolicyBatch | None:
