@@ -14,10 +14,8 @@ def convert(o: Options) -> Draft:
     """A recipe from AReaL's options."""
     d = Draft()
     common.model(d, o, "actor.path")
-    if o.given("actor.dtype"):
-        written = o.choice(("bfloat16", "float32"), "actor.dtype", default="bfloat16")
-        d.put("model.compute_dtype", written, o.origin("actor.dtype"), "master weights stay float32 here")
-    d.drops_given(o, "the engine computes as the policy does", "sglang.dtype", "vllm.dtype")
+    note = "master weights stay float32 here"
+    common.dtype(d, o, "compute_dtype", "actor.dtype", default="bfloat16", note=note)
     d.flag("model.gradient_checkpointing", o, "actor.gradient_checkpointing")
     longest = o.whole(*LENGTHS, default=16384)
     _context(d, o, longest)
@@ -170,20 +168,15 @@ def _critic(d: Draft, o: Options) -> None:
 
 
 def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
-    """`reward_scaling`, `reward_bias`, and the overlong penalty."""
+    """`reward_scaling`, and the overlong penalty."""
     scale = o.number("actor.reward_scaling", default=1.0)
     weight = (scale, "from actor.reward_scaling") if normalised == "none" and scale != 1 else None
     common.reward(d, weight)
     if weight is None:
         why = "cancels: rewards or advantages are divided by their standard deviation"
         d.drops_given(o, why, "actor.reward_scaling")
-    d.drops_given(o, "cancels: the mean is taken off", "actor.reward_bias")
-    if o.given("actor.reward_clip"):
-        d.lacks("actor.reward_clip", "clipping of rewards; no effect while |reward + bias| * scaling stays below it")
     tokens, factor = "actor.overlong_tokens", "actor.overlong_penalty_factor"
     if not o.flag("actor.overlong_reward_penalty"):
-        if o.given(tokens, factor):
-            d.drops("actor.overlong_*", "overlong_reward_penalty is false")
         return
     names = (LENGTHS[2], *LENGTHS[:2])
     most = (o.whole(*names, default=longest), o.origin(*names))
@@ -198,14 +191,12 @@ def _surrogate(d: Draft, o: Options) -> None:
     low, high = o.sourced(bounds[1], default=0.2), o.sourced(*bounds, default=0.2)
     level = (o.choice(("token", "sequence"), LEVEL, default="token"), o.origin(LEVEL))
     dual = o.number("actor.c_clip")
-    taus = ("actor.sapo_tau_pos", "actor.sapo_tau_neg")
     if o.flag("actor.use_sapo_loss"):
-        positive, negative = o.sourced(taus[0], default=1.0), o.sourced(taus[1], default=1.05)
-        fields: Fields = {"tau_positive": positive, "tau_negative": negative, "level": level}
-        d.spec(path, "sapo", "from actor.use_sapo_loss", **fields)
+        taus: Fields = {"tau_positive": o.sourced("actor.sapo_tau_pos", default=1.0)}
+        taus["tau_negative"] = o.sourced("actor.sapo_tau_neg", default=1.05)
+        d.spec(path, "sapo", "from actor.use_sapo_loss", **taus, level=level)
         d.drops_given(o, "SAPO has no clip", "actor.eps_clip", "actor.eps_clip_higher", "actor.c_clip")
         return
-    d.drops_given(o, "use_sapo_loss is false", *taus)
     if o.flag("actor.use_cispo_loss"):
         d.spec(path, "cispo", "from actor.use_cispo_loss", epsilon_low=low, epsilon_high=high)
     elif level[0] == "sequence":

@@ -82,6 +82,15 @@ def warmup(d: Draft, updates: tuple[int, str], ratio: tuple[float, str], made: i
             d.put("train.warmup_steps", whole, f"{ratio[1]}, times the {steps.value * made} updates of the run")
 
 
+DTYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
+
+
+def dtype(d: Draft, o: Options, field: str, *names: str, default: str, note: str = "") -> None:
+    """`model.dtype` or `model.compute_dtype`, where the file sets it."""
+    if o.given(*names):
+        d.put(f"model.{field}", DTYPES[o.choice(DTYPES, *names, default=default)], o.origin(*names), note)
+
+
 def model(d: Draft, o: Options, *names: str) -> None:
     """`model.path`, or a placeholder."""
     path = o.get(*names)
@@ -159,7 +168,6 @@ def overlong(
 
 def pruned_groups(d: Draft, o: Options, rate: str, metric: str, *allocation: str) -> None:
     """Completion pruning of lzhxmu/CPPO (arXiv 2503.22342): our selection `prune`."""
-    o.given(rate, metric, *allocation)
     share = o.number(rate, default=0.0, least=0)
     if share >= 1:
         o.refuse("must be below 1", rate)
@@ -170,8 +178,7 @@ def pruned_groups(d: Draft, o: Options, rate: str, metric: str, *allocation: str
     note = "the original's metric names what is removed"
     fields: Fields = {"rate": (share, o.origin(rate)), "keep": (KEPT[removed], o.origin(metric))}
     fields["count"] = ("drop", "the original drops floor(G rate) completions of a group (C2)")
-    filled = o.flag(*allocation)
-    fields["allocate"] = (filled, o.origin(*allocation))
+    fields["allocate"] = (o.flag(*allocation), o.origin(*allocation))
     d.append("algorithm.selection", "prune", o.origin(rate), note, **fields)
 
 

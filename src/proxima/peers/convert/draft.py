@@ -60,9 +60,11 @@ class Draft:
         if o.given(name):
             self.put(path, o.flag(name), o.origin(name))
 
-    def copy(self, path: str, o: Options, *names: str, default: Any = None, note: str = "") -> None:
+    def copy(
+        self, path: str, o: Options, *names: str, default: Any = None, whole: bool = False, note: str = ""
+    ) -> None:
         """Set a leaf to an option's number, unless neither the file nor `default` gives one."""
-        value = o.number(*names, default=default)
+        value = o.whole(*names, default=default) if whole else o.number(*names, default=default)
         if value is not None:
             self.put(path, value, o.origin(*names), note)
 

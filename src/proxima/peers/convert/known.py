@@ -29,7 +29,7 @@ from proxima.peers.convert.options import Leftover, Options
 from proxima.peers.convert.read_script import Doubtful
 
 Effect = Literal["no effect", "changes", "part of"]
-OFF = ("no", "none", "disabled", "sync", "off", "null")
+OFF = ("no", "none", "disabled", "sync", "off", "null", "false")
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _is_on(o: Options, condition: str) -> bool:
     written = o.flat.get(name)
     if equals:
         return str(written) == value
-    return not (_is_nothing(written) or written is False or written == 0 or str(written) in OFF)
+    return not (_is_nothing(written) or written is False or written == 0 or str(written).lower() in OFF)
 
 
 def shown(value: Any) -> str:

@@ -3,7 +3,7 @@
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import yaml
 from proxima.config.problems import one_problem
 from proxima.config.scalars import Loader
 from proxima.peers.convert.read_python import from_python
-from proxima.peers.convert.read_script import ROUNDS, Doubtful, Flat, from_script
+from proxima.peers.convert.read_script import ROUNDS, Doubtful, Flat, flattened, from_script
 
 
 def read(path: Path) -> Flat:
@@ -30,7 +30,7 @@ def read(path: Path) -> Flat:
         return interpolated(_over_base(from_script(text, str(path)), path))
     try:
         raw = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=Loader)  # a safe one
-        flat = dict(_flatten(raw)) if isinstance(raw, Mapping) else {}
+        flat = dict(flattened(raw)) if isinstance(raw, Mapping) else {}
     except json.JSONDecodeError as error:
         raise one_problem(str(path), f"not JSON: {error}") from None
     except yaml.YAMLError as error:
@@ -58,15 +58,6 @@ def _text(path: Path) -> str:
         raise one_problem(str(path), f"can't be read ({error.strerror}); give a YAML, JSON, .sh or .py file") from None
     except UnicodeDecodeError:
         raise one_problem(str(path), "is not UTF-8 text; give a YAML, JSON, .sh or .py file") from None
-
-
-def _flatten(raw: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in raw.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{name}.")
-        else:  # `???` is OmegaConf's mark of a value that must be given elsewhere
-            yield name, None if value == "???" else value
 
 
 # --- files that a file builds on --------------------------------------------------------------------------------------

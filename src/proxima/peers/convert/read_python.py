@@ -28,8 +28,8 @@ def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None =
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise one_problem(name, f"not Python: {error}") from None
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == CALL]
-    if not calls and not (usage and any(_names(tree, CALL))):
+    calls = list(_calls(tree, CALL))
+    if not calls and not (usage and any(isinstance(node, ast.Name) and node.id == CALL for node in ast.walk(tree))):
         raise one_problem(name, f"has no {CALL}(…) call; give the file that makes one, or the options as YAML")
     if len(calls) > 1:
         lines = ", ".join(str(node.lineno) for node in calls)
@@ -69,10 +69,6 @@ def _of_trainer(tree: ast.Module, call: ast.Call, constants: Mapping[str, Any]) 
 
 def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.Call) and _called(node) == name)
-
-
-def _names(tree: ast.Module, name: str) -> Iterator[ast.Name]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name)
 
 
 def _holders(tree: ast.Module) -> list[str]:

@@ -187,17 +187,17 @@ def _typed(name: str, text: str) -> Flat:
         value = yaml.load(text, Loader=Loader)
     except yaml.YAMLError:
         value = text
-    if not isinstance(value, Mapping) or not value:
-        return {name: value}
-    return {key: one for inner, item in value.items() for key, one in _inner(f"{name}.{inner}", item)}
+    return dict(flattened(value, f"{name}.")) if isinstance(value, Mapping) and value else {name: value}
 
 
-def _inner(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, item in value.items():
-            yield from _inner(f"{name}.{key}", item)
-    else:
-        yield name, value
+def flattened(raw: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted name and value of each leaf."""
+    for key, value in raw.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flattened(value, f"{name}.")
+        else:  # `???` is OmegaConf's mark of a value that must be given elsewhere
+            yield name, None if value == "???" else value
 
 
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)")

@@ -19,9 +19,7 @@ def convert(o: Options) -> Draft:
     d.flag("model.gradient_checkpointing", o, "gradient_checkpointing")
     if o.given("bf16"):
         d.put("model.compute_dtype", "bfloat16" if o.flag("bf16") else "float32", "from bf16")
-    if o.given("dtype", "torch_dtype"):
-        dtype = o.choice(("float32", "bfloat16"), "dtype", "torch_dtype", default="float32")
-        d.put("model.dtype", dtype, o.origin("dtype", "torch_dtype"))
+    common.dtype(d, o, "dtype", "dtype", "torch_dtype", default="float32")
     longest = o.whole("max_completion_length", default=512)
     prompt = o.whole("max_prompt_length")
     if prompt is not None:
@@ -60,14 +58,10 @@ def convert(o: Options) -> Draft:
 def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> None:
     """`eval_strategy`: the test split of the same data, sampled as in training."""
     strategy = o.choice(("no", "steps", "epoch"), "eval_strategy", "evaluation_strategy", default="no")
-    every, options = (
-        o.number("eval_steps", default=500, least=0),
-        ("eval_steps", "num_generations_eval", "eval_on_start"),
-    )
-    o.given(*options)
     if strategy == "no":
-        d.drops_given(o, "eval_strategy is no", *options)
         return
+    o.given("num_generations_eval", "eval_on_start")
+    every = o.number("eval_steps", default=500, least=0)
     if every < 1 or strategy == "epoch":
         written = "epoch" if strategy == "epoch" else f"{every:g} of the run"
         d.lacks("eval_strategy" if strategy == "epoch" else "eval_steps", f"{written}: set eval.every in steps")
@@ -217,12 +211,10 @@ def _sampler_correction(d: Draft, o: Options, prefix: str) -> None:
 def _penalties(d: Draft, o: Options) -> None:
     """`beta`, `entropy_coef`."""
     beta = o.number("beta", default=0.0)
-    unbiased = o.flag("use_bias_correction_kl", default=True)
     if beta:
-        fields = {"coefficient": (beta, o.origin("beta")), "unbiased": (unbiased, o.origin("use_bias_correction_kl"))}
-        d.spec("algorithm.reference_kl", "k3", o.origin("beta"), **fields)
-    else:
-        d.drops_given(o, "beta is 0: no reference", "use_bias_correction_kl")
+        unbiased = (o.flag("use_bias_correction_kl", default=True), o.origin("use_bias_correction_kl"))
+        origin = o.origin("beta")
+        d.spec("algorithm.reference_kl", "k3", origin, coefficient=(beta, origin), unbiased=unbiased)
     common.entropy(d, o, "entropy_coef")
 
 
@@ -282,16 +274,12 @@ def _training(d: Draft, o: Options, made: int) -> None:
     strategy = o.choice(("steps", "epoch", "no", "best"), "save_strategy", default="steps")
     if strategy == "epoch":
         d.lacks("save_strategy", "epoch: checkpoints by epochs; set checkpoint.every")
-    if strategy != "steps":
-        d.drops_given(o, f"save_strategy is {strategy}", "save_steps", "save_total_limit")
-    else:
+    if strategy == "steps":
         save = o.number("save_steps", default=500, least=0, most=10**9)
         if 0 < save < 1:
             d.lacks("save_steps", f"{save:g} of the run: set checkpoint.every")
         elif save >= 1:
             note = f"in our steps of {made} updates" if made > 1 else ""
             d.put("checkpoint.every", math.ceil(save / made), o.origin("save_steps"), note)
-        keep = o.whole("save_total_limit")
-        if keep is not None:
-            d.put("checkpoint.keep_last", keep, "from save_total_limit")
+        d.copy("checkpoint.keep_last", o, "save_total_limit", whole=True)
     d.copy("seed", o, "seed", default=42)

@@ -25,11 +25,12 @@ def convert(o: Options) -> Draft:
     d = Draft()
     path = "bundle.config.pretrained_model_ckpt_path"
     common.model(d, o, path, "rollout.config.pretrained_model_ckpt_path")
-    for name, field in (("model_precision", "dtype"), ("autocast_precision", "compute_dtype")):
-        precision = f"bundle.config.{name}"
-        if o.given(precision):
-            d.put(f"model.{field}", DTYPES[o.choice(DTYPES, precision, default="fp32")], o.origin(precision))
-    _forward(d, o)
+    common.dtype(d, o, "dtype", "bundle.config.model_precision", default="fp32")
+    common.dtype(d, o, "compute_dtype", "bundle.config.autocast_precision", default="fp32")
+    common.dtype(d, o, "compute_dtype", "backend.fsdp_cfg.param_dtype", default="bf16")
+    instructions = ("rollout.config.system_instruction", "pipeline.system_instruction")
+    if o.given(*instructions):
+        d.put("data.system", str(o.get(*instructions, default="")), o.origin(*instructions))
     common.task(d, o, "data_source.args.run.data_path")
     _rewards(d, o)
     kind = _algorithm(d, o)
@@ -40,16 +41,13 @@ def convert(o: Options) -> Draft:
     names = {name: (f"sampling.{name}", f"sampling.ar.{name}") for name in ("temperature", "top_k", "top_p")}
     names["max_tokens"] = ("sampling.max_new_tokens", "sampling.ar.max_new_tokens")
     common.sampling(d, o, names, {"temperature": 0.7, "top_k": 1024, "top_p": 0.9, "max_tokens": 512})
-    for field, of_engine in (("temperature", "temperature"), ("top_p", "top_p"), ("top_k", "top_k")):
-        _copy_of_engine(d, o, field, of_engine)
+    for field in ("temperature", "top_p", "top_k"):
+        _copy_of_engine(d, o, field, field)
     _copy_of_engine(d, o, "max_tokens", "max_new_tokens")
     prompts = ("bundle.config.max_prompt_length", "pipeline.max_prompt_length")
     if (prompt := o.whole(*prompts)) is not None:
-        d.put(
-            "model.max_length",
-            prompt + d.entries["sampling.max_tokens"].value,
-            f"{o.origin(*prompts)} + max_new_tokens",
-        )
+        longest = prompt + d.entries["sampling.max_tokens"].value
+        d.put("model.max_length", longest, f"{o.origin(*prompts)} + max_new_tokens")
     tempered = o.number(ALGORITHM + "sampling_temperature")
     if tempered is not None and tempered != d.entries["sampling.temperature"].value:
         why = f"{tempered:g}, not the sampling's: here the trainer reads the temperature from the data"
@@ -58,19 +56,6 @@ def convert(o: Options) -> Draft:
     _training(d, o)
     _evaluation(d, o)
     return d
-
-
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "float32": "float32", "bfloat16": "bfloat16"}
-
-
-def _forward(d: Draft, o: Options) -> None:
-    """FSDP's compute dtype, and system instructions of engine and trainer."""
-    name = "backend.fsdp_cfg.param_dtype"
-    if o.given(name):
-        d.put("model.compute_dtype", DTYPES[o.choice(DTYPES, name, default="bf16")], o.origin(name))
-    names = ("rollout.config.system_instruction", "pipeline.system_instruction")
-    if o.given(*names):
-        d.put("data.system", str(o.get(*names, default="")), o.origin(*names))
 
 
 def _copy_of_engine(d: Draft, o: Options, field: str, option: str) -> None:
@@ -84,11 +69,12 @@ def _copy_of_engine(d: Draft, o: Options, field: str, option: str) -> None:
 def _evaluation(d: Draft, o: Options) -> None:
     """`eval_interval` and `eval_*`: 16 answers a question at temperature 1, before the first rollout too."""
     names = {"samples": ("eval_samples_per_prompt",), "temperature": ("eval_temperature",)}
-    every, limit = o.whole("eval_interval", default=0), o.whole("eval_num_prompts", default=60)
-    o.given("eval_samples_per_prompt", "eval_temperature", "eval_batch_size", "data_source.args.run.eval_data_path")
+    every = o.whole("eval_interval", default=0)
     if not every:
-        d.drops_given(o, "eval_interval is 0", "data_source.args.run.eval_data_path", "eval_num_prompts")
-    elif evaluation(d, o, "data_source.args.run.eval_data_path", (every, o.origin("eval_interval"))):
+        return
+    o.given("eval_samples_per_prompt", "eval_temperature", "eval_batch_size")
+    limit = o.whole("eval_num_prompts", default=60)
+    if evaluation(d, o, "data_source.args.run.eval_data_path", (every, o.origin("eval_interval"))):
         d.put("eval.limit", limit, o.origin("eval_num_prompts"))
         if not o.given("eval_samples_per_prompt"):
             d.put("eval.samples", 16, "UniRL's default of eval_samples_per_prompt")
@@ -117,15 +103,7 @@ def _rewards(d: Draft, o: Options) -> None:
 def _algorithm(d: Draft, o: Options) -> str:
     """The algorithm: by its class, else by the names of its options."""
     target = str(o.get(ALGORITHM + "_target_", default="")).rpartition(".")[2]
-    known = {
-        "CPPO": "cppo",
-        "DPPO": "dppo",
-        "DRPO": "drpo",
-        "GRPO": "grpo",
-        "ARGRPO": "grpo",
-        "GSPO": "gspo",
-        "PPO": "ppo",
-    }
+    known = {name.upper(): name for name in ("cppo", "dppo", "drpo", "grpo", "gspo", "ppo")} | {"ARGRPO": "grpo"}
     if target and target not in known:
         message = f"is no training of a language model with rewards; known are {', '.join(known)}"
         raise one_problem(ALGORITHM + "_target_", message, target, o.file)
@@ -238,9 +216,8 @@ def _batch(d: Draft, o: Options) -> None:
     common.updates(d, prompts, o.whole(count, default=1), o.origin(count))
     d.copy("train.tokens_per_micro_batch", o, "stack.micro_planner.token_budget")
     d.copy("train.max_grad_norm", o, "stack.max_grad_norm", default=1.0)
-    if o.whole("num_rollouts") is not None:
-        d.copy("train.steps", o, "num_rollouts")
-    else:
+    d.copy("train.steps", o, "num_rollouts", whole=True)
+    if "train.steps" not in d.entries:
         d.ask("train.steps", 100, "UniRL's num_rollouts")
 
 

@@ -22,7 +22,10 @@ def convert(o: Options) -> Draft:
     context = o.whole(ROLLOUT + "max_model_len")
     if context is not None and context < prompt + longest:
         d.lacks(ROLLOUT + "max_model_len", f"{context} tokens, below prompt and completion")
-    _precision(d, o)
+    fsdp = ACTOR + "fsdp_config."
+    computed = (fsdp + "dtype", fsdp + "mixed_precision.param_dtype", ACTOR + "megatron.dtype")
+    common.dtype(d, o, "dtype", fsdp + "model_dtype", default="fp32")
+    common.dtype(d, o, "compute_dtype", *computed, default="bfloat16")
     d.flag("model.gradient_checkpointing", o, "actor_rollout_ref.model.enable_gradient_checkpointing")
     columns = {"messages": str(o.get("data.prompt_key", default="prompt")), "answer": "reward_model.ground_truth"}
     common.task(d, o, "data.train_files", **columns)
@@ -43,28 +46,10 @@ def convert(o: Options) -> Draft:
     _batch(d, o)
     _training(d, o)
     _evaluation(d, o, columns)
-    d.drops_given(o, "the engine always returns the behavior log-probs", ROLLOUT + "calculate_log_probs")
     return d
 
 
 LONGEST = ("data.max_response_length", ROLLOUT + "response_length")
-DTYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
-
-
-def _precision(d: Draft, o: Options) -> None:
-    """dtype of the master weights and of the forward."""
-    fsdp = ACTOR + "fsdp_config."
-    for field, names, default in (
-        ("dtype", (fsdp + "model_dtype",), "fp32"),
-        ("compute_dtype", (fsdp + "dtype", fsdp + "mixed_precision.param_dtype", ACTOR + "megatron.dtype"), "bfloat16"),
-    ):
-        if o.given(*names):
-            d.put(f"model.{field}", DTYPES[o.choice(DTYPES, *names, default=default)], o.origin(*names))
-    for name in ("model_dtype", "dtype", "mixed_precision.param_dtype"):
-        d.drops_given(o, "the reference has the policy's precision here", f"actor_rollout_ref.ref.fsdp_config.{name}")
-    d.drops_given(o, "the reference has the policy's precision here", "actor_rollout_ref.ref.megatron.dtype")
-    for name in ("reduce_dtype", "buffer_dtype"):
-        d.drops_given(o, "there is one device", f"{fsdp}mixed_precision.{name}")
 
 
 def _long_prompts(d: Draft, o: Options) -> None:
@@ -236,12 +221,10 @@ def _cppo_budget(d: Draft, o: Options) -> None:
 
 
 def _clip_note(o: Options, mode: str) -> str:
-    notes = []
     if mode == "vanilla" and not o.given(ACTOR + "clip_ratio_c"):
-        notes.append("verl's dual clip, clip_ratio_c, is on by default.")
-    if mode.startswith("dppo"):
-        notes.append("The cap is clip_ratio_c, 3 by default; the 20 of verl's documentation is never reached (P4).")
-    return " ".join(notes)
+        return "verl's dual clip, clip_ratio_c, is on by default."
+    capped = "The cap is clip_ratio_c, 3 by default; the 20 of verl's documentation is never reached (P4)."
+    return capped if mode.startswith("dppo") else ""
 
 
 MODES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
@@ -276,7 +259,7 @@ KL_KINDS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_
 
 
 def _penalties(d: Draft, o: Options) -> None:
-    """KL towards the reference in the loss or in the reward, and entropy."""
+    """KL towards the reference in the loss, and entropy."""
     kind, coefficient = ACTOR + "kl_loss_type", ACTOR + "kl_loss_coef"
     if o.flag(ACTOR + "use_kl_loss"):
         written = o.choice([*KL_KINDS, *(f"{one}+" for one in KL_KINDS), "full"], kind, default="low_var_kl")
@@ -290,15 +273,6 @@ def _penalties(d: Draft, o: Options) -> None:
             if ours == "k3":
                 fields["limit"] = (10.0, "verl clamps k3 at 10 (P22)")
             d.spec("algorithm.reference_kl", ours, o.origin(kind), **fields)
-    else:
-        d.drops_given(o, "use_kl_loss is false", kind, coefficient)
-    parts = ("kl_penalty", "kl_ctrl.type", "kl_ctrl.kl_coef", "kl_ctrl.horizon", "kl_ctrl.target_kl")
-    names = [f"algorithm.{name}" for name in parts]
-    if o.flag("algorithm.use_kl_in_reward"):
-        for name in ("algorithm.use_kl_in_reward", *(name for name in names if o.given(name))):
-            d.lacks(name, "KL in the reward; algorithm.reference_kl puts it into the loss")
-    else:
-        d.drops_given(o, "use_kl_in_reward is false", *names)
     common.entropy(d, o, ACTOR + "entropy_coeff")
 
 
@@ -311,11 +285,8 @@ def _batch(d: Draft, o: Options) -> None:
     note = f"{prompts} prompts in mini batches of {mini}: verl counts both in prompts"
     common.updates(d, prompts, math.ceil(prompts / mini), o.origin(ACTOR + "ppo_mini_batch_size"), note)
     d.copy("train.epochs_per_step", o, ACTOR + "ppo_epochs", default=1)
-    budget = ACTOR + "ppo_max_token_len_per_gpu"
     if o.flag(ACTOR + "use_dynamic_bsz"):
-        d.copy("train.tokens_per_micro_batch", o, budget, default=16384)
-    else:
-        d.drops_given(o, "use_dynamic_bsz is false", budget)
+        d.copy("train.tokens_per_micro_batch", o, ACTOR + "ppo_max_token_len_per_gpu", default=16384)
 
 
 def _training(d: Draft, o: Options) -> None:
@@ -323,12 +294,12 @@ def _training(d: Draft, o: Options) -> None:
     prefix = ACTOR + "optim."
     names = {"lr": (prefix + "lr",), "weight_decay": (prefix + "weight_decay",), "eps": (prefix + "eps",)}
     common.optimizer(d, o, names, {"lr": 1e-6, "weight_decay": 0.01})
-    betas = o.get(prefix + "betas")
-    if betas is not None and not (isinstance(betas, list) and len(betas) == 2):
-        o.refuse("must be two numbers", prefix + "betas")
-    elif betas is not None:
-        for beta, value in zip(("beta1", "beta2"), betas, strict=True):
-            d.put(f"train.optimizer.{beta}", value, f"from {prefix}betas")
+    match o.get(prefix + "betas"):
+        case [beta1, beta2]:
+            d.put("train.optimizer.beta1", beta1, f"from {prefix}betas")
+            d.put("train.optimizer.beta2", beta2, f"from {prefix}betas")
+        case betas if betas is not None:
+            o.refuse("must be two numbers", prefix + "betas")
     names_of_schedule = (prefix + "lr_scheduler_type", prefix + "lr_decay_style", prefix + "warmup_style")
     common.schedule(d, o, *names_of_schedule, default="constant")
     total = o.whole("trainer.total_training_steps", prefix + "total_training_steps", default=0)
@@ -349,7 +320,5 @@ def _training(d: Draft, o: Options) -> None:
     d.copy("train.max_grad_norm", o, ACTOR + "grad_clip", prefix + "clip_grad", default=1.0)
     save = o.whole("trainer.save_freq", default=-1)
     d.put("checkpoint.every", max(0, save), o.origin("trainer.save_freq"))
-    keep = o.whole("trainer.max_actor_ckpt_to_keep")
-    if keep is not None:
-        d.put("checkpoint.keep_last", keep, o.origin("trainer.max_actor_ckpt_to_keep"))
+    d.copy("checkpoint.keep_last", o, "trainer.max_actor_ckpt_to_keep", whole=True)
     d.copy("seed", o, "data.seed", ACTOR + "data_loader_seed")

@@ -43,7 +43,6 @@ def correction(d: Draft, o: Options) -> str | None:
     veto(d, o)
     rejections(d, o, towards="current" if bypass else "proximal")
     weights(d, o, bypass=bypass, pure=pure)
-    d.drops_given(o, "those metrics are always there", NEW + "debug_rollout_actor_probs")
     return "reinforce" if pure else None
 
 
@@ -88,11 +87,10 @@ def _bounds(o: Options, name: str, text: Any) -> tuple[float | None, float]:
 def weights(d: Draft, o: Options, *, bypass: bool, pure: bool) -> None:
     """`rollout_is` of 0.7 and 0.9: a level, or null."""
     name, normalise = NEW + "rollout_is_threshold", NEW + "rollout_is_batch_normalize"
-    level, text = o.get(NEW + "rollout_is"), o.get(name, default=2.0)
-    normalised = o.flag(normalise)
+    level = o.get(NEW + "rollout_is")
     if level is None:
-        d.drops_given(o, "rollout_is is null: no weights", name, normalise)
         return
+    text, normalised = o.get(name, default=2.0), o.flag(normalise)
     if bypass and not pure:
         why = "in bypass mode with ppo_clip the ratio is the correction; verl computes the weights for its metrics only"
         d.drops(NEW + "rollout_is", f"{why} (P13)")
@@ -125,10 +123,9 @@ def rejections(d: Draft, o: Options, towards: str) -> None:
     """`rollout_rs`: in 0.7 one level with two thresholds, in 0.9 options separated by commas, each with its own."""
     written = o.get(NEW + "rollout_rs")
     threshold, lower = NEW + "rollout_rs_threshold", NEW + "rollout_rs_threshold_lower"
-    given, low = o.get(threshold), o.number(lower)
     if written is None:
-        d.drops_given(o, "rollout_rs is null: nothing is rejected", threshold, lower)
         return
+    given, low = o.get(threshold), o.number(lower)
     if str(written) in LEVELS:
         upper = given if given is not None else o.number(NEW + "rollout_is_threshold", default=2.0)
         origin = o.origin(threshold if given is not None else NEW + "rollout_is_threshold")
