@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from proxima.data import Completion, Trajectory
+from proxima.engine.decoder import cached_attention, reach_mask, reach_of
 from proxima.engine.local import Local, LocalEngine
 from proxima.engine.protocol import EngineSetup, Request, Sampling, ScoreRequest, WeightUpdate
 from proxima.model import LoadedModel, Policy
@@ -74,19 +75,43 @@ def wide_model() -> LoadedModel:
     return LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="wide")
 
 
+def wide_gpt2() -> LoadedModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        shape = {"n_embd": 768, "n_head": 12, "n_layer": 2, "n_positions": 512, "vocab_size": 1031}
+        config = GPT2Config(**shape, initializer_range=0.05, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+        model = GPT2LMHeadModel(config).eval()
+    return LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="wide")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_at_real_sizes_too(dtype):
-    found = wide_model()
+@pytest.mark.parametrize(("make", "decoder"), [(wide_model, "fast"), (wide_model, "general"), (wide_gpt2, "general")])
+def test_at_real_sizes_too(make, decoder, dtype):
+    found = make()
     asked = [
         Request(prompt=prompt(i, 3 + 9 * i), sample=s, sampling=Sampling(max_tokens=20), seed=3)
         for i in range(7)
         for s in range(5)
     ]
-    crowd = by_request(asked, run(LocalEngine(found, Local(slots=40, dtype=dtype)), asked))
-    few = LocalEngine(found, Local(slots=8, dtype=dtype))
+    crowd = by_request(asked, run(LocalEngine(found, Local(slots=40, dtype=dtype, decoder=decoder)), asked))
+    few = LocalEngine(found, Local(slots=8, dtype=dtype, decoder=decoder))
     for some in (asked[3:4], asked[17:18], asked[30:33]):
         for key, completion in by_request(some, run(few, some)).items():
             assert completion == crowd[key]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [60, 250, 300])
+def test_a_long_neighbour_does_not_move_where_a_sum_over_positions_is_split(length, dtype):
+    query, key, value = (torch.randn(8, heads, 512, 64).to(dtype) for heads in (9, 3, 3))
+    position = torch.full((8,), length - 1)
+
+    def attention(reach: int) -> torch.Tensor:
+        mask = reach_mask(position, reach)
+        return cached_attention(query[:, :, 0], key[:, :, :reach], value[:, :, :reach], mask, None)
+
+    shortest = attention(reach_of(position, 512))
+    assert all(torch.equal(attention(reach), shortest) for reach in (320, 384, 448, 512))
 
 
 def test_seeds_prompts_and_samples_decide_the_draws():

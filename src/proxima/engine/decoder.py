@@ -1,14 +1,15 @@
 """The model part of the local engine, and what decoders share. A decoder knows no requests, the scheduler no layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from proxima.data.columns import Ints
 from proxima.engine.cache import KVCache
@@ -16,6 +17,8 @@ from proxima.engine.cache import KVCache
 PACK = True  # packed CPU weights; a switch for comparisons
 # row counts are padded to a multiple of this, so that the bits of a row do not depend on its neighbours
 ROWS = 8
+# positions summed by one float32 product: libraries split a longer sum at places that depend on its length
+BLOCK = 256
 
 
 class Decoder(Protocol):
@@ -106,7 +109,10 @@ def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sc
         .masked_fill_(~mask, -torch.inf)
     )
     weights = scores.softmax(-1).to(value.dtype).view(pairs, -1, reach)
-    return torch.bmm(weights, value.reshape(pairs, reach, dim)).view(rows, heads, dim)
+    values = value.reshape(pairs, reach, dim)
+    block = BLOCK if value.dtype == torch.float32 else reach
+    parts = [torch.bmm(weights[..., a : a + block], values[:, a : a + block]) for a in range(0, reach, block)]
+    return sum(parts[1:], parts[0]).view(rows, heads, dim)
 
 
 TRIED_ROWS = (*range(ROWS, 129, ROWS), 256, 512)
@@ -131,13 +137,40 @@ class Matrix:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[n, in] → [n, out]; a row's bits do not depend on the others."""
-        least, most = self.rows
-        if len(x) > most:
-            return torch.cat([self(part) for part in x.split(most)])
-        if len(x) < least:
-            padded = F.pad(x, (0, 0, 0, least - len(x)))
-            return _product(padded, self.weight, self.bias, self.packed)[: len(x)]
-        return _product(x, self.weight, self.bias, self.packed)
+        return in_rows(lambda rows: _product(rows, self.weight, self.bias, self.packed), x, self.rows)
+
+
+def in_rows(product: Callable[[Tensor], Tensor], x: Tensor, limits: tuple[int, int]) -> Tensor:
+    """product(x) [n, out] of x [n, in], in parts and with padding, so that no product is outside `row_limits`."""
+    least, most = limits
+    if len(x) > most:
+        return torch.cat([in_rows(product, part, limits) for part in x.split(most)])
+    if len(x) < least:
+        return product(F.pad(x, (0, 0, 0, least - len(x))))[: len(x)]
+    return product(x)
+
+
+class SteadyRows(TorchFunctionMode):
+    """Within it the linear layers of any model are products within `row_limits`: `nn.Linear`, and GPT-2's `Conv1D`,
+    which is `torch.addmm`. On a CPU only; elsewhere nothing changes."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.linear and args[0].device.type == "cpu":
+            x, weight, *rest = args
+            limits = row_limits(*weight.shape, self.dtype, False, torch.get_num_threads())
+            flat = in_rows(lambda rows: func(rows, weight, *rest, **(kwargs or {})), x.flatten(0, -2), limits)
+            return flat.view(*x.shape[:-1], -1)
+        if func is torch.addmm and args[1].device.type == "cpu":
+            bias, x, weight = args
+            limits = row_limits(*weight.T.shape, self.dtype, False, torch.get_num_threads(), transposed=True)
+            return in_rows(lambda rows: func(bias, rows, weight), x, limits)
+        return func(*args, **(kwargs or {}))
 
 
 def _prepared(weight: Tensor, packed: bool) -> Tensor:
@@ -153,8 +186,11 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, packed: bool) -> Te
 
 
 @cache
-def row_limits(height: int, width: int, dtype: torch.dtype, packed: bool, threads: int) -> tuple[int, int]:
+def row_limits(
+    height: int, width: int, dtype: torch.dtype, packed: bool, threads: int, *, transposed: bool = False
+) -> tuple[int, int]:
     """Least and most rows of a CPU product [n, width] → [n, height], such that a row has the same bits whatever n is.
+    `transposed`: the weight lies in memory as [width, height].
 
     Libraries choose kernels by shape and threads: with AMX, products of few rows, and bf16 ones of many, have others.
     Tried on sums whose terms cancel, so that the result is their rounding errors, and another order of summation can't
@@ -164,7 +200,8 @@ def row_limits(height: int, width: int, dtype: torch.dtype, packed: bool, thread
     draws, half = torch.Generator().manual_seed(threads), -(-width // 2)
     b, a = (torch.randn(size, half, generator=draws).to(dtype) for size in (height, counts[-1]))
     x = torch.cat([a, -a], 1)[:, :width].contiguous()
-    weight = _prepared(torch.cat([b, b], 1)[:, :width].contiguous(), packed)
+    both = torch.cat([b, b], 1)[:, :width]
+    weight = both.T.contiguous().T if transposed else _prepared(both.contiguous(), packed)
     whole = _product(x, weight, None, packed)
     differ = [n for n in counts if not torch.equal(_product(x[:n], weight, None, packed), whole[:n])]
     least = max(differ, default=0) + ROWS

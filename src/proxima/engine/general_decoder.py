@@ -15,7 +15,16 @@ from torch import Tensor, nn
 
 from proxima.data.columns import Ints
 from proxima.engine.cache import KVCache
-from proxima.engine.decoder import Matrix, cached_attention, causal_attention, head_logits, packed, reach_mask, reach_of
+from proxima.engine.decoder import (
+    Matrix,
+    SteadyRows,
+    cached_attention,
+    causal_attention,
+    head_logits,
+    packed,
+    reach_mask,
+    reach_of,
+)
 from proxima.model.attention import hugging_face_name
 from proxima.model.policy import parts
 
@@ -107,7 +116,7 @@ class GeneralDecoder(_ModelCopy):
         return self._run(tokens, position, attend)
 
     def _run(self, tokens: Tensor, position: Tensor, attend: Any) -> Tensor:
-        with self.autocast():
+        with SteadyRows(self.dtype), self.autocast():
             answer = self.backbone(input_ids=tokens[None], position_ids=position[None], use_cache=False, attend=attend)
         hidden: Tensor = answer.last_hidden_state[0]
         return hidden
