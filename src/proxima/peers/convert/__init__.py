@@ -1,9 +1,9 @@
 """Converts another framework's options to a recipe: each value with its origin, options without an equivalent listed.
 
     read*.py     file → options by dotted name       options.py   which of them a converter read, and could not take
-    verl*.py, trl*.py, areal*.py, unirl.py           up to three files a peer: `convert(options) -> Draft`
+    verl*.py, trl*.py, areal.py, unirl.py            up to three files a peer: `convert(options) -> Draft`
     known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or a change of results
-    common.py, evaluation.py   conversions that peers share       draft.py   the recipe under construction, and its text
+    common.py    conversions that peers share       draft.py   the recipe under construction, and its text
 Where a peer means something else by a number, the number is converted and a note says so; no code of the peer is
 imported or executed.
 Imports: pyyaml, `proxima.config` and the tables it names. Imported by `cli`.

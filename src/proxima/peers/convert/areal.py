@@ -1,13 +1,17 @@
 """AReaL: its actor and rollout YAML."""
 
+import math
+
 from proxima.peers.convert import common
-from proxima.peers.convert.areal_correction import policies
 from proxima.peers.convert.draft import Draft, Fields
-from proxima.peers.convert.evaluation import eval_sampling, evaluation
 from proxima.peers.convert.options import Options
 
 LENGTHS = ("gconfig.max_new_tokens", "rollout.gconfig.max_new_tokens", "actor.max_new_tokens")
 GROUPS = ("gconfig.n_samples", "actor.group_size", "group_size", "rollout.gconfig.n_samples")
+LIST = "algorithm.correction"
+CAPS = ("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap")
+FLOORS = ("actor.behave_imp_weight_floor", "actor.behav_imp_weight_floor")
+REJECT = "actor.rejection_sampling."
 
 
 def convert(o: Options) -> Draft:
@@ -23,7 +27,7 @@ def convert(o: Options) -> Draft:
     d.flag("data.shuffle", o, "train_dataset.shuffle")
     normalised = _advantage(d, o)
     _rewards(d, o, normalised, longest)
-    policies(d, o)
+    _policies(d, o)
     _surrogate(d, o)
     d.spec("algorithm.aggregate", "token_mean", "AReaL's loss: over all loss tokens, rejected ones included (A1)")
     _penalties(d, o)
@@ -66,9 +70,9 @@ def _evaluation(d: Draft, o: Options) -> None:
     names |= {"samples": ("eval_gconfig.n_samples",), "max_tokens": ("eval_gconfig.max_new_tokens",)}
     greedy = o.flag("eval_gconfig.greedy")
     o.given(*(name for group in names.values() for name in group))
-    if evaluation(d, o, "valid_dataset.path", every, split=str(o.get("valid_dataset.split", default="test"))):
+    if common.evaluation(d, o, "valid_dataset.path", every, split=str(o.get("valid_dataset.split", default="test"))):
         d.put("eval.before", before, o.origin("evaluator.eval_before_train"))
-        eval_sampling(d, o, names, {}, greedy=greedy)
+        common.eval_sampling(d, o, names, {}, greedy=greedy)
         for name in ("evaluator.freq_epochs", "evaluator.freq_secs"):
             if o.given(name):
                 d.lacks(name, "evaluations by epochs or time: set eval.every")
@@ -266,3 +270,113 @@ def _training(d: Draft, o: Options) -> None:
     if every:
         d.put("checkpoint.every", every, "from saver.freq_steps")
     d.copy("seed", o, "seed", default=1)
+
+
+def _policies(d: Draft, o: Options) -> None:
+    """`use_decoupled_loss`, `recompute_logprob`, `prox_logp_method`, and the bounds of the behavior weights."""
+    methods = ("recompute", "loglinear", "metrics", "reuse_train_logp")
+    method = o.choice(methods, "actor.prox_logp_method", default="recompute")
+    caps = [name for name in (*CAPS, *FLOORS, "actor.behave_imp_weight_mode") if o.given(name)]
+    reject = [name for name in o.flat if name.startswith(REJECT)]
+    if o.flag("actor.use_decoupled_loss"):
+        o.flag("actor.recompute_logprob")
+        origin = "from actor.use_decoupled_loss"
+        if method == "loglinear":
+            d.put("algorithm.proximal", "loglinear", "from actor.prox_logp_method")
+        else:
+            note = {
+                "reuse_train_logp": "the forward is shared where proximal and first update coincide",
+                "metrics": "without its extra metrics",
+            }.get(method, "")
+            d.put("algorithm.proximal", "recompute", origin, note)
+        if reject and o.flat.get("actor.rejection_sampling", True) is not None:
+            _rejection(d, o)
+        else:
+            _cap(d, o)
+    else:
+        recomputed = o.flag("actor.recompute_logprob")
+        why = "the recomputed log-probs replace the engine's" if recomputed else "the engine's log-probs are the centre"
+        d.put("algorithm.proximal", "recompute" if recomputed else "behavior", o.origin("actor.recompute_logprob"), why)
+        o.asked.update(reject)
+        for name in (*caps, *reject):
+            d.drops(name, "AReaL reads it under use_decoupled_loss only")
+    threshold = o.number("actor.m2_threshold")
+    if threshold is not None:
+        note = "AReaL measures the second moment over each micro-batch"
+        origin, rejected = "from actor.m2_threshold", ("drop", "AReaL takes the tokens out of the mask")
+        d.append(LIST, "second_moment", origin, note, threshold=(threshold, origin), rejected=rejected)
+    for name in ("enable_segment_wise_ppo", "rollout.enable_segment_wise_ppo", "actor.enable_segment_wise_ppo"):
+        if o.flag(name):
+            d.lacks(name, "segment-wise decoupled PPO needs asynchronous rollouts")
+    lag = o.whole("rollout.max_head_offpolicyness", "max_head_offpolicyness", default=0)
+    if lag:
+        d.lacks("rollout.max_head_offpolicyness", f"{lag} versions: runs are synchronous, max_lag 0")
+    d.put("runtime.max_lag", 0, o.origin("rollout.max_head_offpolicyness", "max_head_offpolicyness"))
+
+
+def _cap(d: Draft, o: Options) -> None:
+    """`behave_imp_weight_cap` with its mode: 5 and token_mask unless the file says otherwise."""
+    known = ("token_mask", "token_truncate", "sequence_mask", "sequence_truncate", "disabled")
+    mode = o.choice(known, "actor.behave_imp_weight_mode", default="token_mask")
+    written = next((name for name in CAPS if name in o.flat), None)
+    if mode == "disabled" or (written is not None and o.flat[written] is None):
+        return
+    upper = (o.number(*CAPS, default=5.0), o.origin(*CAPS))
+    floor = (o.number(*FLOORS, default=0.0), o.origin(*FLOORS) if o.given(*FLOORS) else "AReaL has a cap only")
+    note = "AReaL before rejection_sampling caps at 5 by default; later versions don't: take the entry out if yours is"
+    note = "" if written else f"{note} later"
+    if mode == "token_mask":
+        d.append(LIST, "cap_floor", o.origin(*CAPS), note, upper=upper, lower=floor)
+        return
+    origin = o.origin("actor.behave_imp_weight_mode")
+    geometric = ("geometric", "AReaL's sequence ratio is the geometric mean")
+    level = geometric if mode.startswith("sequence") else ("token", origin)
+    bound = ("clip" if mode.endswith("mask") else "clamp", origin)
+    d.append(LIST, "importance", o.origin(*CAPS), note, level=level, bound=bound, upper=upper, lower=floor)
+
+
+def _rejection(d: Draft, o: Options) -> None:
+    """RejectionSamplingConfig."""
+    level = o.choice(("token", "sequence"), REJECT + "level", default="token")
+    action = o.choice(("mask", "clamp"), REJECT + "action", default="mask")
+    metric = o.choice(("ratio", "kl_k1", "kl_k2", "kl_k3", "binary_kl"), REJECT + "metric", default="ratio")
+    reduce = o.choice(("sum", "mean", "max"), REJECT + "agg", default="mean")
+    upper = (o.number(REJECT + "upper", default=5.0), o.origin(REJECT + "upper"))
+    low = o.number(REJECT + "lower")
+    if metric == "binary_kl" or (metric == "kl_k3" and action == "mask"):
+        why = "AReaL's k3 is that of the reciprocal ratio (A3)" if metric == "kl_k3" else "no such statistic"
+        d.lacks(REJECT + "metric", f"{metric}: {why}; nothing is rejected here")
+        _weigh(d, "token")
+        return
+    least = (0.0 if low is None else low, "no lower bound" if low is None else f"from {REJECT}lower")
+    weights = "geometric" if level == "sequence" and metric == "ratio" else "token"
+    if action == "clamp":
+        note = "AReaL clamps only sequences whose aggregated ratio is out of bounds (A2)" if level == "sequence" else ""
+        fields: Fields = {"level": (weights, f"from {REJECT}level"), "bound": ("clamp", f"from {REJECT}action")}
+        d.append(LIST, "importance", f"from {REJECT}action", note, **fields, upper=upper, lower=least)
+        return
+    if level == "token" and metric == "ratio":
+        d.append(LIST, "cap_floor", f"from {REJECT}metric", "", upper=upper, lower=least)
+        return
+    kind, note = metric.removeprefix("kl_"), ""
+    if kind == "k1":  # AReaL's k1 is +rho, ours -rho: bounds of the ratio exp(rho) say the same
+        kind, note = (
+            "ratio",
+            f"AReaL bounds log(pi_prox / mu) by {'-inf' if low is None else f'{low:g}'} and {upper[0]:g}",
+        )
+        upper = (math.exp(upper[0]), f"{upper[1]}, its exponential")
+        least = (0.0 if low is None else math.exp(low), f"{least[1]}, its exponential" if low is not None else least[1])
+    how: Fields = {"level": (level, o.origin(REJECT + "level")), "statistic": (kind, o.origin(REJECT + "metric"))}
+    if level == "sequence":
+        how["reduce"] = (reduce, o.origin(REJECT + "agg"))
+    how["upper"] = upper
+    if kind == "ratio" or low is not None:
+        how["lower"] = least
+    d.append(LIST, "rejection", f"from {REJECT}metric", note, **how)
+    _weigh(d, weights)
+
+
+def _weigh(d: Draft, level: str) -> None:
+    """The behavior weights of what is kept, without a bound."""
+    fields: Fields = {"level": (level, f"from {REJECT}level"), "bound": ("none", "unbounded")}
+    d.append(LIST, "importance", "AReaL weighs what is kept", "", **fields)

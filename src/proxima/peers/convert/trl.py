@@ -4,7 +4,6 @@ import math
 
 from proxima.peers.convert import common
 from proxima.peers.convert.draft import Draft, Fields
-from proxima.peers.convert.evaluation import eval_sampling, evaluation
 from proxima.peers.convert.options import FILL_IN, Options
 from proxima.peers.convert.trl_rewards import rewards
 
@@ -67,11 +66,11 @@ def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> Non
         d.lacks("eval_strategy" if strategy == "epoch" else "eval_steps", f"{written}: set eval.every in steps")
         every = 0
     split, due = str(o.get("dataset_test_split", default="test")), (math.ceil(every / made), o.origin("eval_steps"))
-    if not evaluation(d, o, "dataset_name", due, split=split, **columns):
+    if not common.evaluation(d, o, "dataset_name", due, split=split, **columns):
         d.lacks("eval_strategy", "held-out questions: set eval.task and eval.every")
         return
     d.put("eval.before", o.flag("eval_on_start"), o.origin("eval_on_start"))
-    eval_sampling(d, o, {"samples": ("num_generations_eval", "num_generations")}, {}, greedy=False)
+    common.eval_sampling(d, o, {"samples": ("num_generations_eval", "num_generations")}, {}, greedy=False)
 
 
 def _surrogate(d: Draft, o: Options) -> str:

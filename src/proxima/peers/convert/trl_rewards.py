@@ -114,49 +114,35 @@ def _plain(kind: str, **fields: Any) -> Callable[[Named, Options], Found]:
     return lambda function, o: (kind, {name: (value, f"as {function.name}") for name, value in fields.items()})
 
 
-def _overlong(most: Any, buffer: Any, most_from: str, buffer_from: str) -> Found:
+def _argument(function: Named, o: Options, position: int, name: str, default: Any, option: str) -> tuple[Any, str]:
+    """Of the call, by name or position; of a function that is not called, an option of open-r1. With its origin."""
+    if function.called:
+        given = function.arguments or {}
+        return given.get(name, given.get(position, default)), name
+    value = o.whole(option, default=default) if isinstance(default, int) else o.number(option, default=default)
+    return value, f"from {option}" if o.given(option) else f"open-r1's default of {option}"
+
+
+def _overlong(function: Named, o: Options) -> Found:
     """The same penalty at every length; None without a buffer, where TRL's is a step that no completion reaches."""
-    if not _is_number(most, int) or not _is_number(buffer, int) or not 1 <= buffer <= most:
+    defaults = (None, None) if function.called else (16384, 4096)
+    most = _argument(function, o, 0, "max_completion_len", defaults[0], "max_completion_len")
+    buffer = _argument(function, o, 1, "soft_punish_cache", defaults[1], "soft_punish_cache")
+    if not _is_number(most[0], int) or not _is_number(buffer[0], int) or not 1 <= buffer[0] <= most[0]:
         return None
-    return "overlong", {"max_tokens": (most, most_from), "buffer_tokens": (buffer, buffer_from)}
+    return "overlong", {"max_tokens": most, "buffer_tokens": buffer}
 
 
-def _repetition(n: Any, penalty: Any, unit: str, n_from: str, penalty_from: str) -> Found:
-    """TRL writes the penalty as a negative number."""
-    if not _is_number(n, int) or not _is_number(penalty) or n < 1 or penalty > 0:
+def _repetition(function: Named, o: Options) -> Found:
+    """TRL writes the penalty as a negative number; its own counts tokens, open-r1's words."""
+    if function.called and set(function.arguments or {}) - {"ngram_size", "max_penalty", 0, 1}:
         return None
-    source = "TRL's" if unit == "tokens" else "open-r1's"
-    return "repetition", {"n": (n, n_from), "unit": (unit, source), "max_penalty": (0 - penalty, penalty_from)}
-
-
-def _called_overlong(function: Named, o: Options) -> Found:
-    given = function.arguments or {}
-    most, buffer = given.get("max_completion_len", given.get(0)), given.get("soft_punish_cache", given.get(1))
-    return _overlong(most, buffer, "max_completion_len", "soft_punish_cache")
-
-
-def _called_repetition(function: Named, o: Options) -> Found:
-    given = function.arguments or {}
-    if set(given) - {"ngram_size", "max_penalty", 0, 1}:
+    n = _argument(function, o, 0, "ngram_size", 3, "repetition_n_grams")
+    penalty, origin = _argument(function, o, 1, "max_penalty", -1.0, "repetition_max_penalty")
+    if not _is_number(n[0], int) or not _is_number(penalty) or n[0] < 1 or penalty > 0:
         return None
-    n, penalty = given.get("ngram_size", given.get(0, 3)), given.get("max_penalty", given.get(1, -1.0))
-    return _repetition(n, penalty, "tokens", "ngram_size", "max_penalty")
-
-
-def _optional_overlong(function: Named, o: Options) -> Found:
-    names = ("max_completion_len", "soft_punish_cache")
-    most, buffer = (o.whole(name, default=default) for name, default in zip(names, (16384, 4096), strict=True))
-    return _overlong(most, buffer, *(_open_r1(o, name) for name in names))
-
-
-def _optional_repetition(function: Named, o: Options) -> Found:
-    n, penalty = "repetition_n_grams", "repetition_max_penalty"
-    numbers = o.whole(n, default=3), o.number(penalty, default=-1.0)
-    return _repetition(*numbers, "words", _open_r1(o, n), _open_r1(o, penalty))
-
-
-def _open_r1(o: Options, name: str) -> str:
-    return f"from {name}" if o.given(name) else f"open-r1's default of {name}"
+    unit = ("tokens", "TRL's") if function.called else ("words", "open-r1's")
+    return "repetition", {"n": n, "unit": unit, "max_penalty": (0 - penalty, origin)}
 
 
 OPTIONS = {
@@ -168,12 +154,12 @@ OPTIONS = {
 KNOWN: dict[tuple[str, bool], Callable[[Named, Options], Found]] = {  # (name, called) → our reward
     ("accuracy_reward", False): _plain("math"),
     ("think_format_reward", False): _plain("format", pattern=THINK),
-    ("get_soft_overlong_punishment", True): _called_overlong,
+    ("get_soft_overlong_punishment", True): _overlong,
     # as `trl grpo` knows it by name
     ("get_soft_overlong_punishment", False): _plain("overlong", max_tokens=1280, buffer_tokens=256),
-    ("get_repetition_penalty_reward", True): _called_repetition,
+    ("get_repetition_penalty_reward", True): _repetition,
     ("accuracy", False): _plain("math"),
     ("format", False): _plain("format", pattern=THINK_ANSWER),
-    ("soft_overlong_punishment", False): _optional_overlong,
-    ("repetition_penalty", False): _optional_repetition,
+    ("soft_overlong_punishment", False): _overlong,
+    ("repetition_penalty", False): _repetition,
 }

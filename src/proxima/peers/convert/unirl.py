@@ -5,7 +5,6 @@ from typing import Any
 from proxima.config.problems import one_problem
 from proxima.peers.convert import common
 from proxima.peers.convert.draft import Draft, Fields
-from proxima.peers.convert.evaluation import eval_sampling, evaluation
 from proxima.peers.convert.options import Options
 
 ALGORITHM = "algorithm."
@@ -74,11 +73,11 @@ def _evaluation(d: Draft, o: Options) -> None:
         return
     o.given("eval_samples_per_prompt", "eval_temperature", "eval_batch_size")
     limit = o.whole("eval_num_prompts", default=60)
-    if evaluation(d, o, "data_source.args.run.eval_data_path", (every, o.origin("eval_interval"))):
+    if common.evaluation(d, o, "data_source.args.run.eval_data_path", (every, o.origin("eval_interval"))):
         d.put("eval.limit", limit, o.origin("eval_num_prompts"))
         if not o.given("eval_samples_per_prompt"):
             d.put("eval.samples", 16, "UniRL's default of eval_samples_per_prompt")
-        eval_sampling(d, o, names, {"temperature": 1.0}, greedy=False)
+        common.eval_sampling(d, o, names, {"temperature": 1.0}, greedy=False)
     else:
         d.lacks("eval_interval", f"{every}: set eval.task and eval.every")
 

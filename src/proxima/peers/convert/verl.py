@@ -4,7 +4,6 @@ import math
 
 from proxima.peers.convert import common
 from proxima.peers.convert.draft import Draft, Fields
-from proxima.peers.convert.evaluation import eval_sampling, evaluation
 from proxima.peers.convert.options import FILL_IN, Options
 from proxima.peers.convert.verl_correction import correction
 from proxima.peers.convert.verl_dapo import dynamic_sampling, overlong_buffer
@@ -84,12 +83,12 @@ def _evaluation(d: Draft, o: Options, columns: dict[str, str]) -> None:
     limit = max(0, o.whole("data.val_max_samples", default=-1))
     greedy = not o.flag(kwargs + "do_sample") or o.number(kwargs + "temperature", default=0) == 0
     o.given(*(kwargs + name for name in ("temperature", "top_k", "top_p", "n")))
-    if not evaluation(d, o, "data.val_files", every, **columns):
+    if not common.evaluation(d, o, "data.val_files", every, **columns):
         return
     d.put("eval.before", before, o.origin("trainer.val_before_train"))
     d.put("eval.limit", limit, o.origin("data.val_max_samples"))
     names = {"samples": (kwargs + "n",)} | {name: (kwargs + name,) for name in ("temperature", "top_k", "top_p")}
-    eval_sampling(d, o, names, {"temperature": 0, "top_k": -1, "top_p": 1.0}, greedy=greedy)
+    common.eval_sampling(d, o, names, {"temperature": 0, "top_k": -1, "top_p": 1.0}, greedy=greedy)
 
 
 SAME_NAMES = ("gae", "gdpo", "gpg", "grpo", "grpo_passk", "opo", "optimal_token_baseline", "remax", "rloo")

@@ -20,9 +20,8 @@ from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
 from proxima.peers.verify.record import Attempt, Check, NoReading, Padded, Record, Tracked
 from proxima.peers.verify.variants import Changed, beyond_limit, beyond_ten, clamped_at_ten, given_weights, loss_of
-from proxima.peers.verify.verl_actor import actor_numbers
-from proxima.peers.verify.verl_mismatch import number_checks
-from proxima.peers.verify.verl_options import correction_numbers, importance, readings, rejections_of
+from proxima.peers.verify.verl_metrics import actor_numbers, number_checks
+from proxima.peers.verify.verl_rollout import correction_numbers, importance, readings, rejections_of
 
 # What verl's actor may be given; a loss that does not look at one of them is not affected by it.
 ACTOR_OPTIONS = (

@@ -1,14 +1,127 @@
-"""verl's rollout correction in its three generations: PR 3694, 0.7 and 0.9."""
+"""verl's rollout correction in its three generations, PR 3694, 0.7 and 0.9: our specs for its options, and metrics."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
+from torch import Tensor
+
 from proxima.core.correction import Importance, Rejection
 from proxima.core.loss import Corrections, apply_corrections
+from proxima.core.metrics import Metrics
 from proxima.data import PolicyBatch
-from proxima.peers.verify.record import Attempt, Check, Padded, Record
-from proxima.peers.verify.verl_mismatch import RAW, masked_numbers, number_checks, policy_numbers, weight_numbers
-from proxima.peers.verify.verl_options import correction_numbers, filled, importance, prefixed, readings, rejections_of
+from proxima.peers.verify.record import Attempt, Check, Padded, Record, Tracked
+from proxima.peers.verify.variants import reasons
+from proxima.peers.verify.verl_metrics import (
+    APPLIED,
+    RAW,
+    ReportedRejection,
+    masked_numbers,
+    number_checks,
+    policy_numbers,
+    weight_numbers,
+)
+
+
+def threshold_bounds(threshold: Any) -> tuple[float | None, float]:
+    """verl writes "lo_hi", or the upper bound alone."""
+    low, _, high = str(threshold).partition("_")
+    return (float(low), float(high)) if high else (None, float(low))
+
+
+def importance(options: Tracked, towards: Any = "proximal") -> Importance:
+    """`rollout_is` of verl 0.9: an upper bound truncates, two bounds are IcePop."""
+    low, high = threshold_bounds(options.get("rollout_is_threshold", 2.0))
+    bound: Any = "truncate" if low is None else "clip"
+    normalise = bool(options.get("rollout_is_batch_normalize"))
+    return Importance(options["rollout_is"], bound, high, low, normalise=normalise, towards=towards)
+
+
+def rejection_rules(options: Tracked) -> Iterator[tuple[dict[str, Any], str, float | None, float]]:
+    """`rollout_rs` of verl 0.9, separated by commas: level and reduction, statistic, and bounds as written."""
+    names = [name.strip() for name in (options.get("rollout_rs") or "").split(",") if name.strip()]
+    given = options.get("rollout_rs_threshold")
+    limits = [x.strip() for x in str(given).split(",")] if given is not None else []
+    if len(limits) == 1:
+        limits = limits * len(names)
+    for name, limit in zip(names, limits, strict=True):
+        level, *reduce, kind = name.replace("seq_", "sequence_").split("_")
+        low, high = threshold_bounds(limit)
+        if kind == "k1" and low is None:
+            low = 1 / high
+        yield {"level": level, "reduce": reduce[0] if reduce else "mean"}, kind, low, high
+
+
+def rejections_of(options: Tracked, towards: Any = "proximal", *, inverted: bool) -> list[Rejection]:
+    """Our rejections for `rollout_rs`. `inverted`: k1's bounds act on the reciprocal of the documented ratio (P25)."""
+    found = []
+    for how, kind, low, high in rejection_rules(options):
+        statistic: Any = "ratio" if kind == "k1" else kind
+        if kind == "k1" and inverted:
+            assert low is not None
+            low, high = 1 / high, 1 / low
+        found.append(Rejection(statistic=statistic, upper=high, lower=low, rejected="drop", towards=towards, **how))
+    return found
+
+
+def reported_rejections(options: Tracked, towards: Any = "proximal", *, inverted: bool) -> list[ReportedRejection]:
+    """What 0.9 reports of each: k1 = −log ratio with its bounds, of the documented ratio or, `inverted`, as it runs."""
+    found = []
+    for how, kind, low, high in rejection_rules(options):
+        if kind == "k1":
+            assert low is not None
+            low, high = (math.log(low), math.log(high)) if inverted else (-math.log(high), -math.log(low))
+        statistic: Any = kind
+        found.append(ReportedRejection(Rejection(statistic=statistic, towards=towards, **how), low, high))
+    return found
+
+
+def readings(
+    options: Tracked, padded: Padded, *, proximal: bool = True
+) -> Iterator[tuple[str | None, bool, PolicyBatch | None]]:
+    """Ours, then verl's where it differs: whether k1's bounds are inverted (P25), and the batch with its empty rows
+    counted (P27), for `filled`."""
+    uneven = [low for _, kind, low, high in rejection_rules(options) if kind == "k1" and abs(low * high - 1) > 1e-9]  # type: ignore[operator]
+    more = filled(padded, proximal=proximal)
+    for inverted in (False, True) if uneven else (False,):
+        for rows in (None,) if more is None else (None, more):
+            yield reasons(P25=inverted, P27=rows is not None), inverted, rows
+
+
+def filled(padded: Padded, *, proximal: bool = True) -> PolicyBatch | None:
+    """The batch with a token of log-prob 0 under both policies in each empty row; None where no row is empty.
+
+    `proximal`: the training log-probs are the proximal policy's; else the current one's alone."""
+    empty = ~padded.mask.any(1)
+    if not bool(empty.any()):
+        return None
+    b = padded.b
+    assert b.behavior_log_prob is not None
+    mask = padded.mask.clone()
+    mask[empty, 0] = True
+    training, behavior = (padded.rows(x) for x in (b.log_prob, b.behavior_log_prob))
+    more = {"proximal_log_prob": training} if proximal else {}
+    return Padded.of(mask, log_prob=training, behavior_log_prob=behavior, **more).b
+
+
+def prefixed(numbers: Metrics, prefix: str) -> Metrics:
+    """The numbers with `prefix` before their bare names."""
+    return {prefix + name: metric for name, metric in numbers.items()}
+
+
+def correction_numbers(
+    options: Tracked, padded: Padded, more: PolicyBatch | None, towards: Any = "proximal", *, inverted: bool
+) -> Metrics:
+    """All that 0.9 reports for its options; `inverted` and `more` as `readings` has them."""
+    b = padded.b
+    numbers = policy_numbers(b, more, towards)
+    if options.get("rollout_is"):
+        numbers |= prefixed(weight_numbers(importance(options, towards), b, more, APPLIED), "rollout_is_")
+    keep: Tensor = b.loss_mask
+    for one in reported_rejections(options, towards, inverted=inverted):
+        numbers |= prefixed(one.numbers(b), f"rollout_rs_{one.rule.name}_")
+        keep = keep & one.keep(b)
+    return numbers | masked_numbers(b, keep, all_rows=more is not None)
 
 
 def rows(record: Record) -> Padded:
