@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from proxima.data import Group, Score
-from proxima.reward import REWARDS, FunctionBatch, Http, RewardRunner
+from proxima.reward import REWARDS, Function, FunctionBatch, Http, RewardRunner
 from proxima.reward.http import _score
 from tests.reward.make import completion, completions, prompt, runner
 
@@ -55,6 +55,14 @@ def test_the_function_of_the_page_ranks(tmp_path):
     with runner(FunctionBatch(path=f"{tmp_path}/my_rewards.py:rank")) as made:
         scored = asyncio.run(made.score_batch(groups))
     assert [[score.value for score in group.scores] for group in scored] == [[1.0, 0.5], [0.0]]
+
+
+def test_the_shortest_reward_of_the_page_scores(tmp_path):
+    (source,) = [block for block in blocks("python") if block.startswith("def brevity")]
+    (tmp_path / "my_reward.py").write_text(source)
+    with runner(Function(path=f"{tmp_path}/my_reward.py:brevity")) as made:
+        scores = asyncio.run(made.score(prompt(), completions("short", "long " * 50)))
+    assert [(score.value, score.error) for score in scores] == [(1.0, None), (0.0, None)]
 
 
 def test_the_answer_of_the_page_is_read_and_its_recipes_name_rewards(tmp_path):
