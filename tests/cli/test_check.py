@@ -154,7 +154,9 @@ def test_a_strangers_reward(stranger, capsys):
     assert main(["check", "reward_lab:Short", "limit=32"]) == 0
     assert "reward reward_lab:Short: 5 passed, 0 FAILED, 1 skipped" in capsys.readouterr().out
     assert main(["check", "reward_lab:Reckless"]) == 1
-    assert "FAILED   one_score_each: no score for '' (0 characters): reckless: IndexError" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "FAILED   one_score_each: no score for '' (0 characters): reckless: IndexError" in out
+    assert "so a completion has no score, or another's" in out
 
 
 @pytest.mark.parametrize("kind", ["ppo_clip", "token_mean", "grpo", "prune", "second_moment", "k3", "gsm8k"])
@@ -168,6 +170,8 @@ def test_a_kind_that_is_not_there(capsys):
     assert "did you mean 'cppo'?" in capsys.readouterr().err
     assert main(["check", "nowhere.at_all:Thing"]) == 2
     assert "nowhere.at_all:Thing can't be imported: ModuleNotFoundError" in capsys.readouterr().err
+    assert main(["check", "./losses.py:Thing"]) == 2
+    assert "a class is named by its module, not by a file; write package.module:Class" in capsys.readouterr().err
     assert main(["check", "cppo", "delta=-1"]) == 2
     assert "surrogate.delta=-1" in capsys.readouterr().err
 

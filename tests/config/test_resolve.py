@@ -138,6 +138,12 @@ BAD_INPUT = [  # what is typed, where it is not the path of the line, and the re
     ("algorithm.surrogate.delta=-1", None, "must be > 0"),
     ("algorithm.surrogate=cpoo", "algorithm.surrogate.kind", "no surrogate 'cpoo'; did you mean 'cppo'?"),
     ("algorithm=cpo", "algorithm.preset", "no preset 'cpo'; did you mean 'cppo'?"),
+    ("algorithm=gpro", "algorithm.preset", "no preset 'gpro'; did you mean 'grpo'?"),
+    (
+        "task.kind=./tasks.py:X",
+        None,
+        "can't be imported: ValueError: a class is named by its module, not by a file; write package.module:Class",
+    ),
     ("algorithm.advantage.scale=grop", None, "must be one of none, group, batch; did you mean 'group'?"),
     ("train.steps=ten", None, "must be a whole number"),
     ("train.steps=0", None, "must be >= 1"),

@@ -5,7 +5,6 @@ run. The laws are also checked with the settings that a spec names in `test_fiel
 Slots: surrogate, correction, penalty, aggregate, advantage, selection, reward, engine."""
 
 import argparse
-import importlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -96,7 +95,7 @@ def results_of(slot: str, spec: Any, model: str | None) -> Iterator["LawResult"]
 
 def slot_of_kind(kind: str) -> str:
     """The slot whose table has the kind, or whose protocol a class subclasses."""
-    from proxima.config.describe import fields_of, table_of
+    from proxima.config.describe import class_at, fields_of, table_of
     from proxima.config.problems import one_problem, suggestion
 
     tables = {info.name: table_of(info.slot.table) for info in fields_of(CheckConfig) if info.slot}
@@ -108,9 +107,8 @@ def slot_of_kind(kind: str) -> str:
             raise UserError(f"{kind!r} is a kind of {' and '.join(found)}", remedy="add --slot")
         known = [name for table in tables.values() for name in table]
         raise one_problem("kind", suggestion(kind, known, "package.module:Class"), kind, "command line")
-    module, _, name = kind.partition(":")
     try:
-        cls = getattr(importlib.import_module(module), name)
+        cls = class_at(kind)
     except Exception as error:  # importing runs anybody's code
         message = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"{kind} can't be imported: {message}", remedy="write package.module:Class") from None

@@ -155,7 +155,7 @@ def table_of(reference: str) -> dict[str, Any]:
 
 def kinds_of(slot: Slot) -> dict[str, type]:
     """Every kind of a slot's table with its class; a value that is text, "package.module:Class", is imported."""
-    return {kind: _class_at(entry) if isinstance(entry, str) else entry for kind, entry in table_of(slot.table).items()}
+    return {kind: class_at(entry) if isinstance(entry, str) else entry for kind, entry in table_of(slot.table).items()}
 
 
 def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
@@ -170,7 +170,7 @@ def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
         message = f"no {what} {kind!r}; {suggestion(kind, known, 'package.module:Class')}"
         raise one_problem(f"{path}.kind", message, kind, source)
     try:
-        fields_of(found := _class_at(entry))
+        fields_of(found := class_at(entry))
     except Exception as error:  # importing runs anybody's code; whatever it raises is the user's line
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         message = f"can't be imported: {reason}; write package.module:Class"
@@ -183,8 +183,11 @@ def canonical_kind(kind: str, slot: Slot) -> str:
     return str(table_of(slot.aliases).get(kind, kind)) if slot.aliases else kind
 
 
-def _class_at(reference: str) -> type:
+def class_at(reference: str) -> type:
+    """The class that `package.module:Class` names; else whatever its import raises."""
     module, _, name = reference.partition(":")
+    if module.endswith(".py"):
+        raise ValueError("a class is named by its module, not by a file")
     found = getattr(importlib.import_module(module), name)
     if not isinstance(found, type):
         raise TypeError(f"{reference} is not a class")

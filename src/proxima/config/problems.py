@@ -44,7 +44,8 @@ def one_problem(path: str, message: str, value: str | None = None, source: str |
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The known name that `name` is probably a typo of; None if none is near."""
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)), None)
+    near = difflib.get_close_matches(name, sorted(known), n=5, cutoff=0.6)
+    return min(near, key=lambda other: sorted(other) != sorted(name), default=None)  # gpro is grpo, not gspo
 
 
 def suggestion(name: str, known: Iterable[str], also: str = "") -> str:

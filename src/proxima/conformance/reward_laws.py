@@ -150,7 +150,7 @@ def _show(case: RewardCase) -> str:
 
 # fmt: off
 REWARD_LAWS = (
-    _law("one_score_each", "scores reach the wrong completions", one_score_each, ORDINARY),
+    _law("one_score_each", "a completion has no score, or another's", one_score_each, ORDINARY),
     _law("hostile_text", "a model learns to break the scorer", one_score_each, HOSTILE, each=True),
     _law("order", "scores reach the wrong completions", order, ORDINARY),
     _law("determinism", "a resumed run differs", determinism, ORDINARY),
