@@ -109,13 +109,16 @@ def run_on_files(tiny_model, tmp_path):
     rows = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(12)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = {"kind": "jsonl", "path": str(data), "question": "question", "answer": "answer"}
-    tree = recipe(model, task=task, train__steps=1, eval__before=False, eval__after=False, eval__every=0)
+    held_out = data.with_name("held_out.jsonl")
+    held_out.write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    off = {"eval__before": False, "eval__after": False, "eval__every": 0}
+    tree = recipe(model, task=task, eval__task=task | {"path": str(held_out)}, train__steps=1, **off)
     go(tmp_path / "run", tree)
     tree["train"]["steps"] = 2
     return tree, model, data
 
 
-@pytest.mark.parametrize("what", ["weights", "chat template", "data", "nothing"])
+@pytest.mark.parametrize("what", ["weights", "chat template", "data", "held-out data", "nothing"])
 def test_inputs_that_changed_are_found_by_content(what, tiny_model, tmp_path):
     tree, model, data = run_on_files(tiny_model, tmp_path)
     if what == "weights":
@@ -130,6 +133,10 @@ def test_inputs_that_changed_are_found_by_content(what, tiny_model, tmp_path):
     elif what == "data":
         data.write_text(data.read_text().replace('"22"', '"23"'))
         name = "task: its rows"
+    elif what == "held-out data":
+        file = data.with_name("held_out.jsonl")
+        file.write_text(file.read_text().replace('"2"', '"3"'))
+        name = "eval.task: its rows"
     else:
         data.write_text(data.read_text().replace(", ", ",  "))  # the same rows in other bytes
         assert go(tmp_path / "run", tree, resume=True).steps == 2

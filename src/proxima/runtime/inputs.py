@@ -1,15 +1,15 @@
 """What a run reads, by content: with other weights, another chat template or other questions it is another run."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from proxima.config.comparable import flat_values
-from proxima.data import UserError
+from proxima.data import Prompt, UserError
 from proxima.runtime.environment import package_version
 from proxima.runtime.journal import Journal
 from proxima.task.protocol import Rows
@@ -41,13 +41,16 @@ def model_files(path: str, revision: str | None = None) -> dict[str, str]:
     return hashes
 
 
-def input_hashes(config: "RunConfig", rows: Rows) -> dict[str, str]:
-    """SHA-256 of each file of the model and of the training questions, by what it is called in a message."""
+def input_hashes(config: "RunConfig", rows: Rows, held_out: Sequence[Prompt]) -> dict[str, str]:
+    """SHA-256 of each file of the model, and of the training and held-out questions, by what it is called in a
+    message."""
     files = model_files(config.model.path, config.model.revision)
-    return {f"model.path: {name}": value for name, value in files.items()} | {"task: its rows": _rows_sha(rows)}
+    named = {f"model.path: {name}": value for name, value in files.items()} | {"task: its rows": _rows_sha(rows)}
+    return named | ({"eval.task: its rows": _rows_sha(held_out)} if held_out else {})
 
 
-def _rows_sha(rows: Rows) -> str:
+def _rows_sha(rows: Any) -> str:
+    """Of rows or prompts: messages, answer and metadata."""
     count = len(rows)
     numbers: Iterable[int] = range(count) if count <= ROWS_READ else (i * count // ROWS_READ for i in range(ROWS_READ))
     digest = sha256(str(count).encode())

@@ -85,7 +85,11 @@ async def _train(
             checkpoint, carried = prepare_resume(config, data, folder, journal, observer)
     observer.progress("load", 0, 1, "models")
     # beside the loading; a resume has compared them
-    hashing = None if resuming else asyncio.create_task(asyncio.to_thread(input_hashes, config, data.source.rows))
+    hashing = (
+        None
+        if resuming
+        else asyncio.create_task(asyncio.to_thread(input_hashes, config, data.source.rows, data.held_out))
+    )
     loaded = await compute.run(_load_weights, config, checkpoint)
     with Journal(folder.journal, clock) as journal:  # from here on the folder contains a run
         check_resume(journal, config)
