@@ -220,7 +220,7 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("how", ["exit", "kill"])
+@pytest.mark.parametrize("how", ["exit", "kill", "kill the fork server"])
 def test_no_process_outlives_the_run(how):
     run = subprocess.Popen([sys.executable, "-c", ORPHANS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     fork_server = int(run.stdout.readline())
@@ -234,7 +234,9 @@ def test_no_process_outlives_the_run(how):
         ),
     ]
     assert len(family) == 2
-    if how == "kill":
+    if how == "kill the fork server":
+        os.kill(fork_server, signal.SIGKILL)
+    if how != "exit":
         run.kill()
     run.communicate()
     for _ in range(100):

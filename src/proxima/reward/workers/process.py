@@ -47,7 +47,7 @@ def fork_server(control: socket.socket) -> None:
         reply(control, {"error": f"{type(error).__name__}: {error}"[:500]})
         return
     reply(control, {"ready": True})
-    adopt_orphans()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     alive: set[int] = set()
     while True:
         data, fds, _, _ = socket.recv_fds(control, 4096, 1)
@@ -72,6 +72,7 @@ def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], graders:
         return pid
     try:
         control.close()
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # when the fork server is killed, nobody else would end this worker
         prefer_oom_kill()
         if setup["restricted"]:
             limit_memory(resource.RLIMIT_AS, 0, setup["memory_mb"])
@@ -96,13 +97,14 @@ def kill(pid: int) -> int:
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG = 1  # the signal that this process gets when its parent ends
+PR_SET_CHILD_SUBREAPER = 36  # this process becomes the parent of processes below it whose own parent has ended
 
 
-def adopt_orphans() -> None:
-    """Become the parent of processes whose own parent has ended, where the kernel can do that (Linux)."""
+def prctl(option: int, value: int) -> None:
+    """Ask the kernel for something, where it is Linux."""
     with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def kill_children(besides: set[int]) -> None:
