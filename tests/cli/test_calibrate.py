@@ -1,10 +1,12 @@
 """`proxima calibrate`, `plot threshold` and `plot divergence` on the rollouts of a tiny run."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from proxima.cli.calibrate import lines
 from proxima.core.surrogate import Cppo, Dppo
 from proxima.lab.divergences import Calibration, TrainedCompletion, as_batch, masked_share, measurable, read_trained
 from proxima.view.threshold_plot import ThresholdFigure, most_masked
@@ -41,6 +43,12 @@ def test_thresholds_are_quantiles():
     assert (found.tokens, found.completions) == (2000, 50)
     assert found.masked == masked_share(as_batch(completions), Cppo(delta=found.delta, delta_b=found.delta_b))
     assert found.masked < found.masked_now  # the published budget is a third of what these policies need
+
+
+def test_a_percentile_of_too_few_tokens_is_said():
+    found = Calibration.of([WORKED], Cppo(), share=0.001)
+    assert "WARNING of 5 tokens that is the largest; raise --steps for 1,000 and more" in lines(found, 0.001, Path("r"))
+    assert "WARNING" not in "".join(lines(found, 0.2, Path("r")))
 
 
 def test_thresholds_of_equal_policies_are_legal():

@@ -179,7 +179,9 @@ def test_half_a_run_is_no_pair_and_may_still_get_there(tmp_path):
 def test_no_accuracy_is_said_and_is_no_number(tmp_path):
     make_run(tmp_path / "a", [step(1), answered(1, None)])
     found = comparison(tmp_path, target=0.5)
-    assert found.notes == ("a: no held-out accuracy; set eval.task, and a reward that decides what is right",)
+    assert found.notes == (
+        "a: no held-out accuracy; set eval.task and eval.after, and a reward that decides what is right",
+    )
     row = found.rows()[0]
     assert (row.before, row.after, row.best, row.reach["step"].median) == (None, None, None, None)
 

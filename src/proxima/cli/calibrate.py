@@ -6,6 +6,7 @@ rollouts of a RUN are read as they are: its own trust region has held them.
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,10 +82,13 @@ def lines(found: "Calibration", share: float, folder: Path) -> list[str]:
     names = {level: "max" if level == 1 else f"P{100 * level:g}" for level in found.quantiles}
     levels = "  ".join(f"{names[level]} {value:.2g}" for level, value in found.quantiles.items())
     spec = found.spec
+    few = found.tokens * share < 1
+    remedy = f"of {found.tokens:,} tokens that is the largest; raise --steps for {math.ceil(1 / share):,} and more"
     return [
         f"{found.tokens:,} tokens of {found.completions:,} completions, {folder}",
         f"|π − μ|   {levels}",
         f"δ   = {found.delta:g}   the {100 * (1 - share):g}th percentile of the weighted divergence w |π − μ|",
+        *([f"WARNING {remedy}"] if few else []),
         f"δ_b = {found.delta_b:g}   the 90th percentile of |π − μ|",
         f"beyond the threshold: {found.masked:.3%} of the tokens with these, {found.masked_now:.3%} with "
         f"delta={spec.delta:g} delta_b={spec.delta_b:g}",

@@ -164,5 +164,6 @@ def _notes(cells: Sequence[CellRuns]) -> list[str]:
                 steps = f"step {run.steps} of {run.config.get('train.steps', '?')}"
                 texts.append(f"{cell.name} seed {run.seed}: {run.status}{error} at {steps}; {effect}")
         if any(run.status == "done" for run in cell.used) and not any(run.accuracy() for run in cell.used):
-            texts.append(f"{cell.name}: no held-out accuracy; set eval.task, and a reward that decides what is right")
+            remedy = "set eval.task and eval.after, and a reward that decides what is right"
+            texts.append(f"{cell.name}: no held-out accuracy; {remedy}")
     return texts
