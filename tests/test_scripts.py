@@ -144,3 +144,22 @@ time.sleep(60)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the demo has it, and the run
     assert process.wait(timeout=30) == 130
     assert (tmp_path / "checkpoint").exists()
+
+
+def test_a_mutant_is_the_source_with_one_change(tmp_path, monkeypatch):
+    mutants = script("mutants")
+    monkeypatch.setattr(mutants, "CORE", tmp_path)
+    (tmp_path / "spec.py").write_text(
+        "class Spec:\n    examples: tuple = (-1,)\n"
+        "    def __call__(self, x):\n        return -x if 0 < x <= 9 else x - 1\n"
+    )
+    found = list(mutants.mutants_of(tmp_path / "spec.py"))
+    changes = [mutant.name.split("  ", 1)[1] for mutant in found]
+    assert changes[1:] == ["0 < x <= 9  ->  0 > x <= 9", "0 < x <= 9  ->  0 < x >= 9", "-x  ->  +x", "x - 1  ->  x + 1"]
+    results = []
+    for mutant in found:
+        scope = {"percent_off": mutants.percent_off}
+        exec(mutants.mutated(tmp_path / "spec.py", mutant.site), scope)
+        results.append([scope["Spec"]()(x) for x in (-2, 2, 20)])
+    assert results[0] == pytest.approx([-3.03, -2.02, 19.19])
+    assert results[1:] == [[2, 1, 19], [-3, 1, -20], [-3, 2, 19], [-1, -2, 21]]

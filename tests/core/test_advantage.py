@@ -66,6 +66,9 @@ def test_a_uniform_group_is_exactly_zero_whatever_its_mean_rounds_to() -> None:
     assert bool((o.reward - o.reward.mean()).abs().max() > 0)  # rounding makes the naive difference non-zero
     for spec in (Grpo(), Grpo("group"), Grpo("batch"), Rloo()):
         assert spec(o).tolist() == [0.0] * 10
+    timeout = Outcomes.of(torch.full((10,), 0.1), torch.zeros(10, dtype=torch.long), torch.arange(10) > 0)
+    for spec in (Grpo(), Grpo("group"), Grpo("batch"), Rloo()):
+        assert spec(timeout).tolist() == [0.0] * 10
 
 
 def test_a_group_of_one_has_advantage_zero() -> None:

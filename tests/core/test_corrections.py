@@ -184,6 +184,17 @@ def test_rejections(spec: Rejection, keep: list[int]) -> None:
     assert spec(of_ratios([1.0, 1.0, 3.0], [1.0, 0.6])).keep.int().tolist() == keep
 
 
+def test_shares_of_rejected_sequences_leave_out_those_without_a_token() -> None:
+    b = of_ratios([1.0, 5.0, 5.0], [1.0, 1.0], [], [0.1])
+    token = Rejection(level="token", statistic="ratio", upper=2.0, lower=0.5)
+    assert metric(token, b, "rollout_rs_token_k1_masked_fraction") == 0.5
+    assert metric(token, b, "rollout_rs_token_k1_seq_masked_fraction") == pytest.approx(2 / 3)
+    whole = Rejection(level="sequence", reduce="mean", statistic="ratio", upper=2.0, lower=0.5)
+    shares = {end: metric(whole, b, f"rollout_rs_seq_mean_k1_fraction_{end}") for end in ("high", "low")}
+    assert shares == pytest.approx({"high": 1 / 3, "low": 1 / 3})
+    assert metric(whole, b, "rollout_rs_seq_mean_k1_min") == pytest.approx(0.1)
+
+
 def test_second_moment_drops_the_largest_until_the_mean_is_small() -> None:
     b = of_ratios([math.exp(0.1), math.exp(-0.3), math.exp(2.0)], [1.0])
     assert SecondMoment(0.04)(b).keep.int().tolist() == [1, 1, 0, 1]  # (.01 + .09 + 0)/3 < .04
@@ -204,6 +215,10 @@ def test_top_entropy_is_a_share_of_the_whole_batch() -> None:
     b = of_ratios([1.0] * 5, entropy=torch.tensor([0.1, 0.9, 0.5, 0.3, 0.7], dtype=torch.float64))
     assert TopEntropy(0.4)(b).keep.int().tolist() == [0, 1, 0, 0, 1]
     assert TopEntropy(1.0)(b).keep.all()
+    # The quantile of position .5 · 2 is the middle value; of .75 · 2 it is half way from the middle to the largest.
+    b = of_ratios([1.0] * 3, entropy=torch.tensor([0.1, 0.9, 0.5], dtype=torch.float64))
+    assert TopEntropy(0.5)(b).keep.int().tolist() == [0, 1, 1]
+    assert TopEntropy(0.25)(b).keep.int().tolist() == [0, 1, 0]
 
 
 def test_towards_chooses_the_numerator() -> None:
@@ -279,6 +294,8 @@ def test_health_says_what_to_do() -> None:
     assert "lower `correction.upper`" in verdicts["correction/rollout_is_eff_sample_size"].sentence
     assert "same weights" in verdicts["mismatch/rollout_is_mean"].sentence
     assert health({}) == []
+    levels = [health({"mismatch/rollout_is_mean": mean})[0].level for mean in (1.05, 0.95, 0.8, 0.4)]
+    assert levels == ["ok", "ok", "watch", "act"]
 
 
 def test_health_judges_engine_against_trainer_by_the_limits_of_the_guard() -> None:
@@ -356,6 +373,12 @@ def test_the_mismatch_by_position_and_probability() -> None:
     assert m["probability_0.1_0.5/k3_kl"] == pytest.approx(math.expm1(0.1) - 0.1)
     assert m["probability_0_0.001/token_fraction"] == 0.25 and m["probability_0.5_0.9/token_fraction"] == 0
     assert math.isnan(m["probability_0.5_0.9/k3_kl"])
+
+
+def test_sequences_with_a_catastrophic_token_are_counted() -> None:
+    one, two = [1.0, 0.5e-4, 0.5e-4], [1.0, 1.5e-4]
+    b = of_ratios(one, two, [1.0], [3.0], current=[*one, *two, 1.0, 3.0])
+    assert measured(b)["rollout_is_catastrophic_seq_fraction"] == 0.25
 
 
 def test_quantiles_of_the_mismatch_are_within_one_percent_of_the_log_ratio() -> None:
