@@ -96,6 +96,11 @@ def test_label_smoothing_and_divergences() -> None:
         sigmoid(label_smoothing=0.5)
 
 
+def test_bco_compares_both_rewards_with_the_shift() -> None:
+    loss = PREFERENCES["bco_pair"](beta=0.5, shift=0.3)(pairs([-1.0], [-3.0]))
+    assert float(loss) == pytest.approx(math.log1p(math.exp(0.5 + 0.3)) + math.log1p(math.exp(-(0.3 + 1.5))))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_discopop_is_finite_where_exp_overflows(dtype: torch.dtype) -> None:
     """exp(-x) σ(x/τ) is exp((1/τ - 1) x) for x -> -inf, but inf · 0 as a product: from x = -89 in float32."""
