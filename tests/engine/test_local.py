@@ -11,7 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from proxima.data import Completion, Trajectory
-from proxima.engine.decoder import cached_attention, reach_mask, reach_of
+from proxima.engine.decoder import SteadyRows, cached_attention, reach_mask, reach_of
 from proxima.engine.local import Local, LocalEngine
 from proxima.engine.protocol import EngineSetup, Request, Sampling, ScoreRequest, WeightUpdate
 from proxima.model import LoadedModel, Policy
@@ -112,6 +112,13 @@ def test_a_long_neighbour_does_not_move_where_a_sum_over_positions_is_split(leng
 
     shortest = attention(reach_of(position, 512))
     assert all(torch.equal(attention(reach), shortest) for reach in (320, 384, 448, 512))
+
+
+def test_steady_rows_keep_the_arguments_of_a_product():
+    bias, x, weight = torch.randn(16), torch.randn(5, 24), torch.randn(24, 16)
+    with SteadyRows(torch.float32):
+        scaled = torch.addmm(bias, x, weight, beta=2.0)
+    torch.testing.assert_close(scaled, x @ weight + 2 * bias)
 
 
 def test_seeds_prompts_and_samples_decide_the_draws():

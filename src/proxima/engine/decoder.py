@@ -161,16 +161,17 @@ class SteadyRows(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
         if func is F.linear and args[0].device.type == "cpu":
             x, weight, *rest = args
             limits = row_limits(*weight.shape, self.dtype, False, torch.get_num_threads())
-            flat = in_rows(lambda rows: func(rows, weight, *rest, **(kwargs or {})), x.flatten(0, -2), limits)
+            flat = in_rows(lambda rows: func(rows, weight, *rest, **kwargs), x.flatten(0, -2), limits)
             return flat.view(*x.shape[:-1], -1)
         if func is torch.addmm and args[1].device.type == "cpu":
             bias, x, weight = args
             limits = row_limits(*weight.T.shape, self.dtype, False, torch.get_num_threads(), transposed=True)
-            return in_rows(lambda rows: func(bias, rows, weight), x, limits)
-        return func(*args, **(kwargs or {}))
+            return in_rows(lambda rows: func(bias, rows, weight, **kwargs), x, limits)
+        return func(*args, **kwargs)
 
 
 def _prepared(weight: Tensor, packed: bool) -> Tensor:
