@@ -117,7 +117,7 @@ def test_lists_by_index(recipe):
     assert [(type(r).__name__, r.weight) for r in resolved.config.reward] == [("Number", 2.0), ("Exact", -1.0)]
     assert sources(resolved)["reward.1.kind"] == "command line"
     assert lines(recipe, "reward.2.weight=2") == [
-        "reward.2.weight=2 (command line): 'reward' has 1 entries: 0 to 0, and 1 adds one"
+        "reward.2.weight=2 (command line): 'reward' has 1 entry: 0, and 1 adds one"
     ]
 
 
