@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs so; Ctrl-C is tested here
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
