@@ -147,3 +147,23 @@ def test_files_that_hold_no_records(proxima, here, text, line):
 def test_a_wrong_path_among_several_is_found_before_anything_is_computed(proxima, records, here):
     code, out, err = proxima("verify", records("x.json"), "none.json")
     assert (code, out) == (2, "") and "none.json" in err
+
+
+@pytest.mark.parametrize("source", ["by hand", "peer"])
+def test_an_unknown_key_of_a_record_is_named(source, proxima, here):
+    record = json.loads((GOLDEN / "verl_agg_loss.json").read_text())[0]
+    if source == "by hand":
+        inputs = {"loss": [[1.0, 3.0]], "mask": [[1, 1]]}
+        record = {
+            "name": "mean",
+            "source": source,
+            "aggregate": "token_mean",
+            "inputs": inputs,
+            "expected": {"loss": 2.0},
+        }
+    for extra, status in (({}, "matched"), ({"corection": {"kind": "importance"}}, "unsupported")):
+        (here / "one.json").write_text(json.dumps([record | extra]))
+        _, out, _ = proxima("verify", "one.json", "--json")
+        (verdict,) = json.loads(out)["files"][0]["verdicts"]
+        assert verdict["status"] == status, verdict
+    assert verdict["reason"] == "no reading of the keys corection"

@@ -92,6 +92,8 @@ def verify_record(raw: dict[str, Any]) -> RecordVerdict:
         FieldError: a spec that a record by hand names refuses a value. A peer's value that it refuses is `unsupported`.
     """
     record = Record.of(raw)
+    if record.unknown:
+        return unsupported(record, f"no reading of the keys {', '.join(record.unknown)}")
     adapter = next((found for words, found in ADAPTERS if all(word in record.source for word in words)), None)
     if adapter is None:
         return unsupported(record, f"no adapter for source {record.source!r}")

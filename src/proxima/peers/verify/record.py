@@ -100,6 +100,9 @@ class Tracked(dict[str, Any]):
         return sorted(found)
 
 
+KEYS = ("name", "source", "dtype", "inputs", "params", "expected", "layout")
+
+
 @dataclass(frozen=True)
 class Record:
     """One golden record. Non-finite floats are the strings 'nan', 'inf', '-inf' in the JSON."""
@@ -110,6 +113,7 @@ class Record:
     inputs: Tracked
     params: Tracked
     expected: dict[str, Any]
+    unknown: tuple[str, ...] = ()  # keys beside those above
 
     @classmethod
     def of(cls, raw: dict[str, Any]) -> "Record":
@@ -118,7 +122,9 @@ class Record:
         Raises:
             UserError: names the key that is missing or no mapping.
         """
+        known = KEYS
         if raw.get("source") in ("hand", BY_HAND):
+            known = (*KEYS, *SLOTS)
             specs = {slot: raw[slot] for slot in SLOTS if slot in raw}
             raw = {"dtype": "float64", **raw, "source": BY_HAND, "params": specs}
         for key in ("name", "source", "dtype", "inputs", "params", "expected"):
@@ -128,7 +134,8 @@ class Record:
                 kind = type(raw[key]).__name__
                 raise UserError(f"golden record {raw['name']!r}: {key!r} is a {kind}, expected a mapping")
         fields = {key: raw[key] for key in ("name", "source", "dtype", "expected")}
-        return cls(**fields, inputs=Tracked(raw["inputs"]), params=Tracked(raw["params"]))
+        unknown = tuple(sorted(set(raw) - set(known)))
+        return cls(**fields, inputs=Tracked(raw["inputs"]), params=Tracked(raw["params"]), unknown=unknown)
 
     @cached_property
     def leaves(self) -> dict[str, Any]:
