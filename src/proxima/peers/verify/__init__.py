@@ -115,7 +115,7 @@ def verify_record(raw: dict[str, Any]) -> RecordVerdict:
     if missing and verdict.status != "failed":
         reason = f"no reading of the expected {', '.join(missing[:3])} in {record.source!r}"
         return unsupported(record, reason, verdict.compared)
-    if verdict.status == "failed" and record.inputs.unread:  # an unread input may be the reason: no claim either way
+    if record.inputs.unread:
         return unsupported(record, f"no reading of the inputs {', '.join(record.inputs.unread)} in {record.source!r}")
     return verdict
 

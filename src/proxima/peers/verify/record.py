@@ -122,7 +122,7 @@ class Record:
         Raises:
             UserError: names the key that is missing or no mapping.
         """
-        known = KEYS
+        known: tuple[str, ...] = KEYS
         if raw.get("source") in ("hand", BY_HAND):
             known = (*KEYS, *SLOTS)
             specs = {slot: raw[slot] for slot in SLOTS if slot in raw}
