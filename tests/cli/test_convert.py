@@ -25,6 +25,23 @@ def test_to_a_file(proxima, here):
     assert "  epsilon_hihg: did you mean 'epsilon_high'?" in lines
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("deepspeed", "zero3.json", "its own file may set optimizer, clipping and precision"),
+        ("resume_from_checkpoint", "runs/a", "weights and optimizer of another checkpoint"),
+        ("auto_find_batch_size", "true", "smaller batches where memory runs out"),
+        ("mixed_precision", "fp16", "float16; use bfloat16 or float32"),
+    ],
+)
+def test_an_option_that_may_change_numbers_is_not_called_without_effect(option, value, reason, proxima, here):
+    (here / "a.yaml").write_text(f"num_generations: 8\nbeta: 0.0\nmax_steps: 3\n{option}: {value}\n")
+    _, _, err = proxima("convert", "a.yaml", "--from", "trl", "--out", "r.yaml")
+    (line,) = (line for line in err.splitlines() if option in line)
+    named = err.split("not supported yet:")[1].split("ignored, no effect here:")[0]
+    assert line in named and reason in line
+
+
 def test_to_standard_output_alone(proxima, here):
     code, out, err = proxima("convert", EXAMPLES / "unirl_cppo.yaml", "--from", "unirl")
     (here / "recipe.yaml").write_text(out)
