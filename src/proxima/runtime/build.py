@@ -48,6 +48,7 @@ class RunData:
 
     source: PromptSource
     held_out: list[Prompt]
+    held_out_rows: Rows | None
     max_length: int
     notes: list[str]
 
@@ -65,14 +66,15 @@ def load_run_data(config: "RunConfig") -> RunData:
         rows = config.task.rows(config.seed)
     source = prompt_source(config, rows, tokenizer, context, shuffle=config.data.shuffle, notes=notes)
     answers, held_out = [ReferenceAnswers(name="task", rows=rows, count=len(rows))], list[Prompt]()
+    held_out_rows: Rows | None = None
     if config.eval.task is not None:
         with within("eval.task"):
-            rows = config.eval.task.rows(config.seed)
+            rows = held_out_rows = config.eval.task.rows(config.seed)
         questions = prompt_source(config, rows, tokenizer, context, shuffle=False, notes=notes)
         held_out, count = held_out_prompts(questions, config.eval.limit)
         answers.append(ReferenceAnswers(name="eval.task", rows=rows, count=count))
     notes += validate_answers(config, answers)
-    return RunData(source=source, held_out=held_out, max_length=context, notes=notes)
+    return RunData(source=source, held_out=held_out, held_out_rows=held_out_rows, max_length=context, notes=notes)
 
 
 def load_tokenizer_and_context(config: "RunConfig | EvaluateConfig") -> tuple[Any, int]:

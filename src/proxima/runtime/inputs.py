@@ -1,15 +1,15 @@
 """What a run reads, by content: with other weights, another chat template or other questions it is another run."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from proxima.config.comparable import flat_values
-from proxima.data import Prompt, UserError
+from proxima.data import UserError
 from proxima.runtime.environment import package_version
 from proxima.runtime.journal import Journal
 from proxima.task.protocol import Rows
@@ -41,16 +41,15 @@ def model_files(path: str, revision: str | None = None) -> dict[str, str]:
     return hashes
 
 
-def input_hashes(config: "RunConfig", rows: Rows, held_out: Sequence[Prompt]) -> dict[str, str]:
+def input_hashes(config: "RunConfig", rows: Rows, held_out: Rows | None) -> dict[str, str]:
     """SHA-256 of each file of the model, and of the training and held-out questions, by what it is called in a
     message."""
     files = model_files(config.model.path, config.model.revision)
     named = {f"model.path: {name}": value for name, value in files.items()} | {"task: its rows": _rows_sha(rows)}
-    return named | ({"eval.task: its rows": _rows_sha(held_out)} if held_out else {})
+    return named | ({} if held_out is None else {"eval.task: its rows": _rows_sha(held_out)})
 
 
-def _rows_sha(rows: Any) -> str:
-    """Of rows or prompts: messages, answer and metadata."""
+def _rows_sha(rows: Rows) -> str:
     count = len(rows)
     numbers: Iterable[int] = range(count) if count <= ROWS_READ else (i * count // ROWS_READ for i in range(ROWS_READ))
     digest = sha256(str(count).encode())

@@ -88,7 +88,7 @@ async def _train(
     hashing = (
         None
         if resuming
-        else asyncio.create_task(asyncio.to_thread(input_hashes, config, data.source.rows, data.held_out))
+        else asyncio.create_task(asyncio.to_thread(input_hashes, config, data.source.rows, data.held_out_rows))
     )
     loaded = await compute.run(_load_weights, config, checkpoint)
     with Journal(folder.journal, clock) as journal:  # from here on the folder contains a run
