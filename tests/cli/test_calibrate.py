@@ -18,11 +18,9 @@ def completion(behavior, policy, advantage=1.0, sample=0):
         step=1,
         prompt_uid=0,
         sample=sample,
-        text="",
         behavior_log_prob=np.log(np.asarray(behavior, np.float32)),
         log_prob=np.log(np.asarray(policy, np.float32)),
         advantage=np.full(size, advantage, np.float32),
-        keep=np.ones(size, np.bool_),
     )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from proxima.core.surrogate import Cppo
 from proxima.data import PolicyBatch, UserError
-from proxima.data.columns import Bools, Floats
+from proxima.data.columns import Floats
 from proxima.lab.run_reader import existing_run
 from proxima.runtime.list_columns import numpy_columns
 from proxima.runtime.rollouts import read_table
@@ -25,20 +25,16 @@ class TrainedCompletion:
 
     Args:
         step, prompt_uid, sample: which one.
-        text: what the policy wrote.
         behavior_log_prob, log_prob: [T] float32, nats, of μ and of π at the trainer's first forward.
         advantage: [T] float32, reward units.
-        keep: [T] bool, the run's own loss kept the token.
     """
 
     step: int
     prompt_uid: int
     sample: int
-    text: str
     behavior_log_prob: Floats
     log_prob: Floats
     advantage: Floats
-    keep: Bools
 
     @property
     def divergence(self) -> Floats:
@@ -68,17 +64,17 @@ def read_trained(folder: Path, step: int | None = None) -> list[TrainedCompletio
 
 
 def _of_file(path: Path) -> Iterator[TrainedCompletion]:
-    scalars = ("step", "prompt_uid", "sample", "text", "advantage")
-    lists = ("behavior_log_prob", "log_prob", "token_advantage", "keep")
+    scalars = ("step", "prompt_uid", "sample", "advantage")
+    lists = ("behavior_log_prob", "log_prob", "token_advantage")
     table = read_table(path, [*scalars, *lists])
     columns = {name: numpy_columns(table.column(name)) for name in lists}
     for i, row in enumerate(table.select(scalars).to_pylist()):
-        behavior, log_prob, each, keep = (columns[name][i] for name in lists)
+        behavior, log_prob, each = (columns[name][i] for name in lists)
         if behavior is None or log_prob is None or not len(log_prob):
             continue
-        advantage = np.full(len(log_prob), row.pop("advantage") or 0.0, np.float32) if each is None else each
-        kept = np.ones(len(log_prob), np.bool_) if keep is None else keep
-        yield TrainedCompletion(**row, behavior_log_prob=behavior, log_prob=log_prob, advantage=advantage, keep=kept)
+        mean = row.pop("advantage")  # of the completion; its tokens may have advantages of their own
+        advantage = np.full(len(log_prob), mean or 0.0, np.float32) if each is None else each
+        yield TrainedCompletion(**row, behavior_log_prob=behavior, log_prob=log_prob, advantage=advantage)
 
 
 def as_batch(completions: Sequence[TrainedCompletion]) -> PolicyBatch:
