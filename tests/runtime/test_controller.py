@@ -200,9 +200,9 @@ def test_where_prompts_stand_at_each_stage(tmp_path):
     at_update = []
     inner = world.controller.update
 
-    async def update(batch):
+    async def update(batch, version):
         at_update.append(world.journal.counts())
-        return await inner(batch)
+        return await inner(batch, version)
 
     world.controller.update = update
     assert world.run() is True
@@ -210,7 +210,7 @@ def test_where_prompts_stand_at_each_stage(tmp_path):
     assert [state for _, state in world.rewards.seen] == ["generating"] * 6
     assert at_update == [{"selected": 3}, {"consumed": 3, "selected": 3}]
     assert world.journal.counts() == {"consumed": 6} and world.journal.step == 2
-    assert world.engine.calls == [("publish", 0), "pause", ("publish", 1), "resume", "pause", ("publish", 2), "resume"]
+    assert world.engine.calls == [call for n in range(3) for call in ("pause", ("publish", n), "resume")]
     assert [r["policy_version"] for r in world.records()] == [1, 2]
     rows = read_rows(world.folder.rollout_file(2))
     assert {v for row in rows for v in row["policy_version"]} == {1}

@@ -93,6 +93,10 @@ def test_there_and_back(tmp_path):
             "finish_reason": "stop",
             "temperature": 0.75,
             "outcome": "trained",
+            "used": True,
+            "baseline": None,
+            "top_k": None,
+            "top_k_log_prob": None,
         },
         {
             "step": 12,
@@ -121,6 +125,10 @@ def test_there_and_back(tmp_path):
             "finish_reason": "abort",
             "temperature": 0.75,
             "outcome": "invalid",
+            "used": True,
+            "baseline": None,
+            "top_k": None,
+            "top_k_log_prob": None,
         },
     ]
 
@@ -180,8 +188,12 @@ def test_types_are_those_of_the_contract(tmp_path):
         "parts": "string",
         "error": "string",
         "advantage": "double",
-        "temperature": "float",
+        "temperature": "double",
         "outcome": "string",
+        "used": "bool",
+        "baseline": "double",
+        "top_k": "list<element: int32 not null>",
+        "top_k_log_prob": "list<element: float not null>",
     }
 
 

@@ -56,6 +56,8 @@ def text_of(resolved: "Resolved[RunConfig]", gemm: float | None = None, width: i
     estimates = Estimates(resolved, gemm)
     header = header_of(resolved)
     blocks = [*([header] if header else []), values_table(resolved.entries, width), _batch_block(estimates)]
+    if resolved.config.replayed is not None:
+        blocks.append(_replay_block(resolved.config))
     if estimates.memory is not None and estimates.model is not None:
         blocks.append(_memory_block(estimates.memory, estimates.model.parameters, estimates.known_size))
     if estimates.time is not None:
@@ -81,6 +83,20 @@ def _batch_block(estimates: "Estimates") -> str:
     prompt = "prompt length not known" if longest is None else f"prompts have up to {longest:,} tokens"
     forwards = f"a step forwards up to {batch.tokens:,} tokens, the longest sequence has {batch.longest:,}"
     return f"batch    {batch}\n         {prompt}; {forwards}"
+
+
+def _replay_block(config: "RunConfig") -> str:
+    """The run whose rollouts are trained on, and the hash of what is read of it, or why it can't be."""
+    from proxima.data import UserError
+    from proxima.runtime.replay import StoredRollouts, rollouts_sha
+
+    assert config.replayed is not None
+    try:
+        stored = StoredRollouts(config.replayed, config.train.steps)
+    except UserError as error:
+        return f"replay   not possible: {error}"
+    stored.close()
+    return f"replay   steps 1 to {stored.steps} of {config.replayed}\n         SHA-256 {rollouts_sha(stored.hashes)}"
 
 
 def _memory_block(memory: dict[str, int], parameters: int, known: bool) -> str:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="YAML file, or a run folder (its config.yaml)")
     add_overrides(parser)
+    replay = "train on the stored rollouts of this run, without generating: rollouts=RUN"
+    parser.add_argument("--rollouts", metavar="RUN", help=replay)
     resume = "resume the run in the folder: proxima train runs/mine --resume"
     parser.add_argument("--resume", action="store_true", help=resume)
     parser.add_argument("--overwrite", action="store_true", help="delete the run in the folder and start again")
@@ -29,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume and arguments.overwrite:
         reason = "--resume and --overwrite exclude each other: one resumes the run, the other deletes it"
         raise UserError(reason, remedy="keep one")
-    resolved = load_recipe(arguments.recipe, [*arguments.override, *_run_to_resume(arguments)])
+    resolved = load_recipe(arguments.recipe, [*arguments.override, *_replay(arguments), *_run_to_resume(arguments)])
     if arguments.resume and not resolved.config.folder:
         raise UserError("--resume: which run? Its folder was printed when it started: proxima train runs/NAME --resume")
 
@@ -52,6 +54,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.quiet:
         print(outcome(summary))
     return exit_code(summary.status)
+
+
+def _replay(arguments: argparse.Namespace) -> list[str]:
+    return [f"rollouts={json.dumps(arguments.rollouts)}"] if arguments.rollouts is not None else []
 
 
 def _run_to_resume(arguments: argparse.Namespace) -> list[str]:

@@ -48,6 +48,7 @@ FIELD_CLASSES: Mapping[str, FieldClass] = {
     "model.device": FieldClass.RESUMABLE,
     "model.gradient_checkpointing": FieldClass.RESUMABLE,
     "model.log_prob_chunk": FieldClass.RESUMABLE,
+    "rollouts": FieldClass.RESUMABLE,  # the files are compared by content
     "runtime.max_unscored_steps": FieldClass.OPERATION,
     "runtime.reward_timeout": FieldClass.OPERATION,
     "runtime.reward_memory_mb": FieldClass.OPERATION,

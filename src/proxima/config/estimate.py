@@ -226,6 +226,7 @@ def time_of(config: RunConfig, model: ModelFacts, batch: StepSize, gemm: float) 
     rate. Under dynamic sampling only the first generation batch counts: how many there are, only the questions know."""
     p, length = model.parameters, config.sampling.max_tokens
     prompts, sequences = batch.generated
+    sequences, prompts = (sequences, prompts) if config.replayed is None else (0, 0)  # a replay generates none
     generate = 2 * p * (sequences * length + prompts * (batch.longest - length)) / (GENERATE_SHARE * gemm)
     extra = 2 * ((config.algorithm.proximal == "recompute") + (config.algorithm.reference_kl is not None))
     train = p * batch.tokens * (6 * config.train.epochs_per_step + extra) / (TRAIN_SHARE * gemm)

@@ -72,7 +72,8 @@ def data_files_exist(r: Resolved[Any]) -> Iterator[Problem]:
     """A task that names a data file, or prepared data, names some that exist."""
     from proxima.task.prepared import PreparedTask, prepare_command
 
-    for slot, task in ((slot, r.get(slot)) for slot in ("task", "eval.task")):
+    slots = ("eval.task",) if r.get("rollouts") else ("task", "eval.task")  # a replay reads no training questions
+    for slot, task in ((slot, r.get(slot)) for slot in slots):
         if isinstance(task, PreparedTask) and (missing := task.missing()):
             yield r.problem(f"{slot}.path", missing)
         for name, value in vars(task).items() if task is not None else ():

@@ -41,7 +41,11 @@ class Estimates:
         self.batch = batch_of(config, self.prompt if self.prompt is not None else 128)
         if self.prompt is None:
             self.notes.append("prompts are taken to have 128 tokens")
-        if (refill := config.algorithm.dynamic_sampling) is not None:
+        if config.replayed is not None:
+            self.notes.append(
+                f"replay of {config.replayed}: the groups are those it stored; only answers are generated"
+            )
+        elif (refill := config.algorithm.dynamic_sampling) is not None:
             most = f"{refill.max_num_gen_batches}" if refill.max_num_gen_batches > 0 else "any number"
             note = "dynamic sampling: the time is that with one generation batch a step; to fill the batch there may be"
             self.notes.append(f"{note} {most}")

@@ -6,6 +6,7 @@ table or `package.module:Class`; here it holds the spec made from it.
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from proxima.core.correction import MismatchGuard
@@ -211,6 +212,7 @@ class RunConfig:
     algorithm: Annotated[AlgorithmConfig, Presets("proxima.config.presets:ALGORITHMS"), "a preset's name, or its slots"]
     engine: Annotated[Any, Slot("proxima.engine:ENGINES", default="local"), "who generates"]
     seed: Annotated[int, "seeds data order, sampling and initialisation"] = 1
+    rollouts: Annotated[str | None, "a run folder: train on its stored rollouts; null: generate"] = None
     folder: Annotated[str | None, "run folder; null: runs/<recipe>-<time>"] = None
     data: Annotated[DataConfig, "how rows become prompts"] = field(default_factory=DataConfig)
     sampling: Annotated[Sampling, "how the training completions are sampled"] = field(default_factory=Sampling)
@@ -222,6 +224,11 @@ class RunConfig:
     def __post_init__(self) -> None:
         plain = self.folder is None or self.folder.isprintable()
         require(plain, "folder", self.folder, "must not have control characters, which a terminal obeys")
+
+    @property
+    def replayed(self) -> Path | None:
+        """The folder of the run whose rollouts are trained on; `{seed}` in it is the seed. None: they are generated."""
+        return None if self.rollouts is None else Path(self.rollouts.replace("{seed}", str(self.seed))).expanduser()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ and the case as a user types it in `tests/config/test_check.py`.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
-from proxima.config import algorithm_checks, machine_checks, schedule_checks
+from proxima.config import algorithm_checks, machine_checks, replay_checks, schedule_checks
 from proxima.config.describe import fields_of
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolve import Recipe, Resolved, resolve
@@ -33,6 +33,8 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (machine_checks.data_files_exist, ""),
     (machine_checks.dtypes_are_consistent, "model"),
     (machine_checks.device_exists, "model"),
+    (replay_checks.replay_is_of_another_run, "rollouts"),
+    (replay_checks.stored_groups_are_as_configured, "rollouts"),
     (schedule_checks.evaluations_are_configured, "eval checkpoint"),
 )
 WARNINGS: Sequence[tuple[Check, str]] = (

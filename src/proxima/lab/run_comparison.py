@@ -135,6 +135,12 @@ def _warnings(cells: Sequence[CellRuns], differing: Sequence[str]) -> list[str]:
     if held_out or len(questions) > 1:
         why = ", ".join(held_out) or "numbers of questions: " + ", ".join(sorted(map(str, questions)))
         texts.append(f"the cells were evaluated on different questions ({why}): do not compare their accuracies")
+    for cell in cells:
+        if (replayed := cell.config.get("rollouts")) is not None:
+            why = (
+                f"{cell.name} was trained on the rollouts of {replayed}: its training rewards are of that run's policy"
+            )
+            texts.append(f"{why}, and its times are without generation; compare held-out results")
     machines = set()
     for facts in (run.environment for cell in cells for run in cell.used if run.environment):
         processor = (facts.get("machine") or {}).get("processor", "unknown")

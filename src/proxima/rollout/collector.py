@@ -57,6 +57,7 @@ class CollectedBatch:
         generated: the groups generated in this step, wherever they ended.
         carried: surplus for the next step.
         gen_batches: generation batches made.
+        replayed: all groups, `generated` too, are those that another run stored.
         version: policy version at the beginning of the step.
         scoring_seconds: time spent waiting for rewards after the last completion.
         accepted, unscored: of the groups generated, those that could be used, and those without a valid score.
@@ -67,6 +68,7 @@ class CollectedBatch:
     generated: tuple[Group, ...]
     carried: tuple[Group, ...] = ()
     gen_batches: int = 1
+    replayed: bool = False
     version: int = 0
     scoring_seconds: float = 0.0
     accepted: int = 0
@@ -83,6 +85,7 @@ class CollectedBatch:
             "gen_batches": self.gen_batches,
             "age/mean": sum(ages) / len(ages) if ages else 0.0,
             "age/max": max(ages, default=0),
+            **({"replayed": 1} if self.replayed else {}),
         }
 
 
@@ -115,6 +118,10 @@ class BatchCollector:
         self.generator, self.source, self.prompts = generator, source, prompts
         self.reject, self.refill, self.max_lag = reject, refill, max_lag
         self.listener, self.carried = listener, tuple(carried)
+
+    def state(self) -> dict[str, Any]:
+        """JSON values that `source.load` restores."""
+        return self.source.state()
 
     async def collect(self, version: int, history: History = tuple) -> CollectedBatch:
         """The groups of the next step.

@@ -25,6 +25,7 @@ class StepBatch:
 
     Args:
         groups: all groups that the step consumes: those it could use, by uid, then those dropped before.
+        unused: the uids of the latter.
         advantage: by completion, reward units, the mean over its tokens where they differ; completions without a valid
             score and groups dropped before have none.
         reasons: by completion, why it was dropped; absent for those that are trained.
@@ -34,6 +35,7 @@ class StepBatch:
     """
 
     groups: tuple[Group, ...]
+    unused: Set[int] = frozenset()
     advantage: Mapping[Key, float]
     reasons: Mapping[Key, str]
     trajectories: tuple[Trajectory, ...]
@@ -90,7 +92,13 @@ class StepBatch:
         else:
             outcome = "skipped_zero_advantage" if statistics is None else "trained"
         tokens = {} if statistics is None else vars(statistics)
-        return CompletionRecord(outcome=outcome, advantage=self.advantage.get(key), trajectory=trajectory, **tokens)
+        return CompletionRecord(
+            outcome=outcome,
+            used=key[0] not in self.unused,
+            advantage=self.advantage.get(key),
+            trajectory=trajectory,
+            **tokens,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +162,7 @@ class Algorithm:
         dropped_for |= {completion.key: reason for group, reason in dropped for completion in group.completions}
         return StepBatch(
             groups=(*ordered, *(group for group, _ in dropped)),
+            unused={group.prompt.uid for group, _ in dropped},
             advantage=advantages,
             reasons=dropped_for,
             trajectories=tuple(trajectories),

@@ -27,6 +27,7 @@ from proxima.runtime.held_out import Evaluation
 from proxima.runtime.learner import Learner
 from proxima.runtime.observer import Observer
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
+from proxima.runtime.replay import StoredRollouts
 from proxima.runtime.store import RolloutRecorder, RunStore
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource
@@ -44,9 +45,10 @@ EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never
 
 @dataclass(kw_only=True)
 class RunData:
-    """What a run knows before its weights are loaded; `notes` are warnings about the data."""
+    """What a run knows before its weights are loaded; `notes` are warnings about the data. In a replay the training
+    questions are not read: the source is the other run's rollouts."""
 
-    source: PromptSource
+    source: PromptSource | StoredRollouts
     held_out: list[Prompt]
     held_out_rows: Rows | None
     max_length: int
@@ -62,10 +64,17 @@ def load_run_data(config: "RunConfig") -> RunData:
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     tokenizer, context = load_tokenizer_and_context(config)
     notes: list[str] = []
-    with within("task"):
-        rows = config.task.rows(config.seed)
-    source = prompt_source(config, rows, tokenizer, context, shuffle=config.data.shuffle, notes=notes)
-    answers, held_out = [ReferenceAnswers(name="task", rows=rows, count=len(rows))], list[Prompt]()
+    answers, held_out = list[ReferenceAnswers](), list[Prompt]()
+    source: PromptSource | StoredRollouts
+    if config.replayed is not None:
+        source = StoredRollouts(config.replayed, config.train.steps)
+        text_config = load_config(config.model.path, config.model.revision).get_text_config()
+        source.check_vocabulary(tokenizer, text_config.vocab_size)
+    else:
+        with within("task"):
+            rows = config.task.rows(config.seed)
+        source = prompt_source(config, rows, tokenizer, context, shuffle=config.data.shuffle, notes=notes)
+        answers.append(ReferenceAnswers(name="task", rows=rows, count=len(rows)))
     held_out_rows: Rows | None = None
     if config.eval.task is not None:
         with within("eval.task"):
@@ -73,7 +82,8 @@ def load_run_data(config: "RunConfig") -> RunData:
         questions = prompt_source(config, rows, tokenizer, context, shuffle=False, notes=notes)
         held_out, count = held_out_prompts(questions, config.eval.limit)
         answers.append(ReferenceAnswers(name="eval.task", rows=rows, count=count))
-    notes += validate_answers(config, answers)
+    if answers:  # without any, nothing is scored
+        notes += validate_answers(config, answers)
     return RunData(source=source, held_out=held_out, held_out_rows=held_out_rows, max_length=context, notes=notes)
 
 
@@ -275,22 +285,40 @@ def make_controller(
 ) -> Controller:
     """Everything that the loop touches; `carried` are the scored groups that a checkpoint kept for the next step."""
     learner = make_learner(config, loaded, compute, stages)
-    algorithm, size = make_algorithm(config, learner), config.train.completions_per_prompt
-    engine = config.engine.build(EngineSetup.of(loaded, max_length=data.max_length, compute=compute))
-    rewards = make_rewards(config)
-    baseline = needs_baseline(config.algorithm.advantage)
-    spec = GroupSpec(sampling=config.sampling, completions=size, seed=config.seed, greedy_baseline=baseline)
-    collector = BatchCollector(
-        GroupGenerator(engine, rewards, spec, clock.now),
-        data.source,
-        prompts=config.train.prompts_per_step * prompts_factor(algorithm.selection, size),
-        reject=partial(compute.run, algorithm.reject),
-        refill=config.algorithm.dynamic_sampling,
-        max_lag=config.runtime.max_lag,
-        listener=RolloutRecorder(store.journal, data.source, observer),
-        carried=carried,
-    )
-    held_out = GroupSpec(sampling=evaluation_sampling(config), completions=config.eval.samples, seed=config.seed)
-    answers = GroupGenerator(engine, rewards, held_out, clock.now)
-    evaluation = Evaluation(data.held_out, answers, observer) if data.held_out else None
+    algorithm = make_algorithm(config, learner)
+    recorder = RolloutRecorder(store.journal, data.source, observer)
+    generator = evaluation = None
+    if data.held_out or not isinstance(data.source, StoredRollouts):
+        engine = config.engine.build(EngineSetup.of(loaded, max_length=data.max_length, compute=compute))
+        generator = GroupGenerator(engine, make_rewards(config), training_groups(config), clock.now)
+    if data.held_out and generator is not None:
+        held_out = GroupSpec(sampling=evaluation_sampling(config), completions=config.eval.samples, seed=config.seed)
+        answers = GroupGenerator(generator.engine, generator.rewards, held_out, clock.now)
+        evaluation = Evaluation(data.held_out, answers, observer)
+    collector: BatchCollector | StoredRollouts
+    if isinstance(data.source, StoredRollouts):
+        collector = data.source
+        collector.generator, collector.listener = generator, recorder
+    else:
+        assert generator is not None
+        collector = BatchCollector(
+            generator,
+            data.source,
+            prompts=config.train.prompts_per_step * prompts_factor(algorithm.selection, generator.spec.completions),
+            reject=partial(compute.run, algorithm.reject),
+            refill=config.algorithm.dynamic_sampling,
+            max_lag=config.runtime.max_lag,
+            listener=recorder,
+            carried=carried,
+        )
     return Controller(make_plan(config), collector, algorithm, learner, store, evaluation, observer, clock)
+
+
+def training_groups(config: "RunConfig") -> GroupSpec:
+    """How the training groups are generated."""
+    return GroupSpec(
+        sampling=config.sampling,
+        completions=config.train.completions_per_prompt,
+        seed=config.seed,
+        greedy_baseline=needs_baseline(config.algorithm.advantage),
+    )

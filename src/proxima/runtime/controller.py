@@ -23,6 +23,7 @@ from proxima.runtime.clock import Clock
 from proxima.runtime.held_out import Evaluation, summarise
 from proxima.runtime.learner import Learner
 from proxima.runtime.observer import Observer, Sample
+from proxima.runtime.replay import StoredRollouts
 from proxima.runtime.rollouts import write_evals, write_rollouts
 from proxima.runtime.step_metrics import mean_metrics, rollout_metrics
 from proxima.runtime.store import RunStore
@@ -68,7 +69,8 @@ class Controller:
 
     Args:
         plan: when the loop does what.
-        collector: from prompts to the scored groups of a step; it has the engine and the rewards.
+        collector: from prompts to the scored groups of a step, with the engine and the rewards; or the groups that
+            another run stored, without them where no question is held out.
         algorithm: from scored groups to updates.
         learner: the weights, and what changes them.
         store: journal and run folder.
@@ -79,7 +81,7 @@ class Controller:
     def __init__(
         self,
         plan: Plan,
-        collector: BatchCollector,
+        collector: BatchCollector | StoredRollouts,
         algorithm: Algorithm,
         learner: Learner,
         store: RunStore,
@@ -90,13 +92,12 @@ class Controller:
         self.plan, self.collector, self.algorithm, self.learner = plan, collector, algorithm, learner
         self.store, self.journal, self.folder = store, store.journal, store.folder
         self.evaluation, self.observer, self.clock = evaluation, observer, clock
-        self.engine, self.rewards = collector.generator.engine, collector.generator.rewards
         self._start = clock.now() - self.folder.elapsed()
         self._stop = asyncio.Event()
         self._times: dict[str, float] = {}
         self._score_error = ""
         # Both are those of the last finished step: prompts of a discarded step are drawn again.
-        self._cursor, self._carried = collector.source.state(), collector.carried
+        self._cursor, self._carried = collector.state(), collector.carried
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
 
@@ -123,7 +124,7 @@ class Controller:
 
     async def train(self) -> None:
         """All steps and evaluations that the run still lacks."""
-        await self.engine.publish(WeightUpdate(version=self.journal.version, module=self.learner.policy.model))
+        await self.publish(self.journal.version)
         if self.journal.step == 0 and self.plan.evaluate_before:
             await self.evaluate("before")
         await self.evaluate_if_due(self.journal.step)  # an interrupted run may have missed it
@@ -138,9 +139,13 @@ class Controller:
                 with self.timed("train"):
                     batch, mismatch = await self.learner.compute.run(self.learner.reject_mismatched, batch)
                 self.journal.select(step, batch.kept, batch.dropped)  # scored → selected | dropped
-                result = await self.update(batch)
+                result = await self.update(batch, collected.version)
                 result.metrics.update(mismatch)
-                version = await self.publish(result)
+                version = self.journal.version
+                if result.updates:  # without one, there are no new weights
+                    version += 1
+                    with self.timed("publish"):
+                        await self.publish(version)
             self._times["cpu"] = self.clock.cpu() - cpu
             record = self.record(step, version, collected, batch, result)
             await self.finish_step(record, collected, batch, result)  # selected | dropped → consumed: the step is done
@@ -159,7 +164,8 @@ class Controller:
 
     async def collect(self, step: int) -> CollectedBatch:
         """Scored groups until they make a batch."""
-        with self.timed("generate"):
+        stage = "read" if isinstance(self.collector, StoredRollouts) else "generate"
+        with self.timed(stage):
             try:
                 collected: CollectedBatch = await self.unless_stopped(
                     self.collector.collect(self.journal.version, self.store.history)
@@ -172,29 +178,29 @@ class Controller:
                     "questions or more completions per prompt, or resume this one (--resume) with a higher "
                     "algorithm.dynamic_sampling.max_num_gen_batches or algorithm.dynamic_sampling.exhausted=partial"
                 ) from shortfall
-        self._times["generate"] -= collected.scoring_seconds
+        self._times[stage] -= collected.scoring_seconds
         self._times["score"] = collected.scoring_seconds
         return collected
 
-    async def update(self, batch: StepBatch) -> UpdateResult:
+    async def update(self, batch: StepBatch, version: int) -> UpdateResult:
         """Log-probs of the frozen policies, then the optimizer steps, beside the event loop."""
         with self.timed("train"):
-            version = self.journal.version  # read here: the journal belongs to the thread of the event loop
             return await self.learner.compute.run_with_progress(
                 lambda progress: self.learner.update(batch, version, progress),
                 lambda done, total: self.observer.progress("train", done, total, "tokens"),
             )
 
-    async def publish(self, result: UpdateResult) -> int:
-        """The engine gets the new weights; returns their version. Without an update there are none to publish."""
-        version = self.journal.version
-        if result.updates:
-            version += 1
-            with self.timed("publish"):
-                await self.engine.pause()
-                await self.engine.publish(WeightUpdate(version=version, module=self.learner.policy.model))
-                await self.engine.resume()
-        return version
+    async def publish(self, version: int) -> None:
+        """The engine, if there is one, gets the weights."""
+        if (generator := self.collector.generator) is not None:
+            await generator.engine.pause()
+            await generator.engine.publish(WeightUpdate(version=version, module=self.learner.policy.model))
+            await generator.engine.resume()
+
+    def close(self) -> None:
+        """End the workers of the rewards."""
+        if self.collector.generator is not None:
+            self.collector.generator.rewards.close()
 
     async def finish_step(
         self, record: Mapping[str, Any], collected: CollectedBatch, batch: StepBatch, result: UpdateResult
@@ -203,7 +209,7 @@ class Controller:
         step, file = record["step"], self.folder.rollout_file(record["step"])
         await self.learner.compute.run(write_rollouts, file, step, batch.groups, batch.records(result.token_statistics))
         self.folder.append_metrics(record)
-        self._cursor, self._carried = self.collector.source.state(), collected.carried
+        self._cursor, self._carried = self.collector.state(), collected.carried
         uids = [group.prompt.uid for group in batch.groups]
         self.journal.consume(step, uids, self._cursor, record, version=record["policy_version"])
         self.observer.step(record, _sample(batch, step))
@@ -270,11 +276,15 @@ class Controller:
     def diverged(self, error: NotFiniteError) -> str:
         """What happened in the step that could not be finished, and what to do."""
         saved = [checkpoint.step for checkpoint in checkpoints(self.folder.checkpoints)]
-        place = f"the checkpoint of step {saved[-1]} is finite" if saved else "no checkpoint was written before"
-        return (
-            f"step {self.journal.step + 1}: {error}; {place}. Resume (--resume) to repeat the step; if it happens "
-            "again, training diverges: start another run with a lower train.optimizer.lr or train.max_grad_norm"
-        )
+        remedy = "start another run with a lower train.optimizer.lr or train.max_grad_norm"
+        if saved:
+            place = (
+                f"the checkpoint of step {saved[-1]} is finite. Resume (--resume) to continue from there; if it happens"
+            )
+            remedy = f"{place} again, training diverges: {remedy}"
+        else:
+            remedy = f"there is no checkpoint to resume from. Training diverges: {remedy}"
+        return f"step {self.journal.step + 1}: {error}; {remedy}"
 
     def end_if_mismatched(self, record: Mapping[str, Any]) -> None:
         """`algorithm.mismatch.on_mismatch: stop`."""

@@ -103,6 +103,15 @@ class RunFolder:
         flush_to_disk(self.path)
         return resume and self.has_run
 
+    def lock_for_reading(self) -> None:
+        """Keep writers out until `release`; other readers may come.
+
+        Raises:
+            UserError: a process writes to the folder.
+        """
+        if (self.path / ".lock").is_file():  # a copy may lack it
+            self._take_lock(shared=True)
+
     def release(self) -> None:
         """Unlock the folder; the end of the process, however it ends, unlocks it too."""
         if self._lock is not None:
@@ -177,11 +186,11 @@ class RunFolder:
             entry.name in skeleton or entry.name.endswith(".part") for entry in self.path.iterdir()
         )
 
-    def _take_lock(self) -> None:
-        lock = (self.path / ".lock").open("wb")
+    def _take_lock(self, *, shared: bool = False) -> None:
+        lock = (self.path / ".lock").open("rb" if shared else "wb")
         if fcntl is not None:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except OSError as error:
                 lock.close()
                 raise UserError(

@@ -12,6 +12,8 @@ from proxima.config.comparable import flat_values
 from proxima.data import UserError
 from proxima.runtime.environment import package_version
 from proxima.runtime.journal import Journal
+from proxima.runtime.replay import StoredRollouts
+from proxima.task.prompts import PromptSource
 from proxima.task.protocol import Rows
 
 if TYPE_CHECKING:
@@ -41,11 +43,12 @@ def model_files(path: str, revision: str | None = None) -> dict[str, str]:
     return hashes
 
 
-def input_hashes(config: "RunConfig", rows: Rows, held_out: Rows | None) -> dict[str, str]:
-    """SHA-256 of each file of the model, and of the training and held-out questions, by what it is called in a
-    message."""
+def input_hashes(config: "RunConfig", source: PromptSource | StoredRollouts, held_out: Rows | None) -> dict[str, str]:
+    """SHA-256 of each file of the model, and of the training questions (in a replay, of the rollouts) and the held-out
+    ones, by what it is called in a message."""
     files = model_files(config.model.path, config.model.revision)
-    named = {f"model.path: {name}": value for name, value in files.items()} | {"task: its rows": _rows_sha(rows)}
+    named = {f"model.path: {name}": value for name, value in files.items()}
+    named |= source.hashes if isinstance(source, StoredRollouts) else {"task: its rows": _rows_sha(source.rows)}
     return named | ({} if held_out is None else {"eval.task: its rows": _rows_sha(held_out)})
 
 

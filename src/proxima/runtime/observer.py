@@ -34,6 +34,7 @@ class RunInfo:
         micro_batches: estimate for a step; 0 if unknown.
         updates: optimizer updates per step (updates_per_step × epochs_per_step).
         questions: of a held-out evaluation; 0: none.
+        replay_of: the folder of the run whose rollouts are trained on; None: they are generated.
     """
 
     version: str
@@ -55,6 +56,7 @@ class RunInfo:
     dtype: str = "float32"
     resumed_at: int = 0
     questions: int = 0
+    replay_of: Path | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

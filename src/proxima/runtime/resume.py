@@ -22,7 +22,7 @@ def prepare_resume(
     """Check config and inputs before weights are loaded, and restore journal, records and data cursor as they were at
     the last whole checkpoint, or at the start; returns it, and the groups that it carries over."""
     check_resume(journal, config)
-    check_inputs(journal, input_hashes(config, data.source.rows, data.held_out_rows))
+    check_inputs(journal, input_hashes(config, data.source, data.held_out_rows))
     checkpoint = last_whole(folder.checkpoints, observer.warning)
     step = checkpoint.step if checkpoint else 0
     if checkpoint and journal.step < step:

@@ -60,11 +60,17 @@ _TRAINING = [
     _field("parts", pa.string(), "JSON: each reward by name, before its weight"),
     _field("advantage", pa.float64(), "reward units, of the completion", null=True),
     _field("token_advantage", _FLOATS, "null where all tokens have the completion's", null=True),
-    _field("temperature", pa.float32()),
+    _field("temperature", pa.float64()),
     _field("outcome", pa.string(), "trained, skipped_zero_advantage, dropped_<reason>, invalid"),
+    _field("used", pa.bool_(), "false: the group was dropped before the step's advantages"),
+    _field(
+        "baseline", pa.float64(), "reward of the prompt's greedy completion, where the advantage needs it", null=True
+    ),
+    _field("top_k", _INTS, "[T, K] flattened, the K most probable tokens, where the engine reports them", null=True),
+    _field("top_k_log_prob", _FLOATS, "nats, [T, K] flattened, of these, at the temperature alone", null=True),
 ]
 EVAL_SCHEMA = pa.schema(_COMMON, metadata={"proxima": "evals 2"})
-ROLLOUT_SCHEMA = pa.schema(_COMMON + _TRAINING, metadata={"proxima": "rollouts 3"})
+ROLLOUT_SCHEMA = pa.schema(_COMMON + _TRAINING, metadata={"proxima": "rollouts 4"})
 
 Key = tuple[int, int, int]  # prompt uid, sample, turn
 
@@ -75,6 +81,7 @@ class CompletionRecord:
 
     Args:
         outcome: `trained`, `skipped_zero_advantage`, `dropped_<reason>` or `invalid`.
+        used: False for a group that was dropped before the advantages of the step.
         advantage: reward units; None where none was computed.
         trajectory: what the trainer was given; None for a completion that was dropped.
         log_prob: [T] float32, nats, the trainer's first forward. None where it made none.
@@ -83,6 +90,7 @@ class CompletionRecord:
     """
 
     outcome: str
+    used: bool = True
     advantage: float | None = None
     trajectory: Trajectory | None = None
     log_prob: Floats | None = None
@@ -113,19 +121,22 @@ def write_rollouts(path: Path, step: int, groups: Sequence[Group], records: Mapp
         ValueError: a completion has no record, or a record has another number of values than the completion has tokens.
         OSError: the disk is full or read-only.
     """
-    rows = list(_completions(groups))
     fields: list[dict[str, Any]] = []
-    for prompt, completion, score in rows:
+    for group, completion, score in _completions(groups):
         if completion.key not in records:
-            raise ValueError(f"records: none for prompt {prompt.uid}, sample {completion.sample}")
-        fields.append(_common(step, prompt, completion, score))
-        fields[-1] |= _training(prompt, completion, score, records[completion.key])
+            raise ValueError(f"records: none for prompt {group.prompt.uid}, sample {completion.sample}")
+        fields.append(_common(step, group.prompt, completion, score))
+        fields[-1] |= _training(group, completion, score, records[completion.key])
     _write(path, ROLLOUT_SCHEMA, fields)
 
 
 def write_evals(path: Path, step: int, groups: Sequence[Group]) -> None:
     """Write an evaluation's completions, `evals/000040-after.parquet`; as `write_rollouts`."""
-    _write(path, EVAL_SCHEMA, [_common(step, *row) for row in _completions(groups)])
+    _write(
+        path,
+        EVAL_SCHEMA,
+        [_common(step, group.prompt, completion, score) for group, completion, score in _completions(groups)],
+    )
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
@@ -158,10 +169,10 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str
     return rows
 
 
-def _completions(groups: Sequence[Group]) -> Iterator[tuple[Prompt, Completion, Score]]:
+def _completions(groups: Sequence[Group]) -> Iterator[tuple[Group, Completion, Score]]:
     for group in groups:
         for completion, score in zip(group.completions, group.scores, strict=True):
-            yield group.prompt, completion, score
+            yield group, completion, score
 
 
 def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> dict[str, Any]:
@@ -182,15 +193,15 @@ def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> 
     }
 
 
-def _training(prompt: Prompt, completion: Completion, score: Score, record: CompletionRecord) -> dict[str, Any]:
+def _training(group: Group, completion: Completion, score: Score, record: CompletionRecord) -> dict[str, Any]:
     per_token = {name: getattr(record, name) for name in ("behavior_log_prob", "log_prob", "keep", "entropy")}
     for name, values in per_token.items():
         if values is not None and len(values) != len(completion.tokens):
-            where = f"prompt {prompt.uid}, sample {completion.sample}"
+            where = f"prompt {group.prompt.uid}, sample {completion.sample}"
             raise ValueError(f"records.{name}: {len(values)} values for {len(completion.tokens)} tokens of {where}")
     sampled, untruncated = completion.sampled_log_prob, completion.untruncated_log_prob
     return {
-        "prompt_tokens": prompt.tokens,
+        "prompt_tokens": group.prompt.tokens,
         "sampled_log_prob": sampled,
         "untruncated_log_prob": None if untruncated is sampled or np.array_equal(untruncated, sampled) else untruncated,
         "policy_version": completion.policy_version,
@@ -199,6 +210,10 @@ def _training(prompt: Prompt, completion: Completion, score: Score, record: Comp
         "token_advantage": record.token_advantage,
         "temperature": completion.temperature,
         "outcome": record.outcome,
+        "used": record.used,
+        "baseline": group.baseline,
+        "top_k": completion.top_k,
+        "top_k_log_prob": completion.top_k_log_prob,
         **per_token,
     }
 

@@ -21,6 +21,7 @@ from proxima.runtime.inputs import check_inputs, input_hashes, numerics_note
 from proxima.runtime.interrupt import quiet_transformers, signals_restored, stop_on_interrupt
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer, RunInfo
+from proxima.runtime.replay import StoredRollouts
 from proxima.runtime.resume import check_resume, prepare_resume, schedule_note
 from proxima.runtime.store import RunStore
 from proxima.runtime.summary import Summary, algorithm_name, summarise_run
@@ -66,6 +67,8 @@ def train(
                 return compute.serve(_train(config, resolved, data, folder, resuming, compute, observer, clock, stages))
         finally:
             folder.release()
+            if isinstance(data.source, StoredRollouts):
+                data.source.close()
 
 
 async def _train(
@@ -88,7 +91,7 @@ async def _train(
     hashing = (
         None
         if resuming
-        else asyncio.create_task(asyncio.to_thread(input_hashes, config, data.source.rows, data.held_out_rows))
+        else asyncio.create_task(asyncio.to_thread(input_hashes, config, data.source, data.held_out_rows))
     )
     loaded = await compute.run(_load_weights, config, checkpoint)
     with Journal(folder.journal, clock) as journal:  # from here on the folder contains a run
@@ -121,7 +124,7 @@ async def _train(
             error = f"{type(problem).__name__}: {problem}".removesuffix(": ")
             raise
         finally:
-            controller.rewards.close()
+            controller.close()
             summary = summarise_run(config, folder, journal, status, controller.now(), error)
             folder.write_summary(asdict(summary))
             observer.finished(asdict(summary))
@@ -168,4 +171,5 @@ def _run_info(config: "RunConfig", loaded: LoadedModel, folder: RunFolder, step:
         tokens_per_micro_batch=train.tokens_per_micro_batch,
         updates=train.updates_per_step * train.epochs_per_step,
         questions=questions,
+        replay_of=config.replayed,
     )

@@ -9,6 +9,7 @@ from proxima.runtime.export import best_checkpoint
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer
+from proxima.runtime.replay import StoredRollouts
 from proxima.task.prompts import PromptSource
 from proxima.train.checkpoint import checkpoints, prune
 
@@ -40,7 +41,7 @@ class RunStore:
 class RolloutRecorder(RolloutListener):
     """Writes the states of a training batch's prompts to the journal, and tells the observer how far it is."""
 
-    def __init__(self, journal: Journal, source: PromptSource, observer: Observer) -> None:
+    def __init__(self, journal: Journal, source: PromptSource | StoredRollouts, observer: Observer) -> None:
         self.journal, self.source, self.observer = journal, source, observer
 
     def admitted(self, prompts: Sequence[Prompt]) -> None:

@@ -8,6 +8,7 @@ from proxima.config.describe import kind_of
 from proxima.config.presets import ALGORITHMS
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
+from proxima.runtime.replay import rollouts_sha
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The content of summary.json. `status` is `done`, `stopped` (Ctrl-C, with a checkpoint) or `failed`."""
+    """The content of summary.json. `status` is `done`, `stopped` (Ctrl-C, with a checkpoint) or `failed`; `replay` is
+    the run whose rollouts were trained on, and the SHA-256 of these."""
 
     status: str
     steps: int
@@ -27,6 +29,7 @@ class Summary:
     eval: Mapping[str, Any] = field(default_factory=dict)
     tokens_per_second: Mapping[str, float] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
+    replay: Mapping[str, str | None] | None = None
     error: str | None = None
 
 
@@ -66,8 +69,13 @@ def summarise_run(
             "train": rate("tokens/trained", "time/train"),
         },
         peak_memory_bytes=_peak_memory(),
+        replay=None if config.replayed is None else {"run": str(config.replayed), "sha256": _rollouts_sha(journal)},
         error=error,
     )
+
+
+def _rollouts_sha(journal: Journal) -> str | None:
+    return rollouts_sha(journal.get("inputs") or {})
 
 
 def _peak_memory() -> int | None:

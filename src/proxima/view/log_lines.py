@@ -151,7 +151,8 @@ def header(info: RunInfo) -> str:
     model = f"{info.model} {magnitude(info.parameters)}" if info.parameters else info.model
     threads = f" {info.threads} thread{'s' * (info.threads != 1)}" if info.threads else ""
     device = f"{info.device}{threads} {info.dtype}"
-    return f"proxima {info.version}  {info.algorithm}  {model}  {device}  seed {info.seed}"
+    replay = "" if info.replay_of is None else f"  replay of {printable(str(info.replay_of))}"
+    return f"proxima {info.version}  {info.algorithm}{replay}  {model}  {device}  seed {info.seed}"
 
 
 def arithmetic(info: RunInfo) -> str:

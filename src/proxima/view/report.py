@@ -51,6 +51,7 @@ def report_values(folder: RunFolder) -> dict[str, Any]:
     return {
         "title": title(summary, settings, folder),
         "status": status(summary, train, settings),
+        "replay": replay(summary, settings),
         "invalid": failed_scores(train, evals, folder),
         "headline": headline(evals),
         "reward": (fixed(train[0].get("reward/mean")), fixed(train[-1].get("reward/mean"))) if train else None,
@@ -140,6 +141,12 @@ def status(summary: Record, train: Sequence[Record], settings: Mapping[str, Any]
         "steps": f"{count(steps)} of {count(planned)}" if isinstance(planned, int) else count(steps),
         "error": str(summary.get("error") or ""),
     }
+
+
+def replay(summary: Record, settings: Mapping[str, Any]) -> dict[str, str] | None:
+    """The run whose rollouts were trained on, and their SHA-256, which an unfinished run lacks; None: no replay."""
+    known = summary.get("replay") or {"run": settings.get("rollouts"), "sha256": None}
+    return {"run": str(known["run"]), "sha256": str(known["sha256"] or "")} if known["run"] else None
 
 
 def tiles(summary: Record, train: Sequence[Record]) -> list[tuple[str, str]]:

@@ -41,6 +41,11 @@ PRECISION = (
     "algorithm.proximal=recompute algorithm.correction=decoupled_token_is"
 )
 STALE = "some groups are {age:.0f} policy versions old, so lower runtime.max_lag, or correct for it: docs/mismatch.md"
+REPLAYED = (
+    "this run is a replay, and its policy has moved away from the one that wrote the rollouts: replay fewer steps, "
+    "lower the learning rate, or weight the tokens by algorithm.proximal=recompute "
+    "algorithm.correction=decoupled_token_is"
+)
 # metric, ok, act; what it means; what to change
 # fmt: off
 FIXED_RULES = (
@@ -106,6 +111,8 @@ def _verdict(
     level: HealthLevel, metric: str, value: float, meaning: str, remedy: str, values: Mapping[str, object]
 ) -> HealthVerdict:
     age = values.get("age/max")
-    if metric.startswith("mismatch/") and isinstance(age, int | float) and age > 0:
+    if metric.startswith("mismatch/") and values.get("replayed"):
+        remedy = REPLAYED
+    elif metric.startswith("mismatch/") and isinstance(age, int | float) and age > 0:
         remedy = STALE.format(age=age)
     return HealthVerdict(level, metric, value, f"{meaning}." if level == "ok" else f"{meaning}: {remedy}.")

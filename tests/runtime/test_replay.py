@@ -1,0 +1,234 @@
+"""A replay trains on the stored rollouts of another run: the same run again to the bit, or another loss on them."""
+
+import gc
+import json
+import shutil
+
+import pytest
+import yaml
+
+from proxima.cli.main import main
+from proxima.config import load_recipe
+from proxima.core.correction import health
+from proxima.data import UserError
+from proxima.engine.local import Local
+from proxima.lab.run_comparison import compare_runs
+from proxima.lab.run_reader import read_run
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.replay import StoredRollouts
+from proxima.runtime.rollouts import ROLLOUT_SCHEMA, read_rows
+from proxima.view.report import write_report
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+from tests.tiny import tiny_tokenizer
+
+STEPS = 4
+
+
+class Died(BaseException):
+    """A process that ends without a word, as far as the run can tell."""
+
+
+SETTINGS = {"train__steps": STEPS, "train__updates_per_step": 2, "train__epochs_per_step": 2}
+
+
+@pytest.fixture(scope="module")
+def generated(tiny_model, tmp_path_factory):
+    """The folder of a run that generates; read-only by agreement."""
+    folder = tmp_path_factory.mktemp("generated") / "run"
+    go(folder, recipe(tiny_model("llama"), **SETTINGS))
+    return folder
+
+
+def replay(model, of, **changes):
+    return recipe(model, **(SETTINGS | {"rollouts": str(of)} | changes))
+
+
+def comparable(folder):
+    """All traces, but for what tells a replay: it makes no generation batches, and has another cursor."""
+    found = traces(folder)
+    found["metrics"] = [{k: v for k, v in r.items() if k not in ("gen_batches", "replayed")} for r in found["metrics"]]
+    found["state"] = {k: v for k, v in found["state"].items() if k not in ("cursor",)}
+    return found
+
+
+def test_a_replay_with_the_same_algorithm_is_the_same_run(generated, tiny_model, tmp_path):
+    go(tmp_path / "run", replay(tiny_model("llama"), generated))
+    assert_same(comparable(tmp_path / "run"), comparable(generated))
+
+
+def test_a_replay_of_dynamic_sampling_and_pruning_is_the_same_run(tiny_model, tmp_path):
+    """Groups dropped before the advantages stay dropped, groups carried over are in the step that used them."""
+    changes = {
+        "algorithm": {
+            "preset": "cppo",
+            "selection": [{"kind": "drop_uniform_groups"}, {"kind": "prune", "rate": 0.5}],
+            "dynamic_sampling": {"oversample": 2.0},
+        },
+        "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 3, "fail_on": 5}],
+    }
+    model = tiny_model("llama")
+    go(tmp_path / "first", recipe(model, **changes))
+    go(tmp_path / "second", recipe(model, rollouts=str(tmp_path / "first"), **changes))
+    first, second = comparable(tmp_path / "first"), comparable(tmp_path / "second")
+    assert any(row["outcome"] == "dropped_uniform_group" for rows in first["rollouts"].values() for row in rows)
+    for name in ("rollouts", "evals", "tensors"):
+        assert second[name] == first[name], name
+
+
+def test_top_k_log_probs_and_greedy_baselines_are_stored(tiny_model, tmp_path):
+    changes = {
+        "algorithm": {"preset": "dppo", "surrogate": {"kind": "dppo", "divergence": "topk_tv"}, "advantage": "remax"},
+        "engine": {"kind": "local", "dtype": "float32", "slots": 8, "top_k_log_probs": 3},
+    }
+    model = tiny_model("llama")
+    go(tmp_path / "first", recipe(model, **changes))
+    go(tmp_path / "second", recipe(model, rollouts=str(tmp_path / "first"), **changes))
+    assert_same(comparable(tmp_path / "second"), comparable(tmp_path / "first"))
+
+
+def test_another_loss_sees_the_same_tokens(generated, tiny_model, tmp_path):
+    summary = go(
+        tmp_path / "run", replay(tiny_model("llama"), generated, algorithm={"preset": "dppo"}, eval__task=None)
+    )
+    same = ("prompt_uid", "sample", "tokens", "sampled_log_prob", "reward", "policy_version")
+    for file in sorted((generated / "rollouts").iterdir()):
+        theirs, ours = read_rows(file), read_rows(tmp_path / "run" / "rollouts" / file.name)
+        assert [[row[name] for name in same] for row in ours] == [[row[name] for name in same] for row in theirs]
+    assert traces(tmp_path / "run")["tensors"] != traces(generated)["tensors"]
+    assert summary.replay["run"] == str(generated) and len(summary.replay["sha256"]) == 64
+    assert summary.tokens_per_second["generate"] == 0 and summary.eval == {}
+    write_report(tmp_path / "run")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert f"<code>{generated}</code>" in page and summary.replay["sha256"][:16] in page
+
+
+def test_without_held_out_questions_no_engine_is_built(generated, tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr(Local, "build", lambda *_: pytest.fail("an engine was built"))
+    monkeypatch.setattr("proxima.runtime.build.make_rewards", lambda *_: pytest.fail("rewards were started"))
+    assert go(tmp_path / "run", replay(tiny_model("llama"), generated, eval__task=None)).status == "done"
+
+
+@pytest.mark.parametrize("place", ["train", "step"])
+def test_a_replay_that_died_resumes_as_if_unbroken(place, generated, tiny_model, tmp_path):
+    config = replay(tiny_model("llama"), generated, algorithm={"preset": "dppo"}, checkpoint__every=2)
+    go(tmp_path / "unbroken", config)
+
+    def die(event, *facts):
+        if RunFolder(tmp_path / "run").rollout_file(3).exists() and place in (event, *facts[:1]):
+            raise Died
+
+    with pytest.raises(Died):
+        go(tmp_path / "run", config, observer=Watcher(die))
+    gc.collect()  # the traceback held the locks, which a real death frees
+    assert go(tmp_path / "run", config, resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), traces(tmp_path / "unbroken"))
+
+
+def changed(folder, generated, change):
+    shutil.copytree(generated, folder)
+    change(folder)
+    return folder
+
+
+def test_what_cannot_be_replayed_is_refused_before_the_model_is_loaded(generated, tiny_model, tmp_path, monkeypatch):
+    monkeypatch.setattr("proxima.runtime.run.load_model", lambda *_: pytest.fail("the model was loaded"))
+    model = tiny_model("llama")
+
+    def refused(of, **changes):
+        with pytest.raises(UserError) as error:
+            load_recipe({**replay(model, of, **changes), "folder": str(tmp_path / "run")})
+            go(tmp_path / "run", replay(model, of, **changes))
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    no_file = changed(tmp_path / "a", generated, lambda f: (f / "rollouts" / "000002.parquet").unlink())
+    assert "lacks rollouts/000002.parquet; restore it, or replay fewer steps, train.steps=1" in refused(no_file)
+    torn = changed(tmp_path / "b", generated, lambda f: (f / "rollouts" / "000003.parquet").write_bytes(b"PAR1"))
+    assert "has a damaged rollouts/000003.parquet" in refused(torn)
+    assert "train.steps=9 is more than the 4 finished steps" in refused(generated, train__steps=9)
+    assert "does not exist" in refused(tmp_path / "nowhere")
+    assert "seed=4" in (text := refused(generated, seed=4)) and "differs from 3" in text
+    assert "task.high" in refused(generated, task__high=8)
+    assert "sampling.max_tokens" in refused(generated, sampling__max_tokens=7)
+    assert "train.prompts_per_step=8" in refused(generated, train__prompts_per_step=8)
+    assert "train.completions_per_prompt" in refused(generated, train__completions_per_prompt=2)
+    pruned = {"preset": "cppo", "selection": [{"kind": "prune", "rate": 0.5, "allocate": True}]}
+    assert "`prune` with `allocate` takes more" in refused(generated, algorithm=pruned)
+    assert "needs greedy completions" in refused(generated, algorithm={"preset": "cppo", "advantage": "remax"})
+    assert "set algorithm.dynamic_sampling=null" in refused(generated, algorithm={"preset": "dapo"})
+    assert not (tmp_path / "run").exists()
+
+
+def test_rollouts_of_another_format_or_vocabulary_are_refused(generated, tiny_model, tmp_path, monkeypatch):
+    stored = StoredRollouts(generated, STEPS)
+    with pytest.raises(UserError, match="has token 2.*the vocabulary of model.path has 20"):
+        stored.check_vocabulary(tiny_tokenizer(), 20)
+    other = tiny_tokenizer()
+    other.decode = lambda tokens, **options: "something else"
+    with pytest.raises(UserError, match="which the tokenizer of model.path reads as 'something else'"):
+        stored.check_vocabulary(other, 300)
+    stored.check_vocabulary(tiny_tokenizer(), 300)
+    monkeypatch.setattr(
+        "proxima.runtime.replay.ROLLOUT_SCHEMA", ROLLOUT_SCHEMA.with_metadata({"proxima": "rollouts 5"})
+    )
+    with pytest.raises(UserError, match="in the format 'rollouts 4'; this version reads 'rollouts 5'"):
+        StoredRollouts(generated, STEPS)
+
+
+def test_a_run_that_is_being_trained_is_refused_and_a_replayed_one_is_kept(generated, tmp_path):
+    copy = changed(tmp_path / "run", generated, lambda folder: None)
+    training = RunFolder(copy)
+    training.begin(resume=True)
+    with pytest.raises(UserError, match="is in use by another process"):
+        StoredRollouts(copy, STEPS)
+    training.release()
+    readers = [StoredRollouts(copy, STEPS), StoredRollouts(copy, STEPS)]
+    with pytest.raises(UserError, match="is in use by another process"):
+        RunFolder(copy).begin(resume=True)
+    for reader in readers:
+        reader.close()
+    RunFolder(copy).begin(resume=True)
+
+
+def test_other_rollouts_at_a_resume_are_found(generated, tiny_model, tmp_path):
+    source = changed(tmp_path / "source", generated, lambda folder: None)
+    config = replay(tiny_model("llama"), source, eval__task=None)
+    go(tmp_path / "run", config | {"train": config["train"] | {"steps": 2}})
+    shutil.copy(source / "rollouts" / "000003.parquet", source / "rollouts" / "000002.parquet")
+    with pytest.raises(UserError, match=r"rollouts: 000002.parquet: changed since the run"):
+        go(tmp_path / "run", config | {"train": config["train"] | {"steps": 2}}, resume=True)
+
+
+def test_the_seed_may_name_the_run(generated, tiny_model, tmp_path):
+    shutil.copytree(generated, tmp_path / "seed-3")
+    config = replay(tiny_model("llama"), tmp_path / "seed-{seed}", eval__task=None, train__steps=1)
+    assert go(tmp_path / "run", config).replay["run"] == str(tmp_path / "seed-3")
+
+
+def test_the_flag_is_short_for_the_field(generated, tiny_model, tmp_path, capsys):
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(recipe(tiny_model("llama"), **SETTINGS)))
+    words = [
+        "train",
+        str(file),
+        "--rollouts",
+        str(generated),
+        f"folder={tmp_path / 'run'}",
+        "eval.task=null",
+        "eval.every=0",
+    ]
+    assert main([*words, "train.steps=9"]) == 2
+    assert "train.steps=9 (command line): is more than the 4 finished steps" in capsys.readouterr().err
+    assert main(words) == 0
+    assert f"replay of {generated}" in capsys.readouterr().out
+    assert main(["explain", str(tmp_path / "run"), "--import-code"]) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["replay"]["sha256"] in capsys.readouterr().out
+    assert main(["train", str(file), "--rollouts", str(generated), f"folder={generated}", "--overwrite"]) == 2
+    assert "is the run whose rollouts are replayed" in capsys.readouterr().err
+    warnings = compare_runs([read_run(generated), read_run(tmp_path / "run")]).warnings
+    assert any(f"run was trained on the rollouts of {generated}" in text for text in warnings)
+
+
+def test_the_distance_of_a_replay_is_not_blamed_on_the_engine():
+    (verdict, *_) = health({"mismatch/k3_kl": 9.0, "replayed": 1})
+    assert "this run is a replay" in verdict.sentence and "compute_dtype" not in verdict.sentence
