@@ -1,13 +1,13 @@
 """Mutants of `proxima.core`: one sign flipped or one result a percent off, and what notices it.
 
-    nice python scripts/mutants.py [--only TEXT] [--workers 2] [--json-out FILE] [--missed FILE]
+    nice python scripts/mutants.py [--only TEXT ...] [--workers 2] [--json-out FILE [--resume]]
 
 A mutant differs from the source in one place: + and -, < and >, <= and >= are exchanged, a minus sign goes, or what one
 `return` of a spec's `__call__` gives is multiplied by 1.01. It meets the golden records, then the laws of
 `proxima.conformance`, then `tests/core`, as far as they execute the line at all; the first failure catches it. Of a
 line that many kinds share, the laws of four are checked. Each mutant runs in a forked process, where the functions of
 the file get its code; only a change outside of functions takes importing proxima anew. Examples of specs are not
-mutated: they are numbers that laws compare with. `--missed` repeats those that an earlier run's file lists as missed.
+mutated: they are numbers that laws compare with. `--resume` keeps what FILE says was caught, and runs the others.
 """
 
 import argparse
@@ -35,7 +35,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "src" / "proxima" / "core"
 RESULTS = ROOT / "benchmarks" / "results" / "mutants"
-LIMIT = 240  # CPU seconds of a mutant
+STAGES = ["golden", "laws", "tests"]
+LIMITS = {"golden": 15, "laws": 60, "tests": 240}  # CPU seconds of a record, of a kind, of all tests; more is a hang
 KINDS = 4  # whose laws are checked, of those that execute a shared line
 FLIPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
 # The rest of tests/core/test_conformance.py is the laws again.
@@ -284,14 +285,22 @@ def coverage(stage: str) -> dict[tuple[str, int], list[Any]] | None:
     return dict(lines.found[stage]) if good else None
 
 
-def first_failure(checks: Callable[[], dict[str, Callable[[], bool]]], names: list[str]) -> str | None:
-    """The first of the named checks that fails; whatever the mutant raises is a failure."""
+def first_failure(checks: Callable[[], dict[str, Callable[[], bool]]], names: list[str], limit: int) -> str | None:
+    """The first of the named checks that fails; whatever the mutant raises, and a hang, is a failure."""
     name = "import"
     try:
         made = checks()
-        return next((name for name in names if not made[name]()), None)
+        for name in names:
+            signal.setitimer(signal.ITIMER_PROF, limit)
+            if not made[name]():
+                return name
     except Exception as error:
         return f"{type(error).__name__} in {name}"
+    except HungError:
+        return f"{name} hangs"
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return None
 
 
 def verdict(mutant: Mutant) -> tuple[str, str]:
@@ -301,21 +310,16 @@ def verdict(mutant: Mutant) -> tuple[str, str]:
         raise HungError
 
     signal.signal(signal.SIGPROF, hung)
-    signal.setitimer(signal.ITIMER_PROF, LIMIT)
-    stage = "golden"
-    try:
-        install(mutant)
-        if (found := first_failure(golden, names_at(stage, mutant))) is not None:
-            return stage, found
-        stage = "laws"
-        names = names_at(stage, mutant)
-        if (found := first_failure(laws, names[:: -(-len(names) // KINDS) or 1])) is not None:
-            return stage, found
-        stage = "tests"
-        if (names := names_at(stage, mutant)) and not tests_pass(names):
-            return stage, f"one of {len(names)}"
-    except HungError:
-        return ("golden", "hangs") if stage == "golden" else ("missed", f"time limit in {stage}")
+    install(mutant)
+    kinds, tests = names_at("laws", mutant), names_at("tests", mutant)
+    stages = {
+        "golden": (golden, names_at("golden", mutant)),
+        "laws": (laws, kinds[:: -(-len(kinds) // KINDS) or 1]),
+        "tests": (lambda: {"tests": lambda: tests_pass(tests)}, ["tests"][: len(tests)]),
+    }
+    for stage, (checks, names) in stages.items():
+        if (found := first_failure(checks, names, LIMITS[stage])) is not None:
+            return stage, f"one of {len(tests)}" if found == "tests" else found
     return "missed", ""
 
 
@@ -369,10 +373,10 @@ def equivalent() -> dict[str, str]:
 def main() -> None:
     """Run the campaign, and print what nothing caught and the totals."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="mutants whose name has this in it")
+    parser.add_argument("--only", nargs="+", default=[""], help="mutants whose name has one of these in it")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--json-out", type=Path)
-    parser.add_argument("--missed", type=Path)
+    parser.add_argument("--resume", action="store_true")
     chosen = parser.parse_args()
     from hypothesis import settings
 
@@ -385,23 +389,26 @@ def main() -> None:
     for function in gc.get_objects():
         if isinstance(function, FunctionType) and function.__code__.co_filename.startswith(str(CORE)):
             FUNCTIONS[place(function.__code__)].append(function)
-    mutants = [m for file in sorted(CORE.rglob("*.py")) for m in mutants_of(file) if chosen.only in m.name]
-    if chosen.missed is not None:
-        rows = json.loads(chosen.missed.read_text(encoding="utf-8"))["mutants"]
-        again = {row["mutant"] for row in rows if row["caught_by"] == "missed"}
-        mutants = [m for m in mutants if m.name in again]
-    for stage, lines in parallel(coverage, ["golden", "laws", "tests"], chosen.workers):
+    mutants = [m for file in sorted(CORE.rglob("*.py")) for m in mutants_of(file)]
+    rows = []
+    if chosen.resume:
+        names = {m.name for m in mutants}
+        found = json.loads(chosen.json_out.read_text(encoding="utf-8"))["mutants"]
+        rows = [row for row in found if row["caught_by"] in STAGES and row["mutant"] in names]
+    done = {row["mutant"] for row in rows}
+    mutants = [m for m in mutants if m.name not in done and any(text in m.name for text in chosen.only)]
+    for stage, lines in parallel(coverage, STAGES, chosen.workers):
         if lines is None:
             raise SystemExit(f"error: {stage}: fails on the source as it is")
         COVERED[stage] = lines
-    rows = []
     for mutant, result in parallel(verdict, mutants, chosen.workers):
         stage, by = result or ("missed", "its process died")
         rows.append({"mutant": mutant.name, "line": mutant.lines[0], "caught_by": stage, "check": by})
         if stage == "missed":
             print(f"missed  :{mutant.lines[0]}  {mutant.name}", flush=True)
-        if len(rows) % 20 == 0 or len(rows) == len(mutants):
+        if len(rows) % 20 == 0:
             report(rows, chosen.json_out)
+    report(rows, chosen.json_out)
 
 
 def report(rows: list[dict[str, Any]], file: Path | None) -> None:

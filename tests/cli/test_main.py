@@ -130,11 +130,11 @@ def test_a_shape_error_of_the_mathematics_is_a_bug(proxima, monkeypatch, here):
     from proxima.data import PolicyBatch
 
     def wrong_shape():
-        PolicyBatch.from_padded(torch.ones(3))
+        PolicyBatch.from_padded(torch.ones(3), log_prob=torch.ones(3))
 
     monkeypatch.setattr(doctor, "describe_machine", wrong_shape)
     code, _, err = proxima("doctor")
-    assert code == 70 and err.startswith("internal error: ValueError: from_padded: mask has shape [3]")
+    assert code == 70 and err.startswith("internal error: ValueError: from_padded.mask: shape [3]")
 
 
 def test_the_traceback_can_be_printed(proxima, monkeypatch, here):

@@ -149,6 +149,73 @@ def test_a_wrong_path_among_several_is_found_before_anything_is_computed(proxima
     assert (code, out) == (2, "") and "none.json" in err
 
 
+def test_a_folder_is_every_file_of_records_in_it(proxima, records, here):
+    (here / "mine").mkdir()
+    (here / "mine" / "README.md").write_text("not a record")
+    records("mine/b.json"), records("mine/a.json"), records("c.json")
+    code, out, _ = proxima("verify", "mine", "c.json", "--json")
+    assert code == 0 and [file["file"] for file in json.loads(out)["files"]] == ["mine/a.json", "mine/b.json", "c.json"]
+    (here / "empty").mkdir()
+    code, out, err = proxima("verify", "empty")
+    assert (code, out) == (2, "")
+    assert err == "error: empty: a folder without .json files; give files of records, or a folder of them\n"
+
+
+BY_HAND = {
+    "name": "x",
+    "source": "by hand",
+    "surrogate": {"kind": "ppo_clip"},
+    "inputs": {"mask": [[1, 1]], "log_prob": [[-0.5, -1]], "proximal_log_prob": [[-0.5, -1]], "advantage": [2.0]},
+    "expected": {"loss": -2.0},
+}
+ADVANTAGE = {"name": "x", "source": "by hand", "advantage": "rloo", "expected": {"advantage": [1, -1]}}
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (
+            BY_HAND | {"surrogate": {"kind": "ppo_clip", "epsilon_hihg": 0.2}},
+            "refused: surrogate.epsilon_hihg=0.2 (x): 'ppo_clip' has no field 'epsilon_hihg'; did you mean 'epsilon_h",
+        ),
+        (BY_HAND | {"surrogate": "ppo_clap"}, "refused: surrogate.kind=ppo_clap (x): no surrogate 'ppo_clap'; did you"),
+        (BY_HAND | {"surrogate": {"kind": "cppo", "delta": -1}}, "refused: surrogate.delta=-1 (x): must be > 0"),
+        (
+            BY_HAND | {"surrogate": {"kind": "cppo", "delta": "much"}},
+            "refused: surrogate.delta=much (x): must be a number",
+        ),
+        (BY_HAND | {"surrogate": None}, "refused: golden record 'x' names no spec; add one of surrogate, "),
+        (
+            BY_HAND | {"expected": {"grad_logp": [[-1.0, -1.0]]}},
+            "nothing of ours computes 'grad_logp' here; did you mean 'grad_log_prob'?",
+        ),
+        (BY_HAND | {"expected": {"lozz": -2.0}}, "nothing of ours computes 'lozz' here; known: denominator, "),
+        (
+            BY_HAND | {"inputs": BY_HAND["inputs"] | {"advantag": [1.0]}},
+            "refused: from_padded: PolicyBatch has no field 'advantag'; did you mean 'advantage'?",
+        ),
+        (
+            BY_HAND | {"inputs": {key: value for key, value in BY_HAND["inputs"].items() if key != "advantage"}},
+            "refused: PpoClip needs `advantage`, which the batch lacks: ",
+        ),
+        (
+            ADVANTAGE | {"inputs": {"reward": [1, 0], "grup": [1, 1]}},
+            "refused: inputs: Outcomes has no field 'grup'; did you mean 'group'?",
+        ),
+        (
+            ADVANTAGE | {"advantage": "gae", "inputs": {"reward": [1, 0], "loss_mask": [1, 1], "cu_seqlens": [0, 2]}},
+            "refused: Gae needs `value`: ",
+        ),
+    ],
+)
+def test_a_mistake_in_a_record_by_hand_is_one_line(proxima, here, record, said):
+    (here / "one.json").write_text(json.dumps([record]))
+    code, out, err = proxima("verify", "one.json")
+    line = out.splitlines()[-1]
+    assert (code, err) == (0, "") and line.startswith(f"unsupported  x  (one.json): {said}"), out
+    assert out.splitlines()[1].split() == ["one.json", "1", "0", "0", "0", "1"]
+
+
 @pytest.mark.parametrize("source", ["by hand", "peer"])
 def test_an_unknown_key_of_a_record_is_named(source, proxima, here):
     record = json.loads((GOLDEN / "verl_agg_loss.json").read_text())[0]

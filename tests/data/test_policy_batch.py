@@ -145,10 +145,50 @@ def test_from_padded_refuses_what_does_not_fit():
         PolicyBatch.from_padded(torch.tensor([[1, 2]]), log_prob=torch.zeros(1, 2))
     with pytest.raises(ValueError, match=r"from_padded: mask holds values other than 0 and 1"):
         PolicyBatch.from_padded(torch.tensor([[1.0, NAN]]), log_prob=torch.zeros(1, 2))
-    with pytest.raises(ValueError, match=r"from_padded: behavior_log_prob has shape \[2, 4\], mask has \[2, 3\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"from_padded.behavior_log_prob: shape \[2, 4\], expected \[B, T\] with T = 3 set by from_padded.mask",
+    ):
         PolicyBatch.from_padded(ok, log_prob=torch.zeros(2, 3), behavior_log_prob=torch.zeros(2, 4))
-    with pytest.raises(ValueError, match=r"from_padded: mask has shape \[3\], expected \[B, T\]"):
+    with pytest.raises(ValueError, match=r"from_padded.mask: shape \[3\], expected \[B, T\]"):
         PolicyBatch.from_padded(torch.ones(3), log_prob=torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"advantag": torch.zeros(2)}, "from_padded: PolicyBatch has no field 'advantag'; did you mean 'advantage'?"),
+        ({"cu_seqlens": torch.zeros(3).long()}, "from_padded: PolicyBatch has no field 'cu_seqlens'; known: "),
+        ({"log_prob": None}, "from_padded: log_prob is missing; PolicyBatch documents it"),
+        (
+            {"advantage": torch.zeros(3)},
+            "from_padded.advantage: shape [3], expected [B] with B = 2 set by from_padded.mask",
+        ),
+        ({"advantage": torch.zeros(2, 3, 1)}, "from_padded.advantage: shape [2, 3, 1], expected [B, T]."),
+        (
+            {"group": torch.zeros(6).long()},
+            "from_padded.group: shape [6], expected [B] with B = 2 set by from_padded.mask",
+        ),
+        ({"top_k": torch.zeros(2, 3).long()}, "from_padded.top_k: shape [2, 3], expected [B, T, K]."),
+        ({"log_prob": [[0.0] * 3] * 2}, "from_padded.log_prob: got list, expected a tensor."),
+        ({"mask": [[1] * 3] * 2}, "from_padded.mask: got list, expected a tensor."),
+        (
+            {"sampled": torch.ones(3, 3)},
+            "from_padded.sampled: shape [3, 3], expected [B, T] with B = 2 set by from_padded.",
+        ),
+        (
+            {"log_prob": torch.zeros(2, 3).bfloat16()},
+            "PolicyBatch.log_prob: dtype bfloat16, expected float32 or float64. Cast before packing",
+        ),
+        ({"group": torch.zeros(2)}, "PolicyBatch.group: dtype float32, expected int64 or int32. Cast with `.long()`."),
+    ],
+)
+def test_from_padded_says_in_one_line_which_field_is_wrong(changes, line):
+    given = {"mask": torch.ones(2, 3), "log_prob": torch.zeros(2, 3)} | changes
+    given = {name: value for name, value in given.items() if value is not None}
+    with pytest.raises(ValueError) as error:
+        PolicyBatch.from_padded(given.pop("mask"), **given)
+    assert str(error.value).startswith(line) and len(str(error.value).splitlines()) == 1
 
 
 @st.composite

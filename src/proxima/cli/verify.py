@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.cli.output import print_json
-from proxima.data import FieldError, UserError
+from proxima.data import NoFieldError, UserError
 
 if TYPE_CHECKING:
     from proxima.peers.verify import RecordVerdict
@@ -21,14 +21,15 @@ RECORD = "{name, source, dtype, inputs, params, expected}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", nargs="+", help=f"JSON list of records {RECORD}")
+    parser.add_argument("file", nargs="+", help=f"JSON list of records {RECORD}, or a folder of such files")
     parser.add_argument("--json", action="store_true", help="print totals and every verdict for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.peers.verify import totals
 
-    records = {name: _records(name) for name in arguments.file}  # a wrong path is refused before anything is computed
+    names = [file for name in arguments.file for file in _files(name)]
+    records = {name: _records(name) for name in names}  # a wrong path is refused before anything is computed
     verdicts = {name: [_verdict(raw) for raw in found] for name, found in records.items()}
     total = totals([one for found in verdicts.values() for one in found])
     if arguments.json:
@@ -40,6 +41,16 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print("\n".join(_lines(verdicts, total)))
     return 1 if total["failed"] else 0
+
+
+def _files(name: str) -> list[str]:
+    """The file itself, or the JSON files in a folder."""
+    if not Path(name).is_dir():
+        return [name]
+    found = sorted(str(file) for file in Path(name).glob("*.json"))
+    if not found:
+        raise UserError(f"{name}: a folder without .json files", remedy="give files of records, or a folder of them")
+    return found
 
 
 def _finite(value: Any) -> Any:
@@ -88,7 +99,7 @@ def _verdict(raw: dict[str, Any]) -> "RecordVerdict":
 
     try:
         return verify_record(raw)
-    except FieldError as error:
+    except (UserError, NoFieldError) as error:
         return RecordVerdict(raw["name"], "unsupported", f"refused: {' '.join(str(error).split())}")
     except Exception as error:
         return RecordVerdict(raw["name"], "failed", f"{type(error).__name__}: {' '.join(str(error).split())}")

@@ -1,10 +1,9 @@
 """Problems of a config, one line each: path, value, origin and remedy."""
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxima.data.errors import UserError
+from proxima.data.errors import UserError, nearest, suggestion
 
 
 @dataclass(frozen=True)
@@ -42,17 +41,4 @@ def one_problem(path: str, message: str, value: str | None = None, source: str |
     return ConfigError([Problem(path, message, value, source)])
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that `name` is probably a typo of; None if none is near."""
-    near = difflib.get_close_matches(name, sorted(known), n=5, cutoff=0.6)
-    return min(near, key=lambda other: sorted(other) != sorted(name), default=None)  # gpro is grpo, not gspo
-
-
-def suggestion(name: str, known: Iterable[str], also: str = "") -> str:
-    """`did you mean 'delta'?`, or, when nothing is near, `known: delta, delta_b, w_min, or `, and the form `also`."""
-    names = sorted(known)
-    if (near := nearest(name, names)) is not None:
-        return f"did you mean {near!r}?"
-    if not names:
-        return f"there are none{', only ' + also if also else ''}"
-    return "known: " + ", ".join(names) + (f", or {also}" if also else "")
+__all__ = ["ConfigError", "Problem", "nearest", "one_problem", "suggestion"]

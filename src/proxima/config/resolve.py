@@ -79,7 +79,9 @@ def resolve(
     recipe: Recipe, overrides: Sequence[str] = (), *, layer: Node | None = None, import_code: bool = True
 ) -> Resolved[RunConfig]: ...
 @overload
-def resolve(recipe: Recipe, overrides: Sequence[str] = (), *, root: type[Root]) -> Resolved[Root]: ...
+def resolve(
+    recipe: Recipe, overrides: Sequence[str] = (), *, layer: Node | None = None, root: type[Root]
+) -> Resolved[Root]: ...
 def resolve(
     recipe: Recipe,
     overrides: Sequence[str] = (),

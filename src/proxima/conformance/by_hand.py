@@ -12,6 +12,7 @@ from proxima.core import TokenMean, policy_loss
 from proxima.core.advantage import TokenRewards
 from proxima.core.loss import Loss, apply_corrections
 from proxima.data import Outcomes, PolicyBatch
+from proxima.data.field_checks import check_names
 
 LOSS_SLOTS = ("surrogate", "correction", "penalty", "aggregate")
 SLOTS = (*LOSS_SLOTS, "advantage")
@@ -43,7 +44,7 @@ def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict
     Returns: by name: `loss`, `numerator`, `denominator`, `grad_log_prob` (of an aggregation alone `grad_loss`), `keep`
         and `metrics.…`; `token_loss` of the surrogate; `weight` and `keep` of the correction; `penalty`; `advantage`.
         Values of tokens have the layout of the inputs, with 0 at padding.
-    Raises: KeyError naming an input that is missing.
+    Raises: NoFieldError naming an input that doesn't exist or is missing.
     """
     tensors = {name: _typed(name, value) for name, value in inputs.items()}
     if "advantage" in specs:
@@ -84,8 +85,10 @@ def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, dict[s
 
 def _advantage(spec: Any, tensors: dict[str, Tensor]) -> Tensor:
     if spec.per_token:
+        check_names(TokenRewards, tensors, "inputs")
         value: Tensor = spec(TokenRewards(**tensors))
         return value
+    check_names(Outcomes, {"valid", "length", "truncated", *tensors}, "inputs")
     more: dict[str, Any] = tensors
     value = spec(replace(Outcomes.of(more.pop("reward"), more.pop("group")), **more))
     return value
@@ -100,6 +103,7 @@ def _batch(leaf: Tensor, tensors: Mapping[str, Tensor]) -> PolicyBatch:
     rest = {name: value for name, value in tensors.items() if name != "mask"}
     if "mask" in tensors:
         return PolicyBatch.from_padded(tensors["mask"], log_prob=leaf, **rest)
+    check_names(PolicyBatch, {"log_prob", *rest}, "inputs", without=("host_counts",))
     return PolicyBatch(log_prob=leaf, **rest)
 
 

@@ -12,7 +12,7 @@ from proxima.core.metrics import Metrics, Peak, SumCount, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio
 from proxima.core.segment import segment_count, segment_mean
 from proxima.core.spec import Spec
-from proxima.data import NotFiniteError, PolicyBatch
+from proxima.data import NoFieldError, NotFiniteError, PolicyBatch
 
 SUPPLIED_BY: dict[str, str] = {
     "advantage": "an advantage spec does (per sequence, spread over its tokens)",
@@ -232,11 +232,11 @@ def _geometric_mean(b: PolicyBatch, weight: Tensor) -> Tensor:
 
 
 def check_needs(spec: Spec, batch: PolicyBatch) -> None:
-    """Raise ValueError naming the first tensor in `spec.needs` that the batch lacks, and what would supply it."""
+    """Raise NoFieldError naming the first tensor in `spec.needs` that the batch lacks, and what would supply it."""
     for name in sorted(spec.needs):
         if getattr(batch, name) is None:
             source = SUPPLIED_BY.get(name, "the caller must set it")
-            raise ValueError(f"{type(spec).__name__} needs `{name}`, which the batch lacks: {source}.")
+            raise NoFieldError(f"{type(spec).__name__} needs `{name}`, which the batch lacks: {source}.")
 
 
 LOG_PROB_SLACK = 1e-4  # a log-prob up to this far above 0 is rounding (logit − logsumexp)

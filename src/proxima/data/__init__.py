@@ -18,7 +18,7 @@ class docstring; conversion and checks follow from those, and `pack` passes on c
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from proxima.data.errors import FieldError, NotFiniteError, UserError, require, within
+from proxima.data.errors import FieldError, NoFieldError, NotFiniteError, UserError, require, within
 from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ __all__ = [
     "FinishReason",
     "Group",
     "Message",
+    "NoFieldError",
     "NotFiniteError",
     "Outcomes",
     "PackedBatch",

@@ -2,12 +2,14 @@
 
     UserError     the command line prints it as one line and exits with 2
     NotFiniteError   the model computes NaN or infinity
+    NoFieldError  a batch lacks a tensor that is read, or is given one that it does not have
     FieldError    one field of a spec, a config or a file holds a bad value; the config adds where it was written
 
 No code parses a message: what a handler needs is an attribute.
 """
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +37,10 @@ class UserError(ValueError):
 
 class NotFiniteError(UserError):
     """Weights, gradients or probabilities are NaN or infinite: the model file is damaged, or the training diverged."""
+
+
+class NoFieldError(ValueError):
+    """A batch lacks a tensor that something reads, or is given one that it doesn't have."""
 
 
 class FieldError(UserError):
@@ -76,3 +82,19 @@ def within(section: str) -> Iterator[None]:
     except FieldError as error:
         error.field = f"{section}.{error.field}"
         raise
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` is probably a typo of; None if none is near."""
+    near = difflib.get_close_matches(name, sorted(known), n=5, cutoff=0.6)
+    return min(near, key=lambda other: sorted(other) != sorted(name), default=None)  # gpro is grpo, not gspo
+
+
+def suggestion(name: str, known: Iterable[str], also: str = "") -> str:
+    """`did you mean 'delta'?`, or, when nothing is near, `known: delta, delta_b, w_min, or `, and the form `also`."""
+    names = sorted(known)
+    if (near := nearest(name, names)) is not None:
+        return f"did you mean {near!r}?"
+    if not names:
+        return f"there are none{', only ' + also if also else ''}"
+    return "known: " + ", ".join(names) + (f", or {also}" if also else "")

@@ -1,12 +1,14 @@
 """Checks tensor fields; the message names the field, the dtype or shape found, and the one expected."""
 
+from collections.abc import Collection, Sequence
+from dataclasses import MISSING, fields
 from functools import cache
-from typing import Annotated, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from proxima.data.errors import require
+from proxima.data.errors import NoFieldError, require, suggestion
 
 DTYPES = {"float": (torch.float32, torch.float64), "bool": (torch.bool,), "int": (torch.int64, torch.int32)}
 
@@ -20,11 +22,26 @@ def check_fields(instance: object) -> dict[str, int]:
     """
     sizes: dict[str, tuple[int, str]] = {}
     cls: type = type(instance)
-    for name, hint in _tensor_hints(cls).items():
+    for name, hint in tensor_hints(cls).items():
         value = getattr(instance, name)
         if value is not None:
             _check_tensor(f"{cls.__name__}.{name}", value, hint, sizes)
     return {axis: size for axis, (size, _) in sizes.items()}
+
+
+def check_names(cls: type[Any], given: Collection[str], label: str, *, without: Collection[str] = ()) -> None:
+    """Check names that become fields of a dataclass, some of which the caller makes himself (`without`).
+
+    Raises:
+        NoFieldError: names one that is no field, with the nearest, or a field that must be given.
+    """
+    known = {f.name: f for f in fields(cls) if f.init and f.name not in without}
+    for name in given:
+        if name not in known:
+            raise NoFieldError(f"{label}: {cls.__name__} has no field {name!r}; {suggestion(name, known)}")
+    for name, f in known.items():
+        if f.default is MISSING and f.default_factory is MISSING and name not in given:
+            raise NoFieldError(f"{label}: {name} is missing; {cls.__name__} documents it")
 
 
 def check_choices(instance: object) -> None:
@@ -41,7 +58,8 @@ def _choices(cls: type) -> dict[str, tuple[str, ...]]:
 
 
 @cache
-def _tensor_hints(cls: type) -> dict[str, str]:
+def tensor_hints(cls: type) -> dict[str, str]:
+    """Of each tensor field of a dataclass its "dtype axes"."""
     hints = get_type_hints(cls, include_extras=True).items()
     annotated = ((name, *get_args(hint)) for name, hint in hints if get_origin(hint) is Annotated)
     return {name: str(spec) for name, inner, spec, *_ in annotated if Tensor in (get_args(inner) or (inner,))}
@@ -59,6 +77,11 @@ def _check_tensor(label: str, value: object, hint: str, sizes: dict[str, tuple[i
             "int": "Cast with `.long()`.",
         }[kind]
         raise ValueError(f"{label}: dtype {str(value.dtype).removeprefix('torch.')}, expected {names}. {remedy}")
+    check_shape(label, value, axes, sizes)
+
+
+def check_shape(label: str, value: Tensor, axes: Sequence[str], sizes: dict[str, tuple[int, str]]) -> None:
+    """As `check_fields` checks shapes; `sizes` holds the size of each axis and what set it, and gets the new ones."""
     if value.dim() != len(axes):
         raise ValueError(f"{label}: shape {list(value.shape)}, expected [{', '.join(axes)}].")
     for size, axis in zip(value.shape, axes, strict=True):
@@ -67,5 +90,5 @@ def _check_tensor(label: str, value: object, hint: str, sizes: dict[str, tuple[i
         expected, setter = sizes.setdefault(base, (found, label))
         if found != expected:
             wanted = f"[{', '.join(axes)}] with {base} = {expected} set by {setter}."
-            remedy = " One value per response token: was the last cut off?" if base == "N" else ""
+            remedy = " One value per response token: was the last cut off?" if base in ("N", "T") else ""
             raise ValueError(f"{label}: shape {list(value.shape)}, expected {wanted}{remedy}")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
-from proxima.data.field_checks import check_fields
+from proxima.data.field_checks import check_fields, check_names, check_shape, tensor_hints
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,11 +192,19 @@ class PolicyBatch:
             tensors: any field of the batch as [B, T] (`[B, T, K]` for top-k); `advantage` also as [B]; `group` as [B].
 
         Returns: a batch with S = B sequences; where all is False the sequence is empty.
+        Raises: ValueError naming the field: one that doesn't exist (with the nearest) or is missing, its shape and what
+            set the expected one, or its dtype.
 
         Differs: holes count as tokens that are not sampled unless `sampled` says otherwise; peers drop the distinction.
         """
-        if mask.dim() != 2:
-            raise ValueError(f"from_padded: mask has shape {list(mask.shape)}, expected [B, T].")
+        check_names(cls, tensors, "from_padded", without=("loss_mask", "cu_seqlens", "host_counts"))
+        sizes: dict[str, tuple[int, str]] = {}
+        for name, value in {"mask": mask, **tensors}.items():
+            if not isinstance(value, Tensor):
+                raise ValueError(f"from_padded.{name}: got {type(value).__name__}, expected a tensor.")
+            of_rows = name == "group" or (name == "advantage" and value.dim() == 1)
+            hint = tensor_hints(PolicyBatch).get(name, "bool N")
+            check_shape(f"from_padded.{name}", value, ("B",) if of_rows else ("B", "T", *hint.split()[2:]), sizes)
         loss_mask = _as_bool(mask, "mask")
         rows, width = loss_mask.shape
         sampled = _as_bool(tensors.pop("sampled"), "sampled") if "sampled" in tensors else loss_mask
@@ -205,14 +213,9 @@ class PolicyBatch:
         inside = column <= lengths[:, None]
         packed: dict[str, Tensor] = {}
         for name, value in tensors.items():
-            if name == "group":
-                packed[name] = value
-                continue
             if name == "advantage" and value.dim() == 1:
                 value = value[:, None].expand(rows, width)
-            if value.shape[:2] != loss_mask.shape:
-                raise ValueError(f"from_padded: {name} has shape {list(value.shape)}, mask has {list(mask.shape)}.")
-            packed[name] = value[inside]
+            packed[name] = value if name == "group" else value[inside]
         cut = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         return cls(loss_mask=loss_mask[inside], sampled=sampled[inside], cu_seqlens=cut, **packed)
 

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Protocol
 from torch import Tensor
 
 from proxima.core.spec import Spec
-from proxima.data import Outcomes, check_fields
+from proxima.data import NoFieldError, Outcomes, check_fields
 
 ADVANTAGE_NEEDS: dict[str, str] = {
     "baseline": "generating and scoring the greedy completion of each prompt supplies it",
@@ -71,7 +71,7 @@ class TokenAdvantage(Advantage, Protocol):
 
 
 def required(spec: Advantage, name: str, value: Tensor | None) -> Tensor:
-    """`value`; raises ValueError naming what would supply it when it is None."""
+    """`value`; raises NoFieldError naming what would supply it when it is None."""
     if value is None:
-        raise ValueError(f"{type(spec).__name__} needs `{name}`: {ADVANTAGE_NEEDS[name]}.")
+        raise NoFieldError(f"{type(spec).__name__} needs `{name}`: {ADVANTAGE_NEEDS[name]}.")
     return value

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
-from proxima.data import FieldError
+from proxima.data import NoFieldError, UserError
 from proxima.peers.verify import (
     areal,
     pruning,
@@ -89,7 +89,8 @@ def verify_record(raw: dict[str, Any]) -> RecordVerdict:
     """The verdict on a record as read from JSON; `unsupported` names what we can't interpret.
 
     Raises:
-        FieldError: a spec that a record by hand names refuses a value. A peer's value that it refuses is `unsupported`.
+        UserError, NoFieldError: a record by hand names no spec, an unknown one or field, a value that the spec refuses,
+            or other inputs than it reads. In a record of a peer these are `unsupported`.
     """
     record = Record.of(raw)
     if record.unknown:
@@ -103,7 +104,7 @@ def verify_record(raw: dict[str, Any]) -> RecordVerdict:
         return unsupported(record, f"no reading of {error.args[0]!r} in {record.source!r}")
     except NoReading as error:
         return unsupported(record, str(error))
-    except FieldError as error:
+    except (UserError, NoFieldError) as error:
         if adapter is by_hand:
             raise
         return unsupported(record, f"refused: {error}")

@@ -6,37 +6,43 @@ Slots: surrogate, correction, penalty, aggregate, advantage. What inputs and exp
 `proxima.conformance.by_hand`."""
 
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from proxima.config.describe import lookup
+from proxima.config import resolve
+from proxima.config.problems import suggestion
 from proxima.config.schema import Slot
-from proxima.conformance.by_hand import TOLERANCE, numbers_by_hand
+from proxima.config.tree import Source, node_of
+from proxima.conformance.by_hand import SLOTS, TOLERANCE, numbers_by_hand
 from proxima.data import UserError
-from proxima.peers.verify.record import Attempt, Record
+from proxima.peers.verify.record import Attempt, NoReading, Record
+from proxima.peers.verify.verdict import uncovered
 
-TABLES = {
-    "surrogate": "proxima.core.surrogate:SURROGATES",
-    "correction": "proxima.core.correction:CORRECTIONS",
-    "penalty": "proxima.core.penalty:PENALTIES",
-    "aggregate": "proxima.core.aggregate:AGGREGATES",
-    "advantage": "proxima.core.advantage:ADVANTAGES",
-}
+
+@dataclass(frozen=True)
+class SpecsByHand:
+    """The specs that a record may name, as a recipe names them."""
+
+    surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES")] = None
+    correction: Annotated[Any, Slot("proxima.core.correction:CORRECTIONS")] = None
+    penalty: Annotated[Any, Slot("proxima.core.penalty:PENALTIES")] = None
+    aggregate: Annotated[Any, Slot("proxima.core.aggregate:AGGREGATES")] = None
+    advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES")] = None
 
 
 def by_hand(record: Record) -> Iterator[Attempt]:
-    """Ours against the numbers of the record."""
-    specs = {slot: spec_of(slot, record.params[slot], record) for slot in record.params}
-    if not specs:
-        raise UserError(f"golden record {record.name!r} names no spec", remedy=f"add one of {', '.join(TABLES)}")
-    numbers = numbers_by_hand(specs, {name: record.inputs[name] for name in record.inputs})
+    """Ours against the numbers of the record.
+
+    Raises:
+        UserError: the record names no spec, or one that doesn't exist or refuses a field.
+        NoReading: nothing of ours computes an expected number.
+    """
+    written = {slot: spec for slot, spec in record.params.read().items() if spec is not None}
+    if not written:
+        raise UserError(f"golden record {record.name!r} names no spec", remedy=f"add one of {', '.join(SLOTS)}")
+    specs = resolve({}, layer=node_of(written, Source(record.name)), root=SpecsByHand).config
+    numbers = numbers_by_hand({slot: getattr(specs, slot) for slot in written}, record.inputs.read())
+    if unknown := uncovered(record, numbers):
+        raise NoReading(f"nothing of ours computes {unknown[0]!r} here; {suggestion(unknown[0], numbers)}")
     found = {leaf: numbers[leaf] for leaf in record.leaves if leaf in numbers}
     yield None, [record.check(leaf, value, record.leaves[leaf], **TOLERANCE) for leaf, value in found.items()]
-
-
-def spec_of(slot: str, written: Any, record: Record) -> Any:
-    """The spec of `"topr"`, `{"kind": "topr", "upper": 2.0}` or `{"kind": "my_lab.losses:Topr"}`."""
-    fields = {"kind": written} if isinstance(written, str) else {key: written[key] for key in written}
-    kind = fields.pop("kind", None)
-    if not isinstance(kind, str):
-        raise UserError(f"golden record {record.name!r}: {slot} has no kind")
-    return lookup(kind, Slot(TABLES[slot]), slot, record.name)(**fields)

@@ -10,6 +10,7 @@ from torch import Tensor
 from proxima.conformance.by_hand import as_tensor
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.correction import Importance, TopEntropy
+from proxima.core.loss import check_needs
 from proxima.core.penalty import K3
 from proxima.core.ratio import masked_log_ratio, spread
 from proxima.core.segment import segment_count, segment_mean
@@ -40,7 +41,7 @@ def gmpo(record: Record) -> Iterator[Attempt]:
     penalty = K3(beta) if beta else None
     spec: Any = GeoMean(*epsilons(p), "log_ratio")
     steps = accumulation(p)
-    metrics = record.checks(gmpo_numbers(record), rtol=1e-6)
+    metrics = record.checks(gmpo_numbers(record))
     p.mark_irrelevant(*OPTIONS)
     record.inputs.mark_irrelevant("sampling_logp", "sampling_per_token_logps", "reference_logp", *SAMPLER_RATIO)
     aggregate = SequenceMeanTokenMean()
@@ -81,7 +82,7 @@ def rloo(record: Record) -> Iterator[Attempt]:
     low, high = epsilons(p)
     refuse_more(p)
     p.mark_irrelevant("beta", "training", "current_gradient_accumulation_steps")  # its KL is in the reward
-    metrics = record.checks(rloo_numbers(record), rtol=1e-6)
+    metrics = record.checks(rloo_numbers(record))
     for limit in (False, True) if beyond_limit(gap) else (False,):
         loss = loss_of(b, PpoClip(min(low, 1.0), high), TokenMean(), bounded=not limit)
         yield reasons(T4=limit), [*record.loss_checks(loss.value, leaf), *metrics]
@@ -95,6 +96,7 @@ def dppo(record: Record) -> Iterator[Attempt]:
     low, high = p.get("epsilon_low", 0.15), p.get("epsilon_high", 0.15)
     kind = p.get("divergence_type", "binary_tv")
     spec = Dppo(kind, high, low, p.get("clip_ratio_c", 20.0))
+    check_needs(spec, padded.b)
     penalty = K3(beta) if beta else None
     p.mark_irrelevant("divergence_topk", "training", "current_gradient_accumulation_steps", "max_completion_length")
     given = record.inputs.get("num_items_in_batch")
@@ -110,7 +112,7 @@ def dppo(record: Record) -> Iterator[Attempt]:
         value = loss.value if given is None else loss.numerator / float(as_tensor(given))
         keep = padded.rows(loss.keep)
         checks = [*record.loss_checks(value, padded.leaf), record.expect("divergence_mask", keep)]
-        yield reason, [*checks, *record.checks(dppo_numbers(record, keep != 0), rtol=1e-6)]
+        yield reason, [*checks, *record.checks(dppo_numbers(record, keep != 0))]
 
 
 def _keep_of_trl(spec: Dppo, b: PolicyBatch, zero: Tensor) -> Tensor:
@@ -159,5 +161,5 @@ def ppo_loss(record: Record) -> Iterator[Attempt]:
     (gradient,) = torch.autograd.grad(total, value, retain_graph=True)
     numbers = {"loss": total.detach(), "pg_loss": policy.detach(), "vf_loss": critic.detach(), "grad_vpreds": gradient}
     checks = [record.expect(name, number) for name, number in numbers.items()]
-    checks += record.checks({"vf_clipfrac": own["value_clip_fraction"].value}, under="", rtol=1e-6)
+    checks += record.checks({"vf_clipfrac": own["value_clip_fraction"].value}, under="")
     yield None, [*checks, record.expect("grad_logp", padded.gradient(total))]

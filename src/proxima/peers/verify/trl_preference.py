@@ -93,7 +93,7 @@ def _dpo_checks(record: Record, leaves: dict[str, Tensor], loss: Tensor, numbers
     for side, gradient in zip(leaves, gradients, strict=True):
         slope = torch.zeros_like(leaves[side]) if gradient is None else gradient
         checks.append(record.expect(f"grad_{side}_logp", slope, **loose))
-    return [*checks, *record.checks(numbers, rtol=1e-6)]
+    return [*checks, *record.checks(numbers)]
 
 
 def kto(record: Record) -> Iterator[Attempt]:
@@ -116,7 +116,7 @@ def kto(record: Record) -> Iterator[Attempt]:
     numbers = _kto_numbers(ours.detach(), theirs, label, spec.beta)
     numbers["kl"] = kl.clamp(min=0) if anchor == "kl" else 0.0
     exact = {"rtol": 1e-9, "atol": 1e-11}
-    yield None, [*record.loss_checks(loss, leaf, tolerance=exact), *record.checks(numbers, rtol=1e-6)]
+    yield None, [*record.loss_checks(loss, leaf, tolerance=exact), *record.checks(numbers)]
 
 
 def _kto_numbers(ours: Tensor, reference: Tensor, label: Tensor, beta: float) -> dict[str, Any]:
@@ -139,4 +139,4 @@ def reward_model_loss(record: Record) -> Iterator[Attempt]:
     checks.append(record.expect("grad_rejected", gradients[1]))
     numbers = {name: metrics[name].value for name in ("accuracy", "margin")}
     numbers |= {f"{kind}_reward": metrics[f"reward_{kind}"].value for kind in ("mean", "max", "min")}
-    yield None, [*checks, *record.checks(numbers, rtol=1e-6)]
+    yield None, [*checks, *record.checks(numbers)]

@@ -242,7 +242,7 @@ def _check(leaf: str, metric: Any, theirs: Any, *, single: bool) -> Check:
         rounding = 1e-6 * scale**2  # of the variance in float32
         noise = min(math.sqrt(rounding), rounding / max(metric.value, 1e-12)) if single else scale * 1e-7
         return Check(leaf, (metric.value, _noisy_std(metric)), theirs, 1e-5, noise)
-    rtol, atol = (2e-5, 2e-6) if single else (1e-6, 1e-10)
+    rtol, atol = (2e-5, 2e-6) if single else (5e-7, 1e-10)
     return Check(leaf, metric.value, theirs, rtol, atol, scale=1.0 if "chi2" in leaf else 0.0)  # χ² is a mean minus 1
 
 

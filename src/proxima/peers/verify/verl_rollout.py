@@ -10,7 +10,7 @@ from proxima.core.correction import Importance, Rejection
 from proxima.core.loss import Corrections, apply_corrections
 from proxima.core.metrics import Metrics
 from proxima.data import PolicyBatch
-from proxima.peers.verify.record import Attempt, Check, Padded, Record, Tracked
+from proxima.peers.verify.record import Attempt, Check, NoReading, Padded, Record, Tracked
 from proxima.peers.verify.variants import reasons
 from proxima.peers.verify.verl_metrics import (
     APPLIED,
@@ -44,7 +44,9 @@ def rejection_rules(options: Tracked) -> Iterator[tuple[dict[str, Any], str, flo
     limits = [x.strip() for x in str(given).split(",")] if given is not None else []
     if len(limits) == 1:
         limits = limits * len(names)
-    for name, limit in zip(names, limits, strict=True):
+    if names and len(limits) != len(names):
+        raise NoReading(f"rollout_rs has {len(names)} statistics, rollout_rs_threshold={given!r} {len(limits)} bounds")
+    for name, limit in zip(names, limits, strict=False):
         level, *reduce, kind = name.replace("seq_", "sequence_").split("_")
         low, high = threshold_bounds(limit)
         if kind == "k1" and low is None:
