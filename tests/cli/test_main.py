@@ -169,6 +169,7 @@ def test_interrupt_ends_with_130(proxima, monkeypatch, here):
     assert proxima("doctor") == (130, "", "interrupted\n")
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error(here):
     command = (
         f"{sys.executable} -m proxima.cli.main list --json | head -c 10; ends=${{PIPESTATUS[0]}}; echo; echo $ends"

@@ -30,6 +30,7 @@ def test_config_yaml_loads_back_to_the_config(run, proxima, here):
     assert again == original
 
 
+@pytest.mark.slow
 def test_resume_of_a_finished_run_goes_on_only_with_more_steps(run, proxima, here):
     code, _, err = proxima("train", "run", "--resume", "train.steps=3")
     assert code == 0, err
@@ -40,6 +41,7 @@ def test_resume_of_a_finished_run_goes_on_only_with_more_steps(run, proxima, her
     ]
 
 
+@pytest.mark.slow
 def test_resume_of_a_run_whose_folder_was_not_named(proxima, recipe, here):
     code, _, err = proxima("train", recipe())
     assert code == 0, err
@@ -137,6 +139,7 @@ def test_export_loads_in_transformers(run, proxima, here):
     assert (code, err.splitlines()[-1]) == (2, "error: run: no checkpoint '7'; use one of [2], last or best")
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line(tiny_model, tmp_path, monkeypatch, capsys):
     """As safetensors says it while a checkpoint is written, and as the system says it elsewhere."""
     import errno

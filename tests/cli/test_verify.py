@@ -22,6 +22,7 @@ def records(here):
     return write
 
 
+@pytest.mark.slow
 def test_the_golden_files(proxima):
     files = sorted(GOLDEN.glob("*.json"))
     code, out, err = proxima("verify", *files, "--json")

@@ -32,6 +32,7 @@ def test_plain_pytorch_fits_on_two_screens_and_imports_torch_only():
     assert imports == {"argparse", "torch", "proxima"}
 
 
+@pytest.mark.slow
 def test_plain_pytorch_learns_to_count(plain, capsys):
     history = plain.train(steps=40)
     assert history[0]["reward"] < 0.15  # one place in ten is right by chance

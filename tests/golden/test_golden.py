@@ -244,7 +244,8 @@ def mutants(file: Path) -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield record["name"], leaf, wrong
 
 
-LONG = {"verl070_rollout_correction", "verl_rollout_correction"}  # verl_pr3694_rollout_is has the same functions
+# verl_pr3694_rollout_is has the functions of the first two
+LONG = {"verl070_rollout_correction", "verl_rollout_correction", "made_here", "verl_policy_loss"}
 
 
 @pytest.mark.parametrize(

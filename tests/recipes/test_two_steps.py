@@ -14,7 +14,7 @@ import pytest
 from proxima.config import resolve
 from proxima.core.selection import Prune
 from proxima.lab import read_sweep
-from proxima.reward import Math, Overlong
+from proxima.reward import Overlong
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import read_rows
 from proxima.runtime.run import train
@@ -25,23 +25,16 @@ FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
 RECIPES = sorted(set(FOLDER.glob("**/*.yaml")) - set(SWEEPS))
 TOKENS = 8
-FAST = {"qwen3_30b_cppo", "prune_math"}  # of those that start math-verify, which takes longer than the two steps
-FAST_CELLS = {"none", "p75", "g2"}  # of the sweep over shares of pruned completions
+FAST = {
+    "quickstart",
+    "cpu/dapo_tis",
+    "qwen3_30b_cppo",
+}  # one plain, one with refill and correction, one with math-verify
 CASES = {str(path.relative_to(FOLDER).with_suffix("")): (path, ()) for path in RECIPES}
 for file in SWEEPS:
     CASES |= {
         f"{file.stem}-{cell.name}": (FOLDER / f"{file.stem}.yaml", cell.overrides) for cell in read_sweep(file).cells
     }
-
-
-def marked(case):
-    path, _ = CASES[case]
-    cell = case.removeprefix("prune_gsm8k-")
-    if cell == case:
-        fast = case in FAST or not any(isinstance(reward, Math) for reward in resolve(path).config.reward)
-    else:
-        fast = cell in FAST_CELLS
-    return case if fast else pytest.param(case, marks=pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +100,7 @@ def essence(config):
     return algorithm, rewards, sampling, training, model, config.data, dataclasses.replace(config.engine, slots=1)
 
 
-@pytest.mark.parametrize("case", map(marked, CASES))
+@pytest.mark.parametrize("case", [c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
 def test_two_steps(case, root, tmp_path):
     recipe, overrides = CASES[case]
     published = resolve(recipe, overrides).config

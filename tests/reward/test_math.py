@@ -449,6 +449,7 @@ PLAIN += [
 ]
 
 
+@pytest.mark.slow
 def test_plain_numbers_are_equal_where_math_verify_holds_them_equal():
     from math_verify import parse, verify
 
@@ -468,6 +469,7 @@ def test_bad_fields(field, value):
         Math(**{field: value})
 
 
+@pytest.mark.slow
 def test_two_stages_of_parsing_give_the_trees_of_one():
     import latex2sympy2_extended.latex2sympy2 as module
     import sympy

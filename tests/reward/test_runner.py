@@ -239,6 +239,7 @@ def test_a_hung_thread_does_not_keep_the_process_alive():
     assert (done.returncode, done.stdout.strip()) == (0, "hangs: timed out after 0.2 s"), done.stderr
 
 
+@pytest.mark.slow
 def test_a_group_of_thousands_opens_no_more_threads_than_workers():
     at_once, most, lock = [0], [0], threading.Lock()
 

@@ -66,6 +66,7 @@ def test_a_diverging_run_ends_as_failed(lr, step, what, tiny_model, tmp_path):
     assert [checkpoint.step for checkpoint in checkpoints(tmp_path / "run" / "checkpoints")] == [1][: step - 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["gradient", "weights", "weights before the update"])
 def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(place, tiny_model, tmp_path, monkeypatch):
     tree = recipe(tiny_model("llama"), train__updates_per_step=2)
