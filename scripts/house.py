@@ -42,6 +42,7 @@ ALLOWED_FUNCTIONS = {
     "main": "what a console script or a spawned process starts",
     "add_arguments": "the protocol of a command: every module of cli/ has one",
     "run": "the protocol of a command: every module of cli/ has one",
+    "train": "a run from its config, and `proxima.train`, a run from a recipe",
 }
 ALLOWED_CLASSES: dict[str, str] = {}
 ALLOWED_UNREACHABLE: dict[str, str] = {}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.view import LogFile, observer_for, screen
+from proxima.view import LogFile, RunViews, screen
 from proxima.view.diagnostics import Diagnostics
 from proxima.view.live import LiveView
 from proxima.view.log_lines import LogLines, lines_to, prompts_used, unknown_accuracy
@@ -222,7 +222,7 @@ def test_the_view_follows_the_stream(monkeypatch):
 def test_all_watchers_together(tmp_path):
     """As the loop uses them: the lines on the stream and in log.txt, and the report when the last line names it."""
     folder, stream = make_run(tmp_path / "run", steps=2), io.StringIO()
-    observer = observer_for(stream)
+    observer = RunViews(stream)
     observer.progress("load", 0, 1, "models")
     observer.warning("3 prompts are too long")
     observer.started(info(folder.path, steps=2))
@@ -234,7 +234,7 @@ def test_all_watchers_together(tmp_path):
     strip = [line.split("  ", 1)[1] for line in printed]
     assert strip == [line.split("  ", 1)[1] for line in logged[1:]]
     assert strip[0] == "WARNING 3 prompts are too long" and strip[-1].endswith("report.html") and len(strip) == 5
-    silent = observer_for(None)
+    silent = RunViews(None)
     silent.started(info(folder.path, resumed_at=2))
     silent.finished({"status": "stopped", "steps": 2, "seconds": 9.0})
     assert len(folder.log.read_text(encoding="utf-8").splitlines()) == 11
@@ -242,7 +242,7 @@ def test_all_watchers_together(tmp_path):
 
 def test_a_report_that_fails_does_not_fail_the_run(tmp_path):
     stream = io.StringIO()
-    observer = observer_for(stream)
+    observer = RunViews(stream)
     observer.started(info(tmp_path))  # no run is there
     observer.finished({"status": "done", "steps": 40, "seconds": 9.0})
     assert "WARNING ReportFile failed in finished (UserError:" in stream.getvalue()

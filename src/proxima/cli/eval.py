@@ -11,9 +11,8 @@ Figures with intervals, every answer and the settings are written to a folder; d
 means."""
 
 import argparse
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +20,10 @@ from proxima.cli.output import print_json
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.config import EvaluateConfig, Resolved
     from proxima.data import Group
     from proxima.runtime.eval_run import EvalOutcome
-    from proxima.runtime.eval_suites import EvalSuite
 
-# Where key=value may say something that an evaluation of named sets does not have of its own.
-SETTABLE = ("data.", "engine", "eval.limit", "eval.samples", "eval.sampling", "model.", "runtime.", "seed")
-
-SAMPLING = "eval.sampling."
+SAMPLING = "eval.sampling."  # the path of the options of a completion
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,83 +63,28 @@ def run(arguments: argparse.Namespace) -> int:
         say = "proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B"
         raise UserError(f"name a model: {say}")
     ks = _ks(arguments.k)
-    model, recipe, overrides = _model(arguments)
-    resolved = _resolve(model, recipe, overrides, suites=bool(arguments.task))
-
-    from proxima.evaluate.suites import parse_tasks
-    from proxima.runtime.eval_run import check_folder, run_eval
-    from proxima.runtime.eval_suites import load_suites, recipe_suite
-    from proxima.view.eval_tables import EvalProgress
-
-    folder = arguments.out or _folder(arguments.model)
-    check_folder(folder, overwrite=arguments.overwrite)
-    with resolved.locating():
-        if arguments.task:
-            suites = _suites(resolved, parse_tasks(arguments.task), arguments.data)
-        else:
-            suites = [recipe_suite(resolved.config)]
-        opened = load_suites(resolved.config, suites, ks)
-        view = EvalProgress(sys.stderr, show_results=len(suites) > 1)
-        try:
-            done = run_eval(resolved.config, opened, ks=ks, folder=folder, overwrite=arguments.overwrite, observer=view)
-        finally:
-            view.close()
-    _print(done, arguments)
-    return 0
-
-
-def _model(arguments: argparse.Namespace) -> tuple[str, str | None, list[str]]:
-    """The model's path, the recipe if there is one, and all that lies over it."""
-    from proxima.lab.run_reader import no_runs, runs_beside
-
     recipes = [word for word in arguments.override if "=" not in word]
     if len(recipes) > 1:
         raise UserError(f"expected one recipe, got {' and '.join(recipes)}; write values as key=value")
-    model, recipe = arguments.model, recipes[0] if recipes else None
-    if not Path(model).exists() and runs_beside(Path(model)):
-        raise no_runs(Path(model))
-    if (Path(model) / "config.yaml").is_file():
-        from proxima.runtime.export import find_checkpoint
-
-        recipe = recipe or model
-        model = str(find_checkpoint(model, arguments.checkpoint).model)
-    if recipe is None and not arguments.task:
-        say = f"proxima eval {model} --task gsm8k, or proxima eval {model} recipes/quickstart.yaml"
-        raise UserError(f"{model} is not a run folder, so a recipe or --task must name the questions: {say}")
     options = {key: value for key, value in vars(arguments).items() if key == "seed" or key.startswith("eval.")}
     written = [word for word in arguments.override if "=" in word]
-    return model, recipe, [*written, *(f"{key}={value}" for key, value in options.items() if value is not None)]
 
+    from proxima.api.evaluation import run_evaluation
 
-def _resolve(model: str, recipe: str | None, overrides: Sequence[str], *, suites: bool) -> "Resolved[EvaluateConfig]":
-    """The sections of the recipe that an evaluation reads; without a recipe their defaults."""
-    from proxima.config import EvaluateConfig, load_recipe
-
-    if suites:
-        for word in overrides:
-            if not word.startswith(SETTABLE):
-                key = word.partition("=")[0]
-                reason = f"{key}: --task brings its own questions, prompt and rewards"
-                raise UserError(reason, remedy="leave it out, or --task, and give a recipe")
-    path = f"model.path={json.dumps(model, ensure_ascii=False)}"
-    return load_recipe(recipe or {}, [path, *overrides], root=EvaluateConfig)
-
-
-def _suites(
-    resolved: "Resolved[EvaluateConfig]", tasks: Mapping[str, Path | None], data: Path | None
-) -> list["EvalSuite"]:
-    """The tasks of named sets, drawn as the command line says; what a recipe says of its own evaluation is not
-    theirs."""
-    from proxima.evaluate.suites import suite
-    from proxima.runtime.eval_suites import named_suite
-
-    said = {entry.path: entry.value for entry in resolved.entries if entry.origin == "command line"}
-    sampling = {path.removeprefix(SAMPLING): value for path, value in said.items() if path.startswith(SAMPLING)}
-    if "stop" in sampling:
-        sampling["stop"] = tuple(sampling["stop"])
-    samples, limit = int(said.get("eval.samples", 1)), int(said.get("eval.limit", 0))
-    how: Any = {"data": data, "samples": samples, "limit": limit, "sampling": sampling}
-    return [named_suite(suite(name), given=path, **how) for name, path in tasks.items()]
+    done = run_evaluation(
+        arguments.model,
+        recipes[0] if recipes else None,
+        [*written, *(f"{key}={value}" for key, value in options.items() if value is not None)],
+        tasks=arguments.task,
+        data=arguments.data,
+        checkpoint=arguments.checkpoint,
+        ks=ks,
+        folder=arguments.out,
+        overwrite=arguments.overwrite,
+        stream=sys.stderr,
+    )
+    _print(done, arguments)
+    return 0
 
 
 def _ks(text: str) -> tuple[int, ...]:
@@ -153,13 +92,6 @@ def _ks(text: str) -> tuple[int, ...]:
         return tuple(sorted({int(part) for part in text.split(",")})) if text.strip() else ()
     except ValueError:
         raise UserError(f"--k {text} must be whole numbers with commas between them: --k 1,4,8") from None
-
-
-def _folder(model: str) -> Path:
-    from proxima.runtime.clock import SystemClock
-
-    stamp = SystemClock().wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
-    return Path("evals") / f"{Path(model).name or 'model'}-{stamp}"
 
 
 def _print(done: "EvalOutcome", arguments: argparse.Namespace) -> None:

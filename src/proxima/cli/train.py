@@ -3,11 +3,9 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proxima.cli.output import add_overrides
-from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.runtime.summary import Summary
@@ -25,49 +23,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.config import load_recipe
-    from proxima.config.validate import warnings
+    from proxima.api.training import config_notes, resolve_run
 
-    if arguments.resume and arguments.overwrite:
-        reason = "--resume and --overwrite exclude each other: one resumes the run, the other deletes it"
-        raise UserError(reason, remedy="keep one")
-    resolved = load_recipe(arguments.recipe, [*arguments.override, *_replay(arguments), *_run_to_resume(arguments)])
-    if arguments.resume and not resolved.config.folder:
-        raise UserError("--resume: which run? Its folder was printed when it started: proxima train runs/NAME --resume")
+    how = {"resume": arguments.resume, "overwrite": arguments.overwrite}
+    replay = [] if arguments.rollouts is None else [f"rollouts={json.dumps(arguments.rollouts)}"]
+    resolved = resolve_run(arguments.recipe, [*arguments.override, *replay], **how)
 
     from proxima.runtime.controller import RunEnded
-    from proxima.runtime.observer import Tee
     from proxima.runtime.run import train
-    from proxima.view import StartupNotes, observer_for
+    from proxima.view import RunViews
 
-    watcher = observer_for(None if arguments.quiet else sys.stdout)
-    notes = StartupNotes(watcher, [str(problem) for problem in warnings(resolved)])
-    how = {"resume": arguments.resume, "overwrite": arguments.overwrite}
+    views = RunViews(None if arguments.quiet else sys.stdout, config_notes(resolved))
     try:
         with resolved.locating():
-            summary = train(resolved.config, resolved=resolved, observer=Tee(watcher, notes), **how)
+            summary = train(resolved.config, resolved=resolved, observer=views, **how)
     except RunEnded as end:  # the run failed as designed, which is no bug
         print(f"error: {end}", file=sys.stderr)
         return exit_code("failed")
     finally:
-        arguments.run_folder = notes.run_folder
+        arguments.run_folder = views.run_folder
     if arguments.quiet:
         print(outcome(summary))
     return exit_code(summary.status)
-
-
-def _replay(arguments: argparse.Namespace) -> list[str]:
-    return [f"rollouts={json.dumps(arguments.rollouts)}"] if arguments.rollouts is not None else []
-
-
-def _run_to_resume(arguments: argparse.Namespace) -> list[str]:
-    """`folder=…` where `--resume` is given a run folder in place of a recipe: its config may name no folder, or the one
-    that it was moved from."""
-    place = Path(arguments.recipe)
-    run = place.parent if place.name == "config.yaml" else place
-    named = any(word.startswith("folder=") for word in arguments.override)
-    found = arguments.resume and not named and (run / "run.sqlite").is_file()
-    return [f"folder={json.dumps(str(run))}"] if found else []
 
 
 def outcome(summary: "Summary") -> str:

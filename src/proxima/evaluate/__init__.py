@@ -1,5 +1,7 @@
 """Statistics and files of an evaluation: what a count of right answers says of a model, and how two models compare.
 
+`proxima.evaluate(model, …)`, the package called as a function, is `proxima.api.evaluate`: a whole evaluation.
+
     estimators.py      mean@k, pass@k, maj@k of one question, exact
     intervals.py       Wilson, paired score, BCa bootstrap over questions
     paired.py          McNemar, sign flips, difference with its interval
@@ -16,6 +18,9 @@ of one question in `estimators.py` with formula and source, an entry in `eval_me
 enumeration in `tests/evaluate`.
 """
 
+import sys
+
+from proxima import CallableRoom
 from proxima.evaluate.estimators import maj_at_k, mean_at_k, pass_at_k
 from proxima.evaluate.eval_metrics import QuestionScores, eval_metrics, question_scores
 from proxima.evaluate.intervals import Interval, bootstrap_mean, paired_score, wilson
@@ -30,3 +35,5 @@ __all__ = [
     "bootstrap_mean", "canonical", "compare_results", "difference", "eval_metrics", "maj_at_k", "mcnemar", "mean_at_k",
     "paired_score", "pass_at_k", "question_scores", "read_result", "sign_flip", "wilson",
 ]  # fmt: skip
+
+sys.modules[__name__].__class__ = CallableRoom

@@ -4,7 +4,6 @@ The model is loaded once for all sets. Metrics and formats are those of `proxima
 completions are the same bytes for the same command; what may differ (time, machine) is in environment.json.
 """
 
-import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, is_dataclass
@@ -24,6 +23,7 @@ from proxima.evaluate.eval_metrics import eval_metrics
 from proxima.evaluate.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
 from proxima.evaluate.votes import answer_extractor
 from proxima.model import LoadedModel
+from proxima.model.compute_thread import ComputeThread
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.build import EVAL_UID, load_model
@@ -100,7 +100,8 @@ def run_eval(
     with quiet_transformers(), ThreadPoolExecutor(1) as background:
         sha = background.submit(model_sha, config.model.path, config.model.revision)
         model = load_model(config)
-        engine = config.engine.build(EngineSetup.of(model, max_length=suites[0].context))
+        compute = ComputeThread()
+        engine = config.engine.build(EngineSetup.of(model, max_length=suites[0].context, compute=compute))
         outcome = EvalOutcome(result={}, seconds={"load": clock.now() - started}, folder=folder)
         facts: dict[str, Any] = {}
         for loaded in suites:
@@ -108,7 +109,7 @@ def run_eval(
             for note in loaded.notes:
                 observer.warning(note)
             observer.suite_started(name, len(loaded.prompts), len(loaded.prompts) * loaded.suite.samples)
-            groups = outcome.groups[name] = _answer(config, loaded, engine, observer, clock)
+            groups = outcome.groups[name] = _answer(config, loaded, engine, compute, observer, clock)
             facts[name] = _suite_facts(config, loaded, groups, ks)
             outcome.seconds[name] = clock.now() - start
             if folder is not None:
@@ -134,7 +135,12 @@ def _prepare_folder(config: "EvaluateConfig", folder: Path, overwrite: bool) -> 
 
 
 def _answer(
-    config: "EvaluateConfig", loaded: LoadedSuite, engine: Engine, observer: EvalObserver, clock: Clock
+    config: "EvaluateConfig",
+    loaded: LoadedSuite,
+    engine: Engine,
+    compute: ComputeThread,
+    observer: EvalObserver,
+    clock: Clock,
 ) -> list[Group]:
     suite, runtime = loaded.suite, config.runtime
     rewards = RewardRunner(
@@ -147,7 +153,7 @@ def _answer(
     try:
         spec = GroupSpec(sampling=loaded.sampling, completions=suite.samples, seed=config.seed)
         generator = GroupGenerator(engine, rewards, spec, clock.now)
-        return asyncio.run(Evaluation(loaded.prompts, generator, observer).groups())
+        return compute.serve(Evaluation(loaded.prompts, generator, observer).groups())
     finally:
         rewards.close()
 

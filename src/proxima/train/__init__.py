@@ -1,5 +1,7 @@
 """Training: items and an objective in, new weights out. The stack knows no RL; every objective uses the same one.
 
+`proxima.train(recipe, overrides)`, the package called as a function, is `proxima.api.train`: a whole run.
+
     stack         optimizer, schedule, gradient clipping, micro-batches, state
     objectives/   what is minimised: `PolicyObjective`, and the protocol for others
     micro_batch   splits an update by token budget        optimizer    optimizers and learning-rate schedules
@@ -10,6 +12,9 @@ To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIM
 `proxima.runtime.run.train(stages=…)`.
 """
 
+import sys
+
+from proxima import CallableRoom
 from proxima.train.forward_stage import ForwardStage, LogProbStage
 from proxima.train.objectives import Objective, PolicyObjective, TokenStatistics
 from proxima.train.optimizer import OPTIMIZERS, AdamW, Schedule
@@ -19,3 +24,5 @@ __all__ = [
     "OPTIMIZERS", "AdamW", "ForwardStage", "LogProbStage", "Objective", "PolicyObjective", "Schedule",
     "TokenStatistics", "TrainStack", "UpdateResult",
 ]  # fmt: skip
+
+sys.modules[__name__].__class__ = CallableRoom

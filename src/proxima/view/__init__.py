@@ -1,4 +1,4 @@
-"""Views: what a user sees of runs, live (`observer_for`) and afterwards (`report`, `curve`, `comparison_page`).
+"""Views: what a user sees of runs, live (`RunViews`) and afterwards (`report`, `curve`, `comparison_page`).
 
     log_lines.py, live.py       a run as lines, and on a terminal      diagnostics.py       warnings about a step
     report*.py                  report.html                            comparison_page.py   compare.html
@@ -9,8 +9,8 @@
 A view reads and never decides anything. Live views are observers (`runtime.observer`); report and curve need only the
 run folder, even of an unfinished run. `formatting` formats every number; text of a model or a data set is escaped, for
 a terminal (`printable`) or for a browser.
-Imports: rich, jinja2, matplotlib, `core`, `config`, `evaluate`, `runtime`, `lab`. Imported by `cli` alone.
-To add a live view: a subclass of `Observer`, chosen in `screen` or `observer_for`. To add a curve to the
+Imports: rich, jinja2, matplotlib, `core`, `config`, `evaluate`, `runtime`, `lab`. Imported by `api` and `cli`.
+To add a live view: a subclass of `Observer`, chosen in `screen` or `RunViews`. To add a curve to the
 report: an entry in `CURVES` of `report_curves`. To add a warning: a function in `RULES` of `diagnostics`.
 """
 
@@ -22,15 +22,29 @@ from typing import TextIO
 from proxima.runtime.observer import Observer, Record, RunInfo, Tee
 from proxima.view.log_lines import LogFile, lines_to
 
-__all__ = ["LogFile", "ReportFile", "StartupNotes", "observer_for", "screen"]
+__all__ = ["LogFile", "ReportFile", "RunViews", "screen"]
 
 
-def observer_for(stream: TextIO | None) -> Observer:
-    """All observers of a training run: report.html at the end, log.txt, and the `screen` on `stream` (None: no output).
+class RunViews(Tee):
+    """All observers of a training run: report.html at the end, log.txt, and the `screen`.
 
-    The report comes first: it is written when the screen's last line names it.
+    The report comes first: it is written when the screen's last line names it. `run_folder` is known from `started` on.
+
+    Args:
+        stream: of the screen; None: no output.
+        notes: warnings of the config, told when the run has started, so that its log has them too.
     """
-    return Tee(ReportFile(), LogFile(), *([screen(stream)] if stream is not None else []))
+
+    def __init__(self, stream: TextIO | None, notes: Sequence[str] = ()) -> None:
+        super().__init__(ReportFile(), LogFile(), *([screen(stream)] if stream is not None else []))
+        self.notes = notes
+        self.run_folder: Path | None = None
+
+    def started(self, info: RunInfo) -> None:
+        self.run_folder = info.folder
+        super().started(info)
+        for note in self.notes:
+            self.warning(note)
 
 
 def screen(stream: TextIO) -> Observer:
@@ -58,17 +72,3 @@ class ReportFile(Observer):
             from proxima.view.report import write_report
 
             write_report(self._info.folder)
-
-
-class StartupNotes(Observer):
-    """Gives `notes`, the config's warnings, to `observer` once the run has started, so that its log has them too, and
-    remembers the run's folder."""
-
-    def __init__(self, observer: Observer, notes: Sequence[str]) -> None:
-        self.observer, self.notes = observer, notes
-        self.run_folder: Path | None = None
-
-    def started(self, info: RunInfo) -> None:
-        self.run_folder = info.folder
-        for note in self.notes:
-            self.observer.warning(note)

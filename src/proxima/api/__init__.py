@@ -1,0 +1,18 @@
+"""From Python and notebooks: `proxima.train`, `proxima.evaluate`, `proxima.load_run`. What the commands do, with
+exceptions in place of exit codes.
+
+    training       a run                      evaluation      figures of a model on held-out questions
+    saved          a folder read back, as DataFrames          python_values   classes, specs and functions in recipes
+The functions block, and may be called inside a running event loop, as in Jupyter: a run's own loop has a thread of its
+own. `cli` is built on this room.
+Imports: every room but `cli`; pandas when a table is asked for. Imported by `cli`, and by name in `proxima`.
+To add a function: in a module here, its name in `__all__` here and in `proxima/__init__.py`, and docs/python.md.
+"""
+
+from proxima.api.evaluation import evaluate
+from proxima.api.saved import SavedEvaluation, SavedRun, load_run
+from proxima.api.training import train
+from proxima.data import UserError
+from proxima.runtime.controller import RunEnded
+
+__all__ = ["RunEnded", "SavedEvaluation", "SavedRun", "UserError", "evaluate", "load_run", "train"]

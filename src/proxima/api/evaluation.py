@@ -1,0 +1,179 @@
+"""`proxima.evaluate`: an evaluation from Python, and what `proxima eval` shares with it."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from proxima.api.python_values import Overrides, override_texts, overrides_named, plain
+from proxima.api.saved import SavedEvaluation
+from proxima.config import EvaluateConfig, Resolved, load_recipe
+from proxima.config.resolve import Recipe
+from proxima.config.scalars import for_any_reader
+from proxima.config.tree import COMMAND_LINE
+from proxima.data import UserError
+
+if TYPE_CHECKING:
+    from proxima.runtime.eval_run import EvalOutcome
+    from proxima.runtime.eval_suites import EvalSuite
+
+# Where key=value may say something that an evaluation of named sets does not have of its own.
+SETTABLE = ("data.", "engine", "eval.limit", "eval.samples", "eval.sampling", "model.", "runtime.", "seed")
+
+SAMPLING = "eval.sampling."
+
+
+def evaluate(
+    model: str | Path,
+    recipe: Recipe | None = None,
+    overrides: Overrides = (),
+    *,
+    task: str | Sequence[str] = (),
+    data: str | Path | None = None,
+    limit: int | None = None,
+    samples: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    max_tokens: int | None = None,
+    seed: int | None = None,
+    checkpoint: str | int = "last",
+    k: Sequence[int] = (),
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    quiet: bool = False,
+) -> SavedEvaluation:
+    """Evaluate a model, as `proxima eval` does, and return the result; docs/evaluation.md says what each number means.
+
+    Args:
+        model: hub name, folder, .gguf file, or a run folder, which stands for its recipe too.
+        recipe: whose held-out questions are asked, where `task` names none.
+        overrides: as for `train`: `{"engine.slots": 32}`.
+        task: named sets, `"gsm8k,aime24"` or a list; `gsm8k=FOLDER` says where one is.
+        data: folder of the named sets, as FOLDER/NAME/test.parquet.
+        limit, samples, temperature, top_p, max_tokens, seed: as in `proxima eval --help`; None: the default.
+        checkpoint: of a run: `last`, `best`, or a step.
+        k: of pass@k and maj@k; empty: powers of two up to `samples`.
+        out: a new folder for figures and answers; None: evals/MODEL-TIME.
+        overwrite: replace the evaluation in the folder.
+        quiet: print nothing; otherwise progress and the table.
+
+    Raises:
+        UserError: something is wrong with model, data, recipe or folder.
+    """
+    sampling = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
+    options: dict[str, Any] = {"eval.limit": limit, "eval.samples": samples, "seed": seed}
+    options |= {SAMPLING + name: value for name, value in sampling.items()}
+    texts = [f"{key}={for_any_reader(value)}" for key, value in options.items() if value is not None]
+    with overrides_named():
+        outcome = run_evaluation(
+            str(model),
+            None if recipe is None else plain(recipe),
+            [*override_texts(overrides), *texts],
+            tasks=[task] if isinstance(task, str) else list(task),
+            data=None if data is None else Path(data),
+            checkpoint=str(checkpoint),
+            ks=tuple(sorted(set(k))),
+            folder=None if out is None else Path(out),
+            overwrite=overwrite,
+            stream=None if quiet else sys.stdout,
+        )
+    if not quiet:
+        from proxima.view.eval_tables import results_table
+
+        print(results_table(outcome.result, outcome.seconds, sys.stdout))
+    assert outcome.folder is not None
+    return SavedEvaluation(outcome.folder)
+
+
+def run_evaluation(
+    model: str,
+    recipe: Recipe | None,
+    overrides: Sequence[str],
+    *,
+    tasks: Sequence[str] = (),
+    data: Path | None = None,
+    checkpoint: str = "last",
+    ks: Sequence[int] = (),
+    folder: Path | None = None,
+    overwrite: bool = False,
+    stream: TextIO | None = None,
+) -> "EvalOutcome":
+    """What `proxima eval` and `evaluate` do; `stream` shows the progress."""
+    given = model
+    model, recipe = _model_and_recipe(model, recipe, checkpoint, named=bool(tasks))
+    resolved = _resolve_evaluation(model, recipe, overrides, named=bool(tasks))
+
+    from proxima.evaluate.suites import parse_tasks
+    from proxima.runtime.eval_run import check_folder, run_eval
+    from proxima.runtime.eval_suites import load_suites, recipe_suite
+    from proxima.runtime.observer import EvalObserver
+    from proxima.view.eval_tables import EvalProgress
+
+    folder = folder or _evaluation_folder(given)
+    check_folder(folder, overwrite=overwrite)
+    with resolved.locating():
+        suites = _named_suites(resolved, parse_tasks(tasks), data) if tasks else [recipe_suite(resolved.config)]
+        opened = load_suites(resolved.config, suites, ks)
+        view = None if stream is None else EvalProgress(stream, show_results=len(suites) > 1)
+        try:
+            return run_eval(
+                resolved.config, opened, ks=ks, folder=folder, overwrite=overwrite, observer=view or EvalObserver()
+            )
+        finally:
+            if view is not None:
+                view.close()
+
+
+def _model_and_recipe(model: str, recipe: Recipe | None, checkpoint: str, *, named: bool) -> tuple[str, Recipe | None]:
+    """The model's path, of a run that of its checkpoint, and the recipe if there is one."""
+    from proxima.lab.run_reader import no_runs, runs_beside
+
+    if not Path(model).exists() and runs_beside(Path(model)):
+        raise no_runs(Path(model))
+    if (Path(model) / "config.yaml").is_file():
+        from proxima.runtime.export import find_checkpoint
+
+        recipe = recipe or model
+        model = str(find_checkpoint(model, checkpoint).model)
+    if recipe is None and not named:
+        say = f"proxima eval {model} --task gsm8k, or proxima eval {model} recipes/quickstart.yaml"
+        raise UserError(f"{model} is not a run folder, so a recipe or --task must name the questions: {say}")
+    return model, recipe
+
+
+def _resolve_evaluation(
+    model: str, recipe: Recipe | None, overrides: Sequence[str], *, named: bool
+) -> Resolved[EvaluateConfig]:
+    """The sections of the recipe that an evaluation reads; without a recipe their defaults."""
+    if named:
+        for word in overrides:
+            if not word.startswith(SETTABLE):
+                key = word.partition("=")[0]
+                reason = f"{key}: --task brings its own questions, prompt and rewards"
+                raise UserError(reason, remedy="leave it out, or --task, and give a recipe")
+    path = f"model.path={json.dumps(model, ensure_ascii=False)}"
+    return load_recipe(recipe or {}, [path, *overrides], root=EvaluateConfig)
+
+
+def _named_suites(
+    resolved: Resolved[EvaluateConfig], tasks: Mapping[str, Path | None], data: Path | None
+) -> list["EvalSuite"]:
+    """The tasks of named sets, drawn as the overrides say; what a recipe says of its own evaluation is not theirs."""
+    from proxima.evaluate.suites import suite
+    from proxima.runtime.eval_suites import named_suite
+
+    said = {entry.path: entry.value for entry in resolved.entries if entry.origin == COMMAND_LINE.origin}
+    sampling = {path.removeprefix(SAMPLING): value for path, value in said.items() if path.startswith(SAMPLING)}
+    if "stop" in sampling:
+        sampling["stop"] = tuple(sampling["stop"])
+    samples, limit = int(said.get("eval.samples", 1)), int(said.get("eval.limit", 0))
+    how: Any = {"data": data, "samples": samples, "limit": limit, "sampling": sampling}
+    return [named_suite(suite(name), given=path, **how) for name, path in tasks.items()]
+
+
+def _evaluation_folder(model: str) -> Path:
+    from proxima.runtime.clock import SystemClock
+
+    stamp = SystemClock().wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
+    return Path("evals") / f"{Path(model).name or 'model'}-{stamp}"

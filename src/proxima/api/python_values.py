@@ -1,0 +1,76 @@
+"""Values of Python in recipes and overrides: as the texts that a command line would have."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+from proxima.config import ConfigError
+from proxima.config.describe import kind_of
+from proxima.config.scalars import for_any_reader
+from proxima.config.tree import COMMAND_LINE
+from proxima.data import UserError
+
+Overrides = Sequence[str] | Mapping[str, Any]
+
+
+def override_texts(overrides: Overrides) -> list[str]:
+    """Overrides as `key=value` texts, as the command line has them."""
+    if isinstance(overrides, Mapping):
+        return [f"{key}={for_any_reader(plain(value, str(key)))}" for key, value in overrides.items()]
+    if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
+        raise UserError(f"overrides={overrides!r} must be a list of 'key=value' texts, or a mapping")
+    return list(overrides)
+
+
+def plain(value: Any, key: str = "recipe") -> Any:
+    """A value of Python as YAML has it: a spec as its kind and fields, a class or function as where it is found."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(item, str(name)) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, key) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, type):
+        return _reference(value, key)
+    if isinstance(value, FunctionType):
+        place = _reference(value, key)
+        return place if key == "path" else {"kind": "function", "path": place}
+    if is_dataclass(value):
+        _reference(type(value), key)
+        return {
+            "kind": kind_of(value),
+            **{field.name: plain(getattr(value, field.name), field.name) for field in fields(value) if field.init},
+        }
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if hasattr(value, "item"):  # a number of numpy
+        return value.item()
+    what = "give a number, a text, a list, a mapping, a spec, or a class or function of a module"
+    raise UserError(f"{key}: a {type(value).__name__} is not a value of a recipe", remedy=what)
+
+
+def _reference(found: Any, key: str) -> str:
+    """`package.module:name`, from which worker processes and a resume import it again."""
+    if found.__module__ == "__main__" or "<" in found.__qualname__:
+        reason = f"{key}: {found.__name__} is defined in the notebook, script or function that is running"
+        how = "%%writefile my_code.py in a notebook's cell, then `from my_code import` it"
+        raise UserError(
+            f"{reason}, where worker processes and a resume can't find it", remedy=f"write it to a module: {how}"
+        )
+    return f"{found.__module__}:{found.__qualname__}"
+
+
+@contextmanager
+def overrides_named() -> Iterator[None]:
+    """Errors say `overrides` in place of the command line, which nobody typed."""
+    try:
+        yield
+    except ConfigError as error:
+        named = [
+            replace(problem, source="overrides") if problem.source == COMMAND_LINE.text else problem
+            for problem in error.problems
+        ]
+        raise ConfigError(named) from None

@@ -1,0 +1,180 @@
+"""Runs and evaluations read back from their folders, as DataFrames."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxima.data import UserError
+from proxima.lab.run_reader import existing_run, read_config, read_mapping
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.observer import Record
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+JSON_COLUMNS = ("answer", "metadata", "parts")
+
+
+@dataclass(frozen=True, repr=False)
+class SavedRun:
+    """A run, read from its folder whenever something is asked of it: it may be unfinished, or running.
+
+    docs/run_folder.md describes every metric and column. Tables need pandas.
+    """
+
+    folder: Path
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved recipe, nested: `run.config["train"]["steps"]`."""
+        return read_config(self._files.config)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """summary.json: status, accuracy before and after, speed, links; empty while the run is running."""
+        return read_mapping(self._files.summary)
+
+    @property
+    def status(self) -> str:
+        """`done`, `stopped`, `failed`, or `unfinished`: running, or killed."""
+        return str(self.summary.get("status", "unfinished"))
+
+    @property
+    def metrics(self) -> "DataFrame":
+        """A row for each step, a column for each metric."""
+        return self._records("train")
+
+    @property
+    def evaluations(self) -> "DataFrame":
+        """A row for each held-out evaluation: `label` (before, step, after), accuracy with its interval, lengths."""
+        return self._records("eval")
+
+    def rollouts(self, steps: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> "DataFrame":
+        """A row for each training completion, what was generated and what became of it.
+
+        Args:
+            steps: None: all.
+            columns: None: all; tokens and log-probs are arrays of numbers, one for each token.
+        """
+        wanted = None if steps is None else {f"{step:06d}" for step in steps}
+        files = [file for file in self._parquet(self._files.rollouts) if wanted is None or file.stem in wanted]
+        return self._completions(files, columns)
+
+    def answers(self, columns: Sequence[str] | None = None) -> "DataFrame":
+        """A row for each answer of the held-out evaluations; `step` says of which."""
+        return self._completions(self._parquet(self._files.evals), columns)
+
+    @property
+    def report(self) -> Path:
+        """report.html, written now if the run has none, for example because it was killed."""
+        if not self._files.report.is_file():
+            from proxima.view.report import write_report
+
+            write_report(self.folder)
+        return self._files.report
+
+    def model(self, checkpoint: str | int = "last") -> Path:
+        """The folder with the weights of a checkpoint (`last`, `best`, or a step), for `AutoModel.from_pretrained`."""
+        from proxima.runtime.export import find_checkpoint
+
+        return find_checkpoint(self.folder, str(checkpoint)).model
+
+    def __repr__(self) -> str:
+        from proxima.view.log_lines import closing_line
+
+        summary = self.summary
+        return f"<run {self.folder}  {closing_line(summary, None) if summary else self.status}>"
+
+    @property
+    def _files(self) -> RunFolder:
+        return RunFolder(self.folder)
+
+    @staticmethod
+    def _parquet(folder: Path) -> list[Path]:
+        return sorted(folder.glob("[0-9]*.parquet"))
+
+    def _records(self, kind: str) -> "DataFrame":
+        records = [record for record in self._files.read_metrics() if record.get("kind") == kind]
+        return _frame(records).drop(columns="kind", errors="ignore").set_index("step" if records else [])
+
+    @staticmethod
+    def _completions(files: Sequence[Path], columns: Sequence[str] | None) -> "DataFrame":
+        import pyarrow as pa
+
+        from proxima.runtime.rollouts import read_table
+
+        tables = [read_table(file, columns) for file in files]
+        return _parsed(pa.concat_tables(tables)) if tables else _frame([])
+
+
+@dataclass(frozen=True, repr=False)
+class SavedEvaluation:
+    """An evaluation's folder; docs/evaluation.md describes figures and columns. Tables need pandas."""
+
+    folder: Path
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """result.json: figures with intervals, sampling, prompt, rewards, versions, hashes of model and data."""
+        return read_mapping(self.folder / "result.json")
+
+    @property
+    def figures(self) -> "DataFrame":
+        """A row for each figure of each set (accuracy, mean@8, pass@4, …): `set`, `figure`, `value`, `low`, `high`."""
+        return _frame(
+            [
+                {"set": name, "figure": figure, **facts}
+                for name, suite in self.result["suites"].items()
+                for figure, facts in suite["estimates"].items()
+            ]
+        )
+
+    @property
+    def answers(self) -> "DataFrame":
+        """A row for each answer; `set` says of which set."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        tables = []
+        for name in self.result["suites"]:
+            table = pq.read_table(self.folder / f"{name}.parquet", partitioning=None)
+            tables.append(table.add_column(0, "set", pa.array([name] * len(table), pa.string())))
+        return _parsed(pa.concat_tables(tables))
+
+    def __repr__(self) -> str:
+        suites: Mapping[str, Any] = self.result["suites"]
+        figures = [
+            f"{name} {figure} {facts['value']:.3f}"
+            for name, suite in suites.items()
+            for figure, facts in list(suite["estimates"].items())[:1]
+        ]
+        return f"<evaluation {self.folder}  {'  '.join(figures)}>"
+
+
+def load_run(folder: str | Path) -> SavedRun:
+    """A run from its folder; UserError if it holds none."""
+    return SavedRun(existing_run(folder).path)
+
+
+def _frame(records: Sequence[Record]) -> "DataFrame":
+    return _pandas().DataFrame(records)
+
+
+def _parsed(table: Any) -> "DataFrame":
+    """An Arrow table as a DataFrame; texts of JSON become what they say."""
+    _pandas()
+    frame = table.to_pandas()
+    for name in JSON_COLUMNS:
+        if name in frame:
+            frame[name] = frame[name].map(json.loads)
+    return frame
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise UserError("tables need the package pandas: pip install 'proxima-rl[notebook]'") from None
+    return pandas

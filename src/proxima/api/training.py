@@ -1,0 +1,75 @@
+"""`proxima.train`: a run from Python."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from proxima.api.python_values import Overrides, override_texts, overrides_named, plain
+from proxima.api.saved import SavedRun, load_run
+from proxima.config import Resolved, RunConfig, load_recipe
+from proxima.config.resolve import Recipe
+from proxima.config.validate import warnings
+from proxima.data import UserError
+
+
+def train(
+    recipe: Recipe, overrides: Overrides = (), *, resume: bool = False, overwrite: bool = False, quiet: bool = False
+) -> SavedRun:
+    """Train a model, as `proxima train` does, and return the run.
+
+    Args:
+        recipe: a YAML file, a run folder (its config.yaml), or a mapping of the same shape.
+        overrides: values over the recipe's, `["train.steps=20", "algorithm=grpo"]` or `{"train.steps": 20}`. In a
+            mapping, and in a recipe that is one, a value may be a spec (`Cppo(delta=0.2)`), a class of yours or, for
+            `reward`, a function of yours; they must be in a module, because a resume and the worker processes of
+            rewards import them again.
+        resume: continue the run in the folder, also after a kill; starts it if there is none.
+        overwrite: delete the run in the folder and start again.
+        quiet: print nothing; otherwise lines, or the live view where standard output is a terminal.
+
+    Raises:
+        UserError: what the command line prints with exit code 2; before weights are loaded wherever possible.
+        RunEnded: the run can't continue.
+        KeyboardInterrupt: after Ctrl-C, or the stop button of a notebook. The first one writes a checkpoint before,
+            which takes up to the end of the step; `resume` continues from there.
+    """
+    from proxima.runtime.run import train as run_training
+    from proxima.view import RunViews
+
+    with overrides_named():
+        resolved = resolve_run(plain(recipe), override_texts(overrides), resume=resume, overwrite=overwrite)
+        views = RunViews(None if quiet else sys.stdout, config_notes(resolved))
+        with resolved.locating():
+            summary = run_training(
+                resolved.config, resolved=resolved, resume=resume, overwrite=overwrite, observer=views
+            )
+    if summary.status == "stopped":
+        how = f"proxima.train({summary.folder!r}, resume=True) continues it, proxima.load_run reads it"
+        raise KeyboardInterrupt(f"stopped after step {summary.steps} with a checkpoint; {how}")
+    return load_run(summary.folder)
+
+
+def resolve_run(
+    recipe: Recipe, overrides: Sequence[str], *, resume: bool = False, overwrite: bool = False
+) -> Resolved[RunConfig]:
+    """The checked config of a run; for a resume, of the run in the folder that is given in place of a recipe."""
+    if resume and overwrite:
+        reason = "--resume and --overwrite exclude each other: one resumes the run, the other deletes it"
+        raise UserError(reason, remedy="keep one")
+    named = any(word.startswith("folder=") for word in overrides)
+    if resume and not named and not isinstance(recipe, Mapping):
+        # Its config may name no folder, or the one that it was moved from.
+        place = Path(recipe)
+        run = place.parent if place.name == "config.yaml" else place
+        if (run / "run.sqlite").is_file():
+            overrides = [*overrides, f"folder={json.dumps(str(run))}"]
+    resolved = load_recipe(recipe, overrides)
+    if resume and not resolved.config.folder:
+        raise UserError("--resume: which run? Its folder was printed when it started: proxima train runs/NAME --resume")
+    return resolved
+
+
+def config_notes(resolved: Resolved[RunConfig]) -> list[str]:
+    """What the config's checks warn of."""
+    return [str(problem) for problem in warnings(resolved)]

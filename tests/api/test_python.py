@@ -1,0 +1,197 @@
+"""`proxima.train`, `evaluate` and `load_run`: what a script or a notebook gets."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import proxima
+from proxima.core import Cppo
+from tests.runtime.tiny_run import Even, recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(tiny_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    return proxima.train(recipe(tiny_model("llama"), folder=str(folder)), {"train.steps": 2}, quiet=True)
+
+
+def test_importing_the_package_loads_nothing_else():
+    script = "import sys, proxima; print(sorted({'torch', 'pandas', 'transformers', 'proxima.api'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_what_a_notebook_looks_up():
+    import inspect
+
+    import proxima.train
+    from proxima import evaluate, train
+
+    assert train is proxima.train and proxima.train.TrainStack  # a package still
+    assert list(inspect.signature(train).parameters) == ["recipe", "overrides", "resume", "overwrite", "quiet"]
+    assert "task" in inspect.signature(evaluate).parameters
+    assert {"train", "evaluate", "load_run", "UserError"} <= set(dir(proxima))
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = proxima.trian
+
+
+def test_a_run_in_tables(run):
+    assert run.status == "done" and run.config["train"]["steps"] == 2
+    assert repr(run).startswith(f"<run {run.folder}  done: 2 steps in ")
+    assert list(run.metrics.index) == [1, 2]
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+    assert list(run.metrics["reward/mean"]) == [r["reward/mean"] for r in lines if r["kind"] == "train"]
+    assert list(run.evaluations["label"]) == ["before", "after"] and list(run.evaluations.index) == [0, 2]
+    rollouts = run.rollouts()
+    assert list(rollouts["step"]) == [1] * 16 + [2] * 16
+    assert rollouts["reward"].iloc[:16].mean() == pytest.approx(run.metrics.loc[1, "reward/mean"])
+    assert rollouts["parts"].iloc[0] == {"even": rollouts["reward"].iloc[0]}
+    assert list(run.rollouts([2], ["step", "text"]).columns) == ["step", "text"]
+    assert len(run.rollouts([2])) == 16 and len(run.rollouts([7])) == 0
+    assert len(run.answers()) == 10
+    assert (run.model() / "config.json").is_file() and run.model(1).parent.name == "000001"
+    assert run.report.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_the_report_of_a_killed_run_is_written_when_it_is_asked_for(run):
+    run.report.unlink()
+    assert run.report.is_file()
+
+
+def test_a_run_is_loaded_from_its_folder(run, tmp_path):
+    assert proxima.load_run(run.folder) == run
+    with pytest.raises(proxima.UserError, match="is not a run; give the folder that `proxima train` printed"):
+        proxima.load_run(tmp_path)
+
+
+@pytest.mark.slow
+def test_inside_a_running_event_loop(tiny_model, tmp_path, capsys):
+    """As in Jupyter, where every cell is run by one."""
+
+    async def cell():
+        tree = recipe(tiny_model("llama"), folder=str(tmp_path / "run"), train__steps=1)
+        run = proxima.train(tree)
+        found = proxima.evaluate(run.folder, max_tokens=4, limit=3, out=tmp_path / "found")
+        await asyncio.sleep(0)  # the loop is as it was
+        return run, found
+
+    run, found = asyncio.run(cell())
+    assert run.status == "done" and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    out = capsys.readouterr().out
+    assert "done: 1 step in " in out and "arithmetic" in out
+    assert list(found.figures["figure"]) == ["accuracy"] and found.result["suites"]["arithmetic"]["questions"] == 3
+    assert list(found.answers["set"]) == ["arithmetic"] * 3
+    assert found.answers["length"].max() <= 4
+    assert repr(found) == f"<evaluation {tmp_path / 'found'}  arithmetic accuracy {found.figures['value'][0]:.3f}>"
+
+
+def test_errors_are_exceptions_and_name_the_overrides(tiny_model, tmp_path):
+    tree = recipe(tiny_model("llama"), folder=str(tmp_path / "run"))
+    with pytest.raises(proxima.UserError) as caught:
+        proxima.train(tree, {"train.setps": 3})
+    assert str(caught.value) == "train.setps=3 (overrides): 'train' has no field 'setps'; did you mean 'steps'?"
+    with pytest.raises(proxima.UserError, match=r"train.steps=0 \(overrides\): must be >= 1"):
+        proxima.train(tree, ["train.steps=0"])
+    with pytest.raises(proxima.UserError, match="must be a list of 'key=value' texts, or a mapping"):
+        proxima.train(tree, "train.steps=0")
+    with pytest.raises(proxima.UserError, match="resume and --overwrite exclude"):
+        proxima.train(tree, resume=True, overwrite=True)
+    with pytest.raises(proxima.UserError, match="a recipe or --task must name the questions"):
+        proxima.evaluate(tiny_model("llama"))
+    with pytest.raises(proxima.UserError, match="lr: --task brings its own questions"):
+        proxima.evaluate(tiny_model("llama"), task="gsm8k", overrides={"train.optimizer.lr": 1})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_fails_raises(tiny_model, tmp_path):
+    broken = recipe(tiny_model("llama"), folder=str(tmp_path / "run"), runtime__max_unscored_steps=1)
+    with pytest.raises(proxima.RunEnded, match="no completion of the last 1 steps has a score"):
+        proxima.train(broken, {"reward": [Even(fail_on=1)]}, quiet=True)
+    assert proxima.load_run(tmp_path / "run").status == "failed"
+
+
+def test_ctrl_c_writes_a_checkpoint_and_a_resume_ends_as_an_unbroken_run(tiny_model, tmp_path, run, monkeypatch):
+    from tests.runtime import tiny_run
+    from tests.runtime.tiny_run import assert_same, traces
+
+    def interrupt(prompt, completion):
+        if (prompt.uid, completion.sample) == (4, 0):  # of the second step
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(tiny_run, "HOOK", interrupt)
+    tree = recipe(tiny_model("llama"), folder=str(tmp_path / "run"), train__steps=2)
+    with pytest.raises(
+        KeyboardInterrupt, match=r"stopped after step 1 with a checkpoint; proxima.train\(.*resume=True"
+    ):
+        proxima.train(tree, quiet=True)
+    stopped = proxima.load_run(tmp_path / "run")
+    assert stopped.status == "stopped" and list(stopped.metrics.index) == [1]
+    monkeypatch.setattr(tiny_run, "HOOK", None)
+    again = proxima.train(tmp_path / "run", resume=True, quiet=True)
+    assert again == stopped and again.status == "done"
+    assert_same(traces(again.folder), traces(run.folder))
+
+
+@pytest.mark.slow
+def test_specs_classes_and_functions_in_recipes(tiny_model, tmp_path, monkeypatch):
+    module = "def score(prompt, completion):\n    return len(completion.text) / 10\n"
+    (tmp_path / "my_reward_of_this_test.py").write_text(module)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from my_reward_of_this_test import score
+
+    tree = recipe(tiny_model("llama"), folder=str(tmp_path / "run"), train__steps=1, reward=score)
+    run = proxima.train(tree, {"algorithm.surrogate": Cppo(delta=0.125)}, quiet=True)
+    surrogate = run.config["algorithm"]["surrogate"]
+    assert (surrogate["kind"], surrogate["delta"], surrogate["w_min"]) == ("cppo", 0.125, 0.8)
+    (reward,) = run.config["reward"]
+    assert (reward["kind"], reward["path"]) == ("function", "my_reward_of_this_test:score")
+    rollouts = run.rollouts(columns=["text", "reward"])
+    assert list(rollouts["reward"]) == [len(text) / 10 for text in rollouts["text"]]
+    again = recipe(tiny_model("llama"), folder=str(tmp_path / "class"), train__steps=1)
+    found = proxima.train(again, {"reward": [{"kind": Even, "weight": 2}], "eval.every": 0}, quiet=True)
+    assert found.config["reward"][0] == {
+        **found.config["reward"][0],
+        "kind": "tests.runtime.tiny_run:Even",
+        "weight": 2,
+    }
+
+
+@pytest.mark.slow
+def test_what_only_the_notebook_knows_is_refused(tiny_model, tmp_path):
+    """Worker processes and a resume import it again."""
+    script = """
+        import proxima
+        def score(prompt, completion):
+            return 1.0
+        try:
+            proxima.train("anything.yaml", {"reward": score})
+        except proxima.UserError as error:
+            print(error)
+        try:
+            proxima.train("anything.yaml", {"reward": {"kind": "function", "path": lambda p, c: 1.0}})
+        except proxima.UserError as error:
+            print(error)
+        try:
+            proxima.train("anything.yaml", {"seed": object()})
+        except proxima.UserError as error:
+            print(error)
+    """
+    (tmp_path / "script.py").write_text(textwrap.dedent(script))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    words = [sys.executable, str(tmp_path / "script.py")]
+    found = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    first, second, third = found.stdout.splitlines()
+    assert first.startswith(
+        "reward: score is defined in the notebook, script or function that is running, where worker"
+    )
+    assert "%%writefile my_code.py" in first and second.startswith("path: <lambda> is defined in")
+    assert third.startswith("seed: a object is not a value of a recipe; give a number")
