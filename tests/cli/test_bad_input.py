@@ -139,7 +139,7 @@ def test_generate_with_a_model_that_is_none(proxima, here):
         "give a folder, a .gguf file, or a hub name like Qwen/Qwen3-0.6B\n"
     )
     code, _, err = proxima("generate", "some/model", "hi", "--top-p", "2")
-    assert (code, err) == (2, "error: top_p=2.0 must be in (0, 1]; 1 keeps all tokens\n")
+    assert (code, err) == (2, "error: --top-p=2.0 must be in (0, 1]; 1 keeps all tokens\n")
     code, _, err = proxima("generate", "some/model", "hi", "--samples", "0")
     assert (code, err) == (2, "error: --samples=0 must be >= 1\n")
 

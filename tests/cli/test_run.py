@@ -1,8 +1,12 @@
 """A run from the command line on a tiny model: train, resume, evaluate, generate, export."""
 
 import json
+import shutil
 
 import pytest
+
+from proxima.runtime.rollouts import read_rows
+from tests.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 
 @pytest.fixture
@@ -124,6 +128,29 @@ def test_a_run_lends_its_system_prompt(run, proxima, here, monkeypatch):
     assert proxima("generate", "run", "hi")[0] == 0
     assert seen["system"] == "Be brief."
     assert seen["path"].endswith("checkpoints/000002/model")
+
+
+def test_template_arguments_from_a_recipe_to_generate(proxima, recipe, here, tiny_model):
+    """A thinking model told not to think: the prompts of training and evaluation say so, and a change is found."""
+    shutil.copytree(tiny_model("llama"), here / "thinker")
+    switch = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    (here / "thinker" / "chat_template.jinja").write_text(CHAT_TEMPLATE + switch)
+    brief = "data.template_arguments.enable_thinking=false"
+    words = ("train", recipe(), "model.path=thinker", "folder=run", "train.steps=1", "--quiet")
+    code, _, err = proxima(*words, "data.template_arguments.think=false")
+    assert code == 2 and "is not read by the model's chat template; it reads enable_thinking" in err
+    assert proxima(*words, brief)[0] == 0
+    (row, *_) = read_rows(here / "run" / "rollouts" / "000001.parquet")
+    assert tiny_tokenizer().decode(row["prompt_tokens"]).endswith("assistant\n<think></think>")
+    code, _, err = proxima("train", "run", "--resume", "data.template_arguments.enable_thinking=true")
+    assert code == 2 and "differs from {'enable_thinking': False}, with which the run in run was started" in err
+    assert proxima("eval", "run", "--out", "e", "eval.limit=1", "--max-tokens", "2")[0] == 0
+    (suite,) = json.loads((here / "e" / "result.json").read_text())["suites"].values()
+    assert suite["template_arguments"] == {"enable_thinking": False}
+    other = ("--template-argument", "enable_thinking=true")
+    answers = [proxima("generate", "run", "hi", "--max-tokens", "4", "--json", *more)[1] for more in ((), (), other)]
+    own, again, changed = (json.loads(answer)["completions"] for answer in answers)
+    assert own == again != changed
 
 
 def test_export_loads_in_transformers(run, proxima, here):

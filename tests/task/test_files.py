@@ -200,11 +200,25 @@ def test_lines_of_any_length_blank_lines_and_no_last_line_end(tmp_path):
         ([{"role": "robot", "content": "Hi"}], "expected a role among system, user, assistant"),
         ([{"role": "user"}], "expected a role among"),
         ([{"role": "user", "content": 3}], "and a text content"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image': proxima trains on text alone"),
     ],
 )
 def test_a_chat_that_is_none(tmp_path, chat, message):
     with pytest.raises(ValueError, match=message):
         Jsonl(path=jsonl(tmp_path / "data.jsonl", [{"chat": chat}]), messages="chat", answer=None).rows(1)
+
+
+@both
+def test_images_are_refused_unless_they_are_for_the_rewards_alone(cls, tmp_path):
+    path = written(cls, tmp_path, [ROWS[0] | {"images": ["cat.png"]}])
+    with pytest.raises(ValueError, match=r"has a column 'images', which proxima can't show to a model.* metadata=\["):
+        cls(path=path).rows(1)
+    assert cls(path=path, metadata=("images",)).rows(1)[0].metadata == {"images": ["cat.png"]}
+
+
+def test_an_empty_list_of_images_is_none(tmp_path):
+    rows = [ROWS[0] | {"images": []}, ROWS[1]]
+    assert len(Jsonl(path=jsonl(tmp_path / "data.jsonl", rows)).rows(1)) == 2
 
 
 def test_a_chat_as_json_text(tmp_path):

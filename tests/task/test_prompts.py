@@ -4,6 +4,7 @@ import pytest
 
 from proxima.data import UserError
 from proxima.task import Cursor, PromptSource, prompt_tokens, to_prompt
+from proxima.task.prompts import template_note
 from proxima.task.protocol import Row
 from tests.tiny import tiny_tokenizer
 
@@ -72,6 +73,60 @@ def test_control_tokens_are_text_without_a_template_too():
     faked = prompt_tokens(({"role": "user", "content": FAKED},), tokenizer).tolist()
     assert tokenizer.convert_tokens_to_ids("<|im_start|>") not in faked
     assert tokenizer.decode(faked) == FAKED + "\n"
+
+
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ CONTENT }}<|im_end|>\n{% endfor %}<|im_start|>bot\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "texts"),
+    [
+        ("m['content'] | lower", ["<|IM_END|>"]),
+        ("m['content'] | replace('-', '')", ["<|im-_start-|>"]),
+        ("m['content'] | replace('&lt;', '<')", ["&lt;|im_end|>"]),
+        ("m['content'].split('</think>')[-1] | trim", ["Hm </think> <|im_</think> end|>"]),
+    ],
+)
+def test_a_template_that_makes_a_control_token_of_a_text_is_refused(content, texts):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEMPLATE.replace("CONTENT", content)
+    plain = prompt_tokens(({"role": "user", "content": "a <b> c"},), tokenizer)
+    assert tokenizer.decode(plain).startswith("<|im_start|>user\na <b> c<|im_end|>")
+    if "trim" in content:  # two contents that meet
+        tokenizer.chat_template = "{{ messages[0]['content'] | trim }}{{ messages[1]['content'] | trim }}"
+        texts = ["<|im_ ", " end|>"]
+    chat = [{"role": "user", "content": text} for text in texts]
+    with pytest.raises(UserError, match=r"the chat template makes the control token <\|im_(start|end)\|> of a message"):
+        prompt_tokens(chat, tokenizer)
+
+
+THINKING = "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>{% endif %}"
+
+
+def test_template_arguments_reach_the_template_and_one_that_it_does_not_read_is_refused():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template += "{% generation %}{% endgeneration %}" + THINKING
+    thinks = to_prompt(row("Hi"), 0, tokenizer).tokens
+    brief = to_prompt(row("Hi"), 0, tokenizer, None, {"enable_thinking": False}).tokens
+    assert tokenizer.decode(brief) == tokenizer.decode(thinks) + "<think>\n\n</think>"
+    refused = (
+        "data.template_arguments.enable_thinkin=False is not read by the model's chat template; did you mean 'enabl"
+    )
+    with pytest.raises(UserError, match=refused):
+        to_prompt(row("Hi"), 0, tokenizer, None, {"enable_thinkin": False})
+    with pytest.raises(UserError, match=r"it reads enable_thinking"):
+        to_prompt(row("Hi"), 0, tokenizer, None, {"tokenize": False})
+    with pytest.raises(UserError, match=r"template_arguments.messages=\[\] is set by proxima"):
+        to_prompt(row("Hi"), 0, tokenizer, None, {"messages": []})
+    tokenizer.chat_template = None
+    with pytest.raises(UserError, match="no chat template that could read enable_thinking; remove data.template_arg"):
+        to_prompt(row("Hi"), 0, tokenizer, None, {"enable_thinking": False})
+
+
+def test_a_missing_template_is_said():
+    assert template_note(tiny_tokenizer(), "m") == []
+    (note,) = template_note(BaseTokenizer(), "m")
+    assert note.startswith("m has no chat template: a prompt is the contents of its messages, one a line")
 
 
 def test_private_use_characters_of_a_message_stay_as_they_are():

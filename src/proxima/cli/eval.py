@@ -126,8 +126,8 @@ def _compare(arguments: argparse.Namespace) -> int:
     print(comparison_table(found, names, sys.stdout))
     for name in first.suites:
         if first.sampled_alike(second, name) is False:
-            how = "the two were not sampled alike (see `sampling` in result.json)"
-            print(f"{name}: {how}: the difference is of model and sampling")
+            how = "the two were not sampled alike (see `sampling`, `system` and `template_arguments` in result.json)"
+            print(f"{name}: {how}: the difference is of model and settings")
     return 0
 
 

@@ -1,15 +1,17 @@
 """Complete prompts with a model or a run's checkpoint, through the local engine and the model's chat template."""
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.cli.output import print_json
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 
 if TYPE_CHECKING:
+    from proxima.config.schema import DataConfig
     from proxima.data import Completion
 
 
@@ -19,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("prompt", nargs="+", help="user message; - reads one prompt a line from standard input")
     add("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
     add("--system", help="system prompt; of a run: its own (data.system)")
+    words = "what the chat template reads: enable_thinking=false; may be given again; of a run: its own, then these"
+    add("--template-argument", action="append", default=[], metavar="NAME=VALUE", help=words)
     add("--samples", type=int, default=1, help="completions a prompt")
     add("--seed", type=int, default=0, help="seed of the samples")
     dtype = "of the engine's products and cache"
@@ -39,18 +43,22 @@ def run(arguments: argparse.Namespace) -> int:
     from proxima.engine.protocol import Sampling
 
     names = ("temperature", "top_k", "top_p", "min_p", "max_tokens")
-    sampling = Sampling(stop=tuple(arguments.stop), **{name: getattr(arguments, name) for name in names})
+    try:
+        sampling = Sampling(stop=tuple(arguments.stop), **{name: getattr(arguments, name) for name in names})
+    except FieldError as error:
+        error.field = f"--{error.field.replace('_', '-')}"  # as the user wrote it
+        raise
     if arguments.samples < 1:
         raise UserError(f"--samples={arguments.samples} must be >= 1")
     prompts = _prompts(arguments.prompt)
-    model, system = _model_and_system(arguments)
+    model, data = _model_and_data(arguments)
 
     from proxima.runtime.inference import generate
 
     where: Any = {"seed": arguments.seed, "dtype": arguments.dtype, "device": arguments.device}
-    completions, seconds = generate(
-        model, prompts, sampling=sampling, samples=arguments.samples, system=system, **where
-    )
+    chat: Any = {"system": data.system, "template_arguments": data.template_arguments}
+    where["warn"] = lambda note: print(f"warning: {note}", file=sys.stderr)
+    completions, seconds = generate(model, prompts, sampling=sampling, samples=arguments.samples, **chat, **where)
     tokens = sum(len(completion.tokens) for completion in completions)
     rate = tokens / seconds if seconds else 0.0
     if arguments.json:
@@ -71,23 +79,24 @@ def _prompts(words: Sequence[str]) -> list[str]:
     return lines
 
 
-def _model_and_system(arguments: argparse.Namespace) -> tuple[str, str | None]:
-    """The model's path; of a run, its checkpoint's, with the run's own system prompt unless another was given."""
-    model, system = arguments.model, arguments.system
-    if not (Path(model) / "config.yaml").is_file():
-        from proxima.config.machine_checks import model_problem
-        from proxima.config.problems import one_problem
-
-        if remedy := model_problem(model):
-            raise one_problem("model", remedy, model, "command line")
-        return model, system
-
+def _model_and_data(arguments: argparse.Namespace) -> tuple[str, "DataConfig"]:
+    """The model's path; of a run, its checkpoint's. The system prompt and the template arguments are those given, and
+    else the run's own."""
     from proxima.config import EvaluateConfig, resolve
-    from proxima.runtime.export import find_checkpoint
+    from proxima.config.machine_checks import model_problem
+    from proxima.config.problems import one_problem
 
-    if system is None:
-        system = resolve(model, root=EvaluateConfig).config.data.system
-    return str(find_checkpoint(model, arguments.checkpoint).model), system
+    model, given = arguments.model, [f"data.template_arguments.{pair}" for pair in arguments.template_argument]
+    if arguments.system is not None:
+        given.append(f"data.system={json.dumps(arguments.system, ensure_ascii=False)}")
+    if (Path(model) / "config.yaml").is_file():
+        from proxima.runtime.export import find_checkpoint
+
+        data = resolve(model, given, root=EvaluateConfig).config.data
+        return str(find_checkpoint(model, arguments.checkpoint).model), data
+    if remedy := model_problem(model):
+        raise one_problem("model", remedy, model, "command line")
+    return model, resolve({"model": {"path": model}}, given, root=EvaluateConfig).config.data
 
 
 def _text(prompts: Sequence[str], completions: Sequence["Completion"]) -> list[str]:

@@ -78,7 +78,8 @@ def longest_prompt(config: RunConfig) -> int:
     tokenizer: Any = load_tokenizer(config.model.path, config.model.revision)
     rows = config.task.rows(config.seed)
     count = min(SAMPLE_ROWS, len(rows))
-    return max((len(to_prompt(rows[i], i, tokenizer, config.data.system).tokens) for i in range(count)), default=1)
+    asked = config.data.system, config.data.template_arguments
+    return max((len(to_prompt(rows[i], i, tokenizer, *asked).tokens) for i in range(count)), default=1)
 
 
 @dataclass(frozen=True)

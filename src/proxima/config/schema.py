@@ -5,6 +5,7 @@ table or `package.module:Class`; here it holds the spec made from it.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -163,6 +164,9 @@ class TrainConfig(OptimizationConfig):
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     system: Annotated[str | None, "system prompt put before each row that has none"] = None
+    template_arguments: Annotated[
+        Mapping[str, Any], "what the chat template reads beside the messages, as {enable_thinking: false} for Qwen3"
+    ] = field(default_factory=dict)
     shuffle: Annotated[bool, "shuffle each epoch by the run's seed"] = True
     over_length: Annotated[Literal["skip", "refuse"], "a prompt that leaves no room for one new token"] = "skip"
     check_answers: Annotated[int, "rows, drawn by the seed, whose answers are read before the run; 0: all"] = 10_000

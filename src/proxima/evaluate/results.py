@@ -117,9 +117,13 @@ class EvalResult:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def sampled_alike(self, other: "EvalResult", name: str) -> bool | None:
-        """True if both used the same sampling settings; None if one of them is unknown."""
-        a, b = (result.facts.get("suites", {}).get(name, {}).get("sampling") for result in (self, other))
-        return None if a is None or b is None else bool(a == b)
+        """True if both used the same sampling settings, system prompt and template arguments; None if one of them is
+        unknown."""
+        first, second = (result.facts.get("suites", {}).get(name, {}) for result in (self, other))
+        if "sampling" not in first or "sampling" not in second:
+            return None
+        given = ("sampling", "system", "template_arguments")
+        return all((first.get(key) or None) == (second.get(key) or None) for key in given)
 
 
 def read_result(path: str | Path) -> EvalResult:

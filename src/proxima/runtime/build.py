@@ -30,7 +30,7 @@ from proxima.runtime.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.replay import StoredRollouts
 from proxima.runtime.store import RolloutRecorder, RunStore
 from proxima.task.cursor import Cursor, Draw
-from proxima.task.prompts import PromptSource
+from proxima.task.prompts import PromptSource, template_note
 from proxima.task.protocol import Rows
 from proxima.train import ForwardStage, LogProbStage, PolicyObjective, Schedule, TrainStack
 from proxima.train.objectives import ProximalSource
@@ -63,7 +63,7 @@ def load_run_data(config: "RunConfig") -> RunData:
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     tokenizer, context = load_tokenizer_and_context(config)
-    notes: list[str] = []
+    notes = [] if config.replayed is not None else template_note(tokenizer, config.model.path)
     answers, held_out = list[ReferenceAnswers](), list[Prompt]()
     source: PromptSource | StoredRollouts
     if config.replayed is not None:
@@ -107,7 +107,13 @@ def prompt_source(
     """The prompts of a task in order; `notes`, if given, gets a warning about prompts that are too long."""
     data, cursor = config.data, Cursor(len(rows), config.seed, shuffle)
     source = PromptSource(
-        rows, tokenizer, context=context, cursor=cursor, system=data.system, over_length=data.over_length
+        rows,
+        tokenizer,
+        context=context,
+        cursor=cursor,
+        system=data.system,
+        template_arguments=data.template_arguments,
+        over_length=data.over_length,
     )
     source.check_template()
     if notes is not None and (too_long := source.count_over_length(LENGTH_CHECK)):

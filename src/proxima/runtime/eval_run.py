@@ -167,6 +167,7 @@ def _suite_facts(
         **eval_metrics(groups, samples=suite.samples, ks=ks, extract=extract, seed=config.seed),
         "sampling": asdict(loaded.sampling),
         "system": config.data.system,
+        "template_arguments": dict(config.data.template_arguments),
         "task": _spec_facts(suite.task),
         "rewards": [_spec_facts(reward) for reward in suite.rewards],
         "data": {

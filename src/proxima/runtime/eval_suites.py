@@ -19,6 +19,7 @@ from proxima.evaluate.suites import Suite
 from proxima.runtime.build import held_out_prompts, load_tokenizer_and_context, prompt_source
 from proxima.runtime.interrupt import quiet_transformers
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
+from proxima.task.prompts import template_note
 from proxima.task.protocol import Rows
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def load_suites(config: "EvaluateConfig", suites: Sequence[EvalSuite], ks: Seque
     data = [(suite, *_rows(config, suite)) for suite in suites]  # missing data is reported before transformers loads
     with quiet_transformers():
         tokenizer, context = load_tokenizer_and_context(config)
+    data[0][2].extend(template_note(tokenizer, config.model.path))  # once, whatever the number of suites
     return [_with_prompts(config, suite, rows, notes, tokenizer, context) for suite, rows, notes in data]
 
 

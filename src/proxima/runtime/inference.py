@@ -1,8 +1,9 @@
 """Answers of a model without training: what `proxima generate` calls."""
 
 import asyncio
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 
@@ -12,7 +13,7 @@ from proxima.engine.protocol import Request, Sampling
 from proxima.model import load
 from proxima.runtime.clock import SystemClock
 from proxima.runtime.interrupt import quiet_transformers
-from proxima.task.prompts import prompt_tokens
+from proxima.task.prompts import prompt_tokens, template_note
 
 
 def generate(
@@ -22,19 +23,26 @@ def generate(
     sampling: Sampling,
     samples: int = 1,
     system: str | None = None,
+    template_arguments: Mapping[str, Any] = MappingProxyType({}),
     seed: int = 0,
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
     device: str = "auto",
+    warn: Callable[[str], object] = lambda text: None,
 ) -> tuple[list[Completion], float]:
     """Answers of a model (a path, or a run folder's last checkpoint) through the local engine.
+
+    `warn` is told if the model has no chat template.
 
     Returns: `samples` completions for each question, in order, and the seconds that generation took.
     """
     with quiet_transformers():
         loaded = load(path, dtype=torch.float32, device=device)
+    for note in template_note(loaded.tokenizer, path):
+        warn(note)
     chats: list[tuple[Message, ...]] = [_chat(question, system) for question in questions]
     prompts = [
-        Prompt(uid=i, messages=chat, tokens=prompt_tokens(chat, loaded.tokenizer)) for i, chat in enumerate(chats)
+        Prompt(uid=i, messages=chat, tokens=prompt_tokens(chat, loaded.tokenizer, template_arguments))
+        for i, chat in enumerate(chats)
     ]
     engine = LocalEngine(loaded, Local(dtype=dtype))
     requests = [Request(prompt=p, sample=s, sampling=sampling, seed=seed) for p in prompts for s in range(samples)]

@@ -12,6 +12,8 @@ from proxima.data import FieldError, Message, UserError, require
 from proxima.task.protocol import Row, user_message
 
 ROLES = ("system", "user", "assistant")
+# columns of pictures and sound, whose rows would lose them in silence
+MEDIA = frozenset({"audio", "audios", "image", "images", "video", "videos"})
 LITERAL_BRACE = "write a literal brace twice"
 
 
@@ -107,8 +109,15 @@ class ColumnMapping:
             hint = f"did you mean {near[0]!r}?" if near else f"map one with {field}=COLUMN{nullable}"
             raise UserError(f"{source} has no column {name!r} ({field}); {hint}; columns: {', '.join(known) or 'none'}")
 
+    def refuse_media(self, columns: Iterable[str], source: str) -> None:
+        """UserError for a column of images, video or sound, unless it is asked for as metadata."""
+        if found := sorted(MEDIA.intersection(columns) - set(self.metadata)):
+            what = f"{source} has a column {found[0]!r}, which proxima can't show to a model: it trains on text alone"
+            raise UserError(what, remedy=f"remove the column, or keep it for rewards with metadata=[{found[0]}]")
+
     def row(self, values: Mapping[str, Any], source: str) -> Row:
         """The row that these values make; UserError, with source and column, if one is missing, empty, or no chat."""
+        self.refuse_media((name for name in MEDIA & values.keys() if values[name]), source)
         try:
             answer = None if self.answer is None else _value(self.answer, values)
             metadata = {name: to_json_value(look_up(values, name)) for name in self.metadata}
@@ -136,6 +145,11 @@ def as_messages(value: Any, source: str) -> tuple[Message, ...]:
         raise UserError(f"{source} holds {value!r:.60}, expected a list of {{role, content}}")
     for message in value:
         fits = isinstance(message, Mapping) and message.get("role") in ROLES
+        content = message["content"] if fits and isinstance(message.get("content"), (list, tuple)) else ()
+        kinds = [str(part.get("type")) for part in content if isinstance(part, Mapping)]
+        if other := next((kind for kind in kinds if kind != "text"), None):
+            what = f"{source} holds a message with a part of type {other!r}: proxima trains on text alone"
+            raise UserError(what, remedy="remove these rows, or give the text as the message's content")
         if not fits or not isinstance(message.get("content"), str):
             expected = f"expected a role among {', '.join(ROLES)} and a text content"
             raise UserError(f"{source} holds the message {message!r:.80}, {expected}")

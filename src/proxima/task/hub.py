@@ -40,6 +40,7 @@ class Dataset(ColumnMapping):
         data = load_hub_dataset(self.path, self.subset, self.split, self.revision)
         source = f"data set {self.path!r}"
         self.require_columns(data.column_names, source)
+        self.refuse_media(data.column_names, source)
         require(len(data) > 0, "split", self.split, f"of {source} holds no rows")
         return MappedRows(data, lambda index, values: self.row(values, f"{source}, row {index}"))
 

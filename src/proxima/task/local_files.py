@@ -130,6 +130,7 @@ class Parquet(ColumnMapping):
             except (OSError, pyarrow.ArrowException) as error:
                 raise UserError(f"{file} can't be read as Parquet: {' '.join(str(error).split())[:120]}") from None
             self.require_columns(present, str(file))
+            self.refuse_media(present, str(file))
             columns = {name if name in present else name.partition(".")[0] for name in self.fields_by_column()}
             tables.append(parquet.read_table(file, columns=sorted(columns)))
         tables = [table for table in tables if len(table)]

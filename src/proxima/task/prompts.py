@@ -1,10 +1,13 @@
 """Makes prompts from rows: system prompt, chat template, and prompts that are too long."""
 
+import difflib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from threading import Thread
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -27,6 +30,14 @@ class Tokenizer(Protocol):
     def __call__(self, text: str, **options: Any) -> Any: ...
 
 
+def template_note(tokenizer: Tokenizer, model: str) -> list[str]:
+    """A warning if the tokenizer has no chat template; else nothing."""
+    if tokenizer.chat_template is not None:
+        return []
+    what = f"{model} has no chat template: a prompt is the contents of its messages, one a line, without roles"
+    return [f"{what}; if the model was trained on a template, put its chat_template.jinja into the model's folder"]
+
+
 def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
     """The chat with the system prompt in front, unless it has its own or `system` is None."""
     if system is None or any(message["role"] == "system" for message in messages):
@@ -34,7 +45,9 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
     return ({"role": "system", "content": system}, *messages)
 
 
-def prompt_tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> Ints:
+def prompt_tokens(
+    messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any] = MappingProxyType({})
+) -> Ints:
     """Token ids of a chat, ready for the answer. Control tokens come from the template alone: where a message contains
     the text of one, such as `<|im_start|>`, that is text, and can't begin a turn.
 
@@ -42,31 +55,100 @@ def prompt_tokens(messages: Sequence[Message], tokenizer: Tokenizer) -> Ints:
     base model): the contents, one per line, a final newline, and the special tokens that the tokenizer puts around a
     text, except an end-of-text token, because the answer continues from there.
 
+    Args:
+        arguments: what the template reads beside the messages, by name, as Qwen3's `enable_thinking`.
+
     Raises:
-        UserError: the template fails.
+        UserError: the template fails, does not read one of the arguments, or makes a control token of a message.
     """
     known: Any = tokenizer  # hashable, as every object is unless it says otherwise
-    if written := [text for text in _control_texts(known) if any(text in m["content"] for m in messages)]:
-        return _as_text(messages, tokenizer, written)
+    control = _control_texts(known)
+    stand_ins = _stand_ins(messages, [text for text in control if any(text in m["content"] for m in messages)])
+    safe = [{**message, "content": _replaced(message["content"], stand_ins)} for message in messages]
     if tokenizer.chat_template is not None:
-        return np.array(_rendered(messages, tokenizer, tokenize=True, return_dict=False), np.int32)
-    return np.array(_without_end(tokenizer(_plain_text(messages))["input_ids"], tokenizer), np.int32)
+        chat, ids = _rendered(safe, tokenizer, arguments), []
+        _refuse_made_tokens(chat, safe, tokenizer, arguments)
+    elif arguments:
+        remedy = "remove data.template_arguments, or put a chat_template.jinja into the model's folder"
+        raise UserError(f"the tokenizer has no chat template that could read {', '.join(arguments)}", remedy=remedy)
+    elif not stand_ins:
+        return np.array(_without_end(tokenizer(_plain_text(messages))["input_ids"], tokenizer), np.int32)
+    else:
+        chat, ids = _plain_text(safe), _without_end(tokenizer("")["input_ids"], tokenizer)
+    texts = {stand_in: text for text, stand_in in stand_ins.items()}
+    for part in re.split(f"([{''.join(texts)}])", chat) if texts else [chat]:
+        split = {"split_special_tokens": True} if part in texts else {}
+        ids += tokenizer(texts.get(part, part), add_special_tokens=False, **split)["input_ids"]
+    return np.array(ids, np.int32)
 
 
-def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, **options: Any) -> Any:
+def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any]) -> str:
     """What the chat template makes of the messages.
 
     Raises:
-        UserError: it fails: a template is a program, and raises what it likes.
+        UserError: it fails, as a template is a program, and raises what it likes; or it does not read an argument.
     """
+    if arguments:
+        _require_read(tokenizer, arguments)
+    options = {"add_generation_prompt": True, "tokenize": False}
     try:
-        return tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, **options)
+        text: str = tokenizer.apply_chat_template(list(messages), **arguments, **options)
+        return text
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         remedy = "repair the template in the model's folder, or the row"
         raise UserError(
             f"the chat template fails for {messages[-1]['content']!r:.60}: {what}", remedy=remedy
         ) from error
+
+
+SET_HERE = frozenset({"messages", "add_generation_prompt", "continue_final_message"})
+
+
+def _require_read(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that the chat template does not read: a mistyped one would change nothing."""
+    read = _variables(tokenizer.get_chat_template(tools=arguments.get("tools")))
+    for name, value in arguments.items():
+        if name in SET_HERE or (read is not None and name not in read):
+            theirs = sorted((read or set()) - SET_HERE - NOT_ARGUMENTS - set(tokenizer.special_tokens_map))
+            near = difflib.get_close_matches(name, theirs, 1)
+            remedy = f"did you mean {near[0]!r}?" if near else f"it reads {', '.join(theirs) or 'none'}"
+            reason = "is set by proxima" if name in SET_HERE else "is not read by the model's chat template"
+            raise FieldError(f"data.template_arguments.{name}", value, reason, remedy=remedy)
+
+
+NOT_ARGUMENTS = frozenset({"namespace", "raise_exception", "range", "dict", "strftime_now", "cycler", "joiner"})
+
+
+@lru_cache(maxsize=8)
+def _variables(template: str) -> set[str] | None:
+    """The names that a template takes from outside; None if it can't be read: rendering says why."""
+    from jinja2 import Environment, TemplateError, meta
+
+    plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # a tag of transformers, unknown to jinja
+    try:
+        return meta.find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain))
+    except TemplateError:
+        return None
+
+
+def _refuse_made_tokens(
+    chat: str, messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any]
+) -> None:
+    """Refuse a chat with more control tokens than the template writes around other words: one that changes its text
+    (`lower`, `replace`, `trim` between two contents) can make one of a text that contains none.
+
+    Raises:
+        UserError: names the message.
+    """
+    known: Any = tokenizer
+    pattern = re.compile("|".join(map(re.escape, _control_texts(known))) or r"(?!)")
+    neutral = [{**message, "content": re.sub(r"\S+", "x", message["content"])} for message in messages]
+    written = Counter(pattern.findall(_rendered(neutral, tokenizer, arguments)))
+    if made := Counter(pattern.findall(chat)) - written:
+        what = f"the chat template makes the control token {next(iter(made))} of a message's own text"
+        shown = " | ".join(message["content"] for message in messages)
+        raise UserError(f"{what}: {shown!r:.100}", remedy="remove or change the row, or repair the template")
 
 
 STAND_INS = range(0xF0000, 0xFFFFE)  # private-use characters for control texts while a template is rendered
@@ -79,26 +161,17 @@ def _control_texts(tokenizer: Any) -> tuple[str, ...]:
     return tuple(sorted({token.content for token in added if token.special}, key=lambda text: (-len(text), text)))
 
 
-def _as_text(messages: Sequence[Message], tokenizer: Tokenizer, written: Sequence[str]) -> Ints:
-    """As `prompt_tokens`, with the control texts `written` in the messages split into ordinary tokens: each becomes a
-    private-use character while the chat is rendered, and the text between these is tokenized as always."""
+def _stand_ins(messages: Sequence[Message], written: Sequence[str]) -> dict[str, str]:
+    """Each control text of `written` with a private-use character that no message contains. It takes the text's place
+    while the chat is rendered, and the text is then split into ordinary tokens."""
     contents = "".join(message["content"] for message in messages)
-    free = (chr(code) for code in STAND_INS if chr(code) not in contents)
-    texts = dict(zip(free, written, strict=False))
-    safe: list[Message] = []
-    for message in messages:
-        content = message["content"]
-        for stand_in, text in texts.items():
-            content = content.replace(text, stand_in)
-        safe.append({"role": message["role"], "content": content})
-    if tokenizer.chat_template is not None:
-        chat, ids = _rendered(safe, tokenizer, tokenize=False), []
-    else:
-        chat, ids = _plain_text(safe), _without_end(tokenizer("")["input_ids"], tokenizer)
-    for part in re.split(f"([{''.join(texts)}])", chat):
-        split = {"split_special_tokens": True} if part in texts else {}
-        ids += tokenizer(texts.get(part, part), add_special_tokens=False, **split)["input_ids"]
-    return np.array(ids, np.int32)
+    return dict(zip(written, (chr(code) for code in STAND_INS if chr(code) not in contents), strict=False))
+
+
+def _replaced(text: str, by: Mapping[str, str]) -> str:
+    for old, new in by.items():
+        text = text.replace(old, new)
+    return text
 
 
 def _plain_text(messages: Sequence[Message]) -> str:
@@ -110,10 +183,16 @@ def _without_end(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     return list(ids[:-1]) if len(ids) > 1 and end is not None and ids[-1] == end else list(ids)
 
 
-def to_prompt(row: Row, uid: int, tokenizer: Tokenizer, system: str | None = None) -> Prompt:
-    """The prompt that a row makes."""
+def to_prompt(
+    row: Row,
+    uid: int,
+    tokenizer: Tokenizer,
+    system: str | None = None,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> Prompt:
+    """The prompt that a row makes; `arguments` are the chat template's."""
     chat = with_system(row.messages, system)
-    tokens = prompt_tokens(chat, tokenizer)
+    tokens = prompt_tokens(chat, tokenizer, arguments)
     return Prompt(uid=uid, messages=chat, tokens=tokens, answer=row.answer, metadata=row.metadata)
 
 
@@ -126,6 +205,7 @@ class PromptSource:
         context: most tokens of prompt and completion together; a prompt may have context - 1.
         cursor: the order; its uid becomes the prompt's.
         system: system prompt for rows without one; null: off.
+        template_arguments: what the chat template reads beside the messages.
         over_length: `skip` counts and skips a prompt that is too long, `refuse` raises.
 
     `skipped` counts the draws skipped so far, `longest` the tokens of the longest prompt.
@@ -139,6 +219,7 @@ class PromptSource:
         context: int,
         cursor: Cursor,
         system: str | None = None,
+        template_arguments: Mapping[str, Any] = MappingProxyType({}),
         over_length: Literal["skip", "refuse"] = "skip",
     ) -> None:
         require(context >= 2, "context", context, "must be >= 2 tokens: one of prompt and one to generate")
@@ -146,6 +227,7 @@ class PromptSource:
         require(cursor.size == len(rows), "cursor.size", cursor.size, f"must be the number of rows, {len(rows)}")
         self.rows, self.tokenizer, self.cursor = rows, tokenizer, cursor
         self.context, self.system, self.over_length = context, system, over_length
+        self.template_arguments = template_arguments
         self.skipped = 0
         self.longest = 0
 
@@ -166,7 +248,7 @@ class PromptSource:
 
     def prompt(self, draw: Draw) -> Prompt | None:
         """The prompt of a draw, or None if it is skipped; does not move the cursor."""
-        prompt = to_prompt(self.rows[draw.index], draw.uid, self.tokenizer, self.system)
+        prompt = to_prompt(self.rows[draw.index], draw.uid, self.tokenizer, self.system, self.template_arguments)
         self.longest = max(self.longest, len(prompt.tokens))
         if len(prompt.tokens) < self.context:
             return prompt
@@ -192,7 +274,7 @@ class PromptSource:
 
     def _render_first(self) -> None:
         with suppress(UserError):  # raised where the row is used
-            to_prompt(self.rows[0], 0, self.tokenizer, self.system)
+            to_prompt(self.rows[0], 0, self.tokenizer, self.system, self.template_arguments)
 
     def count_over_length(self, limit: int = 0) -> int:
         """How many of the first `limit` rows (0: all) are too long; needs no weights. UserError as `next`."""
