@@ -169,8 +169,8 @@ def _stand_ins(messages: Sequence[Message], written: Sequence[str]) -> dict[str,
 
 
 def _replaced(text: str, by: Mapping[str, str]) -> str:
-    for old, new in by.items():
-        text = text.replace(old, new)
+    for found, stand_in in by.items():
+        text = text.replace(found, stand_in)
     return text
 
 
