@@ -57,6 +57,20 @@ def test_resume_of_a_run_whose_folder_was_not_named(proxima, recipe, here):
     assert list((here / "runs").iterdir()) == []
 
 
+def test_a_resume_through_the_recipe_drops_no_earlier_override(proxima, recipe, here):
+    path = recipe()
+    assert proxima("train", path, "folder=run", "checkpoint.every=1", "eval.limit=3")[0] == 0
+    code, _, err = proxima("train", path, "folder=run", "--resume", "train.steps=3")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "the run in run has checkpoint.every=1 (now 0), eval.limit=3 (now 200)" in err.replace(
+        "eval.limit=3 (now 200), checkpoint.every=1 (now 0)", "checkpoint.every=1 (now 0), eval.limit=3 (now 200)"
+    )
+    assert "proxima train run --resume, or write what is to change as overrides" in err
+    words = ("train.steps=3", "checkpoint.every=1", "eval.limit=2")
+    assert proxima("train", path, "folder=run", "--resume", *words)[0] == 0
+    assert json.loads((here / "run" / "summary.json").read_text())["steps"] == 3
+
+
 def test_resume_wants_to_know_which_run(proxima, recipe, here):
     code, _, err = proxima("train", recipe(), "--resume")
     assert (code, list(here.glob("runs/*"))) == (2, [])

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from proxima.config import ConfigError, check, load_recipe, resolve
 from proxima.config.validate import warnings
+from proxima.train.optimizer import AdamW
 
 ELSEWHERE = "tests.config.fakes"
 
@@ -278,3 +280,23 @@ def test_a_warm_up_is_set_once(recipe, overrides, start):
 def test_a_share_of_warm_up_that_is_the_whole_run_is_a_warning(recipe):
     (line,) = [str(problem) for problem in warnings(resolve(recipe(), ["train.warmup_ratio=1"]))]
     assert "lower train.warmup_ratio" in line
+
+
+def test_bfloat16_weights_that_would_not_change_are_a_warning(recipe):
+    words = ["model.dtype=bfloat16", "model.compute_dtype=bfloat16"]
+    (line,) = [str(problem) for problem in warnings(resolve(recipe(), [*words, "train.optimizer.lr=1e-6"]))]
+    assert line.startswith("train.optimizer.lr=1e-06 (command line): an update moves a weight of 0.02 by about 5e-05")
+    assert "2^-8 = 0.0039: weights above 0.0003 do not change; set model.dtype=float32" in line
+    assert warnings(resolve(recipe(), [*words, "train.optimizer.lr=1e-4"])) == []
+    assert warnings(resolve(recipe(), ["train.optimizer.lr=1e-6"])) == []
+
+
+def test_rounding_takes_the_updates_of_weights_above_the_bound():
+    """The claim of the warning: at lr 1e-6, Adam leaves a bfloat16 weight of 0.02 as it is, and moves one of 0.0001."""
+    for value, moves in ((0.02, False), (1e-4, True)):
+        weight = torch.nn.Parameter(torch.full((2, 2), value, dtype=torch.bfloat16))
+        before, optimizer = weight.detach().clone(), AdamW(lr=1e-6).build([weight])
+        for _ in range(5):
+            weight.grad = torch.ones_like(weight)
+            optimizer.step()
+        assert bool((weight != before).all()) == moves == bool((weight != before).any())

@@ -6,7 +6,7 @@ import pytest
 
 from proxima.config import resolve
 from proxima.config.presets import ALGORITHMS
-from proxima.config.validate import warnings
+from proxima.config.validate import check
 from proxima.core.advantage import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.penalty import K3
@@ -65,8 +65,8 @@ def test_presets_share_nothing_that_could_be_changed():
     assert len({id(prune) for prune in prunes}) == len(prunes) == 5
 
 
-@pytest.mark.parametrize(("proximal", "warned"), [("behavior", True), ("recompute", False), ("loglinear", False)])
-def test_a_correction_without_effect_is_reported(recipe, proximal, warned):
-    found = warnings(resolve(recipe(), ["algorithm.correction=decoupled_token_is", f"algorithm.proximal={proximal}"]))
+@pytest.mark.parametrize(("proximal", "refused"), [("behavior", True), ("recompute", False), ("loglinear", False)])
+def test_a_correction_without_effect_is_refused(recipe, proximal, refused):
+    found = check(resolve(recipe(), ["algorithm.correction=decoupled_token_is", f"algorithm.proximal={proximal}"]))
     lines = [str(problem) for problem in found if "has no effect: with algorithm.proximal=behavior" in str(problem)]
-    assert len(lines) == warned
+    assert len(lines) == refused

@@ -45,7 +45,7 @@ records += [{"kind": "eval", "step": steps, "time": 9, "accuracy": 0.5 + int(fol
 if behaviour == "dies":
     os.kill(os.getpid(), signal.SIGKILL)
 if behaviour in ("waits", "stubborn"):
-    time.sleep(60)
+    time.sleep(3600)
 time.sleep(0.15)
 if behaviour == "fails":
     summary("failed", error="ValueError: no luck")

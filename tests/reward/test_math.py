@@ -381,8 +381,8 @@ def test_hostile_text_costs_its_own_completion_and_the_worker_is_replaced():
 
 
 def test_the_clock_holds_where_the_cpu_limit_does_not():
-    (bad, good) = scored([Math(cpu_seconds=60)], r"2\sqrt{2}", RUNS_ON[0], r"$\sqrt{8}$", timeout=0.5)
-    assert bad.error == "math: timed out after 0.5 s"
+    (bad, good) = scored([Math(cpu_seconds=60)], r"2\sqrt{2}", RUNS_ON[0], r"$\sqrt{8}$", timeout=2.0)
+    assert bad.error == "math: timed out after 2 s"
     assert good.correct is True
 
 

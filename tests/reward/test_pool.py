@@ -58,15 +58,15 @@ def test_many_callers_and_several_event_loops_share_a_pool(pool):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", [{"timeout": 0.4}], indirect=True)
+@pytest.mark.parametrize("pool", [{"timeout": 2.0}], indirect=True)
 def test_a_hung_job_costs_itself_only(pool):
     answers = asyncio.run(pool.run([regex("1"), HANGS, regex("3"), HANGS, regex("5")]))
     assert found(answers) == ["1", None, "3", None, "5"]
-    assert [answer.error for answer in answers] == [None, "timed out after 0.4 s", None, "timed out after 0.4 s", None]
+    assert [answer.error for answer in answers] == [None, "timed out after 2 s", None, "timed out after 2 s", None]
     assert pool.started == 3
 
 
-@pytest.mark.parametrize("pool", [{"timeout": 60}], indirect=True)
+@pytest.mark.parametrize("pool", [{"timeout": 600}], indirect=True)
 def test_the_cpu_limit_ends_what_the_clock_would_allow(pool):
     answers = asyncio.run(pool.run([regex("a" * 40 + "!", r"(?:a+)+$", cpu_seconds=0.2), regex("2", cpu_seconds=0.2)]))
     assert answers[0].error == "timed out after 0.2 s of CPU time"
@@ -197,7 +197,7 @@ def test_close_ends_everything_and_says_so():
 
 def test_close_while_a_worker_hangs():
     async def main():
-        pool = WorkerPool(timeout=30)
+        pool = WorkerPool(timeout=600)
         running = asyncio.ensure_future(pool.run([HANGS, regex("2")]))
         await asyncio.sleep(0.5)
         pool.close()
@@ -240,7 +240,7 @@ def test_no_process_outlives_the_run(how):
     if how != "exit":
         run.kill()
     run.communicate()
-    for _ in range(100):
+    for _ in range(6000):
         alive = [
             pid
             for pid in family

@@ -97,7 +97,7 @@ class Best(WeightedReward):
 
 def test_a_reward_that_hangs_in_a_thread_costs_one_completion():
     texts = ("1", "hang", "2", "raise", "nan", "exit", "3", "hang", "4")
-    scores = scored([Plain()], "3", *texts, timeout=0.3)
+    scores = scored([Plain()], "3", *texts, timeout=1.0)
     GATE.set()
     assert [score.value if score.valid else None for score in scores] == [
         1.0,
@@ -110,7 +110,7 @@ def test_a_reward_that_hangs_in_a_thread_costs_one_completion():
         None,
         4.0,
     ]
-    assert scores[1].error == scores[7].error == "plain: timed out after 0.3 s"
+    assert scores[1].error == scores[7].error == "plain: timed out after 1 s"
     assert scores[3].error == "plain: LookupError: two lines"
     assert scores[4].error == "plain: ValueError: returned nan, expected a finite number"
     assert scores[5].error == "plain: SystemExit: 3"
@@ -235,7 +235,7 @@ made.close()
 
 
 def test_a_hung_thread_does_not_keep_the_process_alive():
-    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", HANGING], capture_output=True, text=True)
     assert (done.returncode, done.stdout.strip()) == (0, "hangs: timed out after 0.2 s"), done.stderr
 
 
@@ -278,8 +278,8 @@ def test_a_scorer_that_always_hangs_does_not_take_all_threads():
     }
     gate.set()
     for thread in hanging:
-        thread.join(10)
-    made.timeout = 10.0
+        thread.join(300)
+    made.timeout = 300.0
     (again,) = asyncio.run(made.score(prompt(), [completion("x")]))
     made.close()
     assert again.value == 1.0

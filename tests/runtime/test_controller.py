@@ -184,7 +184,7 @@ class World:
     def run(self):
         async def run():
             self.loop = asyncio.get_running_loop()
-            return await asyncio.wait_for(self.controller.run(), 60)
+            return await asyncio.wait_for(self.controller.run(), 600)
 
         return asyncio.run(run())
 

@@ -89,7 +89,7 @@ def test_one_process_at_a_time(folder):
         "os.kill(os.getpid(), 9)"
     )
     source = str(Path(__file__).parents[2] / "src")
-    dead = subprocess.run([sys.executable, "-c", code, str(folder.path)], env={"PYTHONPATH": source}, timeout=60)
+    dead = subprocess.run([sys.executable, "-c", code, str(folder.path)], env={"PYTHONPATH": source})
     assert dead.returncode == -9
     assert folder.begin() is False  # a killed process leaves no lock behind
 

@@ -294,9 +294,7 @@ except ValueError as error:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits there")
 def test_a_disk_that_refuses_is_not_blamed_on_the_file(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(tmp_path / "run.sqlite")], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path / "run.sqlite")], capture_output=True, text=True)
     assert (
         done.stdout
         == f"{tmp_path}/run.sqlite can't be read or written (disk I/O error); check the disk, then resume with "
@@ -380,13 +378,13 @@ def test_kill_between_any_two_statements(stride, tmp_path):
     """SIGKILL right before the n-th SQL statement of a step, for every `stride`-th n; each child goes on where the last
     one died."""
     path = tmp_path / "run.sqlite"
-    child(path, 1).communicate(timeout=60)
-    statements = int(child(path, 2, fatal=10**6).communicate(timeout=60)[0].split()[-1])
+    child(path, 1).communicate()
+    statements = int(child(path, 2, fatal=10**6).communicate()[0].split()[-1])
     assert statements > 40
     reached, finished = assert_sound(path, 2), []
     for fatal in (*range(1, statements - 1, stride), statements - 1, statements, statements + 1):
         process = child(path, reached + 1, fatal)
-        reported = [int(line) for line in process.communicate(timeout=60)[0].splitlines() if line.isdigit()]
+        reported = [int(line) for line in process.communicate()[0].splitlines() if line.isdigit()]
         now = assert_sound(path, reached)
         assert process.returncode == (-signal.SIGKILL if fatal <= statements else 0)
         assert reported in ([], [now]) and now in (reached, reached + 1)  # what was reported as finished is finished
@@ -405,11 +403,11 @@ def test_kill_at_any_moment(tmp_path):
         seen = [int(process.stdout.readline()) for _ in range(more)]
         process.kill()
         rest = [int(line) for line in process.stdout.read().split("\n")[:-1]]
-        process.wait(timeout=60)
+        process.wait()
         process.stdout.close()
         assert process.returncode == -signal.SIGKILL
         assert seen[0] == reached + 1
         reached = assert_sound(path, max(seen + rest))
     process = child(path, reached + 2)
-    process.communicate(timeout=60)
+    process.communicate()
     assert assert_sound(path, reached + 2) == reached + 2

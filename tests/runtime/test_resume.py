@@ -327,36 +327,37 @@ def start(folder: Path, *more: str) -> subprocess.Popen:
     )
 
 
-def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
-    """Until that step is in metrics.jsonl."""
-    for _ in range(1200):
+def held_tree(model, folder: Path):
+    """A recipe whose rewards wait where the file `hold` says; the folder it is in."""
+    return tree(model, reward=[{"kind": "tests.runtime.tiny_run:Even", "hold": str(folder / "hold")}])
+
+
+def start_and_hold(folder: Path, uid: int, *more: str) -> subprocess.Popen:
+    """A run that stands still in the middle of a step, where the first completion of a prompt is scored."""
+    hold, held = folder.parent / "hold", folder.parent / "hold.held"
+    held.unlink(missing_ok=True)
+    hold.write_text(str(uid))
+    process = start(folder, *more)
+    while not held.exists():
         if process.poll() is not None:
             pytest.fail(f"ended with {process.returncode}: {process.stderr.read()}")
-        if any(r["kind"] == "train" and r["step"] >= step for r in RunFolder(folder).read_metrics()):
-            return
         time.sleep(0.05)
-    process.kill()
-    pytest.fail("no step within a minute")
-
-
-def slow_tree(model):
-    """Steps of about half a second, so that a signal lands inside one."""
-    return tree(model, reward=[{"kind": "tests.runtime.tiny_run:Even", "nap": 0.03}], train__steps=STEPS)
+    return process
 
 
 @pytest.mark.slow
 def test_kill_9_in_a_real_process(unbroken, tiny_model, tmp_path):
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(slow_tree(tiny_model("llama"))))
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(held_tree(tiny_model("llama"), tmp_path)))
     folder = tmp_path / "run"
-    for step, pause in ((1, 0.2), (2, 0.35)):
-        process = start(folder, "--resume")
-        wait_for_step(folder, step, process)
-        time.sleep(pause)
+    for step in (2, 3):
+        process = start_and_hold(folder, 4 * (step - 1) + 1, "--resume")
         process.kill()
         process.communicate()
         assert process.returncode == -signal.SIGKILL and not (folder / "summary.json").exists()
+        assert [r["step"] for r in RunFolder(folder).read_metrics() if r["kind"] == "train"][-1] == step - 1
+    (tmp_path / "hold").unlink()
     process = start(folder, "--resume")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate()
     assert process.returncode == 0, err
     assert summary_of(folder)["status"] == "done"
     assert_same(traces(folder), unbroken)
@@ -364,15 +365,14 @@ def test_kill_9_in_a_real_process(unbroken, tiny_model, tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_real_process(unbroken, tiny_model, tmp_path):
-    config = slow_tree(tiny_model("llama"))
+    config = held_tree(tiny_model("llama"), tmp_path)
     config["checkpoint"]["every"] = 0
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(config))
     folder = tmp_path / "run"
-    process = start(folder)
-    wait_for_step(folder, 2, process)
-    time.sleep(0.2)
+    process = start_and_hold(folder, 9)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    (tmp_path / "hold").unlink()
+    _, err = process.communicate()
     assert process.returncode == 130, err
     assert "Traceback" not in err
     summary = summary_of(folder)

@@ -30,18 +30,22 @@ class Even(WeightedReward):
     Args:
         fail_on: raises on a completion whose tokens sum to a multiple of this; 0: never.
         constant: the same value for every completion of a prompt whose uid is a multiple of this; 0: never.
-        nap: seconds each call takes.
+        hold: a file with a prompt's uid; a call for that prompt announces itself in `<hold>.held` and waits until the
+            file is gone.
     """
 
     fail_on: int = 0
     constant: int = 0
-    nap: float = 0.0
+    hold: str = ""
 
     kind: ClassVar[str] = "even"
     where: ClassVar[Where] = "inline"
 
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
-        time.sleep(self.nap)
+        if self.hold and (file := Path(self.hold)).is_file() and prompt.uid == int(file.read_text()):
+            file.with_suffix(".held").touch()
+            while file.exists():
+                time.sleep(0.01)
         if HOOK is not None:
             HOOK(prompt, completion)
         if self.fail_on and sum(completion.tokens) % self.fail_on == 0:

@@ -401,7 +401,7 @@ def test_in_a_real_browser(tmp_path):
         f"--user-data-dir={tmp_path / 'profile'}",
         "--dump-dom",
     ]
-    dom = subprocess.run([*command, report.as_uri()], capture_output=True, text=True, timeout=120).stdout
+    dom = subprocess.run([*command, report.as_uri()], capture_output=True, text=True).stdout
     assert '<output id="shown-step">2</output>' in dom
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in dom  # inside a <pre> that the script made
     assert dom.count("<script") == 2 and "<img" not in dom

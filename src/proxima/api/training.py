@@ -1,14 +1,17 @@
 """`proxima.train`: a run from Python."""
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from proxima.api.python_values import Overrides, override_texts, overrides_named, plain
 from proxima.api.saved import SavedRun, load_run
-from proxima.config import Resolved, RunConfig, load_recipe
+from proxima.config import Resolved, RunConfig, load_recipe, resolve
+from proxima.config.comparable import ABSENT, Purpose, differences, flat_values
 from proxima.config.resolve import Recipe
+from proxima.config.scalars import in_one_line
 from proxima.config.validate import warnings
 from proxima.data import UserError
 
@@ -67,7 +70,26 @@ def resolve_run(
     resolved = load_recipe(recipe, overrides)
     if resume and not resolved.config.folder:
         raise UserError("--resume: which run? Its folder was printed when it started: proxima train runs/NAME --resume")
+    if resume:
+        _refuse_dropped_settings(resolved)
     return resolved
+
+
+def _refuse_dropped_settings(resolved: Resolved[RunConfig]) -> None:
+    """A resume through the recipe lacks what the run's earlier command lines set: it would go on without."""
+    folder = Path(str(resolved.config.folder)).expanduser()
+    if not (folder / "config.yaml").is_file():
+        return
+    before, sources = resolve(folder), {entry.path: entry.where for entry in resolved.entries}
+    dropped = [
+        f"{path}={'absent' if was is ABSENT else in_one_line(was)} (now {in_one_line(resolved.entry(path).value)})"
+        for path, was, now in differences(flat_values(before.config), flat_values(resolved.config), Purpose.RERUN)
+        if now is not ABSENT and "command line" not in sources.get(path, "")
+    ]
+    if dropped:
+        own = f"resume it with its own settings, proxima train {shlex.quote(str(folder))} --resume"
+        remedy = f"{own}, or write what is to change as overrides"
+        raise UserError(f"the run in {folder} has {', '.join(dropped)}", remedy=remedy)
 
 
 def config_notes(resolved: Resolved[RunConfig]) -> list[str]:

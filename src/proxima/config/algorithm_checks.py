@@ -145,4 +145,5 @@ def correction_has_an_effect(r: Resolved[Any]) -> Iterator[Problem]:
     for i, spec in enumerate(r.config.algorithm.correction):
         if {"behavior_log_prob", "proximal_log_prob"} <= spec.needs:
             message = "has no effect: with algorithm.proximal=behavior the two policies that it compares are the same"
-            yield r.problem(f"algorithm.correction.{i}.kind", f"{message}; set algorithm.proximal=recompute")
+            remedy = "set algorithm.proximal=recompute, or remove the correction"
+            yield r.problem(f"algorithm.correction.{i}.kind", f"{message}; {remedy}")

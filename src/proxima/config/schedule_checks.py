@@ -9,6 +9,9 @@ from proxima.config.resolve import Resolved
 if TYPE_CHECKING:
     from proxima.task import Arithmetic
 
+BFLOAT16_STEP = 2**-8
+TYPICAL_WEIGHT = 0.02  # the standard deviation with which most models are initialised
+
 
 def evaluations_are_configured(r: Resolved[Any]) -> Iterator[Problem]:
     """`every` and `keep_best` need evaluations, and those a task."""
@@ -47,6 +50,24 @@ def warmup_ends(r: Resolved[Any]) -> Iterator[Problem]:
         name = "train.warmup_ratio" if train.warmup_ratio else "train.warmup_steps"
         message = f"the run has {updates} updates, so the learning rate never reaches its value; lower {name} "
         yield r.problem(name, message + "or raise train.steps")
+
+
+def weights_resolve_an_update(r: Resolved[Any]) -> Iterator[Problem]:
+    """An update of Adam, about `lr` a weight, is not rounded away: bfloat16 resolves 2^-8 of a weight."""
+    from proxima.train.optimizer import AdamW
+
+    optimizer = r.config.train.optimizer
+    if r.config.model.dtype != "bfloat16" or not isinstance(optimizer, AdamW) or optimizer.lr == 0:
+        return
+    relative = optimizer.lr / TYPICAL_WEIGHT
+    if relative < BFLOAT16_STEP:
+        message = (
+            f"an update moves a weight of {TYPICAL_WEIGHT:g} by about {relative:.2g} of itself, and "
+            f"model.dtype=bfloat16 resolves 2^-8 = {BFLOAT16_STEP:.2g}: weights above "
+            f"{optimizer.lr / BFLOAT16_STEP:.1g} do not change; set "
+            "model.dtype=float32 (model.compute_dtype=bfloat16 keeps the speed), or raise the learning rate"
+        )
+        yield r.problem("train.optimizer.lr", message)
 
 
 def completions_fit_micro_batch(r: Resolved[Any]) -> Iterator[Problem]:

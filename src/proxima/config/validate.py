@@ -28,6 +28,7 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (algorithm_checks.dynamic_sampling_has_a_selection, "algorithm"),
     (algorithm_checks.baseline_rewards_are_per_completion, "algorithm reward"),
     (algorithm_checks.selection_metrics_exist, "algorithm reward"),
+    (algorithm_checks.correction_has_an_effect, "algorithm"),
     (machine_checks.model_exists, "model"),
     (machine_checks.completions_fit_context, "model"),
     (machine_checks.data_files_exist, ""),
@@ -43,7 +44,7 @@ WARNINGS: Sequence[tuple[Check, str]] = (
     (schedule_checks.completions_fit_micro_batch, "sampling train"),
     (schedule_checks.overlong_penalty_is_reachable, "sampling reward"),
     (algorithm_checks.prune_rate_is_exact, "algorithm train"),
-    (algorithm_checks.correction_has_an_effect, "algorithm"),
+    (schedule_checks.weights_resolve_an_update, "model train"),
 )
 
 

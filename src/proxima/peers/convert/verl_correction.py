@@ -35,7 +35,9 @@ def correction(d: Draft, o: Options) -> str | None:
     else:
         decoupled(d, o, NEW + "bypass_mode")
         d.drops_given(o, "verl reads it in bypass mode only", NEW + "loss_type")
-    if cap > 0:
+    if cap > 0 and bypass:
+        d.drops(CAP, "in bypass mode verl takes old_log_probs from the rollout, so the weights it caps are 1")
+    elif cap > 0:
         fields: Fields = {"level": ("token", "verl's TIS"), "bound": ("truncate", "verl's TIS")}
         d.append(LIST, "importance", f"from {CAP}", **fields, upper=(cap, f"from {CAP}"))
     else:
