@@ -98,10 +98,29 @@ def test_verl_epochs_need_the_data(converted):
     assert "train.steps" in listed(done)["missing"] and "here 15" in done.text
 
 
-def test_verl_gae_resolves_and_says_what_is_missing(converted):
-    done = converted("verl", {"algorithm.gamma": 0.99, "algorithm.lam": 0.95})
-    assert done.recipe["algorithm"]["advantage"] == {"kind": "gae", "gamma": 0.99, "lam": 0.95}
-    assert any("value" in problem for problem in done.problems) and "As it stands" in done.text
+@pytest.mark.parametrize(
+    ("peer", "options", "named"),
+    [
+        ("verl", {"algorithm.gamma": 0.99, "algorithm.lam": 0.95}, {"algorithm.gamma", "algorithm.lam"}),
+        ("areal", {"actor.path": "x", "critic.path": "y", "actor.gae_lambda": 0.9, "actor.kl_ctl": 0}, {"critic.path"}),
+        ("unirl", {"algorithm._target_": "x.PPO", "algorithm.gae_lambda": 0.9}, {"algorithm.gae_lambda"}),
+    ],
+)
+def test_a_critic_stops_nothing_another_advantage_is_to_be_chosen(converted, peer, options, named):
+    done = converted(peer, options)
+    assert done.recipe["algorithm"]["advantage"]["kind"] == "grpo" and done.problems == ()
+    assert "kind: grpo  # TO FILL IN: " in done.text and "gae needs a critic" in done.text
+    assert named <= {one.name for one in done.unsupported}
+
+
+def test_a_value_that_no_recipe_may_have_is_left_out_and_told(converted):
+    done = converted("trl", {"num_generations": 8, "epsilon": -0.2, "temperature": -1, "learning_rate": 2e-6})
+    assert done.problems == () and done.recipe["train"]["optimizer"]["lr"] == 2e-6
+    assert "epsilon_low" not in done.recipe["algorithm"]["surrogate"]
+    fill = {one.name: one.why for one in done.missing}
+    assert "from epsilon: -0.2 must be" in fill["algorithm.surrogate.epsilon_low"]
+    assert "from temperature: -1" in fill["sampling.temperature"]
+    assert resolve(done.recipe).config.sampling.temperature == 1
 
 
 def test_trl_defaults_of_1_16(specs, converted):

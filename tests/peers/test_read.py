@@ -142,6 +142,125 @@ def test_a_file_that_it_builds_on_is_read_or_told(tmp_path):
     ].why
 
 
+CONFIGS = {
+    "trainer.yaml": """
+defaults:
+  - engine: dp
+  - actor@job.actor: ${engine}_actor
+  - data@data: rows
+  - _self_
+  - elsewhere
+job: {rollout: {length: "${oc.select:data.length,512}"}}
+""",
+    "big.yaml": "defaults: [trainer, {override engine: mega}, _self_]\njob: {actor: {lr: 5}}",
+    "engine/dp.yaml": "# @package _global_\nengine: dp",
+    "engine/mega.yaml": "# @package _global_\nengine: mega",
+    "actor/dp_actor.yaml": "defaults: [{../optim@optim: adam}, actor, _self_]\nkind: dp",
+    "actor/mega_actor.yaml": "defaults: [actor, _self_]\nkind: mega",
+    "actor/actor.yaml": "lr: 1\nkind: none\nsize: ${data.length}",
+    "optim/adam.yaml": "beta: 0.9",
+    "data/rows.yaml": "length: 64",
+    "round.yaml": "defaults: [round2, _self_]\na: 1",
+    "round2.yaml": "defaults: [round, _self_]\nb: 2",
+}
+
+
+def test_hydras_defaults_are_composed_from_the_folders_beside_the_file(tmp_path):
+    """Groups with packages, relative ones, `${engine}` in a name, `override`; references are resolved at the end."""
+    for name, text in CONFIGS.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = read(tmp_path / "trainer.yaml")
+    assert "the options of elsewhere come first" in found.pop("defaults").why
+    assert found == {
+        "engine": "dp",
+        "job.actor.optim.beta": 0.9,
+        "job.actor.lr": 1,
+        "job.actor.kind": "dp",
+        "job.actor.size": 64,
+        "data.length": 64,
+        "job.rollout.length": 64,  # not the 512 of the file alone
+    }
+    big = read(tmp_path / "big.yaml")
+    assert (big["job.actor.kind"], big["job.actor.lr"], big["engine"]) == ("mega", 5, "mega")
+    assert "job.actor.optim.beta" not in big
+    assert (read(tmp_path / "round.yaml")["a"], read(tmp_path / "round.yaml")["b"]) == (1, 2)  # a circle ends
+
+
+SHELL = r"""#!/usr/bin/env bash
+# it's a comment with a "quote
+TOTAL=${TOTAL:-$((UNKNOWN + 1024 * 2))}
+PROMPT=1024
+LENGTH=${LENGTH:-$((PROMPT + 1024))}
+NESTED=${NESTED:-${LENGTH}}
+TAG="a (b); c & d | e"
+WHERE=$(cd "$(dirname "$0")/.." && pwd)
+cat <<'EOF' > notes.txt
+actor.lr=9 is not an option; don't "read this
+EOF
+run() {
+    local size=$1
+    python3 -m verl.trainer.main_ppo "${DATA[@]}" algo.name=grpo data.dir=$WHERE data.size=$size engine=mega | tee x
+}
+DATA=(
+    # a comment in an array, isn't it
+    data.length=${NESTED}  # after a word
+    data.total=${TOTAL}
+    data.tag="$TAG"
+    data.files="['a b.parquet']"
+    'data.single=one two'
+)
+for lr in 1e-6 5e-7; do
+    extra=(actor.lr=$lr)
+done
+if [ "$X" = 1 ]; then more=(data.more=1); else more=(data.more=2 data.sure=3); fi
+more=(data.sure=4)
+run 7
+"""
+
+
+def test_a_script_is_split_into_words_as_bash_splits_it():
+    found = from_script(SHELL)
+    assert found == from_script(SHELL.replace("\n", "\r\n")) == from_script(SHELL.rstrip())
+    assert found == {
+        "data.length": 2048,
+        "data.total": Doubtful("the script has $((UNKNOWN + 1024 * 2))"),
+        "data.tag": "a (b); c & d | e",
+        "data.files": ["a b.parquet"],
+        "data.single": "one two",
+        "actor.lr": Doubtful("the script has ${lr}: lr is 1e-6 or 5e-7"),
+        "data.more": Doubtful("the script has 1 or 2, by a branch or command"),
+        "data.sure": 4,
+        "algo.name": "grpo",
+        "data.dir": Doubtful('the script has $(cd "$(dirname "$0")/.." && pwd)'),
+        "data.size": Doubtful("the script has $1"),
+        "engine": "mega",
+    }
+
+
+def test_commands_of_branches_servers_and_launchers():
+    branch = "if a; then python x.py --beta 1 --seed 2; else python x.py --beta 3 --seed 2 --lr 4; fi"
+    assert from_script(branch) == {
+        "beta": Doubtful("the script has 1 or 3, by a branch or command"),
+        "seed": 2,  # every command has it
+        "lr": Doubtful("the script has 4, by a branch or command"),
+    }
+    server = "trl vllm-serve --model x --host 0.0.0.0 &\nA=1 accelerate launch --num_processes 2 x.py --beta 1\n"
+    assert from_script(server) == {"num_processes": 2, "beta": 1}
+    ray = "ray job submit --working-dir . -- python3 -m verl.trainer.main_ppo --config-name=big a.b=1"
+    assert from_script(ray) == {"config_name": "big", "a.b": 1}
+
+
+def test_a_key_that_is_written_twice_loses_nothing(tmp_path):
+    text = "a: {x: 1, y: 2}\nb: 1\nb: 2\nc: 3\nc: 3\na: {y: 4, z: 5}\n"
+    twice = {"b": Doubtful("the file has both 1 and 2"), "a.y": Doubtful("the file has both 2 and 4")}
+    expected = {"a.x": 1, "a.z": 5, "c": 3} | twice
+    (tmp_path / "x.yaml").write_text(text)
+    assert read(tmp_path / "x.yaml") == expected
+    (tmp_path / "x.json").write_text('{"a": {"x": 1, "y": 2}, "b": 1, "b": 2, "c": 3, "c": 3, "a": {"y": 4, "z": 5}}')
+    assert read(tmp_path / "x.json") == expected
+
+
 PARSED = '''
 """
 accelerate launch --num_processes 4 train.py --learning_rate 1e-6 --num_generations 8
@@ -193,6 +312,13 @@ def test_python_is_read_not_run():
         ("a.yaml", "a: !!python/object/apply:os.system ['true']", "not YAML"),
         ("a.json", "{", "not JSON"),
         ("a.sh", "echo hi", "has no words like"),
+        ("a.sh", "", "has no words like"),
+        ("a.yaml", "a: 1\n---\nb: 2", "not YAML"),
+        ("a.yaml", "a: \x00", "not YAML"),
+        ("a.yaml", "[" * 5000, "an anchor contains itself"),
+        ("a.json", "[" * 200000, "an anchor contains itself"),
+        ("a.py", "(" * 5000, "not Python"),
+        ("a.yaml", "a: " + "x" * 10**6, "is larger than 1 MB"),
     ],
 )
 def test_files_that_hold_no_options(tmp_path, name, text, line):
@@ -208,6 +334,8 @@ def test_files_that_hold_no_options(tmp_path, name, text, line):
 def test_a_missing_file_and_one_that_is_no_text(tmp_path):
     with pytest.raises(ConfigError, match="can't be read"):
         read(tmp_path / "none.yaml")
+    (tmp_path / "x.yaml").write_bytes(b"\xef\xbb\xbfa: 1\r\nb: 2\r\n")  # a mark of Windows editors
+    assert read(tmp_path / "x.yaml") == {"a": 1, "b": 2}
     (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="UTF-8"):
         read(tmp_path / "x.yaml")

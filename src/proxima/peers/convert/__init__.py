@@ -1,6 +1,7 @@
 """Converts another framework's options to a recipe: each value with its origin, options without an equivalent listed.
 
-    read*.py     file → options by dotted name       options.py   which of them a converter read, and could not take
+    read*.py, shell.py   file → options by dotted name
+    options.py   which of them a converter read, and could not take
     verl*.py, trl*.py, areal.py, unirl.py            up to three files a peer: `convert(options) -> Draft`
     known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or a change of results
     common.py    conversions that peers share       draft.py   the recipe under construction, and its text
@@ -17,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import ConfigError, check, resolve
-from proxima.config.problems import one_problem
+from proxima.config.problems import Problem, one_problem
 from proxima.peers.convert import areal, trl, unirl, verl
 from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.known import not_a_training, option_rules, sort_out
-from proxima.peers.convert.options import Leftover, Options
+from proxima.peers.convert.options import FILL_IN, Leftover, Options, on_one_line
 from proxima.peers.convert.read import read
 
 PEERS: dict[str, tuple[str, Callable[[Options], Draft]]] = {
@@ -75,9 +76,9 @@ def convert(path: str | Path, peer: str) -> Conversion:
     draft.ignored += ignored
     draft.unsupported += unsupported
     draft.unknown += unknown
+    problems = make_loadable(draft)
     draft.account(o)
     recipe = draft.tree()
-    problems = tuple(problems_of(recipe))
     draft.ignored[:] = dict.fromkeys(draft.ignored)  # once each
     head = f"Made by `proxima convert {path} --from {peer}`: each value is followed by the option it came from."
     if problems:
@@ -98,16 +99,27 @@ def convert(path: str | Path, peer: str) -> Conversion:
 OPENED_LATER = ("model.", "task", "eval.", "data.")  # need to exist only on the machine that trains
 
 
-def problems_of(recipe: dict[str, Any]) -> Iterator[str]:
-    """One line for each problem that stops the recipe; opens no file."""
+def make_loadable(draft: Draft) -> tuple[str, ...]:
+    """Leave out the values that no recipe may have, as to fill in; the problems that are left."""
+    while problems := list(problems_of(draft.tree())):
+        refused = [one for one in problems if one.path in draft.entries and not one.path.endswith(".kind")]
+        if not refused:
+            break
+        for problem in refused:
+            entry = draft.entries.pop(problem.path)
+            why = f"{entry.origin.removeprefix(FILL_IN)}: {problem.value} {problem.message}; our default stands in"
+            draft.missing.append(Leftover(problem.path, on_one_line(why)))
+    return tuple(str(problem).replace(" (mapping)", "") for problem in problems)
+
+
+def problems_of(recipe: dict[str, Any]) -> Iterator[Problem]:
+    """What stops the recipe; opens no file."""
     try:
         resolved = resolve(recipe)
     except ConfigError as error:
-        yield from (str(problem).replace(" (mapping)", "") for problem in error.problems)
+        yield from error.problems
         return
-    for problem in check(resolved):
-        if not problem.path.startswith(OPENED_LATER):
-            yield str(problem).replace(" (mapping)", "")
+    yield from (problem for problem in check(resolved) if not problem.path.startswith(OPENED_LATER))
 
 
 __all__ = ["PEERS", "Conversion", "Leftover", "convert"]

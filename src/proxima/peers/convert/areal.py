@@ -102,7 +102,7 @@ def _advantage(d: Draft, o: Options) -> str:
         if adv_std == "batch" and adv_mean is None:
             d.lacks(ADV + "mean_level", "none, with std_level batch: whitening here subtracts the mean too")
     if o.given("critic.path"):
-        _critic(d, o)
+        common.critic(d, o, "critic.path", "actor.discount", "actor.gae_lambda")
         return "batch"
     whitened = adv_std == "batch"
     if mean == "group" and std == "batch" and not whitened:
@@ -161,14 +161,6 @@ def _by_batch(d: Draft, o: Options, whitened: bool) -> None:
         d.lacks("actor.adv_norm", "advantages that are not whitened over the batch, without a baseline by group")
     if o.number("actor.gae_lambda", default=1.0) != 1:
         d.lacks("actor.gae_lambda", "a lambda without a critic")
-
-
-def _critic(d: Draft, o: Options) -> None:
-    """PPO with a critic."""
-    names = {"gamma": "actor.discount", "lam": "actor.gae_lambda"}
-    fields = {ours: o.sourced(name, default=1.0) for ours, name in names.items()}
-    d.spec("algorithm.advantage", "gae", "from critic.path", **fields)
-    d.lacks("critic.path", "a critic is not trained yet")
 
 
 def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:

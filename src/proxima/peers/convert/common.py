@@ -123,7 +123,7 @@ def task(d: Draft, o: Options, name: str, path: str = "task", split: str = "trai
     if not paths:
         d.ask(path, "gsm8k", f"where the questions come from; see `proxima list task`{_doubts(o, name)}", kind=True)
         d.entries.update({f"{path}.{field}": Entry(*value) for field, value in where.items()})
-    elif all("gsm8k" in file.lower() for file in paths):
+    elif all("gsm8k" in file.lower() for file in paths) and split in ("train", "test"):
         note = "read as the public data set; for a prepared file write its kind (parquet, jsonl) and path"
         d.spec(path, "gsm8k", origin, f"{', '.join(paths)}: {note}", **where)
     elif kind is not None:
@@ -183,6 +183,13 @@ def pruned_groups(d: Draft, o: Options, rate: str, metric: str, *allocation: str
 
 
 KEPT = {"smallest": "largest", "largest": "smallest", "random": "random"}
+
+
+def critic(d: Draft, o: Options, name: str, *parts: str) -> None:
+    """GAE, which `name` asks for: nothing trains its critic, so another advantage is to be chosen."""
+    d.ask("algorithm.advantage", "grpo", f"{name}: gae needs a critic, which is not trained yet; grpo stands in", True)
+    for option in (name, *(part for part in parts if o.given(part))):
+        d.lacks(option, "gae: a critic is not trained yet")
 
 
 def entropy(d: Draft, o: Options, *names: str) -> None:

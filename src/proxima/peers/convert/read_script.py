@@ -2,7 +2,6 @@
 
 import ast
 import re
-import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,7 @@ import yaml
 from proxima.config.problems import one_problem
 from proxima.config.scalars import Loader
 from proxima.peers.convert.read_python import literal
+from proxima.peers.convert.shell import Statement, statements
 
 Flat = dict[str, Any]
 ROUNDS = 10  # how deep references may nest; ends a circle
@@ -24,112 +24,145 @@ class Doubtful:
     why: str
 
 
-_VALUE = r"""\$\(\(.*?\)\)|\$\{\w+:?-"[^"]*"\}|"[^"]*"|'[^']*'|[^\s("';]*"""
-_ASSIGNMENT = re.compile(rf"\s*(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)=({_VALUE})\s*;?\s*(?:\#.*)?")
-_IN_BRANCH = re.compile(
-    rf"(?:^|[;)]|&&|\|\||\b(?:then|else)\b)\s*(?:export\s+)?([A-Za-z_]\w*)=({_VALUE})(?=\s*(?:;|$|\#))"
-)  # an assignment among the statements of a line
-_OPENS = re.compile(r"(?:^|;|&&|\|\||\bthen|\bdo|\belse)\s*(?:if|case)\b")
-_CLOSES = re.compile(r"(?:^|;|\s)(?:fi|esac)\b(?=\s*(?:$|[;)|#]))")
-_ARRAY = re.compile(r"\s*[A-Za-z_]\w*\+?=\((.*)")
-_OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w@/]*(?:\.[\w@/]+)+)=(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w@/]*(?:\.[\w@/]+)*)=(.*)", re.DOTALL)
 _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _MAINS = ("verl.trainer.main_ppo", "verl.trainer.main_ppo_sync", "torch.distributed.run", "accelerate.commands.launch")
-_PROGRAMS = ("python", "python3", "accelerate", "torchrun", "trl", "deepspeed", "uv", "CUDA_VISIBLE_DEVICES")
+_SERVERS = ("vllm-serve", "serve", "vllm.entrypoints.openai.api_server", "sglang.launch_server")  # no training
+_DECLARES = ("export", "local", "readonly", "declare", "typeset")
+_KEYWORDS = ("then", "else", "do", "{", "}", "!", "time", "exec", "nohup")  # a command follows
+_CONDITIONS = ("if", "elif", "while", "until")
 
 
 def from_script(text: str, name: str = "script") -> Flat:
     """The `a.b=value` words of a shell script, else the `--name value` of its commands.
 
     Expands its variables: `$n`, `${n}`, `${n:-default}`, `$((1024 * 20))`; `$HOME` is `~`. What depends on a branch
-    (`if`, `case`), or differs between two commands, is `Doubtful` with the values it may have.
+    (`if`, `case`) or a loop, or differs between two commands, is `Doubtful` with the values it may have.
 
     Raises:
         ConfigError: the script has no such word.
     """
     script = _Script()
-    for line in re.sub(r"\\\n", " ", text).splitlines():
-        script.read(line)
-    flat = script.overrides or script.flags
-    if not flat:
+    for statement in statements(text):
+        script.read(statement)
+    overrides, flags = script.settled(script.overrides), script.settled(script.flags)
+    if not overrides:
+        if flags:
+            return flags
         wanted = "give the config file, or the script that sets the options"
         raise one_problem(name, f"has no words like algorithm.adv_estimator=grpo or --learning_rate 1e-6; {wanted}")
-    if script.overrides and script.mains:
+    if script.mains:
         why = f"{' and '.join(script.mains)} may have defaults of its own, which are not in this file"
-        flat = {"launch": Doubtful(why), **flat}
-    if script.overrides and "config" in script.flags:  # AReaL: --config FILE a.b=value
-        flat = {"config": script.flags["config"], **flat}
-    return flat
+        overrides = {"launch": Doubtful(why), **overrides}
+    return {**{flag: flags[flag] for flag in script.own if flag in flags}, **overrides}
 
 
 @dataclass
 class _Script:
-    """What has been read of a script, line by line."""
+    """What has been read of a script, statement by statement."""
 
     variables: dict[str, str] = field(default_factory=lambda: {"HOME": "~", "PWD": "."})
     branches: dict[str, list[str]] = field(default_factory=dict)  # variable → the values it may have
-    overrides: Flat = field(default_factory=dict)
-    flags: Flat = field(default_factory=dict)
-    written: dict[str, tuple[str, int]] = field(default_factory=dict)  # option → its text, and by which command
+    overrides: dict[str, list[tuple[int, str, bool]]] = field(default_factory=dict)  # option → command, text, in branch
+    flags: dict[str, list[tuple[int, str, bool]]] = field(default_factory=dict)
+    commands: list[str] = field(default_factory=lambda: [""])  # the module or file that each runs; none for arrays
     depth: int = 0  # of if and case
-    commands: int = 0
-    mains: list[str] = field(default_factory=list)  # modules that are run, other than the peers' own
+    loops: int = 0
+    own: dict[str, None] = field(default_factory=dict)  # flags of the program itself, as --config of `x.py --config`
+    mains: dict[str, None] = field(default_factory=dict)  # modules that are run, other than the peers' own
 
-    def read(self, line: str) -> None:
-        line = line.strip()
-        if line.startswith("#"):
+    def read(self, statement: Statement) -> None:
+        words = statement.words
+        if statement.array is not None:
+            self.options(words, 0)
             return
-        opens, closes = len(_OPENS.findall(line)), len(_CLOSES.findall(line))
-        inside = self.depth > 0 or opens > 0
-        self.depth = max(0, self.depth + opens - closes)
-        if assignment := _ASSIGNMENT.fullmatch(line):
-            self.assign(assignment[1], _unquoted(assignment[2]), inside)
-            return
-        for found in _IN_BRANCH.finditer(line):
-            self.assign(found[1], _unquoted(found[2]), True)
-        self.options(line, inside)
+        while words and words[0] in _KEYWORDS:
+            words = words[1:]
+        first = words[0] if words else ""
+        if first in ("fi", "esac"):
+            self.depth = max(0, self.depth - 1)
+        elif first == "done":
+            self.loops = max(0, self.loops - 1)
+        elif first in ("if", "case"):
+            self.depth += 1
+        elif first in ("while", "until", "for"):
+            self.loops += 1
+        if first == "for" and words[2:3] == ["in"]:
+            self.variables.pop(words[1], None)
+            self.branches[words[1]] = [self.expanded(word) for word in words[3:]]
+        elif first not in ("for", "case", *_CONDITIONS):
+            self.command(words)
 
-    def assign(self, name: str, value: str, inside: bool) -> None:
+    def command(self, words: list[str]) -> None:
+        """Assignments, or a program with its options."""
+        if words and words[0] in _DECLARES:
+            words = [word for word in words[1:] if not word.startswith("-")]
+        assigned = [_ASSIGNMENT.fullmatch(word) for word in words]
+        if all(assigned):
+            for found in assigned:
+                assert found is not None
+                self.assign(found[1], found[2])
+            return
+        while _ASSIGNMENT.fullmatch(words[0]):  # an environment for this command
+            words = words[1:]
+        words = words[words.index("--") + 1 :] if "--" in words[:-1] else words  # ray job submit … -- python …
+        target = next((i for i, word in enumerate(words) if word == "-m" or word.endswith(".py")), None)
+        runs = "" if target is None else words[target + (words[target] == "-m" and target + 1 < len(words))]
+        if any(word in _SERVERS for word in (*words[1:3], runs)):
+            return
+        module = runs if target is not None and words[target] == "-m" else ""
+        if "." in module and module not in _MAINS and any(_OVERRIDE.fullmatch(word) for word in words):
+            self.mains[module] = None
+        self.commands.append(runs or words[0])
+        self.options(words, len(self.commands) - 1, 0 if target is None else target)
+
+    def assign(self, name: str, value: str) -> None:
         """Set a variable; inside of a branch it may have any of its values afterwards."""
         value = self.expanded(value)
-        if not inside:
+        if not self.depth and not self.loops:
             self.variables[name] = value
             self.branches.pop(name, None)
         elif self.variables.get(name) != value:
             before = [self.variables.pop(name)] if name in self.variables else []
             self.branches[name] = list(dict.fromkeys([*self.branches.get(name, before), value]))
 
-    def options(self, line: str, inside: bool) -> None:
-        """Keep the options among the words of a line."""
-        array = _ARRAY.fullmatch(line)
-        words = _words(array[1].removesuffix(")") if array else line)
-        program = bool(words) and not array and not words[0].startswith("--") and not _OVERRIDE.fullmatch(words[0])
-        self.commands += program
-        command = self.commands if program else 0
-        for word in words:
-            if found := _OVERRIDE.fullmatch(word):
-                self.keep(self.overrides, found[1], found[2], inside, command)
-        if "-m" in words[:-1] and (module := words[words.index("-m") + 1]) not in _MAINS and "." in module:
-            self.mains.append(module)
-        if words and (array or words[0] in _PROGRAMS or words[0].startswith("--") or "=" in words[0]):
-            for name, text in _flags(words):
-                self.keep(self.flags, name, text, inside, command)
+    def options(self, words: list[str], command: int, start: int = 0) -> None:
+        """Keep the options among the words: of an array, or of a command whose program is the word at `start`."""
+        inside = self.depth > 0 and not command
+        dotted = [i for i, word in enumerate(words) if (one := _OVERRIDE.fullmatch(word)) and "." in one[1]]
+        for index, word in enumerate(words):
+            found = _OVERRIDE.fullmatch(word)
+            if found and dotted and (index in dotted or not command or index > start):
+                self.overrides.setdefault(found[1], []).append((command, self.expanded(found[2]), inside))
+        for index, name, text in _flags(words):
+            self.flags.setdefault(name, []).append((command, self.expanded(text), inside))
+            if dotted and index > start:
+                self.own[name] = None
 
-    def keep(self, into: Flat, name: str, text: str, inside: bool, command: int) -> None:
-        """Set an option: in a branch, and by another command to another value, it is in doubt."""
-        text = self.expanded(text)
-        before, other = self.written.get(name, (None, command))
-        self.written[name] = (text, command)
-        if (inside and before != text) or (
-            before not in (None, text) and 0 not in (command, other) and other != command
-        ):
-            values = [one for one in (before, text) if one is not None]
-            into[name] = Doubtful(f"the script has {' or '.join(values)}, by a branch or command")
-        elif unset := re.findall(r"\$\{?(\w+)", text):
-            why = [f"{one} is {' or '.join(self.branches[one])}" for one in unset if one in self.branches]
-            into[name] = Doubtful(f"the script has {text}{': ' if why else ''}{', '.join(why)}")
-        else:
-            into.update(_typed(name, text))
+    def settled(self, options: dict[str, list[tuple[int, str, bool]]]) -> Flat:
+        """Each option with its value; one that a branch or command decides is in doubt."""
+        flat: Flat = {}
+        setting = {command for found in options.values() for command, _, _ in found if command}
+        for name, found in options.items():
+            texts, always = _of_arrays(found)
+            if by_command := {
+                command: text for command, text, _ in found if command
+            }:  # its words come after an array's
+                targets = {self.commands[command] for command in by_command}
+                silent = any(self.commands[one] in targets for one in setting - set(by_command))
+                texts, always = (
+                    list(dict.fromkeys([*by_command.values(), *(texts if silent else ())])),
+                    always or not silent,
+                )
+            if len(texts) > 1 or not always:
+                flat[name] = Doubtful(f"the script has {' or '.join(texts)}, by a branch or command")
+            elif unset := re.findall(r"\$(?:\{?(\w+)|\()|`", texts[0]):
+                why = [f"{one} is {' or '.join(self.branches[one])}" for one in unset if one in self.branches]
+                flat[name] = Doubtful(f"the script has {texts[0]}{': ' if why else ''}{', '.join(why)}")
+            else:
+                flat.update(_typed(name, texts[0]))
+        return flat
 
     def expanded(self, text: str) -> str:
         for _ in range(ROUNDS):
@@ -152,25 +185,29 @@ class _Script:
         return match[0] if found is None else f"{found:.0f}"
 
 
+def _of_arrays(found: list[tuple[int, str, bool]]) -> tuple[list[str], bool]:
+    """The values that the arrays may give, and whether they give one in any case."""
+    texts: list[str] = []
+    always = False
+    for command, text, inside in found:
+        if not command:
+            texts = list(dict.fromkeys([*texts, text])) if inside else [text]
+            always |= not inside
+    return texts, always
+
+
 def _unquoted(text: str) -> str:
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
 
-def _words(line: str) -> list[str]:
-    try:
-        return shlex.split(line, comments=True)
-    except ValueError:  # a quote over several lines: not a line of options
-        return []
-
-
-def _flags(words: list[str]) -> Iterator[tuple[str, str]]:
-    """`--a-b 1 --c --d=x y` as (a_b, 1), (c, true), (d, x); several values as a list."""
+def _flags(words: list[str]) -> Iterator[tuple[int, str, str]]:
+    """`--a-b 1 --c --d=x y` as (0, a_b, 1), (2, c, true), (3, d, x), with their places; several values as a list."""
     for index, word in enumerate(words):
         if not (found := _FLAG.fullmatch(word)):
             continue
         name = found[1].replace("-", "_")
         if found[2] is not None:
-            yield name, found[2]
+            yield index, name, found[2]
             continue
         values = []
         for value in words[index + 1 :]:
@@ -179,13 +216,13 @@ def _flags(words: list[str]) -> Iterator[tuple[str, str]]:
             if _OVERRIDE.fullmatch(value):
                 break
             values.append(value.rstrip(","))
-        yield name, "true" if not values else values[0] if len(values) == 1 else f"[{', '.join(values)}]"
+        yield index, name, "true" if not values else values[0] if len(values) == 1 else f"[{', '.join(values)}]"
 
 
 def _typed(name: str, text: str) -> Flat:
     try:
         value = yaml.load(text, Loader=Loader)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         value = text
     return dict(flattened(value, f"{name}.")) if isinstance(value, Mapping) and value else {name: value}
 

@@ -190,11 +190,8 @@ def _advantage(d: Draft, o: Options, kind: str) -> None:
     scope = o.choice(("group", "global"), "adv_normalization_scope", default="group")
     by_std = o.flag("normalize_adv_by_std", default=True)
     if kind == "ppo":
-        fields = {"gamma": o.sourced(ALGORITHM + "gae_gamma", default=1.0)}
-        fields["lam"] = o.sourced(ALGORITHM + "gae_lambda", default=0.95)
-        d.spec("algorithm.advantage", "gae", f"from {ALGORITHM}_target_", **fields)
-        o.given("advantage_mode", ALGORITHM + "vf_coef", ALGORITHM + "cliprange_value")
-        d.lacks(ALGORITHM + "_target_", "PPO: a critic is not trained yet")
+        names = ("gae_gamma", "gae_lambda", "vf_coef", "cliprange_value")
+        common.critic(d, o, ALGORITHM + "_target_", "advantage_mode", *(ALGORITHM + name for name in names))
         return
     if scope == "global":
         d.lacks("adv_normalization_scope", "global: one mean over all prompts; the mean is each group's here")

@@ -111,7 +111,8 @@ def _advantage(d: Draft, o: Options) -> None:
         written, origin = "grpo", origin.replace("the peer's default", "grpo")
     kind = ESTIMATORS[written]
     if kind == "gae":
-        d.lacks(name, "gae: a critic is not trained yet")
+        common.critic(d, o, name, "algorithm.gamma", "algorithm.lam", "algorithm.norm_adv_by_std_in_grpo")
+        return
     note = "verl gives a group of one its raw reward (P16); here its advantage is 0"
     d.spec("algorithm.advantage", kind, origin, note if kind in ("grpo", "opo", "gpg") else "")
     by_std = "algorithm.norm_adv_by_std_in_grpo"
@@ -121,11 +122,10 @@ def _advantage(d: Draft, o: Options) -> None:
         d.put("algorithm.advantage.epsilon", 1e-6, "verl's constant")
     else:
         d.drops_given(o, f"verl reads it for grpo, not for {written}", by_std)
-    for option, field, kinds in (("gamma", "gamma", ("gae", "reinforce_pp")), ("lam", "lam", ("gae",))):
-        if kind in kinds:
-            d.copy(f"algorithm.advantage.{field}", o, f"algorithm.{option}", default=1.0)
-        else:
-            d.drops_given(o, f"verl reads it for gae, not for {written}", f"algorithm.{option}")
+    unread = ["algorithm.lam", "algorithm.gamma"]
+    if kind == "reinforce_pp":
+        d.copy("algorithm.advantage.gamma", o, unread.pop(), default=1.0)
+    d.drops_given(o, f"verl reads it for gae, not for {written}", *unread)
 
 
 def _surrogate(d: Draft, o: Options, forced: str | None) -> str:
