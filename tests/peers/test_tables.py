@@ -58,7 +58,7 @@ def test_a_table_names_each_option_once_in_a_section(peer):
         return yaml.SafeLoader.construct_mapping(loader, node, deep)
 
     Loader.add_constructor("tag:yaml.org,2002:map", mapping)
-    assert set(yaml.load(TABLES[peer].read_text(), Loader)) <= {"training", "no effect", "changes", "part of"}
+    assert set(yaml.load(TABLES[peer].read_text(), Loader)) <= {"training", "no effect", "changes", "part of", "copies"}
 
 
 HARMLESS = ("profiler", "_target_", "transfer_queue", "npu_profile", "nsight_options", "actor.profile.", "name_remap.")
@@ -91,6 +91,14 @@ CHANGING = {
         "data.truncation": "left",
         "algorithm.filter_groups.filter_type": "band_pass",
         "trainer.v1.trainer_mode": "separate_async",
+        A + "megatron.dist_checkpointing_path": "/weights",
+        A + "ppo_micro_batch_size_per_gpu": 4,
+        A + "load_weight": False,
+        A + "rollout_n": 3,
+        A + "fsdp_config.mixed_precision.reduce_dtype": "bf16",
+        R + "limit_images": 2,
+        "actor_rollout_ref.ref.fsdp_config.model_dtype": "bf16",
+        "remote_backend.colocate": True,
     },
     "trl": {
         "model_init_kwargs.rope_scaling": 2,
@@ -102,6 +110,14 @@ CHANGING = {
         "chat_template": "x",
         "load_in_4bit": True,
         "save_steps": 0.1,
+        "accelerator_config.split_batches": True,
+        "use_liger_loss": True,
+        "use_liger_kernel": True,
+        "disable_dropout": False,
+        "cast_lm_head_to_fp32": True,
+        "tf32": True,
+        "split_batches": True,
+        "ignore_data_skip": True,
     },
     "areal": {
         "actor.temperature": 0.5,
@@ -114,6 +130,16 @@ CHANGING = {
         "gconfig.drop_incomplete_group": True,
         "rollout.agent.chat_template_kwargs": {"x": 1},
         "actor.rejection_sampling.metric": "kl_k3",
+        "ref.path": "another",
+        "ref.temperature": 0.5,
+        "ref.dtype": "float32",
+        "actor.enable_icepop": True,
+        "actor.disable_dropout": False,
+        "actor.grad_reduce_dtype": "bfloat16",
+        "gconfig.skip_special_tokens": False,
+        "vllm.speculative_config.method": "mtp",
+        "train_dataset.drop_last": True,
+        "recover.no_load_optim": True,
     },
     "unirl": {
         "backend.optimizer_cfg.optimizer_type": "muon",
@@ -124,6 +150,12 @@ CHANGING = {
         "reward.backend.config.timeout": 1,
         "dynamic_sampling_max_batches": 8,
         "weight_sync_interval": 3,
+        "pipeline.logprob_precision": "bf16",
+        "backend.fsdp_cfg.reduce_dtype": "bf16",
+        "rollout.config.quantization": "fp8",
+        "rollout.config.env.max_turns": 4,
+        "sync.wire_dtype": "fp8",
+        "stop": ["</tool_call>"],
     },
 }
 BASE = {
@@ -169,6 +201,49 @@ def test_what_changes_numbers_is_never_without_effect(converted, peer, option, v
 def test_a_misspelling_is_unknown_and_told_with_the_nearest_name(converted, peer, option, meant):
     (found,) = converted(peer, BASE[peer] | {option: 3}).unknown
     assert found.name == option and found.why == f"did you mean '{meant}'?"
+
+
+def test_a_copy_of_another_option_counts_where_it_differs(converted):
+    same = converted("areal", BASE["areal"] | {"actor.path": "a", "ref.path": "a", "sglang.dtype": None})
+    assert {"ref.path"} <= names(same.ignored) and "as actor.path" in {one.why for one in same.ignored}
+    (other,) = [
+        one
+        for one in converted("areal", BASE["areal"] | {"actor.path": "a", "ref.path": "b"}).unsupported
+        if one.name == "ref.path"
+    ]
+    assert other.why == "b: actor.path, a, holds here"
+
+
+def test_a_micro_batch_counts_in_the_actors_that_mean_over_it(converted):
+    """Up to verl 0.7: a mean of the micro batches' token means. Options of later versions tell them."""
+    option = A + "ppo_micro_batch_size_per_gpu"
+    for more, counts in (
+        ({}, True),
+        ({"model_engine": "dp"}, False),
+        ({A + "use_dynamic_bsz": True}, False),
+        ({A + "loss_agg_mode": "seq-mean-token-mean"}, False),
+    ):
+        done = converted("verl", BASE["verl"] | {option: 4} | more)
+        assert (option in names(done.unsupported), option in names(done.ignored)) == (counts, not counts)
+
+
+def test_a_reward_bias_cancels_only_where_a_mean_is_taken_off(converted):
+    bias = {"actor.reward_bias": -0.5, "actor.kl_ctl": 0}
+    assert "actor.reward_bias" in names(converted("areal", bias).unsupported)
+    centred = converted("areal", bias | {"actor.reward_norm.mean_level": "group"})
+    assert "actor.reward_bias" in names(centred.ignored)
+
+
+def test_a_schedule_that_ends_before_the_run_is_told(converted):
+    options = {"algorithm._target_": "x.CPPO", "num_rollouts": 100, "backend.scheduler_cfg.total_steps": 50}
+    cosine = converted("unirl", options | {"backend.scheduler_cfg.type": "cosine"})
+    assert "backend.scheduler_cfg.total_steps" in names(cosine.unsupported)
+    assert "backend.scheduler_cfg.total_steps" in names(converted("unirl", options).ignored)
+
+
+def test_a_section_without_its_options_is_no_unknown_option(converted):
+    done = converted("areal", BASE["areal"] | {"valid_dataset": None, "ref": {}})
+    assert names(done.unknown) == set() and "ref" in names(done.ignored)
 
 
 def test_parts_of_a_feature_count_when_it_is_on(converted):

@@ -12,6 +12,7 @@ LIST = "algorithm.correction"
 CAPS = ("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap")
 FLOORS = ("actor.behave_imp_weight_floor", "actor.behav_imp_weight_floor")
 REJECT = "actor.rejection_sampling."
+BIAS = "actor.reward_bias"
 
 
 def convert(o: Options) -> Draft:
@@ -168,6 +169,14 @@ def _rewards(d: Draft, o: Options, normalised: str, longest: int) -> None:
     scale = o.number("actor.reward_scaling", default=1.0)
     weight = (scale, "from actor.reward_scaling") if normalised == "none" and scale != 1 else None
     common.reward(d, weight)
+    if (
+        d.entries["algorithm.advantage.kind"].value == "reinforce_pp"
+        and normalised == "none"
+        and o.number(BIAS, default=0)
+    ):
+        d.lacks(BIAS, f"{o.number(BIAS):g}: no mean is taken off the rewards, so that it counts")
+    else:
+        d.drops_given(o, "cancels: the mean is taken off", BIAS)
     if weight is None:
         why = "cancels: rewards or advantages are divided by their standard deviation"
         d.drops_given(o, why, "actor.reward_scaling")

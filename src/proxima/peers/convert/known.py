@@ -4,6 +4,7 @@
     changes      they would change the result and have no equivalent; harmless while they have the neutral value beside
                  them, or none
     part of      read by the peer together with another option only, the key (`option`, or `option=value`)
+    copies       of another option, the key, which holds for both here; harmless where they are equal
     training     `marks` of a training with rewards, and of `others`, which it does not set `unless` with these
 
 A section is a reason with, for each prefix, names separated by blanks, or names with their neutral values; `{a,b}`
@@ -28,7 +29,7 @@ from proxima.config.scalars import Loader
 from proxima.peers.convert.options import Leftover, Options
 from proxima.peers.convert.read_script import Doubtful
 
-Effect = Literal["no effect", "changes", "part of"]
+Effect = Literal["no effect", "changes", "part of", "copies"]
 OFF = ("no", "none", "disabled", "sync", "off", "null", "false")
 
 
@@ -38,7 +39,7 @@ class Rule:
 
     Args:
         effect: the section of the table.
-        why: the reason, or the key of `part of`.
+        why: the reason, or the key of `part of` and `copies`.
         neutral: values with which an option of `changes` is harmless, besides none at all.
     """
 
@@ -98,8 +99,12 @@ def sort_out(o: Options, table: dict[str, Rule]) -> tuple[list[Leftover], list[L
     unsupported: list[Leftover] = []
     unknown: list[Leftover] = []
     patterns = [name for name in table if "*" in name]
+    known = {*table, *o.asked}
     for name in o.left():
         found = name if name in table else next((p for p in patterns if fnmatch.fnmatchcase(name, p)), None)
+        if found is None and _is_nothing(o.flat[name]) and any(other.startswith(f"{name}.") for other in known):
+            ignored.append(Leftover(name, "off, or neutral"))  # a section without its options
+            continue
         if found is None:
             unknown.append(Leftover(name, _nearest(name, o, table)))
             continue
@@ -108,6 +113,12 @@ def sort_out(o: Options, table: dict[str, Rule]) -> tuple[list[Leftover], list[L
             on = _is_on(o, rule.why)
             why = f"part of {rule.why}, which has no equivalent" if on else f"read with {rule.why} only"
             (unsupported if on else ignored).append(Leftover(name, why))
+        elif rule.effect == "copies":
+            other = o.flat.get(rule.why)
+            if _is_nothing(o.flat[name]) or o.flat[name] == other:
+                ignored.append(Leftover(name, f"as {rule.why}"))
+            else:
+                unsupported.append(Leftover(name, f"{shown(o.flat[name])}: {rule.why}, {shown(other)}, holds here"))
         elif rule.effect == "no effect":
             ignored.append(Leftover(name, rule.why))
         elif _is_nothing(o.flat[name]) or o.flat[name] in rule.neutral:

@@ -87,12 +87,15 @@ def _text(path: Path) -> str:
 class _Once(Loader):
     """Keeps what a key was given at first, which YAML drops when the key is written again; as `_merged`."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        found: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
-        for key, value in node.value:
-            name = key.value if isinstance(key, yaml.ScalarNode) and key.value != "<<" else key
-            found[name] = (key, value if name not in found else _joined(found[name][1], value))
-        return super().construct_mapping(yaml.MappingNode(node.tag, list(found.values()), *_marks(node)), deep)
+
+def _mapping(loader: Loader, node: yaml.MappingNode) -> Iterator[dict[Any, Any]]:
+    found: dict[Any, tuple[yaml.Node, yaml.Node]] = {}
+    for key, value in node.value:
+        name = key.value if isinstance(key, yaml.ScalarNode) and key.value != "<<" else key
+        found[name] = (key, value if name not in found else _joined(found[name][1], value))
+    mapping: dict[Any, Any] = {}
+    yield mapping
+    mapping |= loader.construct_mapping(yaml.MappingNode(node.tag, list(found.values()), *_marks(node)))
 
 
 def _joined(first: yaml.Node, second: yaml.Node) -> yaml.Node:
@@ -111,6 +114,7 @@ def _both(loader: Loader, node: yaml.ScalarNode) -> Doubtful:
 
 
 _Once.add_constructor("!both", _both)
+_Once.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
 def _merged(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:

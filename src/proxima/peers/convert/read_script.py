@@ -67,8 +67,7 @@ class _Script:
     overrides: dict[str, list[tuple[int, str, bool]]] = field(default_factory=dict)  # option → command, text, in branch
     flags: dict[str, list[tuple[int, str, bool]]] = field(default_factory=dict)
     commands: list[str] = field(default_factory=lambda: [""])  # the module or file that each runs; none for arrays
-    depth: int = 0  # of if and case
-    loops: int = 0
+    depth: int = 0  # of if, case and loops
     own: dict[str, None] = field(default_factory=dict)  # flags of the program itself, as --config of `x.py --config`
     mains: dict[str, None] = field(default_factory=dict)  # modules that are run, other than the peers' own
 
@@ -80,14 +79,10 @@ class _Script:
         while words and words[0] in _KEYWORDS:
             words = words[1:]
         first = words[0] if words else ""
-        if first in ("fi", "esac"):
+        if first in ("fi", "esac", "done"):
             self.depth = max(0, self.depth - 1)
-        elif first == "done":
-            self.loops = max(0, self.loops - 1)
-        elif first in ("if", "case"):
+        elif first in ("if", "case", "while", "until", "for", "select"):
             self.depth += 1
-        elif first in ("while", "until", "for"):
-            self.loops += 1
         if first == "for" and words[2:3] == ["in"]:
             self.variables.pop(words[1], None)
             self.branches[words[1]] = [self.expanded(word) for word in words[3:]]
@@ -120,7 +115,7 @@ class _Script:
     def assign(self, name: str, value: str) -> None:
         """Set a variable; inside of a branch it may have any of its values afterwards."""
         value = self.expanded(value)
-        if not self.depth and not self.loops:
+        if not self.depth:
             self.variables[name] = value
             self.branches.pop(name, None)
         elif self.variables.get(name) != value:
@@ -155,9 +150,10 @@ class _Script:
                     list(dict.fromkeys([*by_command.values(), *(texts if silent else ())])),
                     always or not silent,
                 )
-            if len(texts) > 1 or not always:
+            unset = re.findall(r"\$(?:\{?(\w+)|\()|`", texts[0])
+            if len(texts) > 1 or not (always or unset):
                 flat[name] = Doubtful(f"the script has {' or '.join(texts)}, by a branch or command")
-            elif unset := re.findall(r"\$(?:\{?(\w+)|\()|`", texts[0]):
+            elif unset:
                 why = [f"{one} is {' or '.join(self.branches[one])}" for one in unset if one in self.branches]
                 flat[name] = Doubtful(f"the script has {texts[0]}{': ' if why else ''}{', '.join(why)}")
             else:

@@ -25,12 +25,15 @@ def convert(o: Options) -> Draft:
     path = "bundle.config.pretrained_model_ckpt_path"
     common.model(d, o, path, "rollout.config.pretrained_model_ckpt_path")
     common.dtype(d, o, "dtype", "bundle.config.model_precision", default="fp32")
-    common.dtype(d, o, "compute_dtype", "bundle.config.autocast_precision", default="fp32")
+    common.dtype(
+        d, o, "compute_dtype", "pipeline.autocast_precision", "bundle.config.autocast_precision", default="fp32"
+    )
     common.dtype(d, o, "compute_dtype", "backend.fsdp_cfg.param_dtype", default="bf16")
     instructions = ("rollout.config.system_instruction", "pipeline.system_instruction")
     if o.given(*instructions):
         d.put("data.system", str(o.get(*instructions, default="")), o.origin(*instructions))
     common.task(d, o, "data_source.args.run.data_path")
+    d.flag("data.shuffle", o, "data_source.args.run.shuffle")
     _rewards(d, o)
     kind = _algorithm(d, o)
     _proximal(d, o, kind)
@@ -226,6 +229,11 @@ def _training(d: Draft, o: Options) -> None:
     common.optimizer(d, o, names, {"lr": 1e-6})
     common.schedule(d, o, scheduler + "type", default="constant")
     made, ratio = d.entries["train.updates_per_step"].value, scheduler + "warmup_ratio"
+    ends, total = d.entries["train.steps"].value * made, o.whole(scheduler + "total_steps")
+    if total in (None, ends) or d.entries["train.schedule"].value == "constant":
+        d.drops_given(o, "the schedule ends with the run, or is constant", scheduler + "total_steps")
+    else:
+        d.lacks(scheduler + "total_steps", f"{total}: the schedule ends with the run here, after {ends} updates")
     updates = (o.whole(scheduler + "warmup_steps", default=0), o.origin(scheduler + "warmup_steps"))
     common.warmup(d, updates, (o.number(ratio, default=0.0, least=0, most=1), o.origin(ratio)), made)
     d.copy("seed", o, "data_source.args.run.seed")

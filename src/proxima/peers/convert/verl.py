@@ -284,8 +284,25 @@ def _batch(d: Draft, o: Options) -> None:
     note = f"{prompts} prompts in mini batches of {mini}: verl counts both in prompts"
     common.updates(d, prompts, math.ceil(prompts / mini), o.origin(ACTOR + "ppo_mini_batch_size"), note)
     d.copy("train.epochs_per_step", o, ACTOR + "ppo_epochs", default=1)
+    _micro_batches(d, o)
     if o.flag(ACTOR + "use_dynamic_bsz"):
         d.copy("train.tokens_per_micro_batch", o, ACTOR + "ppo_max_token_len_per_gpu", default=16384)
+
+
+def _micro_batches(d: Draft, o: Options) -> None:
+    """`ppo_micro_batch_size`: up to verl 0.7 the actor takes the mean of the micro batches' means."""
+    later = o.given("model_engine", "trainer.use_v1", "trainer.use_legacy_worker_impl")
+    tokens = d.entries["algorithm.aggregate.kind"].value == "token_mean"
+    for name in (ACTOR + "ppo_micro_batch_size", ACTOR + "ppo_micro_batch_size_per_gpu"):
+        if not o.given(name) or o.flag(ACTOR + "use_dynamic_bsz"):
+            d.drops_given(o, "use_dynamic_bsz is on", name)
+        elif later or not tokens:
+            d.drops(
+                name, "the mean is that of the mini batch" if later else "sequences count alike in each micro batch"
+            )
+        else:
+            why = "up to verl 0.7 the token mean is that of each micro batch, in which short completions weigh more"
+            d.lacks(name, f"{o.get(name)}: {why}; here, as since 0.8, that of the mini batch")
 
 
 def _training(d: Draft, o: Options) -> None:
