@@ -88,13 +88,27 @@ def test_the_smallest_recipe_passes(recipe):
         (["eval.every=5"], "eval.every=5 (command line): there is nothing to evaluate; set eval.task, or eval.every=0"),
         (
             ["checkpoint.keep_best=true"],
-            "checkpoint.keep_best=true (command line): best by held-out accuracy needs evaluations "
+            "checkpoint.keep_best=true (command line): the best is found by evaluations "
             "during the run; set eval.task and eval.every, or false",
         ),
         (
             ["checkpoint.keep_best=true", f"eval.task={ELSEWHERE}:Sums"],
-            "checkpoint.keep_best=true (command line): best by held-out accuracy needs evaluations "
+            "checkpoint.keep_best=true (command line): the best is found by evaluations "
             "during the run; set eval.task and eval.every, or false",
+        ),
+        (
+            ["eval.metric=rewrd"],
+            "eval.metric=rewrd (command line): an evaluation has no such metric; did you mean 'reward'?",
+        ),
+        (
+            ["eval.metric=pass@4"],
+            "eval.metric=pass@4 (command line): an evaluation has no such metric; known: acc, accuracy, length, "
+            "number, reward, score, truncated, or NAME/PART for a part of a reward's own",
+        ),
+        (
+            ["eval.metric=length", "checkpoint.keep_best=true", f"eval.task={ELSEWHERE}:Sums", "eval.every=1"],
+            "eval.metric=length (command line): keep_best keeps the highest, and here that is not the best; name the "
+            "accuracy, the reward or a reward",
         ),
         (
             ["model.device=gpu"],
@@ -113,6 +127,11 @@ def test_the_smallest_recipe_passes(recipe):
 )
 def test_parts_that_do_not_fit(recipe, overrides, line):
     assert problems(recipe, *overrides) == [line]
+
+
+@pytest.mark.parametrize("metric", ["acc", "reward", "number", "number/part", "length", "mean@4", "pass@2", "pass@4"])
+def test_what_an_evaluation_has_may_be_its_metric(recipe, metric):
+    assert problems(recipe, f"eval.metric={metric}", "eval.samples=4") == []
 
 
 def test_an_advantage_that_the_loop_cannot_feed(recipe):

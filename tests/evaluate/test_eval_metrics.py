@@ -4,10 +4,11 @@ import pytest
 
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.evaluate import QuestionScores, eval_metrics, question_scores
-from proxima.evaluate.eval_metrics import powers_of_two
+from proxima.evaluate.eval_metrics import mean_estimates, powers_of_two
 from proxima.evaluate.votes import answer_extractor
 from proxima.reward import Gsm8kReward
 
+MEANS = ["reward/mean", "length/mean", "truncated_fraction"]
 FIND = answer_extractor([Gsm8kReward()])
 RIGHT, WRONG, FAILED = Score(value=1.0, correct=True), Score(value=0.0, correct=False), Score.failed("timed out")
 
@@ -42,14 +43,12 @@ def test_one_answer_a_question():
         group(3, ("#### 7", FAILED)),
     ]
     found = eval_metrics(groups, samples=1, extract=FIND)
-    assert found["estimates"] == {
-        "accuracy": {
-            "value": pytest.approx(1 / 3),
-            "low": pytest.approx(0.0615, abs=1e-4),
-            "high": pytest.approx(0.7923, abs=1e-4),
-            "method": "wilson",
-            "questions": 3,
-        }
+    assert found["estimates"]["accuracy"] == {
+        "value": pytest.approx(1 / 3),
+        "low": pytest.approx(0.0615, abs=1e-4),
+        "high": pytest.approx(0.7923, abs=1e-4),
+        "method": "wilson",
+        "questions": 3,
     }
     assert (found["questions"], found["answers"], found["correct"], found["known"], found["invalid"]) == (4, 4, 1, 3, 1)
     assert found["truncated"] == found["unanswered"] == 0.25 and found["reward"] == pytest.approx(1 / 3)
@@ -65,7 +64,7 @@ def test_several_answers_a_question():
         group(2, ("#### 1", WRONG), ("#### 1", WRONG), ("", WRONG), ("", WRONG)),
     ]
     estimates = eval_metrics(groups, samples=4, extract=FIND)["estimates"]
-    assert list(estimates) == ["mean@4", "pass@2", "pass@4", "maj@2", "maj@4"]
+    assert list(estimates) == ["mean@4", "pass@2", "pass@4", "maj@2", "maj@4", *MEANS]
     assert estimates["mean@4"]["value"] == pytest.approx((1 / 2 + 1 / 4) / 3)
     assert estimates["pass@2"]["value"] == pytest.approx((5 / 6 + 1 / 2) / 3)
     assert estimates["pass@4"]["value"] == pytest.approx(2 / 3)
@@ -73,12 +72,14 @@ def test_several_answers_a_question():
     # pairs of question 0: 77 → 1, 7-1 twice → 1/2 each, 7-silence twice → 1, 1-silence → 0; of question 1: 7-1, 7-2 →
     # 1/2, 7-silence → 1
     assert estimates["maj@2"]["value"] == pytest.approx(((1 + 2 * 0.5 + 2 * 1) / 6 + (0.5 + 0.5 + 1) / 6) / 3)
-    assert all(e["low"] <= e["value"] <= e["high"] and e["method"] == "bootstrap" for e in estimates.values())
+    assert all(e["low"] <= e["value"] <= e["high"] for e in estimates.values())
+    assert all(estimates[name]["method"] == "bootstrap" for name in list(estimates)[:6])
 
 
 def test_only_the_ks_asked_for():
     groups = [group(i, *[("#### 7", RIGHT if i else WRONG)] * 8) for i in range(3)]
-    assert list(eval_metrics(groups, samples=8, ks=(1, 5), extract=FIND)["estimates"]) == ["mean@8", "pass@5", "maj@5"]
+    names = ["mean@8", "pass@5", "maj@5", *MEANS]
+    assert list(eval_metrics(groups, samples=8, ks=(1, 5), extract=FIND)["estimates"]) == names
     assert powers_of_two(1) == (1,) and powers_of_two(8) == (1, 2, 4, 8) and powers_of_two(6) == (1, 2, 4, 6)
     with pytest.raises(ValueError, match="k=9 must be <= samples=8"):
         eval_metrics(groups, samples=8, ks=(9,))
@@ -93,8 +94,25 @@ def test_a_failed_scorer_is_not_a_wrong_answer():
 
 def test_nobody_knows_what_is_right():
     found = eval_metrics([group(0, ("a", Score(value=0.25)))], samples=1, extract=None)
-    assert found["estimates"] == {} and found["reward"] == 0.25 and found["unanswered"] is None
+    assert list(found["estimates"]) == MEANS and found["reward"] == 0.25 and found["unanswered"] is None
     assert eval_metrics([], samples=1)["length"] is None
+
+
+def test_means_of_the_rewards_and_their_parts():
+    """By hand: question means 0.5 and 2; a failed sample is in no reward, but has a length."""
+    half, none = Score(value=1.0, parts={"style": 1.0, "style/near": 0.5}), Score(value=0.0, parts={"style": 0.0})
+    groups = [group(0, ("a", half), ("b", none)), group(1, ("cc", Score(value=2.0)), ("d", FAILED, "length"))]
+    found = mean_estimates(groups)
+    assert {name: (e.value, e.questions) for name, e in found.items()} == {
+        "reward/mean": (1.25, 2),
+        "reward/part/style": (0.5, 1),
+        "reward/part/style/near": (0.5, 1),
+        "length/mean": (1.25, 2),
+        "truncated_fraction": (0.25, 2),
+    }
+    reward = found["reward/mean"]
+    assert reward.method == "bootstrap" and (reward.low, reward.high) == (0.5, 2.0)
+    assert found["reward/part/style"].method == "constant" and mean_estimates([]) == {}
 
 
 def test_a_question():

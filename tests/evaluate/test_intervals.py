@@ -94,7 +94,7 @@ def test_no_spread_is_no_certainty():
     assert (none.method, none.low, none.high) == ("wilson", 0.0, pytest.approx(0.11351, abs=1e-5))
     assert (all_.low, all_.high) == (pytest.approx(0.88649, abs=1e-5), 1.0)
     assert halves.low == pytest.approx(0.33154, abs=1e-4) and halves.value == 0.5
-    same = bootstrap_mean([0.0] * 30, signed=True)
+    same = bootstrap_mean([0.0] * 30, span=(-1.0, 1.0))
     assert (same.low, same.high) == (-none.high, none.high)
 
 

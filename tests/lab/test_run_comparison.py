@@ -6,6 +6,7 @@ import math
 import pytest
 
 from proxima.lab import compare_runs, find_runs, read_run
+from proxima.lab.cell_statistics import HELD_OUT
 from tests.lab.runs import CONFIG, answered, curve, make_run, make_sweep, step
 
 
@@ -122,7 +123,7 @@ def test_a_ratio_is_over_all_common_seeds(tmp_path, mine, theirs, ratio, never):
 
 def test_a_band_is_mean_and_interval_at_each_step(two):
     grpo, cppo = comparison(two).cells
-    band = cppo.band("accuracy/held_out", "time")
+    band = cppo.band(HELD_OUT, "time")
     assert band.x == (0.0, 4.0, 8.0)
     assert band.mean == pytest.approx((0.1, 0.5, 0.9 + 0.1 / 3))
     assert band.high[2] - band.mean[2] == pytest.approx(0.1434218, rel=1e-6)
@@ -133,7 +134,7 @@ def test_a_band_is_mean_and_interval_at_each_step(two):
 
 def test_places_are_averaged_with_values(tmp_path):
     cells = {"a": {1: (curve([0.1, 0.5], seconds=1.0), {}), 2: (curve([0.2, 0.7], seconds=3.0), {})}}
-    band = comparison(make_sweep(tmp_path / "s", cells)).cells[0].band("accuracy/held_out", "time")
+    band = comparison(make_sweep(tmp_path / "s", cells)).cells[0].band(HELD_OUT, "time")
     assert band.x == (0.0, 4.0) and band.mean == pytest.approx((0.15, 0.6))
 
 
@@ -179,9 +180,7 @@ def test_half_a_run_is_no_pair_and_may_still_get_there(tmp_path):
 def test_no_accuracy_is_said_and_is_no_number(tmp_path):
     make_run(tmp_path / "a", [step(1), answered(1, None)])
     found = comparison(tmp_path, target=0.5)
-    assert found.notes == (
-        "a: no held-out accuracy; set eval.task and eval.after, and a reward that decides what is right",
-    )
+    assert found.notes == ("a: no held-out accuracy; --metric reward compares the mean rewards",)
     row = found.rows()[0]
     assert (row.before, row.after, row.best, row.reach["step"].median) == (None, None, None, None)
 
@@ -197,7 +196,7 @@ def test_unfair_comparisons_are_said(tmp_path):
     (tmp_path / "b" / "environment.json").write_text('{"machine": {"processor": "X"}, "torch": {"threads": 2}}')
     assert comparison(tmp_path).warnings == (
         "the cells were trained on different tasks (task.kind): do not compare their rewards",
-        "the cells were evaluated on different questions (eval.limit): do not compare their accuracies",
+        "the cells were evaluated on different questions (eval.limit): do not compare their held-out results",
         "the runs used different machines or thread counts (X, 1 threads; X, 2 threads): compare steps, not times",
     )
     make_run(tmp_path / "c", [step(1), answered(1, 0.5, questions=40)], kind="grpo")
@@ -237,4 +236,4 @@ def test_a_run_before_its_first_step_takes_no_axis_from_the_others(two):
     make_run(two / "dppo" / "seed-1", [answered(0, 0.1, "before")], kind="dppo", status=None, steps=4)
     found = comparison(two, target=0.8)
     assert found.axes == ("step", "generated", "trained", "time")
-    assert found.cells[2].band("accuracy/held_out", "time").x == (0.0,)
+    assert found.cells[2].band(HELD_OUT, "time").x == (0.0,)

@@ -14,7 +14,7 @@ def test_a_run_is_what_its_folder_says(tmp_path):
     assert run.config["algorithm.surrogate.kind"] == "grpo"
     assert run.config["train.optimizer.lr"] == 1e-5
     assert run.curve("reward/mean", "time") == [(3.0, 0.5), (6.0, 0.5)]
-    assert run.accuracy("generated") == [(0.0, 0.1), (200.0, 0.5)]
+    assert run.held_out("generated") == [(0.0, 0.1), (200.0, 0.5)]
     assert run.total("time/step") == 6.0
     assert run.rate("tokens/generated", "time/generate") == pytest.approx(200 / 3)
     assert run.total("nothing") is None and run.rate("nothing", "time/step") is None
@@ -29,7 +29,7 @@ def test_axes_are_there_when_every_step_recorded_them(tmp_path):
 
 def test_the_last_evaluation_of_a_step_counts(tmp_path):
     records = [step(1), answered(1, 0.3), answered(1, 0.4, "after"), answered(0, None, "before")]
-    assert read_run(make_run(tmp_path / "a", records)).accuracy() == [(1.0, 0.4)]
+    assert read_run(make_run(tmp_path / "a", records)).held_out() == [(1.0, 0.4)]
 
 
 @pytest.mark.parametrize(

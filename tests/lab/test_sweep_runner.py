@@ -173,7 +173,7 @@ def test_all_are_run_and_the_second_time_none(lab):
     made = lab(seeds=(1, 2), a="done", b="done")
     ear = Ear()
     progresses = made.run(ear)
-    assert [(s.run.name, s.state, s.step, s.reward, s.accuracy, s.seconds) for s in progresses][:2] == [
+    assert [(s.run.name, s.state, s.step, s.reward, s.held_out, s.seconds) for s in progresses][:2] == [
         ("a seed 1", RunState.DONE, 3, 0.3, 0.51, 6.0),
         ("b seed 1", RunState.DONE, 3, 0.3, 0.51, 6.0),
     ]
@@ -183,7 +183,7 @@ def test_all_are_run_and_the_second_time_none(lab):
     assert [run["folder"] for run in facts["runs"]] == ["a/seed-1", "a/seed-2", "b/seed-1", "b/seed-2"]
     assert facts["settings"] == {"jobs": 1} and facts["machine"]["cores"] >= 1 and facts["packages"]["torch"]
     again = Ear()
-    assert all(s.before and s.state is RunState.DONE and s.accuracy for s in made.run(again))
+    assert all(s.before and s.state is RunState.DONE and s.held_out for s in made.run(again))
     assert again.heard == ["started 4", "finished"]
     assert len(made.times.read_text().splitlines()) == 8
 
@@ -451,7 +451,7 @@ def test_lines_say_each_event_and_where_things_stand_each_minute(tmp_path, monke
     clock, out = ManualClock("2026-01-01T12:00:00+00:00"), io.StringIO()
     monkeypatch.setattr("proxima.view.sweep_progress.time_of_day", lambda wall: wall[11:19])
     lines = SweepLines(out, clock)
-    one = progress("a", RunState.RUNNING, 5, [4.0] * 5, reward=0.25, evaluated=[(0, 0.1)])
+    one = progress("a", RunState.RUNNING, 5, [4.0] * 5, reward=0.25, evals=[{"step": 0, "accuracy": 0.1}])
     failed = progress("b", RunState.FAILED, error="exit code 1: \x1b[2Jbad")
     cells = (SweepCell(name="a"), SweepCell(name="b"))
     sweep = Sweep(
@@ -471,14 +471,15 @@ def test_lines_say_each_event_and_where_things_stand_each_minute(tmp_path, monke
     clock.advance(61)
     lines.tick()
     lines.tick()
-    one.state, one.step, one.evaluated = RunState.DONE, 10, [(0, 0.1), (10, 0.9)]
+    one.state, one.step = RunState.DONE, 10
+    one.evals.append({"step": 10, "accuracy": 0.9})
     lines.changed(one, [])
     assert out.getvalue().splitlines() == [
         "12:00:00  sweep s  2 cells × 1 seed = 2 runs, 2 side by side  runs/s",
         "12:00:00  failed before  b seed 1  exit code 1: ␛[2Jbad",
         "12:00:00  eval     a seed 1  step 5/10  accuracy 0.750",
         "12:01:01  0/2 done, 1 running, 1 failed   eta 20 s   a seed 1 step 5/10",
-        "12:01:01  done     a seed 1  step 10/10  reward 0.250  accuracy 0.100 → 0.900  20 s",
+        "12:01:01  done     a seed 1  step 10/10  reward 0.250  held-out accuracy 0.100 → 0.900  20 s",
     ]
 
 
@@ -501,7 +502,7 @@ def test_the_table_of_a_terminal():
     )
     table = SweepTable(console)
     progresses = [
-        progress("a", RunState.RUNNING, 5, [4.0] * 5, reward=0.25, evaluated=[(0, 0.1)]),
+        progress("a", RunState.RUNNING, 5, [4.0] * 5, reward=0.25, evals=[{"step": 0, "accuracy": 0.1}]),
         progress("b", RunState.FAILED, error="\x1b[2J bad"),
     ]
     table.started(sweep, progresses)

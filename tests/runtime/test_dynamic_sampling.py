@@ -19,7 +19,7 @@ from proxima.runtime.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.test_controller import World
 from tests.runtime.test_resume import PLACES, Died, die_at, stop_at
-from tests.runtime.tiny_run import assert_same, go, recipe, traces
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 COUNTS = ("prompts_generated", "prompts_used", "prompts_dropped_uniform", "prompts_carried", "gen_batches")
 
@@ -188,18 +188,31 @@ def test_a_scorer_that_is_down_costs_its_groups_and_not_the_run(metric, tmp_path
     assert acceptance(world) == 1.0  # who was not scored was not judged
 
 
+def test_by_accuracy_where_no_reward_gives_one_the_rewards_are_compared(tmp_path):
+    """`dapo` with a float reward: nothing is dropped that differs, and the log says so once."""
+    world = refilled(tmp_path / "run", every=1, selection=(DropUniformGroups(metric="acc"),))
+    heard = Watcher()
+    world.controller.observer = heard
+
+    async def score(prompt, completions):
+        return [Score(value=float(c.sample * (prompt.uid != 1))) for c in completions]
+
+    world.rewards.score = score
+    world.run()
+    assert counts(world) == [(5, 3, 1, 1, 2), (3, 3, 0, 1, 1), (3, 3, 0, 1, 1)]
+    (notice,) = [text for text in heard.warnings if "algorithm.selection" in text]
+    assert notice.startswith("no reward says which answers are right: algorithm.selection.0 compares the rewards")
+
+
 def test_an_unknown_metric_comes_to_the_clear_end(tmp_path):
-    world = refilled(
-        tmp_path / "run", every=1, selection=(DropUniformGroups(metric="accuracy"),), max_num_gen_batches=1
-    )
+    selection = (DropUniformGroups(metric="nobody"),)
+    world = refilled(tmp_path / "run", every=1, selection=selection, max_num_gen_batches=1)
 
     async def score(prompt, completions):
         return [Score(value=float(c.sample)) for c in completions]
 
     world.rewards.score = score
-    with pytest.raises(
-        RunEnded, match=r"\(3 uniform_group; mean reward 1.5; no reward says which answers are correct\)"
-    ):
+    with pytest.raises(RunEnded, match=r"\(3 uniform_group; mean reward 1.5\)"):
         world.run()
     assert {r["outcome"] for r in read_rows(world.folder.rollout_file(1))} == {"dropped_uniform_group"}
 

@@ -11,6 +11,7 @@ from proxima.config import EvaluateConfig, resolve
 from proxima.data import Trajectory
 from proxima.engine.protocol import Sampling
 from proxima.model import Policy, load
+from proxima.runtime.controller import RunEnded
 from proxima.runtime.eval_run import run_eval
 from proxima.runtime.eval_suites import load_suites, recipe_suite
 from proxima.runtime.export import export, find_checkpoint
@@ -507,6 +508,37 @@ def test_keep_last_and_best(tiny_model, tmp_path):
     assert find_checkpoint(run.path, "best").step == best
 
 
+@pytest.mark.parametrize(("metric", "key"), [(None, "reward/mean"), ("share/odd", "reward/part/share/odd")])
+def test_the_best_is_by_the_reward_or_a_part_of_it_where_nothing_is_right(metric, key, tiny_model, tmp_path):
+    tree = recipe(
+        tiny_model("llama"),
+        reward=[{"kind": "tests.runtime.tiny_run:Share", "name": "share"}],
+        train__steps=4,
+        eval__every=1,
+        eval__metric=metric,
+        checkpoint__keep_last=1,
+        checkpoint__keep_best=True,
+    )
+    summary = go(tmp_path / "run", tree)
+    run = RunFolder(tmp_path / "run")
+    records = {r["step"]: r for r in run.read_metrics() if r["kind"] == "eval"}
+    best = max(records.keys() - {0}, key=lambda step: (records[step][key], -step))
+    assert {c.step for c in checkpoints(run.checkpoints)} == {best, 4} and find_checkpoint(
+        run.path, "best"
+    ).step == best
+    after, facts = records[4], summary.eval["after"]
+    assert facts["metric"] == (metric or "reward") and facts["value"] == after[key] and after["accuracy"] is None
+    assert facts["low"] < facts["value"] < facts["high"] and after.get("metric") == (key if metric else None)
+
+
+def test_a_part_that_no_reward_gives_ends_the_run_before_its_first_step(tiny_model, tmp_path):
+    share = [{"kind": "tests.runtime.tiny_run:Share", "name": "share"}]
+    tree = recipe(tiny_model("llama"), reward=share, eval__metric="share/od")
+    with pytest.raises(RunEnded, match="eval.metric=share/od: the evaluation has no such .*; did you mean 'share/odd'"):
+        go(tmp_path / "run", tree)
+    assert not train_records(RunFolder(tmp_path / "run"))
+
+
 @pytest.mark.parametrize("left", ["000001", ".000001.old.part"])
 def test_what_a_kill_between_writing_and_deleting_left_goes(left, tiny_model, tmp_path):
     """The last checkpoint is written, an older one or half of it is still there; a resume finds nothing else to do."""
@@ -520,18 +552,6 @@ def test_what_a_kill_between_writing_and_deleting_left_goes(left, tiny_model, tm
         (run.checkpoints / left / "state.json").write_text(json.dumps(state))
     go(tmp_path / "run", tree, resume=True)
     assert [path.name for path in run.checkpoints.iterdir()] == ["000003"]
-
-
-def test_keep_best_where_no_reward_knows_what_is_correct(tiny_model, tmp_path):
-    tree = recipe(
-        tiny_model("llama"),
-        reward=[{"kind": "length", "tokens": 4, "mode": "target"}],
-        checkpoint__keep_best=True,
-        eval__every=1,
-    )
-    assert go(tmp_path / "run", tree | {"checkpoint": {"every": 1, "keep_last": 1, "keep_best": True}}).status == "done"
-    run = RunFolder(tmp_path / "run")
-    assert [c.step for c in checkpoints(run.checkpoints)] == [3] and "accuracy" not in train_records(run)[0]
 
 
 @pytest.mark.slow

@@ -56,6 +56,17 @@ class Even(WeightedReward):
         return Score(value=share, correct=share > 0.5)
 
 
+class Share(WeightedReward):
+    """The share of even token ids, with that of odd ones as its own part; nothing is right or wrong."""
+
+    kind: ClassVar[str] = "share"
+    where: ClassVar[Where] = "inline"
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        share = sum(t % 2 == 0 for t in completion.tokens) / len(completion.tokens)
+        return Score(value=share, parts={"odd": 1 - share})
+
+
 def recipe(model: Path, **changes: Any) -> dict[str, Any]:
     """A run of seconds: 3 steps of 4 prompts × 4 completions of at most 6 tokens. `changes`: dotted keys with `__` for
     the dots."""

@@ -5,6 +5,7 @@ import re
 import pytest
 
 from proxima.lab import compare_runs, find_runs, read_run
+from proxima.lab.cell_statistics import HELD_OUT, SeedBand
 from proxima.view.comparison_page import (
     axis_title,
     axis_unit,
@@ -131,23 +132,62 @@ def test_an_axis_takes_the_unit_that_reads_well(two, tmp_path):
 
 
 def test_wide_areas_do_not_flatten_the_lines(two):
-    wide = two.cells[1].band("reward/mean")
-    assert wide.high[0] - wide.low[0] > 1.2
+    wide = SeedBand(x=(1.0,), mean=(0.15,), low=(-0.5,), high=(0.8,), n=3)
     low, high = visible_range([two.cells[0].band("reward/mean"), wide], 1.0)
     assert (low, high) == pytest.approx((0.15 - 0.05 / 3, 0.2 + 0.05 / 3))
-    assert visible_range([two.cells[0].band("accuracy/held_out")], 1.0) == pytest.approx((0.0, 1.0))
+    assert visible_range([two.cells[0].band(HELD_OUT)], 1.0) == pytest.approx((0.0, 1.0))
 
 
 @pytest.mark.slow
-def test_an_area_wider_than_the_plot_runs_off_its_edge(two):
-    """The reward of two seeds, 0.15 ± 0.635, on an axis of about 0.1 … 0.25: its area fills the plot from edge to
+def test_an_area_wider_than_the_plot_runs_off_its_edge(tmp_path):
+    """The reward of three seeds, 0.15 ± 0.248, on an axis of about 0.1 … 0.25: its area fills the plot from edge to
     edge."""
-    svg = next(c for c in page_values(two)["charts"] if c["title"] == "Training reward")["pictures"][0]["svg"]
+    rewards = {"grpo": {1: 0.2}, "cppo": {1: 0.05, 2: 0.15, 3: 0.25}}
+    cells = {name: {s: (curve([0.1, 0.5, 0.9], reward=r), {}) for s, r in of.items()} for name, of in rewards.items()}
+    charts = page_values(comparison(make_sweep(tmp_path / "three", cells)))["charts"]
+    svg = next(c for c in charts if c["title"] == "Training reward")["pictures"][0]["svg"]
     low, high = (float(re.search(rf'data-{name}="([-.\d]+)"', svg)[1]) for name in ("low", "high"))
-    assert low < 0.15 < 0.2 < high < 0.5
+    assert low < 0.15 < 0.2 < high < 0.35
     top, bottom = (float(re.search(rf'data-{name}="([-.\d]+)"', svg)[1]) for name in ("top", "bottom"))
-    heights = {y for _, y in paths(svg, "band")[1]}
+    heights = {y for _, y in paths(svg, "band")[0]}
     assert len(heights) == 2 and min(heights) < top and max(heights) > bottom  # the rest is clipped
+
+
+@pytest.mark.slow
+def test_two_seeds_are_drawn_as_the_two(tmp_path):
+    """Their intervals, ± 0.127 and ± 1.9, would flatten every curve and squeeze every bar."""
+    cells = {
+        "a": {s: (curve([0.1, 0.4 + 0.02 * s], reward=0.1 * s), {}) for s in (1, 2)},
+        "b": {s: (curve([0.1, 0.6 - 0.02 * s], reward=0.3), {}) for s in (1, 2)},
+    }
+    found = comparison(make_sweep(tmp_path / "s", cells))
+    band = found.cells[0].band("reward/mean")
+    assert (band.low, band.high, band.mean) == ((0.1,) * 2, (0.2,) * 2, pytest.approx((0.15,) * 2))
+    assert visible_range([band], 1.0) == pytest.approx((0.1 - 0.1 / 3, 0.2 + 0.1 / 3))
+    intervals = page_values(found)["intervals"]
+    assert (intervals["low"], intervals["high"]) == ("0.367", "0.633")  # the seeds, .42 … .58, and a third beyond
+    first, second = intervals["bars"]
+    assert first["seeds"] == pytest.approx([20.0, 27.5]) and first["cut"] == "open-left"
+    assert second["seeds"] == pytest.approx([80.0, 72.5]) and second["cut"] == "open-right"
+
+
+@pytest.mark.slow
+def test_where_nothing_is_right_or_wrong_the_mean_reward_is_compared(tmp_path):
+    def rewarded(*values):
+        records = [r if r["kind"] == "train" else {**r, "accuracy": None} for r in curve([0.0] * len(values))]
+        evals = iter(values)
+        return [{**r, "reward/mean": next(evals)} if r["kind"] == "eval" else r for r in records]
+
+    cells = {name: {s: (rewarded(-2.0, last * s), {}) for s in (1, 2)} for name, last in (("a", -0.5), ("b", 3.0))}
+    found = comparison(make_sweep(tmp_path / "s", cells), target=-1.0)
+    assert found.headline.key == "reward/mean" and found.as_json()["metric"] == "reward/mean"
+    values = page_values(found)
+    assert (
+        values["charts"][0]["title"] == "Held-out mean reward" and values["intervals"]["bars"][1]["text"][:5] == "4.500"
+    )
+    assert values["head"][2:6] == ["reward before", "after", "best", "training reward"]
+    assert values["table"][0][2:4] == ["-2.000 ± 0.000", "-0.750 ± 3.177"]
+    assert "target mean reward -1" in Page(write_comparison(found, tmp_path / "c.html")).words
 
 
 @pytest.mark.slow

@@ -134,18 +134,22 @@ def test_each_k_that_was_asked_for_has_a_column():
 
 
 def test_nobody_knows():
-    text = results_table(result(mine=facts(estimates={}, known=0, correct=0, reward=0.7)), {"mine": 3.0}, io.StringIO())
-    assert "mine: accuracy unknown: no reward decides what is right" in text and " 0.700 " in text
+    """The mean reward with its interval stands for the set; no column of dashes, no unknown accuracy."""
+    reward = {"reward/mean": {"value": 0.7, "low": 0.6, "high": 0.8, "method": "bootstrap", "questions": 200}}
+    mine = facts(estimates=reward, known=0, correct=0, reward=0.7, unanswered=None)
+    lines = results_table(result(mine=mine), {"mine": 3.0}, io.StringIO()).splitlines()
+    assert lines[-2].split() == ["n", "reward", "95", "%", "length", "cut", "failed", "time"]
+    assert lines[-1].split()[:4] == ["mine", "200", "0.700", "0.600–0.800"]
+    named = results_table(result(mine={**mine, "metric": "acc"}), {"mine": 3.0}, io.StringIO())
+    assert "mine: accuracy unknown: no reward gives it" in named
 
 
 def test_failed_scores_are_no_opinion():
     facts_of = {"estimates": {}, "known": 0, "correct": 0, "reward": None}
     text = results_table(result(mine=facts(**facts_of, answers=4, invalid=4)), {}, io.StringIO())
-    assert (
-        "mine: accuracy unknown: 4 of 4 answers have no score" in text and "no reward decides what is right" not in text
-    )
+    assert "mine: accuracy unknown: 4 of 4 answers have no score" in text and "no reward gives it" not in text
     text = results_table(result(mine=facts(**facts_of, answers=4, invalid=1)), {}, io.StringIO())
-    assert "1 of 4 answers have no score; no reward decides whether the others are right" in text
+    assert "1 of 4 answers have no score" in text
 
 
 def test_a_terminal_gets_colours_and_no_more_than_its_width(monkeypatch):
@@ -205,7 +209,7 @@ def test_each_of_several_sets_is_told_when_it_is_done():
     view = EvalProgress(stream, ManualClock(), show_results=True)
     view.suite_finished("gsm8k", facts(), 62.0)
     view.suite_finished("mine", facts(estimates={}), 62.0)
-    assert stream.getvalue() == "gsm8k  0.125  0.086–0.178  1m 02s\nmine  accuracy unknown  1m 02s\n"
+    assert stream.getvalue() == "gsm8k  accuracy 0.125  0.086–0.178  1m 02s\nmine  accuracy unknown  1m 02s\n"
 
 
 def side(value, low, high):
@@ -215,6 +219,7 @@ def side(value, low, high):
 def test_comparison():
     chance = PairedComparison(
         name="gsm8k",
+        metric="accuracy",
         questions=200,
         left_out=0,
         samples=(1, 1),
@@ -229,6 +234,7 @@ def test_comparison():
     )
     sure = PairedComparison(
         name="math500",
+        metric="accuracy",
         questions=500,
         left_out=2,
         samples=(4, 4),
@@ -245,6 +251,8 @@ def test_comparison():
     assert text.splitlines() == [
         "A  evals/a",
         "B  evals/b",
+        "",
+        "accuracy of each question",
         "",
         "           n                     A                     B   B − A             95 %  won  lost  tied        p",
         "gsm8k    200  0.050 [0.028, 0.090]  0.075 [0.046, 0.120]  +0.025  −0.010 … +0.060    8     3   189    0.227",

@@ -10,7 +10,7 @@ import pytest
 from proxima.view import LogFile, RunViews, screen
 from proxima.view.diagnostics import Diagnostics
 from proxima.view.live import LiveView
-from proxima.view.log_lines import LogLines, lines_to, prompts_used, unknown_accuracy
+from proxima.view.log_lines import LogLines, lines_to, prompts_used, why_unknown
 from tests.manual_clock import ManualClock
 from tests.view.synthetic import evaluation, info, make_run, record, sample
 
@@ -67,7 +67,7 @@ def test_a_run(plain, lines, clock):
             "status": "done",
             "steps": 40,
             "seconds": 195.2,
-            "eval": {"before": {"accuracy": 0.125}, "after": {"accuracy": 0.94}},
+            "eval": {label: {"metric": "accuracy", "value": v} for label, v in (("before", 0.125), ("after", 0.94))},
         }
     )
     assert lines == [
@@ -128,18 +128,18 @@ def test_pruning_and_dynamic_sampling_stand_in_the_arithmetic(plain, lines, more
 
 def test_an_evaluation_without_a_right_or_wrong_shows_its_reward(plain, lines):
     plain.started(info(Path("runs/a")))
-    plain.evaluated(
-        {
-            "kind": "eval",
-            "label": "before",
-            "step": 0,
-            "accuracy": None,
-            "correct": 0,
-            "questions": 4,
-            "reward/mean": 0.25,
-        }
-    )
-    assert lines[-1][10:] == "eval  before   reward 0.250  accuracy unknown: no reward decides what is right"
+    facts = {"kind": "eval", "accuracy": None, "correct": 0, "questions": 4, "answers": 4, "invalid": 0}
+    before = facts | {"label": "before", "step": 0, "reward/mean": 0.25, "reward/low": 0.1, "reward/high": 0.4}
+    plain.evaluated(before)
+    plain.evaluated(before | {"label": "after", "step": 9, "reward/mean": 0.5, "invalid": 1})
+    assert lines[-2][10:] == "eval  before   reward 0.250  4 questions  95 % 0.100–0.400"
+    failed = "1 of 4 answers have no score; why: `error` in evals/*.parquet"
+    assert lines[-1][10:] == f"eval  after    reward 0.500  4 questions  95 % 0.100–0.400  +0.250  {failed}"
+    live, screen = live_on(width=120)
+    live.started(info(Path("runs/a")))
+    live.evaluated(before | {"metric": "reward/part/style", "reward/part/style": 0.75})
+    live.finished({"status": "done", "steps": 1, "seconds": 1.0})
+    assert "held-out style  " in screen.getvalue() and "0.750" in screen.getvalue()
 
 
 def test_a_record_that_lacks_numbers_keeps_its_columns(plain, lines):
@@ -354,15 +354,11 @@ def test_a_step_says_when_it_used_others_than_it_generated(used, generated, carr
 
 @pytest.mark.parametrize(
     ("failed", "said"),
-    [
-        (0, "accuracy unknown: no reward decides what is right"),
-        (4, "accuracy unknown: 4 of 4 answers have no score"),
-        (1, "accuracy unknown: 1 of 4 answers have no score; no reward decides whether the others are right"),
-    ],
+    [(0, "no reward gives it"), (4, "4 of 4 answers have no score"), (1, "1 of 4 answers have no score")],
 )
 def test_an_evaluation_without_accuracy_says_why(failed, said):
     record = evaluation(0, "before", 0, questions=4) | {"accuracy": None, "invalid": failed}
-    assert f"accuracy unknown: {unknown_accuracy(record)}".startswith(said)
+    assert why_unknown(record) == said
     lines, screen = [], io.StringIO()
     LogLines(lines.append).evaluated(record)
     assert said in lines[0] and ("; why: `error` in evals/*.parquet" in lines[0]) == bool(failed)

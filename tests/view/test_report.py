@@ -5,15 +5,17 @@ import html.parser
 import json
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 
+from proxima.data import Score
 from proxima.data import atomic_files as files
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import write_evals, write_rollouts
 from proxima.view.curve import write_curve
 from proxima.view.page import HERE
-from proxima.view.report import batch_arithmetic, write_report
+from proxima.view.report import batch_arithmetic, headline, write_report
 from proxima.view.report_samples import held_out_questions, representative
 from tests.view.synthetic import CONFIG, evaluation, group, make_run, record, records
 from tests.view.test_chart import paths
@@ -202,7 +204,40 @@ def test_no_accuracy_at_all(tmp_path):
     folder.append_metrics(record(1))
     folder.release()
     page = Page(write_report(folder.path))
-    assert "The held-out evaluations have no accuracy: no reward decides what is right." in page.words
+    assert "The held-out evaluations have no score: no reward gives it." in page.words
+
+
+def test_the_mean_reward_stands_where_nothing_is_right_or_wrong(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin()
+    facts = evaluation(0, "before", 0) | {
+        "accuracy": None,
+        "reward/mean": -1.5,
+        "reward/low": -2.0,
+        "reward/high": -1.0,
+    }
+    folder.append_metrics(facts)
+    folder.append_metrics(record(1) | {"accuracy": None})
+    after = {"step": 1, "label": "after", "reward/mean": -0.5, "reward/low": -0.75, "reward/high": -0.25}
+    folder.append_metrics(facts | after)
+    folder.release()
+    words = Page(write_report(folder.path)).words
+    assert "Held-out mean reward -1.500 → -0.500 +1.000 200 questions before the first step" in words
+    assert "95 % interval -2.000 to -1.000" in words and "-2.175 -0.075" in words  # the axis spans both intervals
+    assert "accuracy" not in words.partition("Curves")[0]
+    sides = headline([facts, facts | after])["sides"]
+    assert [(side["left"], side["at"]) for side in sides] == [(8.33, 32.14), (67.86, 79.76)]
+
+
+def test_a_run_that_failed_before_its_first_evaluation_is_not_told_to_set_what_is_set(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.begin()
+    folder.append_metrics(record(1))
+    folder.release()
+    assert "There was no held-out evaluation: set eval.task" in Page(write_report(folder.path)).words
+    folder.write_config("eval:\n  task:\n    kind: arithmetic\n")
+    words = Page(write_report(folder.path)).words
+    assert "set eval.task" not in words and "before its first held-out evaluation" in words
 
 
 def row(sample, reward, text="x"):
@@ -245,8 +280,22 @@ def test_questions_whose_verdict_changed_come_first(tmp_path):
     found = held_out_questions(folder)
     marks = [[answer["mark"] for answer in row["answers"]] for row in found["rows"]]
     assert marks == [["wrong", "right"]] * 3 + [["right", "wrong"]] + [["wrong", "right"]]
-    assert (found["gained"], found["lost"], found["of"]) == (5, 1, 9)
+    assert (found["changes"], found["of"]) == ("5 became right and 1 became wrong", 9)
     assert found["rows"][0]["question"] == group(2, [], [], None).prompt.question
+
+
+def test_questions_without_right_or_wrong_are_shown_with_their_rewards(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.evals.mkdir()
+    for step, label, rewards in ((0, "before", [0.5, 0.5, 0.5, 0.5]), (4, "after", [0.5, 0.75, 0.25, 1.0])):
+        plain = [group(i, ["text"], [True]) for i in range(len(rewards))]
+        groups = [replace(g, scores=(Score(value=r),)) for g, r in zip(plain, rewards, strict=True)]
+        write_evals(folder.eval_file(step, label), step, groups)
+    found = held_out_questions(folder)
+    marks = [[answer["mark"] for answer in row["answers"]] for row in found["rows"]]
+    after = ["reward 1.000", "reward 0.750", "reward 0.250", "reward 0.500"]
+    assert marks == [["reward 0.500", mark] for mark in after]
+    assert found["changes"] == "2 have a higher reward and 1 have a lower one"
 
 
 @pytest.mark.slow

@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from proxima.runtime.eval_suites import EvalSuite
 
 # Where key=value may say something that an evaluation of named sets does not have of its own.
-SETTABLE = ("data.", "engine", "eval.limit", "eval.samples", "eval.sampling", "model.", "runtime.", "seed")
+SETTABLE = (
+    "data.",
+    "engine",
+    "eval.limit",
+    "eval.metric",
+    "eval.samples",
+    "eval.sampling",
+    "model.",
+    "runtime.",
+    "seed",
+)
 
 SAMPLING = "eval.sampling."
 

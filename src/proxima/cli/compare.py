@@ -11,16 +11,19 @@ from proxima.cli.output import print_json
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.lab import RunComparison, SeedMean
+    from collections.abc import Sequence
+
+    from proxima.lab import Run, RunComparison, SeedMean
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", nargs="+", help="run folders, a sweep's folder, or patterns: 'runs/add-*'")
     add("--out", metavar="FILE", help="the page; default: compare.html in the sweep's folder, else in the current one")
-    add("--target", type=float, metavar="ACCURACY", help="also the cost of reaching this held-out accuracy")
+    add("--target", type=float, metavar="VALUE", help="also the cost of reaching this held-out accuracy, or reward")
     add("--baseline", metavar="NAME", help="the cell that the others are compared with; default the first")
-    metric = "also the mean of this metric over the last tenth of the steps, by any of its names; repeatable"
+    metric = "what is compared, if evaluations have it (default: accuracy, or else the mean reward), and its mean "
+    metric += "over the last tenth of the steps; by any of its names, or a reward's name; repeatable"
     add("--metric", action="append", default=[], metavar="NAME", help=metric)
     add("--json", action="store_true", help="print the numbers for programs; the page only with --out")
 
@@ -39,7 +42,10 @@ def run(arguments: argparse.Namespace) -> int:
             unread.append(str(error))
     if not runs:
         raise UserError(f"none of the {len(folders)} runs has recorded metrics; wait for a finished step")
-    comparison = compare_runs(runs, baseline=arguments.baseline, target=arguments.target)
+    keys = {name: _recorded(name, runs) for name in arguments.metric}
+    evaluated = {key for r in runs for record in r.evals for key, value in record.items() if value is not None}
+    headline = next((key for key in keys.values() if key in evaluated), None)
+    comparison = compare_runs(runs, baseline=arguments.baseline, target=arguments.target, metric=headline)
     page = Path(arguments.out) if arguments.out else None
     if page is None and not arguments.json:
         whole = len(arguments.run) == 1 and Path(arguments.run[0]).is_dir() and Path(arguments.run[0]) not in folders
@@ -51,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UserError(f"--out {page}: must be a file in a folder that exists")
         title = Path(arguments.run[0]).resolve().name if len(arguments.run) == 1 else "Comparison"
         write_comparison(comparison, page, title=title)
-    metrics = {name: _values_of(name, comparison) for name in arguments.metric}
+    metrics = {name: means for name, key in keys.items() if (means := _values_of(key, comparison))}
     if arguments.json:
         found = {name: {cell: vars(mean) for cell, mean in means.items()} for name, means in metrics.items()}
         more = {"metrics": found} if found else {}
@@ -59,31 +65,38 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _show(comparison, unread)
         for name, means in metrics.items():
-            _show_metric(name, means)
+            _show_metric(keys[name], means)
         print(f"\n{page}")
     return 0
 
 
-def _values_of(name: str, comparison: "RunComparison") -> dict[str, "SeedMean"]:
-    """By cell that has it, the metric at the end of its runs."""
-    from proxima.lab import final_value
+def _recorded(name: str, runs: "Sequence[Run]") -> str:
+    """The key of a metric that a step or an evaluation has; UserError with the nearest ones if none has."""
+    from proxima.evaluate.headline import Headline
+    from proxima.runtime.metric_names import canonical_metric
 
-    means = {cell.name: cell.over_seeds(final_value(name)) for cell in comparison.cells}
-    found = {cell: mean for cell, mean in means.items() if mean is not None}
-    if not found:
-        runs = [run for cell in comparison.cells for run in cell.used]
-        recorded = sorted({key for run in runs for record in run.train for key in record})
+    records = [record for run in runs for record in (*run.train, *run.evals)]
+    headline = Headline.of(records, canonical_metric(name))
+    if all(headline.value(record) is None for record in records):
+        recorded = sorted({word for record in records for key in record for word in (key, Headline(key).name)})
         near = ", ".join(difflib.get_close_matches(name, recorded, n=3, cutoff=0.0)) or "none"
         remedy = f"the nearest: {near}; all are keys of {runs[0].folder / 'metrics.jsonl'}"
         raise UserError(f"--metric {name}: no run has recorded it", remedy=remedy)
-    return found
+    return headline.key
+
+
+def _values_of(name: str, comparison: "RunComparison") -> dict[str, "SeedMean"]:
+    """By cell that has it, the metric of the steps at the end of its runs."""
+    from proxima.lab import final_value
+
+    means = {cell.name: cell.over_seeds(final_value(name)) for cell in comparison.cells}
+    return {cell: mean for cell, mean in means.items() if mean is not None}
 
 
 def _show_metric(name: str, means: dict[str, "SeedMean"]) -> None:
-    from proxima.runtime.metric_names import canonical_metric
     from proxima.view.formatting import printable, significant
 
-    print(f"\n{canonical_metric(name)}, mean over the last tenth of the steps")
+    print(f"\n{name}, mean over the last tenth of the steps")
     width = max(map(len, means))
     for cell, mean in means.items():
         half = "" if mean.half is None else f" ± {significant(mean.half)}"

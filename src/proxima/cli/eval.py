@@ -48,6 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
     add = parser.add_argument_group("output").add_argument
     add("--k", default="", metavar="1,4,8", help="of pass@k and maj@k (default: powers of two up to --samples)")
+    metric = (
+        "what is reported and compared (default: accuracy, or else the mean reward): reward, length, a reward's name"
+    )
+    add("--metric", dest="eval.metric", metavar="NAME", help=metric)
     add("--out", type=Path, metavar="FOLDER", help="where to write (default: evals/MODEL-TIME)")
     add("--overwrite", action="store_true", help="replace the evaluation in the folder")
     add("--show", type=int, default=0, metavar="N", help="print N questions of each set with their answers")
@@ -112,14 +116,21 @@ def _print(done: "EvalOutcome", arguments: argparse.Namespace) -> None:
 def _compare(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
-    from proxima.evaluate import compare_results, read_result
+    from proxima.config.problems import suggestion
+    from proxima.data.outcomes import METRIC_ALIASES
+    from proxima.evaluate import compare_results, metrics_of, read_result
     from proxima.view.eval_tables import comparison_table
 
     if arguments.model is not None:
         raise UserError(f"--compare takes two results and no model; leave {arguments.model!r} out")
     names = (arguments.compare[0], arguments.compare[1])
     first, second = map(read_result, names)
-    found = compare_results(first, second, seed=arguments.seed or 0)
+    metric = vars(arguments)["eval.metric"]
+    if metric is not None:
+        metric = METRIC_ALIASES.get(metric, metric)
+        if metric not in (known := metrics_of(first) | metrics_of(second)):
+            raise UserError(f"--metric {metric}: neither result has it", remedy=suggestion(metric, known))
+    found = compare_results(first, second, metric=metric, seed=arguments.seed or 0)
     if arguments.json:
         print_json({"first": names[0], "second": names[1], "suites": {one.name: asdict(one) for one in found}})
         return 0
@@ -132,12 +143,14 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _shown(groups: Sequence["Group"]) -> list[str]:
-    from proxima.view.formatting import printable
+    from proxima.view.formatting import fixed, printable
 
     lines = []
     for group in groups:
         for completion, score in zip(group.completions, group.scores, strict=True):
-            mark = {True: "right", False: "wrong", None: "?"}[score.correct] if score.valid else "failed"
+            mark = (
+                {True: "right", False: "wrong", None: fixed(score.value, 3)}[score.correct] if score.valid else "failed"
+            )
             answer = printable(str(group.prompt.answer).rpartition("####")[2].strip())
             lines.append(f"{mark:<6}  {printable(group.prompt.question)}  →  {printable(completion.text)}  ({answer})")
     return lines

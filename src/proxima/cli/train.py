@@ -49,9 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def outcome(summary: "Summary") -> str:
     """`done  40 steps in 195 s  accuracy 0.125 → 0.940  runs/add-7f3c`."""
-    known = [f"{record['accuracy']:.3f}" for record in summary.eval.values() if record.get("accuracy") is not None]
-    accuracy = f"  accuracy {' → '.join(known)}" if known else ""
-    return f"{summary.status}  {summary.steps} steps in {summary.seconds:.0f} s{accuracy}  {summary.folder}"
+    known = [record for record in summary.eval.values() if record["value"] is not None]
+    values = " → ".join(f"{record['value']:.3f}" for record in known)
+    figure = f"  {known[0]['metric']} {values}" if known else ""
+    return f"{summary.status}  {summary.steps} steps in {summary.seconds:.0f} s{figure}  {summary.folder}"
 
 
 def exit_code(status: str) -> int:

@@ -44,6 +44,7 @@ FIELD_CLASSES: Mapping[str, FieldClass] = {
     "eval.after": FieldClass.PROGRESS,
     "eval.before": FieldClass.PROGRESS,
     "eval.every": FieldClass.PROGRESS,
+    "eval.metric": FieldClass.LABEL,
     "folder": FieldClass.LABEL,
     "model.device": FieldClass.RESUMABLE,
     "model.gradient_checkpointing": FieldClass.RESUMABLE,

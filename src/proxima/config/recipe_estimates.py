@@ -49,6 +49,9 @@ class Estimates:
             most = f"{refill.max_num_gen_batches}" if refill.max_num_gen_batches > 0 else "any number"
             note = "dynamic sampling: the time is that with one generation batch a step; to fill the batch there may be"
             self.notes.append(f"{note} {most}")
+        if any(getattr(spec, "by_accuracy", False) for spec in config.algorithm.selection):
+            rule = "groups are compared by accuracy; those of which no reward says what is right, by their rewards"
+            self.notes.append(f"drop_uniform_groups: {rule}")
         self.memory: dict[str, int] | None = None
         self.time: Time | None = None
         if self.model is not None:

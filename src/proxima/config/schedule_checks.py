@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from proxima.config.problems import Problem
+from proxima.config.problems import Problem, suggestion
 from proxima.config.resolve import Resolved
+from proxima.data.outcomes import METRIC_ALIASES, METRICS
 
 if TYPE_CHECKING:
     from proxima.task import Arithmetic
@@ -18,8 +19,32 @@ def evaluations_are_configured(r: Resolved[Any]) -> Iterator[Problem]:
     if r.config.eval.every and r.config.eval.task is None:
         yield r.problem("eval.every", "there is nothing to evaluate; set eval.task, or eval.every=0")
     if r.config.checkpoint.keep_best and (r.config.eval.task is None or not r.config.eval.every):
-        message = "best by held-out accuracy needs evaluations during the run; set eval.task and eval.every, or false"
+        message = "the best is found by evaluations during the run; set eval.task and eval.every, or false"
         yield r.problem("checkpoint.keep_best", message)
+
+
+def evaluation_metric_exists(r: Resolved[Any]) -> Iterator[Problem]:
+    """`eval.metric` names what an evaluation has; the parts of a reward's own, `name/part`, are known when it runs."""
+    from proxima.evaluate.eval_metrics import powers_of_two
+    from proxima.reward.base import as_reward
+
+    if (metric := r.config.eval.metric) is None:
+        return
+    samples, rewards = r.config.eval.samples, {as_reward(reward).label for reward in r.config.reward}
+    several = {f"mean@{samples}", *(f"pass@{k}" for k in powers_of_two(samples) if k > 1)} if samples > 1 else set()
+    known = {*METRICS, *METRIC_ALIASES, *rewards, *several}
+    if metric not in known and metric.partition("/")[0] not in rewards:
+        also = "NAME/PART for a part of a reward's own"
+        yield r.problem("eval.metric", f"an evaluation has no such metric; {suggestion(metric, known, also)}")
+
+
+def best_metric_has_a_direction(r: Resolved[Any]) -> Iterator[Problem]:
+    """The highest of a length is nobody's best."""
+    if r.config.checkpoint.keep_best and r.config.eval.metric in ("length", "truncated"):
+        message = (
+            "keep_best keeps the highest, and here that is not the best; name the accuracy, the reward or a reward"
+        )
+        yield r.problem("eval.metric", message)
 
 
 def evaluation_is_held_out(r: Resolved[Any]) -> Iterator[Problem]:

@@ -81,6 +81,7 @@ class EvalConfig:
     after: Annotated[bool, "evaluate after the last step"] = True
     samples: Annotated[int, "completions a question; several give mean@n and pass@k"] = 1
     sampling: Annotated[Sampling | None, "null: the training sampling, and greedy where samples is 1"] = None
+    metric: Annotated[str | None, "what is reported and kept as best; null: accuracy, or else the mean reward"] = None
 
     def __post_init__(self) -> None:
         _require_at_least(self, 0, "limit", "every")
@@ -182,7 +183,7 @@ class DataConfig:
 class CheckpointConfig:
     every: Annotated[int, "steps between checkpoints; 0: only at the end"] = 0
     keep_last: Annotated[int, "checkpoints kept; 0: all"] = 2
-    keep_best: Annotated[bool, "also keep the one with the best held-out accuracy"] = False
+    keep_best: Annotated[bool, "also keep the one with the highest held-out eval.metric"] = False
 
     def __post_init__(self) -> None:
         _require_at_least(self, 0, "every", "keep_last")

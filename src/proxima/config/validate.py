@@ -37,6 +37,8 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (replay_checks.replay_is_of_another_run, "rollouts"),
     (replay_checks.stored_groups_are_as_configured, "rollouts"),
     (schedule_checks.evaluations_are_configured, "eval checkpoint"),
+    (schedule_checks.evaluation_metric_exists, "eval reward"),
+    (schedule_checks.best_metric_has_a_direction, "eval checkpoint"),
 )
 WARNINGS: Sequence[tuple[Check, str]] = (
     (schedule_checks.evaluation_is_held_out, "task eval"),

@@ -12,6 +12,7 @@ from proxima.core.advantage.group import GroupStatistics, group_sum
 from proxima.core.spec import Spec
 from proxima.core.token_subset import value_hash
 from proxima.data import Outcomes, check_choices, require
+from proxima.data.outcomes import METRIC_ALIASES
 
 
 class Selection(Spec, Protocol):
@@ -44,7 +45,7 @@ class DropUniformGroups(Selection):
     Args:
         metric: what has to differ: `reward` (or `score`), `accuracy` (or `acc`), `length`, `truncated`, or a reward by
             name. With a shaped reward (accuracy plus a length penalty) `reward` differs in nearly every group;
-            `accuracy` is what DAPO means.
+            `accuracy` is what DAPO means; a group of which no reward says what is right is compared by `reward`.
         outcomes: rewards, validity, groups.
         advantage: [S], ignored.
     Returns: [S] bool, False for every completion of such a group.
@@ -57,12 +58,20 @@ class DropUniformGroups(Selection):
     reason: ClassVar[str] = "uniform_group"
     local: ClassVar[bool] = True
 
+    @property
+    def by_accuracy(self) -> bool:
+        return METRIC_ALIASES.get(self.metric, self.metric) == "accuracy"
+
     def __post_init__(self) -> None:
         bound = "must be reward, accuracy, length, truncated or the name of a reward"
         require(bool(self.metric.strip()), "metric", self.metric, bound)
 
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
         value = outcomes.metric(self.metric)
+        if self.by_accuracy:
+            index = outcomes.group.unique(return_inverse=True)[1]
+            judged = group_sum((outcomes.valid & value.isfinite()).double(), index) > 0
+            value = torch.where(judged, value, outcomes.reward.double())
         valid = outcomes.valid & value.isfinite()
         return ~GroupStatistics.of(replace(outcomes, reward=value, valid=valid)).uniform
 

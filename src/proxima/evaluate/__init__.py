@@ -6,6 +6,7 @@
     intervals.py       Wilson, paired score, BCa bootstrap over questions
     paired.py          McNemar, sign flips, difference with its interval
     votes.py           the answer that a text votes for
+    headline.py        the figure that stands for an evaluation
     eval_metrics.py    scored groups → every metric of an evaluation
     results.py         the folder of an evaluation: writing and reading
     question_pairs.py  two results compared question by question
@@ -25,7 +26,7 @@ from proxima.evaluate.estimators import maj_at_k, mean_at_k, pass_at_k
 from proxima.evaluate.eval_metrics import QuestionScores, eval_metrics, question_scores
 from proxima.evaluate.intervals import Interval, bootstrap_mean, paired_score, wilson
 from proxima.evaluate.paired import difference, mcnemar, sign_flip
-from proxima.evaluate.question_pairs import PairedComparison, compare_results
+from proxima.evaluate.question_pairs import PairedComparison, compare_results, metrics_of
 from proxima.evaluate.results import EvalResult, read_result
 from proxima.evaluate.suites import SUITES, Suite
 from proxima.evaluate.votes import ANSWER_EXTRACTORS, canonical
@@ -33,7 +34,7 @@ from proxima.evaluate.votes import ANSWER_EXTRACTORS, canonical
 __all__ = [
     "ANSWER_EXTRACTORS", "SUITES", "EvalResult", "Interval", "PairedComparison", "QuestionScores", "Suite",
     "bootstrap_mean", "canonical", "compare_results", "difference", "eval_metrics", "maj_at_k", "mcnemar", "mean_at_k",
-    "paired_score", "pass_at_k", "question_scores", "read_result", "sign_flip", "wilson",
+    "metrics_of", "paired_score", "pass_at_k", "question_scores", "read_result", "sign_flip", "wilson",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = CallableRoom

@@ -12,6 +12,7 @@ from typing import Any
 
 from proxima.data import Group, require
 from proxima.evaluate.estimators import maj_at_k, mean_at_k, pass_at_k
+from proxima.evaluate.headline import CUT, PART, REWARD
 from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson_interval
 from proxima.evaluate.votes import canonical
 
@@ -93,6 +94,27 @@ def estimates(
     return {name: bootstrap_mean(of, seed=seed) for name, of in values.items() if of}
 
 
+def mean_estimates(groups: Sequence[Group], *, seed: int = 0) -> dict[str, Interval]:
+    """Means of what every answer has, with 95 % intervals: over the questions, of the mean over their samples.
+
+    Returns: `reward/mean`; each reward before its weight and each part of its own, `reward/part/<name>`; `length/mean`,
+        tokens; `truncated_fraction`. A sample without a valid score has no reward; what no sample has is left out.
+        Nobody knows the range of a reward, so equal values of all questions give an interval of width 0
+        (`bootstrap_mean`).
+    """
+    valid = [[score for score in group.scores if score.valid] for group in groups]
+    parts = dict.fromkeys(part for scores in valid for score in scores for part in score.parts)
+    values = {REWARD: [[score.value for score in scores] for scores in valid]}
+    values |= {PART + part: [[s.parts[part] for s in scores if part in s.parts] for scores in valid] for part in parts}
+    values["length/mean"] = [[float(len(completion.tokens)) for completion in group.completions] for group in groups]
+    values[CUT] = [[float(completion.truncated) for completion in group.completions] for group in groups]
+    means = {key: tuple(statistics.fmean(question) for question in of if question) for key, of in values.items()}
+    spans = {key: (0.0, 1.0) if key == CUT else None for key in means}
+    tasks = {key: (of, spans[key]) for key, of in means.items() if of}
+    found = {task: bootstrap_mean(task[0], seed=seed, span=task[1]) for task in set(tasks.values())}  # some are equal
+    return {key: found[task] for key, task in tasks.items()}
+
+
 def eval_metrics(
     groups: Sequence[Group],
     *,
@@ -109,8 +131,8 @@ def eval_metrics(
         extract: finds the answer in a text; None: no vote, and `unanswered` is null.
         seed: of the bootstrap.
     Returns: `questions`, `samples`, `answers`, `correct`, `invalid`, `estimates` {name: value, low, high, method,
-        questions}, `reward`, `length` (tokens: mean, median, max), `truncated` and `unanswered` (shares of the
-        answers), `tokens`.
+        questions} with those of `mean_estimates`, `reward`, `length` (tokens: mean, median, max), `truncated` and
+        `unanswered` (shares of the answers), `tokens`.
     """
     ks = tuple(sorted(set(ks))) or powers_of_two(samples)
     check_ks(ks, samples)
@@ -118,9 +140,9 @@ def eval_metrics(
     pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
     judged = [right for question in questions for right in question.judged]
     lengths = [len(completion.tokens) for completion, _ in pairs]
-    values = [score.value for _, score in pairs if score.valid]
     votes = [vote for question in questions for vote in question.votes]
     intervals = estimates(questions, samples, ks, vote=extract is not None, seed=seed)
+    intervals |= (means := mean_estimates(groups, seed=seed))
     return {
         "questions": len(groups),
         "samples": samples,
@@ -129,7 +151,7 @@ def eval_metrics(
         "known": len(judged),
         "invalid": sum(not score.valid for _, score in pairs),
         "estimates": {name: asdict(interval) for name, interval in intervals.items()},
-        "reward": statistics.fmean(values) if values else None,
+        "reward": means[REWARD].value if REWARD in means else None,
         "length": {"mean": statistics.fmean(lengths), "median": statistics.median(lengths), "max": max(lengths)}
         if lengths
         else None,

@@ -22,8 +22,8 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A value with its interval, over `questions` questions; `method` is `wilson`, `bootstrap` (BCa over questions) or
-    `score` (`paired_score`)."""
+    """A value with its interval, over `questions` questions; `method` is `wilson`, `bootstrap` (BCa over questions),
+    `score` (`paired_score`) or `constant` (every value is the same)."""
 
     value: float
     low: float
@@ -110,7 +110,7 @@ def bootstrap_mean(
     seed: int = 0,
     confidence: float = 0.95,
     replicates: int = REPLICATES,
-    signed: bool = False,
+    span: tuple[float, float] | None = (0.0, 1.0),
 ) -> Interval:
     """The mean of a value per question, with its BCa bootstrap interval over the questions.
 
@@ -125,12 +125,13 @@ def bootstrap_mean(
     `replicates`.
 
     Args:
-        values: a share, or a difference of shares, of each question; n >= 1.
-        signed: values lie in [-1, 1] (differences), not in [0, 1].
+        values: a share, a difference of shares, or a reward, of each question; n >= 1.
+        span: what the values can be: (0, 1), (-1, 1) for differences of shares, None for rewards, of which nobody
+            knows.
     Returns: `Interval` of method `bootstrap`; of method `wilson` where all values are equal: resampling then shows no
         spread at all, and the truth still need not be there. Then Wilson with the questions as trials, which no values
         in [0, 1] of that mean exceed in variance; for differences, all 0 in practice, ± the Wilson bound on the share
-        of questions that differ.
+        of questions that differ. Without a span there is no such bound: method `constant`, of width 0.
     Raises: ValueError without values.
     Source: Efron, JASA 82 (1987) 171; the jackknife's acceleration as in Efron and Tibshirani (1993), Eq. 14.15.
     """
@@ -138,7 +139,7 @@ def bootstrap_mean(
     x = np.asarray(values, dtype=np.float64)
     n, mean = len(x), float(x.mean())
     if float(np.ptp(x)) < 1e-12:
-        return _without_spread(mean, n, signed)
+        return _without_spread(mean, n, span)
     means = np.sort(resampled_means(x, seed, replicates))
     below = float(np.searchsorted(means, mean - 1e-12)) + float(np.searchsorted(means, mean + 1e-12))
     z0 = _NORMAL.inv_cdf(min(max(below / (2 * replicates), 0.5 / replicates), 1 - 0.5 / replicates))
@@ -163,8 +164,10 @@ def _draws(seed: int, start: int, stop: int, n: int) -> np.ndarray:
     return scaled.astype(np.int64)
 
 
-def _without_spread(mean: float, n: int, signed: bool) -> Interval:
-    if signed:
+def _without_spread(mean: float, n: int, span: tuple[float, float] | None) -> Interval:
+    if span is None:
+        return Interval(value=mean, low=mean, high=mean, method="constant", questions=n)
+    if span[0] < 0:
         width = wilson(0, n)[1]
         low, high = max(-1.0, mean - width), min(1.0, mean + width)
         return Interval(value=mean, low=low, high=high, method="wilson", questions=n)

@@ -73,13 +73,14 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
     return float(min(1.0, chance[away >= far].sum()))
 
 
-def difference(differences: Sequence[float], *, single: bool = False, seed: int = 0) -> Interval:
+def difference(differences: Sequence[float], *, single: bool = False, shares: bool = True, seed: int = 0) -> Interval:
     """The mean difference with its 95 % interval: BCa bootstrap over the questions, each with both its results.
 
     Args:
-        differences: second minus first, a question; in [-1, 1].
+        differences: second minus first, a question.
         single: one answer a question on both sides, so that each is -1, 0 or 1: Tango's score interval, which holds its
             95 % where few questions differ, too (`paired_score`).
+        shares: they lie in [-1, 1]; False for rewards.
     Raises: ValueError without questions, or for single answers that differ by something else.
     """
     if single:
@@ -88,7 +89,7 @@ def difference(differences: Sequence[float], *, single: bool = False, seed: int 
         won, lost, n = differences.count(1), differences.count(-1), len(differences)
         low, high = paired_score(won, lost, n)
         return Interval(value=(won - lost) / n, low=low, high=high, method="score", questions=n)
-    return bootstrap_mean(differences, seed=seed, signed=True)
+    return bootstrap_mean(differences, seed=seed, span=(-1.0, 1.0) if shares else None)
 
 
 def _as_integers(values: Sequence[float]) -> list[int] | None:

@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from proxima.data import UserError
-from proxima.evaluate.estimators import mean_at_k
+from proxima.evaluate.headline import ACCURACY
 from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson_interval
 from proxima.evaluate.paired import difference, mcnemar, sign_flip
 from proxima.evaluate.results import EvalResult, QuestionResult, questions_sha
 
 Questions = Mapping[int, QuestionResult]
+Pairs = Sequence[tuple[QuestionResult, QuestionResult]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,15 +20,17 @@ class PairedComparison:
 
     Args:
         name: suite, or `all` for the questions of all suites together.
+        metric: what is compared: `accuracy`, `reward`, `length`, `truncated` or a reward by its name.
         questions: compared ones; `left_out` more have an unknown result on one side.
         samples: per question, first and second.
-        first, second: mean accuracy of each, with its own interval.
+        first, second: mean of each, with its own interval.
         difference: second minus first, from the pairs.
         p: two-sided, by the test that `test` names.
-        won, lost, tied: questions for which the second is better, worse, equal.
+        won, lost, tied: questions for which the second is higher, lower, equal.
     """
 
     name: str
+    metric: str
     questions: int
     left_out: int
     samples: tuple[int, int]
@@ -40,14 +44,19 @@ class PairedComparison:
     tied: int
 
 
-def compare_results(first: EvalResult, second: EvalResult, *, seed: int = 0) -> list[PairedComparison]:
+def compare_results(
+    first: EvalResult, second: EvalResult, *, metric: str | None = None, seed: int = 0
+) -> list[PairedComparison]:
     """One `PairedComparison` for each suite that both have, and `all` if there are several.
 
-    With one sample per question on both sides: McNemar's exact test; otherwise sign flips of the questions' mean
-    differences. The intervals of the sides are Wilson's for one sample, bootstrap for several; that of the difference
-    is Tango's score interval for one sample on both sides, otherwise the paired bootstrap's.
+    Accuracies with one sample per question on both sides: McNemar's exact test; anything else: sign flips of the
+    questions' mean differences. The intervals of the sides are Wilson's for such accuracies, otherwise bootstrap; that
+    of the difference is Tango's score interval for one sample on both sides, otherwise the paired bootstrap's.
 
-    Raises: UserError without a suite in common or a score on both sides, or if the questions of a suite differ.
+    Args:
+        metric: one of `metrics_of`; None: the accuracy where any question of a suite has one on both sides, otherwise
+            the reward.
+    Raises: UserError without a suite in common or a value on both sides, or if the questions of a suite differ.
     """
     comparisons = []
     together: list[tuple[QuestionResult, QuestionResult]] = []
@@ -55,8 +64,11 @@ def compare_results(first: EvalResult, second: EvalResult, *, seed: int = 0) -> 
         _check_same_questions(name, a, b)
         pairs = [(a[uid], b[uid]) for uid in a]
         together += pairs
-        comparisons.append(_compared(name, pairs, seed))
-    return [*comparisons, _compared("all", together, seed)] if len(comparisons) > 1 else comparisons
+        comparisons.append(_compared(name, pairs, metric or _default_metric(pairs), seed))
+    of_all = {comparison.metric for comparison in comparisons}
+    if len(comparisons) == 1 or len(of_all) > 1:
+        return comparisons
+    return [*comparisons, _compared("all", together, of_all.pop(), seed)]
 
 
 def shared_suites(first: EvalResult, second: EvalResult) -> list[tuple[str, Questions, Questions]]:
@@ -82,23 +94,35 @@ def _check_same_questions(name: str, first: Questions, second: Questions) -> Non
     raise UserError(f"{name}: the questions differ: {counts[0]} and {counts[1]}, {same} in common", remedy=remedy)
 
 
-def _compared(name: str, pairs: Sequence[tuple[QuestionResult, QuestionResult]], seed: int) -> PairedComparison:
-    means = [(_mean(a.correct), _mean(b.correct)) for a, b in pairs]
-    known = [(a, b) for a, b in means if a is not None and b is not None]
+def metrics_of(result: EvalResult) -> set[str]:
+    """Every metric that a question of the result has."""
+    return {ACCURACY, *(name for of in result.suites.values() for question in of.values() for name in question.metrics)}
+
+
+def _default_metric(pairs: Pairs) -> str:
+    judged = any(_known(a, ACCURACY) and _known(b, ACCURACY) for a, b in pairs)
+    return ACCURACY if judged else "reward"
+
+
+def _compared(name: str, pairs: Pairs, metric: str, seed: int) -> PairedComparison:
+    sides = [(_known(a, metric), _known(b, metric)) for a, b in pairs]
+    known = [(fmean(a), fmean(b)) for a, b in sides if a and b]
     if not known:
-        raise UserError(f"{name}: no question has a score on both sides; there is nothing to compare")
+        raise UserError(f"{name}: no question has a known {metric} on both sides; there is nothing to compare")
     differences = [b - a for a, b in known]
     won, lost = sum(d > 1e-12 for d in differences), sum(d < -1e-12 for d in differences)
     samples = (max(len(a.correct) for a, _ in pairs), max(len(b.correct) for _, b in pairs))
-    single = samples == (1, 1)
+    single, shares = samples == (1, 1) and metric == ACCURACY, metric in (ACCURACY, "truncated")
+    one = [metric == ACCURACY and count == 1 for count in samples]
     return PairedComparison(
         name=name,
+        metric=metric,
         questions=len(known),
         left_out=len(pairs) - len(known),
         samples=samples,
-        first=_accuracy([a for a, _ in known], samples[0], seed),
-        second=_accuracy([b for _, b in known], samples[1], seed),
-        difference=difference(differences, single=single, seed=seed),
+        first=_mean([a for a, _ in known], one[0], shares, seed),
+        second=_mean([b for _, b in known], one[1], shares, seed),
+        difference=difference(differences, single=single, shares=shares, seed=seed),
         p=mcnemar(won, lost) if single else sign_flip(differences, seed=seed),
         test="McNemar, exact" if single else "sign flips",
         won=won,
@@ -107,10 +131,11 @@ def _compared(name: str, pairs: Sequence[tuple[QuestionResult, QuestionResult]],
     )
 
 
-def _mean(correct: Sequence[bool | None]) -> float | None:
-    judged = [right for right in correct if right is not None]
-    return mean_at_k(judged) if judged else None
+def _known(question: QuestionResult, metric: str) -> list[float]:
+    return [float(value) for value in question.values(metric) if value is not None]
 
 
-def _accuracy(values: Sequence[float], samples: int, seed: int) -> Interval:
-    return bootstrap_mean(values, seed=seed) if samples > 1 else wilson_interval(sum(values), len(values))
+def _mean(values: Sequence[float], one: bool, shares: bool, seed: int) -> Interval:
+    if one:
+        return wilson_interval(sum(values), len(values))
+    return bootstrap_mean(values, seed=seed, span=(0.0, 1.0) if shares else None)

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from proxima.data import Group, UserError
 from proxima.data.jsonl import utf8
+from proxima.evaluate.headline import ACCURACY
 from proxima.evaluate.votes import canonical
 
 FORMAT = "proxima evaluation 1"
@@ -96,11 +97,22 @@ def questions_sha(questions: Sequence[tuple[str, Any]]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class QuestionResult:
-    """One question of a result, with the scores of its samples."""
+    """One question of a result, with the scores of its samples, in order.
+
+    Args:
+        correct: None where no reward decides, or the score is invalid.
+        metrics: name → value of each sample, None where it is unknown: `reward`, `length`, `truncated` and each reward
+            by its name.
+    """
 
     question: str
     answer: str
     correct: tuple[bool | None, ...]
+    metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+
+    def values(self, metric: str) -> tuple[float | None, ...]:
+        """Of the samples; all None for a metric that the question lacks."""
+        return self.correct if metric == ACCURACY else self.metrics.get(metric, (None,) * len(self.correct))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +165,9 @@ def read_result(path: str | Path) -> EvalResult:
 
 def read_completions(file: Path) -> dict[int, QuestionResult]:
     """uid → the question with the scores of its samples, in order; UserError if the file can't be read."""
-    columns = ["prompt_uid", "sample", "question", "answer", "correct"]
+    columns = ["prompt_uid", "sample", "question", "answer", "correct", "reward", "tokens", "finish_reason"]
     try:
+        columns += [name for name in ("parts",) if name in pq.read_schema(file).names]  # earlier runs have none
         rows = pq.read_table(file, columns=columns, partitioning=None).to_pylist()
     except (OSError, pa.ArrowInvalid, pa.ArrowKeyError, KeyError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
@@ -164,6 +177,20 @@ def read_completions(file: Path) -> dict[int, QuestionResult]:
         by_uid.setdefault(row["prompt_uid"], []).append(row)
     results = {}
     for uid, samples in sorted(by_uid.items()):
-        correct = tuple(row["correct"] for row in samples)
-        results[uid] = QuestionResult(question=samples[0]["question"], answer=samples[0]["answer"], correct=correct)
+        correct, metrics = tuple(row["correct"] for row in samples), [_metrics(row) for row in samples]
+        names = dict.fromkeys(name for sample in metrics for name in sample)
+        values = {name: tuple(sample.get(name) for sample in metrics) for name in names}
+        facts = {name: samples[0][name] for name in ("question", "answer")}
+        results[uid] = QuestionResult(**facts, correct=correct, metrics=values)
     return results
+
+
+def _metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
+    """What `QuestionResult.metrics` has of a sample; a failed score leaves the length only."""
+    found: dict[str, float | None] = {
+        "length": float(len(row["tokens"])),
+        "truncated": float(row["finish_reason"] == "length"),
+    }
+    if row["reward"] is None:
+        return found
+    return {**json.loads(row.get("parts") or "{}"), **found, "reward": row["reward"]}

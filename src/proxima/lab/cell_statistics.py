@@ -10,12 +10,17 @@ from proxima.lab.run_reader import Run
 from proxima.lab.seed_statistics import SeedMean, determined_median, mean_over_seeds, smoothed
 
 Measure = Callable[[Run], float | None]
+HELD_OUT = "held_out"  # in place of a key of the training records: the headline of the evaluations
 CLOCKS = ("step", "generated", "time", "cpu")  # axes on which a target has a cost
 
 
 @dataclass(frozen=True)
 class SeedBand:
-    """A curve over seeds: at `x` the `mean` and its 95 % interval; `low` and `high` are empty for a single seed."""
+    """A curve over seeds: at `x` the `mean` and its 95 % interval.
+
+    `low` and `high` are empty for a single seed. Of two seeds they are the two values: their interval, ± 9 standard
+    deviations, would hide every curve.
+    """
 
     x: tuple[float, ...]
     mean: tuple[float, ...]
@@ -48,7 +53,7 @@ class CellRuns:
         return all(run.has(axis) for run in self.used)
 
     def band(self, key: str, axis: str = "step") -> SeedBand | None:
-        """A key of the training records (or `accuracy/held_out`) over an axis; None if no run has the key, or not all
+        """A key of the training records (or `HELD_OUT`) over an axis; None if no run has the key, or not all
         have the axis.
 
         A point is a step that all runs have: its mean position on the axis and its mean value. Training curves are
@@ -62,7 +67,8 @@ class CellRuns:
         if not means:
             return None
         x = tuple(statistics.fmean(position[step] for _, position in pairs) for step in steps)
-        low, high = (tuple(m.low for m in means), tuple(m.high for m in means)) if len(pairs) > 1 else ((), ())
+        edges = [(min(m.values), max(m.values)) if m.n == 2 else (m.low, m.high) for m in means if m.n > 1]
+        low, high = tuple(edge for edge, _ in edges), tuple(edge for _, edge in edges)
         return SeedBand(x=x, mean=tuple(m.mean for m in means), low=low, high=high, n=len(pairs))
 
     def over_seeds(self, measure: Measure) -> SeedMean | None:
@@ -100,7 +106,7 @@ class CellSummary:
 
     Args:
         n, runs: how many runs are used, and how many there are.
-        before, after, best: held-out accuracy at step 0, at the last step, and the highest of each run.
+        before, after, best: the held-out figure at step 0, at the last step, and the highest of each run.
         reward: of the last tenth of the steps.
         generate, train, clock, cpu: seconds over the whole run.
         generate_rate, train_rate: tokens per second.
@@ -125,9 +131,9 @@ class CellSummary:
     difference: Mapping[str, SeedMean]
 
 
-def accuracy_after(run: Run) -> float | None:
-    """Accuracy at the last step of the run; None if it was not evaluated there."""
-    curve = run.accuracy()
+def after_training(run: Run) -> float | None:
+    """The held-out figure at the last step of the run; None if it was not evaluated there."""
+    curve = run.held_out()
     return curve[-1][1] if curve and curve[-1][0] == run.steps > 0 else None
 
 
@@ -142,14 +148,14 @@ def final_value(metric: str) -> Measure:
 
 
 COMPARED: dict[str, Measure] = {  # these are also compared seed by seed
-    "after": accuracy_after,
-    "best": lambda run: max((value for _, value in run.accuracy()), default=None),
+    "after": after_training,
+    "best": lambda run: max((value for _, value in run.held_out()), default=None),
     "reward": final_value("reward/mean"),
     "clock": lambda run: run.total("time/step"),
     "cpu": lambda run: run.total("time/cpu") if run.has("cpu") else None,
 }
 MEASURES: dict[str, Measure] = COMPARED | {
-    "before": lambda run: dict(run.accuracy()).get(0.0),
+    "before": lambda run: dict(run.held_out()).get(0.0),
     "generate": lambda run: run.total("time/generate"),
     "train": lambda run: run.total("time/train"),
     "generate_rate": lambda run: run.rate("tokens/generated", "time/generate"),
@@ -184,7 +190,7 @@ def seed_pairs(cell: CellRuns, baseline: CellRuns) -> list[tuple[Run, Run]]:
 
 
 def target_cost(cell: CellRuns, baseline: CellRuns, target: float, axis: str) -> TargetCost:
-    """Where the cell's runs reach the held-out accuracy `target` on an axis."""
+    """Where the held-out figure of the cell's runs reaches `target` on an axis."""
 
     def cost(run: Run) -> float:
         reached = run.first_reach(target, axis)
@@ -205,8 +211,8 @@ def target_cost(cell: CellRuns, baseline: CellRuns, target: float, axis: str) ->
 
 def _by_step(run: Run, key: str) -> dict[int, float]:
     """Step → value; training curves are smoothed."""
-    if key == "accuracy/held_out":
-        return {int(x): value for x, value in run.accuracy()}
+    if key == HELD_OUT:
+        return {int(x): value for x, value in run.held_out()}
     curve = run.curve(key)
     values = smoothed([value for _, value in curve])
     return {int(x): value for (x, _), value in zip(curve, values, strict=True) if value is not None}

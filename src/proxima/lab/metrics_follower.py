@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from proxima.evaluate.headline import Headline
 from proxima.lab.sweep_plan import PlannedRun
 
 RECENT = 20  # the median duration of this many steps estimates the rest
@@ -30,7 +31,7 @@ class RunProgress:
         step: finished steps.
         seconds: their training clock, the sum of `time/step`.
         reward: `reward/mean` of the last step.
-        evaluated: (step, accuracy) of each evaluation.
+        evals: the records of the evaluations.
         recent: seconds of the last steps.
         error: why it failed, on one line.
         before: True if the run was over before this sweep started.
@@ -41,14 +42,25 @@ class RunProgress:
     step: int = 0
     seconds: float = 0.0
     reward: float | None = None
-    evaluated: list[tuple[int, float]] = field(default_factory=list)
+    evals: list[dict[str, Any]] = field(default_factory=list)
     recent: list[float] = field(default_factory=list)
     error: str | None = None
     before: bool = field(default=False, init=False)
 
     @property
-    def accuracy(self) -> float | None:
-        """Of the last evaluation."""
+    def headline(self) -> Headline:
+        """The figure that stands for an evaluation."""
+        return Headline.of(self.evals)
+
+    @property
+    def evaluated(self) -> list[tuple[int, float]]:
+        """(step, `headline`) of the evaluations that have it."""
+        values = ((int(r["step"]), self.headline.value(r)) for r in self.evals)
+        return [(step, value) for step, value in values if value is not None]
+
+    @property
+    def held_out(self) -> float | None:
+        """`headline` of the last evaluation."""
         return self.evaluated[-1][1] if self.evaluated else None
 
     @property
@@ -66,12 +78,12 @@ class RunProgress:
             seconds = float(record.get("time/step") or 0.0)
             self.seconds += seconds
             self.recent = [*self.recent, seconds][-RECENT:]
-        elif record.get("kind") == "eval" and record.get("accuracy") is not None:
-            self.evaluated.append((step, float(record["accuracy"])))
+        elif record.get("kind") == "eval":
+            self.evals.append(record)
 
     def reset(self) -> None:
         """Before the file is read from its start: a resume truncates it."""
-        self.step, self.seconds, self.reward, self.evaluated, self.recent = 0, 0.0, None, [], []
+        self.step, self.seconds, self.reward, self.evals, self.recent = 0, 0.0, None, [], []
 
 
 class MetricsFollower:

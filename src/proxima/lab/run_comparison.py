@@ -9,16 +9,18 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from proxima.config.comparable import Purpose, compared, may_differ
 from proxima.config.problems import suggestion
 from proxima.data import UserError
 from proxima.data.jsonl import dumps
+from proxima.evaluate.headline import REWARD, Headline
 from proxima.lab.cell_statistics import CellRuns, CellSummary, summarize
 from proxima.lab.run_reader import AXES, Run
 from proxima.lab.seed_statistics import t_quantile
+from proxima.runtime.metric_names import canonical_metric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +29,8 @@ class RunComparison:
 
     Args:
         baseline: the cell that the others are compared with.
-        target: the held-out accuracy whose cost is computed.
+        headline: the figure of the evaluations that is compared.
+        target: the value of it whose cost is computed.
         axes: those that all cells recorded.
         differing: dotted path → value in each cell, for fields that are not equal in all; None where a cell lacks it.
         warnings: why the comparison may be unfair.
@@ -36,6 +39,7 @@ class RunComparison:
 
     cells: tuple[CellRuns, ...]
     baseline: CellRuns
+    headline: Headline
     target: float | None
     axes: tuple[str, ...]
     differing: Mapping[str, tuple[Any, ...]]
@@ -50,25 +54,36 @@ class RunComparison:
         """All numbers of the final table, with the folders of the runs. An infinite ratio or cost is null."""
         pairs = zip(self.rows(), self.cells, strict=True)
         rows = [{**asdict(row), "folders": [str(run.folder) for run in cell.runs]} for row, cell in pairs]
-        facts = {"baseline": self.baseline.name, "target": self.target, "cells": rows, "differing": self.differing}
-        finite: dict[str, Any] = json.loads(dumps(facts | {"warnings": self.warnings, "notes": self.notes}))
+        facts: dict[str, Any] = {
+            "baseline": self.baseline.name,
+            "metric": self.headline.key,
+            "target": self.target,
+            "cells": rows,
+        }
+        facts |= {"differing": self.differing, "warnings": self.warnings, "notes": self.notes}
+        finite: dict[str, Any] = json.loads(dumps(facts))
         return finite
 
 
-def compare_runs(runs: Sequence[Run], *, baseline: str | None = None, target: float | None = None) -> RunComparison:
+def compare_runs(
+    runs: Sequence[Run], *, baseline: str | None = None, target: float | None = None, metric: str | None = None
+) -> RunComparison:
     """Group runs into cells and find the fields in which these differ.
 
     Args:
         runs: at least one; the cells are in their order.
         baseline: name of the cell that the others are compared with; None takes the first.
-        target: a held-out accuracy in (0, 1].
-    Raises: UserError without runs, for an unknown cell, or for a target outside (0, 1].
+        target: a value of the held-out figure; of an accuracy in (0, 1].
+        metric: the held-out figure, by any of its names; None: `Headline.of` the evaluations of all runs.
+    Raises: UserError without runs, for an unknown cell, or for an impossible target.
     """
     if not runs:
         raise UserError("no runs to compare; give run folders, or a sweep's folder")
-    if target is not None and not 0 < target <= 1:
-        raise UserError(f"target={target} must be a held-out accuracy in (0, 1]")
-    cells = _cells(runs)
+    headline = Headline.of([r for run in runs for r in run.evals], canonical_metric(metric) if metric else None)
+    if target is not None and not (0 < target <= 1 if headline.share else math.isfinite(target)):
+        bound = "in (0, 1]" if headline.share else "that is finite"
+        raise UserError(f"target={target} must be a held-out {headline.name} {bound}")
+    cells = _cells([replace(run, headline=headline) for run in runs])
     names = [cell.name for cell in cells]
     if baseline is not None and baseline not in names:
         raise UserError(f"baseline={baseline} is not a cell", remedy=suggestion(baseline, names))
@@ -76,11 +91,12 @@ def compare_runs(runs: Sequence[Run], *, baseline: str | None = None, target: fl
     return RunComparison(
         cells=cells,
         baseline=cells[names.index(baseline) if baseline else 0],
+        headline=headline,
         target=target,
         axes=tuple(axis for axis in AXES if all(cell.has(axis) for cell in cells)),
         differing=differing,
-        warnings=tuple(_warnings(cells, list(differing))),
-        notes=tuple(_notes(cells)),
+        warnings=tuple(_warnings(cells, list(differing), headline)),
+        notes=tuple(_notes(cells, headline)),
     )
 
 
@@ -125,16 +141,19 @@ def _names(groups: Sequence[Sequence[Run]], configs: Sequence[Mapping[str, Any]]
     return [n if long.count(n) == 1 else f"{parent}/{n}" for parent, n in zip(above, long, strict=True)]
 
 
-def _warnings(cells: Sequence[CellRuns], differing: Sequence[str]) -> list[str]:
+def _warnings(cells: Sequence[CellRuns], differing: Sequence[str], headline: Headline) -> list[str]:
     """Why the comparison is unfair, one line each."""
     texts = []
+    rewards = [path for path in differing if path.startswith("reward")]
+    if rewards and headline.key == REWARD:
+        texts.append(f"the cells have different rewards ({', '.join(rewards)}): do not compare their mean rewards")
     if tasks := [path for path in differing if path.startswith("task.")]:
         texts.append(f"the cells were trained on different tasks ({', '.join(tasks)}): do not compare their rewards")
     held_out = [path for path in differing if path.startswith("eval.") and not may_differ(path, Purpose.ACCURACY)]
     questions = {record.get("questions") for cell in cells for run in cell.runs for record in run.evals}
     if held_out or len(questions) > 1:
         why = ", ".join(held_out) or "numbers of questions: " + ", ".join(sorted(map(str, questions)))
-        texts.append(f"the cells were evaluated on different questions ({why}): do not compare their accuracies")
+        texts.append(f"the cells were evaluated on different questions ({why}): do not compare their held-out results")
     for cell in cells:
         if (replayed := cell.config.get("rollouts")) is not None:
             why = (
@@ -155,7 +174,7 @@ def _warnings(cells: Sequence[CellRuns], differing: Sequence[str]) -> list[str]:
     return texts
 
 
-def _notes(cells: Sequence[CellRuns]) -> list[str]:
+def _notes(cells: Sequence[CellRuns], headline: Headline) -> list[str]:
     """What is missing, one line per run or cell."""
     texts = []
     if pairs := [cell.name for cell in cells if len(cell.used) == 2]:
@@ -169,7 +188,9 @@ def _notes(cells: Sequence[CellRuns]) -> list[str]:
                 error = f" ({run.summary['error']})" if run.summary.get("error") else ""
                 steps = f"step {run.steps} of {run.config.get('train.steps', '?')}"
                 texts.append(f"{cell.name} seed {run.seed}: {run.status}{error} at {steps}; {effect}")
-        if any(run.status == "done" for run in cell.used) and not any(run.accuracy() for run in cell.used):
-            remedy = "set eval.task and eval.after, and a reward that decides what is right"
-            texts.append(f"{cell.name}: no held-out accuracy; {remedy}")
+        if any(run.status == "done" for run in cell.used) and not any(run.held_out() for run in cell.used):
+            remedy = "set eval.task and eval.after"
+            if any(run.evals for run in cell.used):
+                remedy = "--metric reward compares the mean rewards"
+            texts.append(f"{cell.name}: no held-out {headline.name}; {remedy}")
     return texts

@@ -11,6 +11,7 @@ from typing import Any
 from proxima.config.problems import ConfigError, nearest, suggestion
 from proxima.config.recipe_reader import read_yaml, shown_path
 from proxima.data import UserError
+from proxima.evaluate.headline import Headline
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.metric_names import metric_of
 from proxima.runtime.observer import Record
@@ -41,6 +42,7 @@ class Run:
         train, evals: records of metrics.jsonl by kind; of several evaluations at a step the last.
         status: `done`, `stopped`, `failed`, or `unfinished` without summary.json.
         summary, environment: those files, empty if missing.
+        headline: the figure that stands for an evaluation.
     """
 
     folder: Path
@@ -51,6 +53,7 @@ class Run:
     status: str
     summary: Record = field(repr=False)
     environment: Record = field(repr=False)
+    headline: Headline
 
     @property
     def steps(self) -> int:
@@ -82,11 +85,11 @@ class Run:
         values = ((r, metric_of(r, key)) for r in self.train)
         return [(at[int(r["step"])], float(value)) for r, value in values if value is not None]
 
-    def accuracy(self, axis: str = "step") -> Points:
-        """(position on the axis, held-out accuracy) of the evaluations that have one."""
+    def held_out(self, axis: str = "step") -> Points:
+        """(position on the axis, `headline`) of the evaluations that have it."""
         at = self.position(axis)
-        known = [r for r in self.evals if r.get("accuracy") is not None and int(r["step"]) in at]
-        return [(at[int(r["step"])], float(r["accuracy"])) for r in known]
+        values = ((int(r["step"]), self.headline.value(r)) for r in self.evals)
+        return [(at[step], value) for step, value in values if value is not None and step in at]
 
     def total(self, key: str) -> float | None:
         """The sum of a metric over the steps, under any of its names; None if no step has it."""
@@ -99,12 +102,12 @@ class Run:
         return amount / spent if amount is not None and spent else None
 
     def first_reach(self, target: float, axis: str = "step") -> float | None:
-        """Position on the axis at which the held-out accuracy reaches `target`; None if it never does.
+        """Position on the axis at which the held-out figure reaches `target`; None if it never does.
 
         Interpolated linearly between the first evaluation at or above the target and the one before it; the position of
         the first evaluation if that reaches it already.
         """
-        curve = self.accuracy(axis)
+        curve = self.held_out(axis)
         for i, (x, value) in enumerate(curve):
             if value >= target:
                 if i == 0:
@@ -145,6 +148,7 @@ def read_run(folder: str | Path) -> Run:
         status=str(summary.get("status", "unfinished")),
         summary=summary,
         environment=environment,
+        headline=Headline.of(evals.values()),
     )
 
 

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 
@@ -15,11 +15,13 @@ class SeedMean:
         mean: of the values.
         half: half the 95 % interval, `t_{n-1} s / sqrt(n)`; None for a single value.
         n: how many values.
+        values: they themselves, in the order of the seeds.
     """
 
     mean: float
     half: float | None
     n: int
+    values: tuple[float, ...] = field(default=(), compare=False)
 
     @property
     def low(self) -> float:
@@ -39,9 +41,10 @@ def mean_over_seeds(values: Sequence[float | None], level: float = 0.95) -> Seed
     if not known:
         return None
     if len(known) == 1:
-        return SeedMean(known[0], None, 1)
+        return SeedMean(known[0], None, 1, (known[0],))
     spread = statistics.stdev(known) / math.sqrt(len(known))
-    return SeedMean(statistics.fmean(known), t_quantile((1 + level) / 2, len(known) - 1) * spread, len(known))
+    half = t_quantile((1 + level) / 2, len(known) - 1) * spread
+    return SeedMean(statistics.fmean(known), half, len(known), tuple(known))
 
 
 @lru_cache

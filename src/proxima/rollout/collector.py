@@ -38,8 +38,6 @@ class BatchNotFilled(Exception):
             rewards = f"mean reward {sum(score.value for score in scores) / len(scores):.3g}"
         else:
             rewards = score_errors(generated) or "no score"
-        if not any(score.correct is not None for score in scores):
-            rewards += "; no reward says which answers are correct"
         super().__init__(
             f"{batches} generation batches (max_num_gen_batches) gave {usable} of {wanted} usable groups out of "
             f"{len(generated)} generated ({', '.join(f'{count} {reason}' for reason, count in reasons)}; {rewards})"

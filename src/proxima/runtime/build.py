@@ -181,6 +181,7 @@ def make_plan(config: "RunConfig") -> Plan:
         checkpoint_every=config.checkpoint.every,
         keep_last=config.checkpoint.keep_last,
         keep_best=config.checkpoint.keep_best,
+        metric=config.eval.metric,
         max_unscored_steps=config.runtime.max_unscored_steps,
     )
 

@@ -20,7 +20,7 @@ from proxima.rollout.collector import BatchCollector, BatchNotFilled, CollectedB
 from proxima.runtime.algorithm import Algorithm, StepBatch
 from proxima.runtime.carried_groups import CARRIED_GROUPS, write_groups
 from proxima.runtime.clock import Clock
-from proxima.runtime.held_out import Evaluation, summarise
+from proxima.runtime.held_out import Evaluation, named_metric, summarise
 from proxima.runtime.learner import Learner
 from proxima.runtime.observer import Observer, Sample
 from proxima.runtime.replay import StoredRollouts
@@ -50,6 +50,7 @@ class Plan:
         seed: of every draw; stored in the checkpoints.
         evaluate_every, checkpoint_every: in steps; 0: only before and after, only at the end.
         keep_last, keep_best: see `CheckpointConfig`.
+        metric: see `EvalConfig`.
         max_unscored_steps: consecutive steps without a score after which the run ends; 0: never.
     """
 
@@ -61,6 +62,7 @@ class Plan:
     checkpoint_every: int = 0
     keep_last: int = 2
     keep_best: bool = False
+    metric: str | None = None
     max_unscored_steps: int = 0
 
 
@@ -95,7 +97,7 @@ class Controller:
         self._start = clock.now() - self.folder.elapsed()
         self._stop = asyncio.Event()
         self._times: dict[str, float] = {}
-        self._score_error = ""
+        self._score_error = self._unjudged = ""
         # Both are those of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._carried = collector.state(), collector.carried
 
@@ -178,6 +180,9 @@ class Controller:
                     "questions or more completions per prompt, or resume this one (--resume) with a higher "
                     "algorithm.dynamic_sampling.max_num_gen_batches or algorithm.dynamic_sampling.exhausted=partial"
                 ) from shortfall
+        if not self._unjudged and (notice := self.algorithm.unjudged(collected.generated)):
+            self._unjudged = notice
+            self.observer.warning(notice)
         self._times[stage] -= collected.scoring_seconds
         self._times["score"] = collected.scoring_seconds
         return collected
@@ -235,6 +240,12 @@ class Controller:
             "time/score": self.evaluation.generator.scoring_seconds,
             **summarise(groups),
         }
+        if self.plan.metric:
+            record["metric"], problem = named_metric(record, self.plan.metric)
+            if problem and step == 0:  # nothing is lost yet
+                raise RunEnded(problem)
+            if problem:
+                self.observer.warning(problem)
         self.folder.append_metrics(record)
         self.observer.evaluated(record)
 

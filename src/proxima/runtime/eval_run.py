@@ -165,6 +165,7 @@ def _suite_facts(
     suite, extract = loaded.suite, answer_extractor(loaded.suite.rewards)
     return {
         **eval_metrics(groups, samples=suite.samples, ks=ks, extract=extract, seed=config.seed),
+        "metric": config.eval.metric,
         "sampling": asdict(loaded.sampling),
         "system": config.data.system,
         "template_arguments": dict(config.data.template_arguments),

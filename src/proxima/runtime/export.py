@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proxima.data import UserError
+from proxima.evaluate.headline import Headline
 from proxima.runtime.folder import RunFolder
 from proxima.train.checkpoint import Checkpoint, checkpoints
 
 
 def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
-    """A run's checkpoint: `last`, `best` (by held-out accuracy), or a step's number.
+    """A run's checkpoint: `last`, `best` (`best_checkpoint`), or a step's number.
 
     Raises:
         UserError: the folder contains no run, no checkpoint, or not that one; lists the existing ones.
@@ -34,9 +35,10 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
 
 
 def best_checkpoint(folder: RunFolder, found: Sequence[Checkpoint]) -> Checkpoint | None:
-    """The one with the best held-out accuracy, the earliest of equals; None if none was evaluated."""
-    evals = [r for r in folder.read_metrics() if r["kind"] == "eval" and r.get("accuracy") is not None]
-    scores = {r["step"]: r["accuracy"] for r in evals}
+    """The one with the highest held-out figure (`Headline`), the earliest of equals; None if none was evaluated."""
+    evals = [r for r in folder.read_metrics() if r["kind"] == "eval"]
+    headline = Headline.of(evals)
+    scores = {r["step"]: value for r in evals if (value := headline.value(r)) is not None}
     return max((c for c in found if c.step in scores), key=lambda c: (scores[c.step], -c.step), default=None)
 
 

@@ -1,11 +1,13 @@
 """Held-out evaluation: the same engine and the same rewards, on questions that training never sees."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from proxima.config.problems import suggestion
 from proxima.data import Group, Prompt
-from proxima.evaluate.eval_metrics import powers_of_two, question_scores
-from proxima.evaluate.intervals import bootstrap_mean, wilson
+from proxima.evaluate.eval_metrics import mean_estimates, powers_of_two, question_scores
+from proxima.evaluate.headline import Headline, bound_keys
+from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.runtime.observer import Observer
 
@@ -36,12 +38,11 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
 
     Accuracy is the share of correct answers among the valid ones; a failed reward is counted apart, never as wrong.
     `accuracy/low` and `accuracy/high` are its 95 % confidence interval: Wilson for one answer per question, bootstrap
-    over the questions for several. Several answers also give `mean@n`, and `pass@k` for powers of two.
+    over the questions for several. Several answers also give `mean@n`, and `pass@k` for powers of two. These and the
+    means of `mean_estimates` have the bootstrap's interval (`bound_keys`).
     """
     pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
     known = [bool(s.correct) for _, s in pairs if s.valid and s.correct is not None]
-    values = [s.value for _, s in pairs if s.valid]
-    tokens = [len(c.tokens) for c, _ in pairs]
     return {
         "accuracy": sum(known) / len(known) if known else None,
         **_estimates(groups),
@@ -49,11 +50,24 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "questions": len(groups),
         "answers": len(pairs),
         "invalid": sum(not s.valid for _, s in pairs),
-        "reward/mean": sum(values) / len(values) if values else None,
-        "length/mean": sum(tokens) / len(tokens) if tokens else None,
-        "truncated_fraction": sum(c.truncated for c, _ in pairs) / len(pairs) if pairs else None,
-        "tokens/generated": sum(tokens),
+        "reward/mean": None,
+        "length/mean": None,
+        "truncated_fraction": None,
+        **_flat(mean_estimates(groups)),
+        "tokens/generated": sum(len(c.tokens) for c, _ in pairs),
     }
+
+
+def named_metric(record: Mapping[str, Any], metric: str) -> tuple[str, str]:
+    """The key of `eval.metric` in the record of an evaluation, and what is wrong with the name; empty: nothing.
+
+    What a reward gives beside its value is known only when it runs.
+    """
+    headline = Headline.of([record], metric)
+    if headline.value(record) is not None or record["invalid"] == record["answers"]:
+        return headline.key, ""
+    known = [Headline(key).name for key in record if bound_keys(key)[0] in record]
+    return headline.key, f"eval.metric={metric}: the evaluation has no such metric; {suggestion(metric, known)}"
 
 
 def _estimates(groups: Sequence[Group]) -> dict[str, float]:
@@ -66,9 +80,18 @@ def _estimates(groups: Sequence[Group]) -> dict[str, float]:
         low, high = wilson(sum(sum(question.judged) for question in questions), len(questions))
         return {"accuracy/low": low, "accuracy/high": high}
     mean = bootstrap_mean([value for question in questions if (value := question.mean()) is not None])
-    found = {"accuracy/low": mean.low, "accuracy/high": mean.high, f"mean@{samples}": mean.value}
+    found = {"accuracy/low": mean.low, "accuracy/high": mean.high, **_flat({f"mean@{samples}": mean})}
     for k in powers_of_two(samples):
         passed = [value for question in questions if (value := question.passed(k)) is not None]
         if k > 1 and passed:
-            found[f"pass@{k}"] = sum(passed) / len(passed)
+            found |= _flat({f"pass@{k}": bootstrap_mean(passed)})
+    return found
+
+
+def _flat(estimates: Mapping[str, Interval]) -> dict[str, float]:
+    """Each value with its interval beside it."""
+    found: dict[str, float] = {}
+    for key, interval in estimates.items():
+        low, high = bound_keys(key)
+        found |= {key: interval.value, low: interval.low, high: interval.high}
     return found

@@ -44,6 +44,7 @@ _COMMON = [
     _field("error", pa.string(), "why the score is invalid", null=True),
     _field("finish_reason", pa.string()),
 ]
+_PARTS = _field("parts", pa.string(), "JSON: each reward by name, before its weight")
 _TRAINING = [
     _field("prompt_tokens", _INTS),
     _field("sampled_log_prob", _FLOATS, "nats, under the distribution really sampled"),
@@ -57,7 +58,7 @@ _TRAINING = [
     _field("log_prob", _FLOATS, "nats, the trainer's first forward; null where it made none", null=True),
     _field("keep", list_of(pa.bool_()), "the token stayed in the trust region at the first update", null=True),
     _field("entropy", _FLOATS, "nats, of the policy at the position, first forward", null=True),
-    _field("parts", pa.string(), "JSON: each reward by name, before its weight"),
+    _PARTS,
     _field("advantage", pa.float64(), "reward units, of the completion", null=True),
     _field("token_advantage", _FLOATS, "null where all tokens have the completion's", null=True),
     _field("temperature", pa.float64()),
@@ -69,7 +70,7 @@ _TRAINING = [
     _field("top_k", _INTS, "[T, K] flattened, the K most probable tokens, where the engine reports them", null=True),
     _field("top_k_log_prob", _FLOATS, "nats, [T, K] flattened, of these, at the temperature alone", null=True),
 ]
-EVAL_SCHEMA = pa.schema(_COMMON, metadata={"proxima": "evals 2"})
+EVAL_SCHEMA = pa.schema([*_COMMON, _PARTS], metadata={"proxima": "evals 3"})
 ROLLOUT_SCHEMA = pa.schema(_COMMON + _TRAINING, metadata={"proxima": "rollouts 4"})
 
 Key = tuple[int, int, int]  # prompt uid, sample, turn
@@ -190,6 +191,7 @@ def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> 
         "valid": score.valid,
         "error": None if score.error is None else utf8(score.error),
         "finish_reason": completion.finish_reason,
+        "parts": dumps(score.parts),
     }
 
 
@@ -205,7 +207,6 @@ def _training(group: Group, completion: Completion, score: Score, record: Comple
         "sampled_log_prob": sampled,
         "untruncated_log_prob": None if untruncated is sampled or np.array_equal(untruncated, sampled) else untruncated,
         "policy_version": completion.policy_version,
-        "parts": dumps(score.parts),
         "advantage": record.advantage,
         "token_advantage": record.token_advantage,
         "temperature": completion.temperature,

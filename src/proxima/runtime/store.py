@@ -33,7 +33,7 @@ class RunStore:
         return any(r["kind"] == "eval" and r["step"] == step for r in self.folder.read_metrics())
 
     def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None:
-        """Delete all but the last checkpoints, and the one with the best held-out accuracy if it is to be kept."""
+        """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept."""
         best = best_checkpoint(self.folder, checkpoints(self.folder.checkpoints)) if keep_best else None
         prune(self.folder.checkpoints, keep_last, keep=[] if best is None else [best.step])
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.config.describe import kind_of
 from proxima.config.presets import ALGORITHMS
+from proxima.evaluate.headline import Headline
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
 from proxima.runtime.replay import rollouts_sha
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The content of summary.json. `status` is `done`, `stopped` (Ctrl-C, with a checkpoint) or `failed`; `replay` is
-    the run whose rollouts were trained on, and the SHA-256 of these."""
+    """The content of summary.json. `status` is `done`, `stopped` (Ctrl-C, with a checkpoint) or `failed`.
+
+    `eval` has the figure that stands for an evaluation as `metric`, `value`, `low` and `high`; `replay` is the run whose
+    rollouts were trained on, and the SHA-256 of these.
+    """
 
     status: str
     steps: int
@@ -47,7 +51,7 @@ def summarise_run(
 ) -> Summary:
     records = folder.read_metrics()
     evals = [r for r in records if r["kind"] == "eval"]
-    shown = ("accuracy", "correct", "questions", "step")
+    headline = Headline.of(evals)
     named = {label: next((r for r in reversed(evals) if r["label"] == label), None) for label in ("before", "after")}
     steps = [r for r in records if r["kind"] == "train"]
 
@@ -63,7 +67,7 @@ def summarise_run(
         seed=config.seed,
         algorithm=algorithm_name(config),
         folder=str(folder.path),
-        eval={label: {key: r.get(key) for key in shown} for label, r in named.items() if r is not None},
+        eval={label: _outcome(r, headline) for label, r in named.items() if r is not None},
         tokens_per_second={
             "generate": rate("tokens/generated", "time/generate"),
             "train": rate("tokens/trained", "time/train"),
@@ -76,6 +80,13 @@ def summarise_run(
 
 def _rollouts_sha(journal: Journal) -> str | None:
     return rollouts_sha(journal.get("inputs") or {})
+
+
+def _outcome(record: Mapping[str, Any], headline: Headline) -> dict[str, Any]:
+    """An evaluation in the summary."""
+    low, high = headline.bounds(record) or (None, None)
+    facts = {key: record.get(key) for key in ("accuracy", "correct", "questions", "step")}
+    return facts | {"metric": headline.name, "value": headline.value(record), "low": low, "high": high}
 
 
 def _peak_memory() -> int | None:

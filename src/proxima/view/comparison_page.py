@@ -12,7 +12,8 @@ from typing import Any
 
 from proxima.config.scalars import in_one_line
 from proxima.data.atomic_files import write_atomic
-from proxima.lab.cell_statistics import CellRuns, CellSummary, SeedBand, TargetCost
+from proxima.evaluate.headline import Headline
+from proxima.lab.cell_statistics import HELD_OUT, CellRuns, CellSummary, SeedBand, TargetCost
 from proxima.lab.run_comparison import RunComparison
 from proxima.lab.seed_statistics import SeedMean
 from proxima.view.chart import Series, line_chart
@@ -20,7 +21,6 @@ from proxima.view.formatting import NONE, count, duration, fixed, magnitude, plu
 from proxima.view.page import render
 
 COLORS, DASHES = 8, ((), (7, 3), (2, 3))  # --k0 … --k7; the ninth cell has the first colour again, dashed
-HELD_OUT = "accuracy/held_out"
 DOTS = 30  # up to this many evaluations of a run, each is a dot
 
 
@@ -56,7 +56,7 @@ class ComparisonChart:
 
 
 CHARTS = (
-    ComparisonChart("Held-out accuracy", HELD_OUT, "share of held-out questions answered right; dots are evaluations"),
+    ComparisonChart("Held-out", HELD_OUT, "mean over the held-out questions; dots are evaluations"),
     ComparisonChart("Training reward", "reward/mean", "mean over the valid completions of a step"),
     ComparisonChart("Length", "length/mean", "tokens of a completion"),
     ComparisonChart("Entropy", "entropy/mean", "nats per token"),
@@ -66,7 +66,6 @@ CHARTS = (
     ComparisonChart("Engine against trainer", "mismatch/log_prob_absdiff_mean", "mean |Δ log-prob|, nats per token"),
     ComparisonChart("Seconds per step", "time/step", "generating, scoring, training, publishing"),
 )
-SHARES = (HELD_OUT, "masked_fraction")  # between 0 and 1
 
 
 def write_comparison(comparison: RunComparison, path: Path | str, *, title: str = "Comparison") -> Path:
@@ -90,12 +89,13 @@ def page_values(comparison: RunComparison) -> dict[str, Any]:
             {"name": cell.name, "color": css_color(i), "dash": " ".join(map(str, dashes(i))), "n": len(cell.used)}
             for i, cell in enumerate(comparison.cells)
         ],
+        "headline": comparison.headline.title,
         "runs": sum(len(cell.runs) for cell in comparison.cells),
         "baseline": comparison.baseline.name,
         "target": None if comparison.target is None else fixed(comparison.target, 3).rstrip("0"),
         "axes": [{"key": axis, "name": AXES[axis].name, "description": titles[axis]} for axis in axes],
         "charts": [made for chart in CHARTS if (made := chart_figure(comparison, scales, chart)) is not None],
-        "intervals": interval_bars(rows),
+        "intervals": interval_bars(rows, comparison.headline),
         "head": table_head(comparison),
         "table": [table_row(row, comparison) for row in rows],
         "paired": paired_rows(rows),
@@ -132,29 +132,32 @@ def chart_figure(
     """A figure with one SVG for each axis; None where no cell has the key, or all values are 0."""
     pictures = []
     held_out = chart.key == HELD_OUT
+    share = comparison.headline.share if held_out else chart.key == "masked_fraction"
+    title = f"{chart.title} {comparison.headline.title}" if held_out else chart.title
     for axis, (size, _) in scales.items():
         bands = [cell.band(chart.key, axis) for cell in comparison.cells]
         if not any(band and any(band.mean) for band in bands):
             return None
-        low, high = visible_range(bands, 1.0 if chart.key in SHARES else float("inf"))
+        low, high = visible_range(bands, 1.0 if share else float("inf"))
         dots = held_out and all(len(band.x) <= DOTS for band in bands if band)
         series = [replace(cell_series(i, band, size, chart.factor), dots=dots) for i, band in enumerate(bands)]
         if held_out and comparison.target is not None:
             places = [x for s in series for x in s.x]
             line = [(min(places), comparison.target), (max(places), comparison.target)]
             series.append(Series(points=line, color="muted", dash=(2, 4)))
-        label = f"{chart.title} over {AXES[axis].description}"
+        label = f"{title} over {AXES[axis].description}"
         svg = line_chart(series, label=label, within=(chart.factor * low, chart.factor * high), width=440, height=230)
         pictures.append({"axis": axis, "svg": svg})
-    return {"title": chart.title, "explanation": chart.explanation, "pictures": pictures}
+    return {"title": title, "explanation": chart.explanation, "pictures": pictures}
 
 
 def visible_range(bands: Sequence[SeedBand | None], highest: float) -> tuple[float, float]:
     """What the axis must show of the bands: a third of the means' range beyond them, within what the quantity can be.
 
-    The wide interval of two seeds would flatten every line; such a band is cut off at the edge instead.
+    The wide interval of three seeds would flatten every line; such a band is cut off at the edge instead. The two
+    values of two seeds are shown.
     """
-    means = [value for band in bands if band for value in band.mean]
+    means = [v for band in bands if band for v in (*band.mean, *(band.low + band.high if band.n == 2 else ()))]
     low, high = min(means), max(means)
     margin = (high - low) / 3
     return (low - margin if low < 0 else max(0.0, low - margin)), min(high + margin, highest)
@@ -169,18 +172,25 @@ def cell_series(index: int, band: SeedBand | None, size: float, factor: float) -
     return Series(points=points, color=f"k{index % COLORS}", band=area, dash=dashes(index))
 
 
-def interval_bars(rows: Sequence[CellSummary]) -> dict[str, Any] | None:
-    """Accuracy after training (the best one where no run was evaluated at its end): a bar per cell on a common axis.
+def interval_bars(rows: Sequence[CellSummary], headline: Headline) -> dict[str, Any] | None:
+    """The held-out figure after training (the best one where no run was evaluated at its end): a bar per cell on a
+    common axis, and a dot per seed.
 
-    The axis ends at 0 and 1; a bar whose interval exceeds it has an open end there (`cut`).
+    The axis shows every seed and a third of their range beyond, within what the figure can be. A bar whose interval
+    exceeds that, as those of two seeds do, has an open end (`cut`): it would squeeze all seeds into one spot.
     """
     key = "after" if any(row.after for row in rows) else "best"
     found: list[SeedMean | None] = [getattr(row, key) for row in rows]
     means = [(i, rows[i].cell, mean) for i, mean in enumerate(found) if mean is not None]
     if not means:
         return None
-    low, high = min(mean.low for _, _, mean in means), max(mean.high for _, _, mean in means)
-    low, high = max(0.0, low - 0.05 * (high - low)), min(1.0, high + 0.05 * (high - low))
+    seeds = [value for _, _, mean in means for value in mean.values]
+    margin = (
+        (max(seeds) - min(seeds)) / 3 or max(mean.half or 0.0 for _, _, mean in means) or 0.1 * abs(seeds[0]) or 1.0
+    )
+    low, high = min(seeds) - margin, max(seeds) + margin
+    if headline.share:
+        low, high = max(0.0, low), min(1.0, high)
 
     def place(value: float) -> float:
         return round(min(max(100 * (value - low) / ((high - low) or 1.0), 0.0), 100.0), 2)
@@ -195,6 +205,7 @@ def interval_bars(rows: Sequence[CellSummary]) -> dict[str, Any] | None:
             "color": css_color(i),
             "text": plus_minus(mean),
             "at": place(mean.mean),
+            "seeds": [place(value) for value in mean.values] if mean.n > 1 else [],
             "left": place(mean.low),
             "width": round(place(mean.high) - place(mean.low), 2),
             "cut": cut(mean),
@@ -218,8 +229,8 @@ def table_head(comparison: RunComparison) -> list[str]:
     """The column names of the final table."""
     reached = [axis for axis in COSTS if axis in comparison.axes and comparison.target is not None]
     costs = [f"{COSTS[axis][0]} to target{' (×)' if axis in RATIOS else ''}" for axis in reached]
-    accuracy = ["before", "after", "best", "reward"]
-    return ["cell", "seeds", *accuracy, *costs, "clock, all", "generate + train", "gen, train tok/s"]
+    measures = [f"{comparison.headline.name} before", "after", "best", "training reward"]
+    return ["cell", "seeds", *measures, *costs, "clock, all", "generate + train", "gen, train tok/s"]
 
 
 def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
@@ -231,10 +242,10 @@ def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
         if axis in comparison.axes and axis in row.reach
     ]
     seeds = str(row.n) if row.n == row.runs else f"{row.n} of {row.runs}"
-    accuracy = [plus_minus(value) for value in (row.before, row.after, row.best, row.reward)]
+    measures = [plus_minus(value) for value in (row.before, row.after, row.best, row.reward)]
     clock, generate, train = (duration(value.mean) if value else NONE for value in (row.clock, row.generate, row.train))
     rates = ", ".join(count(value.mean) if value else NONE for value in (row.generate_rate, row.train_rate))
-    return [row.cell, seeds, *accuracy, *reach, clock, f"{generate} + {train}", rates]
+    return [row.cell, seeds, *measures, *reach, clock, f"{generate} + {train}", rates]
 
 
 def cost_text(cost: TargetCost, write: Callable[[float], str]) -> str:

@@ -9,24 +9,24 @@ from typing import Any
 
 from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
+from proxima.evaluate.headline import Headline
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.observer import Record
 from proxima.view.chart import Series, chart_axes, draw_series, new_figure, variable, write_svg_text
 from proxima.view.formatting import duration, fixed
-from proxima.view.log_lines import bounds
 
 MARGINS = (44, 24, 44, 40)
 
 
 def write_curve(run: Path | str, out: Path | str) -> Path:
-    """Draw the mean reward by step, and the held-out accuracy with its 95 % Wilson interval; return `out`.
+    """Draw the mean reward by step, and the held-out accuracy, or else reward, with its 95 % interval; return `out`.
 
     Raises: UserError if the run has no finished step.
     """
     folder = RunFolder(run)
     records = folder.read_metrics()
     train = [r for r in records if r["kind"] == "train" and r.get("reward/mean") is not None]
-    evals = [r for r in records if r["kind"] == "eval" and r.get("accuracy") is not None]
+    evals = [r for r in records if r["kind"] == "eval"]
     if not train:
         raise UserError(f"{folder.metrics} has no finished step; train first")
     write_atomic(Path(out), learning_curve(train, evals))
@@ -37,8 +37,11 @@ def learning_curve(train: Sequence[Record], evals: Sequence[Record]) -> str:
     """The SVG text."""
     title = caption(train, evals)
     rewards = Series(points=[(float(r["step"]), float(r["reward/mean"])) for r in train], smooth=True)
-    accuracy = [(float(r["step"]), float(r["accuracy"])) for r in evals]
-    values = [0.0, 1.0, *(v for v in rewards.y), *(v for _, v in accuracy)]
+    headline = Headline.of(evals)
+    known = [(r, value) for r in evals if (value := headline.value(r)) is not None]
+    spread = [headline.bounds(r) or (value, value) for r, value in known]
+    held_out = [(float(r["step"]), value) for r, value in known]
+    values = [*([0.0, 1.0] if headline.share else []), *(v for v in rewards.y), *(v for pair in spread for v in pair)]
     with new_figure(760, 330, "curve", font=13) as figure:
         limits = (min(values), max(values))
         axes = chart_axes(figure, [0.0, *rewards.x], limits, margins=MARGINS, intervals=5)
@@ -46,12 +49,11 @@ def learning_curve(train: Sequence[Record], evals: Sequence[Record]) -> str:
         axes.set_title(title, loc="left", fontsize=15, fontweight="bold", pad=14)
         draw_series(axes, rewards, 0)
         names = [("mean reward of a step", "a", 30)]
-        if evals:
-            spread = [bounds(r) for r in evals]
-            draw_series(axes, Series(points=accuracy, color="b", spread=spread), 1)
-            names.append(("held-out accuracy, 95 % interval", "b", 12))
+        if held_out:
+            draw_series(axes, Series(points=held_out, color="b", spread=spread), 1)
+            names.append((f"held-out {headline.name}, 95 % interval", "b", 12))
         pixels: dict[str, Any] = {"textcoords": "offset pixels"}
-        for x, value in accuracy:
+        for x, value in held_out:
             shift, side = (9, "left") if x < rewards.x[-1] / 2 else (-9, "right")
             bold = pixels | {"color": variable("b"), "fontweight": "bold", "ha": side}
             axes.annotate(fixed(value, 3), (x, value), (shift, -18), **bold)
@@ -64,7 +66,9 @@ def learning_curve(train: Sequence[Record], evals: Sequence[Record]) -> str:
 def caption(train: Sequence[Record], evals: Sequence[Record]) -> str:
     """What the curve shows, in one line."""
     spent = f"{train[-1]['step']} steps, {duration(sum(float(r.get('time/step') or 0) for r in train))}"
-    if len(evals) < 2:
+    headline = Headline.of(evals)
+    values = [value for r in evals if (value := headline.value(r)) is not None]
+    if len(values) < 2:
         return f"mean reward {fixed(train[0]['reward/mean'])} → {fixed(train[-1]['reward/mean'])} in {spent}"
-    first, last = (fixed(r["accuracy"], 3) for r in (evals[0], evals[-1]))
-    return f"held-out accuracy {first} → {last} of {evals[-1]['questions']} questions in {spent}"
+    figure = f"{headline.name} {fixed(values[0], 3)} → {fixed(values[-1], 3)}"
+    return f"held-out {figure} of {evals[-1]['questions']} questions in {spent}"

@@ -5,6 +5,7 @@ from typing import Any, TextIO
 
 from rich.text import Text
 
+from proxima.evaluate.headline import ACCURACY, Headline
 from proxima.evaluate.intervals import Interval
 from proxima.evaluate.question_pairs import PairedComparison
 from proxima.runtime.clock import Clock
@@ -45,8 +46,8 @@ class EvalProgress(EvalObserver):
         self.close()
         if self._show_results:
             main = main_figure(facts)
-            accuracy = f"{_value(main)}  {_bounds(main)}" if main else "accuracy unknown"
-            self._line.write(f"{name}  {accuracy}  {duration(seconds)}")
+            figure = f"{_value(main)}  {_bounds(main)}" if main else "unknown"
+            self._line.write(f"{name}  {main_name(facts)} {figure}  {duration(seconds)}")
 
     def close(self) -> None:
         """Erase the bar; also after Ctrl-C."""
@@ -82,13 +83,15 @@ def _rows(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence[
     """A row per set, with a column for each k that the user gave, otherwise for the largest; pass@1 and maj@1 are the
     mean."""
     samples = max(facts["samples"] for facts in suites.values())
-    first = "greedy" if samples == 1 else f"mean@{samples}"
-    if samples == 1 and any(facts["sampling"]["temperature"] > 0 for facts in suites.values()):
-        first = "accuracy"
+    names = dict.fromkeys(main_name(facts) for facts in suites.values())
+    first = next(iter(names)) if len(names) == 1 else "figure"
+    if names.keys() == {"accuracy"} and all(facts["sampling"]["temperature"] == 0 for facts in suites.values()):
+        first = "greedy"
     shown = sorted(set(ks)) or [samples] * (samples > 1)
     voting = any(name.startswith("maj@") for facts in suites.values() for name in facts["estimates"])
     keys = [f"pass@{k}" for k in shown] + [f"maj@{k}" for k in shown if voting]
-    rewarded = any(_reward_differs(facts) for facts in suites.values())
+    rewarded = first != "reward" and any(_reward_differs(facts) for facts in suites.values())
+    answered = any(facts["unanswered"] is not None for facts in suites.values())
     rows = []
     for name, facts in suites.items():
         main = main_figure(facts)
@@ -102,7 +105,7 @@ def _rows(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence[
             **({"reward": fixed(facts["reward"], 3)} if rewarded else {}),
             "length": fixed((facts["length"] or {}).get("mean"), 1),
             "cut": percent(facts["truncated"]),
-            "no answer": percent(facts["unanswered"]),
+            **({"no answer": percent(facts["unanswered"])} if answered else {}),
             "failed": count(facts["invalid"]),
             "time": duration(seconds.get(name)),
         }
@@ -115,9 +118,23 @@ def _value(figure: Mapping[str, Any] | None) -> str:
 
 
 def main_figure(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The accuracy of a set, with several samples their mean; None if it is unknown."""
-    estimates: Mapping[str, Any] = facts["estimates"]
-    return estimates.get("accuracy") or estimates.get(f"mean@{facts['samples']}")
+    """What stands for a set: the named metric, or the accuracy, with several samples their mean, or where no reward
+    decides what is right the mean reward; None if it is unknown."""
+    found: Mapping[str, Any] | None = facts["estimates"].get(_main_key(facts))
+    return found
+
+
+def _main_key(facts: Mapping[str, Any]) -> str:
+    accuracy = "accuracy" if facts["samples"] == 1 else f"mean@{facts['samples']}"
+    values = {key: figure["value"] for key, figure in facts["estimates"].items()}
+    shown = {**values, ACCURACY: values.get(accuracy)}
+    headline = Headline.of([shown], facts.get("metric"))
+    return accuracy if headline.key == ACCURACY else headline.key
+
+
+def main_name(facts: Mapping[str, Any]) -> str:
+    """Of `main_figure`: `accuracy`, `mean@8`, `reward`."""
+    return Headline(_main_key(facts)).name
 
 
 def _reward_differs(facts: Mapping[str, Any]) -> bool:
@@ -134,8 +151,8 @@ def caveats(suites: Mapping[str, Any]) -> list[str]:
     """What a reader of the table must know, and what to do about it."""
     texts = []
     for name, facts in suites.items():
-        if not facts["known"] and facts["answers"]:
-            texts.append(f"{name}: accuracy unknown: {why_unknown(facts['answers'], facts['invalid'])}")
+        if main_figure(facts) is None and facts["answers"]:
+            texts.append(f"{name}: {main_name(facts)} unknown: {why_unknown(facts)}")
         if (facts["truncated"] or 0) >= MUCH:
             where = f"reached the limit of {count(facts['sampling']['max_tokens'])} tokens"
             texts.append(f"{name}: {percent(facts['truncated'])} of the answers {where}; raise --max-tokens")
@@ -165,7 +182,9 @@ def comparison_table(pairs: Sequence[PairedComparison], names: tuple[str, str], 
         }
         for pair in pairs
     ]
-    lines = [f"A  {names[0]}", f"B  {names[1]}", "", rendered(table_of_rows(rows), stream), ""]
+    metrics = " and ".join(dict.fromkeys(pair.metric for pair in pairs))
+    head = [f"A  {names[0]}", f"B  {names[1]}", "", f"{metrics} of each question"]
+    lines = [*head, "", rendered(table_of_rows(rows), stream), ""]
     for pair in pairs:
         if pair.left_out:
             lines.append(f"{pair.name}: {pair.left_out} questions with an unknown result on one side are left out")
@@ -182,7 +201,8 @@ def verdict(pair: PairedComparison) -> str:
         half = fixed(pair.difference.half, 3)
         return f"{pair.name}: no significant difference on these {count(pair.questions)} questions (± {half})"
     side, p = "B" if pair.difference.value > 0 else "A", p_value(pair.p)
-    better = f"{side} is better by {fixed(abs(pair.difference.value), 3)}"
+    is_better = "better" if pair.metric in (ACCURACY, "reward") else f"higher in {pair.metric}"
+    better = f"{side} is {is_better} by {fixed(abs(pair.difference.value), 3)}"
     return f"{pair.name}: {better} (p {p if p.startswith('<') else f'= {p}'})"
 
 

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from proxima.evaluate.headline import ACCURACY, Headline
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Stage
 from proxima.view import log_lines
@@ -124,18 +125,17 @@ class LiveView(Observer):
 
     def _held_out(self) -> RenderableType:
         first, last = self._evals[0], self._evals[-1]
-        after, known = f"after step {last['step']}", first.get("accuracy")
-        if last.get("accuracy") is None and last.get("invalid"):
-            return _line((f"held-out accuracy unknown: {log_lines.unknown_accuracy(last)}, {after}", "yellow"))
-        if last.get("accuracy") is None:
-            means = " → ".join(fixed(r.get("reward/mean"), 3) for r in ([first] if last is first else [first, last]))
-            return _line(f"held-out reward  {means}  {after}")
-        parts: list[str | tuple[str, str]] = ["held-out accuracy  ", (fixed(known, 3), "bold")]
+        headline, after = Headline.of(self._evals), f"after step {last['step']}"
+        known, value = headline.value(first), headline.value(last)
+        if value is None:
+            return _line((f"held-out {headline.name} unknown: {log_lines.why_unknown(last)}, {after}", "yellow"))
+        parts: list[str | tuple[str, str]] = [f"held-out {headline.name}  ", (fixed(known, 3), "bold")]
         if last is not first:
-            gain = f"  {signed(last['accuracy'] - known)}" if known is not None else ""
-            parts += [" → ", (fixed(last["accuracy"], 3), "bold green"), gain]
-        parts.append((f"  {last.get('correct', 0)}/{log_lines.trials(last)} right {after}", "dim"))
-        if figures := log_lines.sampling_figures(last):
+            gain = f"  {signed(value - known)}" if known is not None else ""
+            parts += [" → ", (fixed(value, 3), "bold green"), gain]
+        right = " right" if headline.key == ACCURACY else ""
+        parts.append((f"  {log_lines.of_questions(last, headline)}{right} {after}", "dim"))
+        if figures := log_lines.sampling_figures(last, headline):
             parts.append((f"  {figures}", "dim"))
         return _line(*parts)
 

@@ -13,7 +13,7 @@ from shlex import quote
 from typing import TextIO
 
 from proxima.config.estimate import besides
-from proxima.evaluate.intervals import wilson
+from proxima.evaluate.headline import ACCURACY, Headline, bound_keys, judged_answers
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Stage
 from proxima.view.diagnostics import Diagnostics
@@ -37,7 +37,7 @@ class LogLines(Observer):
         self._info: RunInfo | None = None
         self._diagnostics = Diagnostics()
         self._steps: list[float] = []
-        self._accuracy: dict[str, float] = {}
+        self._evals: list[Record] = []
         self._last_output = self._clock.now()
 
     def started(self, info: RunInfo) -> None:
@@ -54,17 +54,19 @@ class LogLines(Observer):
     def evaluated(self, record: Record) -> None:
         label = str(record.get("label", "step"))
         name = label if label != "step" else f"step {record['step']}"
-        accuracy, text = record.get("accuracy"), ""
-        if accuracy is not None:
-            if "before" in self._accuracy and label != "before":
-                text = signed(accuracy - self._accuracy["before"])
-            self._accuracy[label] = accuracy
-        right = f"{record.get('correct', 0)}/{trials(record)}"
-        parts = (f"eval  {name:<8} accuracy {fixed(accuracy, 3)}", f"{right:>7}", sampling_figures(record), text)
+        self._evals.append(record)
+        headline = Headline.of(self._evals)
+        value, first = headline.value(record), self._evals[0]
+        before = headline.value(first) if first.get("label") == "before" != label else None
+        parts = [
+            f"eval  {name:<8} {headline.name} {fixed(value, 3)}",
+            "" if value is None else f"{of_questions(record, headline):>7}",
+            sampling_figures(record, headline),
+            "" if value is None or before is None else signed(value - before),
+        ]
+        if value is None or (headline.key != ACCURACY and record.get("invalid")):
+            parts.append(f"{why_unknown(record)}{SEE_ERRORS if record.get('invalid') else ''}")
         left = "  ".join(part for part in parts if part)
-        if accuracy is None:  # only the mean reward is known
-            why = f"accuracy unknown: {unknown_accuracy(record)}{SEE_ERRORS if record.get('invalid') else ''}"
-            left = f"eval  {name:<8} reward {fixed(record.get('reward/mean'), 3)}  {why}"
         self._line(_justified(left, duration(record["time/evaluate"]) if "time/evaluate" in record else ""))
 
     def step(self, record: Record, sample: Sample | None) -> None:
@@ -122,26 +124,19 @@ def time_of_day(wall: str) -> str:
     return datetime.fromisoformat(wall).astimezone().strftime("%H:%M:%S")
 
 
-def trials(record: Record) -> int:
-    """The denominator of `correct`: answers with a valid score, or the questions if the record has only these."""
-    if "answers" in record:
-        return int(record["answers"]) - int(record.get("invalid", 0))
-    return int(record.get("questions", 0))
+def of_questions(record: Record, headline: Headline) -> str:
+    """`25/200`, right of the judged answers; `200 questions` for anything but the accuracy."""
+    if headline.key == ACCURACY:
+        return f"{record.get('correct', 0)}/{judged_answers(record)}"
+    return f"{count(record.get('questions'))} questions"
 
 
-def bounds(record: Record) -> tuple[float, float]:
-    """The 95 % interval of a record's accuracy; Wilson's for records of earlier versions, which lack it."""
-    if record.get("accuracy/low") is not None:
-        return float(record["accuracy/low"]), float(record["accuracy/high"])
-    return wilson(int(record["correct"]), trials(record))
-
-
-def sampling_figures(record: Record) -> str:
+def sampling_figures(record: Record, headline: Headline) -> str:
     """`95 % 0.086–0.178  pass@4 0.300`: the interval, and pass@k with several samples; empty without an interval."""
-    if record.get("accuracy/low") is None:
+    if record.get(bound_keys(headline.key)[0]) is None or (bounds := headline.bounds(record)) is None:
         return ""
-    low, high = bounds(record)
-    ks = [int(key.removeprefix("pass@")) for key in record if key.startswith("pass@")]
+    low, high = bounds
+    ks = [int(k) for key in record if (k := key.removeprefix("pass@")).isdigit()]
     passed = f"  pass@{max(ks)} {fixed(record[f'pass@{max(ks)}'], 3)}" if ks else ""
     return f"95 % {fixed(low, 3)}–{fixed(high, 3)}{passed}"
 
@@ -215,17 +210,10 @@ def carried_in(record: Record) -> int:
     return max(0, used + sum(dropped_prompts(record).values()) + carried - generated)
 
 
-def why_unknown(answers: int, failed: int) -> str:
-    """Why an evaluation has no accuracy: scores failed, or no reward decides what is right."""
-    if not failed:
-        return "no reward decides what is right"
-    rest = "" if failed == answers else "; no reward decides whether the others are right"
-    return f"{count(failed)} of {count(answers)} answers have no score{rest}"
-
-
-def unknown_accuracy(record: Record) -> str:
-    """`why_unknown` of a record of metrics.jsonl."""
-    return why_unknown(int(record.get("answers") or 0), int(record.get("invalid") or 0))
+def why_unknown(record: Record) -> str:
+    """Why an evaluation has no figure, or not one of all answers: scores failed, or nobody decides what it asks."""
+    answers, failed = int(record.get("answers") or 0), int(record.get("invalid") or 0)
+    return f"{count(failed)} of {count(answers)} answers have no score" if failed else "no reward gives it"
 
 
 def remaining(steps: list[float], record: Record, info: RunInfo | None) -> float | None:
@@ -242,9 +230,9 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     planned = info.steps if info is not None else steps
     parts = [f"{status}: {steps}{of} step{'s' * (planned != 1)} in {spent}"]
     evals = summary.get("eval") or {}
-    before, after = ((evals.get(label) or {}).get("accuracy") for label in ("before", "after"))
+    before, after = ((evals.get(label) or {}).get("value") for label in ("before", "after"))
     if before is not None and after is not None:
-        parts.append(f"accuracy {fixed(before, 3)} → {fixed(after, 3)} ({signed(after - before)})")
+        parts.append(f"{evals['after']['metric']} {fixed(before, 3)} → {fixed(after, 3)} ({signed(after - before)})")
     if summary.get("error"):
         parts.append(printable(str(summary["error"]), 300))
     if status != "done":

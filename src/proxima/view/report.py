@@ -15,12 +15,13 @@ from proxima.config.estimate import at_once, pruned
 from proxima.core.selection import Prune
 from proxima.data.atomic_files import write_atomic
 from proxima.data.jsonl import dumps
+from proxima.evaluate.headline import ACCURACY, Headline
 from proxima.lab.run_reader import existing_run, flat, read_config, read_mapping
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.observer import Record, RunInfo
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
-from proxima.view.log_lines import arithmetic, bounds, trials, unknown_accuracy
+from proxima.view.log_lines import arithmetic, of_questions, why_unknown
 from proxima.view.page import render
 from proxima.view.report_curves import all_charts
 from proxima.view.report_samples import first_errors, held_out_questions, select_samples
@@ -55,8 +56,7 @@ def report_values(folder: RunFolder) -> dict[str, Any]:
         "invalid": failed_scores(train, evals, folder),
         "headline": headline(evals),
         "reward": (fixed(train[0].get("reward/mean")), fixed(train[-1].get("reward/mean"))) if train else None,
-        "evaluated": bool(evals),
-        "no_accuracy": unknown_accuracy(evals[-1]) if evals else "",
+        "not_evaluated": not_evaluated(evals, settings),
         "tiles": tiles(summary, train),
         "arithmetic": batch_arithmetic(config, folder),
         "charts": charts,
@@ -76,35 +76,59 @@ def report_values(folder: RunFolder) -> dict[str, Any]:
 
 
 def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
-    """Held-out accuracy at the first and the last evaluation with its 95 % interval, or why it is unknown."""
-    if not any(r.get("accuracy") is not None for r in evals):
+    """The held-out figure at the first and the last evaluation with its 95 % interval, or why it is unknown."""
+    figure = Headline.of(evals)
+    shown = [*evals[:1], *evals[1:][-1:]]
+    values = [figure.value(record) for record in shown]
+    if not any(figure.value(record) is not None for record in evals):
         return None
+    spans = [figure.bounds(r) or (v, v) for r, v in zip(shown, values, strict=True) if v is not None]
+    low, high = (0.0, 1.0) if figure.share else padded([bound for span in spans for bound in span])
 
-    def side(record: Record) -> dict[str, Any]:
+    def place(value: float) -> float:
+        return round(100 * (value - low) / (high - low), 2)
+
+    def side(record: Record, value: float | None) -> dict[str, Any]:
         when = "before the first step" if record["step"] == 0 else f"after step {record['step']}"
-        if record.get("accuracy") is None:
-            return {"accuracy": NONE, "unknown": f"unknown: {unknown_accuracy(record)}", "when": when}
-        low, high = bounds(record)
+        if value is None:
+            return {"value": NONE, "unknown": f"unknown: {why_unknown(record)}", "when": when}
+        least, most = figure.bounds(record) or (value, value)
         return {
-            "accuracy": fixed(record["accuracy"], 3),
+            "value": fixed(value, 3),
             "unknown": "",
-            "when": when,
-            "interval": f"{fixed(low, 3)} to {fixed(high, 3)}",
-            "right": f"{record['correct']}/{trials(record)}",
-            "left": round(100 * low, 2),
-            "width": round(100 * (high - low), 2),
-            "at": round(100 * record["accuracy"], 2),
+            "when": f"{'right ' if figure.key == ACCURACY else ''}{when}",
+            "interval": f"{fixed(least, 3)} to {fixed(most, 3)}" if figure.bounds(record) else "",
+            "of": of_questions(record, figure),
+            "left": place(least),
+            "width": round(place(most) - place(least), 2),
+            "at": place(value),
         }
 
-    first, last = evals[0], evals[-1]
-    several = len(evals) > 1
-    known = first.get("accuracy") is not None and last.get("accuracy") is not None
+    sides = [side(record, value) for record, value in zip(shown, values, strict=True)]
+    gain = values[1] - values[0] if len(values) > 1 and values[0] is not None and values[1] is not None else None
     return {
-        "before": side(first),
-        "after": side(last) if several else None,
-        "gain": signed(last["accuracy"] - first["accuracy"]) if several and known else None,
-        "only_before": not several and first["step"] == 0,
+        "title": figure.title,
+        "sides": sides,
+        "gain": None if gain is None else signed(gain),
+        "only_before": len(evals) == 1 and evals[0]["step"] == 0,
+        "ends": (fixed(low, 0 if figure.share else 3), fixed(high, 0 if figure.share else 3)),
     }
+
+
+def padded(values: Sequence[float]) -> tuple[float, float]:
+    """The range of an axis that shows the values, with a tenth of it to spare on both sides."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    margin = 0.1 * (high - low) or 0.1 * abs(high) or 1.0
+    return low - margin, high + margin
+
+
+def not_evaluated(evals: Sequence[Record], settings: Mapping[str, Any]) -> str:
+    """Why the run has no held-out figure, and what to do about it."""
+    if evals:
+        return f"The held-out evaluations have no score: {why_unknown(evals[-1])}."
+    if settings.get("eval.task.kind"):
+        return "The run ended, or is, before its first held-out evaluation."
+    return "There was no held-out evaluation: set eval.task to measure on questions that are not trained on."
 
 
 def failed_scores(train: Sequence[Record], evals: Sequence[Record], folder: RunFolder) -> dict[str, Any] | None:

@@ -5,23 +5,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from proxima.evaluate.headline import PART, Headline
 from proxima.runtime.metric_names import metric_of
 from proxima.runtime.observer import Record
 from proxima.view.chart import Series, bar_chart, line_chart
 from proxima.view.formatting import count, duration, fixed, rate, significant
-from proxima.view.log_lines import bounds, carried_in, dropped_prompts, prompts_used
+from proxima.view.log_lines import carried_in, dropped_prompts, prompts_used
 
 Card = dict[str, Any]
 Bars = dict[str, tuple[str, list[float]]]  # name: its colour and its values
 COLORS = ("a", "b", "c", "d", "e")
 RECENT = 10  # steps of the running acceptance rate
+DOTS = "dots: held-out, with 95 % interval"
 LATE = ("stale", "surplus")  # prompts that had been accepted before they were dropped
 
 
 @dataclass(frozen=True)
 class Curves:
     """A chart of the report: its title, the keys of metrics.jsonl with their names, the format of a value, and the
-    explanation below the title."""
+    explanation below the title. `held_out`: evaluations have the first key, too, and are drawn as dots."""
 
     title: str
     keys: Mapping[str, str]
@@ -30,6 +32,7 @@ class Curves:
     zero: bool = True
     smooth: bool = True
     scale: float = 1.0
+    held_out: bool = False
 
 
 def three(value: float | None) -> str:
@@ -41,8 +44,15 @@ def in_percent(places: int) -> Callable[[float | None], str]:
 
 
 CURVES = (
-    Curves("Reward", {"reward/mean": "mean"}, three, "mean over the valid completions of a step", zero=False),
-    Curves("Accuracy", {"accuracy": "training"}, three, "share of right answers; dots: held-out, with 95 % interval"),
+    Curves(
+        "Reward",
+        {"reward/mean": "training"},
+        three,
+        f"mean over the valid completions of a step; {DOTS}",
+        zero=False,
+        held_out=True,
+    ),
+    Curves("Accuracy", {"accuracy": "training"}, three, f"share of right answers; {DOTS}", held_out=True),
     Curves("Length", {"length/mean": "mean", "length/max": "longest"}, lambda v: fixed(v, 1), "tokens of a completion"),
     Curves("Entropy", {"entropy/mean": "mean"}, three, "nats per token; at 0 the policy no longer explores"),
     Curves(
@@ -112,7 +122,7 @@ PHASES = {  # key: name and colour
 def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
     """The cards in the order of the page; charts whose metrics the run lacks are left out."""
     records = with_derived(train)
-    specs: list[Curves] = [*CURVES[:1], *reward_parts(train), *CURVES[1:]]
+    specs: list[Curves] = [*CURVES[:1], *named_part(evals), *reward_parts(train), *CURVES[1:]]
     if any(r.get("dropped/pruned") for r in train):
         specs.append(KEPT)
     cards = [card for spec in specs if (card := line_card(spec, records, evals)) is not None]
@@ -148,6 +158,14 @@ def with_derived(train: Sequence[Record]) -> list[Record]:
     return records
 
 
+def named_part(evals: Sequence[Record]) -> Iterator[Curves]:
+    """A chart of the part of the reward by which the run is judged, if it is one."""
+    headline = Headline.of(evals)
+    if headline.key.startswith(PART):
+        explanation = f"mean, before its weight; {DOTS}"
+        yield Curves(headline.name, {headline.key: "training"}, three, explanation, zero=False, held_out=True)
+
+
 def reward_parts(train: Sequence[Record]) -> Iterator[Curves]:
     """A chart of the mean of each reward, where there are several; as many as there are colours."""
     keys = dict.fromkeys(key for r in train for key in r if key.startswith("reward/part/"))
@@ -170,10 +188,12 @@ def line_card(spec: Curves, train: Sequence[Record], evals: Sequence[Record]) ->
         drawn.append(Series(points=points, color=color, smooth=spec.smooth and not key.endswith("max")))
         values.append([spec.write(v) for _, v in points])
         legend.append(legend_entry(name, color, values[-1][-1]))
-    if spec.title == "Accuracy" and (held_out := [r for r in evals if r.get("accuracy") is not None]):
-        points = [(float(r["step"]), float(r["accuracy"])) for r in held_out]
-        drawn.append(Series(points=points, color="b", spread=[bounds(r) for r in held_out]))
-        legend.append(legend_entry("held-out", "b", three(held_out[-1]["accuracy"])))
+    headline = Headline(next(iter(spec.keys)))
+    if spec.held_out and (judged := [(r, value) for r in evals if (value := headline.value(r)) is not None]):
+        dots: list[tuple[float, float | None]] = [(float(r["step"]), value) for r, value in judged]
+        spread = [headline.bounds(r) or (value, value) for r, value in judged]
+        drawn.append(Series(points=dots, color="b", spread=spread))
+        legend.append(legend_entry("held-out", "b", three(judged[-1][1])))
     svg = line_chart(drawn, label=f"{spec.title} by step", zero=spec.zero, unit_interval=spec.title == "Accuracy")
     return card(spec.title, spec.explanation, svg, legend, values) if svg else None
 

@@ -17,27 +17,43 @@ CUT = 1500  # characters of a completion shown
 
 
 def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
-    """Held-out questions with the first answer of the first and of the last evaluation, those whose verdict changed
-    first: three gained, two lost."""
+    """Held-out questions with the first answer of the first and of the last evaluation, those that changed first: three
+    gained, two lost. What changed is the verdict, or the reward where no reward decides what is right."""
     files = sorted(folder.evals.glob("[0-9]*.parquet"))
     if not files:
         return None
     sets = [{r["prompt_uid"]: r for r in reversed(read_rows(file, IDENTITY))} for file in {files[0]: 0, files[-1]: 0}]
-    verdicts = {uid: [s[uid]["correct"] for s in sets if uid in s] for uid in sorted(sets[0])}
-    gained = [uid for uid, marks in verdicts.items() if marks[0] is False and marks[-1] is True]
-    lost = [uid for uid, marks in verdicts.items() if marks[0] is True and marks[-1] is False]
-    shown = dict.fromkeys([*gained[:3], *lost[:2], *gained, *lost, *verdicts])
-    mark = {True: "right", False: "wrong", None: "unscored"}
+    judged = any(row["correct"] is not None for s in sets for row in s.values())
+    measure = "correct" if judged else "reward"
+    changes = {uid: _change([s[uid][measure] for s in sets if uid in s]) for uid in sorted(sets[0])}
+    gained = sorted((uid for uid, change in changes.items() if change > 0), key=lambda uid: -changes[uid])
+    lost = sorted((uid for uid, change in changes.items() if change < 0), key=lambda uid: changes[uid])
+    shown = dict.fromkeys([*gained[:3], *lost[:2], *gained, *lost, *changes])
     rows = [
         {
             "question": cut(sets[0][uid]["question"]),
             "answer": answer_text(sets[0][uid]["answer"]),
-            "answers": [{"text": cut(s[uid]["text"]), "mark": mark[s[uid]["correct"]]} for s in sets if uid in s],
+            "answers": [_answer(s[uid], judged) for s in sets if uid in s],
         }
         for uid in list(shown)[:QUESTIONS]
     ]
     labels = ["before", "after"] if len(sets) == 2 else ["answer"]
-    return {"rows": rows, "of": len(verdicts), "labels": labels, "gained": len(gained), "lost": len(lost)}
+    up, down = ("became right", "became wrong") if judged else ("have a higher reward", "have a lower one")
+    return {"rows": rows, "of": len(changes), "labels": labels, "changes": f"{len(gained)} {up} and {len(lost)} {down}"}
+
+
+def _change(values: Sequence[float | None]) -> float:
+    """By how much the last value is above the first; 0 where one is unknown."""
+    return 0.0 if values[0] is None or values[-1] is None else values[-1] - values[0]
+
+
+def _answer(row: Mapping[str, Any], judged: bool) -> dict[str, str]:
+    """An answer with its verdict, or with its reward."""
+    verdict = {True: "right", False: "wrong", None: ""}[row["correct"]]
+    if row["reward"] is None:
+        return {"text": cut(row["text"]), "verdict": "", "mark": "no score"}
+    mark = verdict or "not judged" if judged else f"reward {fixed(row['reward'], 3)}"
+    return {"text": cut(row["text"]), "verdict": verdict, "mark": mark}
 
 
 def select_samples(folder: RunFolder) -> tuple[list[int], list[list[dict[str, Any]]], list[str]]:

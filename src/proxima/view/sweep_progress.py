@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from proxima.evaluate.headline import Headline
 from proxima.lab.metrics_follower import RunProgress, RunState
 from proxima.lab.seed_statistics import mean_over_seeds
 from proxima.lab.sweep_plan import Sweep
@@ -45,9 +46,9 @@ class SweepLines:
 
     def changed(self, progress: RunProgress, records: Sequence[Record]) -> None:
         for record in records:
-            if record.get("kind") == "eval" and record.get("accuracy") is not None:
-                accuracy = f"accuracy {fixed(record['accuracy'], 3)}"
-                self._line(f"eval     {progress.run.name}  step {record['step']}/{progress.run.steps}  {accuracy}")
+            if record.get("kind") == "eval" and (value := progress.headline.value(record)) is not None:
+                figure = f"{progress.headline.name} {fixed(value, 3)}"
+                self._line(f"eval     {progress.run.name}  step {record['step']}/{progress.run.steps}  {figure}")
         if records and progress.state is RunState.RUNNING:
             return
         self._line(f"{progress.state.value:<8} {progress.run.name}  {progress_text(progress)}".rstrip())
@@ -107,7 +108,7 @@ class SweepTable:
                 "state": Text(s.state.value, style=STYLES[s.state]),
                 "step": f"{s.step}/{s.run.steps}",
                 "reward": fixed(s.reward, 3),
-                "accuracy": fixed(s.accuracy, 3),
+                f"held-out {headline_of(self._standings).name}": fixed(s.held_out, 3),
                 "eta": duration(s.remaining) if s.state is RunState.RUNNING and s.remaining is not None else "",
             }
             for s in shown
@@ -168,7 +169,7 @@ def time_left(progresses: Sequence[RunProgress], jobs: int) -> float | None:
 
 
 def progress_text(progress: RunProgress) -> str:
-    """`step 50/50  reward 0.93  accuracy 0.025 → 0.940  3m 12s`, or why it failed."""
+    """`step 50/50  reward 0.93  held-out accuracy 0.025 → 0.940  3m 12s`, or why it failed."""
     if progress.error and progress.state is RunState.FAILED:
         return printable(progress.error, 300)
     if not progress.step and not progress.evaluated:
@@ -178,13 +179,19 @@ def progress_text(progress: RunProgress) -> str:
         parts.append(f"reward {fixed(progress.reward, 3)}")
     if progress.evaluated:
         values = [fixed(value, 3) for _, value in (progress.evaluated[0], progress.evaluated[-1])]
-        parts.append(f"accuracy {' → '.join(values[: len(progress.evaluated)])}")
+        parts.append(f"held-out {progress.headline.name} {' → '.join(values[: len(progress.evaluated)])}")
     return "  ".join([*parts, duration(progress.seconds)])
 
 
+def headline_of(progresses: Sequence[RunProgress]) -> Headline:
+    """The figure that stands for the evaluations of the sweep."""
+    return Headline.of([record for progress in progresses for record in progress.evals])
+
+
 def outcome_table(progresses: Sequence[RunProgress]) -> Table:
-    """A row per cell: finished seeds, accuracy before and after, last reward, seconds; each as mean ± half the
-    interval."""
+    """A row per cell: finished seeds, held-out figure before and after, reward of the last step, seconds; each as mean
+    ± half the interval."""
+    name = headline_of(progresses).name
     cells: dict[str, list[RunProgress]] = {}
     for progress in progresses:
         cells.setdefault(progress.run.cell, []).append(progress)
@@ -192,9 +199,9 @@ def outcome_table(progresses: Sequence[RunProgress]) -> Table:
     for name, runs in cells.items():
         done = [s for s in runs if s.state is RunState.DONE]
         measures: dict[str, Sequence[float | None]] = {
-            "before": [s.evaluated[0][1] for s in done if s.evaluated and s.evaluated[0][0] == 0],
-            "after": [s.accuracy for s in done if s.evaluated and s.evaluated[-1][0] == s.step],
-            "reward": [s.reward for s in done],
+            f"{name} before": [s.evaluated[0][1] for s in done if s.evaluated and s.evaluated[0][0] == 0],
+            f"{name} after": [s.held_out for s in done if s.evaluated and s.evaluated[-1][0] == s.step],
+            "training reward": [s.reward for s in done],
             "seconds": [s.seconds for s in done],
         }
         texts = {key: plus_minus(mean_over_seeds(v), 0 if key == "seconds" else 3) for key, v in measures.items()}

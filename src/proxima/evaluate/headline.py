@@ -1,0 +1,87 @@
+"""The figure that stands for an evaluation: in reports, comparisons and for the best checkpoint."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxima.evaluate.intervals import wilson
+
+Record = Mapping[str, Any]
+ACCURACY, REWARD, PART, CUT = "accuracy", "reward/mean", "reward/part/", "truncated_fraction"
+SHORT_NAMES = {"acc": ACCURACY, "reward": REWARD, "score": REWARD, "length": "length/mean", "truncated": CUT}
+
+
+@dataclass(frozen=True)
+class Headline:
+    """A metric of evaluations.
+
+    Args:
+        key: in the records of metrics.jsonl; `reward/part/<name>` for one reward of several.
+    """
+
+    key: str = ACCURACY
+
+    @classmethod
+    def of(cls, records: Iterable[Record], metric: str | None = None) -> "Headline":
+        """The metric that is named; otherwise the accuracy where a record has it, and where none does the mean reward.
+
+        Args:
+            records: evaluations of one run or of several, in order.
+            metric: `accuracy`, `reward`, `length`, `truncated`, `mean@n`, `pass@k`, a reward or a part of one by its
+                name, or a key of the records; None: that of `eval.metric`, which the records name.
+        """
+        known = list(records)
+        named = metric or next((str(record["metric"]) for record in reversed(known) if record.get("metric")), "")
+
+        def has(key: str) -> bool:
+            return any(record.get(key) is not None for record in known)
+
+        if named:
+            return cls(next(filter(has, (named, PART + named)), SHORT_NAMES.get(named, named)))
+        return cls(REWARD if has(REWARD) and not has(ACCURACY) else ACCURACY)
+
+    @property
+    def name(self) -> str:
+        """`accuracy`, `reward`, `length`, or a reward's name."""
+        short = {key: name for name, key in SHORT_NAMES.items() if name not in ("acc", "score")}
+        return short.get(self.key, self.key.removeprefix(PART))
+
+    @property
+    def title(self) -> str:
+        """`accuracy`, `mean reward`, `mean length`."""
+        return f"mean {self.name}" if self.key.endswith("/mean") else self.name
+
+    @property
+    def share(self) -> bool:
+        """True for what lies in [0, 1] whatever the reward."""
+        return self.key in (ACCURACY, CUT) or self.key.startswith(("mean@", "pass@"))
+
+    def value(self, record: Record) -> float | None:
+        """Of an evaluation; None if it is unknown."""
+        value = record.get(self.key)
+        return float(value) if isinstance(value, int | float) else None
+
+    def bounds(self, record: Record) -> tuple[float, float] | None:
+        """The 95 % interval; None where the record has none. Wilson's for an accuracy of earlier versions."""
+        low, high = bound_keys(self.key)
+        if record.get(low) is not None:
+            return float(record[low]), float(record[high])
+        if self.key == ACCURACY and record.get(ACCURACY) is not None:
+            return wilson(int(record["correct"]), judged_answers(record))
+        return None
+
+
+def bound_keys(key: str) -> tuple[str, str]:
+    """Where a metric's interval is recorded: `accuracy/low`, `reward/low`, `reward/part_low/<name>`, and `high`."""
+    if key.startswith(PART):
+        name = key.removeprefix(PART)
+        return f"reward/part_low/{name}", f"reward/part_high/{name}"
+    stem = key.removesuffix("/mean")
+    return f"{stem}/low", f"{stem}/high"
+
+
+def judged_answers(record: Record) -> int:
+    """The denominator of `correct`: answers with a valid score, or the questions if the record has only these."""
+    if "answers" in record:
+        return int(record["answers"]) - int(record.get("invalid", 0))
+    return int(record.get("questions", 0))

@@ -1,0 +1,38 @@
+"""Which figure stands for evaluations, under which name, and with which interval."""
+
+import pytest
+
+from proxima.evaluate import wilson
+from proxima.evaluate.headline import Headline
+
+JUDGED = {"accuracy": 0.5, "correct": 2, "questions": 4, "reward/mean": 0.7}
+UNJUDGED = {"accuracy": None, "reward/mean": 0.7, "reward/low": 0.6, "reward/high": 0.8, "reward/part/style": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("records", "metric", "key", "name", "value"),
+    [
+        ([JUDGED], None, "accuracy", "accuracy", 0.5),
+        ([UNJUDGED, JUDGED], None, "accuracy", "accuracy", 0.5),
+        ([UNJUDGED], None, "reward/mean", "reward", 0.7),
+        ([{"accuracy": None, "reward/mean": None}], None, "accuracy", "accuracy", None),
+        ([], None, "accuracy", "accuracy", None),
+        ([JUDGED], "score", "reward/mean", "reward", 0.7),
+        ([UNJUDGED], "style", "reward/part/style", "style", 0.2),
+        ([UNJUDGED], "nobody", "nobody", "nobody", None),
+        ([JUDGED, UNJUDGED | {"metric": "reward/part/style"}], None, "reward/part/style", "style", 0.2),
+        ([UNJUDGED | {"metric": "reward/part/style"}], "reward", "reward/mean", "reward", 0.7),
+    ],
+)
+def test_which_figure(records, metric, key, name, value):
+    found = Headline.of(records, metric)
+    assert (found.key, found.name) == (key, name)
+    assert found.value(records[-1] if records else {}) == value
+
+
+def test_intervals():
+    assert Headline("reward/mean").bounds(UNJUDGED) == (0.6, 0.8)
+    assert Headline("reward/part/style").bounds(UNJUDGED) is None
+    assert Headline("reward/part/style").bounds({"reward/part_low/style": 1, "reward/part_high/style": 2}) == (1, 2)
+    assert Headline().bounds(JUDGED) == wilson(2, 4)  # as earlier versions recorded it
+    assert Headline().bounds(UNJUDGED) is None

@@ -1,0 +1,57 @@
+"""Two results compared by what their answers have: accuracy, reward, a part of it, length."""
+
+import pytest
+
+from proxima.data import Score, UserError
+from proxima.evaluate import compare_results, metrics_of, read_result
+from proxima.runtime.rollouts import write_evals
+from tests.evaluate.test_eval_metrics import group
+
+WORDS = ("aa", "bbb", "c", "dd")
+
+
+def results(tmp_path, *sides):
+    """Of each side the score of each question's only answer, as a run writes them."""
+    found = []
+    for i, scores in enumerate(sides):
+        folder = tmp_path / str(i) / "evals"
+        folder.mkdir(parents=True)
+        text = [word * (i + 1) for word in WORDS]
+        write_evals(folder / "000004-after.parquet", 4, [group(uid, (text[uid], s)) for uid, s in enumerate(scores)])
+        found.append(read_result(tmp_path / str(i)))
+    return found
+
+
+def test_rewards_are_compared_where_nothing_is_right_or_wrong(tmp_path):
+    """By hand: differences .5, .25, 1 and one unknown. All one way: 2 of the 8 signs reach the sum, p = 1/4."""
+    first = [Score(value=v, parts={"style": v, "style/near": -v}) for v in (0.0, 0.5, -1.0, 2.0)]
+    second = [Score(value=v, parts={"style": v, "style/near": -v}) for v in (0.5, 0.75, 0.0)] + [Score.failed("no")]
+    a, b = results(tmp_path, first, second)
+    (found,) = compare_results(a, b)
+    assert (found.metric, found.test, found.questions, found.left_out) == ("reward", "sign flips", 3, 1)
+    assert (found.won, found.lost, found.tied, found.p) == (3, 0, 0, 0.25)
+    assert found.difference.value == pytest.approx(1.75 / 3) and found.difference.method == "bootstrap"
+    assert found.first.value == pytest.approx(-0.5 / 3) and found.first.low == -1.0  # not cut to [0, 1]
+    (near,) = compare_results(a, b, metric="style/near")
+    assert (near.won, near.lost, near.difference.value) == (0, 3, pytest.approx(-1.75 / 3))
+    (length,) = compare_results(a, b, metric="length")
+    assert (length.questions, length.difference.value) == (4, 2.0)  # a failed score has a length all the same
+    assert metrics_of(a) == {"accuracy", "reward", "style", "style/near", "length", "truncated"}
+    with pytest.raises(UserError, match="held-out: no question has a known accuracy on both sides"):
+        compare_results(a, b, metric="accuracy")
+
+
+def test_equal_rewards_are_no_difference_of_no_width(tmp_path):
+    (found,) = compare_results(*results(tmp_path, *[[Score(value=3.0)] * 4] * 2))
+    assert (found.p, found.difference.low, found.difference.high, found.difference.method) == (
+        1.0,
+        0.0,
+        0.0,
+        "constant",
+    )
+
+
+def test_one_known_verdict_makes_it_accuracy(tmp_path):
+    judged = [Score(value=0.3, correct=True), *[Score(value=0.1)] * 3]
+    (found,) = compare_results(*results(tmp_path, judged, judged))
+    assert (found.metric, found.test, found.questions) == ("accuracy", "McNemar, exact", 1)
