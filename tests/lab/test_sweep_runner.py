@@ -524,7 +524,8 @@ def test_the_last_table_has_means_and_intervals(lab):
     made = lab(seeds=(1, 3), a="done", b="fails")
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(outcome_table(made.run()))
-    _, first, second = [line.split() for line in console.export_text().splitlines()]
+    head, first, second = [line.split() for line in console.export_text().splitlines()]
+    assert head == ["cell", "done", "accuracy", "before", "accuracy", "after", "training", "reward", "seconds"]
     # after: .51 and .53: mean .52, half = 12.706 * .01414 / 1.414
     assert first == ["a", "2/2", "0.100", "±", "0.000", "0.520", "±", "0.127", "0.300", "±", "0.000", "6", "±", "0"]
     assert second == ["b", "0/2", "–", "–", "–", "–"]

@@ -191,7 +191,7 @@ def headline_of(progresses: Sequence[RunProgress]) -> Headline:
 def outcome_table(progresses: Sequence[RunProgress]) -> Table:
     """A row per cell: finished seeds, held-out figure before and after, reward of the last step, seconds; each as mean
     ± half the interval."""
-    name = headline_of(progresses).name
+    figure = headline_of(progresses).name
     cells: dict[str, list[RunProgress]] = {}
     for progress in progresses:
         cells.setdefault(progress.run.cell, []).append(progress)
@@ -199,8 +199,8 @@ def outcome_table(progresses: Sequence[RunProgress]) -> Table:
     for name, runs in cells.items():
         done = [s for s in runs if s.state is RunState.DONE]
         measures: dict[str, Sequence[float | None]] = {
-            f"{name} before": [s.evaluated[0][1] for s in done if s.evaluated and s.evaluated[0][0] == 0],
-            f"{name} after": [s.held_out for s in done if s.evaluated and s.evaluated[-1][0] == s.step],
+            f"{figure} before": [s.evaluated[0][1] for s in done if s.evaluated and s.evaluated[0][0] == 0],
+            f"{figure} after": [s.held_out for s in done if s.evaluated and s.evaluated[-1][0] == s.step],
             "training reward": [s.reward for s in done],
             "seconds": [s.seconds for s in done],
         }
