@@ -54,14 +54,12 @@ def test_a_set_greedy(proxima, here, tiny_model, gsm8k):
     assert lines[-1] == "written to found" and "raise --max-tokens" in out
     result = json.loads((here / "found" / "result.json").read_text())
     suite = result["suites"]["gsm8k"]
-    assert suite["estimates"] == {
-        "accuracy": {
-            "value": 0.0,
-            "low": 0.0,
-            "high": pytest.approx(0.39033, abs=1e-5),
-            "method": "wilson",
-            "questions": 6,
-        }
+    assert suite["estimates"]["accuracy"] == {
+        "value": 0.0,
+        "low": 0.0,
+        "high": pytest.approx(0.39033, abs=1e-5),
+        "method": "wilson",
+        "questions": 6,
     }
     assert (suite["questions"], suite["answers"], suite["correct"], suite["invalid"]) == (6, 6, 0, 0)
     assert suite["sampling"]["temperature"] == 0.0 and suite["sampling"]["max_tokens"] == 6
@@ -108,7 +106,7 @@ def test_several_samples(proxima, here, tiny_model, gsm8k, amc23):
     assert header.split()[:10] == ["n", "mean@4", "95", "%", "pass@1", "pass@2", "pass@4", "maj@1", "maj@2", "maj@4"]
     result = json.loads((here / "o" / "result.json").read_text())
     assert list(result["suites"]) == ["gsm8k", "amc23"] and result["k"] == [1, 2, 4]
-    assert set(result["suites"]["gsm8k"]["estimates"]) == {"mean@4", "pass@2", "pass@4", "maj@2", "maj@4"}
+    assert {"mean@4", "pass@2", "pass@4", "maj@2", "maj@4"} < set(result["suites"]["gsm8k"]["estimates"])
     table = parquet.read_table(here / "o" / "amc23.parquet").to_pylist()
     assert [(row["row"], row["sample"]) for row in table] == [(i, s) for i in range(3) for s in range(4)]
     row = table[4]
