@@ -187,7 +187,7 @@ def write(folder, name, correct):
             "question": f"q{i}",
             "answer": "1",
             "correct": one,
-            "reward": float(one or 0),
+            "reward": None if one is None else float(one),
         }
         | {"valid": one is not None, "log_prob_sum": -1.0, "metadata": "{}"}
         for i, own in enumerate(correct)
@@ -258,7 +258,7 @@ def test_compare_refuses(proxima, here):
         2,
         "error: no evaluation set in common: a has gsm8k and c has aime24, aime25; evaluate both on the same\n",
     )
-    assert "gsm8k: no question has a score on both sides" in proxima("eval", "--compare", "a", "d")[2]
+    assert "gsm8k: no question has a known reward on both sides" in proxima("eval", "--compare", "a", "d")[2]
     assert "nowhere does not exist" in proxima("eval", "--compare", "a", "nowhere")[2]
     (here / "b" / "result.json").unlink()
     assert "the evaluation is unfinished: run it again with --overwrite" in proxima("eval", "--compare", "a", "b")[2]
