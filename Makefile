@@ -17,7 +17,7 @@ PYTHON  ?= python3
 WORKERS ?= 2
 MODEL   ?=
 BIN     := .venv/bin
-# The pinned torch keeps pip from resolving to another release, which may be a CUDA build of gigabytes.
+# The versions that the tests ran with; docs/install.md has torch for a CPU or a GPU.
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
 # Two test processes with two threads each fight over the cores; one thread each does not. Bytecode is written, because
 # many tests start processes that would compile every module anew.

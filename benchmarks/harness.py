@@ -37,9 +37,11 @@ def parser(doc: str | None, *, repeats: int) -> argparse.ArgumentParser:
 
 
 def need_model(path: str) -> str:
-    """The model folder; the demo's is brought if it is the one that is missing."""
+    """The model folder; the demo's model is downloaded into one that is missing."""
     if not (Path(path) / "config.json").is_file():
-        subprocess.run([sys.executable, str(HERE.parent / "scripts" / "bring_model.py"), "--to", path], check=True)
+        from proxima.model.demo_model import download_demo_model
+
+        download_demo_model(Path(path))
     return path
 
 

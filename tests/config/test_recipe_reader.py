@@ -67,9 +67,12 @@ def test_merge_keys_and_anchors(recipe):
         ("a: 1\nb: [1, 2\n", "run.yaml:3: not YAML: expected ',' or ']', but got '<stream end>'"),
         ("a: 1\na: 2\n", "run.yaml:2: the key 'a' is given twice; keep one"),
         ("a: {b: 1, b: 2}\n", "run.yaml:1: the key 'b' is given twice; keep one"),
-        ("- 1\n", "run.yaml: must be a mapping of fields (`model: …`, `task: …`), see recipes/quickstart.yaml"),
-        ("", "run.yaml: is empty; see recipes/quickstart.yaml for a recipe"),
-        ("# nothing\n", "run.yaml: is empty; see recipes/quickstart.yaml for a recipe"),
+        (
+            "- 1\n",
+            "run.yaml: must be a mapping of fields (`model: …`, `task: …`); `proxima init` writes one to start from",
+        ),
+        ("", "run.yaml: is empty; `proxima init` writes a recipe to start from"),
+        ("# nothing\n", "run.yaml: is empty; `proxima init` writes a recipe to start from"),
         ("a: &x [*x]\n", "run.yaml:1: an anchor contains itself; write the value out"),
         ("? [1, 2]\n: 3\n", "run.yaml:1: a key must be a plain word"),
     ],
@@ -94,9 +97,10 @@ def test_a_missing_recipe_names_the_nearest_file(recipe):
     with pytest.raises(ConfigError) as error:
         read_recipe("recipes/quikstart.yaml")
     assert lines_of(error) == ["recipes/quikstart.yaml: no such recipe; did you mean recipes/quickstart.yaml?"]
+    recipe(name="recipes/mine.yaml")
     with pytest.raises(ConfigError) as error:
-        read_recipe("quickstart")
-    assert lines_of(error) == ["quickstart: no such recipe; did you mean recipes/quickstart.yaml?"]
+        read_recipe("mine")
+    assert lines_of(error) == ["mine: no such recipe; did you mean recipes/mine.yaml?"]
 
 
 def test_a_binary_file_is_no_recipe(recipe):

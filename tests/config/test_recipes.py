@@ -80,7 +80,7 @@ def test_a_published_setting_says_what_it_is(recipe):
     for word in ("Source", "Published", "Ran on", "Here", "Differs"):
         assert re.search(rf"^#   .*\b{word}\b", text, re.MULTILINE), f"{recipe.name} does not say: {word}"
     assert re.search(r"arXiv \d{4}\.\d{5}|verl recipe/", text)
-    assert f"proxima train recipes/{recipe.name} folder=runs/{recipe.stem}" in text
+    assert f"proxima train {recipe.stem} folder=runs/{recipe.stem}" in text
     assert f"proxima eval runs/{recipe.stem}" in text
 
 
@@ -104,8 +104,8 @@ def test_its_commands_can_be_typed(recipe):
             read_sweep(words[0])
 
 
-@pytest.mark.parametrize("file", SWEEPS, ids=name_of)
-def test_every_cell_of_a_sweep_is_a_run(file, tmp_path, monkeypatch):
+@pytest.mark.parametrize("file", FOLDER.glob("sweeps/prune_*.yaml"), ids=name_of)
+def test_every_cell_of_a_pruning_sweep_is_a_run(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # with the data that it names, but for their content
     for name in ("math/train", "math500/test"):
         (tmp_path / f"data/{name}.parquet").parent.mkdir(parents=True)

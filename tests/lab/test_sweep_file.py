@@ -137,7 +137,7 @@ cells: {a/b: {folder: x}}
         read_sweep(sweep_file(text, head=""))
     assert lines(error) == [
         "recipes=x.yaml (mine.yaml:1): a sweep has no field 'recipes'; did you mean 'recipe'?",
-        "recipe: must be the path of a recipe: recipe: recipes/quickstart.yaml",
+        "recipe: must be the path or name of a recipe: recipe: quickstart",
         "seeds=[1, 1] (mine.yaml:2): repeats a seed, which would repeat the run; keep one",
         "jobs=0 (mine.yaml:3): is 0; must be a whole number >= 1: how many runs run at a time",
         "set.seed=3 (mine.yaml:4): is set by the sweep: use seeds: [1, 2, 3]",
@@ -159,7 +159,10 @@ def test_seeds_are_whole_numbers(sweep_file, text):
 def test_a_missing_file_or_recipe(sweep_file):
     with pytest.raises(ConfigError, match=r"none\.yaml: does not exist; give the path of a YAML file"):
         read_sweep("none.yaml")
-    with pytest.raises(ConfigError, match=r"recipe=gone\.yaml .*not found beside mine\.yaml or in the current folder"):
+    with pytest.raises(
+        ConfigError,
+        match=r"recipe=gone\.yaml .*not found beside mine\.yaml, in the current folder or in `proxima list recipes`",
+    ):
         read_sweep(sweep_file("", head="recipe: gone.yaml\n"))
 
 

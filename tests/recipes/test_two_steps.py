@@ -31,10 +31,8 @@ FAST = {
     "qwen3_30b_cppo",
 }  # one plain, one with refill and correction, one with math-verify
 CASES = {str(path.relative_to(FOLDER).with_suffix("")): (path, ()) for path in RECIPES}
-for file in SWEEPS:
-    CASES |= {
-        f"{file.stem}-{cell.name}": (FOLDER / f"{file.stem}.yaml", cell.overrides) for cell in read_sweep(file).cells
-    }
+for sweep in map(read_sweep, SWEEPS):
+    CASES |= {f"{sweep.file.stem}-{cell.name}": (sweep.recipe, cell.overrides) for cell in sweep.cells}
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,7 @@ def _model_and_recipe(model: str, recipe: Recipe | None, checkpoint: str, *, nam
         recipe = recipe or model
         model = str(find_checkpoint(model, checkpoint).model)
     if recipe is None and not named:
-        say = f"proxima eval {model} --task gsm8k, or proxima eval {model} recipes/quickstart.yaml"
+        say = f"proxima eval {model} --task gsm8k, or proxima eval {model} quickstart"
         raise UserError(f"{model} is not a run folder, so a recipe or --task must name the questions: {say}")
     return model, recipe
 

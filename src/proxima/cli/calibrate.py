@@ -10,15 +10,16 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proxima.cli.output import add_overrides, print_json
+from proxima.cli.output import add_overrides, add_recipe, print_json
 from proxima.data import UserError
+from proxima.data.recipe_files import find_recipe
 
 if TYPE_CHECKING:
     from proxima.lab.divergences import Calibration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE|RUN", help="YAML file, or a run folder")
+    add_recipe(parser)
     add_overrides(parser)
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="steps to train for a recipe; 2")
     share = "share of the tokens beyond delta; 0.001"
@@ -69,7 +70,12 @@ def warm_up(arguments: argparse.Namespace) -> Path:
     parser = argparse.ArgumentParser()
     train.add_arguments(parser)
     given = [word for word in arguments.override if not word.startswith("folder=")]
-    words = [arguments.recipe, *given, *(f"{key}={value}" for key, value in settings.items()), "--quiet"]
+    words = [
+        str(find_recipe(arguments.recipe)),
+        *given,
+        *(f"{key}={value}" for key, value in settings.items()),
+        "--quiet",
+    ]
     words += [] if named else ["--overwrite"]
     code = train.run(parser.parse_args(words))
     if code:

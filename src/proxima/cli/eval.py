@@ -3,12 +3,11 @@ compare two results.
 
 proxima eval MODEL --task gsm8k                       greedy, one answer a question
 proxima eval MODEL --task aime24,math500 --samples 8  mean@8, pass@8, maj@8
-proxima eval MODEL recipes/quickstart.yaml            the recipe's own questions
+proxima eval MODEL quickstart                      the recipe's own questions
 proxima eval runs/mine --checkpoint best              a run's
 proxima eval --compare evals/a evals/b                is the difference significant?
 
-Figures with intervals, every answer and the settings are written to a folder; docs/evaluation.md says what each number
-means."""
+Figures with intervals, every answer and the settings are written to a folder."""
 
 import argparse
 import sys

@@ -85,6 +85,7 @@ def _model_and_data(arguments: argparse.Namespace) -> tuple[str, "DataConfig"]:
     from proxima.config import EvaluateConfig, resolve
     from proxima.config.machine_checks import model_problem
     from proxima.config.problems import one_problem
+    from proxima.model.demo_model import download_demo_model, is_downloadable
 
     model, given = arguments.model, [f"data.template_arguments.{pair}" for pair in arguments.template_argument]
     if arguments.system is not None:
@@ -96,6 +97,8 @@ def _model_and_data(arguments: argparse.Namespace) -> tuple[str, "DataConfig"]:
         return str(find_checkpoint(model, arguments.checkpoint).model), data
     if remedy := model_problem(model):
         raise one_problem("model", remedy, model, "command line")
+    if is_downloadable(model):
+        download_demo_model()
     return model, resolve({"model": {"path": model}}, given, root=EvaluateConfig).config.data
 
 

@@ -1,5 +1,5 @@
 """List every kind of every slot with its fields and defaults. SLOT: algorithm, surrogate, reward …; or recipes, those
-in ./recipes."""
+that come with proxima."""
 
 import argparse
 import dataclasses
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.cli.output import print_json, terminal_width, truncated
-from proxima.data import UserError
+from proxima.data.recipe_files import shipped_recipes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,12 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show_recipes(as_json: bool) -> int:
-    """A line a recipe of `./recipes`: its path, and the first sentence of its comments."""
-    files = sorted(Path("recipes").rglob("*.yaml"), key=lambda file: (len(file.parts), file))
-    if not files:
-        remedy = "change to a checkout of proxima, or see its recipes/README.md"
-        raise UserError("no recipes/*.yaml below this folder", remedy=remedy)
-    found = {str(file): _first_sentence(file) for file in files}
+    """A line a recipe: its name, and the first sentence of its comments."""
+    found = {name: _first_sentence(file) for name, file in shipped_recipes().items()}
     if as_json:
         print_json(found)
         return 0

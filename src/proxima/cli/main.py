@@ -15,6 +15,7 @@ from proxima.cli.bug_report import report_bug
 from proxima.data.errors import UserError
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("proxima.cli.init", "write a recipe, a reward and questions to start from"),
     "train": ("proxima.cli.train", "train a model from a recipe"),
     "sweep": ("proxima.cli.sweep", "train many variants with several seeds; resumable"),
     "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),
@@ -84,12 +85,18 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
         near = difflib.get_close_matches(chosen, COMMANDS, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
         raise UserError(f"unknown command {chosen!r}; {hint}")
+    if completing := "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow the words that it has
+        chosen = next((word for word in os.environ.get("COMP_LINE", "").split()[1:] if word in COMMANDS), None)
     for name, (module, line) in COMMANDS.items():
         below = commands.add_parser(name, help=line, formatter_class=_Formatter)
         if name == chosen:
             command = importlib.import_module(module)
             below.description = command.__doc__
             command.add_arguments(below)
+    if completing:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)  # answers, and ends the process
     _, rest = parser.parse_known_args(words, arguments)
     if arguments.command is None:
         parser.print_help()
@@ -101,11 +108,22 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
 
 
 def _place_rest(arguments: argparse.Namespace, rest: list[str]) -> None:
-    """argparse takes positionals in one run only; `train R.yaml a=1 --quiet b=2` leaves `b=2` here."""
+    """argparse takes positionals in one run only; `train R.yaml a=1 --quiet b=2` leaves `b=2` here. `--algorithm=grpo`,
+    as other tools have it, is `algorithm=grpo`."""
     for word in rest:
-        if word.startswith("-") or "=" not in word or not hasattr(arguments, "override"):
+        field, equals, value = word.removeprefix("--").partition("=")
+        if word.startswith("-") and not (hasattr(arguments, "override") and _is_recipe_field(field)):
             raise UserError(f"unknown argument {word!r}; see proxima {arguments.command} --help")
-        arguments.override = [*arguments.override, word]
+        if not equals or not hasattr(arguments, "override"):
+            remedy = f"write {field}=VALUE" if word.startswith("-") else f"see proxima {arguments.command} --help"
+            raise UserError(f"unknown argument {word!r}; {remedy}")
+        arguments.override = [*arguments.override, f"{field}={value}"]
+
+
+def _is_recipe_field(path: str) -> bool:
+    from proxima.config import RunConfig
+
+    return path.partition(".")[0] in RunConfig.__dataclass_fields__
 
 
 def _refuse(text: str, code: int = 2) -> int:
@@ -123,9 +141,10 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 _EPILOG = """\
-proxima train recipes/quickstart.yaml                  train; the folder is printed
-proxima train recipes/quickstart.yaml algorithm=grpo train.steps=20
-proxima explain recipes/quickstart.yaml                before you train
+proxima train quickstart                   train; the folder is printed
+proxima train quickstart algorithm=grpo train.steps=20
+proxima explain quickstart                 before you train
+proxima init mine                          recipe, reward and questions of your own
 proxima COMMAND --help"""
 
 

@@ -4,7 +4,36 @@ import argparse
 import json
 import shutil
 import sys
+from pathlib import Path
 from typing import Any
+
+from proxima.data.recipe_files import find_recipe, shipped_recipes
+
+
+def add_recipe(parser: argparse.ArgumentParser, meaning: str = "", metavar: str | None = None) -> None:
+    """The positional `recipe`: a file, a run folder, or a name of `proxima list recipes`, which shells complete."""
+    meaning = meaning or "YAML file, run folder (its config.yaml), or a name of `proxima list recipes`"
+    add: Any = parser.add_argument("recipe", type=named_recipe, metavar=metavar, help=meaning)
+    add.completer = complete_recipe
+
+
+def named_recipe(word: str) -> str:
+    """The word; says on standard error which of two recipes is meant where a file here hides one of proxima's."""
+    found, shipped = find_recipe(word), shipped_recipes().get(word)
+    if shipped is not None and found != shipped and not found.samefile(shipped):
+        print(f"note: {word} is {found} of this folder, not the recipe that comes with proxima", file=sys.stderr)
+    return word
+
+
+def complete_recipe(prefix: str, **_: object) -> list[str]:
+    """What may follow in a shell: recipes that come with proxima, YAML files and folders."""
+    start = Path(prefix if prefix.endswith("/") else Path(prefix).parent)
+    files = [
+        f"{path}/" if path.is_dir() else str(path)
+        for path in start.glob("[!.]*")
+        if path.is_dir() or path.suffix == ".yaml"
+    ]
+    return [*shipped_recipes(), *sorted(files)]
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:

@@ -69,7 +69,7 @@ def _plot_divergence(arguments: argparse.Namespace) -> Path:
 
 
 def _plot_threshold(arguments: argparse.Namespace) -> Path:
-    from proxima.config import load_recipe
+    from proxima.config import resolve
     from proxima.core.surrogate import Cppo
     from proxima.lab.divergences import measurable, read_trained
     from proxima.view.chart import write_figure
@@ -82,7 +82,7 @@ def _plot_threshold(arguments: argparse.Namespace) -> Path:
         if spec is None:
             raise UserError(f"--surrogate {given}: only cppo with a finite delta and divergence binary_tv fits")
     else:
-        spec = measurable(load_recipe(arguments.run_folder).config.algorithm.surrogate) or Cppo()
+        spec = measurable(resolve(arguments.run_folder).config.algorithm.surrogate) or Cppo()
     chosen = most_masked(completions, spec)
     if arguments.completion:
         wanted = [it for it in completions if f"{it.prompt_uid}:{it.sample}" == arguments.completion]

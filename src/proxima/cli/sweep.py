@@ -7,13 +7,16 @@ import shlex
 import sys
 from typing import TYPE_CHECKING
 
+from proxima.cli.output import add_recipe
+
 if TYPE_CHECKING:
     from proxima.lab import PlannedRun, Sweep
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("file", help="YAML: recipe, seeds, set, grid, cells; see docs/laboratory.md")
+    meaning = "YAML file: recipe, seeds, set, grid, cells; or a sweep of `proxima list recipes`: sweeps/grpo_cppo"
+    add_recipe(parser, meaning, metavar="sweep")
     add("--jobs", type=int, metavar="N", help="parallel runs; overrides the file")
     add("--folder", metavar="F", help="where the runs are written; overrides the file; default runs/<file>")
     only = "only these cells; a pattern like '*lr=1e-5' selects several"
@@ -25,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from proxima.lab import plan_runs, read_sweep
 
-    sweep = read_sweep(arguments.file, folder=arguments.folder, jobs=arguments.jobs, only=arguments.only)
+    sweep = read_sweep(arguments.recipe, folder=arguments.folder, jobs=arguments.jobs, only=arguments.only)
     runs = plan_runs(sweep)
     if arguments.dry_run:
         return _show(sweep, runs)

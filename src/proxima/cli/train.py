@@ -5,14 +5,14 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from proxima.cli.output import add_overrides
+from proxima.cli.output import add_overrides, add_recipe
 
 if TYPE_CHECKING:
     from proxima.runtime.summary import Summary
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", help="YAML file, or a run folder (its config.yaml)")
+    add_recipe(parser)
     add_overrides(parser)
     replay = "train on the stored rollouts of this run, without generating: rollouts=RUN"
     parser.add_argument("--rollouts", metavar="RUN", help=replay)

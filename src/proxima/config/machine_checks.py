@@ -9,6 +9,7 @@ from typing import Any
 from proxima.config.problems import Problem, nearest
 from proxima.config.recipe_reader import shown_path
 from proxima.config.resolve import Resolved
+from proxima.model.demo_model import is_downloadable, missing_reader
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 LOCAL_FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")  # what no hub name begins with
@@ -23,6 +24,8 @@ def model_exists(r: Resolved[Any]) -> Iterator[Problem]:
 def model_problem(path: str) -> str | None:
     """Why `path` is not a model, with the remedy; None if it may be one."""
     place = Path(path)
+    if is_downloadable(path):
+        return missing_reader()
     if place.is_dir():
         there = (place / "config.json").is_file()
         return None if there else "is a folder without config.json; give a Hugging Face model folder or a .gguf file"

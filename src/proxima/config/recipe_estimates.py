@@ -11,6 +11,8 @@ from proxima.config.problems import Problem
 from proxima.config.resolve import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.validate import warnings
+from proxima.data.recipe_files import find_recipe
+from proxima.model.demo_model import is_downloadable
 
 Value = TypeVar("Value")
 
@@ -29,13 +31,17 @@ class Estimates:
     def __init__(self, resolved: Resolved[RunConfig], gemm: float | None = None) -> None:
         config = resolved.config
         self.notes: list[str] = []
-        self.model = self._read(lambda: model_facts(config.model.path, config.model.revision), "model size")
+        self.model = None
+        if not is_downloadable(config.model.path):
+            self.model = self._read(lambda: model_facts(config.model.path, config.model.revision), "model size")
         self.prompt: int | None = None  # without a model, trying its tokenizer would only wait for the hub again
         self.known_size = False
         if self.model is None and (known := known_facts(config.model.path)) is not None:
             self.model, self.known_size = known, True
             published = f"that of {Path(config.model.path).name} as published"
-            self.notes = [f"known size: {published}; its config.json can't be read here"]
+            not_here = "it is not here yet, `proxima train` downloads it (93 MB)"
+            reason = not_here if is_downloadable(config.model.path) else "its config.json can't be read here"
+            self.notes = [f"known size: {published}; {reason}"]
         elif self.model is not None:
             self.prompt = self._read(lambda: longest_prompt(config), "prompt length")
         self.batch = batch_of(config, self.prompt if self.prompt is not None else 128)
@@ -78,10 +84,10 @@ def _device(name: str) -> str:
 
 def header_of(resolved: Resolved[RunConfig]) -> str:
     """The comment that the recipe's file begins with: source, published figures, machine, commands; may be empty."""
-    if resolved.recipe is None or not Path(resolved.recipe).is_file():
+    if resolved.recipe is None or not (file := find_recipe(resolved.recipe)).is_file():
         return ""
     lines = []
-    for line in Path(resolved.recipe).read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
         if not line.startswith("#"):
             break
         if "yaml-language-server" not in line:

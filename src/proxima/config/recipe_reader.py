@@ -14,6 +14,7 @@ import yaml
 from proxima.config.problems import ConfigError, nearest, one_problem
 from proxima.config.scalars import Loader
 from proxima.config.tree import COMMAND_LINE, Layout, Node, Source, merge
+from proxima.data.recipe_files import find_recipe, shipped_folder, shipped_recipes
 
 MOST_NODES = 100_000  # a few lines of anchors within anchors can stand for billions of values
 _TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
@@ -23,12 +24,13 @@ def read_recipe(path: str | Path, above: tuple[Path, ...] = ()) -> list[Node]:
     """The recipe and all that it extends, as layers: the lowest first, the recipe itself last.
 
     Args:
-        path: a YAML file, or a run folder, which stands for its `config.yaml`.
-        above: the recipes that extend it. `extends: other.yaml` is relative to the folder of its own file.
+        path: a YAML file, a run folder, which stands for its `config.yaml`, or the name of a recipe (`find_recipe`).
+        above: the recipes that extend it. `extends: other.yaml` is relative to the folder of its own file; `extends:
+            quickstart` is the recipe that comes with proxima.
     Raises:
         ConfigError: no such file, bad YAML (with the line), a duplicate key, a circular `extends`.
     """
-    path = Path(path)
+    path = find_recipe(path)
     if path.is_dir() and (path / "config.yaml").is_file():
         path = path / "config.yaml"
     if path.resolve() in above:
@@ -44,6 +46,8 @@ def read_recipe(path: str | Path, above: tuple[Path, ...] = ()) -> list[Node]:
         raise one_problem("extends", "must be the path of one recipe", extends.shown(), extends.source.text)
     base = path.parent / extends.value
     if not base.is_file():
+        base = shipped_recipes().get(extends.value, base)
+    if not base.is_file():
         remedy = f"no such file; the path is relative to {shown_path(path.parent)}/"
         raise one_problem("extends", remedy, extends.shown(), extends.source.text)
     return [*read_recipe(base, (*above, path.resolve())), top]
@@ -55,17 +59,19 @@ def read_yaml(path: Path) -> Node:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        near = _near_files(path)
-        remedy = f"did you mean {near}?" if near else "give the path of a YAML file, as recipes/quickstart.yaml"
+        near = _near_recipe(path)
+        remedy = f"did you mean {near}?" if near else "give a YAML file, or a name of `proxima list recipes`"
         reason = "no such recipe" if isinstance(error, FileNotFoundError) else f"can't be read ({error.strerror})"
         raise one_problem(name, f"{reason}; {remedy}") from None
     except UnicodeDecodeError:
         raise one_problem(name, "is not UTF-8 text; a recipe is a YAML file") from None
     root = _parse(text, name)
     if root is None or root.value is None:
-        raise one_problem(name, "is empty; see recipes/quickstart.yaml for a recipe")
+        raise one_problem(name, "is empty; `proxima init` writes a recipe to start from")
     if root.mapping is None:
-        raise one_problem(name, "must be a mapping of fields (`model: …`, `task: …`), see recipes/quickstart.yaml")
+        raise one_problem(
+            name, "must be a mapping of fields (`model: …`, `task: …`); `proxima init` writes one to start from"
+        )
     return root
 
 
@@ -146,13 +152,20 @@ def _split(text: str) -> tuple[str, Node]:
 
 
 def shown_path(path: Path) -> str:
-    """The path as a user would type it: relative where it lies below the current folder."""
+    """The path as a user would type it: relative where it lies below the current folder, the name of a recipe that
+    comes with proxima elsewhere."""
     relative = os.path.relpath(path)
-    return os.path.normpath(path) if relative.startswith("..") and path.is_absolute() else relative
+    if not relative.startswith("..") or not path.is_absolute():
+        return relative
+    plain = Path(os.path.normpath(path))
+    shipped = plain.suffix == ".yaml" and plain.is_relative_to(shipped_folder())
+    return plain.relative_to(shipped_folder()).with_suffix("").as_posix() if shipped else str(plain)
 
 
-def _near_files(path: Path) -> str | None:
-    files = [file for folder in (path.parent, Path("recipes")) for file in sorted(folder.glob("*.yaml"))]
-    names = {file.stem: shown_path(file) for file in files}
-    near = nearest(path.stem, names)
+def _near_recipe(path: Path) -> str | None:
+    """What a user who asked for `path` may have meant: a recipe in its folder or in recipes/, or one of proxima's."""
+    names = {name.rpartition("/")[2]: name for name in shipped_recipes()} | {name: name for name in shipped_recipes()}
+    for file in (*Path("recipes").glob("*.yaml"), *path.parent.glob("*.yaml")):
+        names[file.stem] = shown_path(file)
+    near = nearest(str(path), names) or nearest(path.stem, names)
     return None if near is None else names[near]

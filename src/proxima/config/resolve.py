@@ -19,8 +19,10 @@ from proxima.config.scalars import in_one_line, to_json
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Node, Source, node_of
 from proxima.data.errors import FieldError
+from proxima.data.recipe_files import find_recipe
 
-Recipe = str | Path | Mapping[str, Any]  # a YAML file, a run folder (its `config.yaml`), or a mapping of the same shape
+# a YAML file, a run folder (its `config.yaml`), the name of a recipe (`quickstart`), or a mapping of the same shape
+Recipe = str | Path | Mapping[str, Any]
 Root = TypeVar("Root", covariant=True)
 
 
@@ -31,7 +33,7 @@ class Resolved(Generic[Root]):
     Args:
         config: every slot holds its spec.
         entries: all leaves in the order of the schema.
-        recipe: the path of the recipe as given; None for a config made from a mapping.
+        recipe: the path or name of the recipe; None for a config made from a mapping.
     """
 
     config: Root
@@ -105,7 +107,7 @@ def resolve(
     if isinstance(recipe, Mapping):
         layers, name = [node_of(recipe, Source("mapping"))], None
     else:
-        layers, name = read_recipe(recipe), shown_path(Path(recipe))
+        layers, name = read_recipe(recipe), shown_path(find_recipe(recipe))
     tree = merged([*layers, layer] if layer else layers, overrides)
     unread = {info.name for info in fields_of(RunConfig)} - {info.name for info in fields_of(root)}
     fields = {key: node for key, node in (tree.mapping or {}).items() if key not in unread}

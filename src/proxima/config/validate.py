@@ -7,6 +7,7 @@ and the case as a user types it in `tests/config/test_check.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, overload
 
 from proxima.config import algorithm_checks, machine_checks, replay_checks, schedule_checks
@@ -14,6 +15,7 @@ from proxima.config.describe import fields_of
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolve import Recipe, Resolved, resolve
 from proxima.config.schema import RunConfig
+from proxima.model.demo_model import download_demo_model, is_downloadable
 
 Check = Callable[[Resolved[Any]], Iterator[Problem]]
 Root = TypeVar("Root")
@@ -55,10 +57,13 @@ def load_recipe(recipe: Recipe, overrides: Sequence[str] = ()) -> Resolved[RunCo
 @overload
 def load_recipe(recipe: Recipe, overrides: Sequence[str] = (), *, root: type[Root]) -> Resolved[Root]: ...
 def load_recipe(recipe: Recipe, overrides: Sequence[str] = (), *, root: type = RunConfig) -> Resolved[Any]:
-    """`resolve`, then `check`; ConfigError with one line for each problem."""
+    """`resolve`, then `check`; ConfigError with one line for each problem. Downloads the demo's model where the recipe
+    names it and it is missing."""
     resolved: Resolved[Any] = resolve(recipe, overrides, root=root)
     if problems := check(resolved):
         raise ConfigError(problems)
+    if is_downloadable(path := resolved.config.model.path):
+        download_demo_model(Path(path))
     return resolved
 
 

@@ -19,6 +19,7 @@ from proxima.config.problems import ConfigError, Problem, one_problem, suggestio
 from proxima.config.recipe_reader import read_yaml, shown_path
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Layout, Node, Source, merge
+from proxima.data.recipe_files import find_recipe
 from proxima.lab.sweep_plan import Sweep, SweepCell
 
 FIELDS = ("recipe", "folder", "seeds", "jobs", "set", "grid", "cells")
@@ -33,14 +34,16 @@ def read_sweep(
     """Read a sweep file.
 
     Args:
-        file: YAML; its fields are `recipe`, `folder`, `seeds`, `jobs`, `set`, `grid`, `cells`.
+        file: YAML, or the name of a sweep that comes with proxima; its fields are `recipe`, `folder`, `seeds`, `jobs`,
+            `set`, `grid`, `cells`.
         folder, jobs: override those of the file.
         only: names of cells, or patterns like `*lr=1e-5`; the others are left out.
     Raises: ConfigError with a line for each mistake in the file itself; `plan_runs` validates the cells' configs.
     """
-    file = Path(file)
+    file = find_recipe(file)
     if not file.is_file():
-        raise one_problem(shown_path(file), "does not exist; give the path of a YAML file, see docs/laboratory.md")
+        message = "does not exist; give the path of a YAML file, or a sweep of `proxima list recipes`"
+        raise one_problem(shown_path(file), message)
     root = read_yaml(file)
     reader = _SweepFileReader(file, root.mapping or {})
     recipe, seeds = reader.recipe(), reader.seeds()
@@ -87,12 +90,13 @@ class _SweepFileReader:
     def recipe(self) -> Path | None:
         node = self.fields.get("recipe")
         if node is None or not isinstance(node.value, str):
-            self.fail("recipe", "must be the path of a recipe: recipe: recipes/quickstart.yaml", node)
+            self.fail("recipe", "must be the path or name of a recipe: recipe: quickstart", node)
             return None
-        for place in (self.file.parent / node.value, Path(node.value)):
+        for place in (self.file.parent / node.value, find_recipe(node.value)):
             if place.exists():
                 return _normalized(place)
-        self.fail("recipe", f"not found beside {shown_path(self.file)} or in the current folder", node)
+        where = f"not found beside {shown_path(self.file)}, in the current folder or in `proxima list recipes`"
+        self.fail("recipe", where, node)
         return None
 
     def folder(self) -> Path:

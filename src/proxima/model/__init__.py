@@ -2,7 +2,8 @@
 response tokens out.
 
 `load.py` loads, `attention.py` keeps packed sequences apart, `log_prob.py` is the fused head, `policy.py` combines
-them, `save.py` writes a folder that `AutoModelForCausalLM` loads, `compute_thread.py` is where all of it runs.
+them, `save.py` writes a folder that `AutoModelForCausalLM` loads, `compute_thread.py` is where all of it runs,
+`demo_model.py` downloads a small model.
 Imports: torch, transformers, `proxima.data`, `proxima.core`. Imported by `engine` (decoders), `train`, `runtime`,
 `cli`.
 To add an attention path: a function in `attention.py` and a line in `ATTENTION`; the contamination tests find it there.

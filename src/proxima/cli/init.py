@@ -1,0 +1,28 @@
+"""Write a recipe, a reward function and questions to start from. They run as they are: cd FOLDER; proxima train
+recipe.yaml."""
+
+import argparse
+import shlex
+from pathlib import Path
+
+from proxima.data import UserError
+
+STARTER = Path(__file__).parent / "starter"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("."), help="where to write; default: here")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    folder: Path = arguments.folder
+    files = {source: folder / source.name for source in sorted(STARTER.iterdir()) if source.is_file()}
+    if present := [target for target in files.values() if target.exists()]:
+        raise UserError(f"{', '.join(map(str, present))}: exists; nothing was written", remedy="give another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    for source, target in files.items():
+        target.write_bytes(source.read_bytes())
+        print(f"wrote {target}")
+    where = "" if folder == Path(".") else f"cd {shlex.quote(str(folder))} && "
+    print(f"\n{where}proxima train recipe.yaml")
+    return 0

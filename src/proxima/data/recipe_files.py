@@ -1,0 +1,30 @@
+"""Finds recipes by name: those that come with proxima, and files of the user's."""
+
+from pathlib import Path
+
+
+def shipped_folder() -> Path:
+    """The folder of the recipes that come with proxima: in the package of a wheel, at the top of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parents[1] / "recipes"
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Recipes and sweeps that come with proxima by name, `quickstart` or `cpu/dapo`; those of the top folder first."""
+    folder = shipped_folder()
+    files = sorted(folder.rglob("*.yaml"), key=lambda file: (len(file.parts), file))
+    return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
+
+
+def find_recipe(name: str | Path) -> Path:
+    """The file, or run folder, that a user means by `name`.
+
+    A file or a run folder of that path, else the file `NAME.yaml`, else the recipe that comes with proxima, else the
+    path as it is, where nothing may be.
+    """
+    path = Path(name)
+    if path.is_file() or (path / "config.yaml").is_file():
+        return path
+    with_suffix = path.parent / f"{path.name}.yaml"
+    return with_suffix if with_suffix.is_file() else shipped_recipes().get(str(name), path)

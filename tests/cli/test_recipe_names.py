@@ -1,0 +1,156 @@
+"""Recipes by name, in a folder without a checkout: which one is meant, how a shell completes it, and `proxima init`."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxima.cli.output import complete_recipe
+from proxima.config import resolve
+from proxima.data.recipe_files import shipped_folder, shipped_recipes
+
+
+def test_a_name_is_a_recipe_of_proxima(here, proxima):
+    resolved = resolve("cpu/dapo")
+    assert resolved.config.algorithm.preset == "dapo" and resolved.recipe == "cpu/dapo"
+    assert resolved.entry("reward.1.kind").source == "cpu/dapo:8"
+    assert resolved.entry("train.steps").source.startswith("quickstart:")  # which it extends
+    code, out, err = proxima("explain", "cpu/dapo", "--yaml")
+    assert (code, err) == (0, "") and out.startswith("# Resolved from cpu/dapo;")
+    code, out, _ = proxima("explain", "quickstart", "--json")
+    assert json.loads(out)["header"].startswith("A first run: SmolLM2-135M-Instruct learns to add")
+    assert json.loads(out)["notes"][0].endswith("it is not here yet, `proxima train` downloads it (93 MB)")
+
+
+def test_a_file_of_that_name_wins_and_it_is_said(here, proxima, recipe):
+    recipe(name="quickstart.yaml")
+    code, out, err = proxima("explain", "quickstart", "--yaml")
+    assert code == 0 and "slots: 8 " in out
+    assert err == "note: quickstart is quickstart.yaml of this folder, not the recipe that comes with proxima\n"
+    assert proxima("explain", "quickstart.yaml", "--yaml")[2] == ""  # not ambiguous
+    assert proxima("explain", "cpu/dapo", "--yaml")[2] == ""
+    (here / "cpu").mkdir()  # a folder is no recipe
+    assert resolve("cpu/dapo").recipe == "cpu/dapo"
+
+
+def test_in_the_folder_of_the_recipes_the_file_is_the_recipe(monkeypatch, proxima):
+    monkeypatch.chdir(shipped_folder())
+    code, _, err = proxima("explain", "quickstart", "--yaml")
+    assert (code, err) == (0, "")
+
+
+def test_a_recipe_of_ones_own_extends_one_of_proxima(here):
+    (here / "mine.yaml").write_text("extends: quickstart\nalgorithm: grpo\n")
+    resolved = resolve("mine")
+    assert (resolved.config.algorithm.preset, resolved.config.train.steps) == ("grpo", 50)
+    assert resolved.entry("train.steps").source.startswith("quickstart:")
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("quikstart", "quickstart"), ("dapo", "cpu/dapo"), ("cpu/dopa", "cpu/dapo"), ("recipes/gsm8k.yaml", "gsm8k")],
+)
+def test_a_misspelt_name(here, proxima, name, near):
+    code, _, err = proxima("train", name)
+    assert (code, err) == (2, f"error: {name}: no such recipe; did you mean {near}?\n")
+
+
+def test_a_sweep_by_name(here, proxima):
+    code, out, err = proxima("sweep", "sweeps/grpo_cppo", "--dry-run")
+    assert (code, err) == (0, "")
+    assert "runs/grpo_cppo/algorithm=cppo/seed-2" in out
+    (here / "mine.yaml").write_text("recipe: quickstart\nset: {algorithm: dapo, train.steps: 3}\n")
+    code, out, err = proxima("sweep", "mine.yaml", "--dry-run")
+    assert (code, err) == (0, "") and 'algorithm.preset="dapo"\' train.steps=3' in out
+
+
+@pytest.mark.parametrize("words", [["--algorithm=grpo", "--train.steps=7"], ["algorithm=grpo", "--train.steps=7"]])
+def test_a_field_with_dashes_is_the_field(here, proxima, words):
+    code, out, err = proxima("explain", "quickstart", "--yaml", *words)
+    assert (code, err) == (0, "")
+    assert "preset: grpo " in out and "steps: 7 " in out
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["train", "quickstart", "--algorithm", "grpo"], "'--algorithm'; write algorithm=VALUE"),
+        (["train", "quickstart", "--algorythm=grpo"], "'--algorythm=grpo'; see proxima train --help"),
+        (["train", "quickstart", "-seed=3"], "'-seed=3'; see proxima train --help"),
+        (["doctor", "--seed=3"], "'--seed=3'; see proxima doctor --help"),
+    ],
+)
+def test_other_options_are_refused(here, proxima, words, line):
+    assert proxima(*words) == (2, "", f"error: unknown argument {line}\n")
+
+
+def test_init_writes_what_runs_and_overwrites_nothing(here, proxima, monkeypatch, tiny_model):
+    code, out, _ = proxima("init", "mine")
+    assert code == 0 and out.endswith("\ncd mine && proxima train recipe.yaml\n")
+    files = {path.name for path in (here / "mine").iterdir()}
+    assert files == {"recipe.yaml", "reward.py", "train.jsonl", "test.jsonl"}
+    assert out.splitlines()[:4] == [f"wrote mine/{name}" for name in sorted(files)]
+    monkeypatch.chdir(here / "mine")
+    texts = [Path(name).read_text().splitlines() for name in ("train.jsonl", "test.jsonl")]
+    questions = [{json.loads(line)["question"] for line in lines} for lines in texts]
+    assert questions[0].isdisjoint(questions[1]) and [len(part) for part in questions] == [48, 24]
+    words = ["train.steps=1", "train.prompts_per_step=2", f"model.path={tiny_model('llama')}", "eval.limit=4"]
+    code, _, err = proxima("train", "recipe.yaml", *words, "engine.dtype=float32", "folder=run", "--quiet")
+    assert (code, err) == (0, "")
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["eval"]["after"]["questions"] == 4 and summary["eval"]["after"]["accuracy"] is not None
+    Path("reward.py").write_text("mine")
+    assert proxima("init") == (
+        2,
+        "",
+        "error: recipe.yaml, reward.py, test.jsonl, train.jsonl: exists; nothing was written; give another folder\n",
+    )
+    assert Path("reward.py").read_text() == "mine"
+
+
+def test_the_starters_reward():
+    from proxima.cli.starter.reward import brief_answer
+
+    class Text:
+        def __init__(self, text):
+            self.answer, self.text = "yes", text
+
+    values = [brief_answer(Text(""), Text(text)) for text in ("Yes.", "Yes, it is.", "No.", "")]
+    assert [(round(one["value"], 3), one["correct"]) for one in values] == [
+        (1.0, True),
+        (0.667, True),
+        (0.0, False),
+        (0.0, False),
+    ]
+
+
+def test_recipes_complete(here):
+    (here / "mine.yaml").touch()
+    (here / "notes.txt").touch()
+    (here / "runs").mkdir()
+    assert complete_recipe("") == [*shipped_recipes(), *sorted(["mine.yaml", "runs/"])]
+    (here / "runs" / "a.yaml").touch()
+    assert complete_recipe("runs/")[-1] == "runs/a.yaml"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("proxima exp", {"explain", "export"}),
+        ("proxima train qu", {"quickstart"}),
+        ("proxima train quickstart --re", {"--resume"}),
+        ("proxima sweep sweeps/g", {"sweeps/grpo_cppo"}),
+        ("proxima data pre", {"prepare"}),
+    ],
+)
+def test_a_shell_completes(here, line, found):
+    """As argcomplete's script of bash, zsh and fish asks: answers on descriptor 8, and torch is not loaded for it."""
+    pytest.importorskip("argcomplete")
+    code = "import os, sys; os.dup2(1, 8); sys.argv = ['proxima']; from proxima.cli.main import main; main()"
+    environment = {**os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "IFS": "\n"}
+    environment |= {"_ARGCOMPLETE_IFS": "\n", "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=here)
+    assert {word.strip() for word in done.stdout.split("\n") if word.strip()} == found, done.stderr
