@@ -41,8 +41,10 @@ class _ModelCopy:
         self.model: Any = copy.deepcopy(model).requires_grad_(False).eval()
         self.backbone, self.head = parts(self.model)
         for module in self.backbone.modules():
-            if isinstance(module, nn.Linear):
-                module.to(dtype)
+            if isinstance(module, nn.Linear) or isinstance(getattr(module, "gate_up_proj", None), nn.Parameter):
+                module.to(dtype)  # also the experts of a layer, which are parameters of three axes
+        if self.device.type == "cpu" and hasattr(self.model, "set_experts_implementation"):
+            self.model.set_experts_implementation("eager")  # linear layers, within `SteadyRows`; one product is not
         self.head_matrix = Matrix(self.head.weight, self.head.bias, dtype)
 
     @torch.no_grad()
@@ -151,8 +153,12 @@ class RecomputeDecoder(_ModelCopy):
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
         rows = torch.arange(len(tokens), device=self.device)
         cache.write(0, rows, position, tokens.view(-1, 1, 1, 1))
-        reach = int(position.max()) + 1
-        return self._last(cache.layers[0][0, : len(tokens), 0, :reach, 0], (position + 1).tolist())
+        lengths = (position + 1).tolist()
+        held = cache.layers[0][0, : len(tokens), 0, : max(lengths), 0]
+        if self.device.type != "cpu":
+            return self._last(held, lengths)
+        # one row at a time: padded to the longest, a row's last bits would depend on its neighbours
+        return torch.cat([self._last(row[None, :length], [length]) for row, length in zip(held, lengths, strict=True)])
 
     def _last(self, tokens: Tensor, lengths: list[int]) -> Tensor:
         ends = torch.tensor(lengths, device=self.device)

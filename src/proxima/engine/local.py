@@ -27,6 +27,7 @@ from proxima.engine.protocol import (
     WeightUpdate,
 )
 from proxima.engine.scheduler import Scheduler
+from proxima.model.attention import unpackable
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import DTYPES, LoadedModel
 
@@ -85,15 +86,14 @@ def make_decoder(model: nn.Module, dtype: torch.dtype, kind: str = "auto") -> De
         raise UserError(f"engine.decoder='fast': {reason}; use auto or general.")
     if kind in ("auto", "fast") and reason is None:
         return FastDecoder(model, dtype)
-    interface = getattr(model, "_supports_attention_backend", False)
-    return GeneralDecoder(model, dtype) if interface else RecomputeDecoder(model, dtype)
+    return RecomputeDecoder(model, dtype) if unpackable(model) else GeneralDecoder(model, dtype)
 
 
 class LocalEngine:
     """See `Engine` for the protocol. Tensor work runs in the compute thread.
 
-    Tokens of a request depend on (seed, prompt uid, sample, turn) and the weights, never on what else is queued: draws
-    are by counter, and row counts are padded so that a row's arithmetic does not depend on how many others there are.
+    Tokens of a request depend on (seed, prompt uid, sample, turn) and the weights, not on what else is queued: draws
+    are by counter, and on a CPU a row's arithmetic does not depend on how many others there are.
 
     Args:
         loaded: model and tokenizer; the weights are copied.
@@ -119,7 +119,10 @@ class LocalEngine:
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            weight_updates=frozenset({"module"}), score=True, top_k=self.spec.top_k_log_probs, deterministic=True
+            weight_updates=frozenset({"module"}),
+            score=True,
+            top_k=self.spec.top_k_log_probs,
+            deterministic=self.scheduler.cache.device.type == "cpu",  # elsewhere kernels are chosen by the row count
         )
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:

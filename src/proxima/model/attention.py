@@ -233,6 +233,32 @@ def _hidden_padded(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     return hidden.index_select(0, torch.cat(predict))
 
 
+def mixes_elsewhere(model: nn.Module) -> str | None:
+    """What of a model, beside attention to all or to the last tokens, carries information from token to token; None if
+    nothing does. Such a model knows no packed sequences, whatever its attention does."""
+    whole: Any = model
+    kinds = set(getattr(whole.config.get_text_config(), "layer_types", None) or ()) - {
+        "full_attention",
+        "sliding_attention",
+    }
+    if kinds:
+        return f"has layers of type {', '.join(sorted(kinds))}"
+    return "has recurrent layers" if getattr(model, "_is_stateful", False) else None
+
+
+def unpackable(model: nn.Module) -> str | None:
+    """Why `packed_attention` does not do for a model what its own attention does; None if it does."""
+    whole: Any = model
+    config = whole.config.get_text_config()
+    checks = {
+        "calls its attention by itself": not getattr(model, "_supports_attention_backend", False),
+        "has keys and values of unlike sizes": getattr(config, "kv_lora_rank", None) is not None,
+        "caps its attention scores": getattr(config, "attn_logit_softcapping", None) is not None,
+        "has attention sinks": any(name.endswith("sinks") for name, _ in model.named_parameters()),
+    }
+    return mixes_elsewhere(model) or next((what for what, found in checks.items() if found), None)
+
+
 #: path → the states [N, D] that predict the response tokens
 ATTENTION: dict[str, Callable[[nn.Module, PackedBatch], Tensor]] = {
     "packed": _hidden_packed,

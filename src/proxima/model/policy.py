@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from proxima.data import PackedBatch, Trajectory, UserError, pack
-from proxima.model.attention import ATTENTION, hugging_face_name
+from proxima.data import FieldError, PackedBatch, Trajectory, UserError, pack
+from proxima.model.attention import ATTENTION, hugging_face_name, mixes_elsewhere, unpackable
 from proxima.model.load import LoadedModel
 from proxima.model.log_prob import token_log_prob
 
@@ -27,9 +27,34 @@ class TokenOutputs:
 
 
 def parts(model: nn.Module) -> tuple[Any, Any]:
-    """The decoder stack of a causal language model, and its output head."""
+    """The decoder stack of a causal language model, and its output head.
+
+    Raises:
+        UserError: the logits are not a linear function of the last hidden state: their log-probs would be wrong here.
+    """
     whole: Any = model
-    return whole.get_decoder() if hasattr(whole, "get_decoder") else whole.base_model, whole.get_output_embeddings()
+    backbone = whole.get_decoder() if hasattr(whole, "get_decoder") else whole.base_model
+    head, name = whole.get_output_embeddings(), type(model).__name__
+    if backbone is whole:
+        raise UserError(f"{name} is not supported: it does not say which of its modules is the decoder")
+    if type(head) is not nn.Linear:
+        raise UserError(f"{name} is not supported: its output head is a {type(head).__name__}, not a linear layer")
+    config = whole.config.get_text_config()
+    for field, neutral in AFTER_THE_HEAD:
+        value = getattr(config, field, neutral)
+        if value is not None and value != neutral:
+            raise UserError(f"{name} is not supported: it changes the logits after its output head ({field}={value})")
+    return backbone, head
+
+
+# what architectures of transformers do to logits after the head, with the value at which nothing happens
+AFTER_THE_HEAD = (
+    ("final_logit_softcapping", None),
+    ("logit_scale", 1.0),
+    ("logits_scaling", 1.0),
+    ("lm_head_multiplier", 1.0),
+    ("output_multiplier_scale", 1.0),
+)
 
 
 class Policy:
@@ -37,8 +62,8 @@ class Policy:
 
     Args:
         loaded: model and tokenizer.
-        attention: `auto`, or a key of `proxima.model.attention.ATTENTION`. `auto` is `packed` where the architecture
-            calls its attention through Hugging Face's attention interface, else `padded`.
+        attention: `auto`, or a key of `proxima.model.attention.ATTENTION`. `auto` is `packed` unless the architecture
+            is `unpackable`, then `padded`.
         share_prompt: run the prompt of neighbouring trajectories of a group once.
         compute_dtype: autocast dtype; float32 switches autocast off.
         log_prob_chunk: rows of logits in memory at once.
@@ -56,8 +81,12 @@ class Policy:
     ) -> None:
         self.loaded = loaded
         self.model = loaded.model
+        other = mixes_elsewhere(self.model) if attention in ("mask", "native") else unpackable(self.model)
         if attention == "auto":
-            attention = "packed" if getattr(self.model, "_supports_attention_backend", False) else "padded"
+            attention = "padded" if other else "packed"
+        elif other and attention != "padded":
+            remedy = "set model.attention=auto, or padded"
+            raise FieldError("model.attention", attention, f"mixes sequences: this model {other}", remedy=remedy)
         self.attention = attention
         self.share_prompt = share_prompt and attention in ("packed", "mask")
         self.compute_dtype = compute_dtype
@@ -67,17 +96,6 @@ class Policy:
             self.model.set_attn_implementation(hugging_face_name(attention))
         self.set_gradient_checkpointing(gradient_checkpointing)
         self.backbone, self.head = parts(self.model)
-        if type(self.head) is not nn.Linear:
-            found = type(self.head).__name__
-            raise UserError(f"{type(self.model).__name__}: the output head is a {found}, not a linear layer.")
-        self._refuse_scaled_logits()
-
-    def _refuse_scaled_logits(self) -> None:
-        """Refuse a head followed by a scale or soft cap, whose log-probs would be wrong here."""
-        for name, neutral in (("final_logit_softcapping", None), ("logit_scale", 1.0), ("logits_scaling", 1.0)):
-            value = getattr(self.model.config, name, neutral)
-            if value is not None and value != neutral:
-                raise UserError(f"{type(self.model).__name__}: {name}={value} after the output head is not supported.")
 
     @property
     def device(self) -> torch.device:

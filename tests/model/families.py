@@ -1,0 +1,71 @@
+"""Tiny random models of the families that docs/models.md lists, made from the configs of transformers."""
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+import transformers as hf
+
+from proxima.model import LoadedModel
+from tests.tiny import VOCABULARY, tiny_tokenizer
+
+_IDS = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "initializer_range": 0.25}
+_STATES = _IDS | {"hidden_size": 32, "num_hidden_layers": 2}
+_HEADS = _STATES | {"intermediate_size": 48, "num_attention_heads": 4, "max_position_embeddings": 128}
+_DENSE = _HEADS | {"num_key_value_heads": 2}
+_EXPERTS = _DENSE | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+_WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+_LINEAR = {"layer_types": ["linear_attention", "full_attention"], "shared_expert_intermediate_size": 24}
+_LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+_GPT2 = _IDS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+_GPT2 |= {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
+_LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
+_LATENT |= {"qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_group": 1, "topk_group": 1}
+
+#: name in the table → class and config of transformers
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "Llama": (hf.LlamaForCausalLM, hf.LlamaConfig(**_DENSE)),
+    "Qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config(**_DENSE)),
+    "Qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config(**_DENSE, head_dim=16)),
+    "Qwen3-MoE": (hf.Qwen3MoeForCausalLM, hf.Qwen3MoeConfig(**_EXPERTS)),
+    "Qwen3-Next": (hf.Qwen3NextForCausalLM, hf.Qwen3NextConfig(**_EXPERTS, **_LINEAR, linear_value_head_dim=8)),
+    "Gemma3": (hf.Gemma3ForCausalLM, hf.Gemma3TextConfig(**_DENSE, **_WINDOWS, head_dim=16)),
+    "Mistral": (hf.MistralForCausalLM, hf.MistralConfig(**_DENSE, sliding_window=4)),
+    "Phi3": (hf.Phi3ForCausalLM, hf.Phi3Config(**_DENSE)),
+    "Mixtral": (hf.MixtralForCausalLM, hf.MixtralConfig(**_DENSE, num_local_experts=4, num_experts_per_tok=2)),
+    "GPT-2": (hf.GPT2LMHeadModel, hf.GPT2Config(**_GPT2)),
+    "OLMo2": (hf.Olmo2ForCausalLM, hf.Olmo2Config(**_DENSE)),
+    "Mamba": (hf.MambaForCausalLM, hf.MambaConfig(**_STATES, state_size=4, expand=2, conv_kernel=4, time_step_rank=2)),
+    "LFM2": (hf.Lfm2ForCausalLM, hf.Lfm2Config(**_DENSE, layer_types=["conv", "full_attention"])),
+    "DeepSeek-V3": (
+        hf.DeepseekV3ForCausalLM,
+        hf.DeepseekV3Config(**_HEADS | _LATENT, moe_intermediate_size=24, num_experts_per_tok=2),
+    ),
+}
+#: name in the table → class and config, and the reason
+REFUSED: dict[str, tuple[Any, Any, str]] = {
+    "Gemma2": (
+        hf.Gemma2ForCausalLM,
+        hf.Gemma2Config(**_DENSE, head_dim=16),
+        "it changes the logits after its output head (final_logit_softcapping=30.0)",
+    ),
+    "Cohere2": (
+        hf.Cohere2ForCausalLM,
+        hf.Cohere2Config(**_DENSE, **_WINDOWS),
+        "it changes the logits after its output head (logit_scale=0.0625)",
+    ),
+}
+
+
+def make(family: str) -> LoadedModel:
+    """The model in float32, with norms and biases drawn too, and a tokenizer; the same weights each time."""
+    kind, config, *_ = (FAMILIES | REFUSED)[family]
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(3)
+        model = kind(deepcopy(config))
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter += 0.2 * torch.randn_like(parameter)
+        embedding = model.get_input_embeddings().weight
+        embedding[0] = 0.25 * torch.randn_like(embedding[0])  # the padding row starts as zeros
+    return LoadedModel(model=model.eval(), tokenizer=tiny_tokenizer(), path=family)

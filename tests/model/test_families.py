@@ -1,0 +1,115 @@
+"""The families of docs/models.md: trainer and engine against Hugging Face's forward of one sequence, and the table."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxima.data import Prompt, Trajectory
+from proxima.engine.local import Local, LocalEngine, collect
+from proxima.engine.protocol import Request, Sampling
+from proxima.model import Policy
+from tests.model.families import FAMILIES, REFUSED, make
+from tests.model.rows import plain_log_prob, rows
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+SHAPES = ((7, (5, 1, 9)), (1, (12,)), (3, (2, 3)))
+PATHS = {"packed": "packed", "padded": "one row a sequence"}
+DECODERS = {"FastDecoder": "fast", "GeneralDecoder": "general", "RecomputeDecoder": "the whole sequence each token"}
+
+
+def table_row(family: str) -> str:
+    policy = Policy(make(family))
+    engine = LocalEngine(make(family), Local(slots=8))
+    decoder = DECODERS[type(engine.scheduler.decoder).__name__]
+    shared = "yes" if policy.share_prompt else "no"
+    return f"| {family} | `{FAMILIES[family][0].__name__}` | {PATHS[policy.attention]} | {shared} | {decoder} |"
+
+
+def requests(count: int = 6) -> list[Request]:
+    prompts = [
+        Prompt(uid=i, messages=(), tokens=row.prompt_tokens)
+        for i, row in enumerate(rows((7, (1,)), (1, (1,)), (14, (1,))))
+    ]
+    return [Request(prompt=p, sample=s, sampling=Sampling(max_tokens=count), seed=5) for p in prompts for s in range(2)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_trainer_keeps_sequences_apart_and_shares_their_prompt(family):
+    """Log-probs and gradients of a packed batch with shared prompts, against one sequence at a time."""
+    trajectories, found, alone = rows(*SHAPES), Policy(make(family)), make(family).model
+    expected = torch.cat([plain_log_prob(alone, row) for row in trajectories])
+    given = found(found.pack(trajectories)).log_prob
+    assert (given - expected).abs().max() < 3e-5  # nats
+    signs = torch.tensor([1.0, -2.0]).repeat(len(expected))[: len(expected)]
+    (expected * signs).sum().backward()
+    (given * signs).sum().backward()
+    for (name, mine), theirs in zip(found.model.named_parameters(), alone.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None), name
+        if mine.grad is not None and theirs.grad is not None:
+            assert (mine.grad - theirs.grad).abs().max() < 1e-4 * theirs.grad.abs().max() + 1e-5, name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_engine_agrees_with_the_model(family):
+    """float32: each token's log-prob against the model's own forward of the whole sequence."""
+    asked = requests()
+    given = asyncio.run(collect(LocalEngine(make(family), Local(slots=8, dtype="float32")), asked))
+    pairs = list(zip(asked, given, strict=True))
+    trajectories = [Trajectory.of(r.prompt, c, group=i, advantage=0.0) for i, (r, c) in enumerate(pairs)]
+    with torch.no_grad():
+        expected = torch.cat([plain_log_prob(make(family).model, row) for row in trajectories])
+    behavior = torch.tensor([x for c in given for x in c.sampled_log_prob])
+    assert (behavior - expected).abs().max() < 3e-5  # nats
+
+
+SLOW = [pytest.param(family, marks=pytest.mark.slow) if family == "Qwen3-Next" else family for family in FAMILIES]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", SLOW)
+def test_a_completion_has_the_same_bits_alone_and_in_a_crowd(family, dtype):
+    asked = requests(4)
+    spec = Local(slots=8, dtype=dtype)
+    crowd = asyncio.run(collect(LocalEngine(make(family), spec), asked))
+    engine = LocalEngine(make(family), spec)
+    assert engine.capabilities.deterministic
+    for i in (1, 2, 5):
+        (alone,) = asyncio.run(collect(engine, [asked[i]]))
+        assert alone.tokens.tolist() == crowd[i].tokens.tolist()
+        assert alone.sampled_log_prob.tolist() == crowd[i].sampled_log_prob.tolist()
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_what_would_be_wrong_is_refused_by_name(family):
+    kind, _, reason = REFUSED[family]
+    expected = f"{kind.__name__} is not supported: {reason}"
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        Policy(make(family))
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        LocalEngine(make(family), Local(slots=8))
+    assert f"| {family} | `{kind.__name__}` | {reason} |" in PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_table():
+    wanted = [table_row(family) for family in FAMILIES]
+    found = re.findall(r"^\| .* \| `\w+` \| .* \| (?:yes|no) \| .* \|$", PAGE.read_text(encoding="utf-8"), re.M)
+    assert found == wanted, "docs/models.md must have these rows:\n" + "\n".join(wanted)
+
+
+@pytest.mark.parametrize(
+    ("family", "path", "why"),
+    [
+        ("LFM2", "packed", "has layers of type conv"),
+        ("LFM2", "mask", "has layers of type conv"),
+        ("Qwen3-Next", "native", "has layers of type linear_attention"),
+        ("Mamba", "packed", "has layers of type linear_attention"),
+        ("DeepSeek-V3", "packed", "has keys and values of unlike sizes"),
+    ],
+)
+def test_attention_that_would_mix_sequences_is_refused(family, path, why):
+    remedy = "set model.attention=auto, or padded"
+    with pytest.raises(ValueError, match=f"model.attention='{path}' mixes sequences: this model {why}; {remedy}"):
+        Policy(make(family), attention=path)
