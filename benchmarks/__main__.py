@@ -18,6 +18,7 @@ CLAIMS = (
     "correction_cost",
     "math_reward",
     "kills",
+    "nan_campaign",
     "decode_vs_hf",
     "step_vs_trl",
     "seeds",

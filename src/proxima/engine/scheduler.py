@@ -258,7 +258,7 @@ class Scheduler:
         batch, self._batch = self._batch, None
         if batch is not None and batch.sampled:
             columns = _columns(batch.sampled)
-            if not np.isfinite(columns["untruncated_log_prob"]).all():
+            if not all(np.isfinite(columns[name]).all() for name in ("untruncated_log_prob", "sampled_log_prob")):
                 raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
             self.table.append(batch.lines, self.version, columns)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from proxima.core.advantage import TokenRewards
 from proxima.core.advantage.token import place_scores
 from proxima.core.selection import select
-from proxima.data import Group, Outcomes, Trajectory, pack
+from proxima.data import Group, NotFiniteError, Outcomes, Trajectory, pack
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.runtime.rollouts import CompletionRecord, Key
 from proxima.train import TokenStatistics
@@ -200,6 +200,10 @@ class Algorithm:
                 items[row] = item
                 values = item.advantage if item.loss_mask is None else item.advantage[item.loss_mask]
                 advantage[row] = float(values.mean(dtype=np.float64)) if values.size else 0.0
+        if count := int((outcomes.valid & ~advantage.isfinite()).sum()):
+            raise NotFiniteError(
+                f"{type(self.advantage).__name__} gives {count} completions an advantage of NaN or infinity"
+            )
         return advantage, items
 
     def _with_token_advantages(self, scored: Sequence[Trajectory], outcomes: Outcomes) -> list[Trajectory]:

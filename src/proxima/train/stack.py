@@ -1,5 +1,6 @@
 """The training stack: from items and an objective to new weights. It knows no RL."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -18,6 +19,8 @@ from proxima.train.forward_stage import ForwardStage, LogProbStage
 from proxima.train.micro_batch import micro_batches, tokens_fed
 from proxima.train.objectives.protocol import Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
+
+EXPLODED = 3.0  # growth of the norm of all trained weights in one step, after which little of the model is left
 
 
 class OptimizerSpec(Protocol):
@@ -128,8 +131,9 @@ class TrainStack:
         Raises:
             ValueError: the loss lacks a tensor.
             NotFiniteError: a gradient norm is not finite, and the update was not made; or the weights are not, after
-                the last update.
+                the last update, or their norm has grown more than `EXPLODED` times.
         """
+        before = self._weight_norm()
         self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
         filled = {i for i in {*chain(*plan)} if any(len(item.tokens) for item in objective.sequences(items[i]))}
         active = [[i for i in indices if i in filled] for indices in plan]
@@ -147,7 +151,7 @@ class TrainStack:
             self._accumulate(objective, items, indices, run[number], number, state)
             norms.append(self._step())
         if plan:
-            self.check_weights()
+            self._check_weights(before)
         self.updates += max(0, planned - len(plan))
         result.metrics = {key: value.value for key, value in merge_metrics(state.metrics).items()} | {
             "loss": float(state.loss) / max(1, len(plan)),
@@ -234,21 +238,33 @@ class TrainStack:
         self.updates += 1
         return norm.detach()
 
-    @torch.no_grad()
-    def check_weights(self) -> None:
-        """Raise NotFiniteError unless all weights are finite; one reading pass over them."""
-        if not bool(torch.stack([p.sum() for p in self.parameters]).isfinite().all()):
+    def _weight_norm(self) -> float:
+        """The norm of all trained weights; one reading pass over them."""
+        return float(nn.utils.get_total_norm([p.detach() for p in self.parameters]))
+
+    def _check_weights(self, before: float) -> None:
+        norm = self._weight_norm()
+        if not math.isfinite(norm):
             raise NotFiniteError(f"the weights are NaN, infinite or too large to add up after update {self.updates}")
+        if norm > EXPLODED * before > 0:
+            grown = f"from {before:.3g} to {norm:.3g}"
+            raise NotFiniteError(f"the norm of the weights went {grown} in one step, after update {self.updates}")
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The optimizer's tensors by name (`exp_avg/<parameter>` …) and the update count, as `load` takes them. The
-        weights are not among them."""
+        weights are not among them.
+
+        Raises:
+            NotFiniteError: one of them is not finite: its weights would never move again.
+        """
         names = {id(p): name for name, p in self.policy.model.named_parameters()}
         tensors = {
             f"{key}/{names[id(parameter)]}": value if isinstance(value, Tensor) else torch.tensor(value)
             for parameter, slots in self.optimizer.state.items()
             for key, value in slots.items()
         }
+        if bad := next((name for name, value in tensors.items() if not bool(value.sum().isfinite())), None):
+            raise NotFiniteError(f"the optimizer state {bad!r} is NaN, infinite or too large to add up")
         return tensors, {"updates": self.updates}
 
     def load(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:

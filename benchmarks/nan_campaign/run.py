@@ -1,0 +1,178 @@
+"""Make numbers of a run NaN or infinite, and see that it ends with one line, no bad checkpoint and an exact resume."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.nan_campaign.faults import Fault, faults, watch_steps
+
+TWO_UPDATES: dict[str, Any] = {"train__steps": 4, "train__updates_per_step": 2}
+LEARNING_RATES = (1e1, 1e3, 1e6, 1e20, 1e38)
+
+
+class Runs:
+    """Runs of one recipe in forked processes."""
+
+    def __init__(self, root: Path) -> None:
+        sys.path.insert(0, str(harness.HERE.parent))
+        import torch
+
+        from tests.runtime.tiny_run import recipe, traces
+        from tests.tiny import tiny_factory
+
+        torch.set_num_threads(1)
+        (root / "model").mkdir(parents=True)
+        self.root, self.model = root, tiny_factory(root / "model")("llama")
+        self.recipe, self.traces = recipe, traces
+        self.folder = root / "run"
+        self.go(root / "whole")
+        self.expected = traces(root / "whole")
+
+    def forked(self, work: Callable[[], Any]) -> Any:
+        """What `work` returns in a process of its own, as JSON."""
+        answer = self.root / "answer.json"
+        if pid := os.fork():
+            os.waitpid(pid, 0)
+            return json.loads(answer.read_text())
+        with (self.root / "log.txt").open("w") as log:
+            for stream in (1, 2):
+                os.dup2(log.fileno(), stream)
+            answer.write_text(json.dumps(work()))
+        os._exit(0)
+
+    def go(self, folder: Path, *, fault: Fault | None = None, step: int = 0, **changes: Any) -> dict[str, Any]:
+        """Begin or resume a run: how it ended and what it said."""
+        from proxima.data import UserError
+        from proxima.runtime.controller import RunEnded
+        from tests.runtime.tiny_run import go
+
+        tree = self.recipe(changes.pop("model", self.model), **TWO_UPDATES, **changes)
+
+        def work() -> dict[str, Any]:
+            watch_steps()
+            if fault is not None:
+                fault(step)
+            try:
+                resume = (folder / "run.sqlite").exists()
+                return {"status": go(folder, tree, resume=resume).status, "said": ""}
+            except (UserError, RunEnded) as error:
+                return {"status": "ended", "said": str(error)}
+            except Exception as error:
+                traceback.print_exc()
+                return {"status": "bug", "said": f"{type(error).__name__}: {error}"}
+
+        return self.forked(work)
+
+    def problems(self, found: dict[str, Any]) -> list[str]:
+        """What is wrong with a run that should have ended with one line and without a bad checkpoint."""
+        from safetensors.torch import load_file
+
+        problems = [] if found["status"] == "ended" else [found["status"]]
+        problems += ["several lines"] if "\n" in found["said"] else []
+        for file in sorted((self.folder / "checkpoints").rglob("*.safetensors")):
+            bad = [name for name, value in load_file(file).items() if not value.isfinite().all()]
+            problems += [f"{name} of a checkpoint" for name in bad[:1]]
+        return problems
+
+    def resumed(self) -> list[str]:
+        """What is wrong once the run was resumed."""
+        again = self.go(self.folder)
+        equal = again["status"] == "done" and self.traces(self.folder) == self.expected
+        return [] if equal else [f"the resumed run differs ({again['said'] or again['status']})"]
+
+    def row(self, place: str, step: Any, found: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+        """A row of the table; the run is deleted."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        said = found["said"].replace(str(self.root), "")
+        return {
+            "place": place,
+            "step": step,
+            "ended": found["status"],
+            "good": "; ".join(problems) or "yes",
+            "said": said,
+        }
+
+
+def put_nan(file: Path, name: str) -> None:
+    """One entry of a tensor of a file."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    tensor = next(value for key, value in tensors.items() if key.endswith(name))
+    with torch.no_grad():
+        tensor.view(-1)[5] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def main() -> None:
+    options = harness.parser(__doc__, repeats=1).parse_args()
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
+        rows = campaign(Runs(Path(place)))
+    print(
+        harness.table(
+            ["place", "step", "ended", "good"], [[r["place"], str(r["step"]), r["ended"], r["good"]] for r in rows]
+        )
+    )
+    for row in rows:
+        print(f"  {row['place']}: {row['said']}", file=sys.stderr)
+    wrong = [row["place"] for row in rows if row["good"] != "yes"]
+    harness.finish({"places": rows, "wrong": wrong}, options.json_out)
+
+
+def campaign(runs: Runs) -> list[dict[str, Any]]:
+    """All places, one after the other."""
+    rows: list[dict[str, Any]] = []
+    for found in chain(in_training(runs), in_files(runs), learning_rates(runs)):
+        rows.append(found)
+        print(f"  {len(rows)} {found['place']}: {found['ended']}, {found['good']}", file=sys.stderr, flush=True)
+    return rows
+
+
+def in_training(runs: Runs) -> Iterator[dict[str, Any]]:
+    """Ended, and resumed without the fault."""
+    for place, (step, fault) in faults().items():
+        found = runs.go(runs.folder, fault=fault, step=step)
+        problems = runs.problems(found)
+        if place == "reward":
+            records = [json.loads(line) for line in (runs.folder / "metrics.jsonl").read_text().splitlines()]
+            lost = sum(r.get("reward/invalid", 0) for r in records if r["kind"] == "train")
+            problems = [] if (found["status"], lost) == ("done", 1) else [f"{found['status']}, {lost} rewards invalid"]
+        else:
+            problems += runs.resumed()
+        yield runs.row(place, step, found, problems)
+
+
+def in_files(runs: Runs) -> Iterator[dict[str, Any]]:
+    """Of the last checkpoint: the one before is taken. Of the model: refused."""
+    _, fault = faults()["gradient"]
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        runs.go(runs.folder, fault=fault, step=3)
+        put_nan(next((runs.folder / "checkpoints" / "000002").rglob(name)), "mlp.up_proj.weight")
+        found = runs.go(runs.folder)
+        same = found["status"] == "done" and runs.traces(runs.folder) == runs.expected
+        yield runs.row(f"{name} of the last checkpoint", "resume", found, [] if same else ["the resumed run differs"])
+    for name in ("mlp.up_proj.weight", "model.norm.weight", "embed_tokens.weight"):
+        model = runs.root / "damaged"
+        shutil.copytree(runs.model, model)
+        put_nan(model / "model.safetensors", name)
+        found = runs.go(runs.folder, model=model)
+        shutil.rmtree(model)
+        yield runs.row(f"model file, {name}", "start", found, runs.problems(found))
+
+
+def learning_rates(runs: Runs) -> Iterator[dict[str, Any]]:
+    """Constant, without warmup."""
+    for rate in LEARNING_RATES:
+        changes = {"train__optimizer__lr": rate, "train__warmup_steps": 0, "train__schedule": "constant"}
+        found = runs.go(runs.folder, **changes)
+        yield runs.row(f"learning rate {rate:g}", "all", found, runs.problems(found))
