@@ -319,3 +319,15 @@ def every_field(cls=RunConfig, path=""):
 
 def test_every_field_says_what_it_means():
     assert [path for path, info in every_field() if not info.help] == []
+
+
+def test_a_tilde_is_the_home_folder_in_every_path(recipe, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    files = "task={kind: jsonl, path: [~/a.jsonl, b.jsonl]}"
+    rest = ["folder=~/runs/one", "data.system=~/no path"]
+    resolved = resolve(recipe(), ["model.path=~/models/m", files, *rest])
+    config = resolved.config
+    assert (config.model.path, config.folder) == ("/home/ada/models/m", "/home/ada/runs/one")
+    assert config.task.path == ("/home/ada/a.jsonl", "b.jsonl")
+    assert config.data.system == "~/no path"
+    assert resolved.entry("model.path").value == "/home/ada/models/m"  # what config.yaml records

@@ -257,3 +257,10 @@ def test_a_models_own_code_is_never_run(read, tiny_model, tmp_path, monkeypatch)
     with pytest.raises(FieldError, match="brings Python code of its own, which proxima does not run"):
         read(str(folder))
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_tilde_is_the_home_folder(tiny_model, monkeypatch):
+    folder = tiny_model("llama")
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert load_config(f"~/{folder.name}").model_type == "llama"
+    assert load(f"~/{folder.name}").parameters == load(str(folder)).parameters

@@ -248,3 +248,10 @@ def test_a_torn_parquet_file_is_named(tmp_path):
 def test_a_bad_template(template):
     with pytest.raises(ValueError, match="^question="):
         Jsonl(path="x.jsonl", question=template)
+
+
+@both
+def test_a_tilde_is_the_home_folder(cls, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    name = written(cls, tmp_path, ROWS).removeprefix(str(tmp_path))
+    assert len(cls(path=f"~{name}").rows(1)) == len(cls(path=f"~{name.replace('data', 'd*a')}").rows(1)) == 5

@@ -1,5 +1,6 @@
 """A merged tree becomes typed, checked dataclasses, a provenance entry for each value, and a list of problems."""
 
+import os
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, replace
 from functools import partial
@@ -127,7 +128,7 @@ class Builder:
             value = coerce(node, info.hint)
         except Mismatch as mismatch:
             return self.fail(path + mismatch.where, str(mismatch), mismatch.node or node)
-        return self.leaf(path, value, node, info.help)
+        return self.leaf(path, _at_home(value) if info.name in PLACES else value, node, info.help)
 
     def default(self, info: FieldInfo, path: str) -> Any:
         if info.default is MISSING:
@@ -199,6 +200,15 @@ def _indexed(node: Node) -> Node:
     if node.mapping and keys == [str(index) for index in range(len(keys))]:
         return Node([node.mapping[key] for key in keys], node.source)
     return node
+
+
+PLACES = ("folder", "path")  # fields of any config or spec that name files: `~` in them is the home folder
+
+
+def _at_home(value: Any) -> Any:
+    if isinstance(value, str | tuple):
+        return os.path.expanduser(value) if isinstance(value, str) else tuple(map(_at_home, value))
+    return value
 
 
 def _join(path: str, name: str) -> str:

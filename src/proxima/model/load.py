@@ -58,7 +58,7 @@ def check_path(path: str) -> None:
     Raises:
         FieldError: a local path that does not exist, a folder without config.json, a file that is not GGUF.
     """
-    place = Path(path)
+    place = Path(path).expanduser()
     if place.is_dir():
         if not (place / "config.json").is_file():
             remedy = "give a Hugging Face model folder"
@@ -138,8 +138,10 @@ def load(
 
 
 def _place(path: str) -> tuple[str, dict[str, Any]]:
-    place = Path(path)
-    return (str(place.parent), {"gguf_file": place.name}) if place.suffix == ".gguf" else (path, {})
+    place = Path(path).expanduser()
+    if place.suffix == ".gguf":
+        return str(place.parent), {"gguf_file": place.name}
+    return (str(place) if path.startswith("~") else path), {}
 
 
 def _gguf_quantization(name: str) -> dict[str, Any]:

@@ -40,9 +40,9 @@ class Gsm8kTask:
         return MappedRows(self._source().rows(seed), self._row)
 
     def _source(self) -> Task:
-        place = Path(self.path)
+        place = Path(self.path).expanduser()
         if place.is_file():
-            return (Parquet if place.suffix == ".parquet" else Jsonl)(path=self.path)
+            return (Parquet if place.suffix == ".parquet" else Jsonl)(path=str(place))
         if place.is_dir():
             for folder in (place, place / "main"):
                 if (folder / f"{self.split}.jsonl").is_file():

@@ -51,15 +51,17 @@ def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | 
         import datasets
     except ImportError:
         raise UserError("Hugging Face data sets need the package datasets: pip install 'proxima-rl[data]'") from None
-    folder = Path(path)
+    folder = Path(path).expanduser()
     if not folder.exists() and (path.startswith(("/", ".", "~")) or path.count("/") > 1):
         raise FieldError("path", path, "names a folder that does not exist")
     try:
         if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-            stored = datasets.load_from_disk(path)
+            stored = datasets.load_from_disk(str(folder))
             return stored[split] if isinstance(stored, datasets.DatasetDict) else stored
         with offline_unless_reachable():
-            return datasets.load_dataset(path, subset, split=split, revision=revision)
+            return datasets.load_dataset(
+                str(folder) if folder.exists() else path, subset, split=split, revision=revision
+            )
     except Exception as error:  # the library and the network code below it raise dozens of types
         reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         remedy = "" if folder.exists() else "without a network, name a folder or a data set in the cache"

@@ -2,6 +2,7 @@
 
 import glob
 import json
+import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -160,7 +161,7 @@ def find_files(path: str | Sequence[str]) -> list[Path]:
     """The files of a path, a pattern or several of either, sorted within each pattern; FieldError if one has none."""
     found: list[Path] = []
     for pattern in [path] if isinstance(path, str) else path:
-        for file in map(Path, sorted(glob.glob(pattern, recursive=True)) or [pattern]):
+        for file in map(Path, sorted(glob.glob(os.path.expanduser(pattern), recursive=True)) or [pattern]):
             if file.is_dir():
                 remedy = f"name its files, as in {str(file / '*.jsonl')!r}"
                 raise FieldError("path", pattern, "is a folder", remedy=remedy)
