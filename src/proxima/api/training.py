@@ -42,7 +42,7 @@ def train(
 
     with overrides_named():
         resolved = resolve_run(plain(recipe), override_texts(overrides), resume=resume, overwrite=overwrite)
-        views = RunViews(None if quiet else sys.stdout, config_notes(resolved))
+        views = RunViews(None if quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
         with resolved.locating():
             summary = run_training(
                 resolved.config, resolved=resolved, resume=resume, overwrite=overwrite, observer=views

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from proxima.runtime.run import train
     from proxima.view import RunViews
 
-    views = RunViews(None if arguments.quiet else sys.stdout, config_notes(resolved))
+    views = RunViews(None if arguments.quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
     try:
         with resolved.locating():
             summary = train(resolved.config, resolved=resolved, observer=views, **how)

@@ -50,6 +50,7 @@ FIELD_CLASSES: Mapping[str, FieldClass] = {
     "model.gradient_checkpointing": FieldClass.RESUMABLE,
     "model.log_prob_chunk": FieldClass.RESUMABLE,
     "rollouts": FieldClass.RESUMABLE,  # the files are compared by content
+    "monitor": FieldClass.LABEL,
     "runtime.max_unscored_steps": FieldClass.OPERATION,
     "runtime.reward_timeout": FieldClass.OPERATION,
     "runtime.reward_memory_mb": FieldClass.OPERATION,

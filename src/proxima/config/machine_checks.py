@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from proxima.config.describe import kind_of
 from proxima.config.problems import Problem, nearest
 from proxima.config.recipe_reader import shown_path
 from proxima.config.resolve import Resolved
@@ -19,6 +20,16 @@ def model_exists(r: Resolved[Any]) -> Iterator[Problem]:
     """A local path exists and is a model folder or a .gguf file."""
     if remedy := model_problem(r.config.model.path):
         yield r.problem("model.path", remedy)
+
+
+def trackers_are_ready(r: Resolved[Any]) -> Iterator[Problem]:
+    """The packages of the trackers are installed, and no tool is named twice."""
+    kinds = [kind_of(tracker) for tracker in r.config.monitor]
+    for index, tracker in enumerate(r.config.monitor):
+        if remedy := tracker.problem():
+            yield r.problem(f"monitor.{index}.kind", remedy)
+        elif kinds[index] in kinds[:index]:
+            yield r.problem(f"monitor.{index}.kind", "is named twice; keep one")
 
 
 def model_problem(path: str) -> str | None:

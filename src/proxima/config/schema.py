@@ -225,6 +225,7 @@ class RunConfig:
     eval: Annotated[EvalConfig, "held-out evaluation"] = field(default_factory=EvalConfig)
     checkpoint: Annotated[CheckpointConfig, "what is kept"] = field(default_factory=CheckpointConfig)
     runtime: Annotated[RuntimeConfig, "the loop and its machine"] = field(default_factory=RuntimeConfig)
+    monitor: Annotated[Any, Slot("proxima.view.trackers:TRACKERS", many=True), "trackers that also log the run"] = ()
 
     def __post_init__(self) -> None:
         plain = self.folder is None or self.folder.isprintable()

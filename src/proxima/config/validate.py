@@ -38,6 +38,7 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (machine_checks.device_exists, "model"),
     (replay_checks.replay_is_of_another_run, "rollouts"),
     (replay_checks.stored_groups_are_as_configured, "rollouts"),
+    (machine_checks.trackers_are_ready, "monitor"),
     (schedule_checks.evaluations_are_configured, "eval checkpoint"),
     (schedule_checks.evaluation_metric_exists, "eval reward"),
     (schedule_checks.best_metric_has_a_direction, "eval checkpoint"),

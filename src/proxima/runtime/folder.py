@@ -41,6 +41,7 @@ class RunFolder:
         self.summary = self.path / "summary.json"
         self.report = self.path / "report.html"
         self.log = self.path / "log.txt"
+        self.trackers = self.path / "trackers"
         self._lock: IO[bytes] | None = None
 
     def rollout_file(self, step: int) -> Path:
@@ -200,7 +201,7 @@ class RunFolder:
 
     def _clear(self) -> None:
         """Delete the files of the run; others stay."""
-        for folder in (self.rollouts, self.evals, self.checkpoints):
+        for folder in (self.rollouts, self.evals, self.checkpoints, self.trackers):
             shutil.rmtree(folder, ignore_errors=True)
         journal = [self.journal.with_name(self.journal.name + end) for end in ("", "-wal", "-shm")]
         for path in (self.config, self.environment, self.metrics, self.summary, self.report, self.log, *journal):

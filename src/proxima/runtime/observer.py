@@ -74,9 +74,9 @@ class Sample:
 class Observer:
     """Ignores everything; override what is of interest.
 
-    Called in order: `started`, then `progress`, `evaluated`, `step` and `warning`, then `finished` (also after a
-    failure). All calls come from the thread of the event loop. `progress` and `warning` may come before `started`,
-    while the model loads; if that fails, nothing else comes.
+    Called in order: `started`, then `progress`, `evaluated`, `step` and `warning`, then `ending` and `finished` (also
+    after a failure). All calls come from the thread of the event loop. `progress` and `warning` may come before
+    `started`, while the model loads; if that fails, nothing else comes.
     """
 
     def started(self, info: RunInfo) -> None:
@@ -93,6 +93,10 @@ class Observer:
 
     def warning(self, text: str) -> None:
         """Something that affects the result: what it means and what to do, in one line."""
+
+    def ending(self) -> Mapping[str, str]:
+        """The run has ended. Returns where it can be looked at, by name: URLs, paths, or commands, for summary.json."""
+        return {}
 
     def finished(self, summary: Record) -> None:
         """The run has ended; `summary` is the content of summary.json."""
@@ -130,16 +134,22 @@ class Tee(Observer):
     def warning(self, text: str) -> None:
         self._tell("warning", text)
 
+    def ending(self) -> Mapping[str, str]:
+        return {name: link for links in self._tell("ending") for name, link in links.items()}
+
     def finished(self, summary: Record) -> None:
         self._tell("finished", summary)
 
-    def _tell(self, event: str, *facts: Any) -> None:
+    def _tell(self, event: str, *facts: Any) -> list[Any]:
+        """Tell all, and return their answers."""
+        answers = []
         for observer in list(self._observers):
             try:
-                getattr(observer, event)(*facts)
+                answers.append(getattr(observer, event)(*facts))
             except Exception as error:
                 self._observers.remove(observer)
                 name = type(observer).__name__
                 self.warning(
                     f"{name} failed in {event} ({type(error).__name__}: {error}) and is disabled; the run continues"
                 )
+        return answers

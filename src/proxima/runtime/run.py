@@ -1,7 +1,7 @@
 """A run from its config: validate, load, build, loop, summarise. What `proxima train` calls."""
 
 import asyncio
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -126,6 +126,7 @@ async def _train(
         finally:
             controller.close()
             summary = summarise_run(config, folder, journal, status, controller.now(), error)
+            summary = replace(summary, links=observer.ending())
             folder.write_summary(asdict(summary))
             observer.finished(asdict(summary))
     return summary

@@ -34,6 +34,7 @@ class Summary:
     tokens_per_second: Mapping[str, float] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
     replay: Mapping[str, str | None] | None = None
+    links: Mapping[str, str] = field(default_factory=dict)  # where to look at the run: its report, its trackers
     error: str | None = None
 
 

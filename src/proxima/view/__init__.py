@@ -4,7 +4,7 @@
     report*.py                  report.html                            comparison_page.py   compare.html
     chart.py, page.py           charts by matplotlib, HTML pages       formatting.py        numbers and foreign text
     sweep_progress.py           a sweep while it runs                  eval_tables.py       an evaluation
-    terminal.py                 tables and progress on one line
+    terminal.py                 tables and progress on one line        trackers/            wandb, trackio and others
     surrogate_*.py              figures of surrogates                  curve.py             a learning curve as SVG
 A view reads and never decides anything. Live views are observers (`runtime.observer`); report and curve need only the
 run folder, even of an unfinished run. `formatting` formats every number; text of a model or a data set is escaped, for
@@ -15,12 +15,14 @@ report: an entry in `CURVES` of `report_curves`. To add a warning: a function in
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from proxima.runtime.observer import Observer, Record, RunInfo, Tee
 from proxima.view.log_lines import LogFile, lines_to
+from proxima.view.trackers.protocol import Tracker
+from proxima.view.trackers.tracker_observer import TrackerObserver
 
 __all__ = ["LogFile", "ReportFile", "RunViews", "screen"]
 
@@ -33,10 +35,12 @@ class RunViews(Tee):
     Args:
         stream: of the screen; None: no output.
         notes: warnings of the config, told when the run has started, so that its log has them too.
+        trackers: `config.monitor`. They come first: they may have a warning when the run has ended.
     """
 
-    def __init__(self, stream: TextIO | None, notes: Sequence[str] = ()) -> None:
-        super().__init__(ReportFile(), LogFile(), *([screen(stream)] if stream is not None else []))
+    def __init__(self, stream: TextIO | None, notes: Sequence[str] = (), trackers: Sequence[Tracker] = ()) -> None:
+        tracking = (TrackerObserver(tracker, self.warning) for tracker in trackers)
+        super().__init__(*tracking, ReportFile(), LogFile(), *([screen(stream)] if stream is not None else []))
         self.notes = notes
         self.run_folder: Path | None = None
 
@@ -66,6 +70,9 @@ class ReportFile(Observer):
 
     def started(self, info: RunInfo) -> None:
         self._info = info
+
+    def ending(self) -> Mapping[str, str]:
+        return {} if self._info is None else {"report": str(self._info.folder / "report.html")}
 
     def finished(self, summary: Record) -> None:
         if self._info is not None:

@@ -240,6 +240,8 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
         parts.append(f"resume: {how}")
     elif info is not None:
         parts.append(str(info.folder / "report.html"))
+    trackers = [(name, link) for name, link in (summary.get("links") or {}).items() if name != "report"]
+    parts += [f"{name}: {printable(link, 300)}" for name, link in trackers]
     return "  ".join(parts)
 
 

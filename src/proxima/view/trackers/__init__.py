@@ -1,0 +1,20 @@
+"""Trackers: a run's config, metrics, evaluations and summary in another tool, `monitor: [wandb, tensorboard]`.
+
+    protocol.py           what a tracker is          tracker_observer.py   a thread for each, between the run and it
+    trackio.py, wandb.py, tensorboard.py, mlflow.py  one tool each; its package is imported when a run names it
+A tracker that raises, hangs or is slow costs the run a warning and nothing else. Its identity of the run and the last
+step it got are in the run folder (trackers/NAME.json), so that a resume continues there and logs no step twice.
+Imports: the tools; `runtime.observer`, `config`, `lab`. Imported by `view`, and by the config through `TRACKERS`.
+To add one: a file with the spec, a line in `TRACKERS`, an extra in pyproject.toml, docs/trackers.md, and a test in
+`tests/view/trackers` that reads back what the tool has stored. Out of tree: `monitor: [my_pkg.trackers:Mine]`.
+"""
+
+from proxima.view.trackers.mlflow import Mlflow
+from proxima.view.trackers.protocol import TrackedRun, Tracker, TrackerSession
+from proxima.view.trackers.tensorboard import TensorBoard
+from proxima.view.trackers.trackio import Trackio
+from proxima.view.trackers.wandb import Wandb
+
+TRACKERS: dict[str, type] = {"mlflow": Mlflow, "tensorboard": TensorBoard, "trackio": Trackio, "wandb": Wandb}
+
+__all__ = ["TRACKERS", "Mlflow", "TensorBoard", "TrackedRun", "Tracker", "TrackerSession", "Trackio", "Wandb"]

@@ -1,0 +1,73 @@
+"""MLflow: a tracking server, or a database on this machine."""
+
+import logging
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxima.lab.run_reader import flat
+from proxima.runtime.observer import Record
+from proxima.view.trackers.protocol import TrackedRun, Tracker
+
+LONGEST_VALUE, PARAMETERS_AT_ONCE = 500, 100  # limits of a parameter and of a call, on every kind of server
+STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mlflow(Tracker):
+    """MLflow: a tracking server, or mlflow.db in the current folder; `mlflow ui` opens it.
+
+    Args:
+        project: the experiment.
+        name: of the run; null: the run folder's.
+        uri: of the server or database; null: MLFLOW_TRACKING_URI, or mlflow's default.
+    """
+
+    project: str = "proxima"
+    name: str | None = None
+    uri: str | None = None
+
+    package = extra = "mlflow"
+
+    def open(self, run: TrackedRun) -> "MlflowSession":
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        for name in ("mlflow", "alembic"):  # they report each table of a new database
+            logging.getLogger(name).setLevel(logging.WARNING)
+        client = MlflowClient(tracking_uri=self.uri)
+        if run.identity is not None:
+            client.update_run(run.identity, status="RUNNING")
+            return MlflowSession(client, client.get_run(run.identity).info)
+        found = client.get_experiment_by_name(self.project)
+        experiment = client.create_experiment(self.project) if found is None else found.experiment_id
+        opened = client.create_run(experiment, run_name=self.name or run.name).info
+        parameters = [Param(name, str(value)[:LONGEST_VALUE]) for name, value in flat(dict(run.config))]
+        for start in range(0, len(parameters), PARAMETERS_AT_ONCE):
+            client.log_batch(opened.run_id, params=parameters[start : start + PARAMETERS_AT_ONCE])
+        return MlflowSession(client, opened)
+
+
+class MlflowSession:
+    """A run of mlflow."""
+
+    def __init__(self, client: Any, run: Any) -> None:
+        self.client, self.identity = client, str(run.run_id)
+        uri = str(client.tracking_uri)
+        server = uri.startswith(("http://", "https://"))
+        page = f"{uri.rstrip('/')}/#/experiments/{run.experiment_id}/runs/{run.run_id}"
+        self.link = page if server else f"mlflow ui --backend-store-uri {uri}"
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        named = [(re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_")), value) for name, value in metrics.items()]
+        self.client.log_batch(self.identity, metrics=[Metric(name, value, now, step) for name, value in named])
+
+    def finish(self, summary: Record) -> None:
+        for name, value in flat(dict(summary)):
+            self.client.set_tag(self.identity, f"summary.{name}", str(value))
+        self.client.set_terminated(self.identity, STATUS[str(summary["status"])])

@@ -1,0 +1,61 @@
+"""What a tracker is: a spec whose fields are its settings, and the session that it opens for one run."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from proxima.runtime.observer import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackedRun:
+    """The run that a session is opened for.
+
+    Args:
+        name: of the run folder.
+        folder: a folder inside the run folder for what the tracker writes; it exists.
+        config: the resolved recipe, nested.
+        identity: that of the session which tracked the run before it was interrupted; None for a new run.
+    """
+
+    name: str
+    folder: Path
+    config: Mapping[str, Any]
+    identity: str | None = None
+
+
+class TrackerSession(Protocol):
+    """One run in a tool. All calls come from one thread, in order; what they raise is counted, and warned of once.
+
+    `identity` is what `TrackedRun.identity` will be when the run is resumed; `link` says where to look: a URL, or a
+    command.
+    """
+
+    identity: str
+    link: str
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """The numbers of a step. Those of an evaluation come in a call of their own, as `eval/accuracy`, after those of
+        the step."""
+
+    def finish(self, summary: Record) -> None:
+        """The run has ended; `summary` is the content of summary.json. Called also where `log` has raised."""
+
+
+class Tracker:
+    """Base of the trackers: frozen dataclasses; the fields are settings."""
+
+    package: ClassVar[str] = ""  # what must be installed
+    extra: ClassVar[str] = ""  # which extra of proxima-rl installs it
+
+    def problem(self) -> str | None:
+        """Why no run can be tracked here, with the remedy, or None; asked before the model is loaded."""
+        if self.package and find_spec(self.package) is None:
+            return f"needs the package {self.package}: pip install 'proxima-rl[{self.extra}]'"
+        return None
+
+    def open(self, run: TrackedRun) -> TrackerSession:
+        """Begin to track the run, or continue where `run.identity` was. It may block; the run goes on meanwhile."""
+        raise NotImplementedError

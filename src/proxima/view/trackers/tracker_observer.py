@@ -1,0 +1,158 @@
+"""An observer for each tracker: a queue, and a thread that empties it into the tool."""
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from proxima.config.describe import kind_of
+from proxima.data.atomic_files import write_atomic
+from proxima.lab.run_reader import read_config, read_mapping
+from proxima.runtime.clock import Clock, SystemClock
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.observer import Observer, Record, RunInfo, Sample
+from proxima.view.trackers.protocol import TrackedRun, Tracker, TrackerSession
+
+PATIENCE = 30.0  # seconds that a tool may take for one call, and at the end of the run for all that waits
+NOT_METRICS = ("kind", "label", "step")
+
+
+class TrackerObserver(Observer):
+    """Hands a run's records to a tracker, in a daemon thread: the run never waits for it before its own end.
+
+    Args:
+        tracker: the spec.
+        warn: tells the user, at most twice: of the first failure, and that the tool does not answer.
+        patience: see `PATIENCE`.
+    """
+
+    def __init__(
+        self, tracker: Tracker, warn: Callable[[str], None], *, patience: float = PATIENCE, clock: Clock | None = None
+    ) -> None:
+        self.name = kind_of(tracker, "proxima.view.trackers:TRACKERS")
+        self.tracker, self.warn, self.patience, self.clock = tracker, warn, patience, clock or SystemClock()
+        self.link, self.failed = "", 0
+        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()  # what the thread does next
+        self._thread: threading.Thread | None = None
+        self._busy_since: float | None = None
+        self._error = ""
+        self._told = self._hangs = False
+        self._session: TrackerSession | None = None
+        self._state: dict[str, Any] = {}
+        self._before: Mapping[str, int] = {}  # kind of record → the last step logged before this process
+        self._file = Path()
+
+    # ---- on the run's event loop -------------------------------------------------------------------------------------
+
+    def started(self, info: RunInfo) -> None:
+        folder = RunFolder(info.folder)
+        self._file = folder.trackers / f"{self.name.replace(':', '.')}.json"
+        self._file.parent.mkdir(exist_ok=True)
+        self._state = read_mapping(self._file)
+        self._before = self._state.get("logged", {})
+        run = TrackedRun(
+            name=info.folder.resolve().name,
+            folder=folder.trackers,
+            config=read_config(folder.config),
+            identity=self._state.get("identity"),
+        )
+        self._later(lambda: self._open(run))
+        for record in folder.read_metrics():  # what the tool lacks of the steps before a resume
+            self._later_log(record)
+        self._thread = threading.Thread(target=self._work, name=f"proxima-{self.name}", daemon=True)
+        self._thread.start()
+
+    def evaluated(self, record: Record) -> None:
+        self._later_log(record)
+
+    def step(self, record: Record, sample: Sample | None) -> None:
+        self._later_log(record)
+
+    def ending(self) -> Mapping[str, str]:
+        """Where the run is, when all that was logged has arrived, or the tool does not answer."""
+        arrived = threading.Event()
+        self._later(arrived.set)
+        self._wait(arrived)
+        lost = f" ({self.failed} records failed)" if self.failed else ""
+        return {self.name: f"{self.link or self._error or 'no answer'}{lost}"}
+
+    def finished(self, summary: Record) -> None:
+        ended = threading.Event()
+        self._later(lambda: self._finish(summary, ended))
+        self._wait(ended)
+
+    def _later(self, call: Callable[[], None]) -> None:
+        self._queue.put(call)
+        busy = self._busy_since
+        self._hangs |= busy is not None and self.clock.now() - busy > self.patience
+        self._tell()
+
+    def _later_log(self, record: Record) -> None:
+        self._later(lambda: self._log(record))
+
+    def _wait(self, event: threading.Event) -> None:
+        if self._thread is not None:
+            self._hangs |= not event.wait(0.0 if self._hangs else self.patience)
+        self._tell()
+
+    def _tell(self) -> None:
+        """One warning for whatever is wrong with the tool; the calls of an observer come from the event loop."""
+        if self._told or not (self._error or self._hangs):
+            return
+        self._told = True
+        what = f"failed: {self._error}" if self._error else f"has not answered for {self.patience:.0f} s"
+        self.warn(f"monitor {self.name} {what}; the run continues, and its own metrics are in the run folder")
+
+    # ---- in the tracker's thread -------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while self._thread is not None:
+            call = self._queue.get()
+            self._busy_since = self.clock.now()
+            try:
+                call()
+            except Exception as error:
+                self._error = self._error or " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            self._busy_since = None
+
+    def _open(self, run: TrackedRun) -> None:
+        self._session = self.tracker.open(run)
+        self.link = self._session.link
+        self._remember(identity=self._session.identity, link=self.link)
+
+    def _log(self, record: Record) -> None:
+        """A step that was logged before the run was interrupted is not logged again; it has the same numbers."""
+        kind, step = str(record["kind"]), int(record["step"])
+        if step <= self._before.get(kind, -1):
+            return
+        if self._session is None:
+            self.failed += 1
+            return
+        try:
+            self._session.log(tracked_numbers(record), step)
+        except Exception:
+            self.failed += 1
+            raise
+        self._remember(logged={**self._state.get("logged", {}), kind: step})
+
+    def _finish(self, summary: Record, ended: threading.Event) -> None:
+        try:
+            if self._session is not None:
+                self._session.finish(summary)
+        finally:
+            self._remember(failed=self.failed)
+            self._thread = None  # the last call
+            ended.set()
+
+    def _remember(self, **facts: Any) -> None:
+        self._state |= facts
+        write_atomic(self._file, json.dumps(self._state, indent=2) + "\n")
+
+
+def tracked_numbers(record: Record) -> dict[str, float]:
+    """The numbers of a record of metrics.jsonl, by name; those of an evaluation below `eval/`."""
+    prefix = "eval/" if record["kind"] == "eval" else ""
+    numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+    return {f"{prefix}{name}": float(value) for name, value in numbers.items() if name not in NOT_METRICS}

@@ -1,0 +1,63 @@
+"""Trackio: Hugging Face's local-first tracker."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from proxima.runtime.observer import Record
+from proxima.view.trackers.protocol import TrackedRun, Tracker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trackio(Tracker):
+    """Trackio: a database on this machine, or a Hugging Face Space; `trackio show` opens it.
+
+    Args:
+        project: under which its dashboard lists the run.
+        name: of the run; null: the run folder's.
+        group: lists runs together.
+        space_id: `user/space` to log to; null: TRACKIO_SPACE_ID, or this machine (TRACKIO_DIR).
+    """
+
+    project: str = "proxima"
+    name: str | None = None
+    group: str | None = None
+    space_id: str | None = None
+
+    package = extra = "trackio"
+
+    def open(self, run: TrackedRun) -> "TrackioSession":
+        import trackio
+
+        for module in (trackio, trackio.run, trackio.utils):  # they print into the live view, and have no switch
+            vars(module)["print"] = lambda *words, **how: None
+        opened = trackio.init(
+            project=self.project,
+            name=run.identity or self.name or run.name,
+            group=self.group,
+            space_id=self.space_id,
+            config=dict(run.config),
+            resume="allow" if run.identity else "never",
+            embed=False,
+            auto_log_cpu=False,
+            auto_log_gpu=False,
+        )
+        space = f"https://huggingface.co/spaces/{self.space_id}" if self.space_id else None
+        return TrackioSession(opened, space or f"trackio show --project {self.project}")
+
+
+class TrackioSession:
+    """A run of trackio; it has no summary, so that its numbers are logged as `summary/…`."""
+
+    def __init__(self, run: Any, link: str) -> None:
+        self.run, self.identity, self.link, self.last = run, str(run.name), link, 0
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        # It keeps `time` for itself, and would rename ours with a warning.
+        self.run.log({{"time": "time/run"}.get(name, name): value for name, value in metrics.items()}, step=step)
+        self.last = step
+
+    def finish(self, summary: Record) -> None:
+        facts = {f"summary/{name}": value for name, value in summary.items() if isinstance(value, str | int | float)}
+        self.run.log(facts, step=self.last)
+        self.run.finish()

@@ -1,0 +1,86 @@
+"""Weights & Biases."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from proxima.runtime.observer import Record
+from proxima.view.trackers.protocol import TrackedRun, Tracker
+from proxima.view.trackers.tracker_observer import PATIENCE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wandb(Tracker):
+    """Weights & Biases: its server, or offline in the run folder until `wandb sync`.
+
+    Args:
+        project: of the run.
+        entity: user or team; null: your default.
+        name: of the run; null: the run folder's.
+        group: lists runs together.
+        tags: to filter by.
+        mode: null: WANDB_MODE, or online.
+    """
+
+    project: str = "proxima"
+    entity: str | None = None
+    name: str | None = None
+    group: str | None = None
+    tags: tuple[str, ...] = ()
+    mode: Literal["online", "offline"] | None = None
+
+    package = extra = "wandb"
+
+    def problem(self) -> str | None:
+        if (missing := super().problem()) is not None:
+            return missing
+        import wandb
+
+        # Without a key it would ask on the terminal, in the middle of the run.
+        if self._mode == "online" and not wandb.login(prompt=False):
+            return "has no API key: run `wandb login`, set WANDB_API_KEY, or set mode: offline"
+        return None
+
+    @property
+    def _mode(self) -> str:
+        return self.mode or os.environ.get("WANDB_MODE") or "online"
+
+    def open(self, run: TrackedRun) -> "WandbSession":
+        import wandb
+
+        settings = wandb.Settings(
+            console="off", silent=True, init_timeout=PATIENCE, finish_timeout=PATIENCE, finish_timeout_raises=True
+        )
+        opened = wandb.init(
+            project=self.project,
+            entity=self.entity,
+            name=self.name or run.name,
+            group=self.group,
+            tags=self.tags,
+            mode=self._mode,
+            dir=run.folder,
+            id=run.identity,
+            resume="allow" if run.identity else None,
+            config=dict(run.config),
+            allow_val_change=True,  # a resume may have more steps
+            reinit="create_new",
+            settings=settings,
+        )
+        return WandbSession(opened, offline=self._mode == "offline")
+
+
+class WandbSession:
+    """A run of wandb."""
+
+    def __init__(self, run: Any, *, offline: bool) -> None:
+        self.run, self.identity = run, str(run.id)
+        self.link = f"wandb sync {Path(run.dir).parent}" if offline else str(run.url)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self.run.log(dict(metrics), step=step)
+
+    def finish(self, summary: Record) -> None:
+        self.run.summary.update({f"summary/{name}": value for name, value in summary.items()})
+        self.run.finish(exit_code=int(summary["status"] == "failed"))
