@@ -113,6 +113,39 @@ def test_a_critic_stops_nothing_another_advantage_is_to_be_chosen(converted, pee
     assert named <= {one.name for one in done.unsupported}
 
 
+@pytest.mark.parametrize(
+    ("peer", "options"),
+    [
+        ("verl", {"algorithm.adv_estimator": "grpo", "data.apply_chat_template_kwargs.enable_thinking": False}),
+        ("trl", {"num_generations": 8, "chat_template_kwargs.enable_thinking": False}),
+        ("unirl", {"algorithm._target_": "x.CPPO", "pipeline.enable_thinking": False}),
+        (
+            "unirl",
+            {
+                "algorithm._target_": "x.CPPO",
+                "rollout.config.chat_template_kwargs.enable_thinking": False,
+                "pipeline.enable_thinking": True,
+            },
+        ),
+    ],
+)
+def test_arguments_of_the_chat_template(converted, peer, options):
+    """Of UniRL's two, the engine's counts, for its prompts are those that are trained on; the other is told."""
+    done = converted(peer, options)
+    assert dict(resolve(done.recipe).config.data.template_arguments) == {"enable_thinking": False}
+    told = {one.name for one in done.unsupported}
+    assert ("pipeline.enable_thinking" in told) == (len(options) == 3)
+
+
+def test_prompts_that_stand_in_are_divided_by_the_updates(converted):
+    """4 updates of 16 * 4 / 7 prompts: without num_processes both are unknown, and nothing is lost."""
+    options = {"num_generations": 7, "per_device_train_batch_size": 16, "steps_per_generation": 4}
+    done = converted("trl", options)
+    train = done.recipe["train"]
+    assert (train["prompts_per_step"], train["updates_per_step"]) == (12, 4)
+    assert not any(one.name == "train.updates_per_step" for one in done.unsupported)
+
+
 def test_a_value_that_no_recipe_may_have_is_left_out_and_told(converted):
     done = converted("trl", {"num_generations": 8, "epsilon": -0.2, "temperature": -1, "learning_rate": 2e-6})
     assert done.problems == () and done.recipe["train"]["optimizer"]["lr"] == 2e-6

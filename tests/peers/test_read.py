@@ -3,6 +3,7 @@
 import pytest
 
 from proxima.config import ConfigError
+from proxima.peers.convert import convert
 from proxima.peers.convert.read import interpolated, read
 from proxima.peers.convert.read_python import UNREADABLE, from_python
 from proxima.peers.convert.read_script import Doubtful, from_script
@@ -71,8 +72,6 @@ def test_a_launch_script():
 
 
 def test_a_script_is_converted_as_its_config_would_be(tmp_path):
-    from proxima.peers.convert import convert
-
     (tmp_path / "run.sh").write_text(SCRIPT)
     recipe = convert(tmp_path / "run.sh", "verl").recipe
     assert recipe["algorithm"]["surrogate"] == {
@@ -287,6 +286,36 @@ def test_a_python_file_that_parses_its_options(tmp_path):
         "peft_config": UNREADABLE,
         "dataset_name": "my-lab/problems",
     }
+
+
+ROWS = """
+from trl import GRPOConfig, GRPOTrainer
+train_dataset, eval_dataset = load_dataset("my-lab/x", "main", split=["train[:5%]", "test"])
+train_dataset = train_dataset.map(make_conversation)
+scores = list(map(float, values))
+kwargs = {"a": {"b": 1}}
+args = GRPOConfig(beta=0.1, chat_template_kwargs={"level": LEVEL}, generation_kwargs=kwargs)
+"""
+
+
+def test_rows_that_a_python_file_makes_are_told(tmp_path):
+    """A system prompt in `make_conversation`, say, would be lost with the data set's name alone."""
+    (tmp_path / "x.py").write_text(ROWS)
+    found = read(tmp_path / "x.py")
+    assert found == {
+        "beta": 0.1,
+        "chat_template_kwargs": UNREADABLE,  # LEVEL is not known
+        "generation_kwargs.a.b": 1,
+        "dataset_name": "my-lab/x",
+        "dataset_config": "main",
+        "dataset_train_split": "train[:5%]",
+        "dataset_test_split": "test",
+        "train_dataset": "train_dataset.map(make_conversation)",
+    }
+    missing = {one.name: one.why for one in convert(tmp_path / "x.py", "trl").missing}
+    assert "make_conversation" in missing["train_dataset"]
+    (tmp_path / "y.py").write_text('load_dataset("json", data_files="rows.jsonl")\nGRPOConfig()')
+    assert read(tmp_path / "y.py") == {"dataset_name": "rows.jsonl"}
 
 
 def test_python_is_read_not_run():

@@ -58,7 +58,14 @@ def test_a_table_names_each_option_once_in_a_section(peer):
         return yaml.SafeLoader.construct_mapping(loader, node, deep)
 
     Loader.add_constructor("tag:yaml.org,2002:map", mapping)
-    assert set(yaml.load(TABLES[peer].read_text(), Loader)) <= {"training", "no effect", "changes", "part of", "copies"}
+    assert set(yaml.load(TABLES[peer].read_text(), Loader)) <= {
+        "training",
+        "no effect",
+        "changes",
+        "part of",
+        "copies",
+        "to fill in",
+    }
 
 
 HARMLESS = ("profiler", "_target_", "transfer_queue", "npu_profile", "nsight_options", "actor.profile.", "name_remap.")
@@ -85,7 +92,6 @@ CHANGING = {
         A + "optim.optimizer": "muon",
         A + "optim.num_cycles": 2,
         A + "megatron.override_transformer_config.moe_router_dtype": "fp32",
-        "data.apply_chat_template_kwargs.enable_thinking": False,
         "data.image_key": "images",
         "data.train_max_samples": 100,
         "data.truncation": "left",
@@ -102,14 +108,12 @@ CHANGING = {
     },
     "trl": {
         "model_init_kwargs.rope_scaling": 2,
-        "chat_template_kwargs.enable_thinking": False,
         "lr_scheduler_kwargs.num_cycles": 3,
         "optim_args": "betas=0.8",
         "generation_kwargs.suppress_tokens": [1],
         "peft_config": "x",
         "chat_template": "x",
         "load_in_4bit": True,
-        "save_steps": 0.1,
         "accelerator_config.split_batches": True,
         "use_liger_loss": True,
         "use_liger_kernel": True,
@@ -145,8 +149,6 @@ CHANGING = {
         "backend.optimizer_cfg.optimizer_type": "muon",
         "rollout.config.engine_kwargs.top_logits": 3,
         "rollout.config.top_k": 7,
-        "rollout.config.chat_template_kwargs.enable_thinking": True,
-        "pipeline.enable_thinking": True,
         "reward.backend.config.timeout": 1,
         "dynamic_sampling_max_batches": 8,
         "weight_sync_interval": 3,
@@ -241,6 +243,22 @@ def test_a_schedule_that_ends_before_the_run_is_told(converted):
     assert "backend.scheduler_cfg.total_steps" in names(converted("unirl", options).ignored)
 
 
+@pytest.mark.parametrize(
+    ("peer", "options", "path"),
+    [
+        ("trl", {"save_strategy": "epoch"}, "checkpoint.every"),
+        ("trl", {"save_steps": 0.1}, "checkpoint.every"),
+        ("trl", {"eval_strategy": "epoch", "dataset_name": "x"}, "eval.every"),
+        ("areal", {"saver.freq_epochs": 1}, "saver.freq_epochs"),
+        ("areal", {"evaluator.freq_epochs": 1, "valid_dataset.path": "x"}, "eval.every"),
+        ("unirl", {"eval_interval": 5}, "eval.task"),
+    ],
+)
+def test_what_waits_for_the_size_of_the_data_or_a_path_is_to_fill_in(converted, peer, options, path):
+    done = converted(peer, BASE[peer] | options)
+    assert path in names(done.missing) and not names(done.unsupported) & set(options)
+
+
 def test_a_section_without_its_options_is_no_unknown_option(converted):
     done = converted("areal", BASE["areal"] | {"valid_dataset": None, "ref": {}})
     assert names(done.unknown) == set() and "ref" in names(done.ignored)
@@ -291,9 +309,8 @@ def test_pruning_from_its_own_launch_script(example):
     assert (config.eval.task.split, config.eval.every, config.eval.samples) == ("test", 40, 16)
     assert config.model.dtype == "bfloat16"
     assert {"train.steps", "reward.1"} == names(done.missing)
-    assert {"chat_template", "chat_template_kwargs.enable_thinking", "model_init_kwargs.rope_scaling"} <= names(
-        done.unsupported
-    )
+    assert {"chat_template", "model_init_kwargs.rope_scaling"} <= names(done.unsupported)
+    assert dict(config.data.template_arguments) == {"enable_thinking": False}
     assert "lr_scheduler_kwargs.num_cycles" in names(done.unsupported)
     assert names(done.unknown) == {"gradient_checkpointing_kwargs.use_reentrent"}
 

@@ -22,7 +22,7 @@ from proxima.config.problems import Problem, one_problem
 from proxima.peers.convert import areal, trl, unirl, verl
 from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.known import not_a_training, option_rules, sort_out
-from proxima.peers.convert.options import FILL_IN, Leftover, Options, on_one_line
+from proxima.peers.convert.options import FILL_IN, Leftover, Options
 from proxima.peers.convert.read import read
 
 PEERS: dict[str, tuple[str, Callable[[Options], Draft]]] = {
@@ -72,10 +72,11 @@ def convert(path: str | Path, peer: str) -> Conversion:
         o.get(name)
     draft = converter(o)
     draft.doubt(o)
-    ignored, unsupported, unknown = sort_out(o, option_rules(peer))
+    ignored, unsupported, unknown, missing = sort_out(o, option_rules(peer))
     draft.ignored += ignored
     draft.unsupported += unsupported
     draft.unknown += unknown
+    draft.missing += missing
     problems = make_loadable(draft)
     draft.account(o)
     recipe = draft.tree()
@@ -108,7 +109,7 @@ def make_loadable(draft: Draft) -> tuple[str, ...]:
         for problem in refused:
             entry = draft.entries.pop(problem.path)
             why = f"{entry.origin.removeprefix(FILL_IN)}: {problem.value} {problem.message}; our default stands in"
-            draft.missing.append(Leftover(problem.path, on_one_line(why)))
+            draft.needs(problem.path, why)
     return tuple(str(problem).replace(" (mapping)", "") for problem in problems)
 
 

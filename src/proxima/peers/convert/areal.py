@@ -76,7 +76,7 @@ def _evaluation(d: Draft, o: Options) -> None:
         common.eval_sampling(d, o, names, {}, greedy=greedy)
         for name in ("evaluator.freq_epochs", "evaluator.freq_secs"):
             if o.given(name):
-                d.lacks(name, "evaluations by epochs or time: set eval.every")
+                d.needs("eval.every", f"{name}: {o.get(name)}; set it in steps")
     else:
         d.drops_given(o, "there are no held-out questions", "evaluator.freq_epochs", "evaluator.freq_secs")
 

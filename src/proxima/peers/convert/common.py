@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from proxima.peers.convert.draft import Draft, Entry, Fields
@@ -10,7 +11,11 @@ from proxima.peers.convert.options import FILL_IN, Options
 
 def updates(d: Draft, prompts: int, wanted: float, origin: str, note: str = "") -> int:
     """Put `train.updates_per_step`: the largest divisor of `prompts` up to `wanted`, with a note where they differ."""
-    most = max(1, min(prompts, math.floor(wanted + 1e-9)))
+    entry, least = d.entries["train.prompts_per_step"], math.floor(wanted + 1e-9)
+    if entry.origin.startswith(FILL_IN) and least > 1 and prompts % least:  # a stand-in that they divide
+        prompts = math.ceil(prompts / least) * least
+        d.entries["train.prompts_per_step"] = replace(entry, value=prompts)
+    most = max(1, min(prompts, least))
     found = next(count for count in range(most, 0, -1) if prompts % count == 0)
     if found != wanted:
         nearest = f"{found} is the nearest below that divides {prompts} prompts: no group is split here."
@@ -83,6 +88,20 @@ def warmup(d: Draft, updates: tuple[int, str], ratio: tuple[float, str], made: i
 
 
 DTYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16": "bfloat16"}
+
+
+def template_arguments(d: Draft, o: Options, *sections: str, **options: str) -> None:
+    """`data.template_arguments`: the options of the peer's sections for them, and single ones by our name."""
+    inside = [name for name in o.flat for section in sections if name.startswith(f"{section}.")]
+    for key, name in [(name.rpartition(".")[2], name) for name in inside] + list(options.items()):
+        path = f"data.template_arguments.{key}"
+        value = o.get(name) if o.given(name) else None
+        if name in o.doubts:
+            d.needs(path, f"{name}: {o.doubts[name]}")
+        elif value is not None and d.entries.get(path, Entry(value, "")).value == value:
+            d.put(path, value, o.origin(name))
+        elif value is not None:
+            d.lacks(name, f"{value}: {d.entries[path].origin.removeprefix('from ')} says {d.entries[path].value}")
 
 
 def dtype(d: Draft, o: Options, field: str, *names: str, default: str, note: str = "") -> None:
@@ -232,7 +251,7 @@ def evaluation(d: Draft, o: Options, data: str, every: tuple[int, str], split: s
         return False
     where = o.get(data)
     if where is None:
-        d.lacks(data, f"{o.doubts[data]}: held-out questions, set eval.task and eval.every={every[0]}")
+        d.needs("eval.task", f"{data}: {o.doubts[data]}; held-out questions, and eval.every={every[0]} ({every[1]})")
         return False
     task(d, o, data, path="eval.task", split=split, **columns)
     d.put("eval.every", *every)

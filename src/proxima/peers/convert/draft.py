@@ -77,12 +77,16 @@ class Draft:
         """Record an option that changes results and has no equivalent yet."""
         self.unsupported.append(Leftover(name, why))
 
+    def needs(self, path: str, why: str) -> None:
+        """Record a value to fill in, for which the default of the recipe stands in."""
+        self.missing.append(Leftover(path, on_one_line(why)))
+
     def doubt(self, o: Options) -> None:
         """Record the values that could not be taken and that no entry names."""
         told = " ".join(f"{one.name} {one.why}" for one in (*self.missing, *self.unsupported))
         for name, why in o.doubts.items():
             if name not in told:
-                self.missing.append(Leftover(name, on_one_line(why)))
+                self.needs(name, why)
 
     def account(self, o: Options) -> None:
         """Record the options that were read and that neither an entry nor a list names, so that none is lost."""

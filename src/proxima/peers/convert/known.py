@@ -4,6 +4,7 @@
     changes      they would change the result and have no equivalent; harmless while they have the neutral value beside
                  them, or none
     part of      read by the peer together with another option only, the key (`option`, or `option=value`)
+    to fill in   as `changes`, but our field waits only for what the file can't say, as the size of the data
     copies       of another option, the key, which holds for both here; harmless where they are equal
     training     `marks` of a training with rewards, and of `others`, which it does not set `unless` with these
 
@@ -29,7 +30,7 @@ from proxima.config.scalars import Loader
 from proxima.peers.convert.options import Leftover, Options
 from proxima.peers.convert.read_script import Doubtful
 
-Effect = Literal["no effect", "changes", "part of", "copies"]
+Effect = Literal["no effect", "changes", "part of", "copies", "to fill in"]
 OFF = ("no", "none", "disabled", "sync", "off", "null", "false")
 
 
@@ -93,11 +94,12 @@ def _either(text: str) -> Iterator[str]:
         yield from _either(text[: brace.start()] + choice + text[brace.end() :])
 
 
-def sort_out(o: Options, table: dict[str, Rule]) -> tuple[list[Leftover], list[Leftover], list[Leftover]]:
-    """The options that no converter read: ignored (no effect here), unsupported, unknown."""
+def sort_out(o: Options, table: dict[str, Rule]) -> tuple[list[Leftover], ...]:
+    """The options that no converter read: ignored (no effect here), unsupported, unknown, to fill in."""
     ignored: list[Leftover] = []
     unsupported: list[Leftover] = []
     unknown: list[Leftover] = []
+    missing: list[Leftover] = []
     patterns = [name for name in table if "*" in name]
     known = {*table, *o.asked}
     for name in o.left():
@@ -124,8 +126,9 @@ def sort_out(o: Options, table: dict[str, Rule]) -> tuple[list[Leftover], list[L
         elif _is_nothing(o.flat[name]) or o.flat[name] in rule.neutral:
             ignored.append(Leftover(name, "off, or neutral"))
         else:
-            unsupported.append(Leftover(name, f"{shown(o.flat[name])}: {rule.why}"))
-    return ignored, unsupported, unknown
+            told = missing if rule.effect == "to fill in" else unsupported
+            told.append(Leftover(name, f"{shown(o.flat[name])}: {rule.why}"))
+    return ignored, unsupported, unknown, missing
 
 
 def _is_nothing(value: Any) -> bool:

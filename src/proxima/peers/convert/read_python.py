@@ -42,10 +42,55 @@ def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None =
             flat |= _of_trainer(tree, node, constants)
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).rpartition(".")[0] in holders:
             flat[ast.unparse(node.targets[0]).rpartition(".")[2]] = _value(node.value, constants)
-    read = {_value(node.args[0], constants) for node in _calls(tree, "load_dataset") if node.args} - {UNREADABLE}
-    if len(read) == 1:
-        flat.setdefault("dataset_name", read.pop())
-    return flat
+    for option, value in _data(tree, constants).items():
+        flat.setdefault(option, value)
+    return {name: one for option, value in flat.items() for name, one in _leaves(option, value)}
+
+
+CHANGES = (
+    "map",
+    "filter",
+    "rename_column",
+    "rename_columns",
+    "from_dict",
+    "from_list",
+    "from_generator",
+)  # of data sets
+
+
+def _data(tree: ast.Module, constants: Mapping[str, Any]) -> dict[str, Any]:
+    """The data set that the only `load_dataset(…)` names; `train_dataset` where its rows are made by code."""
+    calls = list(_calls(tree, "load_dataset"))
+    found: dict[str, Any] = {}
+    if len(calls) == 1 and calls[0].args:
+        given = {str(key.arg): _value(key.value, constants) for key in calls[0].keywords}
+        path = _value(calls[0].args[0], constants)
+        path = given.get("data_files", path) if path in ("json", "parquet", "csv") else path
+        found = {"dataset_name": path, "dataset_train_split": given.get("split")}
+        if len(calls[0].args) > 1:
+            found["dataset_config"] = _value(calls[0].args[1], constants)
+        if isinstance(found["dataset_train_split"], list):
+            found["dataset_train_split"], *rest = found["dataset_train_split"]
+            found |= {"dataset_test_split": rest[0]} if rest else {}
+    made = dict.fromkeys(ast.unparse(node) for name in CHANGES for node in _calls(tree, name) if _of_rows(node))
+    if made:
+        found["train_dataset"] = "; ".join(one if len(one) <= 80 else f"{one[:79]}…" for one in made)
+    return {name: value for name, value in found.items() if value is not None and value is not UNREADABLE}
+
+
+def _of_rows(call: ast.Call) -> bool:
+    """Whether a method called `map` or `filter` is one of a data set, as far as its owner's name tells."""
+    owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    return any(word in owner.lower() for word in ("data", "train", "eval", "split", "ds"))
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Dotted names of a dictionary's values."""
+    if isinstance(value, dict) and value:
+        for key, one in value.items():
+            yield from _leaves(f"{name}.{key}", one)
+    else:
+        yield name, value
 
 
 def _keywords(call: ast.Call, constants: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,6 +201,9 @@ def literal(node: ast.expr, constants: Mapping[str, Any]) -> Any:
         return constants[node.id]
     if isinstance(node, ast.List | ast.Tuple):
         return [literal(item, constants) for item in node.elts]
+    if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
+        keys = [str(key.value) for key in node.keys if isinstance(key, ast.Constant)]
+        return {key: literal(value, constants) for key, value in zip(keys, node.values, strict=True)}
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_number(node.operand, constants)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:

@@ -28,11 +28,16 @@ def convert(o: Options) -> Draft:
     common.task(d, o, "dataset_name", split=split, **columns)
     if subset is not None and d.entries["task.kind"].value == "dataset":
         d.put("task.subset", str(subset), "from dataset_config")
+    if o.given("train_dataset"):
+        rows = f"the script makes its rows: {o.get('train_dataset')}"
+        why = f"{rows}; write them to a file, or name the task's columns and data.system"
+        d.needs("train_dataset", why)
     if o.given("system_prompt"):
         d.put("data.system", str(o.get("system_prompt", default="")), o.origin("system_prompt"))
     if o.given("model_revision"):
         d.put("model.revision", str(o.get("model_revision", default="main")), o.origin("model_revision"))
     d.flag("data.shuffle", o, "shuffle_dataset")
+    common.template_arguments(d, o, "chat_template_kwargs")
     rewards(d, o)
     why = "TRL recomputes old_per_token_logps with the trainer, where an update could differ from it"
     d.put("algorithm.proximal", "recompute", why)
@@ -63,11 +68,11 @@ def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> Non
     every = o.number("eval_steps", default=500, least=0)
     if every < 1 or strategy == "epoch":
         written = "epoch" if strategy == "epoch" else f"{every:g} of the run"
-        d.lacks("eval_strategy" if strategy == "epoch" else "eval_steps", f"{written}: set eval.every in steps")
+        d.needs("eval.every", f"{'eval_strategy' if strategy == 'epoch' else 'eval_steps'}: {written}; set it in steps")
         every = 0
     split, due = str(o.get("dataset_test_split", default="test")), (math.ceil(every / made), o.origin("eval_steps"))
     if not common.evaluation(d, o, "dataset_name", due, split=split, **columns):
-        d.lacks("eval_strategy", "held-out questions: set eval.task and eval.every")
+        d.needs("eval.task", f"eval_strategy: {strategy}; which held-out questions, and eval.every")
         return
     d.put("eval.before", o.flag("eval_on_start"), o.origin("eval_on_start"))
     common.eval_sampling(d, o, {"samples": ("num_generations_eval", "num_generations")}, {}, greedy=False)
@@ -272,11 +277,11 @@ def _training(d: Draft, o: Options, made: int) -> None:
     d.copy("train.max_grad_norm", o, "max_grad_norm", default=1.0)
     strategy = o.choice(("steps", "epoch", "no", "best"), "save_strategy", default="steps")
     if strategy == "epoch":
-        d.lacks("save_strategy", "epoch: checkpoints by epochs; set checkpoint.every")
+        d.needs("checkpoint.every", "save_strategy: epoch; set it in steps")
     if strategy == "steps":
         save = o.number("save_steps", default=500, least=0, most=10**9)
         if 0 < save < 1:
-            d.lacks("save_steps", f"{save:g} of the run: set checkpoint.every")
+            d.needs("checkpoint.every", f"save_steps: {save:g} of the run; set it in steps")
         elif save >= 1:
             note = f"in our steps of {made} updates" if made > 1 else ""
             d.put("checkpoint.every", math.ceil(save / made), o.origin("save_steps"), note)

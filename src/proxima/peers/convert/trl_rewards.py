@@ -75,7 +75,10 @@ def rewards(d: Draft, o: Options) -> None:
         if (one := _known(function, o)) is not None:
             d.append("reward", one[0], f"from reward_funcs: {function.name}", **one[1])
         else:
-            why = "port it and name it as {kind: function, path: …}; `math` stands in"
+            home = function.name.removeprefix("__main__.")
+            where = home if "." not in home else ":".join(home.rsplit(".", 1))
+            where = where if ":" in where else f"rewards.py:{where}"
+            why = f"name it as {{kind: function, path: {where}}}, in a file of its own; `math` stands in"
             d.ask(place, "math", f"{function.text}: {why}", kind=True)
             d.put(f"{place}.name", _label(function, index), "the function's")
         if summed is not None and summed[index] != 1:

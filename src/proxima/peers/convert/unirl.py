@@ -34,6 +34,7 @@ def convert(o: Options) -> Draft:
         d.put("data.system", str(o.get(*instructions, default="")), o.origin(*instructions))
     common.task(d, o, "data_source.args.run.data_path")
     d.flag("data.shuffle", o, "data_source.args.run.shuffle")
+    common.template_arguments(d, o, "rollout.config.chat_template_kwargs", enable_thinking="pipeline.enable_thinking")
     _rewards(d, o)
     kind = _algorithm(d, o)
     _proximal(d, o, kind)
@@ -81,8 +82,8 @@ def _evaluation(d: Draft, o: Options) -> None:
         if not o.given("eval_samples_per_prompt"):
             d.put("eval.samples", 16, "UniRL's default of eval_samples_per_prompt")
         common.eval_sampling(d, o, names, {"temperature": 1.0}, greedy=False)
-    else:
-        d.lacks("eval_interval", f"{every}: set eval.task and eval.every")
+    elif not o.given("data_source.args.run.eval_data_path"):
+        d.needs("eval.task", f"eval_interval: {every}; which held-out questions, and eval.every")
 
 
 def _rewards(d: Draft, o: Options) -> None:

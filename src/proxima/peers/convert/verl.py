@@ -29,6 +29,7 @@ def convert(o: Options) -> Draft:
     columns = {"messages": str(o.get("data.prompt_key", default="prompt")), "answer": "reward_model.ground_truth"}
     common.task(d, o, "data.train_files", **columns)
     d.flag("data.shuffle", o, "data.shuffle")
+    common.template_arguments(d, o, "data.apply_chat_template_kwargs")
     _long_prompts(d, o)
     common.reward(d)
     overlong_buffer(d, o, longest)
