@@ -288,6 +288,17 @@ def test_a_python_file_that_parses_its_options(tmp_path):
     }
 
 
+def test_accelerates_own_file_tells_the_number_of_processes(tmp_path):
+    (tmp_path / "run.sh").write_text("accelerate launch --config_file zero.yaml x.py --num_generations 8")
+    missing = {one.name for one in convert(tmp_path / "run.sh", "trl").missing}
+    assert {"config_file", "train.prompts_per_step"} <= missing
+    (tmp_path / "zero.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nmixed_precision: bf16\n")
+    assert read(tmp_path / "run.sh") == {"num_processes": 4, "mixed_precision": "bf16", "num_generations": 8}
+    done = convert(tmp_path / "run.sh", "trl")
+    assert done.recipe["train"]["prompts_per_step"] == 4  # 8 * 4 / 8
+    assert not {"config_file", "train.prompts_per_step"} & {one.name for one in done.missing}
+
+
 ROWS = """
 from trl import GRPOConfig, GRPOTrainer
 train_dataset, eval_dataset = load_dataset("my-lab/x", "main", split=["train[:5%]", "test"])

@@ -308,7 +308,7 @@ def test_pruning_from_its_own_launch_script(example):
     assert config.data.system == "Think, then answer in $\\boxed{{ANSWER}}$."
     assert (config.eval.task.split, config.eval.every, config.eval.samples) == ("test", 40, 16)
     assert config.model.dtype == "bfloat16"
-    assert {"train.steps", "reward.1"} == names(done.missing)
+    assert {"train.steps", "reward.1", "config_file"} == names(done.missing)
     assert {"chat_template", "model_init_kwargs.rope_scaling"} <= names(done.unsupported)
     assert dict(config.data.template_arguments) == {"enable_thinking": False}
     assert "lr_scheduler_kwargs.num_cycles" in names(done.unsupported)

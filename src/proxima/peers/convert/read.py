@@ -39,9 +39,9 @@ def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), abo
     """
     text = _text(path)
     if path.suffix == ".py":
-        return from_python(text, str(path), _usage(text))
+        return _with_launcher(from_python(text, str(path), _usage(text)), path)
     if path.suffix in (".sh", ".bash"):
-        return _over_base(from_script(text, str(path)), path)
+        return _over_base(_with_launcher(from_script(text, str(path)), path), path)
     try:
         raw = json.loads(text, object_pairs_hook=_merged) if path.suffix == ".json" else yaml.load(text, _Once)
         flat = dict(itertools.islice(flattened(raw), LARGEST)) if isinstance(raw, Mapping) else {}
@@ -138,15 +138,29 @@ def _over_base(flat: Flat, path: Path) -> Flat:
     if written is None:
         return flat
     name = "config" if "config" in flat else "config_name"
-    relative = Path(str(flat.get("config_path") or "")) / str(written)
-    for folder in (*path.absolute().parents, Path()):
-        for base in (folder / relative, folder / f"{relative}.yaml"):
-            if base.suffix not in (".sh", ".bash", ".py") and base.is_file():
-                return {**_composed(base), **{key: flat[key] for key in flat if key not in (name, "config_path")}}
+    if (base := _found(Path(str(flat.get("config_path") or "")) / str(written), path)) is not None:
+        return {**_composed(base), **{key: flat[key] for key in flat if key not in (name, "config_path")}}
     if name == "config_name":
         return flat
     why = f"the options of {written} come first, and that file is not found from here; convert it where it is"
     return {**flat, "config": Doubtful(why)}
+
+
+def _with_launcher(flat: Flat, path: Path) -> Flat:
+    """A command's options with what decides numbers in accelerate's `--config_file FILE`, where it is found."""
+    file = _found(Path(str(flat.get("config_file"))), path) if flat.get("config_file") else None
+    launcher = _composed(file) if file is not None else {}
+    told: Flat = {name: launcher[name] for name in ("num_processes", "mixed_precision") if name in launcher}
+    return {**told, **{name: value for name, value in flat.items() if name != "config_file" or file is None}}
+
+
+def _found(relative: Path, path: Path) -> Path | None:
+    """A YAML or JSON file that `path` names, searched from its folder upwards."""
+    for folder in (*path.absolute().parents, Path()):
+        for file in (folder / relative, folder / f"{relative}.yaml"):
+            if file.suffix not in (".sh", ".bash", ".py") and file.is_file():
+                return file
+    return None
 
 
 def _over_defaults(flat: Flat, path: Path, choices: Mapping[str, str], above: tuple[Path, ...]) -> Flat:
