@@ -1,6 +1,8 @@
 """Your own function, in a worker process: what it may return, and what it may do wrong."""
 
 import asyncio
+import os
+import signal
 import textwrap
 from pathlib import Path
 
@@ -256,6 +258,21 @@ def test_what_a_reward_starts_ends_with_the_run(how, tmp_path):
         assert Path(group).exists() and len(born) >= 2, score
     server.wait()
     assert not [pid for pid in born if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="Linux only")
+@pytest.mark.parametrize("how", ["session", "orphan"])
+def test_what_a_reward_starts_ends_with_a_fork_server_that_is_killed(how, tmp_path):
+    (tmp_path / "mine.py").write_text(STARTS)
+    with runner(Function(path=f"{tmp_path}/mine.py:start")) as made:
+        (score,) = asyncio.run(made.score(prompt("42"), completions(how)))
+        (pool,) = made._pools.values()
+        above = pool._fork_server._process
+        born = descendants(above.pid)
+        assert int(score.value) in born or how == "orphan"
+        os.kill(born[0], signal.SIGKILL)  # the fork server
+        above.wait(timeout=60)
+        assert len(born) >= 3 and not [pid for pid in born if Path(f"/proc/{pid}").exists()]
 
 
 def descendants(pid):

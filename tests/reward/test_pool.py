@@ -155,21 +155,32 @@ def test_death_is_reported_and_the_rest_goes_on(pool, tmp_path):
 
 def test_a_worker_killed_while_idle_costs_nothing(pool):
     assert found(asyncio.run(pool.run([regex("1")]))) == ["1"]
-    children = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(pool._fork_server._process.pid)], capture_output=True, text=True
-    ).stdout.split()
-    assert len(children) == 1
-    os.kill(int(children[0]), signal.SIGKILL)
-    while "Z" not in Path(f"/proc/{children[0]}/stat").read_text().rpartition(")")[2].split()[0]:
+    (fork_server,) = children(pool._fork_server._process.pid)
+    (worker,) = children(fork_server)
+    os.kill(worker, signal.SIGKILL)
+    while running(worker):
         time.sleep(0.01)
     assert found(asyncio.run(pool.run([regex("2"), regex("3")]))) == ["2", "3"]
     assert pool.started == 2
 
 
-def test_a_killed_nursery_is_replaced(pool):
+def children(pid):
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    return [int(word) for word in listed.split()]
+
+
+def running(pid):
+    """Whether a process exists and is no zombie."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and "Z" not in stat.read_text().rpartition(")")[2].split()[:1]
+
+
+@pytest.mark.parametrize("which", ["fork server", "the process above it"])
+def test_a_killed_fork_server_is_replaced(pool, which):
     assert found(asyncio.run(pool.run([regex("1")]))) == ["1"]
-    pool._fork_server._process.kill()
-    pool._fork_server._process.wait()
+    above = pool._fork_server._process
+    os.kill(above.pid if which != "fork server" else children(above.pid)[0], signal.SIGKILL)
+    above.wait()
     asyncio.run(pool.run([regex("2")]))  # the worker may outlive the fork_server by this chunk, or be gone already
     assert found(asyncio.run(pool.run([HANGS_SHORT, regex("3")])))[1] == "3"
 
@@ -224,30 +235,17 @@ sys.stdin.read()
 @pytest.mark.parametrize("how", ["exit", "kill", "kill the fork server"])
 def test_no_process_outlives_the_run(how):
     run = subprocess.Popen([sys.executable, "-c", ORPHANS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    fork_server = int(run.stdout.readline())
-    family = [
-        fork_server,
-        *map(
-            int,
-            subprocess.run(
-                ["ps", "-o", "pid=", "--ppid", str(fork_server)], capture_output=True, text=True
-            ).stdout.split(),
-        ),
-    ]
-    assert len(family) == 2
+    above = int(run.stdout.readline())
+    (fork_server,) = children(above)
+    family = [above, fork_server, *children(fork_server)]
+    assert len(family) == 3
     if how == "kill the fork server":
         os.kill(fork_server, signal.SIGKILL)
     if how != "exit":
         run.kill()
     run.communicate()
     for _ in range(6000):
-        alive = [
-            pid
-            for pid in family
-            if Path(f"/proc/{pid}").exists()
-            and "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:1]
-        ]
-        if not alive:
+        if not (alive := [pid for pid in family if running(pid)]):
             return
         time.sleep(0.05)
     raise AssertionError(f"still running: {alive}")

@@ -200,10 +200,11 @@ def _request(job: Job, job_id: str) -> str | JobResult:
 
 
 class _ForkServer:
-    """The process that forks the workers (`process.fork_server`)."""
+    """The process that forks the workers (`process.fork_server`), below one that outlives it."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._control, theirs = socket.socketpair()
+        self._gone = False
         self._lock = threading.Lock()
         command = [sys.executable, "-P", str(Path(__file__).with_name("process.py")), str(theirs.fileno())]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -225,7 +226,7 @@ class _ForkServer:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return not self._gone and self._process.poll() is None
 
     def fork(self) -> "_Worker":
         ours, theirs = socket.socketpair()
@@ -255,19 +256,26 @@ class _ForkServer:
 
     def _call(self, request: bytes, fd: int | None = None) -> dict[str, Any]:
         with self._lock:
-            self._control.settimeout(START_SECONDS)
-            if fd is None:
-                self._control.sendall(request)
-            else:
-                socket.send_fds(self._control, [request], [fd])
-            data = b""
-            while not data.endswith(b"\n"):
-                part = self._control.recv(4096)
-                if not part:
-                    raise RuntimeError("the process that starts reward workers is gone")
-                data += part
-        reply: dict[str, Any] = json.loads(data)
+            try:
+                reply: dict[str, Any] = json.loads(self._exchange(request, fd))
+            except (OSError, RuntimeError):
+                self._gone = True  # the process above it may still be killing what it left behind
+                raise
         return reply
+
+    def _exchange(self, request: bytes, fd: int | None) -> bytes:
+        self._control.settimeout(START_SECONDS)
+        if fd is None:
+            self._control.sendall(request)
+        else:
+            socket.send_fds(self._control, [request], [fd])
+        data = b""
+        while not data.endswith(b"\n"):
+            part = self._control.recv(4096)
+            if not part:
+                raise RuntimeError("the process that starts reward workers is gone")
+            data += part
+        return data
 
 
 class _Worker:

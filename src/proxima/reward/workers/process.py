@@ -5,7 +5,8 @@ costs milliseconds. A worker reads lines of JSON, each a list of jobs, and repli
 it begins and one with the result, until its socket closes. Both lines hold the job's id, a secret: what anybody else
 writes into the socket can't pass for a reply. The fork server kills all workers when its own socket closes, that is,
 when the run ends, however it ends. What a reward has started ends with its worker: the kernel hands orphans to the fork
-server, which kills them.
+server, which kills them. Above it is a process that does nothing but wait: when the fork server itself is killed, the
+kernel hands everything below it to that process, which kills it.
 
 The limits of a restricted worker contain a text that takes forever, or that a careless parser evaluates. They are no
 sandbox against somebody who can choose the code.
@@ -189,6 +190,20 @@ def reply(control: socket.socket, message: dict[str, Any]) -> None:
     control.sendall(json.dumps(message).encode() + b"\n")
 
 
+def outlive_fork_server(control: socket.socket) -> None:
+    """Return in a child, which becomes the fork server; this process waits until that has ended, and kills what it left
+    behind. Without the fork server's memory, it is not what the kernel kills when memory runs out."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    if pid := os.fork():
+        control.close()
+        os.waitpid(pid, 0)
+        kill_children(besides=set())
+        os._exit(0)
+    os.setsid()  # a signal to the whole group of a worker does not reach it
+
+
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    fork_server(socket.socket(fileno=int(sys.argv[1])))
+    from_pool = socket.socket(fileno=int(sys.argv[1]))
+    outlive_fork_server(from_pool)
+    fork_server(from_pool)
