@@ -139,7 +139,7 @@ def test_what_a_function_may_do_wrong_costs_one_completion_each(folder):
     assert [score.valid for score in scores] == [True] + [False] * 11 + [True]
     errors = {text: score.error for text, score in zip(texts, scores, strict=True) if not score.valid}
     assert errors == {
-        "raise": "wild: KeyError: 'gone'",
+        "raise": "wild: KeyError: 'gone' (my_reward.py:37)",
         "hang": "wild: timed out after 2 s",
         "spin": "wild: timed out after 2 s",
         "exit": "wild: SystemExit: 1",
@@ -293,7 +293,7 @@ def test_the_memory_of_functions_is_limited(tmp_path):
     with runner(Function(path=f"{tmp_path}/mine.py:fill"), memory_mb=256) as made:
         scores = asyncio.run(made.score(prompt("42"), completions("8", "4096", "16")))
     assert [score.value if score.valid else None for score in scores] == [8, None, 16]
-    assert scores[1].error == "fill: MemoryError: above the worker's limit"
+    assert scores[1].error == "fill: MemoryError: above the worker's limit (mine.py:2)"
     with runner(Function(path=f"{tmp_path}/mine.py:fill")) as made:
         (score,) = asyncio.run(made.score(prompt("42"), completions("1024")))
     assert score.value == 1024

@@ -7,6 +7,7 @@ import pytest
 
 from proxima.config import resolve
 from proxima.config.schema import DataConfig
+from proxima.data import FieldError
 from proxima.reward import Exact, Gsm8kReward, Http, Length, Math, Number, RewardRunner
 from proxima.runtime.build import load_run_data
 from proxima.runtime.preflight import ReferenceAnswers, unreadable, validate_answers
@@ -227,6 +228,27 @@ def test_both_data_sets_are_looked_at_before_weights_are_loaded(tiny_model, tmp_
     assert load_run_data(resolve(tree).config).notes == []
     with pytest.raises(ValueError, match="data.max_unreadable=0.01 is exceeded: task: 1 of 8 answers"):
         load_run_data(resolve(recipe(model, reward=["number"], task=bad, eval__task=None)).config)
+
+
+def test_a_column_that_a_reward_asks_for_is_missed_before_weights_are_loaded(tiny_model, tmp_path):
+    (tmp_path / "mine.py").write_text("def near(completion: str, answer, level): return 1.0\n")
+    rewards, rows = [{"kind": "function", "path": f"{tmp_path}/mine.py:near", "weight": 0}], tmp_path / "rows.jsonl"
+    tree = recipe(tiny_model("llama"), reward=rewards, task={"kind": "jsonl", "path": str(rows)}, eval__task=None)
+    for more, told in (
+        ([{}, {}], "no column of task, row 0; columns: question, answer"),
+        ([{"levle": 1}] * 2, "no column of task, row 0; did you mean 'levle'\\? columns: question, answer, levle"),
+        ([{"level": 1}, {}], "no column of task, row 1; columns"),
+    ):
+        rows.write_text("".join(json.dumps({"question": "1 + 1?", "answer": "2", **row}) + "\n" for row in more))
+        with pytest.raises(
+            FieldError, match=f"^reward.0.path='.*:near' names a .* has the parameter 'level', .* {told}"
+        ):
+            load_run_data(resolve(tree).config)
+    rows.write_text('{"question": "1 + 1?", "answer": "2", "level": 1}\n')
+    assert load_run_data(resolve(tree).config).notes == []
+    tree["eval"]["task"] = {"kind": "arithmetic", "low": 1, "high": 9, "size": 5}
+    with pytest.raises(FieldError, match="no column of eval.task, row 0; columns: operator, operands, answer"):
+        load_run_data(resolve(tree).config)
 
 
 def test_a_run_says_it_and_goes_on(tiny_model, tmp_path):

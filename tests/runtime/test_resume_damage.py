@@ -114,13 +114,16 @@ def run_on_files(tiny_model, tmp_path):
     held_out = data.with_name("held_out.jsonl")
     held_out.write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
     off = {"eval__before": False, "eval__after": False, "eval__every": 0}
-    tree = recipe(model, task=task, eval__task=task | {"path": str(held_out)}, train__steps=1, **off)
+    reward = data.with_name("my_reward.py")
+    reward.write_text("def length(completion: str, answer):\n    return len(completion)\n")
+    rewards = [{"kind": "tests.runtime.tiny_run:Even"}, {"kind": "function", "path": f"{reward}:length", "weight": 0}]
+    tree = recipe(model, reward=rewards, task=task, eval__task=task | {"path": str(held_out)}, train__steps=1, **off)
     go(tmp_path / "run", tree)
     tree["train"]["steps"] = 2
     return tree, model, data
 
 
-@pytest.mark.parametrize("what", ["weights", "chat template", "data", "held-out data", "nothing"])
+@pytest.mark.parametrize("what", ["weights", "chat template", "data", "held-out data", "reward", "nothing"])
 def test_inputs_that_changed_are_found_by_content(what, tiny_model, tmp_path):
     tree, model, data = run_on_files(tiny_model, tmp_path)
     if what == "weights":
@@ -139,6 +142,10 @@ def test_inputs_that_changed_are_found_by_content(what, tiny_model, tmp_path):
         file = data.with_name("held_out.jsonl")
         file.write_text(file.read_text().replace('"2"', '"3"'))
         name = "eval.task: its rows"
+    elif what == "reward":
+        file = data.with_name("my_reward.py")
+        file.write_text(file.read_text().replace("len(completion)", "-len(completion)"))
+        name = "reward.1: my_reward.py"
     else:
         data.write_text(data.read_text().replace(", ", ",  "))  # the same rows in other bytes
         assert go(tmp_path / "run", tree, resume=True).steps == 2

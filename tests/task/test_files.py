@@ -52,6 +52,14 @@ def test_rows_in_any_order(cls, tmp_path):
 
 
 @both
+def test_every_column_reaches_the_rewards(cls, tmp_path):
+    row = cls(path=written(cls, tmp_path, ROWS), question="{question} ({hint})", answer=None).rows(1)[3]
+    assert row.metadata == ROWS[3] and set(ROWS[3]) == {"question", "answer", "hint", "level"}
+    row = cls(path=written(cls, tmp_path, ROWS), metadata=()).rows(1)[3]
+    assert row.metadata == {}
+
+
+@both
 def test_templates_over_several_columns(cls, tmp_path):
     path = written(cls, tmp_path, ROWS)
     row = cls(path=path, question="{question}\n({hint}, {level}) {{x}}", answer="{answer}!").rows(1)[3]

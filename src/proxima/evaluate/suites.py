@@ -63,7 +63,7 @@ class Suite:
 
     def on_the_hub(self) -> Any:
         """The task spec for the hub, or its cache."""
-        columns = {"question": f"{{{self.question}}}{self.template}", "answer": self.answer}
+        columns = {"question": f"{{{self.question}}}{self.template}", "answer": self.answer, "metadata": ()}
         return TASKS["dataset"](path=self.hub, subset=self.subset, split=self.split, **columns)
 
     def _table(self, file: Path) -> Any:

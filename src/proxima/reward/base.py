@@ -10,6 +10,8 @@ from proxima.data import Completion, Group, Prompt, Score, UserError, require
 from proxima.reward.protocol import Reward, Where
 from proxima.reward.workers.graders import GRADERS, to_float
 
+NOT_APPLICABLE = Score.failed("it does not apply to this row")  # the score itself, not one like it: adds nothing
+
 
 @dataclass(frozen=True, kw_only=True)
 class WeightedReward:
@@ -131,11 +133,12 @@ class PooledReward(WeightedReward):
         return validated(Score(value=value, correct=result.get("correct"), parts=parts))
 
     def batch_job(self, groups: Sequence[Group]) -> Job:
-        """The work of a worker for the whole batch; for rewards with `whole_batch`."""
+        """The work of a worker for the whole batch, for rewards with `whole_batch`; for one group, for those that get
+        all completions of a prompt in a call."""
         raise NotImplementedError
 
     def parse_batch_result(self, groups: Sequence[Group], result: Mapping[str, Any]) -> list[list[Score]]:
-        """The scores of the whole batch in a grader's result."""
+        """The scores in a grader's result."""
         raise NotImplementedError
 
     def setup_job(self) -> Job | None:
@@ -150,12 +153,22 @@ class PooledReward(WeightedReward):
         found = self.answer_job(answer)
         return found.run()["why"] if isinstance(found, Job) else found
 
+    def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        if self.completions_per_call == 1:
+            return super().score(prompt, completions)
+        return self.score_batch([unscored(prompt, completions)])[0]
+
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         job = self.job(prompt, completion)
         return job if isinstance(job, Score) else self.parse_result(prompt, job.run())
 
     def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
         return self.parse_batch_result(groups, self.batch_job(groups).run())
+
+
+def unscored(prompt: Prompt, completions: Sequence[Completion]) -> Group:
+    """A group before any reward."""
+    return Group(prompt=prompt, completions=tuple(completions), scores=(Score(value=0.0),) * len(completions))
 
 
 def validated(score: object) -> Score:

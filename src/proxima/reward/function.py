@@ -1,13 +1,16 @@
 """Rewards that call a Python function of the user's."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from proxima.data import Completion, FieldError, Group, Prompt, Score
-from proxima.reward.base import Job, PooledReward
+from proxima.reward.base import NOT_APPLICABLE, Job, PooledReward
+from proxima.reward.signature import Call
 from proxima.reward.workers.graders import load_function
 
 
@@ -24,23 +27,21 @@ class UserFunction(PooledReward):
 
     where = "function"
     warm_up = "function"
-    parameters: ClassVar[tuple[str, ...]] = ()  # what the function is called with
 
     def __post_init__(self) -> None:
         super().__post_init__()
         try:
-            function = load_function(self.absolute_path)
+            self.check_signature()
         except ValueError as error:
             raise FieldError("path", self.path, str(error)) from error
-        try:
-            signature = inspect.signature(function)
-        except ValueError:  # some functions written in C have no signature: the first call will tell
-            return
-        try:
-            signature.bind(*self.parameters)
-        except TypeError as error:
-            called = f"names a function that '{self.kind}' calls with ({', '.join(self.parameters)})"
-            raise FieldError("path", self.path, f"{called}, and it is defined with {signature}: {error}") from None
+
+    def check_signature(self) -> None:
+        """ValueError if the function does not exist, or can't be called with what this kind calls it with."""
+        raise NotImplementedError
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return load_function(self.absolute_path)
 
     @property
     def label(self) -> str:
@@ -52,32 +53,93 @@ class UserFunction(PooledReward):
         module, _, function = self.path.rpartition(":")
         return f"{Path(module).resolve()}:{function}" if module.endswith(".py") else self.path
 
+    @property
+    def file(self) -> Path | None:
+        """The file that holds the function; None for a module without one."""
+        module = self.absolute_path.rpartition(":")[0]
+        found = Path(module) if module.endswith(".py") else getattr(sys.modules.get(module), "__file__", None)
+        return None if found is None else Path(found)
+
     def setup_job(self) -> Job:
         return Job(grader="load", arguments={"path": self.absolute_path})
+
+    def parse_batch_result(self, groups: Sequence[Group], result: Mapping[str, Any]) -> list[list[Score]]:
+        pairs = zip(groups, result["scores"], strict=True)
+        return [[self._parse(group.prompt, returned) for returned in scores] for group, scores in pairs]
+
+    def _parse(self, prompt: Prompt, returned: Mapping[str, Any] | None) -> Score:
+        if returned is None:
+            return NOT_APPLICABLE
+        if "error" in returned:
+            return Score.failed(str(returned["error"]))
+        try:
+            return self.parse_result(prompt, returned)
+        except ValueError as error:
+            return Score.failed(f"ValueError: {error}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Function(UserFunction):
-    """What your function `fn(prompt, completion)` returns, called once per completion in a worker process of its own.
+    """What your function returns, called in a worker process of its own. Its signature says how it is called.
 
-    It gets a `proxima.data.Prompt` and a `Completion` (its per-token columns are numpy arrays) and returns a number, a
-    bool, a `Score`, or a dict with `value`, optionally `correct`, and any other numbers, which are logged as parts
-    `<name>/<key>`. It may be `async def`. If it raises, hangs or crashes, that one completion is invalid. Module-level
-    state lives as long as the worker; standard output is discarded.
+        fn(prompt, completion, gold)          once per completion; `gold` is a column of the row
+        fn(completions, gold, **columns)      once per group, with a list of each, as TRL calls it
+        fn(data_source, solution_str, ground_truth, extra_info)     once per completion, as verl calls it
 
+    `prompt` and `completion` are a `proxima.data.Prompt` and a `Completion`, or their texts if annotated `str`; if
+    neither name occurs, the first two parameters are these. Any other parameter is a column of the row, and `**columns`
+    are all of them; `answer` is the column that the task maps as such. A parameter without a default that is no column
+    is refused before the run.
+
+    The function returns a number; a bool, which sets `correct`; a `Score`; or a dict with `value`, optionally
+    `correct`, and any other numbers, which are logged as parts `<name>/<key>`. One that gets lists returns a list of
+    these, with None where it does not apply: the other rewards alone decide there, and without any the completion has
+    no score. It may be `async def`. If it raises, hangs or crashes, that one completion is invalid, or the group.
+    Module-level state lives as long as the worker; standard output is discarded.
+
+    Args:
+        chat: whether a function of lists gets prompts and completions as lists of messages or as texts; null: as
+            messages where a column of the row holds its prompt as such.
     Returns: Score as returned; NaN and infinities are failures, as value and as part: omit a part without a value.
     Edge cases: a process that the function forks must end by `os._exit`; one that returns is killed. A function that
-        writes into the worker's socket invalidates its completion.
+        writes into the worker's socket invalidates its completion. A dict in verl's style has `score` and perhaps
+        `acc`; texts in it are dropped.
     Raises: FieldError at construction when the module, the file or the function does not exist (names the nearest), or
-        when the function can't be called with these arguments.
+        when the function can't be called like this.
+    Differs: TRL calls a function with the completions of several prompts, and counts a completion that no function
+        applies to as 0.
     """
 
+    chat: bool | None = None
+
     kind = "function"
-    parameters = ("prompt", "completion")
+
+    def check_signature(self) -> None:
+        function = self.function
+        try:
+            Call.of(function)
+        except TypeError as error:
+            called = "names a function that 'function' calls with (prompt, completion) and columns by name"
+            raise ValueError(f"{called}, and it is defined with {inspect.signature(function)}: {error}") from None
+
+    @cached_property
+    def call(self) -> Call:
+        """How the function is called."""
+        return Call.of(self.function)
+
+    @property
+    def completions_per_call(self) -> int:
+        return 0 if self.call.style == "lists" else 1
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
-        arguments = {"path": self.absolute_path, "prompt": prompt.to_json(), "completion": completion.to_json()}
-        return Job(grader="function", arguments=arguments)
+        return Job(grader="function", arguments={"path": self.absolute_path, **self.call.for_one(prompt, completion)})
+
+    def batch_job(self, groups: Sequence[Group]) -> Job:
+        """The call for the only group, of a function that takes lists."""
+        (group,) = groups
+        values = self.call.for_group(group.prompt, group.completions, self.chat)
+        count = len(group.completions)
+        return Job(grader="function_lists", arguments={"path": self.absolute_path, "values": values, "count": count})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +159,17 @@ class FunctionBatch(UserFunction):
     """
 
     kind = "function_batch"
-    parameters = ("groups",)
     whole_batch = True
+
+    def check_signature(self) -> None:
+        function = self.function
+        try:
+            inspect.signature(function).bind("groups")
+        except TypeError as error:
+            called = "names a function that 'function_batch' calls with (groups)"
+            raise ValueError(f"{called}, and it is defined with {inspect.signature(function)}: {error}") from None
+        except ValueError:  # some functions written in C have no signature: the first call will tell
+            return
 
     def batch_job(self, groups: Sequence[Group]) -> Job:
         sent = [
@@ -110,15 +181,3 @@ class FunctionBatch(UserFunction):
             for group in groups
         ]
         return Job(grader="function_batch", arguments={"path": self.absolute_path, "groups": sent})
-
-    def parse_batch_result(self, groups: Sequence[Group], result: Mapping[str, Any]) -> list[list[Score]]:
-        pairs = zip(groups, result["scores"], strict=True)
-        return [[self._parse(group.prompt, returned) for returned in scores] for group, scores in pairs]
-
-    def _parse(self, prompt: Prompt, returned: Mapping[str, Any]) -> Score:
-        if "error" in returned:
-            return Score.failed(str(returned["error"]))
-        try:
-            return self.parse_result(prompt, returned)
-        except ValueError as error:
-            return Score.failed(f"ValueError: {error}")

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
-from proxima.reward.base import Job, PooledReward, as_reward, validated
+from proxima.reward.base import NOT_APPLICABLE, Job, PooledReward, as_reward, unscored, validated
 from proxima.reward.protocol import Reward
 from proxima.reward.workers.pool import JobResult, WorkerPool
 from proxima.reward.workers.threads import DaemonThreads
@@ -155,8 +155,13 @@ class RewardRunner:
         parts = dict(before.parts)
         errors = [before.error or "no score"] if not before.valid else []
         value, correct = before.value, before.correct
+        weighted = [score for i, score in added.items() if self.rewards[i].weight != 0]
+        if weighted and all(score is NOT_APPLICABLE for score in weighted) and not self.has_batch:
+            errors.append("no reward applies to this row")
         for i, score in added.items():
             label, weight = self.labels[i], self.rewards[i].weight
+            if score is NOT_APPLICABLE:
+                continue
             if score.valid:
                 parts[label] = score.value
                 parts.update({f"{label}/{key}": part for key, part in score.parts.items()})
@@ -176,7 +181,7 @@ class RewardRunner:
         """One reward's scores of all completions, failures as failed scores."""
         reward = self.rewards[i]
         if isinstance(reward, PooledReward):
-            return await self._run_in_workers(reward, prompt, completions)
+            return await self._run_in_workers(i, reward, prompt, completions)
         size = reward.completions_per_call or max(1, len(completions))
         calls = [completions[start : start + size] for start in range(0, len(completions), size)]
         if reward.where == "inline" and size == 1:
@@ -185,7 +190,11 @@ class RewardRunner:
         columns = zip(await asyncio.gather(*waiting), calls, strict=True)
         return [score for found, call in columns for score in _spread(found, len(call))]
 
-    async def _run_in_workers(self, reward: PooledReward, prompt: Prompt, of: Sequence[Completion]) -> list[Score]:
+    async def _run_in_workers(
+        self, i: int, reward: PooledReward, prompt: Prompt, of: Sequence[Completion]
+    ) -> list[Score]:
+        if reward.completions_per_call != 1:
+            return (await self._batch_column(i, [unscored(prompt, of)]))[0]
         jobs = [_attempt(partial(reward.job, prompt, completion)) for completion in of]
         # Groups often hold the same answer several times. Equal texts get equal scores; a user's function may not.
         keyed = [(_key(job, i) if reward.where == "text" else i, job) for i, job in enumerate(jobs)]

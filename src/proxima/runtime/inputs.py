@@ -1,15 +1,18 @@
-"""What a run reads, by content: with other weights, another chat template or other questions it is another run."""
+"""What a run reads, by content: with other weights, another chat template, other questions or another reward function
+it is another run."""
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from proxima.config.comparable import flat_values
 from proxima.data import UserError
+from proxima.reward.function import UserFunction
 from proxima.runtime.environment import package_version
 from proxima.runtime.journal import Journal
 from proxima.runtime.replay import StoredRollouts
@@ -44,12 +47,25 @@ def model_files(path: str, revision: str | None = None) -> dict[str, str]:
 
 
 def input_hashes(config: "RunConfig", source: PromptSource | StoredRollouts, held_out: Rows | None) -> dict[str, str]:
-    """SHA-256 of each file of the model, and of the training questions (in a replay, of the rollouts) and the held-out
-    ones, by what it is called in a message."""
+    """SHA-256 of each file of the model, of the training questions (in a replay, of the rollouts) and the held-out
+    ones, and of each file outside proxima that holds a reward (not of what such a file imports), by what it is called
+    in a message."""
     files = model_files(config.model.path, config.model.revision)
     named = {f"model.path: {name}": value for name, value in files.items()}
     named |= source.hashes if isinstance(source, StoredRollouts) else {"task: its rows": _rows_sha(source.rows)}
+    for number, reward in enumerate(config.reward):
+        if (file := _reward_file(reward)) is not None:
+            named[f"reward.{number}: {file.name}"] = sha256(file.read_bytes()).hexdigest()
     return named | ({} if held_out is None else {"eval.task: its rows": _rows_sha(held_out)})
+
+
+def _reward_file(reward: Any) -> Path | None:
+    """The file of a reward function, or of a class that is not proxima's."""
+    if isinstance(reward, UserFunction):
+        return reward.file
+    module = type(reward).__module__
+    found = None if module.startswith("proxima.") else getattr(sys.modules.get(module), "__file__", None)
+    return None if found is None else Path(found)
 
 
 def _rows_sha(rows: Rows) -> str:

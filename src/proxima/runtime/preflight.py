@@ -1,4 +1,5 @@
-"""Before the weights are loaded: are the rewards ready, and can they read the reference answers?
+"""Before the weights are loaded: are the rewards ready, do the rows have the columns that they ask for, and can they
+read the reference answers?
 
 A row whose answer no reward can read is generated for nothing: its scores are all invalid.
 """
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.data import FieldError
 from proxima.data.random import ANSWER_CHECK, sample_without_replacement
+from proxima.reward.function import Function
 from proxima.reward.runner import RewardRunner
+from proxima.reward.signature import columns_of
 from proxima.task.protocol import Rows
 
 if TYPE_CHECKING:
@@ -44,16 +47,48 @@ def validate_answers(config: "RunConfig | EvaluateConfig", sets: Sequence[Refere
     Their rows are not skipped: what a run consumes depends on the order of the data alone.
 
     Raises:
-        UserError: a reward is not ready, or more than `data.max_unreadable` of the answers of a set can't be read.
+        UserError: a reward is not ready, a reward function asks for a column that a row does not have, or more than
+            `data.max_unreadable` of the answers of a set can't be read.
     """
     rewards = RewardRunner(config.reward, timeout=config.runtime.reward_timeout, workers=os.cpu_count() or 1)
     try:
+        for answers in sets:
+            require_columns(config.reward, answers, config.data.check_answers, config.seed)
         rewards.check()
         if not rewards.needs_answers:
             return []
         return [note for answers in sets for note in _notes(config, answers, rewards)]
     finally:
         rewards.close()
+
+
+def require_columns(rewards: Sequence[Any], answers: ReferenceAnswers, limit: int, seed: int) -> None:
+    """Check that reward functions can be called with the rows.
+
+    Args:
+        limit: rows to check, as of `unreadable`.
+
+    Raises:
+        FieldError: a function has a parameter that is no column of a row; names the nearest.
+    """
+    functions = [(number, reward) for number, reward in enumerate(rewards) if isinstance(reward, Function)]
+    seen = set[tuple[str, ...]]()
+    for row in _checked(answers, limit, seed) if functions else ():
+        columns = tuple(columns_of(answers.rows[row]))
+        if columns not in seen:
+            seen.add(columns)
+            for number, reward in functions:
+                if found := reward.call.problem(columns):
+                    reason, remedy = found
+                    place = f"names a function that {reason} of {answers.name}, row {row}"
+                    raise FieldError(f"reward.{number}.path", reward.path, place, remedy=remedy)
+
+
+def _checked(answers: ReferenceAnswers, limit: int, seed: int) -> Sequence[int]:
+    """The numbers of the rows to check."""
+    if limit and answers.count > limit:
+        return list(map(int, sample_without_replacement(answers.count, limit, ANSWER_CHECK, seed)))
+    return range(answers.count)
 
 
 def unreadable(
@@ -64,9 +99,7 @@ def unreadable(
     Args:
         limit: rows to check, drawn by the seed if there are more; 0: all.
     """
-    numbers: Sequence[int] = range(answers.count)
-    if limit and answers.count > limit:
-        numbers = sample_without_replacement(answers.count, limit, ANSWER_CHECK, seed).tolist()
+    numbers = _checked(answers, limit, seed)
     read = [answers.rows[number].answer for number in numbers]
     reasons = zip(numbers, read, rewards.unreadable(read), strict=True)
     return len(numbers), [

@@ -76,16 +76,17 @@ class ColumnMapping:
         question: column with the question, or a template over several, as "{question}\\n{hint}".
         messages: column with a whole chat, a list of {role, content}, in place of `question`; null: off.
         answer: column with the answer, or a template; null: the rows have no answer.
-        metadata: columns kept for rewards and reports.
+        metadata: columns that rewards and reports get; null: all.
     """
 
     question: str = "question"
     messages: str | None = None
     answer: str | None = "answer"
-    metadata: tuple[str, ...] = ()
+    metadata: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "metadata", tuple(self.metadata))
+        if self.metadata is not None:
+            object.__setattr__(self, "metadata", tuple(self.metadata))
         self.fields_by_column()
 
     def fields_by_column(self) -> dict[str, str]:
@@ -93,7 +94,7 @@ class ColumnMapping:
         texts = {"question": self.question} if self.messages is None else {"messages": self.messages}
         if self.answer is not None:
             texts["answer"] = self.answer
-        columns = dict.fromkeys(self.metadata, "metadata")
+        columns = dict.fromkeys(self.metadata or (), "metadata")
         for field, text in texts.items():
             columns |= dict.fromkeys(sorted(template_fields(text, field)) if "{" in text else [text], field)
         return columns
@@ -120,7 +121,8 @@ class ColumnMapping:
         self.refuse_media((name for name in MEDIA & values.keys() if values[name]), source)
         try:
             answer = None if self.answer is None else _value(self.answer, values)
-            metadata = {name: to_json_value(look_up(values, name)) for name in self.metadata}
+            names = values if self.metadata is None else self.metadata
+            metadata = {name: to_json_value(look_up(values, name)) for name in names}
             if self.messages is not None:
                 messages = as_messages(look_up(values, self.messages), f"{source}: column {self.messages!r}")
                 return Row(messages=messages, answer=answer, metadata=metadata)

@@ -120,7 +120,8 @@ class Parquet(ColumnMapping):
         require(bool(self.path), "path", self.path, "must name a file")
 
     def rows(self, seed: int) -> Rows:
-        """The rows of all files, in order; the seed changes nothing. Only the mapped columns are held in memory."""
+        """The rows of all files, in order; the seed changes nothing. With `metadata`, only the mapped columns are held
+        in memory."""
         import pyarrow
         from pyarrow import parquet
 
@@ -132,8 +133,8 @@ class Parquet(ColumnMapping):
                 raise UserError(f"{file} can't be read as Parquet: {' '.join(str(error).split())[:120]}") from None
             self.require_columns(present, str(file))
             self.refuse_media(present, str(file))
-            columns = {name if name in present else name.partition(".")[0] for name in self.fields_by_column()}
-            tables.append(parquet.read_table(file, columns=sorted(columns)))
+            mapped = {name if name in present else name.partition(".")[0] for name in self.fields_by_column()}
+            tables.append(parquet.read_table(file, columns=None if self.metadata is None else sorted(mapped)))
         tables = [table for table in tables if len(table)]
         require(len(tables) > 0, "path", self.path, "holds no rows")
         return MappedRows(_Chained([range(len(table)) for table in tables]), partial(self._row, tables))

@@ -29,18 +29,19 @@ class PreparedTask:
         path: the folder.
         split: `train` or `test`.
         template: a prompt that replaces the card's and its system prompt, with `{question}`; null: the card's.
-        metadata: columns kept for rewards and reports, as `level`, `subject`, `solution`.
-    Returns: rows whose answer is the canonical answer as text; the metadata asked for.
+        metadata: columns that rewards and reports get, as `level`, `subject`, `solution`; null: all.
+    Returns: rows whose answer is the canonical answer as text.
     Raises: FieldError for a missing folder or split, with the command that makes it.
     """
 
     path: str
     split: Literal["train", "test"] = "train"
     template: str | None = None
-    metadata: tuple[str, ...] = ()
+    metadata: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "metadata", tuple(self.metadata))
+        if self.metadata is not None:
+            object.__setattr__(self, "metadata", tuple(self.metadata))
         require(bool(self.path), "path", self.path, "must name a folder")
         require(self.split in ("train", "test"), "split", self.split, "must be 'train' or 'test'")
         if self.template is not None:

@@ -12,7 +12,9 @@ import importlib.util
 import inspect
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -117,16 +119,73 @@ def decode_json(value: Any) -> Any:
     return {key: decode_json(item) for key, item in value.items()}
 
 
-def grade_function(*, path: str, prompt: Mapping[str, Any], completion: Mapping[str, Any]) -> dict[str, Any]:
-    """What the user's function returns, as a dict with `value`."""
+def grade_function(
+    *,
+    path: str,
+    values: Mapping[str, Any],
+    positional: int = 0,
+    prompt: str | None = None,
+    completion: str | None = None,
+    verl: bool = False,
+) -> dict[str, Any]:
+    """What the user's function returns, as a dict with `value`.
+
+    Args:
+        values: by parameter; the first `positional` are passed by position.
+        prompt, completion: parameters whose values become a `Prompt` and a `Completion`.
+        verl: a dict that it returns has verl's keys.
+    """
     from proxima.data import Completion
 
-    return _as_dict(_call(path, _prompt(prompt), Completion(**completion)))
+    given = dict(values)
+    if prompt is not None:
+        given[prompt] = _prompt(given[prompt])
+    if completion is not None:
+        given[completion] = Completion(**given[completion])
+    arguments = [given.pop(name) for name in list(given)[:positional]]
+    result = _call(path, *arguments, **given)
+    return _as_dict(_from_verl(result) if verl and isinstance(result, Mapping) else result)
 
 
-def _call(path: str, *arguments: Any) -> Any:
-    result = load_function(path)(*arguments)
-    return asyncio.run(result) if inspect.iscoroutine(result) else result
+def _from_verl(result: Mapping[str, Any]) -> dict[str, Any]:
+    """`score` as the value, `acc` as correct where it says so, and the other numbers; a text (`pred`) is no part."""
+    if "score" not in result:
+        raise ValueError(f"returned a dict without 'score' (keys: {', '.join(map(str, result)) or 'none'})")
+    acc = result.get("acc")
+    known = {"value": result["score"], "correct": bool(acc) if acc in (0, 1) else None}
+    return {key: value for key, value in result.items() if key != "score" and hasattr(value, "__float__")} | known
+
+
+def grade_function_lists(*, path: str, values: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """What the user's function returns for `count` completions: for each a dict, its `error`, or None."""
+    try:
+        result = _call(path, **values)
+    except (AttributeError, TypeError) as error:
+        texts = isinstance((values.get("completions") or values.get("prompts") or [""])[0], str)
+        error.add_note(
+            "it got texts; chat: true passes messages" if texts else "it got messages; chat: false passes texts"
+        )
+        raise
+    try:
+        scores = list(result)
+    except TypeError:
+        raise ValueError(f"returned {_repr(result)}, expected a list of {count} numbers") from None
+    if len(scores) != count:
+        raise ValueError(f"returned {len(scores)} scores for {count} completions")
+    return {"scores": [[None if score is None else _score_or_error(score) for score in scores]]}
+
+
+def _call(path: str, *arguments: Any, **named: Any) -> Any:
+    """What the function returns; an exception has a note that says in which line of its file."""
+    function = load_function(path)
+    try:
+        result = function(*arguments, **named)
+        return asyncio.run(result) if inspect.iscoroutine(result) else result
+    except Exception as error:
+        file = getattr(sys.modules.get(function.__module__), "__file__", None)
+        if lines := [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]:
+            error.add_note(f"{Path(str(file)).name}:{lines[-1]}")
+        raise
 
 
 def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -162,7 +221,7 @@ def _prompt(fields: Mapping[str, Any]) -> Any:
 
 
 def _as_dict(result: Any) -> dict[str, Any]:
-    """A number, a `Score` or a dict as a dict with `value` and floats, so that JSON can hold it."""
+    """A number, bool, `Score` or dict as a dict with `value` and floats, so that JSON can hold it."""
     from proxima.data import Score
 
     if isinstance(result, Score):
@@ -170,7 +229,8 @@ def _as_dict(result: Any) -> dict[str, Any]:
             raise RuntimeError(result.error or "returned an invalid score")
         result = {**result.parts, "value": result.value, "correct": result.correct}
     if not isinstance(result, Mapping):
-        return {"value": to_float(result, "value")}
+        known = {"correct": bool(result)} if isinstance(_scalar(result), bool) else {}
+        return {"value": to_float(result, "value"), **known}
     if "value" not in result:
         raise ValueError(f"returned a dict without 'value' (keys: {', '.join(map(str, result)) or 'none'})")
     numbers = {str(key): to_float(value, str(key)) for key, value in result.items() if key != "correct"}
@@ -188,10 +248,17 @@ def to_float(value: object, key: str) -> float:
 
 
 def _to_bool(value: Any) -> bool | None:
-    scalar = value.item() if hasattr(value, "item") and callable(value.item) else value  # a bool of numpy or torch
+    scalar = _scalar(value)
     if scalar not in (None, True, False):
         raise ValueError(f"returned correct={_repr(value)}, expected true, false or nothing")
     return None if scalar is None else bool(scalar)
+
+
+def _scalar(value: Any) -> Any:
+    """A number or bool of numpy or torch as Python's own; anything else as it is."""
+    with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # no such number, or an array of several
+        return value.item()
+    return value
 
 
 def _repr(value: object) -> str:
@@ -316,6 +383,7 @@ GRADERS: dict[str, Callable[..., dict[str, Any]]] = {
     "format": grade_format,
     "function": grade_function,
     "function_batch": grade_function_batch,
+    "function_lists": grade_function_lists,
     "math": grade_math,
     "math_answer": check_math_answer,
     "load": load_user_function,

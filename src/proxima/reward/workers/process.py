@@ -182,6 +182,7 @@ def run(job: dict[str, Any], graders: Any) -> tuple[bytes, bool]:
         last = isinstance(error, (MemoryError, RecursionError))
         why = "above the worker's limit" if isinstance(error, MemoryError) and not str(error) else error
         message = " ".join(f"{type(error).__name__}: {why}".split())[:300]
+        message += "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         return json.dumps({"id": job["id"], "error": message, "last": last}).encode() + b"\n", last
 
 

@@ -1,0 +1,153 @@
+"""How a user's function is called, which its signature says: once for each completion, or as TRL or verl call it."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from proxima.data import Completion, Prompt
+
+LISTS = ("prompts", "completions", "completion_ids")  # TRL's names; one of them says that the function takes lists
+PASSED = {"each": ("prompt", "completion"), "lists": LISTS, "verl": ("solution_str", "ground_truth", "extra_info")}
+NOT_HERE = {  # what TRL passes beside the columns
+    "trainer_state": "a reward depends on prompt and completion, not on the step, so that a resumed run equals another",
+    "log_extra": "return a dict or a Score: its numbers are logged",
+    "log_metric": "return a dict or a Score: its numbers are logged",
+    "environments": "there is no environment",
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """How a function is called.
+
+    Args:
+        style: `each`: per completion; `lists`: per group, in TRL's names; `verl`: per completion, in verl's names.
+        leading: parameters that get prompt and completion by position: the first two where neither has its name.
+        named: parameters that are passed by name.
+        required: those of them without a default.
+        everything: the function has `**columns` and gets whatever there is.
+        texts: parameters annotated `str`, which get the text of a prompt or completion.
+    """
+
+    style: Literal["each", "lists", "verl"]
+    leading: tuple[str, ...]
+    named: frozenset[str]
+    required: frozenset[str]
+    everything: bool
+    texts: frozenset[str]
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> "Call":
+        """TypeError, with the reason, if the function can't be called with what a reward gets."""
+        try:
+            signature = inspect.signature(function)
+        except ValueError:  # some functions written in C have no signature: the first call will tell
+            return cls("each", PASSED["each"], frozenset(), frozenset(), False, frozenset())
+        parameters = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        by_name = {p.name for p in parameters if p.kind != p.POSITIONAL_ONLY}
+        kinds = {p.kind for p in signature.parameters.values()}
+        style: Literal["each", "lists", "verl"] = "each"
+        if by_name.intersection(LISTS):
+            style = "lists"
+        elif "solution_str" in by_name:
+            style = "verl"
+        leading: tuple[str, ...] = ()
+        if style == "each" and not by_name.intersection(PASSED["each"]):
+            leading = tuple(p.name for p in parameters if p.kind != p.KEYWORD_ONLY)[:2]
+            leading += PASSED["each"][len(leading) :] if inspect.Parameter.VAR_POSITIONAL in kinds else ()
+            if len(leading) < 2:
+                raise TypeError("name a parameter completion")
+        rest = [p for p in parameters if p.name not in leading]
+        for p in rest:
+            if p.kind == p.POSITIONAL_ONLY:
+                raise TypeError(f"{p.name!r} stands before '/', and columns are passed by name")
+            if p.name in NOT_HERE and p.default is p.empty and style == "lists":
+                raise TypeError(f"{p.name!r} can't be passed, {NOT_HERE[p.name]}; give it a default")
+        return cls(
+            style=style,
+            leading=leading,
+            named=frozenset(p.name for p in rest),
+            required=frozenset(p.name for p in rest if p.default is p.empty).difference(PASSED[style]),
+            everything=inspect.Parameter.VAR_KEYWORD in kinds,
+            texts=frozenset(p.name for p in parameters if p.annotation in (str, "str")),
+        )
+
+    def problem(self, columns: Collection[str]) -> tuple[str, str] | None:
+        """What is wrong with rows of these columns, and the remedy; None if the function can be called with them."""
+        for name in self.leading:
+            if name in columns:
+                where = f"has the parameter {name!r} in the place of prompt or completion, and it is a column"
+                return where, "name those two parameters prompt and completion"
+        for name in sorted(self.required.difference(columns)):
+            near = difflib.get_close_matches(name, columns, 1)
+            hint = f"did you mean {near[0]!r}? columns" if near else "columns"
+            return f"has the parameter {name!r}, which is no column", f"{hint}: {', '.join(columns) or 'none'}"
+        return None
+
+    def for_one(self, prompt: Prompt, completion: Completion) -> dict[str, Any]:
+        """What the worker needs to call the function with a completion. Of a prompt or completion passed as an object
+        it gets the JSON, and the name of the parameter."""
+        columns = columns_of(prompt)
+        if self.style == "verl":
+            return {"values": self._chosen(columns | _as_verl(prompt, completion, columns)), "verl": True}
+        names = dict(zip(PASSED["each"], self.leading or PASSED["each"], strict=True))
+        texts, objects = {"prompt": prompt.question, "completion": completion.text}, {}
+        passed: dict[str, Any] = {}
+        for kind, name in names.items():
+            if name in self.texts:
+                passed[name] = texts[kind]
+            elif self.leading or self.everything or name in self.named:
+                passed[name] = (prompt if kind == "prompt" else completion).to_json()
+                objects[kind] = name
+        columns = {name: value for name, value in columns.items() if name not in names.values()}
+        return {"values": passed | self._chosen(columns), "positional": len(self.leading), **objects}
+
+    def for_group(self, prompt: Prompt, completions: Sequence[Completion], chat: bool | None) -> dict[str, Any]:
+        """The keyword arguments of a function that takes lists."""
+        count = len(completions)
+        values = {name: [value] * count for name, value in columns_of(prompt).items()}
+        values.pop("prompt", None), values.pop("completion", None)
+        if _is_chat(prompt) if chat is None else chat:
+            values["prompts"] = [list(prompt.messages)] * count
+            values["completions"] = [[{"role": "assistant", "content": one.text}] for one in completions]
+        else:
+            values["prompts"] = [prompt.question] * count
+            values["completions"] = [one.text for one in completions]
+        return self._chosen(values | {"completion_ids": [one.tokens.tolist() for one in completions]})
+
+    def _chosen(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if self.everything or name in self.named}
+
+
+class HasColumns(Protocol):
+    """A prompt, or the row that it is made of."""
+
+    @property
+    def answer(self) -> Any: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+
+
+def columns_of(row: HasColumns) -> dict[str, Any]:
+    """The row's columns; `answer` is the one that the task maps, if it maps one."""
+    return dict(row.metadata) | ({} if row.answer is None else {"answer": row.answer})
+
+
+def _as_verl(prompt: Prompt, completion: Completion, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """verl's names, where its data has them in other columns."""
+    nested = columns.get("reward_model")
+    truth = columns.get("ground_truth", nested.get("ground_truth") if isinstance(nested, Mapping) else None)
+    return {
+        "solution_str": completion.text,
+        "ground_truth": truth if prompt.answer is None else prompt.answer,
+        "extra_info": columns.get("extra_info", {}),
+    }
+
+
+def _is_chat(prompt: Prompt) -> bool:
+    """Whether the row's own prompt is a list of messages: one of its columns holds it."""
+    lists = (value for value in prompt.metadata.values() if isinstance(value, list) and value)
+    last = prompt.messages[-1]
+    return any(isinstance(value[-1], Mapping) and dict(value[-1]) == last for value in lists)

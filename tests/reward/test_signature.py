@@ -1,0 +1,219 @@
+"""What a function gets by its signature: texts, objects, columns; TRL's lists and verl's names."""
+
+import asyncio
+import textwrap
+from dataclasses import replace
+
+import pytest
+
+from proxima.data import Score
+from proxima.reward import Function, Length
+from proxima.reward.signature import Call
+from tests.reward.make import completion, completions, prompt, runner
+
+SOURCE = """
+from __future__ import annotations
+import numpy as np
+from proxima.data import Score
+
+def objects(prompt, completion, level):
+    return prompt.uid + len(completion.tokens) + level
+
+def texts(prompt: str, completion: str, gold: str, level=0):
+    return {"value": float(completion == gold), "level": level, "prompt": float(prompt == "?")}
+
+def mixed(completion: str, prompt, **columns):
+    return prompt.uid + len(completion) + sum(columns[name] for name in ("level", "answer"))
+
+def by_place(p, c, *, gold="none"):
+    return p.uid + len(c.text) + len(gold)
+
+def truth(prompt, completion: str, gold):
+    return completion == gold
+
+def numpy_truth(prompt, completion):
+    return np.bool_(completion.text == "a")
+
+def verdict(prompt, completion):
+    return {"value": True}
+
+def trl(prompts, completions, gold, **columns):
+    assert prompts == ["?"] * len(completions) and sorted(columns) == ["answer", "completion_ids", "level"]
+    assert columns["level"] == [3] * len(completions) and all(ids == [5, 5, 5] for ids in columns["completion_ids"])
+    return [None if text == "skip" else float(text == right) for text, right in zip(completions, gold)]
+
+def trl_chat(prompts, completions, trainer_state=None, **columns):
+    assert prompts[0] == [{"role": "user", "content": "?"}] and trainer_state is None
+    return [float(len(one[0]["content"])) for one in completions]
+
+async def trl_ids(completion_ids, level):
+    return np.array([len(ids) + level[0] for ids in completion_ids])
+
+def trl_kinds(completions, **columns):
+    known = {"a": True, "b": Score(value=2.0, correct=False), "c": {"value": 3, "x": 1}, "d": "text"}
+    return [known[text] for text in completions]
+
+def trl_few(completions, **columns):
+    return [1.0]
+
+def trl_none(completions, **columns):
+    print("no return")
+
+def trl_raises(completions, **columns):
+    return [float(text["content"]) for text in completions]
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    assert data_source == "mine" and extra_info["index"] == 4
+    right = solution_str == ground_truth
+    return {"score": 1.0 if right else -1.0, "acc": right, "pred": solution_str}
+
+def verl_number(solution_str, ground_truth, extra_info, **columns):
+    return len(extra_info) + (solution_str == ground_truth)
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("rewards") / "mine.py"
+    path.write_text(textwrap.dedent(SOURCE))
+    return path
+
+
+def run(file, name, *texts, answer="2", chat=None, **columns):
+    """The scores, of calls in this process."""
+    return Function(path=f"{file}:{name}", chat=chat).score(prompt(answer, **columns), completions(*texts))
+
+
+def in_workers(file, name, *texts, rewards=(), chat=None, **columns):
+    with runner(Function(path=f"{file}:{name}", chat=chat), *rewards, timeout=20.0) as made:
+        return asyncio.run(made.score(prompt("2", **columns), completions(*texts)))
+
+
+def values(scores):
+    return [score.value if score.valid else score.error for score in scores]
+
+
+def test_an_object_a_text_a_column_and_all_columns(file):
+    assert values(run(file, "objects", "a", level=10)) == [7 + 3 + 10]
+    (score,) = in_workers(file, "texts", "a", gold="a")
+    assert score.parts == {"texts": 1.0, "texts/level": 0.0, "texts/prompt": 1.0}
+    assert run(file, "texts", "b", gold="a", level=4)[0].parts["level"] == 4.0
+    assert values(run(file, "mixed", "four", answer=2, level=5)) == [7 + 4 + 5 + 2]
+    assert values(run(file, "by_place", "ab", gold="six")) == [7 + 2 + 3]
+
+
+def test_only_what_the_function_asks_for_is_sent(file):
+    reward = Function(path=f"{file}:texts")
+    arguments = reward.job(prompt("2", gold="a", other=[1] * 100), completion("b")).arguments
+    assert arguments["values"] == {"prompt": "?", "completion": "b", "gold": "a"} and "completion_ids" not in arguments
+
+
+def test_a_bool_sets_correct_and_no_other_number_does(file):
+    assert [(s.value, s.correct) for s in run(file, "truth", "a", "b", gold="a")] == [(1.0, True), (0.0, False)]
+    assert [(s.value, s.correct) for s in run(file, "numpy_truth", "a", "b")] == [(1.0, True), (0.0, False)]
+    assert [(s.value, s.correct) for s in run(file, "verdict", "a")] == [(1.0, None)]
+    assert [(s.value, s.correct) for s in run(file, "objects", "a", level=0)] == [(10.0, None)]
+
+
+def test_a_function_of_trl_gets_lists_and_none_adds_nothing(file):
+    scores = in_workers(file, "trl", "a", "skip", "b", gold="a", level=3, rewards=[Length(tokens=2, weight=2.0)])
+    assert [score.parts for score in scores] == [
+        {"trl": 1.0, "length": -0.5},
+        {"length": -0.5},
+        {"trl": 0.0, "length": -0.5},
+    ]
+    assert values(scores) == [0.0, -1.0, -1.0]
+
+
+def test_where_no_reward_applies_there_is_no_score(file):
+    scores = in_workers(file, "trl", "skip", "a", gold="a", level=3, rewards=[Length(tokens=2, weight=0.0)])
+    assert values(scores) == ["no reward applies to this row", 1.0]
+    assert scores[0].parts == {"length": -0.5}
+
+
+def test_messages_where_the_row_holds_messages(file):
+    column = [{"role": "user", "content": "?"}]
+    assert values(run(file, "trl_chat", "a", "bbb", prompt=column)) == [1.0, 3.0]
+    assert values(run(file, "trl_chat", "a", "bbb", chat=True)) == [1.0, 3.0]
+    (error,) = values(in_workers(file, "trl_raises", "a"))
+    assert error == (
+        "trl_raises: TypeError: string indices must be integers, not 'str' (mine.py:50) "
+        "(it got texts; chat: true passes messages)"
+    )
+    (error,) = values(in_workers(file, "trl_raises", "a", chat=True))
+    assert error.endswith("(it got messages; chat: false passes texts)")
+
+
+def test_what_a_list_may_hold(file):
+    assert values(run(file, "trl_ids", "a", "b", level=4)) == [7.0, 7.0]
+    scores = run(file, "trl_kinds", "a", "b", "c", "d")
+    assert [(s.value, s.correct) for s in scores[:3]] == [(1.0, True), (2.0, False), (3.0, None)]
+    assert scores[2].parts == {"x": 1.0}
+    assert scores[3].error == "ValueError: returned value='text', expected a number"
+    assert (
+        values(in_workers(file, "trl_few", "a", "b"))
+        == ["trl_few: ValueError: returned 1 scores for 2 completions"] * 2
+    )
+    told = "trl_none: ValueError: returned None, expected a list of 2 numbers"
+    assert values(in_workers(file, "trl_none", "a", "b")) == [told] * 2
+
+
+def test_a_group_called_directly(file):
+    reward = Function(path=f"{file}:trl")
+    scores = reward.score(prompt("2", gold="a", level=3), completions("a", "skip"))
+    assert scores[0] == Score(value=1.0)
+    assert (scores[1].valid, scores[1].error) == (False, "it does not apply to this row")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"answer": "a"},
+        {"answer": None, "ground_truth": "a"},
+        {"answer": None, "reward_model": {"ground_truth": "a", "style": "rule"}},
+    ],
+)
+def test_a_function_of_verl(file, row):
+    scores = run(file, "compute_score", "a", "b", data_source="mine", extra_info={"index": 4}, **row)
+    assert [(s.value, s.correct, s.parts) for s in scores] == [(1.0, True, {"acc": 1.0}), (-1.0, False, {"acc": 0.0})]
+    assert values(run(file, "verl_number", "a", answer="a")) == [1.0]
+
+
+PROBLEMS = [
+    (
+        "texts",
+        ("glod", "level"),
+        ("has the parameter 'gold', which is no column", "did you mean 'glod'? columns: glod, level"),
+    ),
+    ("objects", ("question",), ("has the parameter 'level', which is no column", "columns: question")),
+    ("trl", (), ("has the parameter 'gold', which is no column", "columns: none")),
+    ("compute_score", ("answer",), ("has the parameter 'data_source', which is no column", "columns: answer")),
+    (
+        "by_place",
+        ("gold", "c"),
+        (
+            "has the parameter 'c' in the place of prompt or completion, and it is a column",
+            "name those two parameters prompt and completion",
+        ),
+    ),
+    ("texts", ("gold",), None),
+    ("mixed", (), None),
+    ("verl_number", (), None),
+]
+
+
+@pytest.mark.parametrize(("name", "columns", "problem"), PROBLEMS)
+def test_columns_that_are_asked_for(file, name, columns, problem):
+    assert Function(path=f"{file}:{name}").call.problem(columns) == problem
+
+
+def test_a_column_named_like_an_argument_does_not_replace_it(file):
+    assert values(run(file, "mixed", "four", answer=2, level=5, completion="no", prompt="no")) == [18]
+    row = replace(prompt(2), metadata={"prompts": "no", "completions": "no", "level": 1})
+    assert Call.of(lambda completions, **columns: []).for_group(row, completions("a"), None) == {
+        "prompts": ["?"],
+        "completions": ["a"],
+        "completion_ids": [[5, 5, 5]],
+        "level": [1],
+        "answer": [2],
+    }
