@@ -139,7 +139,7 @@ def test_what_a_function_may_do_wrong_costs_one_completion_each(folder):
     assert [score.valid for score in scores] == [True] + [False] * 11 + [True]
     errors = {text: score.error for text, score in zip(texts, scores, strict=True) if not score.valid}
     assert errors == {
-        "raise": "wild: KeyError: 'gone' (my_reward.py:37)",
+        "raise": "wild: KeyError: 'gone' (my_reward.py:35)",
         "hang": "wild: timed out after 2 s",
         "spin": "wild: timed out after 2 s",
         "exit": "wild: SystemExit: 1",

@@ -74,6 +74,14 @@ class Call:
             texts=frozenset(p.name for p in parameters if p.annotation in (str, "str")),
         )
 
+    @property
+    def gets_tokens(self) -> bool:
+        """Whether the function sees the tokens of a completion, not its text alone."""
+        if self.style == "each":
+            name = (self.leading or PASSED["each"])[1]
+            return name not in self.texts and bool(self.leading or self.everything or name in self.named)
+        return self.style == "lists" and "completion_ids" in self.named
+
     def problem(self, columns: Collection[str]) -> tuple[str, str] | None:
         """What is wrong with rows of these columns, and the remedy; None if the function can be called with them."""
         for name in self.leading:

@@ -112,7 +112,7 @@ class ColumnMapping:
 
     def refuse_media(self, columns: Iterable[str], source: str) -> None:
         """UserError for a column of images, video or sound, unless it is asked for as metadata."""
-        if found := sorted(MEDIA.intersection(columns) - set(self.metadata)):
+        if found := sorted(MEDIA.intersection(columns) - set(self.metadata or ())):
             what = f"{source} has a column {found[0]!r}, which proxima can't show to a model: it trains on text alone"
             raise UserError(what, remedy=f"remove the column, or keep it for rewards with metadata=[{found[0]}]")
 

@@ -143,7 +143,12 @@ def grade_function(
     if completion is not None:
         given[completion] = Completion(**given[completion])
     arguments = [given.pop(name) for name in list(given)[:positional]]
-    result = _call(path, *arguments, **given)
+    try:
+        result = _call(path, *arguments, **given)
+    except (AttributeError, TypeError) as error:
+        if completion is not None:
+            error.add_note(f"{completion} is an object: write {completion}.text, or {completion}: str in the signature")
+        raise
     return _as_dict(_from_verl(result) if verl and isinstance(result, Mapping) else result)
 
 

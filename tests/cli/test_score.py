@@ -1,0 +1,136 @@
+"""`proxima score`: rewards over a file of texts, what can be wrong with either, and what programs read."""
+
+import json
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+ROWS = [
+    {"question": "7 + 5?", "gold": "12", "difficulty": 1, "completion": "12"},
+    {"question": "17 + 5?", "gold": "22", "difficulty": 2, "completion": "It is\n20."},
+    {"question": "70 + 51?", "gold": "121", "difficulty": 3, "completion": ["121", "no idea"]},
+]
+REWARDS = """
+def near(prompt: str, completion: str, gold, difficulty):
+    if completion == "no idea": raise KeyError("number")
+    return difficulty * 0.5
+def right(completions, gold, **columns):
+    return [None if text == "no idea" else float(text == answer) for text, answer in zip(completions, gold)]
+def truth(prompt, completion, gold):
+    return gold in completion.text
+def typo(completion: str, gould): return 1.0
+def wrong(prompt, completion): return gold in completion
+def obj(prompt, completion): return "1" in completion
+def same(completion: str): return 1
+"""
+
+
+@pytest.fixture
+def file(here):
+    (here / "mine.py").write_text(REWARDS)
+    (here / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return "a.jsonl"
+
+
+def test_three_styles_in_a_table_and_a_failure_with_its_reason(proxima, file, here):
+    names = ("near", "right", "truth")
+    words = [word for name in names for word in ("--reward", f"./mine.py:{name}")]
+    code, out, err = proxima("score", file, *words, "reward.1.weight=2", "--json-out", "out.json")
+    assert code == 1 and err == "NOTE without --model PATH, completion.tokens is empty\n"
+    head, *table, blank, failure, summary = out.splitlines()
+    assert head.split() == ["row", "reward", "correct", "near", "right", "truth", "completion"] and blank == ""
+    assert [line.split() for line in table] == [
+        ["0.0", "3.500", "yes", "0.500", "1.000", "1.000", "12"],
+        ["1.0", "1.000", "no", "1.000", "0.000", "0.000", "It", "is⏎20."],
+        ["2.0", "4.500", "yes", "1.500", "1.000", "1.000", "121"],
+        ["2.1", "–", "no", "–", "–", "0.000", "no", "idea"],
+    ]
+    assert failure == "no score, 1×, first in row 2: near: KeyError: 'number' (mine.py:3)"
+    assert summary == "4 completions, 1 without a score: reward 3 (sd 1.47, 1 … 4.5), 2 of 3 correct"
+    facts = json.loads((here / "out.json").read_text())
+    assert (facts["rewards"], facts["failed"], facts["mean"], facts["parts"]["right"]) == ([*names], 1, 3.0, 2 / 3)
+    assert [(row["row"], row["sample"], row["value"]) for row in facts["rows"]] == [
+        (0, 0, 3.5),
+        (1, 0, 1.0),
+        (2, 0, 4.5),
+        (2, 1, None),
+    ]
+
+
+def test_kinds_recipes_and_parquet(proxima, file, here, recipe):
+    rows = [{"prompt": [{"role": "user", "content": "?"}], "response": f"it is {i}", "answer": "2"} for i in range(4)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), here / "b.parquet")
+    for reward in ("number", recipe()):
+        code, out, _ = proxima("score", "b.parquet", "--reward", reward, "--rows", 1)
+        assert code == 0 and out.splitlines()[2:] == [
+            "… and 3 more; --rows 0 prints all",
+            "",
+            "4 completions: reward 0.25 (sd 0.433, 0 … 1), 1 of 4 correct",
+        ]
+    code, out, _ = proxima("score", file, "--reward", "{kind: number, weight: 2}", "--answer", "gold")
+    assert code == 0 and out.splitlines()[-1] == "4 completions: reward 1 (sd 1, 0 … 2), 2 of 4 correct"
+
+
+def test_tokens_are_counted_by_a_model(proxima, file, tiny_model):
+    code, out, _ = proxima("score", file, "--reward", "{kind: length, tokens: 2}", "--model", tiny_model("llama"))
+    assert code == 0 and [line.split()[1] for line in out.splitlines()[1:5]] == ["0.000", "-1.000", "-0.500", "-1.000"]
+
+
+def test_equal_scores_are_said(proxima, file):
+    code, out, _ = proxima("score", file, "--reward", "./mine.py:same")
+    assert code == 0 and "NOTE every score is the same: completions of equal reward teach nothing" in out
+
+
+def test_an_object_that_is_taken_for_a_text_is_said(proxima, file):
+    code, out, _ = proxima("score", file, "--reward", "./mine.py:obj")
+    assert (
+        code == 1
+        and (
+            "no score, 4×, first in row 0: obj: TypeError: argument of type 'Completion' is not iterable (mine.py:11) "
+            "(completion is an object: write completion.text, or completion: str in the signature)"
+        )
+        in out
+    )
+    assert (
+        "NameError: name 'gold' is not defined (mine.py:10)" in proxima("score", file, "--reward", "mine.py:wrong")[1]
+    )
+
+
+BAD = [
+    (("a.jsonl",), "no reward is given; write --reward ./my_reward.py:function, --reward math, or --reward RECIPE"),
+    (
+        ("a.jsonl", "--reward", "./mine.py:typo"),
+        "reward.0.path=./mine.py:typo (command line): names a function that has the parameter 'gould', which is no "
+        "column of a.jsonl, row 0; did you mean 'gold'? columns: question, gold, difficulty",
+    ),
+    (("a.jsonl", "--reward", "mth"), "reward.0.kind=mth (command line): no reward 'mth'; did you mean 'math'?"),
+    (("a.jsonl", "--reward", "number"), "a.jsonl has no answers to compare with; name their column with --answer"),
+    (("a.jsonl", "--reward", "length"), "reward.0.kind=length (command line): counts tokens; add --model PATH"),
+    (("no.jsonl", "--reward", "math"), "no.jsonl does not exist"),
+    ((".", "--reward", "math"), ". is a folder; name a file in it"),
+    (("empty.jsonl", "--reward", "math"), "empty.jsonl is empty; a row is {prompt, completion, …}"),
+    (("cut.jsonl", "--reward", "math"), "cut.jsonl:2 is not JSON: "),
+    (("mine.py", "--reward", "math"), "mine.py:2 is not JSON: "),
+    (
+        ("none.jsonl", "--reward", "math"),
+        "none.jsonl, row 0: column 'completion' holds None, expected a text, a list of texts, or messages",
+    ),
+    (
+        ("a.jsonl", "--reward", "math", "--completion", "reply"),
+        "a.jsonl has no column 'reply'; name it with --completion COLUMN; columns: question, gold, difficulty, "
+        "completion",
+    ),
+    (("a.jsonl", "--reward", "math", "--reward", "r.yaml"), "--reward r.yaml has its own rewards; give it alone"),
+    (("a.jsonl", "--reward", "math", "--rows", "-1"), "--rows -1 must be >= 0; 0 prints all"),
+    (("a.jsonl", "--reward", "math", "reward.0.wieght=2"), "reward.0.wieght=2 (command line): 'math' has no field"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), BAD)
+def test_what_is_wrong_is_one_line(proxima, file, here, words, told):
+    (here / "empty.jsonl").write_text("\n")
+    (here / "cut.jsonl").write_text('{"prompt": "?", "completion": "a"}\n{"prompt": "?", "compl')
+    (here / "none.jsonl").write_text('{"prompt": "?", "completion": null}\n')
+    code, out, err = proxima("score", *words)
+    assert (code, out) == (2, "") and err.startswith(f"error: {told}") and len(err.splitlines()) == 1, err
