@@ -8,7 +8,7 @@ import pytest
 
 from proxima.data import Score
 from proxima.reward import Function, Length
-from proxima.reward.signature import Call
+from proxima.reward.signature import CallShape
 from tests.reward.make import completion, completions, prompt, runner
 
 SOURCE = """
@@ -210,7 +210,7 @@ def test_columns_that_are_asked_for(file, name, columns, problem):
 def test_a_column_named_like_an_argument_does_not_replace_it(file):
     assert values(run(file, "mixed", "four", answer=2, level=5, completion="no", prompt="no")) == [18]
     row = replace(prompt(2), metadata={"prompts": "no", "completions": "no", "level": 1})
-    assert Call.of(lambda completions, **columns: []).for_group(row, completions("a"), None) == {
+    assert CallShape.of(lambda completions, **columns: []).for_group(row, completions("a"), None) == {
         "prompts": ["?"],
         "completions": ["a"],
         "completion_ids": [[5, 5, 5]],

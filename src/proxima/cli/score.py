@@ -61,16 +61,16 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--rows {arguments.rows} must be >= 0; 0 prints all")
     resolved = resolve_rewards(arguments.reward, arguments.override)
     with resolved.locating():
-        asked = read_rows(arguments)
+        asked = read_texts(arguments)
         groups, labels = score(resolved.config, asked, arguments)
-    facts = summarise(groups)
+    facts = summarise_scores(groups)
     if arguments.json_out is not None:
         from proxima.data.atomic_files import write_atomic
         from proxima.data.jsonl import dumps
 
         content = {"file": arguments.file, "rewards": labels, **facts, "rows": [row for row, _ in each(groups)]}
         write_atomic(arguments.json_out, dumps(content, indent=2) + "\n")
-    show(groups, facts, arguments.rows)
+    print_scores(groups, facts, arguments.rows)
     return 1 if facts["failed"] else 0
 
 
@@ -117,7 +117,7 @@ def reward_word(text: str) -> str:
     return f"{{kind: function, path: {json.dumps(text)}}}" if function else f"{{kind: {json.dumps(text)}}}"
 
 
-def read_rows(arguments: argparse.Namespace) -> list[tuple[Prompt, list[Completion]]]:
+def read_texts(arguments: argparse.Namespace) -> list[tuple[Prompt, list[Completion]]]:
     """The prompts with their completions.
 
     Raises:
@@ -281,7 +281,7 @@ def each(groups: Sequence[Group]) -> list[tuple[dict[str, Any], Completion]]:
     return rows
 
 
-def summarise(groups: Sequence[Group]) -> dict[str, Any]:
+def summarise_scores(groups: Sequence[Group]) -> dict[str, Any]:
     """Counts, mean and spread (the population's) of the scores, and means of the parts; JSON values."""
     scores: list[Score] = [one for group in groups for one in group.scores]
     valid = [one for one in scores if one.valid]
@@ -301,7 +301,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def show(groups: Sequence[Group], facts: dict[str, Any], most: int) -> None:
+def print_scores(groups: Sequence[Group], facts: dict[str, Any], most: int) -> None:
     """The table, the failures by reason, and the summary."""
     from proxima.view.formatting import NONE, fixed, printable
     from proxima.view.terminal import rendered, table_of_rows

@@ -10,7 +10,7 @@ from typing import Any
 
 from proxima.data import Completion, FieldError, Group, Prompt, Score
 from proxima.reward.base import NOT_APPLICABLE, Job, PooledReward
-from proxima.reward.signature import Call
+from proxima.reward.signature import CallShape
 from proxima.reward.workers.graders import load_function
 
 
@@ -117,15 +117,15 @@ class Function(UserFunction):
     def check_signature(self) -> None:
         function = self.function
         try:
-            Call.of(function)
+            CallShape.of(function)
         except TypeError as error:
             called = "names a function that 'function' calls with (prompt, completion) and columns by name"
             raise ValueError(f"{called}, and it is defined with {inspect.signature(function)}: {error}") from None
 
     @cached_property
-    def call(self) -> Call:
+    def call(self) -> CallShape:
         """How the function is called."""
-        return Call.of(self.function)
+        return CallShape.of(self.function)
 
     @property
     def completions_per_call(self) -> int:

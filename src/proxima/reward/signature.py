@@ -19,7 +19,7 @@ NOT_HERE = {  # what TRL passes beside the columns
 
 
 @dataclass(frozen=True)
-class Call:
+class CallShape:
     """How a function is called.
 
     Args:
@@ -39,7 +39,7 @@ class Call:
     texts: frozenset[str]
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> "Call":
+    def of(cls, function: Callable[..., Any]) -> "CallShape":
         """TypeError, with the reason, if the function can't be called with what a reward gets."""
         try:
             signature = inspect.signature(function)
@@ -97,7 +97,7 @@ class Call:
     def for_one(self, prompt: Prompt, completion: Completion) -> dict[str, Any]:
         """What the worker needs to call the function with a completion. Of a prompt or completion passed as an object
         it gets the JSON, and the name of the parameter."""
-        columns = columns_of(prompt)
+        columns = row_columns(prompt)
         if self.style == "verl":
             return {"values": self._chosen(columns | _as_verl(prompt, completion, columns)), "verl": True}
         names = dict(zip(PASSED["each"], self.leading or PASSED["each"], strict=True))
@@ -115,7 +115,7 @@ class Call:
     def for_group(self, prompt: Prompt, completions: Sequence[Completion], chat: bool | None) -> dict[str, Any]:
         """The keyword arguments of a function that takes lists."""
         count = len(completions)
-        values = {name: [value] * count for name, value in columns_of(prompt).items()}
+        values = {name: [value] * count for name, value in row_columns(prompt).items()}
         values.pop("prompt", None), values.pop("completion", None)
         if _is_chat(prompt) if chat is None else chat:
             values["prompts"] = [list(prompt.messages)] * count
@@ -138,7 +138,7 @@ class HasColumns(Protocol):
     def metadata(self) -> Mapping[str, Any]: ...
 
 
-def columns_of(row: HasColumns) -> dict[str, Any]:
+def row_columns(row: HasColumns) -> dict[str, Any]:
     """The row's columns; `answer` is the one that the task maps, if it maps one."""
     return dict(row.metadata) | ({} if row.answer is None else {"answer": row.answer})
 

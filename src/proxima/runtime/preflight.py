@@ -14,7 +14,7 @@ from proxima.data import FieldError
 from proxima.data.random import ANSWER_CHECK, sample_without_replacement
 from proxima.reward.function import Function
 from proxima.reward.runner import RewardRunner
-from proxima.reward.signature import columns_of
+from proxima.reward.signature import row_columns
 from proxima.task.protocol import Rows
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def require_columns(rewards: Sequence[Any], answers: ReferenceAnswers, limit: in
     functions = [(number, reward) for number, reward in enumerate(rewards) if isinstance(reward, Function)]
     seen = set[tuple[str, ...]]()
     for row in _checked(answers, limit, seed) if functions else ():
-        columns = tuple(columns_of(answers.rows[row]))
+        columns = tuple(row_columns(answers.rows[row]))
         if columns not in seen:
             seen.add(columns)
             for number, reward in functions:

@@ -128,13 +128,8 @@ def grade_function(
     completion: str | None = None,
     verl: bool = False,
 ) -> dict[str, Any]:
-    """What the user's function returns, as a dict with `value`.
-
-    Args:
-        values: by parameter; the first `positional` are passed by position.
-        prompt, completion: parameters whose values become a `Prompt` and a `Completion`.
-        verl: a dict that it returns has verl's keys.
-    """
+    """What the user's function returns, as a dict with `value`. `values` are by parameter, the first `positional`
+    passed by position; those named `prompt` and `completion` become objects. With `verl` a dict has verl's keys."""
     from proxima.data import Completion
 
     given = dict(values)
