@@ -327,9 +327,9 @@ COVERED: Covered = {}
 
 
 def names_at(stage: str, mutant: Mutant) -> list[str]:
-    """The checks that execute the mutant's statement."""
-    first, last = mutant.lines
-    found = [COVERED[stage].get((mutant.path, line), []) for line in range(first, last + 1)]
+    """The checks that execute the mutant's statement; outside of functions, anything of its file."""
+    first, last = mutant.lines if mutant.in_function else (0, 10**6)  # a constant: whatever runs its file
+    found = [names for (path, line), names in COVERED[stage].items() if path == mutant.path and first <= line <= last]
     return list(dict.fromkeys(name for names in found for name in names))
 
 

@@ -30,7 +30,8 @@ from proxima.core.correction import (
     TopEntropy,
     mismatch_metrics,
 )
-from proxima.core.metrics import merge_metrics
+from proxima.core.loss import apply_corrections
+from proxima.core.metrics import QuantileSketch, merge_metrics
 from proxima.core.precompute import needs_precompute
 from proxima.data import PolicyBatch
 
@@ -188,6 +189,9 @@ def test_shares_of_rejected_sequences_leave_out_those_without_a_token() -> None:
     b = of_ratios([1.0, 5.0, 5.0], [1.0, 1.0], [], [0.1])
     token = Rejection(level="token", statistic="ratio", upper=2.0, lower=0.5)
     assert metric(token, b, "rollout_rs_token_k1_masked_fraction") == 0.5
+    shares = apply_corrections(b, [token]).metrics
+    assert shares["correction/rejected_fraction"].value == 3 / 6
+    assert shares["correction/rejected_seq_fraction"].value == pytest.approx(2 / 3)
     assert metric(token, b, "rollout_rs_token_k1_seq_masked_fraction") == pytest.approx(2 / 3)
     whole = Rejection(level="sequence", reduce="mean", statistic="ratio", upper=2.0, lower=0.5)
     shares = {end: metric(whole, b, f"rollout_rs_seq_mean_k1_fraction_{end}") for end in ("high", "low")}
@@ -215,6 +219,8 @@ def test_top_entropy_is_a_share_of_the_whole_batch() -> None:
     b = of_ratios([1.0] * 5, entropy=torch.tensor([0.1, 0.9, 0.5, 0.3, 0.7], dtype=torch.float64))
     assert TopEntropy(0.4)(b).keep.int().tolist() == [0, 1, 0, 0, 1]
     assert TopEntropy(1.0)(b).keep.all()
+    for share in (0.4, 1.0):
+        assert TopEntropy(share)(b).weight.tolist() == TopEntropy(share)(b).keep.double().tolist()  # 1 or 0
     # The quantile of position .5 · 2 is the middle value; of .75 · 2 it is half way from the middle to the largest.
     b = of_ratios([1.0] * 3, entropy=torch.tensor([0.1, 0.9, 0.5], dtype=torch.float64))
     assert TopEntropy(0.5)(b).keep.int().tolist() == [0, 1, 1]
@@ -379,6 +385,7 @@ def test_sequences_with_a_catastrophic_token_are_counted() -> None:
     one, two = [1.0, 0.5e-4, 0.5e-4], [1.0, 1.5e-4]
     b = of_ratios(one, two, [1.0], [3.0], current=[*one, *two, 1.0, 3.0])
     assert measured(b)["rollout_is_catastrophic_seq_fraction"] == 0.25
+    assert measured(b)["rollout_is_catastrophic_token_fraction"] == 2 / 7  # w < 1e-4
 
 
 def test_quantiles_of_the_mismatch_are_within_one_percent_of_the_log_ratio() -> None:
@@ -386,6 +393,17 @@ def test_quantiles_of_the_mismatch_are_within_one_percent_of_the_log_ratio() -> 
     m = measured(of_ratios(rho.exp().tolist(), current=rho.exp().tolist()))
     for name, q in (("p25", 0.25), ("p75", 0.75), ("p95", 0.95), ("p99", 0.99)):
         assert math.log(m[f"rollout_is_{name}"]) == pytest.approx(float(rho.quantile(q)), rel=0.02)
+
+
+def test_a_sketch_is_symmetric_and_its_ends_hold_what_is_beyond() -> None:
+    x = torch.tensor([1e-9, 1e-3, 0.7, 19.0, 1e6], dtype=torch.float64)
+    assert torch.equal(QuantileSketch.histogram(-x), QuantileSketch.histogram(x).flip(0))
+    ends = QuantileSketch.histogram(torch.tensor([-1e6, 1e6], dtype=torch.float64))
+    assert ends[0] == 1 and ends[-1] == 1 and ends.sum() == 2
+    for sign in (1, -1):
+        assert QuantileSketch.over(sign * x[2:3], 0.5).value == pytest.approx(
+            math.exp(sign * 0.7), rel=0.01
+        )  # of a ratio
 
 
 def test_the_guard_rejects_what_brings_the_step_above_its_limit_and_only_then() -> None:

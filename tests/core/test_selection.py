@@ -50,6 +50,7 @@ def test_balance_drops_the_smallest_of_the_more_frequent_sign() -> None:
     a = torch.tensor([1.0, 0.2, 0.5, -1.0, 0.0])
     assert Balance()(outcomes([0] * 5), a).int().tolist() == [1, 0, 0, 1, 1]
     assert Balance(most=2.0)(outcomes([0] * 5), a).int().tolist() == [1, 0, 1, 1, 1]
+    assert Balance()(outcomes([0] * 5), -a).int().tolist() == [1, 0, 0, 1, 1]  # neither sign is special
     assert Balance()(outcomes([0] * 3), torch.ones(3)).all()  # nothing to balance against
     assert Balance(scope="group")(
         outcomes([0, 0, 0, 1, 1]), torch.tensor([1.0, 2.0, -1.0, 3.0, 4.0])

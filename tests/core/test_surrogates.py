@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from proxima.conformance.batches import make_batch
-from proxima.core import Cppo, Dppo, Drpo, PpoClip, Reinforce, Spo, TokenSum, policy_loss
+from proxima.core import Cppo, Dppo, Drpo, GeoMean, PpoClip, Reinforce, Spo, TokenSum, policy_loss
 from proxima.core.divergence import divergence
 from proxima.data import PolicyBatch
 
@@ -185,3 +185,13 @@ def test_top_k_needs_are_named() -> None:
         policy_loss(b, surrogate=Cppo(divergence="topk_tv"), aggregate=TokenSum())
     with pytest.raises(ValueError, match="centre='proximal' must be behavior for topk_tv"):
         Cppo(divergence="topk_tv", centre="proximal")
+
+
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_geo_mean_keeps_what_has_not_moved_beyond_its_bound_in_the_direction_of_the_advantage(advantage: float) -> None:
+    b = batch_of(PI, MU, advantage)
+    moved = [advantage * math.log(p / m) for p, m in zip(PI, MU, strict=True)]
+    low, high = 0.005, 0.2
+    keep = [x <= (high if advantage > 0 else low) for x in moved]
+    assert len(set(keep)) == 2  # some of each
+    assert GeoMean(low, high, "log_ratio")(b).keep.tolist() == keep

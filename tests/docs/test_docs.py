@@ -45,6 +45,14 @@ def test_every_figure_is_what_the_surrogate_says():
         assert all(abs(float(a) - float(b)) <= 0.11 for a, b in pairs), f"{path.name}: run make docs"
 
 
+def test_the_code_of_the_page_on_core_runs(capsys):
+    """From top to bottom, in one namespace; its assertions are the page's claims."""
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "core.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) >= 5
+    exec(compile("\n".join(blocks), "docs/core.md", "exec"), {})
+    assert "ratio " in capsys.readouterr().out
+
+
 def test_a_kind_without_a_note_is_named(monkeypatch):
     table = {**method_pages.kinds("surrogate"), "mine": object}
     real = method_pages.kinds

@@ -206,11 +206,6 @@ def merge_metrics(parts: list[Metrics]) -> Metrics:
     return out
 
 
-def k1(log_ratio: Tensor) -> Tensor:
-    """Unbiased estimate of KL(p‖q) on samples of p, with `log_ratio` = log q − log p: −log_ratio. [N] → [N], nats."""
-    return -log_ratio
-
-
 def k2(log_ratio: Tensor) -> Tensor:
     """Biased, low variance, ≥ 0: ½ log_ratio², with `log_ratio` = log q − log p on samples of p. [N] → [N], nats."""
     return 0.5 * log_ratio.square()
