@@ -43,8 +43,9 @@ class _ModelCopy:
         for module in self.backbone.modules():
             if isinstance(module, nn.Linear) or isinstance(getattr(module, "gate_up_proj", None), nn.Parameter):
                 module.to(dtype)  # also the experts of a layer, which are parameters of three axes
-        if self.device.type == "cpu" and hasattr(self.model, "set_experts_implementation"):
-            self.model.set_experts_implementation("eager")  # linear layers, within `SteadyRows`; one product is not
+        choose: Any = getattr(self.model, "set_experts_implementation", None)
+        if choose is not None and self.device.type == "cpu":
+            choose("eager")  # linear layers, within `SteadyRows`; one product over all experts is not
         self.head_matrix = Matrix(self.head.weight, self.head.bias, dtype)
 
     @torch.no_grad()
