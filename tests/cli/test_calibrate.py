@@ -74,6 +74,10 @@ def test_only_a_finite_cppo_of_the_sampled_tokens_is_measurable():
         assert measurable(other) is None
 
 
+NO_BOUND = "the run used cppo,delta=inf,delta_b=inf, which has no such threshold: drawn is what cppo would have done\n"
+CLIPPED = ("algorithm=grpo", "algorithm.skip_zero_advantage=false", "folder=runs/clipped", "train.steps=1")
+
+
 @pytest.fixture
 def calibrated(proxima, recipe):
     code, out, err = proxima("calibrate", recipe(), "train.completions_per_prompt=4", "--steps", 1)
@@ -94,11 +98,26 @@ def test_recipe_and_its_run(proxima, here, calibrated):
     )
     assert f"{found['masked_now']:.3%} with delta=0.15 delta_b=0.02" in calibrated
     key = f"{completions[3].prompt_uid}:{completions[3].sample}"
-    assert proxima("plot", "threshold", folder, "--completion", key) == (0, "threshold.svg\n", "")
+    assert proxima("plot", "threshold", folder, "--completion", key) == (0, "threshold.svg\n", NO_BOUND)
     prompt, sample = key.split(":")
     assert f"step 1, prompt {prompt}, sample {sample}, advantage" in (here / "threshold.svg").read_text()
+    assert proxima("plot", "threshold", folder)[:2] == (0, "threshold.svg (replaced)\n")
+    assert proxima("plot", "threshold", folder, "--surrogate", "cppo,delta=0.3", "--out", "threshold.svg")[0] == 0
+    text = (here / "threshold.svg").read_text()
+    assert (
+        "hypothetical, the run used cppo,delta=inf,delta_b=inf: step 1" in text
+        and "tokens would be masked (δ = 0.3" in text
+    )
     assert proxima("plot", "divergence", folder, "--step", 1, "--out", "d.png") == (0, "d.png\n", "")
     assert (here / "d.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_threshold_that_the_run_did_not_have_is_called_hypothetical(proxima, here, recipe):
+    assert proxima("train", recipe(), *CLIPPED, "--quiet")[0] == 0
+    said = "the run used ppo_clip, which has no such threshold: drawn is what cppo would have done\n"
+    assert proxima("plot", "threshold", "runs/clipped") == (0, "threshold.svg\n", said)
+    text = (here / "threshold.svg").read_text()
+    assert "hypothetical, the run used ppo_clip: step 1" in text and "would be masked" in text
 
 
 def test_a_named_folder_is_not_overwritten(proxima, here, recipe):

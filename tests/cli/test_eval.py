@@ -6,7 +6,7 @@ import json
 import pyarrow.parquet as parquet
 import pytest
 
-from tests.lab.runs import make_run, step
+from tests.lab.runs import make_run, make_sweep, step
 
 pytestmark = pytest.mark.usefixtures("shared_math_workers")
 
@@ -321,6 +321,15 @@ def test_no_model_and_a_model_that_is_not_there(proxima, here, gsm8k):
         "error: name a model: proxima eval MODEL --task gsm8k, proxima eval RUN, or proxima eval --compare A B\n",
     )
     make_run(here / "runs/mine", [step(1)])
+    make_sweep(here / "runs/all", {"a": {1: ([step(1)], {})}})
+    for words in ([], ["--task", "gsm8k"]):
+        told = "error: runs/all is a sweep, not a run; name one of its runs, such as runs/all/a/seed-1\n"
+        assert proxima("eval", "runs/all", *words) == (2, "", told)
+        assert proxima("eval", "run/mine", *words) == (
+            2,
+            "",
+            "error: run/mine does not exist; did you mean 'runs/mine'?\n",
+        )
     for words in ([], ["--task", "gsm8k"]):  # a run was meant
         assert proxima("eval", "runs/mein", *words) == (
             2,

@@ -148,6 +148,21 @@ def test_a_full_disk_leaves_the_former_lines(folder, monkeypatch):
     assert not [name for name in os.listdir(folder.path) if name.endswith(".part")]
 
 
+def test_a_run_that_ended_takes_no_less_time_after_a_resume(folder):
+    """Its last checkpoint is not in the records."""
+    folder.append_metrics(train(1))
+    folder.append_metrics({"kind": "eval", "step": 1, "time": 21.0, "accuracy": 0.9, "label": "after"})
+    folder.write_summary({"status": "done", "steps": 1, "seconds": 30.0})
+    folder.rewind(1, [train(1)])
+    assert folder.elapsed() == 30.0
+    folder.write_summary({"status": "failed", "steps": 2, "seconds": 40.0})
+    folder.rewind(1, [train(1)])  # step 2 is repeated
+    assert folder.elapsed() == 21.0
+    folder.summary.write_text("{")
+    folder.rewind(1, [train(1)])
+    assert folder.elapsed() == 21.0
+
+
 def test_rewind(folder):
     folder.append_metrics({"kind": "eval", "step": 0, "time": 1.0, "accuracy": 0.125, "label": "before"})
     for step in range(1, 6):

@@ -238,6 +238,12 @@ def test_all_watchers_together(tmp_path):
     silent.started(info(folder.path, resumed_at=2))
     silent.finished({"status": "stopped", "steps": 2, "seconds": 9.0})
     assert len(folder.log.read_text(encoding="utf-8").splitlines()) == 11
+    for resumed, told in ((1, True), (2, False)):  # a run that has ended has heard the notes
+        stream = io.StringIO()
+        views = RunViews(stream, ["train.warmup_steps=9: never ends"])
+        views.started(info(folder.path, steps=2, resumed_at=resumed))
+        views.finished({"status": "done", "steps": 2, "seconds": 9.0})
+        assert ("WARNING train.warmup_steps" in stream.getvalue()) == told
 
 
 def test_a_report_that_fails_does_not_fail_the_run(tmp_path):

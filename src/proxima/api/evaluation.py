@@ -137,10 +137,16 @@ def run_evaluation(
 
 def _model_and_recipe(model: str, recipe: Recipe | None, checkpoint: str, *, named: bool) -> tuple[str, Recipe | None]:
     """The model's path, of a run that of its checkpoint, and the recipe if there is one."""
-    from proxima.lab.run_reader import no_runs, runs_beside
+    from proxima.lab.run_reader import find_runs, misspelt, no_runs, runs_beside
 
     if not Path(model).exists() and runs_beside(Path(model)):
         raise no_runs(Path(model))
+    if not Path(model).exists() and (near := misspelt(Path(model))) is not None:
+        raise UserError(f"{model} does not exist", remedy=f"did you mean {str(near)!r}?")
+    if (Path(model) / "sweep.json").is_file():
+        raise UserError(
+            f"{model} is a sweep, not a run", remedy=f"name one of its runs, such as {find_runs([model])[0]}"
+        )
     if (Path(model) / "config.yaml").is_file():
         from proxima.runtime.export import find_checkpoint
 

@@ -6,6 +6,7 @@ proxima plot divergence runs/mine                        ratio and difference of
 proxima plot run runs/mine --out curve.svg               reward and held-out accuracy by step, for a README"""
 
 import argparse
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -37,11 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--length", type=int, default=21, metavar="T", help="cppo: tokens of the completion; 21")
     drift = "cppo: |pi - mu| of the completion's other tokens; 0.045"
     add("--drift", type=float, default=0.045, metavar="D", help=drift)
-    add = command("threshold", "cppo along one completion of a run: each token, its threshold, and what was masked")
+    add = command("threshold", "cppo along one completion of a run: each token, its threshold, and what it masks")
     add("run_folder", metavar="RUN", help="run folder")
     add("--step", type=int, metavar="N", help="of the run; default: every step")
     add("--completion", metavar="UID:SAMPLE", help="12:3; default: the one with the most masked tokens")
-    add("--surrogate", metavar="KIND", help="cppo,delta=0.1,delta_b=0.01; default: that of the run")
+    add("--surrogate", metavar="KIND", help="cppo,delta=0.1,delta_b=0.01; default: that of the run, or cppo")
     add = command("divergence", "ratio and difference of pi and mu in a run, over the probability of the sampled token")
     add("run_folder", metavar="RUN", help="run folder")
     add("--step", type=int, metavar="N", help="of the run; default: every step")
@@ -49,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    print(PLOTS[arguments.what](arguments))
+    replaced = Path(arguments.out).is_file() and arguments.out == f"{arguments.what}.svg"  # a name nobody typed
+    print(f"{PLOTS[arguments.what](arguments)}{' (replaced)' if replaced else ''}")
     return 0
 
 
@@ -70,6 +72,7 @@ def _plot_divergence(arguments: argparse.Namespace) -> Path:
 
 def _plot_threshold(arguments: argparse.Namespace) -> Path:
     from proxima.config import resolve
+    from proxima.config.describe import kind_of
     from proxima.core.surrogate import Cppo
     from proxima.lab.divergences import measurable, read_trained
     from proxima.view.chart import write_figure
@@ -77,12 +80,13 @@ def _plot_threshold(arguments: argparse.Namespace) -> Path:
 
     given = arguments.surrogate
     completions = read_trained(Path(arguments.run_folder), arguments.step)
+    own = resolve(arguments.run_folder).config.algorithm.surrogate
     if given:
         spec = measurable(parse_surrogate(given))
         if spec is None:
             raise UserError(f"--surrogate {given}: only cppo with a finite delta and divergence binary_tv fits")
     else:
-        spec = measurable(resolve(arguments.run_folder).config.algorithm.surrogate) or Cppo()
+        spec = measurable(own) or Cppo()
     chosen = most_masked(completions, spec)
     if arguments.completion:
         wanted = [it for it in completions if f"{it.prompt_uid}:{it.sample}" == arguments.completion]
@@ -90,7 +94,13 @@ def _plot_threshold(arguments: argparse.Namespace) -> Path:
             near = ", ".join(f"{it.prompt_uid}:{it.sample}" for it in completions[:3])
             raise UserError(f"--completion {arguments.completion}: no such trained completion; there are {near} …")
         chosen = wanted[0]
-    return write_figure(ThresholdFigure.of(chosen, spec), arguments.out)
+    used = "" if own == spec else kind_of(own)
+    if isinstance(own, Cppo):
+        pairs = ((field.name, getattr(own, field.name), getattr(spec, field.name)) for field in fields(Cppo))
+        used = ",".join([used, *(f"{name}={value}" for name, value, drawn in pairs if value != drawn)])
+    if used and not given:
+        print(f"the run used {used}, which has no such threshold: drawn is what cppo would have done", file=sys.stderr)
+    return write_figure(ThresholdFigure.of(chosen, spec, used), arguments.out)
 
 
 def _plot_surrogates(arguments: argparse.Namespace) -> Path:

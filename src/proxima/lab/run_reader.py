@@ -204,6 +204,13 @@ def runs_beside(place: Path) -> bool:
     return any(map(_holds_runs, _folders_beside(place)))
 
 
+def misspelt(place: Path) -> Path | None:
+    """The existing path that `place` is where only the name of its folder is mistyped: `run/mine` of `runs/mine`."""
+    near = nearest(place.parent.name, [folder.name for folder in _folders_beside(place.parent)])
+    found = None if near is None else place.parent.parent / near / place.name
+    return found if found is not None and found.exists() else None
+
+
 def _folders_beside(place: Path) -> list[Path]:
     return [child for child in place.parent.iterdir() if child.is_dir()] if place.parent.is_dir() else []
 

@@ -4,9 +4,11 @@ config.yaml  environment.json  metrics.jsonl  run.sqlite  rollouts/000012.parque
 checkpoints/000040/  summary.json  report.html  log.txt
 """
 
+import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,6 +45,7 @@ class RunFolder:
         self.log = self.path / "log.txt"
         self.trackers = self.path / "trackers"
         self._lock: IO[bytes] | None = None
+        self._spent = 0.0  # seconds up to the end of the run that `rewind` found, if it repeats no step of it
 
     def rollout_file(self, step: int) -> Path:
         """The completions of a step."""
@@ -145,8 +148,8 @@ class RunFolder:
         return read_lines(self.metrics)
 
     def elapsed(self) -> float:
-        """Seconds that the run took up to its last record, over all resumes."""
-        return max((float(r["time"]) for r in self.read_metrics()), default=0.0)
+        """Seconds that the run took, over all resumes: up to its last record, or up to its end where it ended there."""
+        return max([self._spent, *(float(r["time"]) for r in self.read_metrics())])
 
     def write_config(self, text: str) -> None:
         """Write config.yaml."""
@@ -169,6 +172,10 @@ class RunFolder:
         Args:
             steps: the journal's records up to `step`; metrics.jsonl keeps its evaluations and may lack any of these.
         """
+        self._spent = 0.0
+        with suppress(OSError, ValueError, KeyError):
+            ended = json.loads(self.summary.read_text(encoding="utf-8"))
+            self._spent = float(ended["seconds"]) if 0 < step == ended["steps"] else 0.0
         evals = [r for r in self.read_metrics() if r["kind"] == "eval" and 0 < step >= r["step"]]
         records = sorted((*steps, *evals), key=lambda r: (r["step"], r["kind"] == "eval"))
         write_atomic(self.metrics, "".join(dumps(r) + "\n" for r in records))

@@ -47,7 +47,7 @@ class RunViews(Tee):
     def started(self, info: RunInfo) -> None:
         self.run_folder = info.folder
         super().started(info)
-        for note in self.notes:
+        for note in self.notes if info.resumed_at < info.steps else ():  # of a finished run they say nothing new
             self.warning(note)
 
 

@@ -21,8 +21,10 @@ MARGINS = (44, 24, 44, 40)
 def write_curve(run: Path | str, out: Path | str) -> Path:
     """Draw the mean reward by step, and the held-out accuracy, or else reward, with its 95 % interval; return `out`.
 
-    Raises: UserError if the run has no finished step.
+    Raises: UserError if the run has no finished step, or `out` is no .svg.
     """
+    if Path(out).suffix.lower() != ".svg":
+        raise UserError(f"{out}: a learning curve is an .svg, with its own colours for light and dark pages")
     folder = RunFolder(run)
     records = folder.read_metrics()
     train = [r for r in records if r["kind"] == "train" and r.get("reward/mean") is not None]

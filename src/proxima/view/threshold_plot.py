@@ -29,6 +29,7 @@ class ThresholdFigure:
         weighted, allowed: [T] Z_t and c_t.
         masked: [T] bool, the surrogate drops the token.
         spec: the surrogate.
+        used: kind of the run's surrogate where it is another one, so that nothing here happened; empty: it happened.
     """
 
     completion: TrainedCompletion
@@ -36,25 +37,28 @@ class ThresholdFigure:
     allowed: Floats
     masked: Bools
     spec: Cppo
+    used: str = ""
 
     @classmethod
-    def of(cls, completion: TrainedCompletion, spec: Cppo) -> "ThresholdFigure":
+    def of(cls, completion: TrainedCompletion, spec: Cppo, used: str = "") -> "ThresholdFigure":
         batch = as_batch([completion])
         weighted, allowed = (values.numpy() for values in spec.threshold(batch))
-        return cls(
-            completion=completion, weighted=weighted, allowed=allowed, masked=~spec(batch).keep.numpy(), spec=spec
-        )
+        masked = ~spec(batch).keep.numpy()
+        return cls(completion=completion, weighted=weighted, allowed=allowed, masked=masked, spec=spec, used=used)
 
     @property
     def title(self) -> str:
         it = self.completion
-        return f"step {it.step}, prompt {it.prompt_uid}, sample {it.sample}, advantage {float(it.advantage[-1]):.3g}"
+        what = f"hypothetical, the run used {self.used}: " if self.used else ""
+        return (
+            f"{what}step {it.step}, prompt {it.prompt_uid}, sample {it.sample}, advantage {float(it.advantage[-1]):.3g}"
+        )
 
     @property
     def remark(self) -> str:
-        spent = int((self.allowed < self.spec.delta).sum())
+        spent, masked = int((self.allowed < self.spec.delta).sum()), "would be masked" if self.used else "masked"
         return (
-            f"{int(self.masked.sum())} of {len(self.masked)} tokens masked (δ = {self.spec.delta:g}, δ_b = "
+            f"{int(self.masked.sum())} of {len(self.masked)} tokens {masked} (δ = {self.spec.delta:g}, δ_b = "
             f"{self.spec.delta_b:g}, w_min = {self.spec.w_min:g}); the prefix had spent its budget at {spent}"
         )
 
@@ -75,7 +79,14 @@ class ThresholdFigure:
             axes.plot(
                 position[kept], self.weighted[kept], color=color("a"), markersize=4, label="Z = w |π − μ|", **dots
             )
-            axes.plot(position[out], self.weighted[out], color=color("k7"), markersize=6, label="masked", **dots)
+            axes.plot(
+                position[out],
+                self.weighted[out],
+                color=color("k7"),
+                markersize=6,
+                label="would be masked" if self.used else "masked",
+                **dots,
+            )
             axes.set(xlim=(0, len(position) + 1), xlabel="position of the token")
             axes.set_title(self.title, loc="left", fontsize=12, fontweight="bold", pad=30)
             axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=3, frameon=False)
