@@ -113,3 +113,12 @@ def test_a_mutant_is_the_source_with_one_change(tmp_path, monkeypatch):
         results.append([scope["Spec"]()(x) for x in (-2, 2, 20)])
     assert results[0] == pytest.approx([-3.03, -2.02, 19.19])
     assert results[1:] == [[2, 1, 19], [-3, 1, -20], [-3, 2, 19], [-1, -2, 21]]
+
+
+def test_a_mutant_meets_what_executes_it_and_a_constant_whatever_runs_its_file(monkeypatch):
+    mutants = script("mutants")
+    covered = {("spec.py", 3): ["a"], ("spec.py", 9): ["b", "a"], ("other.py", 3): ["c"]}
+    monkeypatch.setattr(mutants, "COVERED", {"golden": covered})
+    inside = mutants.Mutant("spec.py", 0, (3, 4), "spec.py.loss()  x + 1  ->  x - 1")
+    constant = mutants.Mutant("spec.py", 1, (1, 1), "spec.py  -1  ->  +1")
+    assert mutants.names_at("golden", inside) == ["a"] and mutants.names_at("golden", constant) == ["a", "b"]
