@@ -17,6 +17,8 @@ _EXPERTS = _DENSE | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts
 _WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 _LINEAR = {"layer_types": ["linear_attention", "full_attention"], "shared_expert_intermediate_size": 24}
 _LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
+_PIXELS = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+_PIXELS |= {"image_size": 28, "patch_size": 14}
 _GPT2 = _IDS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
 _GPT2 |= {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
 _LATENT = {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8}
@@ -30,6 +32,10 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "Qwen3-MoE": (hf.Qwen3MoeForCausalLM, hf.Qwen3MoeConfig(**_EXPERTS)),
     "Qwen3-Next": (hf.Qwen3NextForCausalLM, hf.Qwen3NextConfig(**_EXPERTS, **_LINEAR, linear_value_head_dim=8)),
     "Gemma3": (hf.Gemma3ForCausalLM, hf.Gemma3TextConfig(**_DENSE, **_WINDOWS, head_dim=16)),
+    "Gemma3 with images": (
+        hf.Gemma3ForConditionalGeneration,
+        hf.Gemma3Config(text_config=_DENSE | _WINDOWS | {"head_dim": 16}, vision_config=_PIXELS),
+    ),
     "Mistral": (hf.MistralForCausalLM, hf.MistralConfig(**_DENSE, sliding_window=4)),
     "Phi3": (hf.Phi3ForCausalLM, hf.Phi3Config(**_DENSE)),
     "Mixtral": (hf.MixtralForCausalLM, hf.MixtralConfig(**_DENSE, num_local_experts=4, num_experts_per_tok=2)),
