@@ -151,6 +151,26 @@ def test_a_shell_completes(here, line, found):
     pytest.importorskip("argcomplete")
     code = "import os, sys; os.dup2(1, 8); sys.argv = ['proxima']; from proxima.cli.main import main; main()"
     environment = {**os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "IFS": "\n"}
-    environment |= {"_ARGCOMPLETE_IFS": "\n", "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src")}
+    environment |= {"_ARGCOMPLETE_IFS": "\n", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=here)
     assert {word.strip() for word in done.stdout.split("\n") if word.strip()} == found, done.stderr
+
+
+@pytest.mark.parametrize("command", ["explain", "train"])
+def test_all_mistakes_are_said_at_once(here, proxima, command):
+    """An unknown preset, an unknown kind, bad values, and what only a check across fields or of this machine finds."""
+    (here / "bad.yaml").write_text(
+        "model: {path: ./nowhere}\ntask: {kind: jsonl, path: none.jsonl}\nreward: numbr\nalgorithm: cppoo\n"
+        "train: {steps: -1, prompts_per_step: x}\neval: {every: 5}\nsampling: {temperature: 0}\n"
+    )
+    code, _, err = proxima(command, "bad.yaml")
+    assert code == 2
+    assert [line.partition("=")[0] for line in err.splitlines()] == [
+        "error: reward.0.kind",
+        "error: algorithm.preset",
+        "error: train.prompts_per_step",
+        "error: sampling.temperature",
+        "error: model.path",
+        "error: task.path",
+        "error: eval.every",
+    ]

@@ -1,7 +1,7 @@
 """A merged tree becomes typed, checked dataclasses, a provenance entry for each value, and a list of problems."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, replace
 from functools import partial
 from typing import Any
@@ -48,17 +48,18 @@ class Builder:
 
     Args:
         import_code: import classes outside proxima that a kind names; False: such a kind is a problem.
+        refused: sections that can't be read, with their problems.
     """
 
-    def __init__(self, import_code: bool = True) -> None:
-        self.import_code = import_code
+    def __init__(self, import_code: bool = True, refused: Mapping[str, Problem] | None = None) -> None:
+        self.import_code, self.refused_sections = import_code, refused or {}
+        self.sections: dict[str, Any] = {}  # of the root, those that are whole
         self.entries: list[ResolvedValue] = []
         self.problems: list[Problem | Callable[[], Problem]] = []
 
-    def finish(self) -> None:
-        """Raise a ConfigError of all problems. What an unknown key means may be a field that was read after it."""
-        if self.problems:
-            raise ConfigError(found if isinstance(found, Problem) else found() for found in self.problems)
+    def found(self) -> list[Problem]:
+        """All problems. What an unknown key means may be a field that was read after it."""
+        return [found if isinstance(found, Problem) else found() for found in self.problems]
 
     def fail(self, path: str, message: str, node: Node | None = None) -> Any:
         shown = (None, None) if node is None else (node.shown(), node.source.text)
@@ -97,6 +98,8 @@ class Builder:
             if key not in known:
                 self.problems.append(partial(self.unknown_field, _join(path, key), label, child, cls))
         values = {key: self.field(info, node.mapping.get(key), _join(path, key)) for key, info in known.items()}
+        if not path:
+            self.sections = {key: value for key, value in values.items() if value is not FAILED}
         if len(self.problems) > before:
             return FAILED
         try:
@@ -117,6 +120,9 @@ class Builder:
         return self.fail(_join(path, error.field), " ".join(error.requirement.split()), child)
 
     def field(self, info: FieldInfo, node: Node | None, path: str) -> Any:
+        if path in self.refused_sections:
+            self.problems.append(self.refused_sections[path])
+            return FAILED
         if info.slot is not None:
             return self.slot(info, node, path)
         if info.section is not None:

@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from proxima.config.describe import fields_of, kind_of, layout_of, table_of
-from proxima.config.problems import one_problem, suggestion
+from proxima.config.problems import Problem, suggestion
 from proxima.config.recipe_reader import read_overrides
 from proxima.config.schema import RunConfig, Slot
 from proxima.config.tree import DEFAULT, Layout, Node, Source, merge, node_of
@@ -13,21 +13,23 @@ from proxima.config.tree import DEFAULT, Layout, Node, Source, merge, node_of
 Preset = Mapping[str, Any] | Sequence[Any]  # the fields of a section, or the specs of a list
 
 
-def merged(layers: Sequence[Node], overrides: Sequence[str]) -> Node:
-    """The layers, the lowest first, then the overrides, over the presets that they name.
+def merged(layers: Sequence[Node], overrides: Sequence[str]) -> tuple[Node, dict[str, Problem]]:
+    """The layers, the lowest first, then the overrides, over the presets that they name; and the sections whose preset
+    is unknown, with their problems.
 
-    Presets are written out after each layer, so that the next one sees which kinds it changes. ConfigError for an
-    unknown preset, a malformed override, or an index beyond the end of its list.
+    Presets are written out after each layer, so that the next one sees which kinds it changes. ConfigError for a
+    malformed override, or an index beyond the end of its list.
     """
     layout = layout_of(RunConfig)
     tree = Node({}, layers[-1].source)
+    refused: dict[str, Problem] = {}
     for layer in [*layers, read_overrides(overrides, layout)]:
-        tree = _with_section_presets(merge(tree, _with_list_presets(layer, RunConfig), layout), layout)
-    return _with_evaluation_defaults(tree, layout)
+        tree = _with_section_presets(merge(tree, _with_list_presets(layer, RunConfig), layout), layout, refused)
+    return _with_evaluation_defaults(tree, layout), refused
 
 
-def _with_section_presets(tree: Node, layout: Layout) -> Node:
-    """Lay each section that names a preset over the preset's fields."""
+def _with_section_presets(tree: Node, layout: Layout, refused: dict[str, Problem]) -> Node:
+    """Lay each section that names a preset over the preset's fields; `refused` gets those whose preset is unknown."""
     fields = dict(tree.mapping or {})
     for info in fields_of(RunConfig):
         node = fields.get(info.name)
@@ -36,7 +38,8 @@ def _with_section_presets(tree: Node, layout: Layout) -> Node:
         chosen, presets = (node.mapping or {})["preset"], table_of(info.presets.table)
         if chosen.value not in presets:
             message = f"no preset {chosen.shown()!r}; {suggestion(chosen.shown(), presets)}"
-            raise one_problem(f"{info.name}.preset", message, chosen.shown(), chosen.source.text)
+            refused[info.name] = Problem(f"{info.name}.preset", message, chosen.shown(), chosen.source.text)
+            continue
         below = _written_out(presets[str(chosen.value)], chosen)
         fields[info.name] = merge(below, node, layout.child(info.name), info.name)
     return replace(tree, value=fields)

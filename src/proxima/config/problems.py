@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from proxima.data.errors import UserError, nearest, suggestion
 
@@ -29,10 +30,15 @@ class Problem:
 
 
 class ConfigError(UserError):
-    """Everything that is wrong with a config, found in one go; `str()` has one line a problem."""
+    """Everything that is wrong with a config, found in one go; `str()` has one line a problem.
 
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        self.problems = tuple(problems)
+    Args:
+        problems: in the order of the schema.
+        whole: a `Resolved` of the sections without a problem, in which checks across fields may find more; or None.
+    """
+
+    def __init__(self, problems: Iterable[Problem], whole: Any = None) -> None:
+        self.problems, self.whole = tuple(problems), whole
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
 

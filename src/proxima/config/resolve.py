@@ -108,10 +108,13 @@ def resolve(
         layers, name = [node_of(recipe, Source("mapping"))], None
     else:
         layers, name = read_recipe(recipe), shown_path(find_recipe(recipe))
-    tree = merged([*layers, layer] if layer else layers, overrides)
+    tree, refused = merged([*layers, layer] if layer else layers, overrides)
     unread = {info.name for info in fields_of(RunConfig)} - {info.name for info in fields_of(root)}
     fields = {key: node for key, node in (tree.mapping or {}).items() if key not in unread}
-    builder = Builder(import_code)
+    builder = Builder(import_code, refused)
     config = builder.dataclass(root, replace(tree, value=fields), "", "recipe")
-    builder.finish()
+    if problems := builder.found():
+        whole: Any = object.__new__(root)  # without the sections that have problems
+        vars(whole).update(builder.sections)
+        raise ConfigError(problems, Resolved(whole, tuple(builder.entries), name))
     return Resolved(config, tuple(builder.entries), name)

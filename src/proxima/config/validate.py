@@ -7,6 +7,7 @@ and the case as a user types it in `tests/config/test_check.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -20,6 +21,7 @@ from proxima.model.demo_model import download_demo_model, is_downloadable
 Check = Callable[[Resolved[Any]], Iterator[Problem]]
 Root = TypeVar("Root")
 
+ALL_SECTIONS = " ".join(info.name for info in fields_of(RunConfig))
 CHECKS: Sequence[tuple[Check, str]] = (
     (algorithm_checks.training_samples_at_random, "sampling"),
     (algorithm_checks.behavior_matches_sampling, "sampling algorithm"),
@@ -37,7 +39,7 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (machine_checks.dtypes_are_consistent, "model"),
     (machine_checks.device_exists, "model"),
     (replay_checks.replay_is_of_another_run, "rollouts"),
-    (replay_checks.stored_groups_are_as_configured, "rollouts"),
+    (replay_checks.stored_groups_are_as_configured, ALL_SECTIONS),
     (machine_checks.trackers_are_ready, "monitor"),
     (schedule_checks.evaluations_are_configured, "eval checkpoint"),
     (schedule_checks.evaluation_metric_exists, "eval reward"),
@@ -60,12 +62,24 @@ def load_recipe(recipe: Recipe, overrides: Sequence[str] = (), *, root: type[Roo
 def load_recipe(recipe: Recipe, overrides: Sequence[str] = (), *, root: type = RunConfig) -> Resolved[Any]:
     """`resolve`, then `check`; ConfigError with one line for each problem. Downloads the demo's model where the recipe
     names it and it is missing."""
-    resolved: Resolved[Any] = resolve(recipe, overrides, root=root)
+    with all_problems():
+        resolved: Resolved[Any] = resolve(recipe, overrides, root=root)
     if problems := check(resolved):
         raise ConfigError(problems)
     if is_downloadable(path := resolved.config.model.path):
         download_demo_model(Path(path))
     return resolved
+
+
+@contextmanager
+def all_problems() -> Iterator[None]:
+    """Add to the ConfigError of a `resolve` what `check` finds in the sections that are whole."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.whole is None:
+            raise
+        raise ConfigError([*error.problems, *check(error.whole)]) from None
 
 
 def check(resolved: Resolved[Any]) -> list[Problem]:
@@ -79,6 +93,5 @@ def warnings(resolved: Resolved[Any]) -> list[Problem]:
 
 
 def _problems(resolved: Resolved[Any], checks: Sequence[tuple[Check, str]]) -> list[Problem]:
-    cls: type = type(resolved.config)
-    sections = {info.name for info in fields_of(cls)}
+    sections = set(vars(resolved.config))
     return [problem for one, needed in checks if sections.issuperset(needed.split()) for problem in one(resolved)]
