@@ -2,6 +2,7 @@
 reward has something to tell apart, every group is mixed now and then, and no training is needed for it.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,8 @@ def questions(root: Path) -> dict[str, Path]:
             parquet.write_table(
                 pyarrow.table({"question": asked, "answer": answers, "messages": messages}), folder / f"{side}.parquet"
             )
+            rows = [{"question": a, "gold": b, "difficulty": 1} for a, b in zip(asked, answers, strict=True)]
+            (folder / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         worked = folder / "gsm8k"
         worked.mkdir()
         for side in ("train", "test"):
@@ -103,5 +106,6 @@ def questions(root: Path) -> dict[str, Path]:
         "prepared": folder,
         "parquet": folder / "train.parquet",
         "arithmetic": folder / "train.parquet",
+        "jsonl": folder / "train.jsonl",
         "gsm8k": folder / "gsm8k",
     }

@@ -67,7 +67,7 @@ def smaller(config, root) -> list[str]:
         "seed": 1,
     }
     for slot, task in (("task", config.task), ("eval.task", config.eval.task)):
-        kind = {"PreparedTask": "prepared", "Gsm8kTask": "gsm8k"}.get(type(task).__name__, "parquet")
+        kind = {"PreparedTask": "prepared", "Gsm8kTask": "gsm8k", "Jsonl": "jsonl"}.get(type(task).__name__, "parquet")
         place = places[kind].parent / "test.parquet" if kind == "parquet" and slot == "eval.task" else places[kind]
         values |= (
             {f"{slot}.path": place} if kind != "parquet" else {slot: json.dumps({"kind": kind, "path": str(place)})}

@@ -30,6 +30,7 @@ class UserFunction(PooledReward):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        load_function.cache_clear()  # a notebook may have changed the file since another run
         try:
             self.check_signature()
         except ValueError as error:

@@ -1,0 +1,57 @@
+"""The example of docs/own_reward.md: its functions score as the page shows, and its recipe trains on its data."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from proxima.cli.main import main
+from proxima.config import resolve
+from proxima.reward import Function
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "own_reward.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def test_the_command_of_the_page_prints_what_the_page_shows(capsys):
+    (command,) = re.findall(r"^    proxima (score .*)$", PAGE, re.MULTILINE)
+    (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
+    assert main(shlex.split(command)) == 0
+    assert capsys.readouterr().out == shown
+
+
+def test_the_recipe_is_tried_with_score(capsys):
+    assert main(["score", "examples/own_reward/answers.jsonl", "--reward", "recipes/cpu/own_reward.yaml"]) == 0
+    assert "4 of 8 correct" in capsys.readouterr().out
+
+
+def test_the_functions_of_the_page_are_those_of_the_example(tmp_path):
+    near, brief = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "page.py").write_text(near + "\n\n" + brief)
+    for name in ("near", "brief"):
+        ours, theirs = (
+            Function(path=f"{file}:{name}") for file in (tmp_path / "page.py", "examples/own_reward/my_reward.py")
+        )
+        assert ours.call == theirs.call
+        for completion, gold in (("12", "12"), ("It is 13.", "12"), ("a long text without any number", "12")):
+            given = {"completion": completion, "gold": gold, "difficulty": 2}
+            given = given if name == "near" else {"completions": [completion]}
+            assert ours.function(**given) == theirs.function(**given)
+
+
+def test_no_question_is_both_trained_and_held_out():
+    config = resolve("recipes/cpu/own_reward.yaml").config
+    sets = [
+        [json.loads(line) for line in Path(task.path).read_text().splitlines()]
+        for task in (config.task, config.eval.task)
+    ]
+    questions = [{row["question"] for row in rows} for rows in sets]
+    assert [len(rows) for rows in sets] == [160, 60] and not questions[0] & questions[1]
+    assert all(str(eval(row["question"][8:-1])) == row["gold"] for rows in sets for row in rows)
