@@ -217,3 +217,19 @@ def test_the_example_of_the_page_works(folder, tmp_path):
     assert (lines[0]["run"], lines[0]["step"], lines[0]["reward/mean"]) == ("mine", 1, 0.5)
     assert lines[1] == {"run": "mine", "step": 3, "status": "done"}
     assert list(links.values()) == [str(tmp_path / "all.jsonl")]
+
+
+def test_wandb_without_a_key_is_refused_and_the_server_is_not_asked(tmp_path, monkeypatch):
+    """At a port where nobody listens: a question would raise."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    assert Wandb().problem() == "has no API key: run `wandb login`, set WANDB_API_KEY, or set mode: offline"
+    assert Wandb(mode="offline").problem() is None
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    assert Wandb().problem() is None
+    monkeypatch.delenv("WANDB_API_KEY")
+    (tmp_path / "netrc").write_text(f"machine 127.0.0.1\n  login user\n  password {'0' * 40}\n")
+    assert Wandb().problem() is None

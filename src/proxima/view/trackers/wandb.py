@@ -36,10 +36,7 @@ class Wandb(Tracker):
     def problem(self) -> str | None:
         if (missing := super().problem()) is not None:
             return missing
-        import wandb
-
-        # Without a key it would ask on the terminal, in the middle of the run.
-        if self._mode == "online" and not wandb.login(prompt=False):
+        if self._mode == "online" and not _has_key():  # wandb would ask for one in the middle of the run
             return "has no API key: run `wandb login`, set WANDB_API_KEY, or set mode: offline"
         return None
 
@@ -69,6 +66,16 @@ class Wandb(Tracker):
             settings=settings,
         )
         return WandbSession(opened, offline=self._mode == "offline")
+
+
+def _has_key() -> bool:
+    """Whether there is a key where wandb looks for it; `wandb.login` would ask the server, which may not answer."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    import wandb
+    from requests.utils import get_netrc_auth  # what `wandb login` writes
+
+    return get_netrc_auth(str(wandb.setup().settings.base_url)) is not None
 
 
 class WandbSession:
