@@ -371,6 +371,15 @@ def test_files_that_hold_no_options(tmp_path, name, text, line):
     assert line in str(found.value) and len(str(found.value).splitlines()) == 1
 
 
+def test_what_grows_without_end_is_refused_or_in_doubt(tmp_path):
+    twice = "".join(f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}\n" for i in range(1, 40))
+    (tmp_path / "x.yaml").write_text("a0: &a0 {x: 1}\n" + twice)
+    with pytest.raises(ConfigError, match="holds too many options"):
+        read(tmp_path / "x.yaml")
+    found = from_script("A=xy\n" + 'A="$A$A"\n' * 60 + "python -m verl.trainer.main_ppo a.b=$A a.c=1")
+    assert isinstance(found["a.b"], Doubtful) and found["a.c"] == 1
+
+
 def test_a_missing_file_and_one_that_is_no_text(tmp_path):
     with pytest.raises(ConfigError, match="can't be read"):
         read(tmp_path / "none.yaml")

@@ -278,7 +278,7 @@ def test_verl_cppo_from_a_script_with_arrays_and_branches(example):
     config = resolved.config
     assert config.algorithm.surrogate == Cppo(0.15, 0.7, 0.03)
     assert config.algorithm.proximal == "behavior"
-    assert config.task.path == ("~/data/dapo/train.parquet", "~/data/gsm8k/train.parquet")  # not GSM8K alone
+    assert done.recipe["task"]["path"] == ["~/data/dapo/train.parquet", "~/data/gsm8k/train.parquet"]  # not GSM8K alone
     assert (config.task.messages, config.task.answer) == ("prompt", "reward_model.ground_truth")
     assert (config.eval.samples, config.eval.sampling.temperature, config.eval.before) == (4, 0.6, False)
     assert (config.eval.every, config.train.tokens_per_micro_batch, config.train.warmup_ratio) == (10, 18432, 0.05)

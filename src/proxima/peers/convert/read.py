@@ -16,7 +16,7 @@ from proxima.config.scalars import Loader
 from proxima.peers.convert.read_python import from_python
 from proxima.peers.convert.read_script import ROUNDS, Doubtful, Flat, flattened, from_script
 
-LARGEST = 10**6  # bytes of a file, and its options; the largest of the peers' own have 50 kB and 750
+LARGEST, MOST = 10**6, 5000  # bytes of a file, and its options; the largest of the peers' own have 50 kB and 950
 
 
 def read(path: Path) -> Flat:
@@ -44,14 +44,14 @@ def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), abo
         return _over_base(_with_launcher(from_script(text, str(path)), path), path)
     try:
         raw = json.loads(text, object_pairs_hook=_merged) if path.suffix == ".json" else yaml.load(text, _Once)
-        flat = dict(itertools.islice(flattened(raw), LARGEST)) if isinstance(raw, Mapping) else {}
+        flat = dict(itertools.islice(flattened(raw), MOST)) if isinstance(raw, Mapping) else {}
     except json.JSONDecodeError as error:
         raise one_problem(str(path), f"not JSON: {error}") from None
     except yaml.YAMLError as error:
         raise one_problem(str(path), f"not YAML: {' '.join(str(error).split())}") from None
     except (RecursionError, TypeError, ValueError):
         raise one_problem(str(path), "an anchor contains itself, or a key is no plain word; write it out") from None
-    if not isinstance(raw, Mapping) or not flat or len(flat) == LARGEST:
+    if not isinstance(raw, Mapping) or not flat or len(flat) == MOST:
         wanted = "give the framework's own config file, a mapping of option names to values"
         raise one_problem(str(path), f"holds {'too many' if flat else 'no'} options; {wanted}")
     return _over_defaults(flat, path, choices, above)

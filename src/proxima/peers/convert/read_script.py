@@ -15,6 +15,7 @@ from proxima.peers.convert.shell import Statement, statements
 
 Flat = dict[str, Any]
 ROUNDS = 10  # how deep references may nest; ends a circle
+LONGEST = 20_000  # letters of a value
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,8 @@ class _Script:
         for _ in range(ROUNDS):
             before = text
             text = _ARITHMETIC.sub(self._arithmetic, _VARIABLE.sub(self._variable, text))
+            if len(text) > LONGEST:  # a variable doubled again and again: in doubt
+                return before
             if text == before:
                 break
         return text
