@@ -13,7 +13,7 @@ from proxima.engine.protocol import Sampling
 from proxima.model import Policy, load
 from proxima.runtime.controller import RunEnded
 from proxima.runtime.eval_run import run_eval
-from proxima.runtime.eval_suites import load_suites, recipe_suite
+from proxima.runtime.eval_suites import load_suites, recipe_suites
 from proxima.runtime.export import export, find_checkpoint
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.inference import generate
@@ -223,7 +223,7 @@ def test_evaluations(whole):
         and summary.eval["after"]["correct"] == evals[-1]["correct"]
     )
     config = resolve(run.config, [f"model.path={run.checkpoint(3) / 'model'}"], root=EvaluateConfig).config
-    suite = recipe_suite(config)
+    (suite,) = recipe_suites(config)
     alone = run_eval(config, load_suites(config, [suite])).groups[suite.name]
     assert sum(g.scores[0].correct for g in alone) == evals[-1]["correct"] and len(alone) == 5
     last = read_rows(run.eval_file(3, "after"))

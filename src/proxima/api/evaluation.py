@@ -116,14 +116,14 @@ def run_evaluation(
 
     from proxima.evaluate.suites import parse_tasks
     from proxima.runtime.eval_run import check_folder, run_eval
-    from proxima.runtime.eval_suites import load_suites, recipe_suite
+    from proxima.runtime.eval_suites import load_suites, recipe_suites
     from proxima.runtime.observer import EvalObserver
     from proxima.view.eval_tables import EvalProgress
 
     folder = folder or _evaluation_folder(given)
     check_folder(folder, overwrite=overwrite)
     with resolved.locating():
-        suites = _named_suites(resolved, parse_tasks(tasks), data) if tasks else [recipe_suite(resolved.config)]
+        suites = _named_suites(resolved, parse_tasks(tasks), data) if tasks else recipe_suites(resolved.config)
         opened = load_suites(resolved.config, suites, ks)
         view = None if stream is None else EvalProgress(stream, show_results=len(suites) > 1)
         try:

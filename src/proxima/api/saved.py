@@ -62,9 +62,14 @@ class SavedRun:
         files = [file for file in self._parquet(self._files.rollouts) if wanted is None or file.stem in wanted]
         return self._completions(files, columns)
 
-    def answers(self, columns: Sequence[str] | None = None) -> "DataFrame":
-        """A row for each answer of the held-out evaluations; `step` says of which."""
-        return self._completions(self._parquet(self._files.evals), columns)
+    def answers(self, columns: Sequence[str] | None = None, *, held_out: str = "") -> "DataFrame":
+        """A row for each answer of the held-out evaluations; `step` says of which.
+
+        Args:
+            columns: as for `rollouts`.
+            held_out: a name of `eval.sets`; empty: those of `eval.task`.
+        """
+        return self._completions(self._files.eval_files(held_out), columns)
 
     @property
     def report(self) -> Path:

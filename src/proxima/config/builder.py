@@ -155,7 +155,7 @@ class Builder:
     def slot(self, info: FieldInfo, node: Node | None, path: str) -> Any:
         slot = info.slot
         assert slot is not None
-        if node is None and slot.default is not None:
+        if node is None and slot.default is not None and not slot.many:
             node = Node({"kind": Node(slot.default, DEFAULT, slot.default)}, DEFAULT)
         if node is None:
             return self.default(info, path)

@@ -239,15 +239,17 @@ def time_of(config: RunConfig, model: ModelFacts, batch: StepSize, gemm: float) 
 
 def _evaluations(config: RunConfig) -> tuple[int, int]:
     """How many evaluations, and completions in each."""
-    spec = config.eval
+    spec, answers = config.eval, 0
     if spec.task is None:
         return 0, 0
     during = (config.train.steps - 1) // spec.every if spec.every else 0
-    questions = spec.limit
-    if questions == 0:
-        with suppress(ValueError):
-            questions = len(spec.task.rows(config.seed))
-    return spec.before + spec.after + during, questions * spec.samples
+    for one in spec.all_sets.values():
+        questions = one.limit
+        if questions == 0:
+            with suppress(ValueError):
+                questions = len(one.task.rows(config.seed))
+        answers += questions * one.samples
+    return spec.before + spec.after + during, answers
 
 
 def gemm_rate(dtype: str, device: str = "cpu", size: int = 1024, seconds: float = 0.2) -> float:

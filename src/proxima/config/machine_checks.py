@@ -86,8 +86,11 @@ def data_files_exist(r: Resolved[Any]) -> Iterator[Problem]:
     """A task that names a data file, or prepared data, names some that exist."""
     from proxima.task.prepared import PreparedTask, prepare_command
 
-    slots = ("eval.task",) if r.get("rollouts") else ("task", "eval.task")  # a replay reads no training questions
-    for slot, task in ((slot, r.get(slot)) for slot in slots):
+    held_out = r.get("eval.all_sets") or {}
+    tasks = {f"{path}.task": one.task for path, one in held_out.items()}
+    if not r.get("rollouts"):  # a replay reads no training questions
+        tasks = {"task": r.get("task"), **tasks}
+    for slot, task in tasks.items():
         if isinstance(task, PreparedTask) and (missing := task.missing()):
             yield r.problem(f"{slot}.path", missing)
         for name, value in vars(task).items() if task is not None else ():

@@ -51,13 +51,16 @@ def evaluation_is_held_out(r: Resolved[Any]) -> Iterator[Problem]:
     """Training and evaluation have no question in common."""
     from proxima.task import Arithmetic
 
-    trained, asked = r.config.task, r.config.eval.task
-    if asked is not None and asked == trained:
-        message = "has the questions of `task`: the accuracy is on training data; set another split or file"
-        yield r.problem("eval.task", message)
-    elif isinstance(asked, Arithmetic) and isinstance(trained, Arithmetic) and not _are_disjoint(trained, asked):
-        message = "some of its questions are trained on; set split train for `task`, test here, and equal `held_out`"
-        yield r.problem("eval.task", message)
+    trained = r.config.task
+    for path, asked in ((f"{path}.task", one.task) for path, one in r.config.eval.all_sets.items()):
+        if asked == trained:
+            message = "has the questions of `task`: the accuracy is on training data; set another split or file"
+            yield r.problem(path, message)
+        elif isinstance(asked, Arithmetic) and isinstance(trained, Arithmetic) and not _are_disjoint(trained, asked):
+            message = (
+                "some of its questions are trained on; set split train for `task`, test here, and equal `held_out`"
+            )
+            yield r.problem(path, message)
 
 
 def _are_disjoint(trained: "Arithmetic", asked: "Arithmetic") -> bool:

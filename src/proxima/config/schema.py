@@ -5,6 +5,7 @@ table or `package.module:Class`; here it holds the spec made from it.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,8 @@ class Slot:
     Args:
         table: the dict of kinds; imported when a recipe is resolved, never before.
         many: the field holds a tuple of specs.
-        default: the kind of a recipe that names none; None leaves the field's own default.
+        default: the kind of a recipe that names none, of a list the kind of each entry that names none; None leaves the
+            field's own default.
         aliases: table of other names for the kinds, what the peers call them.
         presets: table of names that each stand for several specs; needs `many`.
     """
@@ -46,6 +48,14 @@ _AGGREGATES = "proxima.core.aggregate:AGGREGATES"
 _AGGREGATE = Slot(_AGGREGATES, default="token_mean", aliases="proxima.core.aggregate:AGGREGATE_ALIASES")
 _CORRECTIONS = "proxima.core.correction:CORRECTIONS"
 _CORRECTION = Slot(_CORRECTIONS, many=True, presets="proxima.core.correction:CORRECTION_PRESETS")
+
+
+def _require_random_samples(config: Any) -> None:
+    _require_at_least(config, 1, "samples")
+    same = config.samples > 1 and config.sampling is not None and config.sampling.temperature == 0
+    bound = "must be 1 at temperature 0: greedy answers are all the same"
+    remedy = "set the temperature of its sampling to 1, or samples to 1"
+    require(not same, "samples", config.samples, bound, remedy=remedy)
 
 
 def _require_at_least(config: Any, minimum: int, *fields: str, remedy: str = "") -> None:
@@ -73,6 +83,29 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EvalSet:
+    """A set of held-out questions beside `eval.task`: its metrics are `NAME/accuracy` and so on."""
+
+    name: Annotated[str, "begins the names of its metrics, and of its files in evals/"]
+    task: Annotated[Any, Slot("proxima.task:TASKS"), "held-out questions"]
+    reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True), "what scores the answers; none: the run's"] = ()
+    limit: Annotated[int, "questions at most; 0: all"] = 200
+    samples: Annotated[int, "completions a question; several give mean@n and pass@k"] = 1
+    sampling: Annotated[Sampling | None, "null: the training sampling, and greedy where samples is 1"] = None
+
+    def __post_init__(self) -> None:
+        named = re.fullmatch(r"[A-Za-z0-9_.+-]*", self.name) is not None and self.name not in RECORD_WORDS
+        bound = f"must be letters, digits and _ . + -, and none of {', '.join(RECORD_WORDS)}"
+        require(named, "name", self.name, bound)
+        _require_at_least(self, 0, "limit")
+        _require_random_samples(self)
+
+
+RECORD_WORDS = ("accuracy", "length", "main", "reward", "time", "tokens")  # first words of an evaluation's own metrics
+EVAL_SETS = {"set": EvalSet}
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     task: Annotated[Any, Slot("proxima.task:TASKS"), "held-out questions"] = None
     limit: Annotated[int, "questions at most; 0: all"] = 200
@@ -82,13 +115,25 @@ class EvalConfig:
     samples: Annotated[int, "completions a question; several give mean@n and pass@k"] = 1
     sampling: Annotated[Sampling | None, "null: the training sampling, and greedy where samples is 1"] = None
     metric: Annotated[str | None, "what is reported and kept as best; null: accuracy, or else the mean reward"] = None
+    sets: Annotated[Any, Slot("proxima.config.schema:EVAL_SETS", many=True, default="set"), "further, named sets"] = ()
 
     def __post_init__(self) -> None:
         _require_at_least(self, 0, "limit", "every")
-        _require_at_least(self, 1, "samples")
-        same = self.samples > 1 and self.sampling is not None and self.sampling.temperature == 0
-        bound = "must be 1 at temperature 0: greedy answers are all the same"
-        require(not same, "samples", self.samples, bound, remedy="set eval.sampling.temperature=1, or eval.samples=1")
+        _require_random_samples(self)
+        names = [one.name for one in self.sets]
+        require(len({*names, ""}) > len(names), "sets", names, "must be names, each once")
+        missing = bool(names) and self.task is None
+        require(
+            not missing, "task", None, "must be set beside eval.sets", remedy="move the first of the sets to eval.task"
+        )
+
+    @property
+    def all_sets(self) -> dict[str, EvalSet]:
+        """Every set by its dotted path: `eval.task` with an empty name, then those of `sets`; empty without a task."""
+        if self.task is None:
+            return {}
+        main = EvalSet(name="", task=self.task, limit=self.limit, samples=self.samples, sampling=self.sampling)
+        return {"eval": main} | {f"eval.sets.{i}": one for i, one in enumerate(self.sets)}
 
 
 @dataclass(frozen=True, kw_only=True)

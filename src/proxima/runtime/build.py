@@ -1,7 +1,7 @@
 """From a config to the objects of a run: first those without weights, then those with."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ from proxima.train import ForwardStage, LogProbStage, PolicyObjective, Schedule,
 from proxima.train.objectives import ProximalSource
 
 if TYPE_CHECKING:
-    from proxima.config.schema import EvaluateConfig, RunConfig
+    from proxima.config.schema import EvalSet, EvaluateConfig, RunConfig
 
 StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compute thread
 LENGTH_CHECK = 2000  # rows whose length is checked before the run
@@ -49,10 +49,23 @@ class RunData:
     questions are not read: the source is the other run's rollouts."""
 
     source: PromptSource | StoredRollouts
-    held_out: list[Prompt]
-    held_out_rows: Rows | None
+    held_out: list["HeldOutSet"]
     max_length: int
     notes: list[str]
+
+    @property
+    def held_out_rows(self) -> dict[str, Rows]:
+        """The rows of the held-out sets, by what they are called in a message."""
+        return {f"eval.sets {one.spec.name}" if one.spec.name else "eval.task": one.rows for one in self.held_out}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutSet:
+    """A held-out set: its config, all its rows, and the prompts that are asked."""
+
+    spec: "EvalSet"
+    rows: Rows
+    prompts: list[Prompt]
 
 
 def load_run_data(config: "RunConfig") -> RunData:
@@ -64,7 +77,7 @@ def load_run_data(config: "RunConfig") -> RunData:
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     tokenizer, context = load_tokenizer_and_context(config)
     notes = [] if config.replayed is not None else template_note(tokenizer, config.model.path)
-    answers, held_out = list[ReferenceAnswers](), list[Prompt]()
+    checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
     source: PromptSource | StoredRollouts
     if config.replayed is not None:
         source = StoredRollouts(config.replayed, config.train.steps)
@@ -74,17 +87,17 @@ def load_run_data(config: "RunConfig") -> RunData:
         with within("task"):
             rows = config.task.rows(config.seed)
         source = prompt_source(config, rows, tokenizer, context, shuffle=config.data.shuffle, notes=notes)
-        answers.append(ReferenceAnswers(name="task", rows=rows, count=len(rows)))
-    held_out_rows: Rows | None = None
-    if config.eval.task is not None:
-        with within("eval.task"):
-            rows = held_out_rows = config.eval.task.rows(config.seed)
+        checks.append((config.reward, ReferenceAnswers(name="task", rows=rows, count=len(rows))))
+    for path, spec in config.eval.all_sets.items():
+        with within(f"{path}.task"):
+            rows = spec.task.rows(config.seed)
         questions = prompt_source(config, rows, tokenizer, context, shuffle=False, notes=notes)
-        held_out, count = held_out_prompts(questions, config.eval.limit)
-        answers.append(ReferenceAnswers(name="eval.task", rows=rows, count=count))
-    if answers:  # without any, nothing is scored
-        notes += validate_answers(config, answers)
-    return RunData(source=source, held_out=held_out, held_out_rows=held_out_rows, max_length=context, notes=notes)
+        prompts, count = held_out_prompts(questions, spec.limit)
+        held_out.append(HeldOutSet(spec=spec, rows=rows, prompts=prompts))
+        checks.append((spec.reward or config.reward, ReferenceAnswers(name=f"{path}.task", rows=rows, count=count)))
+    for reward in {id(reward): reward for reward, _ in checks}.values():
+        notes += validate_answers(replace(config, reward=reward), [answers for by, answers in checks if by is reward])
+    return RunData(source=source, held_out=held_out, max_length=context, notes=notes)
 
 
 def load_tokenizer_and_context(config: "RunConfig | EvaluateConfig") -> tuple[Any, int]:
@@ -151,21 +164,17 @@ def make_policy(config: "RunConfig", loaded: LoadedModel) -> Policy:
     )
 
 
-def evaluation_sampling(config: "RunConfig") -> Sampling:
-    """`eval.sampling`; by default that of training for several samples, and greedy up to its length for one."""
-    training, samples = config.sampling, config.eval.samples
+def evaluation_sampling(training: Sampling, spec: "EvalSet") -> Sampling:
+    """A set's own; by default that of training for several samples, and greedy up to its length for one."""
     greedy = Sampling(temperature=0.0, max_tokens=training.max_tokens, stop=training.stop)
-    return config.eval.sampling or (training if samples > 1 else greedy)
+    return spec.sampling or (training if spec.samples > 1 else greedy)
 
 
-def make_rewards(config: "RunConfig") -> RewardRunner:
+def make_rewards(config: "RunConfig", specs: Sequence[Any]) -> RewardRunner:
     """The rewards, whose workers start in the background; the caller closes them."""
     runtime = config.runtime
     rewards = RewardRunner(
-        config.reward,
-        timeout=runtime.reward_timeout,
-        workers=runtime.reward_workers,
-        memory_mb=runtime.reward_memory_mb,
+        specs, timeout=runtime.reward_timeout, workers=runtime.reward_workers, memory_mb=runtime.reward_memory_mb
     )
     rewards.start()
     return rewards
@@ -297,11 +306,8 @@ def make_controller(
     generator = evaluation = None
     if data.held_out or not isinstance(data.source, StoredRollouts):
         engine = config.engine.build(EngineSetup.of(loaded, max_length=data.max_length, compute=compute))
-        generator = GroupGenerator(engine, make_rewards(config), training_groups(config), clock.now)
-    if data.held_out and generator is not None:
-        held_out = GroupSpec(sampling=evaluation_sampling(config), completions=config.eval.samples, seed=config.seed)
-        answers = GroupGenerator(generator.engine, generator.rewards, held_out, clock.now)
-        evaluation = Evaluation(data.held_out, answers, observer)
+        generator = GroupGenerator(engine, make_rewards(config, config.reward), training_groups(config), clock.now)
+        evaluation = make_evaluation(config, data, generator, observer)
     collector: BatchCollector | StoredRollouts
     if isinstance(data.source, StoredRollouts):
         collector = data.source
@@ -319,6 +325,25 @@ def make_controller(
             carried=carried,
         )
     return Controller(make_plan(config), collector, algorithm, learner, store, evaluation, observer, clock)
+
+
+def make_evaluation(
+    config: "RunConfig", data: RunData, training: GroupGenerator, observer: Observer
+) -> Evaluation | None:
+    """The held-out sets with any prompt, on the engine of the training; None without `eval.task`."""
+    sets: dict[str, Evaluation] = {}
+    for one in data.held_out:
+        spec = one.spec
+        sampling = evaluation_sampling(config.sampling, spec)
+        groups = GroupSpec(sampling=sampling, completions=spec.samples, seed=config.seed)
+        rewards = make_rewards(config, spec.reward) if spec.reward else training.rewards
+        if one.prompts:
+            generator = GroupGenerator(training.engine, rewards, groups, training.now)
+            sets[spec.name] = Evaluation(one.prompts, generator, observer)
+    main = sets.pop("", None)
+    if main is not None:
+        main.others = sets
+    return main
 
 
 def training_groups(config: "RunConfig") -> GroupSpec:

@@ -204,8 +204,10 @@ class Controller:
 
     def close(self) -> None:
         """End the workers of the rewards."""
-        if self.collector.generator is not None:
-            self.collector.generator.rewards.close()
+        generators = [self.collector.generator] if self.collector.generator is not None else []
+        generators += [one.generator for one in self.evaluation.others.values()] if self.evaluation else []
+        for generator in generators:
+            generator.rewards.close()
 
     async def finish_step(
         self, record: Mapping[str, Any], collected: CollectedBatch, batch: StepBatch, result: UpdateResult
@@ -231,6 +233,11 @@ class Controller:
             return
         groups = await self.unless_stopped(self.evaluation.groups())
         await self.learner.compute.run(write_evals, self.folder.eval_file(step, label), step, groups)
+        others: dict[str, Any] = {}
+        for name, held_out in self.evaluation.others.items():
+            answered = await self.unless_stopped(held_out.groups())
+            await self.learner.compute.run(write_evals, self.folder.eval_file(step, f"{label}-{name}"), step, answered)
+            others |= {f"{name}/{key}": value for key, value in summarise(answered).items()}
         record = {
             "kind": "eval",
             "step": step,
@@ -239,6 +246,7 @@ class Controller:
             "time/evaluate": self.now() - start,
             "time/score": self.evaluation.generator.scoring_seconds,
             **summarise(groups),
+            **others,
         }
         if self.plan.metric:
             record["metric"], problem = named_metric(record, self.plan.metric)

@@ -23,7 +23,7 @@ from proxima.task.prompts import template_note
 from proxima.task.protocol import Rows
 
 if TYPE_CHECKING:
-    from proxima.config.schema import EvaluateConfig
+    from proxima.config.schema import EvalSet, EvaluateConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,21 +101,26 @@ def named_suite(
     )
 
 
-def recipe_suite(config: "EvaluateConfig") -> EvalSuite:
-    """The suite of a recipe's `eval` section, scored by the recipe's rewards.
+def recipe_suites(config: "EvaluateConfig") -> list[EvalSuite]:
+    """The suites of a recipe's `eval` section, scored by the recipe's rewards or their own.
 
     Raises:
         FieldError: the section has no task.
     """
-    held_out = config.eval
-    if held_out.task is None:
+    if config.eval.task is None:
         remedy = "name a task, for example eval.task.kind=gsm8k, or --task gsm8k"
         raise FieldError("eval.task", None, "leaves nothing to evaluate", remedy=remedy)
-    name = kind_of(held_out.task).rpartition(":")[2].lower()  # a file is named after it
+    suites = [_recipe_suite(one, config.reward) for one in config.eval.all_sets.values()]
+    taken = {suite.name for suite in suites[1:]}
+    return [replace(suites[0], name="main") if suites[0].name in taken else suites[0], *suites[1:]]
+
+
+def _recipe_suite(held_out: "EvalSet", reward: Sequence[Any]) -> EvalSuite:
+    name = held_out.name or kind_of(held_out.task).rpartition(":")[2].lower()
     return EvalSuite(
-        name=name,
+        name=name,  # a file is named after it
         task=held_out.task,
-        rewards=tuple(config.reward),
+        rewards=tuple(held_out.reward or reward),
         sampling=held_out.sampling or Sampling(temperature=0.0 if held_out.samples == 1 else 1.0),
         samples=held_out.samples,
         limit=held_out.limit,

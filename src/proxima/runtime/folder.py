@@ -52,8 +52,13 @@ class RunFolder:
         return self.rollouts / f"{step:06d}.parquet"
 
     def eval_file(self, step: int, label: str) -> Path:
-        """The completions of an evaluation; `label` is `before`, `step` or `after`."""
+        """The completions of an evaluation; `label` is `before`, `step` or `after`, with `-NAME` of a further set."""
         return self.evals / f"{step:06d}-{label}.parquet"
+
+    def eval_files(self, name: str = "") -> list[Path]:
+        """The files of the evaluations of `eval.task`, or of a further set, in the order of the steps."""
+        ends = [name] if name else []
+        return [file for file in sorted(self.evals.glob("[0-9]*.parquet")) if file.stem.split("-", 2)[2:] == ends]
 
     def checkpoint(self, step: int) -> Path:
         """The folder of a step's checkpoint."""

@@ -19,10 +19,13 @@ class Evaluation(RolloutListener):
         prompts: the questions; their uids are never those of training, so that the draws differ.
         generator: engine, rewards and sampling.
         observer: told how many answers are generated.
+
+    `others` are further sets by name.
     """
 
     def __init__(self, prompts: Sequence[Prompt], generator: GroupGenerator, observer: Observer) -> None:
         self.prompts, self.generator, self.observer = prompts, generator, observer
+        self.others: Mapping[str, Evaluation] = {}
 
     async def groups(self) -> list[Group]:
         """A scored group for each question, in the order of the questions."""
@@ -31,6 +34,15 @@ class Evaluation(RolloutListener):
 
     def completed(self, done: int, total: int) -> None:
         self.observer.progress("evaluate", done, total, "answers")
+
+
+def named_sets(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The records of the further sets in the record of an evaluation, by name."""
+    names = [key.removesuffix("/questions") for key in record if key.endswith("/questions")]
+    return {
+        name: {key.removeprefix(f"{name}/"): value for key, value in record.items() if key.startswith(f"{name}/")}
+        for name in names
+    }
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:

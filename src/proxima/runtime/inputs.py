@@ -46,17 +46,21 @@ def model_files(path: str, revision: str | None = None) -> dict[str, str]:
     return hashes
 
 
-def input_hashes(config: "RunConfig", source: PromptSource | StoredRollouts, held_out: Rows | None) -> dict[str, str]:
+def input_hashes(
+    config: "RunConfig", source: PromptSource | StoredRollouts, held_out: Mapping[str, Rows]
+) -> dict[str, str]:
     """SHA-256 of each file of the model, of the training questions (in a replay, of the rollouts) and the held-out
     ones, and of each file outside proxima that holds a reward (not of what such a file imports), by what it is called
-    in a message."""
+    in a message; `held_out` has the rows of each set by their name there."""
     files = model_files(config.model.path, config.model.revision)
     named = {f"model.path: {name}": value for name, value in files.items()}
     named |= source.hashes if isinstance(source, StoredRollouts) else {"task: its rows": _rows_sha(source.rows)}
-    for number, reward in enumerate(config.reward):
-        if (file := _reward_file(reward)) is not None:
-            named[f"reward.{number}: {file.name}"] = sha256(file.read_bytes()).hexdigest()
-    return named | ({} if held_out is None else {"eval.task: its rows": _rows_sha(held_out)})
+    own = {f"eval.sets.{i}.reward": one.reward for i, one in enumerate(config.eval.sets)}
+    for path, rewards in {"reward": config.reward, **own}.items():
+        for number, reward in enumerate(rewards):
+            if (file := _reward_file(reward)) is not None:
+                named[f"{path}.{number}: {file.name}"] = sha256(file.read_bytes()).hexdigest()
+    return named | {f"{name}: its rows": _rows_sha(rows) for name, rows in held_out.items()}
 
 
 def _reward_file(reward: Any) -> Path | None:

@@ -18,6 +18,7 @@ from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Stage
 from proxima.view.diagnostics import Diagnostics
 from proxima.view.formatting import count, duration, fixed, magnitude, percent, printable, rate, signed, write_safely
+from proxima.view.held_out_sets import set_lines
 from proxima.view.terminal import PATIENCE
 
 WIDTH = 112  # columns of a line with a right-aligned end
@@ -68,6 +69,8 @@ class LogLines(Observer):
             parts.append(f"{why_unknown(record)}{SEE_ERRORS if record.get('invalid') else ''}")
         left = "  ".join(part for part in parts if part)
         self._line(_justified(left, duration(record["time/evaluate"]) if "time/evaluate" in record else ""))
+        for line in set_lines(record):
+            self._line(line)
 
     def step(self, record: Record, sample: Sample | None) -> None:
         self._steps.append(float(record.get("time/step") or 0.0))

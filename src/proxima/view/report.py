@@ -21,6 +21,7 @@ from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.observer import Record, RunInfo
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
+from proxima.view.held_out_sets import sets_table
 from proxima.view.log_lines import arithmetic, of_questions, why_unknown
 from proxima.view.page import render
 from proxima.view.report_curves import all_charts
@@ -55,6 +56,7 @@ def report_values(folder: RunFolder) -> dict[str, Any]:
         "replay": replay(summary, settings),
         "invalid": failed_scores(train, evals, folder),
         "headline": headline(evals),
+        "sets": sets_table(evals),
         "reward": (fixed(train[0].get("reward/mean")), fixed(train[-1].get("reward/mean"))) if train else None,
         "not_evaluated": not_evaluated(evals, settings),
         "tiles": tiles(summary, train),

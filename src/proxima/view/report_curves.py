@@ -10,6 +10,7 @@ from proxima.runtime.metric_names import metric_of
 from proxima.runtime.observer import Record
 from proxima.view.chart import Series, bar_chart, line_chart
 from proxima.view.formatting import count, duration, fixed, rate, significant
+from proxima.view.held_out_sets import sets_card
 from proxima.view.log_lines import carried_in, dropped_prompts, prompts_used
 
 Card = dict[str, Any]
@@ -133,6 +134,8 @@ def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
         }
         more = (line_card(spec, records, evals) for spec in REFILL if varies.get(spec.title, True))
         cards += [prompts_card(train), *(card for card in more if card is not None)]
+    if (sets := sets_card(train, evals)) is not None:
+        cards.insert(2, sets)
     return cards + phase_cards(train)
 
 

@@ -19,7 +19,7 @@ CUT = 1500  # characters of a completion shown
 def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
     """Held-out questions with the first answer of the first and of the last evaluation, those that changed first: three
     gained, two lost. What changed is the verdict, or the reward where no reward decides what is right."""
-    files = sorted(folder.evals.glob("[0-9]*.parquet"))
+    files = folder.eval_files()
     if not files:
         return None
     sets = [{r["prompt_uid"]: r for r in reversed(read_rows(file, IDENTITY))} for file in {files[0]: 0, files[-1]: 0}]

@@ -1,0 +1,131 @@
+"""Several held-out sets in a run: each with its own questions, rewards, metrics, rows and curve."""
+
+import gc
+
+import pytest
+
+from proxima.api.saved import load_run
+from proxima.config import ConfigError, resolve
+from proxima.data import UserError
+from proxima.evaluate.headline import Headline
+from proxima.runtime.eval_suites import recipe_suites
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.held_out import Evaluation, named_sets
+from proxima.runtime.rollouts import read_rows
+from proxima.view.held_out_sets import set_lines
+from proxima.view.log_lines import LogLines
+from proxima.view.report import write_report
+from tests.runtime.tiny_run import assert_same, go, recipe, summary_of, timeless, traces
+
+SUMS = {"kind": "arithmetic", "low": 1, "high": 9, "held_out": 0.3, "split": "test"}
+SETS = [
+    {"name": "few", "task": SUMS | {"size": 3}},
+    {"name": "many", "task": SUMS | {"size": 6}, "limit": 4, "samples": 2, "reward": ["number"]},
+]
+
+
+@pytest.fixture(scope="module")
+def run(tiny_model, tmp_path_factory):
+    """The folder of a run with two further sets; read-only by agreement."""
+    folder = tmp_path_factory.mktemp("sets") / "run"
+    go(folder, recipe(tiny_model("llama"), eval__sets=SETS))
+    return folder
+
+
+def test_a_set_may_be_the_headline(tiny_model, tmp_path):
+    metric = "few/accuracy"
+    summary = go(tmp_path / "run", recipe(tiny_model("llama"), eval__sets=SETS, eval__metric=metric, train__steps=1))
+    record = RunFolder(tmp_path / "run").read_metrics()[-1]
+    headline = Headline.of([record])
+    assert (headline.key, headline.value(record)) == (metric, record[metric])
+    assert headline.bounds(record) == (record["few/accuracy/low"], record["few/accuracy/high"])
+    assert summary.status == "done"
+
+
+def test_each_set_has_its_metrics_and_files_and_the_main_one_is_unchanged(run, tiny_model, tmp_path):
+    go(tmp_path / "alone", recipe(tiny_model("llama")))
+    alone = [timeless(r) for r in RunFolder(tmp_path / "alone").read_metrics()]
+    found = [timeless(r) for r in RunFolder(run).read_metrics()]
+    assert [{k: v for k, v in r.items() if not k.startswith(("few/", "many/"))} for r in found] == alone
+    for record in (r for r in found if r["kind"] == "eval"):
+        few, many = named_sets(record)["few"], named_sets(record)["many"]
+        assert (few["questions"], few["answers"], many["questions"], many["answers"]) == (3, 3, 4, 8)
+        assert {"accuracy", "accuracy/low", "reward/mean"} <= few.keys() and {"mean@2", "pass@2"} <= many.keys()
+        rows = read_rows(run / "evals" / f"{record['step']:06d}-{record['label']}-few.parquet")
+        assert sum(row["correct"] for row in rows) == few["correct"] and len(rows) == 3
+        rows = read_rows(run / "evals" / f"{record['step']:06d}-{record['label']}-many.parquet")
+        assert len(rows) == 8 and {row["sample"] for row in rows} == {0, 1}
+        assert many["correct"] == 0  # the set's own reward reads numbers, and a random model writes none
+
+
+def test_the_log_and_the_report_have_a_row_for_each(run):
+    record = RunFolder(run).read_metrics()[-1]
+    few, many = set_lines(record)
+    assert few.split()[:2] == ["few", "accuracy"] and few.endswith("3 questions") and "95 %" in few
+    assert many.split()[0] == "many"
+    written: list[str] = []
+    LogLines(written.append).evaluated(record)
+    assert [line.split()[1] for line in written] == ["eval", "few", "many"]
+    page = write_report(run).read_text()
+    assert "<h2>Held-out sets</h2>" in page and "<td>few</td><td>accuracy</td><td>3</td>" in page
+    assert "Held-out sets by step" in page
+    assert len(load_run(run).answers(held_out="few")) == 3 * len(RunFolder(run).eval_files()) == 9
+    assert ">5 of 5 held-out questions<" in page  # those of eval.task
+    (run / "report.html").unlink()
+
+
+def test_an_interrupted_evaluation_is_repeated_whole(run, tiny_model, tmp_path):
+    calls, groups = [], Evaluation.groups
+
+    class Died(BaseException):
+        pass
+
+    async def dies(self):
+        calls.append(1)
+        if len(calls) == 5:  # the second set of the evaluation at step 2
+            raise Died
+        return await groups(self)
+
+    config = recipe(tiny_model("llama"), eval__sets=SETS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Evaluation, "groups", dies)
+        with pytest.raises(Died):
+            go(tmp_path / "run", config)
+    gc.collect()  # the traceback held the lock, which a real death frees
+    go(tmp_path / "run", config, resume=True)
+    assert_same(traces(tmp_path / "run"), traces(run))
+    assert summary_of(tmp_path / "run")["status"] == "done"
+
+
+def test_proxima_eval_of_the_recipe_has_all_sets(tiny_model):
+    config = resolve(recipe(tiny_model("llama"), eval__sets=SETS)).config
+    facts = [(s.name, s.limit, s.samples, s.sampling.temperature, s.sampling.max_tokens) for s in recipe_suites(config)]
+    assert facts == [("arithmetic", 200, 1, 0.0, 6), ("few", 200, 1, 0.0, 6), ("many", 4, 2, 1.0, 6)]
+
+
+def test_questions_of_a_set_that_changed_are_found_at_a_resume(tiny_model, tmp_path):
+    lines = tmp_path / "q.jsonl"
+    lines.write_text('{"question": "1 + 1?", "answer": "2"}\n' * 3)
+    sets = [{"name": "own", "task": {"kind": "jsonl", "path": str(lines)}}]
+    config = recipe(tiny_model("llama"), eval__sets=sets, train__steps=1)
+    go(tmp_path / "run", config)
+    lines.write_text('{"question": "1 + 2?", "answer": "3"}\n' * 3)
+    with pytest.raises(UserError, match="eval.sets own: its rows: changed since the run"):
+        go(tmp_path / "run", config, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"eval__sets": [SETS[0], SETS[0]]}, "must be names, each once"),
+        ({"eval__sets": [SETS[0] | {"name": "reward"}]}, "none of accuracy"),
+        ({"eval__sets": [SETS[0] | {"name": "a/b"}]}, "must be letters, digits"),
+        ({"eval__sets": [{"task": SUMS}]}, "eval.sets.0.name: is missing"),
+        ({"eval__sets": SETS, "eval__task": None}, "must be set beside eval.sets"),
+        ({"eval__sets": [SETS[0] | {"samples": 2, "sampling": {"temperature": 0}}]}, "must be 1 at temperature 0"),
+    ],
+)
+def test_bad_sets_are_one_line(changes, message, tiny_model):
+    with pytest.raises(ConfigError) as error:
+        resolve(recipe(tiny_model("llama"), **changes))
+    assert message in str(error.value) and "\n" not in str(error.value)
