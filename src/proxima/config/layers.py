@@ -93,12 +93,26 @@ def _with_kind_source(node: Node, text: str) -> Node:
 
 
 def _with_evaluation_defaults(tree: Node, layout: Layout) -> Node:
-    """Lay `eval.sampling` over the training's sampling: all of it for several samples a question, else its
-    `max_tokens` and `stop`, and greedy. Without `eval.task` nothing changes."""
+    """Lay `eval.sampling`, and that of each of `eval.sets`, over the training's sampling. Without `eval.task` nothing
+    changes."""
     fields = dict(tree.mapping or {})
     evaluation, training = fields.get("eval"), fields.get("sampling")
     if evaluation is None or evaluation.mapping is None or evaluation.at("task") is None:
         return tree
+    below = layout.child("eval").child("sampling")
+    merged = _with_sampling(evaluation, training, below)
+    if (sets := evaluation.mapping.get("sets")) is not None and sets.items is not None:
+        each = [_with_sampling(one, training, below) for one in sets.items]
+        merged = replace(merged, value={**(merged.mapping or {}), "sets": replace(sets, value=each)})
+    fields["eval"] = merged
+    return replace(tree, value=fields)
+
+
+def _with_sampling(evaluation: Node, training: Node | None, layout: Layout) -> Node:
+    """Lay the sampling of a held-out set over the training's: all of it for several samples a question, else its
+    `max_tokens` and `stop`, and greedy."""
+    if evaluation.mapping is None:
+        return evaluation
     samples = evaluation.at("samples")
     several = isinstance(samples, int) and samples > 1
     below = {} if several else {"temperature": Node(0.0, Source("default, evaluation is greedy", "default"), "0")}
@@ -107,6 +121,5 @@ def _with_evaluation_defaults(tree: Node, layout: Layout) -> Node:
             below[key] = replace(training.mapping[key], source=Source(f"as sampling.{key}", "default"), over=None)
     sampling, written = Node(dict(below), DEFAULT), evaluation.mapping.get("sampling")
     if written is not None and written.value is not None:
-        sampling = merge(sampling, written, layout.child("eval").child("sampling"))
-    fields["eval"] = replace(evaluation, value={**evaluation.mapping, "sampling": sampling})
-    return replace(tree, value=fields)
+        sampling = merge(sampling, written, layout)
+    return replace(evaluation, value={**evaluation.mapping, "sampling": sampling})
