@@ -83,7 +83,7 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalSet:
+class EvalSetConfig:
     """A set of held-out questions beside `eval.task`: its metrics are `NAME/accuracy` and so on."""
 
     name: Annotated[str, "begins the names of its metrics, and of its files in evals/"]
@@ -102,7 +102,7 @@ class EvalSet:
 
 
 RECORD_WORDS = ("accuracy", "length", "main", "reward", "time", "tokens")  # first words of an evaluation's own metrics
-EVAL_SETS = {"set": EvalSet}
+EVAL_SETS = {"set": EvalSetConfig}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +128,11 @@ class EvalConfig:
         )
 
     @property
-    def all_sets(self) -> dict[str, EvalSet]:
+    def all_sets(self) -> dict[str, EvalSetConfig]:
         """Every set by its dotted path: `eval.task` with an empty name, then those of `sets`; empty without a task."""
         if self.task is None:
             return {}
-        main = EvalSet(name="", task=self.task, limit=self.limit, samples=self.samples, sampling=self.sampling)
+        main = EvalSetConfig(name="", task=self.task, limit=self.limit, samples=self.samples, sampling=self.sampling)
         return {"eval": main} | {f"eval.sets.{i}": one for i, one in enumerate(self.sets)}
 
 

@@ -36,7 +36,7 @@ from proxima.train import ForwardStage, LogProbStage, PolicyObjective, Schedule,
 from proxima.train.objectives import ProximalSource
 
 if TYPE_CHECKING:
-    from proxima.config.schema import EvalSet, EvaluateConfig, RunConfig
+    from proxima.config.schema import EvalSetConfig, EvaluateConfig, RunConfig
 
 StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compute thread
 LENGTH_CHECK = 2000  # rows whose length is checked before the run
@@ -54,6 +54,11 @@ class RunData:
     notes: list[str]
 
     @property
+    def questions(self) -> int:
+        """Of all held-out sets."""
+        return sum(len(one.prompts) for one in self.held_out)
+
+    @property
     def held_out_rows(self) -> dict[str, Rows]:
         """The rows of the held-out sets, by what they are called in a message."""
         return {f"eval.sets {one.spec.name}" if one.spec.name else "eval.task": one.rows for one in self.held_out}
@@ -63,7 +68,7 @@ class RunData:
 class HeldOutSet:
     """A held-out set: its config, all its rows, and the prompts that are asked."""
 
-    spec: "EvalSet"
+    spec: "EvalSetConfig"
     rows: Rows
     prompts: list[Prompt]
 
@@ -164,7 +169,7 @@ def make_policy(config: "RunConfig", loaded: LoadedModel) -> Policy:
     )
 
 
-def evaluation_sampling(training: Sampling, spec: "EvalSet") -> Sampling:
+def evaluation_sampling(training: Sampling, spec: "EvalSetConfig") -> Sampling:
     """A set's own; by default that of training for several samples, and greedy up to its length for one."""
     greedy = Sampling(temperature=0.0, max_tokens=training.max_tokens, stop=training.stop)
     return spec.sampling or (training if spec.samples > 1 else greedy)

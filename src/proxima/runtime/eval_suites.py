@@ -23,7 +23,7 @@ from proxima.task.prompts import template_note
 from proxima.task.protocol import Rows
 
 if TYPE_CHECKING:
-    from proxima.config.schema import EvalSet, EvaluateConfig
+    from proxima.config.schema import EvalSetConfig, EvaluateConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ def recipe_suites(config: "EvaluateConfig") -> list[EvalSuite]:
     return [replace(suites[0], name="main") if suites[0].name in taken else suites[0], *suites[1:]]
 
 
-def _recipe_suite(held_out: "EvalSet", reward: Sequence[Any]) -> EvalSuite:
+def _recipe_suite(held_out: "EvalSetConfig", reward: Sequence[Any]) -> EvalSuite:
     name = held_out.name or kind_of(held_out.task).rpartition(":")[2].lower()
     return EvalSuite(
         name=name,  # a file is named after it

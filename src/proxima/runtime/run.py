@@ -110,9 +110,7 @@ async def _train(
             await compute.run(restore, checkpoint, controller.learner.stack)
         facts = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
         folder.write_environment(describe_environment(config.seed, facts))
-        observer.started(
-            _run_info(config, loaded, folder, journal.step, sum(len(one.prompts) for one in data.held_out))
-        )
+        observer.started(_run_info(config, loaded, folder, journal.step, data.questions))
         for note in data.notes:
             observer.warning(note)
         status, error = "failed", None
