@@ -22,7 +22,7 @@ def test_a_sweep(proxima, sweep):
     assert (code, err) == (0, "")
     head, grpo, cppo, note, _, page = out.splitlines()
     assert note.startswith("note: 2 seeds (grpo, cppo): the 95 % intervals say next to nothing")
-    assert head.split()[:5] == ["cell", "seeds", "before", "after", "best"]
+    assert head.split()[:6] == ["cell", "seeds", "accuracy", "before", "after", "best"]
     assert grpo.split()[:5] == ["grpo", "2", "0.100", "±", "0.000"]
     assert "7.0 s (2.00 ×)" in cppo
     assert page == "runs/s/compare.html" and (sweep / "compare.html").read_text().startswith("<!doctype html>")
