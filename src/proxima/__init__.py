@@ -2,8 +2,8 @@
 
     proxima.train(recipe, overrides)    proxima.evaluate(model, task="gsm8k")    proxima.load_run("runs/mine")
 
-These are functions of `proxima.api`; docs/python.md describes them. `proxima.core` is the mathematics alone. Importing
-this package imports none of it.
+These are functions of `proxima.api`; proxima's documentation of Python describes them. `proxima.core` is
+the mathematics alone. Importing this package imports none of it.
 """
 
 import importlib

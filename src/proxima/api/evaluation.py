@@ -53,7 +53,9 @@ def evaluate(
     overwrite: bool = False,
     quiet: bool = False,
 ) -> SavedEvaluation:
-    """Evaluate a model, as `proxima eval` does, and return the result; docs/evaluation.md says what each number means.
+    """Evaluate a model, as `proxima eval` does, and return the result.
+
+    Proxima's documentation of evaluation says what each number means.
 
     Args:
         model: hub name, folder, .gguf file, or a run folder, which stands for its recipe too.

@@ -21,7 +21,7 @@ JSON_COLUMNS = ("answer", "metadata", "parts")
 class SavedRun:
     """A run, read from its folder whenever something is asked of it: it may be unfinished, or running.
 
-    docs/run_folder.md describes every metric and column. Tables need pandas.
+    Proxima's documentation of the run folder describes every metric and column. Tables need pandas.
     """
 
     folder: Path
@@ -116,7 +116,7 @@ class SavedRun:
 
 @dataclass(frozen=True, repr=False)
 class SavedEvaluation:
-    """An evaluation's folder; docs/evaluation.md describes figures and columns. Tables need pandas."""
+    """An evaluation's folder. Proxima's documentation of evaluation describes it. Tables need pandas."""
 
     folder: Path
 

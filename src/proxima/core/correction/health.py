@@ -40,7 +40,10 @@ PRECISION = (
     "set model.compute_dtype=float32 or serve in the dtype that is trained, or weight the tokens: "
     "algorithm.proximal=recompute algorithm.correction=decoupled_token_is"
 )
-STALE = "some groups are {age:.0f} policy versions old, so lower runtime.max_lag, or correct for it: docs/mismatch.md"
+STALE = (
+    "some groups are {age:.0f} policy versions old, so lower runtime.max_lag, or correct for it: proxima's "
+    "documentation of the mismatch says how"
+)
 REPLAYED = (
     "this run is a replay, and its policy has moved away from the one that wrote the rollouts: replay fewer steps, "
     "lower the learning rate, or weight the tokens by algorithm.proximal=recompute "
