@@ -143,6 +143,8 @@ def test_list_json(proxima):
         "reference_kl",
         "engine",
         "optimizer",
+        "sets",
+        "monitor",
     }
     assert found["task"]["paths"] == ["task", "eval.task"]
     assert found["surrogate"]["kinds"]["cppo"]["fields"]["delta"]["default"] == 0.15
