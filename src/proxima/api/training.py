@@ -9,7 +9,7 @@ from pathlib import Path
 from proxima.api.python_values import Overrides, override_texts, overrides_named, plain
 from proxima.api.saved import SavedRun, load_run
 from proxima.config import Resolved, RunConfig, load_recipe, resolve
-from proxima.config.comparable import ABSENT, Purpose, differences, flat_values
+from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
 from proxima.config.resolve import Recipe
 from proxima.config.scalars import in_one_line
 from proxima.config.validate import warnings
@@ -76,7 +76,8 @@ def resolve_run(
 
 
 def _refuse_dropped_settings(resolved: Resolved[RunConfig]) -> None:
-    """A resume through the recipe lacks what the run's earlier command lines set: it would go on without."""
+    """A resume through the recipe lacks what the run's earlier command lines set: it would go on without. Fields that
+    may not differ at all are compared when the run is opened."""
     folder = Path(str(resolved.config.folder)).expanduser()
     if not (folder / "config.yaml").is_file():
         return
@@ -84,7 +85,7 @@ def _refuse_dropped_settings(resolved: Resolved[RunConfig]) -> None:
     dropped = [
         f"{path}={'absent' if was is ABSENT else in_one_line(was)} (now {in_one_line(resolved.entry(path).value)})"
         for path, was, now in differences(flat_values(before.config), flat_values(resolved.config), Purpose.RERUN)
-        if now is not ABSENT and "command line" not in sources.get(path, "")
+        if now is not ABSENT and may_differ(path, Purpose.RESUME) and "command line" not in sources.get(path, "")
     ]
     if dropped:
         own = f"resume it with its own settings, proxima train {shlex.quote(str(folder))} --resume"
