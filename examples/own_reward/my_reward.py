@@ -1,7 +1,7 @@
 """Three rewards of one's own, each in another form. docs/own_reward.md walks through them.
 
 proxima score examples/own_reward/answers.jsonl --reward examples/own_reward/my_reward.py:near
-proxima train recipes/cpu/own_reward.yaml
+proxima train examples/own_reward/recipe.yaml
 """
 
 import re

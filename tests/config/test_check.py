@@ -1,6 +1,7 @@
 """What no single field can see, as a user types it: one line with the remedy, before anything is loaded."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -167,6 +168,7 @@ def test_a_model_that_is_not_there(recipe, path):
     recipe("{}", "here/file.txt")
     (line,) = problems(recipe, f"model.path={path}")
     where = "" if path[0] in "/~" else ": a path is relative to the current folder"
+    path = os.path.expanduser(path)
     assert (
         line == f"model.path={path} (command line): does not exist{where}; give a folder, a .gguf file, or a hub name "
         "like Qwen/Qwen3-0.6B"

@@ -28,7 +28,7 @@ def test_the_command_of_the_page_prints_what_the_page_shows(capsys):
 
 
 def test_the_recipe_is_tried_with_score(capsys):
-    assert main(["score", "examples/own_reward/answers.jsonl", "--reward", "recipes/cpu/own_reward.yaml"]) == 0
+    assert main(["score", "examples/own_reward/answers.jsonl", "--reward", "examples/own_reward/recipe.yaml"]) == 0
     assert "4 of 8 correct" in capsys.readouterr().out
 
 
@@ -47,7 +47,7 @@ def test_the_functions_of_the_page_are_those_of_the_example(tmp_path):
 
 
 def test_no_question_is_both_trained_and_held_out():
-    config = resolve("recipes/cpu/own_reward.yaml").config
+    config = resolve("examples/own_reward/recipe.yaml").config
     sets = [
         [json.loads(line) for line in Path(task.path).read_text().splitlines()]
         for task in (config.task, config.eval.task)

@@ -25,12 +25,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
 RECIPES = sorted(set(FOLDER.glob("**/*.yaml")) - set(SWEEPS))
 TOKENS = 8
-FAST = {
-    "quickstart",
-    "cpu/dapo_tis",
-    "qwen3_30b_cppo",
-}  # one plain, one with refill and correction, one with math-verify
+FAST = {"quickstart", "cpu/dapo_tis", "qwen3_30b_cppo"}  # plain; with refill and a correction; with math-verify
 CASES = {str(path.relative_to(FOLDER).with_suffix("")): (path, ()) for path in RECIPES}
+CASES["own_reward"] = (FOLDER.parent / "examples" / "own_reward" / "recipe.yaml", ())
 for sweep in map(read_sweep, SWEEPS):
     CASES |= {f"{sweep.file.stem}-{cell.name}": (sweep.recipe, cell.overrides) for cell in sweep.cells}
 

@@ -2,7 +2,7 @@
 
 proxima score answers.jsonl --reward ./my_reward.py:near             a function of yours
 proxima score answers.jsonl --reward math --reward '{kind: repetition, weight: 0.1}'
-proxima score answers.jsonl --reward recipes/cpu/own_reward.yaml     the rewards of a recipe or a run
+proxima score answers.jsonl --reward recipe.yaml                     the rewards of a recipe or a run
 
 A row has a prompt, its completion or a list of them (a group), and any other columns, which the rewards get as in a
 run. Exit code 1 if a completion has no score, 2 if file, reward or columns are wrong.
