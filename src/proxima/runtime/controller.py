@@ -310,8 +310,8 @@ class Controller:
         guard = self.learner.guard
         if guard.on_mismatch == "stop" and (excess := guard.exceeded(record)):
             raise RunEnded(
-                f"step {record['step']}: {excess}: engine and trainer differ too much; proxima's documentation of the mismatch "
-                "lists causes. Fix it and resume (--resume), or with algorithm.mismatch.on_mismatch=reject, or warn"
+                f"step {record['step']}: {excess}: engine and trainer differ too much; the documentation of the "
+                "mismatch lists causes. Fix it and resume, or resume with algorithm.mismatch.on_mismatch=reject or warn"
             )
 
     # ---- small things ------------------------------------------------------------------------------------------------
