@@ -1,8 +1,10 @@
 """What single options become, where a peer means something else by them."""
 
 import pytest
+import torch
 
 from proxima.config import ConfigError, resolve
+from proxima.core import PolicyBatch, TokenMean, policy_loss
 from proxima.core.advantage import Gdpo, Grpo, ReinforcePp, ReinforcePpBaseline, Rloo
 from proxima.core.correction import CapFloor, Importance, SecondMoment
 from proxima.core.penalty import K1, K2, K3
@@ -59,6 +61,30 @@ def test_verl_bypass(specs, converted):
     clip = converted("verl", GRPO | {R + "bypass_mode": True, R + "rollout_is": "token"})
     assert R + "rollout_is" in listed(clip)["ignored"]  # there the ratio is the correction (P13)
     assert "correction" not in clip.recipe["algorithm"]
+
+
+BYPASSED = [{}, {R + "rollout_is": "sequence"}, {R + "rollout_is": "token", R + "loss_type": "reinforce"}]
+
+
+@pytest.mark.parametrize("more", BYPASSED)
+def test_a_cap_in_verls_bypass_mode_changes_nothing(converted, more):
+    """It caps pi_old / pi_rollout, and pi_old is the rollout's own there."""
+    options = GRPO | {R + "bypass_mode": True} | more
+    done = converted("verl", options | {A + "tis_imp_ratio_cap": 2.0})
+    assert done.recipe == converted("verl", options).recipe
+    assert "the weights it caps are 1" in next(one.why for one in done.ignored if one.name == A + "tis_imp_ratio_cap")
+
+
+def test_the_weights_of_bypass_mode_are_1_whatever_the_engines_differ_by():
+    generator = torch.Generator().manual_seed(3)
+    behavior, log_prob = (-3 * torch.rand(4, 6, generator=generator, dtype=torch.float64) for _ in range(2))
+    batch = {"mask": torch.ones(4, 6), "log_prob": log_prob, "advantage": torch.randn(4, 6, generator=generator)}
+    batch |= {"behavior_log_prob": behavior}
+    cap, clip = Importance("token", "truncate", 1.5), {"surrogate": PpoClip(), "aggregate": TokenMean()}
+    bypassed = PolicyBatch.from_padded(**batch, proximal_log_prob=behavior)
+    assert policy_loss(bypassed, **clip, correction=(cap,)).value == policy_loss(bypassed, **clip).value
+    recomputed = PolicyBatch.from_padded(**batch, proximal_log_prob=log_prob - 0.1)
+    assert policy_loss(recomputed, **clip, correction=(cap,)).value != policy_loss(recomputed, **clip).value
 
 
 def test_verl_asymmetric_rejection_says_what_verl_computes(converted):

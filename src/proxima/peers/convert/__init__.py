@@ -4,7 +4,8 @@
     options.py   which of them a converter read, and could not take
     verl*.py, trl*.py, areal.py, unirl.py            up to three files a peer: `convert(options) -> Draft`
     known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or a change of results
-    common.py    conversions that peers share       draft.py   the recipe under construction, and its text
+    common.py, trackers.py       conversions that peers share; `monitor`
+    draft.py     the recipe under construction, and its text
 Where a peer means something else by a number, the number is converted and a note says so; no code of the peer is
 imported or executed.
 Imports: pyyaml, `proxima.config` and the tables it names. Imported by `cli`.
@@ -97,7 +98,7 @@ def convert(path: str | Path, peer: str) -> Conversion:
     )
 
 
-OPENED_LATER = ("model.", "task", "eval.", "data.")  # need to exist only on the machine that trains
+OPENED_LATER = ("model.", "task", "eval.", "data.", "monitor.")  # need to exist only on the machine that trains
 
 
 def make_loadable(draft: Draft) -> tuple[str, ...]:

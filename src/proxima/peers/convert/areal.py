@@ -2,7 +2,7 @@
 
 import math
 
-from proxima.peers.convert import common
+from proxima.peers.convert import common, trackers
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 
@@ -45,6 +45,7 @@ def convert(o: Options) -> Draft:
     _batch(d, o)
     _training(d, o)
     _evaluation(d, o)
+    trackers.areal(d, o)
     return d
 
 

@@ -15,7 +15,7 @@ ALGORITHM = (
 )
 SECTIONS = (
     *("model", "task", "data", "reward", "algorithm", "engine"),
-    *("sampling", "train", "eval", "checkpoint", "runtime", "seed"),
+    *("sampling", "train", "eval", "checkpoint", "runtime", "seed", "monitor"),
 )
 WIDTH = 130
 

@@ -2,7 +2,7 @@
 
 import math
 
-from proxima.peers.convert import common
+from proxima.peers.convert import common, trackers
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import FILL_IN, Options
 from proxima.peers.convert.trl_rewards import rewards
@@ -56,6 +56,7 @@ def convert(o: Options) -> Draft:
     made = _batch(d, o)
     _training(d, o, made)
     _evaluation(d, o, made, columns)
+    trackers.trl(d, o)
     return d
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from proxima.config.problems import one_problem
-from proxima.peers.convert import common
+from proxima.peers.convert import common, trackers
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 
@@ -58,6 +58,7 @@ def convert(o: Options) -> Draft:
     _batch(d, o)
     _training(d, o)
     _evaluation(d, o)
+    trackers.unirl(d, o)
     return d
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-from proxima.peers.convert import common
+from proxima.peers.convert import common, trackers
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import FILL_IN, Options
 from proxima.peers.convert.verl_correction import correction
@@ -46,6 +46,7 @@ def convert(o: Options) -> Draft:
     _batch(d, o)
     _training(d, o)
     _evaluation(d, o, columns)
+    trackers.verl(d, o)
     return d
 
 
