@@ -67,7 +67,7 @@ def areal(d: Draft, o: Options) -> None:
         if o.get(mode, default="disabled") == "disabled":
             d.drops_given(o, "no tracker", mode)
             continue
-        names = {field: (f"{prefix}{kind}.{field}",) for field in fields}
+        names: dict[str, tuple[str, ...]] = {field: (f"{prefix}{kind}.{field}",) for field in fields}
         for field, other in AREAL_NAMES.items():
             names[field] += (prefix + other, other)
         _tracker(d, o, kind, mode, names)
