@@ -20,10 +20,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("run", nargs="+", help="run folders, a sweep's folder, or patterns: 'runs/add-*'")
     add("--out", metavar="FILE", help="the page; default: compare.html in the sweep's folder, else in the current one")
-    add("--target", type=float, metavar="VALUE", help="also the cost of reaching this held-out accuracy, or reward")
-    add("--baseline", metavar="NAME", help="the cell that the others are compared with; default the first")
-    metric = "what is compared, if evaluations have it (default: accuracy, or else the mean reward), and its mean "
-    metric += "over the last tenth of the steps; by any of its names, or a reward's name; repeatable"
+    add(
+        "--target", type=float, metavar="VALUE", help="also print the cost of reaching this held-out accuracy or reward"
+    )
+    add("--baseline", metavar="NAME", help="the variant that the others are compared with; default: the first")
+    metric = "what is compared if evaluations have it (default: accuracy, or else the mean reward); its mean over the "
+    metric += "last tenth of the steps is printed too; any of its names, or a reward's name; repeatable"
     add("--metric", action="append", default=[], metavar="NAME", help=metric)
     add("--json", action="store_true", help="print the numbers for programs; the page only with --out")
 

@@ -11,8 +11,8 @@ PEERS = ("areal", "trl", "unirl", "verl")  # as `proxima.peers.convert.PEERS`, w
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     file = "the framework's config: YAML, JSON, a launch script (.sh), or a Python file that makes a GRPOConfig"
     parser.add_argument("file", help=file)
-    parser.add_argument("--from", dest="peer", required=True, choices=PEERS, help="whose options they are")
-    parser.add_argument("--out", help="recipe to write; default: standard output")
+    parser.add_argument("--from", dest="peer", required=True, choices=PEERS, help="the framework")
+    parser.add_argument("--out", help="the recipe's file; default: standard output")
 
 
 def run(arguments: argparse.Namespace) -> int:

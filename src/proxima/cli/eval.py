@@ -1,10 +1,10 @@
 """Evaluate a model on named sets (--task gsm8k,aime24), on a recipe's held-out questions, or a run on its own; or
 compare two results.
 
-proxima eval MODEL --task gsm8k                       greedy, one answer a question
+proxima eval MODEL --task gsm8k                       greedy, one answer per question
 proxima eval MODEL --task aime24,math500 --samples 8  mean@8, pass@8, maj@8
-proxima eval MODEL quickstart                      the recipe's own questions
-proxima eval runs/mine --checkpoint best              a run's
+proxima eval MODEL quickstart                         the recipe's held-out questions
+proxima eval runs/mine --checkpoint best              a run on its own held-out questions
 proxima eval --compare evals/a evals/b                is the difference significant?
 
 Figures with intervals, every answer and the settings are written to a folder."""
@@ -30,23 +30,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "a recipe (a run has its own), and overrides: engine.slots=32, model.max_length=4096"
     parser.add_argument("override", nargs="*", default=[], metavar="RECIPE key=value", help=words)
     add = parser.add_argument_group("questions").add_argument
-    tasks = "aime24, aime25, amc23, gsm8k, math500; with commas"
+    tasks = "aime24, aime25, amc23, gsm8k, math500; several with commas between them"
     add("--task", action="append", default=[], metavar="NAME[=PATH]", help=tasks)
     data = "folder of the sets, as FOLDER/NAME/test.parquet (default: data)"
     add("--data", type=Path, metavar="FOLDER", help=data)
     add("--limit", dest="eval.limit", type=int, metavar="N", help="the first N questions of each set")
     add = parser.add_argument_group("sampling").add_argument
-    add("--samples", dest="eval.samples", type=int, metavar="N", help="completions a question; 1 (default) is greedy")
+    add("--samples", dest="eval.samples", type=int, metavar="N", help="completions per question; 1 (default): greedy")
     temperature = "default: 0 for one sample, 1 for several"
     add("--temperature", dest=f"{SAMPLING}temperature", type=float, metavar="T", help=temperature)
     top_p = "keep the most probable tokens up to this mass"
     add("--top-p", dest=f"{SAMPLING}top_p", type=float, metavar="P", help=top_p)
     tokens = "maximum tokens of a completion (default: the set's)"
     add("--max-tokens", dest=f"{SAMPLING}max_tokens", type=int, metavar="N", help=tokens)
-    add("--seed", type=int, help="of the samples and the bootstrap (default: 1, or the recipe's)")
+    add("--seed", type=int, help="seed of the samples and the bootstrap (default: 1, or the recipe's)")
     add("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
     add = parser.add_argument_group("output").add_argument
-    add("--k", default="", metavar="1,4,8", help="of pass@k and maj@k (default: powers of two up to --samples)")
+    add("--k", default="", metavar="1,4,8", help="k of pass@k and maj@k (default: powers of two up to --samples)")
     metric = (
         "what is reported and compared (default: accuracy, or else the mean reward): reward, length, a reward's name"
     )
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--overwrite", action="store_true", help="replace the evaluation in the folder")
     add("--show", type=int, default=0, metavar="N", help="print N questions of each set with their answers")
     add("--json", action="store_true", help="print everything for programs")
-    compare = "two folders written here, or two runs: paired test, nothing is generated"
+    compare = "two folders that this command wrote, or two runs: a paired test; nothing is generated"
     add("--compare", nargs=2, metavar=("A", "B"), help=compare)
 
 

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", help="hub name, folder, .gguf file, or a run folder")
-    add("prompt", nargs="+", help="user message; - reads one prompt a line from standard input")
+    add("prompt", nargs="+", help="user message; - reads one prompt per line from standard input")
     add("--checkpoint", default="last", help="of a run: last, best, or a step (default: last)")
-    add("--system", help="system prompt; of a run: its own (data.system)")
-    words = "what the chat template reads: enable_thinking=false; may be given again; of a run: its own, then these"
+    add("--system", help="system prompt; default: the run's own (data.system)")
+    words = "argument of the chat template: enable_thinking=false; repeatable; overrides the run's own"
     add("--template-argument", action="append", default=[], metavar="NAME=VALUE", help=words)
-    add("--samples", type=int, default=1, help="completions a prompt")
+    add("--samples", type=int, default=1, help="completions per prompt")
     add("--seed", type=int, default=0, help="seed of the samples")
-    dtype = "of the engine's products and cache"
+    dtype = "dtype of the engine's matrix products and cache"
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help=dtype)
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1")
     add("--json", action="store_true", help="print tokens with their log-probs, for programs")
@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     add("--top-k", type=int, default=0, help="keep the k most probable tokens; 0: all")
     add("--top-p", type=float, default=1.0, help="keep the most probable tokens up to this mass")
-    add("--min-p", type=float, default=0.0, help="keep tokens with this share of the largest probability")
-    add("--max-tokens", type=int, default=256, help="most new tokens")
-    stop = "a text that ends a completion; may be given again"
+    add("--min-p", type=float, default=0.0, help="keep tokens with at least this share of the largest probability")
+    add("--max-tokens", type=int, default=256, help="maximum number of new tokens")
+    stop = "text that ends a completion; repeatable"
     add("--stop", action="append", default=[], metavar="TEXT", help=stop)
 
 

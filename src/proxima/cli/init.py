@@ -11,7 +11,9 @@ STARTER = Path(__file__).parent / "starter"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("."), help="where to write; default: here")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, default=Path("."), help="where to write; default: the current folder"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

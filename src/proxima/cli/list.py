@@ -1,5 +1,5 @@
-"""List every kind of every slot with its fields and defaults. SLOT: algorithm, surrogate, reward …; or recipes, those
-that come with proxima."""
+"""List every kind of every slot with its fields and defaults. SLOT: algorithm, surrogate, reward …; or recipes, to
+list those that come with proxima."""
 
 import argparse
 import dataclasses
@@ -13,7 +13,7 @@ from proxima.data.recipe_files import shipped_recipes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("slot", nargs="?", help="one slot, with fields; default: all slots, one line a kind")
+    parser.add_argument("slot", nargs="?", help="one slot, with fields; default: all slots, one line per kind")
     parser.add_argument("--json", action="store_true", help="print everything for programs")
 
 

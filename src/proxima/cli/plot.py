@@ -28,24 +28,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add = command("surrogate", "loss and gradient weight of surrogates, for both signs of the advantage")
     add("kind", nargs="+", metavar="KIND", help=KIND)
-    add("--advantage", type=float, default=1.0, metavar="A", help="magnitude of the advantage; 1")
-    mu = "of the token; one row each; 0.3"
+    add("--advantage", type=float, default=1.0, metavar="A", help="magnitude of the advantage; default: 1")
+    mu = "probability of the token; one row for each; default: 0.3"
     add("--behavior-probability", type=float, nargs="+", default=[0.3], metavar="MU", help=mu)
     add("--only", choices=["loss", "weight"], help="one of the two quantities; default: both")
     add("--over", choices=["ratio", "probability"], help="one of the two x axes; default: both")
-    position = "cppo: position of the token in its completion, from 1; 11"
+    position = "cppo: position of the token in its completion, from 1; default: 11"
     add("--position", type=int, default=11, metavar="T", help=position)
-    add("--length", type=int, default=21, metavar="T", help="cppo: tokens of the completion; 21")
-    drift = "cppo: |pi - mu| of the completion's other tokens; 0.045"
+    add("--length", type=int, default=21, metavar="T", help="cppo: tokens of the completion; default: 21")
+    drift = "cppo: |pi - mu| of the completion's other tokens; default: 0.045"
     add("--drift", type=float, default=0.045, metavar="D", help=drift)
     add = command("threshold", "cppo along one completion of a run: each token, its threshold, and what it masks")
     add("run_folder", metavar="RUN", help="run folder")
-    add("--step", type=int, metavar="N", help="of the run; default: every step")
-    add("--completion", metavar="UID:SAMPLE", help="12:3; default: the one with the most masked tokens")
-    add("--surrogate", metavar="KIND", help="cppo,delta=0.1,delta_b=0.01; default: that of the run, or cppo")
+    add("--step", type=int, metavar="N", help="one step of the run; default: every step")
+    add("--completion", metavar="UID:SAMPLE", help="such as 12:3; default: the one with the most masked tokens")
+    add("--surrogate", metavar="KIND", help="such as cppo,delta=0.1,delta_b=0.01; default: the run's, or cppo")
     add = command("divergence", "ratio and difference of pi and mu in a run, over the probability of the sampled token")
     add("run_folder", metavar="RUN", help="run folder")
-    add("--step", type=int, metavar="N", help="of the run; default: every step")
+    add("--step", type=int, metavar="N", help="one step of the run; default: every step")
     command("run", "mean reward and held-out accuracy of a run by step")("run_folder", metavar="RUN", help="run folder")
 
 

@@ -4,8 +4,8 @@ proxima score answers.jsonl --reward ./my_reward.py:near             a function 
 proxima score answers.jsonl --reward math --reward '{kind: repetition, weight: 0.1}'
 proxima score answers.jsonl --reward recipe.yaml                     the rewards of a recipe or a run
 
-A row has a prompt, its completion or a list of them (a group), and any other columns, which the rewards get as in a
-run. Exit code 1 if a completion has no score, 2 if file, reward or columns are wrong.
+A row has a prompt, a completion or a list of them (a group), and any other columns, which the rewards get as in a
+run. Exit code 1: a completion has no score; 2: the file, a reward or a column is wrong.
 """
 
 import argparse
@@ -51,9 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", metavar="COLUMN", help=f"default: {', else '.join(PROMPT)}")
     parser.add_argument("--completion", metavar="COLUMN", help=f"default: {', else '.join(COMPLETION)}")
     parser.add_argument("--answer", metavar="COLUMN", help="what rewards compare with; default: answer, if present")
-    parser.add_argument("--model", metavar="PATH", help="counts tokens with this model's tokenizer; loads no weights")
-    parser.add_argument("--rows", type=int, default=20, metavar="N", help="completions to print, 20; 0: all")
-    parser.add_argument("--json-out", type=Path, metavar="FILE", help="write summary and every score for programs")
+    parser.add_argument("--model", metavar="PATH", help="count tokens with this model's tokenizer; loads no weights")
+    parser.add_argument("--rows", type=int, default=20, metavar="N", help="completions to print; default: 20; 0: all")
+    parser.add_argument("--json-out", type=Path, metavar="FILE", help="write the summary and every score for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
