@@ -220,7 +220,8 @@ def test_both_data_sets_are_looked_at_before_weights_are_loaded(tiny_model, tmp_
     ):
         load_run_data(resolve(tree).config)
     opened = load_run_data(resolve({**tree, "data": {"max_unreadable": 0.2}}).config)
-    assert len(opened.held_out) == 8 and opened.notes == [
+    assert [len(held_out.prompts) for held_out in opened.held_out] == [8]
+    assert opened.notes == [
         "eval.task: 1 of 8 answers can't be read: row 1 \"two\" (number: not a number; use 'exact' or 'math'); "
         "these rows are generated like the others, and none of their completions will have a score"
     ]
