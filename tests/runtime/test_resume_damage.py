@@ -91,8 +91,9 @@ def test_a_journal_that_nothing_can_restore_is_one_line(two_steps, tiny_model):
 def test_metrics_are_written_again_from_the_journal(two_steps, whole, tiny_model):
     two_steps.metrics.unlink()
     resume(two_steps, tiny_model)
-    steps = [[r for r in traces(folder)["metrics"] if r["kind"] == "train"] for folder in (two_steps.path, whole)]
-    assert steps[0] == steps[1] and len(steps[0]) == 3
+    restored, expected = (traces(folder)["metrics"] for folder in (two_steps.path, whole))
+    assert restored == expected
+    assert [r["step"] for r in restored if r["kind"] == "eval"] == [0, 2, 3]
 
 
 def test_a_damaged_line_of_the_metrics_is_one_line(two_steps, tiny_model):

@@ -254,7 +254,7 @@ class Controller:
                 raise RunEnded(problem)
             if problem:
                 self.observer.warning(problem)
-        self.folder.append_metrics(record)
+        self.store.write_evaluation(record)
         self.observer.evaluated(record)
 
     async def checkpoint_if_due(self, step: int) -> None:

@@ -168,20 +168,25 @@ class RunFolder:
         """Write summary.json."""
         write_atomic(self.summary, dumps(summary, indent=2) + "\n")
 
-    def rewind(self, step: int, steps: Sequence[Mapping[str, Any]] = ()) -> None:
+    def rewind(
+        self, step: int, steps: Sequence[Mapping[str, Any]] = (), evaluations: Sequence[Mapping[str, Any]] = ()
+    ) -> list[Mapping[str, Any]]:
         """Restore the records as they were right after `step`: write metrics.jsonl again, delete later Parquet files,
         summary and report. Checkpoints and log.txt stay.
 
         Step 0 is the run before anything happened: the evaluation before the first step is deleted too.
 
         Args:
-            steps: the journal's records up to `step`; metrics.jsonl keeps its evaluations and may lack any of these.
+            steps, evaluations: the journal's records; metrics.jsonl may lack any of them.
+
+        Returns: the evaluations that are left.
         """
         self._spent = 0.0
         with suppress(OSError, ValueError, KeyError):
             ended = json.loads(self.summary.read_text(encoding="utf-8"))
             self._spent = float(ended["seconds"]) if 0 < step == ended["steps"] else 0.0
-        evals = [r for r in self.read_metrics() if r["kind"] == "eval" and 0 < step >= r["step"]]
+        known = [*evaluations, *(r for r in self.read_metrics() if r["kind"] == "eval")]
+        evals = list({r["step"]: r for r in known if 0 < step >= r["step"]}.values())
         records = sorted((*steps, *evals), key=lambda r: (r["step"], r["kind"] == "eval"))
         write_atomic(self.metrics, "".join(dumps(r) + "\n" for r in records))
         for folder in (self.rollouts, self.evals):
@@ -191,6 +196,7 @@ class RunFolder:
                     file.unlink()
         for path in (self.summary, self.report):
             path.unlink(missing_ok=True)
+        return evals
 
     def _is_empty(self) -> bool:
         """True when the folder contains nothing but what `begin` creates."""

@@ -29,7 +29,8 @@ def prepare_resume(
         _restore_steps(journal, folder, checkpoint, observer)
     last = journal.step
     journal.rewind(step)
-    folder.rewind(step, [journal.metrics(number) or {} for number in range(1, step + 1)])
+    steps = [journal.metrics(number) or {} for number in range(1, step + 1)]
+    journal.set("evaluations", folder.rewind(step, steps, journal.get("evaluations") or ()))
     if step < last:
         place = f"the checkpoint of step {step}" if checkpoint else "the start, because no checkpoint exists"
         observer.warning(f"resuming from {place}: {last - step} finished steps are repeated; see checkpoint.every")

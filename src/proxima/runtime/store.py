@@ -1,6 +1,6 @@
 """What survives the process: the journal and the files of the run folder, and what a run reads back from them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from proxima.data import Group, Prompt
@@ -31,6 +31,11 @@ class RunStore:
     def evaluated(self, step: int) -> bool:
         """True when the weights of `step` were evaluated, in this process or before a resume."""
         return any(r["kind"] == "eval" and r["step"] == step for r in self.folder.read_metrics())
+
+    def write_evaluation(self, record: Mapping[str, Any]) -> None:
+        """The evaluation's line of metrics.jsonl; the journal keeps it too, should that file be lost."""
+        self.journal.set("evaluations", [*(self.journal.get("evaluations") or ()), dict(record)])
+        self.folder.append_metrics(record)
 
     def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None:
         """Delete all but the last checkpoints, and the one that is best on held-out questions if it is to be kept."""
