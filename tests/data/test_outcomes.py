@@ -27,3 +27,26 @@ def test_each_reward_is_a_column_in_the_order_of_the_recipe_and_a_failed_one_is_
     )  # both rewards are normalised on their own: ±1/√2 each, whatever their scale
     assert advantage[0] == 0
     assert [round(x, 3) for x in advantage.tolist()[1:]] == [1.414, -1.414]
+
+
+def test_rewards_of_several_tasks_each_have_a_column_and_gdpo_compares_each_only_where_it_applies():
+    def group(uid, name, values):
+        facts = {"sampled_log_prob": (-1.0,), "untruncated_log_prob": (-1.0,), "policy_version": (0,)}
+        facts |= {"tokens": (1,), "text": "", "finish_reason": "stop", "temperature": 1.0}
+        return Group(
+            prompt=Prompt(uid=uid, messages=(), tokens=(1,)),
+            completions=tuple(Completion(prompt_uid=uid, sample=i, **facts) for i in range(len(values))),
+            scores=tuple(Score(value=value, parts={name: value}) for value in values),
+        )
+
+    groups = [group(0, "code", (0.0, 4.0)), group(1, "math", (0.25, 0.75))]
+    both = Outcomes.from_groups(groups)
+    assert (
+        both.part_names == ("code", "math") and both.parts.isnan().tolist() == [[False, True]] * 2 + [[True, False]] * 2
+    )
+    named = Outcomes.from_groups(groups, ("math", "code"))
+    assert named.part_names == ("math", "code") and named.metric("code").isnan().tolist() == [False, False, True, True]
+    advantage = Gdpo(finish="none", weights=(3.0, 1.0))(named)  # the absent reward neither adds nor scales
+    assert [round(x, 3) for x in advantage.tolist()] == [-0.707, 0.707, -2.121, 2.121]
+    one = Outcomes.from_groups(groups[:1], ("math", "code"))  # a batch without a row of one task
+    assert Gdpo(finish="none", weights=(3.0, 1.0))(one).tolist() == advantage.tolist()[:2]

@@ -10,6 +10,7 @@ import pytest
 
 from proxima.data import Group, Score
 from proxima.reward import Diversity, Exact, FunctionBatch, Length, Number, WeightedReward
+from proxima.reward.base import NOT_APPLICABLE
 from tests.reward.make import completions, prompt, runner
 
 
@@ -99,6 +100,38 @@ def test_a_batch_reward_alone():
         assert asyncio.run(made.score_batch(groups))[0].scores[1] == Score(
             value=1.0, parts={"rank": 1.0, "rank/n": 2.0}, correct=False
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnRows(WeightedReward):
+    """1, on completions with its letter; it does not apply to others."""
+
+    letter: str
+
+    def score(self, prompt, completions):
+        return [Score(value=1.0) if self.letter in c.text else NOT_APPLICABLE for c in completions]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnRowsOfBatch(OnRows):
+    whole_batch = True
+
+    def score_batch(self, groups):
+        return [self.score(group.prompt, group.completions) for group in groups]
+
+
+def test_a_completion_to_which_no_reward_that_counts_applies_has_no_score():
+    texts = ["a", "b", "ab", "-"]
+    logged = [Rank(name="rank", weight=0.0), Length(name="length", weight=0.0)]
+    (alone,) = batch([OnRows(letter="a")], texts)
+    (beside,) = batch([OnRows(letter="a"), *logged], texts)
+    assert values([alone]) == values([beside]) == [[1.0, None, 1.0, None]]
+    assert {s.error for s in beside.scores if not s.valid} == {"no reward applies to this row"}
+    assert [sorted(s.parts) for s in beside.scores][1] == ["length", "rank", "rank/n"]  # still logged
+
+    both = [OnRows(name="one", letter="a", weight=2.0), OnRowsOfBatch(name="all", letter="b", weight=5.0)]
+    assert values(batch([*both, *logged], texts)) == [[2.0, 5.0, 7.0, None]]
+    assert values(batch([OnRowsOfBatch(letter="b")], texts)) == [[None, 1.0, 1.0, None]]
 
 
 def test_correct_is_kept_where_it_is_known():

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import chain
 from typing import Annotated, Any
 
 import torch
@@ -85,14 +86,19 @@ class Outcomes:
         )
 
     @classmethod
-    def from_groups(cls, groups: Sequence[Group]) -> "Outcomes":
+    def from_groups(cls, groups: Sequence[Group], rewards: Sequence[str] = ()) -> "Outcomes":
         """In the order of the groups and of their completions; `group` is the position in `groups`.
 
-        `parts` has a column for each reward, in the order of the recipe; NaN where a scorer failed. Details of a reward
-        (`name/detail`) have none.
+        Args:
+            groups: scored.
+            rewards: the names of the recipe's rewards, in its order; empty: those that any score has.
+
+        `parts` has a column for each reward; NaN where its scorer failed or it does not apply to the row. Details of a
+        reward (`name/detail`) have none.
         """
         rows = [(i, g, c, s) for i, g in enumerate(groups) for c, s in zip(g.completions, g.scores, strict=True)]
-        names = [name for name in max((s.parts for *_, s in rows), key=len, default={}) if "/" not in name]
+        fullest = sorted((s.parts for *_, s in rows), key=len, reverse=True)  # most likely in the recipe's order
+        names = list(rewards) or [name for name in dict.fromkeys(chain.from_iterable(fullest)) if "/" not in name]
         nan, floats = float("nan"), partial(torch.tensor, dtype=torch.float64)
         baseline = [g.baseline for _, g, _, _ in rows]
         return cls(

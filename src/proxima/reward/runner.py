@@ -38,7 +38,8 @@ class RewardRunner:
 
     A failure is an exception, a timeout, a value that is not finite, a sum beyond ±1e12, or a worker that died: then
     `valid=False` with `error="<name>: <why>"`, and `parts` holds the values of the other rewards. The failure of a
-    reward of weight 0 has no effect.
+    reward of weight 0 has no effect. A completion to which no reward of nonzero weight applies (`NOT_APPLICABLE`) has
+    no score either: `valid=False`.
 
     At most `workers` calls of a reward run at once (or its own `concurrency`), however many completions wait. A reward
     with 100 hung calls is not called again until one of them returns: its scores are invalid at once.
@@ -72,6 +73,11 @@ class RewardRunner:
     def has_batch(self) -> bool:
         """Whether a reward compares the whole batch, so that `score_batch` adds something."""
         return any(reward.whole_batch for reward in self.rewards)
+
+    @property
+    def _batch_counts(self) -> bool:
+        """Whether `score_batch` adds to the values, and not only parts that are logged."""
+        return any(reward.whole_batch and reward.weight != 0 for reward in self.rewards)
 
     @property
     def needs_answers(self) -> bool:
@@ -118,8 +124,9 @@ class RewardRunner:
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score per completion, in the same order."""
         columns = await self._columns(False, lambda i: self._group_column(i, prompt, completions))
-        before = Score(value=0.0)
-        return [self._add(before, {i: column[at] for i, column in columns.items()}) for at in range(len(completions))]
+        before, last = Score(value=0.0), not self._batch_counts
+        added = [{i: column[at] for i, column in columns.items()} for at in range(len(completions))]
+        return [self._add(before, one, last) for one in added]
 
     async def score_batch(self, groups: Sequence[Group]) -> list[Group]:
         """The groups with the values of the whole-batch rewards added to each score; unchanged if there are none.
@@ -135,7 +142,8 @@ class RewardRunner:
         scored = []
         for g, group in enumerate(groups):
             added = [{i: column[g][at] for i, column in columns.items()} for at in range(len(group.scores))]
-            scored.append(replace(group, scores=tuple(map(self._add, group.scores, added))))
+            scores = map(partial(self._add, last=self._batch_counts), group.scores, added)
+            scored.append(replace(group, scores=tuple(scores)))
         return scored
 
     def close(self) -> None:
@@ -150,14 +158,11 @@ class RewardRunner:
         members = [i for i, reward in enumerate(self.rewards) if reward.whole_batch == whole_batch]
         return dict(zip(members, await asyncio.gather(*map(column, members)), strict=True))
 
-    def _add(self, before: Score, added: dict[int, Score]) -> Score:
-        """A score with the scores of more rewards, by number, added."""
+    def _add(self, before: Score, added: dict[int, Score], last: bool) -> Score:
+        """A score with the scores of more rewards, by number, added; `last` if no other reward that counts follows."""
         parts = dict(before.parts)
         errors = [before.error or "no score"] if not before.valid else []
         value, correct = before.value, before.correct
-        weighted = [score for i, score in added.items() if self.rewards[i].weight != 0]
-        if weighted and all(score is NOT_APPLICABLE for score in weighted) and not self.has_batch:
-            errors.append("no reward applies to this row")
         for i, score in added.items():
             label, weight = self.labels[i], self.rewards[i].weight
             if score is NOT_APPLICABLE:
@@ -170,6 +175,9 @@ class RewardRunner:
             elif weight != 0:
                 errors.append(f"{label}: {score.error}")
             correct = score.correct if correct is None else correct
+        counting = [label for label, reward in zip(self.labels, self.rewards, strict=True) if reward.weight != 0]
+        if last and counting and not errors and parts.keys().isdisjoint(counting):
+            errors.append("no reward applies to this row")
         if not errors and not abs(value) <= LARGEST:
             errors = [f"the weighted sum of the rewards is {value:g}, expected a number within ±{LARGEST:g}"]
         if errors:  # they may quote model output, and are printed to a terminal

@@ -110,6 +110,7 @@ class Algorithm:
         behavior: which of the engine's log-probs is μ, `untruncated` or `sampled`.
         updates: optimizer steps per epoch; groups are dealt to them in order.
         epochs: passes over the batch; from the second on, groups are dealt in an order drawn by (seed, step, epoch).
+        rewards: names of the recipe's rewards, the columns of `Outcomes.parts`; empty: those that a score has.
         fill: runs the forward stages of some columns, `Learner.fill`; an advantage of tokens asks it for its `needs`.
     """
 
@@ -119,6 +120,7 @@ class Algorithm:
     updates: int = 1
     epochs: int = 1
     seed: int = 0
+    rewards: Sequence[str] = ()
     fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]] = lambda trajectories, columns: [*trajectories]
 
     def unjudged(self, groups: Sequence[Group]) -> str:
@@ -139,7 +141,7 @@ class Algorithm:
         """
         unknown = {"advantage"} if self.advantage.per_token else set[str]()
         local = tuple(takewhile(lambda spec: spec.local and not spec.needs & unknown, self.selection))
-        outcomes = Outcomes.from_groups(groups)
+        outcomes = Outcomes.from_groups(groups, self.rewards)
         advantage = torch.zeros_like(outcomes.reward) if unknown else self.advantage(outcomes)
         keep, reasons = select(local, outcomes, advantage)
         kept = {groups[i].prompt.uid for i in outcomes.group[keep].tolist()}
@@ -156,7 +158,7 @@ class Algorithm:
             dropped: groups that were dropped before, with the reason; they get no advantage.
         """
         ordered = tuple(sorted(groups, key=lambda group: group.prompt.uid))
-        outcomes = Outcomes.from_groups(ordered)
+        outcomes = Outcomes.from_groups(ordered, self.rewards)
         advantage, items = self._with_advantages(ordered, outcomes)
         keep, reasons = select(self.selection, outcomes, advantage)
         trajectories: list[Trajectory] = []

@@ -17,6 +17,7 @@ from proxima.engine.protocol import EngineSetup, Sampling
 from proxima.model import LoadedModel, Policy, load
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import DTYPES, load_config, load_tokenizer
+from proxima.reward.base import as_reward
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.collector import BatchCollector
 from proxima.rollout.generator import GroupGenerator, GroupSpec
@@ -272,6 +273,7 @@ def make_algorithm(config: "RunConfig", learner: Learner) -> Algorithm:
         updates=train.updates_per_step,
         epochs=train.epochs_per_step,
         seed=config.seed,
+        rewards=[as_reward(reward).label for reward in config.reward],
         fill=learner.fill,
     )
 

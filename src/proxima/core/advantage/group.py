@@ -279,7 +279,7 @@ class Gdpo(_Scaled):
         A = finish(sum_k weight_k (r_k - mean_group r_k) / (std_group r_k + epsilon))
 
     Args:
-        weights: one per column of `parts`; null: all 1.
+        weights: one per column of `parts`, the rewards in the recipe's order; null: all 1.
         scale: `group` divides each reward by its standard deviation (ddof = 1), `none` only centres it.
         epsilon: added to the standard deviation, > 0.
         finish: `tokens` whitens over loss tokens (verl), `completions` standardises over completions with `epsilon`
@@ -287,7 +287,9 @@ class Gdpo(_Scaled):
         outcomes: `parts` [S, R]; without it `reward` is the only one. `loss_tokens` (`length` if omitted) for
             `finish: tokens`.
     Returns: [S]. Raises: FieldError if `weights` does not fit `parts`.
-    Edge cases: a reward that is uniform in a group, or NaN (this row has no such reward), adds 0. Invalid: 0.
+    Edge cases: a reward that is uniform in a group adds 0. NaN, where a reward failed or does not apply to the row (a
+        function that returned None): it adds 0, and the mean and deviation of its group are over the other completions;
+        so in a batch of several tasks each group has the advantage of its own rewards. Invalid: 0.
     Source: arXiv 2601.05242. verl `gdpo` (P20), TRL `multi_objective_aggregation: normalize_then_sum` (T10).
     Differs: verl computes in float32 and gives groups of one the raw reward (P16, P20).
     """
