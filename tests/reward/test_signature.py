@@ -3,6 +3,7 @@
 import asyncio
 import textwrap
 from dataclasses import replace
+from typing import Optional
 
 import pytest
 
@@ -69,6 +70,19 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 
 def verl_number(solution_str, ground_truth, extra_info, **columns):
     return len(extra_info) + (solution_str == ground_truth)
+
+def perhaps(prompt: str | None, completion: Optional[str]):
+    return len(prompt) + len(completion)
+
+def named(completion: str, path, values, count, positional, verl, arguments, grader):
+    return path + values + count + positional + verl + arguments + grader
+
+def everything(completion: str, prompt: str, **columns):
+    return sum(columns.values())
+
+def trl_everything(completions, **columns):
+    del columns["completion_ids"], columns["prompts"]
+    return [sum(one) for one in zip(*columns.values())]
 """
 
 
@@ -132,8 +146,8 @@ def test_where_no_reward_applies_there_is_no_score(file):
 
 
 def test_messages_where_the_row_holds_messages(file):
-    column = [{"role": "user", "content": "?"}]
-    assert values(run(file, "trl_chat", "a", "bbb", prompt=column)) == [1.0, 3.0]
+    held = replace(prompt("2"), chat=True)
+    assert values(Function(path=f"{file}:trl_chat").score(held, completions("a", "bbb"))) == [1.0, 3.0]
     assert values(run(file, "trl_chat", "a", "bbb", chat=True)) == [1.0, 3.0]
     (error,) = values(in_workers(file, "trl_raises", "a"))
     assert error == (
@@ -198,13 +212,55 @@ PROBLEMS = [
     ),
     ("texts", ("gold",), None),
     ("mixed", (), None),
-    ("verl_number", (), None),
+    ("verl_number", ("ground_truth",), None),
+    (
+        "verl_number",
+        ("gt",),
+        ("has the parameter 'ground_truth', which is no column", "map the answer with task.answer=COLUMN; columns: gt"),
+    ),
 ]
 
 
 @pytest.mark.parametrize(("name", "columns", "problem"), PROBLEMS)
 def test_columns_that_are_asked_for(file, name, columns, problem):
     assert Function(path=f"{file}:{name}").call.problem(columns) == problem
+
+
+@pytest.mark.parametrize("name", ["named", "everything", "trl_everything"])
+def test_a_column_may_have_any_name(file, name):
+    names = ("path", "values", "count", "positional", "verl", "arguments", "grader")
+    columns = {column: 10**place for place, column in enumerate(names)}
+    reward = Function(path=f"{file}:{name}")
+    row = replace(prompt(), metadata=columns)
+    with runner(reward, timeout=20.0) as made:
+        assert values(asyncio.run(made.score(row, completions("a")))) == [1111111.0]
+
+
+def test_a_text_that_may_be_none(file):
+    assert values(run(file, "perhaps", "four")) == [5.0]
+    assert CallShape.of(lambda completion: 0).texts == frozenset()
+
+
+def test_optional_texts_as_objects():
+    def typed(prompt: str | None, completion: Optional[str]) -> float:  # noqa: UP045
+        return 0.0
+
+    assert CallShape.of(typed).texts == {"prompt", "completion"}
+
+
+@pytest.mark.parametrize(
+    ("row", "known"),
+    [
+        ({"gt": 1}, ("gt",)),
+        ({"answer": 1}, ("answer",)),
+        ({"reward_model": {"style": "rule"}}, ("reward_model",)),
+        ({"reward_model": {"ground_truth": 1}}, ("reward_model", "ground_truth")),
+    ],
+)
+def test_verls_ground_truth_is_a_column_where_the_row_has_one(file, row, known):
+    call = Function(path=f"{file}:compute_score").call
+    assert tuple(call.columns(replace(prompt(), metadata=row))) == known
+    assert "ground_truth" in call.columns(prompt("2"))
 
 
 def test_a_column_named_like_an_argument_does_not_replace_it(file):

@@ -330,6 +330,7 @@ def test_what_no_file_can_hold_does_not_cost_the_checkpoint(tmp_path):
         tokens=(3,),
         answer=torch.tensor(2.5),
         metadata={"x": float("nan")},
+        chat=True,
     )
     write_groups(
         tmp_path / "p.parquet",
@@ -338,6 +339,7 @@ def test_what_no_file_can_hold_does_not_cost_the_checkpoint(tmp_path):
     (group,) = read_groups(tmp_path / "p.parquet", [1])
     assert (group.completions[0].text, group.scores[0].error, group.prompt.question) == ("a?", "?", "??")
     assert (group.prompt.answer, group.prompt.metadata, group.baseline) == (2.5, {"x": None}, 0.5)
+    assert group.prompt.chat
 
 
 def test_the_limits_that_ended_a_run_may_be_changed_to_go_on(tiny_model, tmp_path):

@@ -263,3 +263,13 @@ def test_a_tilde_is_the_home_folder(cls, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     name = written(cls, tmp_path, ROWS).removeprefix(str(tmp_path))
     assert len(cls(path=f"~{name}").rows(1)) == len(cls(path=f"~{name.replace('data', 'd*a')}").rows(1)) == 5
+
+
+def test_a_row_says_whether_its_prompt_is_a_list_of_messages(tmp_path):
+    """However the messages are written, wherever they are, and whether or not rewards get the column."""
+    named = [{"role": "user", "content": "Hi", "name": None}]
+    data = [{"asked": named, "as_json": json.dumps(named), "nested": {"chat": named}, "question": "Hi"}]
+    path = jsonl(tmp_path / "d.jsonl", data)
+    for column in ("asked", "as_json", "nested.chat"):
+        assert Jsonl(path=path, messages=column, answer=None, metadata=()).rows(1)[0].chat
+    assert not Jsonl(path=path, answer=None).rows(1)[0].chat

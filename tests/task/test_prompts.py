@@ -43,7 +43,8 @@ def test_a_prompt_is_the_chat_template_with_its_generation_prompt():
 
 
 def test_a_system_prompt_goes_only_before_rows_that_have_none():
-    own = Row(messages=({"role": "system", "content": "Sing."}, {"role": "user", "content": "Hi"}))
+    own = Row(messages=({"role": "system", "content": "Sing."}, {"role": "user", "content": "Hi"}), chat=True)
+    assert to_prompt(own, 0, tiny_tokenizer()).chat and not to_prompt(row("Hi"), 0, tiny_tokenizer()).chat
     assert to_prompt(own, 0, tiny_tokenizer(), "Be brief.").messages == own.messages
     assert to_prompt(row("Hi"), 0, tiny_tokenizer()).messages == row("Hi").messages
 

@@ -143,8 +143,15 @@ def read_texts(arguments: argparse.Namespace) -> list[tuple[Prompt, list[Complet
         row, place = rows[number], f"{file}, row {number}"
         columns = {name: value for name, value in row.metadata.items() if name != completion}
         texts = completion_texts(row.metadata.get(completion), f"{place}: column {completion!r}")
-        messages = chat_of(row.metadata[prompt], place) or row.messages
-        made = Prompt(uid=number, messages=messages, tokens=NO_TOKENS, answer=columns.get(answer), metadata=columns)
+        chat = chat_of(row.metadata[prompt], place)
+        made = Prompt(
+            uid=number,
+            messages=chat or row.messages,
+            tokens=NO_TOKENS,
+            answer=columns.get(answer),
+            metadata=columns,
+            chat=chat is not None,
+        )
         asked.append((made, [completion_of(number, i, text, encode(text)) for i, text in enumerate(texts)]))
     return asked
 

@@ -21,6 +21,7 @@ class Prompt(Columns):
         tokens: [P] int32, token ids after the chat template, generation prompt included.
         answer: the reference answer; any JSON value, None where no reward needs one.
         metadata: the other columns of the data (difficulty, source …), JSON values; rewards may read them.
+        chat: whether the data holds the prompt as a list of messages, not as a text.
     """
 
     uid: int
@@ -28,6 +29,7 @@ class Prompt(Columns):
     tokens: Ints
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    chat: bool = False
 
     @property
     def question(self) -> str:

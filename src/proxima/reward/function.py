@@ -99,8 +99,8 @@ class Function(UserFunction):
     Module-level state lives as long as the worker; standard output is discarded.
 
     Args:
-        chat: whether a function of lists gets prompts and completions as lists of messages or as texts; null: as
-            messages where a column of the row holds its prompt as such.
+        chat: whether a function of lists gets prompts and completions as lists of messages or as texts; null: as the
+            data holds the prompt, messages where the task maps a column of them (`task.messages`).
     Returns: Score as returned; NaN and infinities are failures, as value and as part: omit a part without a value.
     Edge cases: a process that the function forks must end by `os._exit`; one that returns is killed. A function that
         writes into the worker's socket invalidates its completion. A dict in verl's style has `score` and perhaps

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from proxima.data import Completion, Prompt
 
 LISTS = ("prompts", "completions", "completion_ids")  # TRL's names; one of them says that the function takes lists
-PASSED = {"each": ("prompt", "completion"), "lists": LISTS, "verl": ("solution_str", "ground_truth", "extra_info")}
+PASSED = {"each": ("prompt", "completion"), "lists": LISTS, "verl": ("solution_str", "extra_info")}
 NOT_HERE = {  # what TRL passes beside the columns
     "trainer_state": "a reward depends on prompt and completion, not on the step, so that a resumed run equals another",
     "log_extra": "return a dict or a Score: its numbers are logged",
@@ -28,7 +28,7 @@ class CallShape:
         named: parameters that are passed by name.
         required: those of them without a default.
         everything: the function has `**columns` and gets whatever there is.
-        texts: parameters annotated `str`, which get the text of a prompt or completion.
+        texts: parameters annotated `str` or `str | None`, which get the text of a prompt or completion.
     """
 
     style: Literal["each", "lists", "verl"]
@@ -71,7 +71,7 @@ class CallShape:
             named=frozenset(p.name for p in rest),
             required=frozenset(p.name for p in rest if p.default is p.empty).difference(PASSED[style]),
             everything=inspect.Parameter.VAR_KEYWORD in kinds,
-            texts=frozenset(p.name for p in parameters if p.annotation in (str, "str")),
+            texts=frozenset(p.name for p in parameters if _is_text(p.annotation)),
         )
 
     @property
@@ -91,15 +91,22 @@ class CallShape:
         for name in sorted(self.required.difference(columns)):
             near = difflib.get_close_matches(name, columns, 1)
             hint = f"did you mean {near[0]!r}? columns" if near else "columns"
+            if self.style == "verl" and name == "ground_truth":
+                hint = "map the answer with task.answer=COLUMN; columns"
             return f"has the parameter {name!r}, which is no column", f"{hint}: {', '.join(columns) or 'none'}"
         return None
+
+    def columns(self, row: "HasColumns") -> dict[str, Any]:
+        """What the function may ask for of a row by name; verl's `ground_truth` may stand in another column."""
+        return row_columns(row) | (_ground_truth(row) if self.style == "verl" else {})
 
     def for_one(self, prompt: Prompt, completion: Completion) -> dict[str, Any]:
         """What the worker needs to call the function with a completion. Of a prompt or completion passed as an object
         it gets the JSON, and the name of the parameter."""
-        columns = row_columns(prompt)
+        columns = self.columns(prompt)
         if self.style == "verl":
-            return {"values": self._chosen(columns | _as_verl(prompt, completion, columns)), "verl": True}
+            given = {"extra_info": {}} | columns | {"solution_str": completion.text}
+            return {"values": self._chosen(given), "verl": True}
         names = dict(zip(PASSED["each"], self.leading or PASSED["each"], strict=True))
         texts, objects = {"prompt": prompt.question, "completion": completion.text}, {}
         passed: dict[str, Any] = {}
@@ -117,7 +124,7 @@ class CallShape:
         count = len(completions)
         values = {name: [value] * count for name, value in row_columns(prompt).items()}
         values.pop("prompt", None), values.pop("completion", None)
-        if _is_chat(prompt) if chat is None else chat:
+        if prompt.chat if chat is None else chat:
             values["prompts"] = [list(prompt.messages)] * count
             values["completions"] = [[{"role": "assistant", "content": one.text}] for one in completions]
         else:
@@ -127,6 +134,14 @@ class CallShape:
 
     def _chosen(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in values.items() if self.everything or name in self.named}
+
+
+def _is_text(annotation: Any) -> bool:
+    """Whether it is `str`, perhaps with None, as an object or as its source."""
+    if isinstance(annotation, str):
+        inner = annotation.replace(" ", "").removeprefix("typing.").removeprefix("Optional[").removesuffix("]")
+        return inner in ("str", "str|None", "None|str")
+    return annotation in (str, str | None)
 
 
 class HasColumns(Protocol):
@@ -143,19 +158,10 @@ def row_columns(row: HasColumns) -> dict[str, Any]:
     return dict(row.metadata) | ({} if row.answer is None else {"answer": row.answer})
 
 
-def _as_verl(prompt: Prompt, completion: Completion, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """verl's names, where its data has them in other columns."""
-    nested = columns.get("reward_model")
-    truth = columns.get("ground_truth", nested.get("ground_truth") if isinstance(nested, Mapping) else None)
-    return {
-        "solution_str": completion.text,
-        "ground_truth": truth if prompt.answer is None else prompt.answer,
-        "extra_info": columns.get("extra_info", {}),
-    }
-
-
-def _is_chat(prompt: Prompt) -> bool:
-    """Whether the row's own prompt is a list of messages: one of its columns holds it."""
-    lists = (value for value in prompt.metadata.values() if isinstance(value, list) and value)
-    last = prompt.messages[-1]
-    return any(isinstance(value[-1], Mapping) and dict(value[-1]) == last for value in lists)
+def _ground_truth(row: HasColumns) -> dict[str, Any]:
+    """The row's answer, or that of `reward_model`, in verl's name; empty if the row has none of its own."""
+    if row.answer is not None:
+        return {"ground_truth": row.answer}
+    nested = row.metadata.get("reward_model")
+    known = nested if isinstance(nested, Mapping) and "ground_truth" not in row.metadata else {}
+    return {"ground_truth": known["ground_truth"]} if "ground_truth" in known else {}

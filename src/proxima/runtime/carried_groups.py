@@ -24,6 +24,7 @@ _GROUP = [  # in the first row of a group, null in its others
     pa.field("prompt_tokens", _INTS),
     pa.field("answer", pa.string(), metadata=_JSON),
     pa.field("metadata", pa.string(), metadata=_JSON),
+    pa.field("chat", pa.bool_()),
     pa.field("baseline", pa.float64()),
 ]
 _COMPLETION = [
@@ -94,6 +95,7 @@ def _rows(group: Group) -> Iterator[dict[str, Any]]:
         "prompt_tokens": prompt.tokens,
         "answer": dumps(prompt.answer),
         "metadata": dumps(prompt.metadata),
+        "chat": prompt.chat,
         "baseline": group.baseline,
     }
     for completion, score in zip(group.completions, group.scores, strict=True):
@@ -115,6 +117,7 @@ def _group(rows: Sequence[dict[str, Any]]) -> Group:
         tokens=first["prompt_tokens"],
         answer=json.loads(first["answer"]),
         metadata=json.loads(first["metadata"]),
+        chat=bool(first.get("chat")),  # earlier files have no such column
     )
     completions = []
     for row in rows:

@@ -14,7 +14,6 @@ from proxima.data import FieldError
 from proxima.data.random import ANSWER_CHECK, sample_without_replacement
 from proxima.reward.function import Function
 from proxima.reward.runner import RewardRunner
-from proxima.reward.signature import row_columns
 from proxima.task.protocol import Rows
 
 if TYPE_CHECKING:
@@ -72,12 +71,12 @@ def require_columns(rewards: Sequence[Any], answers: ReferenceAnswers, limit: in
         FieldError: a function has a parameter that is no column of a row; names the nearest.
     """
     functions = [(number, reward) for number, reward in enumerate(rewards) if isinstance(reward, Function)]
-    seen = set[tuple[str, ...]]()
+    seen = set[tuple[int, tuple[str, ...]]]()
     for row in _checked(answers, limit, seed) if functions else ():
-        columns = tuple(row_columns(answers.rows[row]))
-        if columns not in seen:
-            seen.add(columns)
-            for number, reward in functions:
+        for number, reward in functions:
+            columns = tuple(reward.call.columns(answers.rows[row]))
+            if (number, columns) not in seen:
+                seen.add((number, columns))
                 if found := reward.call.problem(columns):
                     reason, remedy = found
                     place = f"names a function that {reason} of {answers.name}, row {row}"

@@ -125,7 +125,7 @@ class ColumnMapping:
             metadata = {name: to_json_value(look_up(values, name)) for name in names}
             if self.messages is not None:
                 messages = as_messages(look_up(values, self.messages), f"{source}: column {self.messages!r}")
-                return Row(messages=messages, answer=answer, metadata=metadata)
+                return Row(messages=messages, answer=answer, metadata=metadata, chat=True)
             question = _value(self.question, values)
         except KeyError as error:
             columns = ", ".join(values) or "none"

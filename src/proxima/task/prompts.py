@@ -193,7 +193,7 @@ def to_prompt(
     """The prompt that a row makes; `arguments` are the chat template's."""
     chat = with_system(row.messages, system)
     tokens = prompt_tokens(chat, tokenizer, arguments)
-    return Prompt(uid=uid, messages=chat, tokens=tokens, answer=row.answer, metadata=row.metadata)
+    return Prompt(uid=uid, messages=chat, tokens=tokens, answer=row.answer, metadata=row.metadata, chat=row.chat)
 
 
 class PromptSource:

@@ -9,11 +9,12 @@ from proxima.data import Message
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A question before tokenization, from which a prompt is made."""
+    """A question before tokenization, from which a prompt is made; `chat` says that the data holds it as messages."""
 
     messages: tuple[Message, ...]
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    chat: bool = False
 
 
 def user_message(content: str) -> tuple[Message, ...]:

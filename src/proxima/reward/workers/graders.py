@@ -175,7 +175,7 @@ def grade_function_lists(*, path: str, values: Mapping[str, Any], count: int) ->
     return {"scores": [[None if score is None else _score_or_error(score) for score in scores]]}
 
 
-def _call(path: str, *arguments: Any, **named: Any) -> Any:
+def _call(path: str, /, *arguments: Any, **named: Any) -> Any:
     """What the function returns; an exception has a note that says in which line of its file."""
     function = load_function(path)
     try:
