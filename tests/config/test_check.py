@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from proxima.config import ConfigError, check, load_recipe, resolve
+from proxima.config import ConfigError, check, dump, load_recipe, resolve
+from proxima.config.recipe_estimates import config_remarks
 from proxima.config.validate import warnings
 from proxima.train.optimizer import AdamW
+from tests.config.conftest import BASE
 
 ELSEWHERE = "tests.config.fakes"
 
@@ -215,6 +217,21 @@ def test_the_models_own_context_counts(recipe):
 def test_load_raises_what_check_finds(recipe):
     with pytest.raises(ConfigError, match="sampling.temperature=0"):
         load_recipe(recipe(), ["sampling.temperature=0"])
+
+
+def test_a_value_that_only_stands_in_is_refused(recipe):
+    name = recipe(BASE.replace("reward: number", "reward: math  # TO FILL IN: which one"))
+    line = (
+        "reward.0.kind=math (run.yaml:3, TO FILL IN): stands in for a value that is still to fill in; set it and "
+        "remove the comment, or reward.0.kind=… on the command line"
+    )
+    resolved = resolve(name)
+    assert [str(problem) for problem in check(resolved)] == [line]
+    assert line in [str(problem) for problem in config_remarks(resolved)]
+    assert check(resolve(recipe(dump(resolved), "again.yaml")))
+    assert check(resolve(name, ["reward.0.kind=math"])) == []
+    overridden = resolve(recipe(dump(resolve(name, ["reward.0.kind=math"])), "run/config.yaml"))
+    assert check(overridden) == []
 
 
 @pytest.mark.parametrize(

@@ -28,17 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.config import check, dump, resolve
-    from proxima.config.machine_checks import data_files_exist
     from proxima.config.problems import ConfigError
-    from proxima.config.validate import all_problems
+    from proxima.config.validate import all_problems, to_do
 
     with all_problems():
         resolved = resolve(arguments.recipe, arguments.override, import_code=arguments.import_code)
-    to_make = list(data_files_exist(resolved))  # a warning here, an error of `train`
-    problems = [problem for problem in check(resolved) if problem not in to_make]
+    left = to_do(resolved)  # a warning here, an error of `train`
+    problems = [problem for problem in check(resolved) if problem not in left]
     if arguments.yaml:
         print(dump(resolved), end="")
-        for problem in to_make:
+        for problem in left:
             print(f"WARNING {problem}", file=sys.stderr)
     elif arguments.json:
         from proxima.config.recipe_estimates import as_json

@@ -10,6 +10,7 @@ from proxima.config.describe import kind_of
 from proxima.config.problems import Problem, nearest
 from proxima.config.recipe_reader import shown_path
 from proxima.config.resolve import Resolved
+from proxima.config.tree import FILL_IN
 from proxima.model.demo_model import is_downloadable, missing_reader
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
@@ -100,6 +101,14 @@ def data_files_exist(r: Resolved[Any]) -> Iterator[Problem]:
                     made = prepare_command(place)
                     remedy = f"make it: {made}" if made else f"{_near(place)}give a path relative to the current folder"
                     yield r.problem(f"{slot}.{name}", f"no such file; {remedy}")
+
+
+def values_are_filled_in(r: Resolved[Any]) -> Iterator[Problem]:
+    """No value has the comment that it only stands in for one to be filled in."""
+    for entry in r.entries:
+        if entry.where.endswith(FILL_IN):
+            remedy = f"set it and remove the comment, or {entry.path}=… on the command line"
+            yield r.problem(entry.path, f"stands in for a value that is still to fill in; {remedy}")
 
 
 def dtypes_are_consistent(r: Resolved[Any]) -> Iterator[Problem]:

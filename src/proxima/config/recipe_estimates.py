@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 
 from proxima.config.estimate import Time, batch_of, gemm_rate, longest_prompt, memory_of, model_facts, time_of
 from proxima.config.known_models import known_facts
-from proxima.config.machine_checks import data_files_exist, device_exists
+from proxima.config.machine_checks import device_exists
 from proxima.config.problems import Problem
 from proxima.config.resolve import Resolved
 from proxima.config.schema import RunConfig
-from proxima.config.validate import warnings
+from proxima.config.validate import to_do, warnings
 from proxima.data.recipe_files import find_recipe
 from proxima.model.demo_model import is_downloadable
 
@@ -97,8 +97,8 @@ def header_of(resolved: Resolved[RunConfig]) -> str:
 
 
 def config_remarks(resolved: Resolved[RunConfig]) -> list[Problem]:
-    """The warnings, and the missing data files: an error of `train`, a warning for a reader."""
-    return [*warnings(resolved), *data_files_exist(resolved)]
+    """The warnings, and what is still to do: an error of `train`, a warning for a reader."""
+    return [*warnings(resolved), *to_do(resolved)]
 
 
 def as_json(resolved: Resolved[RunConfig], gemm: float | None = None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ Duplicate keys, tags and anchors that contain themselves are refused; scalars ar
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 
 from proxima.config.problems import ConfigError, nearest, one_problem
 from proxima.config.scalars import Loader
-from proxima.config.tree import COMMAND_LINE, Layout, Node, Source, merge
+from proxima.config.tree import COMMAND_LINE, FILL_IN, Layout, Node, Source, merge
 from proxima.data.recipe_files import find_recipe, shipped_folder, shipped_recipes
 
 MOST_NODES = 100_000  # a few lines of anchors within anchors can stand for billions of values
@@ -78,6 +79,8 @@ def read_yaml(path: Path) -> Node:
 def _parse(text: str, name: str) -> Node | None:
     try:
         loader = Loader(text)  # refuses control characters
+        lines = enumerate(text.splitlines(), 1)
+        loader.stand_ins = frozenset(number for number, line in lines if re.search(rf"\s#.*\b{FILL_IN}\b", line))
         node = loader.get_single_node()
         return None if node is None else _convert(loader, node, name, ())
     except yaml.MarkedYAMLError as error:
@@ -92,7 +95,8 @@ def _parse(text: str, name: str) -> Node | None:
 
 def _convert(loader: Loader, node: Any, name: str, parents: tuple[Any, ...]) -> Node:
     place = f"{name}:{node.start_mark.line + 1}"
-    source = COMMAND_LINE if name == COMMAND_LINE.text else Source(place)
+    mark = f", {FILL_IN}" if node.start_mark.line + 1 in loader.stand_ins else ""
+    source = COMMAND_LINE if name == COMMAND_LINE.text else Source(f"{place}{mark}")
     loader.converted += 1
     if loader.converted > MOST_NODES:
         raise one_problem(name, f"holds more than {MOST_NODES:,} values, its anchors written out; a recipe is small")

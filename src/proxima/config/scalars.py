@@ -30,6 +30,7 @@ class Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the scalars of YAML 1.2."""
 
     converted = 0  # nodes read so far
+    stand_ins: frozenset[int] = frozenset()  # lines whose comment says that the value is still to fill in
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML reads this class attribute
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from proxima.config.problems import one_problem
 from proxima.config.scalars import in_one_line
 
+FILL_IN = "TO FILL IN"  # a comment behind a value that only stands in, as `proxima convert` writes it
 Scalar = str | int | float | bool | None
 
 
@@ -25,7 +26,7 @@ class Source:
 
     @property
     def short(self) -> str:
-        return self.text if self.origin == "file" else f"the {self.origin}"
+        return self.text.removesuffix(f", {FILL_IN}") if self.origin == "file" else f"the {self.origin}"
 
 
 DEFAULT = Source("default", "default")

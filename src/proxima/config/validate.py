@@ -36,6 +36,7 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (machine_checks.model_exists, "model"),
     (machine_checks.completions_fit_context, "model"),
     (machine_checks.data_files_exist, ""),
+    (machine_checks.values_are_filled_in, ""),
     (machine_checks.dtypes_are_consistent, "model"),
     (machine_checks.device_exists, "model"),
     (replay_checks.replay_is_of_another_run, "rollouts"),
@@ -90,6 +91,11 @@ def check(resolved: Resolved[Any]) -> list[Problem]:
 def warnings(resolved: Resolved[Any]) -> list[Problem]:
     """Settings that run but are seldom intended."""
     return _problems(resolved, WARNINGS)
+
+
+def to_do(resolved: Resolved[Any]) -> list[Problem]:
+    """What stops `train`, and is only a warning for a reader: data files that are missing, values to fill in."""
+    return [*machine_checks.data_files_exist(resolved), *machine_checks.values_are_filled_in(resolved)]
 
 
 def _problems(resolved: Resolved[Any], checks: Sequence[tuple[Check, str]]) -> list[Problem]:

@@ -20,10 +20,11 @@ from typing import Any
 
 from proxima.config import ConfigError, check, resolve
 from proxima.config.problems import Problem, one_problem
+from proxima.config.tree import FILL_IN
 from proxima.peers.convert import areal, trl, unirl, verl
 from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.known import not_a_training, option_rules, sort_out
-from proxima.peers.convert.options import FILL_IN, Leftover, Options
+from proxima.peers.convert.options import Leftover, Options
 from proxima.peers.convert.read import read
 
 PEERS: dict[str, tuple[str, Callable[[Options], Draft]]] = {

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from proxima.config.tree import FILL_IN
 from proxima.peers.convert.draft import Draft, Entry, Fields
-from proxima.peers.convert.options import FILL_IN, Options
+from proxima.peers.convert.options import Options
 
 
 def updates(d: Draft, prompts: int, wanted: float, origin: str, note: str = "") -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxima.config.scalars import for_any_reader
-from proxima.peers.convert.options import FILL_IN, Leftover, Options, on_one_line
+from proxima.config.tree import FILL_IN
+from proxima.peers.convert.options import Leftover, Options, on_one_line
 
 ALGORITHM = (
     *("proximal", "behavior", "advantage", "surrogate", "correction", "aggregate"),

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxima.config.tree import FILL_IN
 from proxima.peers.convert.read_python import UNREADABLE
 from proxima.peers.convert.read_script import Doubtful
-
-FILL_IN = "TO FILL IN"
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 import math
 
+from proxima.config.tree import FILL_IN
 from proxima.peers.convert import common, trackers
 from proxima.peers.convert.draft import Draft, Fields
-from proxima.peers.convert.options import FILL_IN, Options
+from proxima.peers.convert.options import Options
 from proxima.peers.convert.trl_rewards import rewards
 
 LIST = "algorithm.correction"

@@ -2,9 +2,10 @@
 
 import math
 
+from proxima.config.tree import FILL_IN
 from proxima.peers.convert import common, trackers
 from proxima.peers.convert.draft import Draft, Fields
-from proxima.peers.convert.options import FILL_IN, Options
+from proxima.peers.convert.options import Options
 from proxima.peers.convert.verl_correction import correction
 from proxima.peers.convert.verl_dapo import dynamic_sampling, overlong_buffer
 
