@@ -11,7 +11,7 @@ from typing import Any
 from proxima.data import Completion, FieldError, Group, Prompt, Score
 from proxima.reward.base import NOT_APPLICABLE, Job, PooledReward
 from proxima.reward.signature import CallShape
-from proxima.reward.workers.graders import load_function
+from proxima.reward.workers.user_function import load_function, read_source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,7 @@ class UserFunction(PooledReward):
             self.check_signature()
         except ValueError as error:
             raise FieldError("path", self.path, str(error)) from error
+        _ = self.source
 
     def check_signature(self) -> None:
         """ValueError if the function does not exist, or can't be called with what this kind calls it with."""
@@ -61,8 +62,13 @@ class UserFunction(PooledReward):
         found = Path(module) if module.endswith(".py") else getattr(sys.modules.get(module), "__file__", None)
         return None if found is None else Path(found)
 
+    @cached_property
+    def source(self) -> str | None:
+        """What the file held when this reward was made: an edit in the middle of a run must not change the reward."""
+        return read_source(self.file)
+
     def setup_job(self) -> Job:
-        return Job(grader="load", arguments={"path": self.absolute_path})
+        return Job(grader="load", arguments={"path": self.absolute_path, "source": self.source})
 
     def parse_batch_result(self, groups: Sequence[Group], result: Mapping[str, Any]) -> list[list[Score]]:
         pairs = zip(groups, result["scores"], strict=True)

@@ -5,18 +5,13 @@ Arguments and results are JSON values; an exception is the completion's error.
 """
 
 import ast
-import asyncio
-import difflib
 import importlib
 import importlib.util
-import inspect
 import re
 import sys
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 
@@ -131,6 +126,7 @@ def grade_function(
     """What the user's function returns, as a dict with `value`. `values` are by parameter, the first `positional`
     passed by position; those named `prompt` and `completion` become objects. With `verl` a dict has verl's keys."""
     from proxima.data import Completion
+    from proxima.reward.workers.user_function import call_function
 
     given = dict(values)
     if prompt is not None:
@@ -139,7 +135,7 @@ def grade_function(
         given[completion] = Completion(**given[completion])
     arguments = [given.pop(name) for name in list(given)[:positional]]
     try:
-        result = _call(path, *arguments, **given)
+        result = call_function(path, *arguments, **given)
     except (AttributeError, TypeError) as error:
         if completion is not None:
             error.add_note(f"{completion} is an object: write {completion}.text, or {completion}: str in the signature")
@@ -158,39 +154,26 @@ def _from_verl(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def grade_function_lists(*, path: str, values: Mapping[str, Any], count: int) -> dict[str, Any]:
     """What the user's function returns for `count` completions: for each a dict, its `error`, or None."""
+    from proxima.reward.workers.user_function import call_function
+
     try:
-        result = _call(path, **values)
+        result = call_function(path, **values)
     except (AttributeError, TypeError) as error:
         texts = isinstance((values.get("completions") or values.get("prompts") or [""])[0], str)
         error.add_note(
             "it got texts; chat: true passes messages" if texts else "it got messages; chat: false passes texts"
         )
         raise
-    try:
-        scores = list(result)
-    except TypeError:
-        raise ValueError(f"returned {_repr(result)}, expected a list of {count} numbers") from None
+    scores = _listed(result, f"a list of {count} numbers")
     if len(scores) != count:
         raise ValueError(f"returned {len(scores)} scores for {count} completions")
     return {"scores": [[None if score is None else _score_or_error(score) for score in scores]]}
 
 
-def _call(path: str, /, *arguments: Any, **named: Any) -> Any:
-    """What the function returns; an exception has a note that says in which line of its file."""
-    function = load_function(path)
-    try:
-        result = function(*arguments, **named)
-        return asyncio.run(result) if inspect.iscoroutine(result) else result
-    except Exception as error:
-        file = getattr(sys.modules.get(function.__module__), "__file__", None)
-        if lines := [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]:
-            error.add_note(f"{Path(str(file)).name}:{lines[-1]}")
-        raise
-
-
 def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[str, Any]:
     """What the user's function returns for all groups: per group a list with a dict per completion, or its `error`."""
     from proxima.data import Completion, Group, Score
+    from proxima.reward.workers.user_function import call_function
 
     typed = tuple(
         Group(
@@ -200,11 +183,22 @@ def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[
         )
         for group in groups
     )
-    lists = [list(scores) for scores in _call(path, typed)]
+    expected = f"{len(typed)} lists with one score for each completion"
+    lists = [_listed(scores, expected) for scores in _listed(call_function(path, typed), expected)]
     if [len(scores) for scores in lists] != [len(group.completions) for group in typed]:
-        expected = f"{len(typed)} lists with one score for each completion"
         raise ValueError(f"returned {len(lists)} lists with {sum(map(len, lists))} scores, expected {expected}")
     return {"scores": [[_score_or_error(score) for score in scores] for scores in lists]}
+
+
+def _listed(result: Any, expected: str) -> list[Any]:
+    """What a list, tuple, array or generator holds; ValueError for anything else, also for a dict, text or set."""
+    try:
+        scores = None if isinstance(result, (str, bytes, Mapping, Set)) else iter(result)
+    except TypeError:  # also an array of no dimension
+        scores = None
+    if scores is None:
+        raise ValueError(f"returned {_repr(result)}, expected {expected}")
+    return list(scores)
 
 
 def _score_or_error(score: Any) -> dict[str, Any]:
@@ -268,51 +262,12 @@ def _repr(value: object) -> str:
         return "a number of thousands of digits"
 
 
-@lru_cache(maxsize=64)
-def load_function(path: str) -> Callable[..., Any]:
-    """The function at `package.module:name` or `file.py:name`; ValueError says which part of the path is wrong."""
-    where, colon, name = path.rpartition(":")
-    if not colon or not where or not name:
-        raise ValueError("must be 'package.module:function' or './file.py:function'")
-    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
-    function = getattr(module, name, None)
-    if not callable(function):
-        known = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known) or 'no function'}"
-        raise ValueError(f"names {where!r}, which has no function {name!r}; {hint}")
-    return function  # type: ignore[no-any-return]
+def load_user_function(*, path: str, source: str | None) -> dict[str, Any]:
+    """Load a user's function, so that its first call is not charged for it. `source` is what its file held when the run
+    started: a worker that starts later runs the same."""
+    from proxima.reward.workers.user_function import load_function, sources
 
-
-def _load_file(file: Path) -> Any:
-    if not file.is_file():
-        raise ValueError(f"names a file that does not exist, {str(file)!r}")
-    name = f"proxima_reward_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    if str(file.parent) not in sys.path:
-        sys.path.append(str(file.parent))  # the file may import its neighbours, as a script may
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"names {str(file)!r}, which can't be loaded: {type(error).__name__}: {error}") from error
-    return module
-
-
-def _load_module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        message = f"can't be imported: no module {error.name!r} (looking for {name!r}); is its folder on PYTHONPATH?"
-        raise ValueError(message) from error
-    except Exception as error:
-        raise ValueError(f"names module {name!r}, which can't be loaded: {type(error).__name__}: {error}") from error
-
-
-def load_user_function(*, path: str) -> dict[str, Any]:
-    """Load a user's function, so that its first call is not charged for it."""
+    sources[path.rpartition(":")[0]] = source
     load_function(path)
     return {}
 
@@ -392,7 +347,7 @@ GRADERS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 WARM_UPS: dict[str, Callable[[], object]] = {  # run once, before workers are forked
-    "function": lambda: importlib.import_module("proxima.data"),
+    "function": lambda: importlib.import_module("proxima.reward.workers.user_function"),
     "math": warm_math,
     "reasoning_gym": lambda: importlib.import_module("reasoning_gym"),
 }

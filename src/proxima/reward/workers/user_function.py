@@ -1,0 +1,123 @@
+"""Loads and calls a user's function, in a worker or in the run's own process."""
+
+import asyncio
+import difflib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+sources: dict[str, str | None] = {}  # by file or module: its text when the run started; only a worker has any
+_imported: dict[str, dict[str, Any]] = {}  # by folder: the modules that rewards in it have imported from it
+
+
+def call_function(path: str, /, *arguments: Any, **named: Any) -> Any:
+    """What the function returns; an exception has a note that says in which line of its file."""
+    function = load_function(path)
+    try:
+        with _neighbours(path.rpartition(":")[0]):
+            result = function(*arguments, **named)
+            if inspect.iscoroutine(result):
+                return asyncio.run(result)
+            return list(result) if inspect.isgenerator(result) else result
+    except Exception as error:
+        file = getattr(sys.modules.get(function.__module__), "__file__", None)
+        if lines := [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]:
+            error.add_note(f"{Path(str(file)).name}:{lines[-1]}")
+        raise
+
+
+@lru_cache(maxsize=64)
+def load_function(path: str) -> Callable[..., Any]:
+    """The function at `package.module:name` or `file.py:name`; ValueError says which part of the path is wrong."""
+    where, colon, name = path.rpartition(":")
+    if not colon or not where or not name:
+        raise ValueError("must be 'package.module:function' or './file.py:function'")
+    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known) or 'no function'}"
+        raise ValueError(f"names {where!r}, which has no function {name!r}; {hint}")
+    return function  # type: ignore[no-any-return]
+
+
+def _load_file(file: Path) -> Any:
+    """The module in a file. A worker takes the text that the file had when the run started, whatever is there now."""
+    source = sources.get(str(file))
+    if source is None and not file.is_file():
+        raise ValueError(f"names a file that does not exist, {str(file)!r}")
+    name = f"proxima_reward_{file.stem}_{crc32(bytes(file)):08x}"  # another folder may have a file of that name
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    importlib.invalidate_caches()
+    try:
+        with _neighbours(str(file)):
+            text = read_source(file) if source is None else source
+            exec(compile(text or "", str(file), "exec", dont_inherit=True), vars(module))
+    except Exception as error:
+        raise ValueError(f"names {str(file)!r}, which can't be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _load_module(name: str) -> Any:
+    """The module of that name; ValueError if its file is not what it was when the run started."""
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        message = f"can't be imported: no module {error.name!r} (looking for {name!r}); is its folder on PYTHONPATH?"
+        raise ValueError(message) from error
+    except Exception as error:
+        raise ValueError(f"names module {name!r}, which can't be loaded: {type(error).__name__}: {error}") from error
+    if (source := sources.get(name)) is not None and source != read_source(Path(str(module.__file__))):
+        raise ValueError(f"{module.__file__} has changed since the run started; restore it")
+    return module
+
+
+def read_source(file: Path | None) -> str | None:
+    """The text of a Python file; None of any other."""
+    return importlib.util.decode_source(file.read_bytes()) if file is not None and file.suffix == ".py" else None
+
+
+@contextmanager
+def _neighbours(where: str) -> Iterator[None]:
+    """While a file is loaded or its function called, imports find the other files of its folder first, as a script's
+    do, and not what a reward in another folder has imported under the same name. A module is left as it is."""
+    if not where.endswith(".py"):
+        yield
+        return
+    folder = os.path.dirname(where)
+    own = _imported.setdefault(folder, {})
+    found_anyway = set(map(os.path.abspath, sys.path))
+    for other, modules in _imported.items():
+        for name, module in modules.items() if other != folder else ():
+            if sys.modules.get(name) is module and (other not in found_anyway or _has(folder, name)):
+                del sys.modules[name]
+    sys.modules.update(own)
+    before = set(sys.modules)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the file may itself have removed it
+            sys.path.remove(folder)
+        new = {name: sys.modules[name] for name in sys.modules.keys() - before if _has(folder, name)}
+        files = {name: getattr(module, "__file__", None) or f"{folder}{os.sep}" for name, module in new.items()}
+        own.update({name: new[name] for name, file in files.items() if file.startswith(f"{folder}{os.sep}")})
+
+
+def _has(folder: str, module: str) -> bool:
+    """Whether the folder holds the module, or the package that it is in."""
+    top = os.path.join(folder, module.partition(".")[0])
+    return os.path.isfile(f"{top}.py") or os.path.isdir(top)
