@@ -132,7 +132,9 @@ def test_parts_that_do_not_fit(recipe, overrides, line):
     assert problems(recipe, *overrides) == [line]
 
 
-@pytest.mark.parametrize("metric", ["acc", "reward", "number", "number/part", "length", "mean@4", "pass@2", "pass@4"])
+@pytest.mark.parametrize(
+    "metric", ["acc", "reward", "number", "number/part", "reward/part/number", "length", "mean@4", "pass@4"]
+)
 def test_what_an_evaluation_has_may_be_its_metric(recipe, metric):
     assert problems(recipe, f"eval.metric={metric}", "eval.samples=4") == []
 

@@ -5,6 +5,8 @@ import pytest
 from proxima.evaluate import wilson
 from proxima.evaluate.headline import Headline
 
+NAMESAKES = {f"reward/part/{name}": 9.0 for name in ("reward", "length", "truncated", "accuracy")}  # of rewards
+ALL = {"accuracy": 0.5, "reward/mean": 0.7, "length/mean": 3.0, "truncated_fraction": 0.1, **NAMESAKES}
 JUDGED = {"accuracy": 0.5, "correct": 2, "questions": 4, "reward/mean": 0.7}
 UNJUDGED = {"accuracy": None, "reward/mean": 0.7, "reward/low": 0.6, "reward/high": 0.8, "reward/part/style": 0.2}
 
@@ -22,6 +24,13 @@ UNJUDGED = {"accuracy": None, "reward/mean": 0.7, "reward/low": 0.6, "reward/hig
         ([UNJUDGED], "nobody", "nobody", "nobody", None),
         ([JUDGED, UNJUDGED | {"metric": "reward/part/style"}], None, "reward/part/style", "style", 0.2),
         ([UNJUDGED | {"metric": "reward/part/style"}], "reward", "reward/mean", "reward", 0.7),
+        ([ALL], "reward", "reward/mean", "reward", 0.7),
+        ([ALL], "length", "length/mean", "length", 3.0),
+        ([ALL], "truncated", "truncated_fraction", "truncated", 0.1),
+        ([ALL], "accuracy", "accuracy", "accuracy", 0.5),
+        ([NAMESAKES | {"accuracy": None}], "accuracy", "accuracy", "accuracy", None),
+        ([ALL], "reward/part/reward", "reward/part/reward", "reward/part/reward", 9.0),
+        ([ALL], "reward/part/length", "reward/part/length", "reward/part/length", 9.0),
     ],
 )
 def test_which_figure(records, metric, key, name, value):

@@ -159,6 +159,21 @@ def test_what_cannot_be_replayed_is_refused_before_the_model_is_loaded(generated
     assert not (tmp_path / "run").exists()
 
 
+def test_a_reward_file_that_changed_would_score_the_held_out_answers_and_is_refused(tiny_model, tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text("def length(completion): return len(completion)\n")
+    own = {"reward": [{"kind": "function", "path": f"{file}:length"}], "train__steps": 1}
+    go(tmp_path / "run", recipe(tiny_model("llama"), **SETTINGS | own))
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    go(tmp_path / "same", replay(tiny_model("llama"), tmp_path / "run", **own))
+    file.write_text("def length(completion): return -len(completion)\n")
+    with pytest.raises(UserError, match="another version of reward.0: own.py, which would score .*eval.task=null"):
+        go(tmp_path / "other", replay(tiny_model("llama"), tmp_path / "run", **own))
+    assert not (tmp_path / "other").exists()
+    go(tmp_path / "blind", replay(tiny_model("llama"), tmp_path / "run", **own, eval__task=None, eval__every=0))
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
 def test_rollouts_of_another_format_or_vocabulary_are_refused(generated, tiny_model, tmp_path, monkeypatch):
     stored = StoredRollouts(generated, STEPS)
     with pytest.raises(UserError, match="has token 2.*the vocabulary of model.path has 20"):

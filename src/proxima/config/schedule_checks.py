@@ -26,6 +26,7 @@ def evaluations_are_configured(r: Resolved[Any]) -> Iterator[Problem]:
 def evaluation_metric_exists(r: Resolved[Any]) -> Iterator[Problem]:
     """`eval.metric` names what an evaluation has; the parts of a reward's own, `name/part`, are known when it runs."""
     from proxima.evaluate.eval_metrics import powers_of_two
+    from proxima.evaluate.headline import PART
     from proxima.reward.base import as_reward
 
     if (metric := r.config.eval.metric) is None:
@@ -33,7 +34,7 @@ def evaluation_metric_exists(r: Resolved[Any]) -> Iterator[Problem]:
     samples, rewards = r.config.eval.samples, {as_reward(reward).label for reward in r.config.reward}
     several = {f"mean@{samples}", *(f"pass@{k}" for k in powers_of_two(samples) if k > 1)} if samples > 1 else set()
     known = {*METRICS, *METRIC_ALIASES, *rewards, *several}
-    if metric not in known and metric.partition("/")[0] not in rewards:
+    if metric not in known and metric.removeprefix(PART).partition("/")[0] not in rewards:
         also = "NAME/PART for a part of a reward's own"
         yield r.problem("eval.metric", f"an evaluation has no such metric; {suggestion(metric, known, also)}")
 

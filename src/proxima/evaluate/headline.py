@@ -8,7 +8,14 @@ from proxima.evaluate.intervals import wilson
 
 Record = Mapping[str, Any]
 ACCURACY, REWARD, PART, CUT = "accuracy", "reward/mean", "reward/part/", "truncated_fraction"
-SHORT_NAMES = {"acc": ACCURACY, "reward": REWARD, "score": REWARD, "length": "length/mean", "truncated": CUT}
+SHORT_NAMES = {
+    "accuracy": ACCURACY,
+    "acc": ACCURACY,
+    "reward": REWARD,
+    "score": REWARD,
+    "length": "length/mean",
+    "truncated": CUT,
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +35,8 @@ class Headline:
         Args:
             records: evaluations of one run or of several, in order.
             metric: `accuracy`, `reward`, `length`, `truncated`, `mean@n`, `pass@k`, a reward or a part of one by its
-                name, or a key of the records; None: that of `eval.metric`, which the records name.
+                name, or a key of the records; None: that of `eval.metric`, which the records name. A reward that has
+                one of the first four names goes by its key, `reward/part/reward`: `reward` is always the mean reward.
         """
         known = list(records)
         named = metric or next((str(record["metric"]) for record in reversed(known) if record.get("metric")), "")
@@ -37,14 +45,15 @@ class Headline:
             return any(record.get(key) is not None for record in known)
 
         if named:
-            return cls(next(filter(has, (named, PART + named)), SHORT_NAMES.get(named, named)))
+            return cls(SHORT_NAMES.get(named) or next(filter(has, (named, PART + named)), named))
         return cls(REWARD if has(REWARD) and not has(ACCURACY) else ACCURACY)
 
     @property
     def name(self) -> str:
-        """`accuracy`, `reward`, `length`, or a reward's name."""
+        """`accuracy`, `reward`, `length`, or a reward's name; `reward/part/reward` for one of such a name."""
         short = {key: name for name, key in SHORT_NAMES.items() if name not in ("acc", "score")}
-        return short.get(self.key, self.key.removeprefix(PART))
+        part = self.key.removeprefix(PART)
+        return short.get(self.key, self.key if part in SHORT_NAMES else part)
 
     @property
     def title(self) -> str:

@@ -6,14 +6,17 @@ import sys
 from collections.abc import Iterable, Mapping
 from hashlib import file_digest, sha256
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from proxima.config.comparable import flat_values
-from proxima.data import UserError
+from proxima.data import FieldError, UserError
 from proxima.reward.function import UserFunction
 from proxima.runtime.environment import package_version
+from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
 from proxima.runtime.replay import StoredRollouts
 from proxima.task.prompts import PromptSource
@@ -55,12 +58,37 @@ def input_hashes(
     files = model_files(config.model.path, config.model.revision)
     named = {f"model.path: {name}": value for name, value in files.items()}
     named |= source.hashes if isinstance(source, StoredRollouts) else {"task: its rows": _rows_sha(source.rows)}
-    own = {f"eval.sets.{i}.reward": one.reward for i, one in enumerate(config.eval.sets)}
-    for path, rewards in {"reward": config.reward, **own}.items():
-        for number, reward in enumerate(rewards):
-            if (file := _reward_file(reward)) is not None:
-                named[f"{path}.{number}: {file.name}"] = sha256(file.read_bytes()).hexdigest()
+    named |= _reward_hashes("reward", config.reward)
+    for number, one in enumerate(config.eval.sets):
+        named |= _reward_hashes(f"eval.sets.{number}.reward", one.reward)
     return named | {f"{name}: its rows": _rows_sha(rows) for name, rows in held_out.items()}
+
+
+def _reward_hashes(path: str, rewards: Iterable[Any]) -> dict[str, str]:
+    files = {number: file for number, reward in enumerate(rewards) if (file := _reward_file(reward)) is not None}
+    return {f"{path}.{number}: {file.name}": sha256(file.read_bytes()).hexdigest() for number, file in files.items()}
+
+
+def check_replayed_rewards(config: "RunConfig") -> None:
+    """Refuse a replay whose held-out answers would be scored by another reward file than the run that it replays:
+    their figures would not be those of one reward. A run without a journal names no files.
+
+    Raises:
+        FieldError: names the file, and the remedy.
+    """
+    if config.replayed is None or config.eval.task is None:
+        return
+    journal = RunFolder(config.replayed).journal
+    with TemporaryDirectory() as place:  # a copy: SQLite may write beside a file that it only reads
+        for file in journal.parent.glob(f"{journal.name}*"):
+            copyfile(file, Path(place, file.name))
+        with Journal(Path(place, journal.name)) as copy:
+            before = copy.get("inputs") or {}
+    now = _reward_hashes("reward", config.reward)
+    if differing := [name for name, value in now.items() if before.get(name, value) != value]:
+        reason = f"was trained with another version of {', '.join(differing)}, which would score the held-out answers"
+        remedy = "restore the file, or set eval.task=null"
+        raise FieldError("rollouts", str(config.rollouts), reason, remedy=remedy)
 
 
 def _reward_file(reward: Any) -> Path | None:

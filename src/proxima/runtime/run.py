@@ -17,7 +17,7 @@ from proxima.runtime.build import RunData, StageFactory, load_model, load_run_da
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.environment import describe_environment
 from proxima.runtime.folder import RunFolder
-from proxima.runtime.inputs import check_inputs, input_hashes, numerics_note
+from proxima.runtime.inputs import check_inputs, check_replayed_rewards, input_hashes, numerics_note
 from proxima.runtime.interrupt import quiet_transformers, signals_restored, stop_on_interrupt
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer, RunInfo
@@ -60,6 +60,7 @@ def train(
     folder.check(resume=resume, overwrite=overwrite)
     with quiet_transformers():
         data = load_run_data(config)  # first: its errors leave the folder untouched
+        check_replayed_rewards(config)
         resuming = folder.begin(resume=resume, overwrite=overwrite)
         try:
             compute = ComputeThread()

@@ -15,6 +15,7 @@ class Recorder(Tracker):
 
     fails: str = ""
     hangs: str = ""
+    error: type[BaseException] = ConnectionError
 
     def open(self, run: TrackedRun) -> "RecorderSession":
         session = RecorderSession(self, run)
@@ -32,7 +33,7 @@ class RecorderSession:
         if self.spec.hangs == call:
             ANSWERS.wait()
         if self.spec.fails == call:
-            raise ConnectionError("no network")
+            raise self.spec.error("no network")
 
     def log(self, metrics, step):
         self.behave("log")

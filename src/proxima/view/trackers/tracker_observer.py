@@ -113,7 +113,7 @@ class TrackerObserver(Observer):
             self._busy_since = self.clock.now()
             try:
                 call()
-            except Exception as error:
+            except BaseException as error:  # a tool that calls sys.exit() fails, its thread goes on
                 self._error = self._error or " ".join(f"{type(error).__name__}: {error}".split())[:300]
             self._busy_since = None
 
@@ -132,7 +132,7 @@ class TrackerObserver(Observer):
             return
         try:
             self._session.log(tracked_numbers(record), step)
-        except Exception:
+        except BaseException:
             self.failed += 1
             raise
         self._remember(logged={**self._state.get("logged", {}), kind: step})
