@@ -10,6 +10,7 @@ import torch
 from proxima.config import ConfigError, check, dump, load_recipe, resolve
 from proxima.config.recipe_estimates import config_remarks
 from proxima.config.validate import warnings
+from proxima.data.errors import within
 from proxima.train.optimizer import AdamW
 from tests.config.conftest import BASE
 
@@ -340,3 +341,18 @@ def test_rounding_takes_the_updates_of_weights_above_the_bound():
             weight.grad = torch.ones_like(weight)
             optimizer.step()
         assert bool((weight != before).all()) == moves == bool((weight != before).any())
+
+
+@pytest.mark.parametrize("section", ["task", "eval.task"])
+def test_an_absent_column_is_named_by_its_field(recipe, section):
+    Path("a.jsonl").write_text('{"question": "?", "gold": 1}\n')
+    table = "{kind: jsonl, path: a.jsonl}"
+    resolved = resolve(recipe(BASE.replace("{kind: tests.config.fakes:Sums}", table) + f"eval: {{task: {table}}}\n"))
+    with pytest.raises(ConfigError) as caught, resolved.locating(), within(section):
+        resolved.get(section).rows(0)
+    assert str(caught.value) == (
+        f"{section}.answer=answer (default): names no column: a.jsonl:1 has no column 'answer'; set it to one that "
+        "exists, or null for no answers; columns: question, gold"
+    )
+    (line,) = [str(problem) for problem in warnings(resolved)]
+    assert line.endswith("its figures are those of training data; name another file with eval.task.path")

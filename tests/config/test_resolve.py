@@ -331,3 +331,30 @@ def test_a_tilde_is_the_home_folder_in_every_path(recipe, monkeypatch):
     assert config.task.path == ("/home/ada/a.jsonl", "b.jsonl")
     assert config.data.system == "~/no path"
     assert resolved.entry("model.path").value == "/home/ada/models/m"  # what config.yaml records
+
+
+ONE = "model: {path: org/model}\ntask: tests.config.fakes:Sums\nalgorithm: cppo\nreward: {kind: number, weight: 0.5}\n"
+
+
+def test_fields_of_the_one_reward_need_no_index(recipe):
+    name = recipe(ONE)
+    (reward,) = resolve(name, ["reward.weight=2", "reward.name=sums"]).config.reward
+    assert (reward.kind, reward.weight, reward.name) == ("number", 2, "sums")
+    (reward,) = resolve(name, ["reward.kind=exact", "reward.name=other"]).config.reward
+    assert (reward.kind, reward.weight, reward.name) == ("exact", 1, "other")
+
+
+def test_fields_of_one_of_several_rewards_need_an_index(recipe):
+    name = recipe(ONE.replace("{kind: number, weight: 0.5}", "[number, math]"))
+    line = "reward.weight=2 (command line): 'reward' has 2 entries; did you mean reward.0.weight?"
+    with pytest.raises(ConfigError) as caught:
+        resolve(name, ["reward.weight=2"])
+    assert str(caught.value) == line
+
+
+def test_an_evaluation_taken_away_is_not_asked_for(recipe):
+    name = recipe(f"{ONE}eval: {{every: 2, task: tests.config.fakes:Sums}}\n")
+    resolved = resolve(name, ["eval.task=null"])
+    assert resolved.config.eval.every == 0
+    assert resolved.entry("eval.every").source == "command line, eval.task=null, over 2 of run.yaml:5"
+    assert resolve(name, ["eval.task=null", "eval.every=3"]).config.eval.every == 3

@@ -85,16 +85,16 @@ def test_no_answer_is_fine_where_none_is_asked_for(cls, tmp_path):
     [
         (
             {"question": "qestion"},
-            r"has no column 'qestion' \(question\); did you mean 'question'\?; columns: question, answer, hint, level",
+            r"question='qestion' names no column: .*; did you mean 'question'\?; columns: question, answer, hint",
         ),
         (
             {"answer": "zzz"},
-            r"has no column 'zzz' \(answer\); map one with answer=COLUMN \(or answer=null\); columns: question, "
-            r"answer, hint, level",
+            r"answer='zzz' names no column: .* has no column 'zzz'; set it to one that exists, or null for no answers; "
+            r"columns: question, answer, hint, level",
         ),
-        ({"question": "{question} {tip}"}, r"has no column 'tip' \(question\)"),
-        ({"metadata": ("source",)}, r"has no column 'source' \(metadata\)"),
-        ({"messages": "chat"}, r"has no column 'chat' \(messages\)"),
+        ({"question": "{question} {tip}"}, r"question='.*' names no column: .* has no column 'tip'"),
+        ({"metadata": ("source",)}, r"metadata=.* has no column 'source'"),
+        ({"messages": "chat"}, r"messages='chat' names no column: .* has no column 'chat'"),
     ],
 )
 def test_an_absent_column_is_named(cls, tmp_path, fields, message):

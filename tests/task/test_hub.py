@@ -40,10 +40,7 @@ def test_what_save_to_disk_wrote(tmp_path, nested):
 
 def test_what_can_go_wrong_is_one_line(folder, tmp_path):
     for fields, message in (
-        (
-            {"path": str(folder)},
-            r"data set '.*data' has no column 'question' \(question\); .*columns: problem, solution",
-        ),
+        ({"path": str(folder)}, r"data set '.*data' has no column 'question'; .*columns: problem, solution"),
         ({"path": str(folder), "question": "problm"}, "did you mean 'problem'"),
         (
             {"path": str(folder), "split": "dev", "question": "problem", "answer": None},

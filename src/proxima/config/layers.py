@@ -8,7 +8,7 @@ from proxima.config.describe import fields_of, kind_of, layout_of, table_of
 from proxima.config.problems import Problem, suggestion
 from proxima.config.recipe_reader import read_overrides
 from proxima.config.schema import RunConfig, Slot
-from proxima.config.tree import DEFAULT, Layout, Node, Source, merge, node_of
+from proxima.config.tree import COMMAND_LINE, DEFAULT, Layout, Node, Source, merge, node_of
 
 Preset = Mapping[str, Any] | Sequence[Any]  # the fields of a section, or the specs of a list
 
@@ -94,11 +94,17 @@ def _with_kind_source(node: Node, text: str) -> Node:
 
 def _with_evaluation_defaults(tree: Node, layout: Layout) -> Node:
     """Lay `eval.sampling`, and that of each of `eval.sets`, over the training's sampling. Without `eval.task` nothing
-    changes."""
+    changes, but that an `eval.every` of the recipe is 0 where the command line takes the task away."""
     fields = dict(tree.mapping or {})
     evaluation, training = fields.get("eval"), fields.get("sampling")
-    if evaluation is None or evaluation.mapping is None or evaluation.at("task") is None:
+    if evaluation is None or evaluation.mapping is None:
         return tree
+    task, every = evaluation.mapping.get("task"), evaluation.mapping.get("every")
+    if task is None or task.value is None:
+        if task is not None and task.source == COMMAND_LINE and every is not None and every.source.origin == "file":
+            none = Node(0, Source("command line, eval.task=null", "command line"), "0", over=every)
+            fields["eval"] = replace(evaluation, value={**evaluation.mapping, "every": none})
+        return replace(tree, value=fields)
     below = layout.child("eval").child("sampling")
     merged = _with_sampling(evaluation, training, below)
     if (sets := evaluation.mapping.get("sets")) is not None and sets.items is not None:

@@ -55,8 +55,8 @@ def evaluation_is_held_out(r: Resolved[Any]) -> Iterator[Problem]:
     trained = r.config.task
     for path, asked in ((f"{path}.task", one.task) for path, one in r.config.eval.all_sets.items()):
         if asked == trained:
-            message = "has the questions of `task`: the accuracy is on training data; set another split or file"
-            yield r.problem(path, message)
+            remedy = f"name another file with {path}.path" if hasattr(asked, "path") else "set another split"
+            yield r.problem(path, f"has the questions of `task`: its figures are those of training data; {remedy}")
         elif isinstance(asked, Arithmetic) and isinstance(trained, Arithmetic) and not _are_disjoint(trained, asked):
             message = (
                 "some of its questions are trained on; set split train for `task`, test here, and equal `held_out`"

@@ -127,6 +127,8 @@ def merge(base: Node | None, top: Node, layout: Layout = NO_LAYOUT, path: str = 
     if base is None:
         return top
     base = _long_form(base, layout)
+    if base.items is not None and _is_of_one(top, layout):
+        top = _at_first(base.items, top, path)
     if base.items is not None and _is_indices(top):
         return _merge_indices(base, top, layout, path)
     if base.mapping is None or top.mapping is None:
@@ -153,7 +155,7 @@ def _another(base: dict[str, Node], top: dict[str, Node], layout: Layout) -> Nod
 def _long_form(node: Node, layout: Layout) -> Node:
     """`cppo` as `{kind: cppo}`, `none` as null, and one spec as a list of one."""
     if layout.many:
-        if node.items is None and node.value is not None and not _is_indices(node):
+        if node.items is None and node.value is not None and not _is_indices(node) and not _is_of_one(node, layout):
             node = Node([node], node.source)
         if node.items is not None:
             return replace(node, value=[_long_form(child, layout.entry) for child in node.items])
@@ -163,6 +165,22 @@ def _long_form(node: Node, layout: Layout) -> Node:
     if layout.head is not None and isinstance(node.value, str):
         return Node({layout.head: node}, node.source)
     return node
+
+
+def _is_of_one(node: Node, layout: Layout) -> bool:
+    """Whether it is `reward.path=…`: fields of the one entry of a list, whose kind is that of the layer below."""
+    fields = node.mapping if layout.many and node.source.origin == "command line" else None
+    return bool(fields) and layout.head not in (fields or {}) and not _is_indices(node)
+
+
+def _at_first(entries: list[Node], top: Node, path: str) -> Node:
+    """Fields of the one entry, as those of entry 0; ConfigError unless there is one."""
+    if len(entries) != 1:
+        field, value = next(iter((top.mapping or {}).items()))
+        remedy = f"did you mean {path}.0.{field}?" if entries else f"write {path}={{kind: …, {field}: …}}"
+        message = f"{path!r} has {len(entries)} entries; {remedy}"
+        raise one_problem(f"{path}.{field}", message, value.shown(), value.source.text)
+    return Node({"0": top}, top.source)
 
 
 def _is_indices(node: Node) -> bool:

@@ -100,15 +100,18 @@ class ColumnMapping:
         return columns
 
     def require_columns(self, present: Iterable[str], source: str) -> None:
-        """UserError for the first mapped column that does not exist, with the nearest name and those present."""
+        """FieldError for the first mapped column that does not exist, with the nearest name and those present."""
         known = list(present)
         for name, field in self.fields_by_column().items():
             if name in known or name.partition(".")[0] in known:
                 continue
             near = difflib.get_close_matches(name, known, 1)
-            nullable = " (or answer=null)" if field == "answer" else ""
-            hint = f"did you mean {near[0]!r}?" if near else f"map one with {field}=COLUMN{nullable}"
-            raise UserError(f"{source} has no column {name!r} ({field}); {hint}; columns: {', '.join(known) or 'none'}")
+            nullable = ", or null for no answers" if field == "answer" else ""
+            hint = f"did you mean {near[0]!r}?" if near else f"set it to one that exists{nullable}"
+            reason = f"names no column: {source} has no column {name!r}"
+            raise FieldError(
+                field, getattr(self, field), reason, remedy=f"{hint}; columns: {', '.join(known) or 'none'}"
+            )
 
     def refuse_media(self, columns: Iterable[str], source: str) -> None:
         """UserError for a column of images, video or sound, unless it is asked for as metadata."""
