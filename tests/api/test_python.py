@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,6 +72,19 @@ def test_a_run_is_loaded_from_its_folder(run, tmp_path):
     assert proxima.load_run(run.folder) == run
     with pytest.raises(proxima.UserError, match="is not a run; give the folder that `proxima train` printed"):
         proxima.load_run(tmp_path)
+
+
+def test_a_tilde_is_the_home_folder(run, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(home))
+    shutil.copytree(run.folder, home / "run")
+    assert proxima.load_run("~/run").folder == home / "run"
+    done = proxima.evaluate("~/run", None, ["eval.limit=1"], out="~/answers", quiet=True)
+    assert done.folder == home / "answers" and (home / "answers" / "result.json").is_file()
+    with pytest.raises(proxima.UserError, match="^home/recipe.yaml: no such recipe"):  # relative to the current folder
+        proxima.train("~/recipe.yaml")
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
 
 
 @pytest.mark.slow

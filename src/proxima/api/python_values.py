@@ -1,5 +1,6 @@
 """Values of Python in recipes and overrides: as the texts that a command line would have."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
@@ -23,6 +24,11 @@ def override_texts(overrides: Overrides) -> list[str]:
     if isinstance(overrides, str) or not all(isinstance(text, str) for text in overrides):
         raise UserError(f"overrides={overrides!r} must be a list of 'key=value' texts, or a mapping")
     return list(overrides)
+
+
+def at_home(value: Any) -> Any:
+    """A text or path with a leading `~` as the home folder, which the shell does on a command line; else the value."""
+    return os.path.expanduser(value) if isinstance(value, str | Path) else value
 
 
 def plain(value: Any, key: str = "recipe") -> Any:

@@ -160,7 +160,7 @@ class SavedEvaluation:
 
 def load_run(folder: str | Path) -> SavedRun:
     """A run from its folder; UserError if it holds none."""
-    return SavedRun(existing_run(folder).path)
+    return SavedRun(existing_run(Path(folder).expanduser()).path)
 
 
 def _frame(records: Sequence[Record]) -> "DataFrame":

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from proxima.api.python_values import Overrides, override_texts, overrides_named, plain
+from proxima.api.python_values import Overrides, at_home, override_texts, overrides_named, plain
 from proxima.api.saved import SavedRun, load_run
 from proxima.config import Resolved, RunConfig, load_recipe, resolve
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
@@ -41,7 +41,7 @@ def train(
     from proxima.view import RunViews
 
     with overrides_named():
-        resolved = resolve_run(plain(recipe), override_texts(overrides), resume=resume, overwrite=overwrite)
+        resolved = resolve_run(plain(at_home(recipe)), override_texts(overrides), resume=resume, overwrite=overwrite)
         views = RunViews(None if quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
         with resolved.locating():
             summary = run_training(
