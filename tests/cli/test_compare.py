@@ -21,7 +21,7 @@ def test_a_sweep(proxima, sweep):
     code, out, err = proxima("compare", "runs/s", "--target", "0.8")
     assert (code, err) == (0, "")
     head, grpo, cppo, note, _, page = out.splitlines()
-    assert note.startswith("note: 2 seeds (grpo, cppo): the 95 % intervals say next to nothing")
+    assert note.startswith("note: 2 seeds (grpo, cppo) are too few: their 95 % intervals are very wide")
     assert head.split()[:6] == ["cell", "seeds", "accuracy", "before", "after", "best"]
     assert grpo.split()[:5] == ["grpo", "2", "0.100", "±", "0.000"]
     assert "7.0 s (2.00 ×)" in cppo
@@ -54,10 +54,14 @@ def test_runs_and_patterns(proxima, sweep, here):
     assert code == 0
     assert "note: single seed 1: unfinished at step 2 of 9; included as far as it got" in out
     assert out.splitlines()[-1] == "compare.html"
+    assert proxima("compare", "single")[1].splitlines()[-1] == "compare.html (replaced)"
+    assert proxima("compare", "singel", "runs/s")[2] == "error: singel does not exist; did you mean 'single'?\n"
+    make_run(here / "other", curve([0.1, 0.3]))
+    assert proxima("compare", "xyz")[2] == "error: xyz does not exist; known: other, single\n"
 
 
 def test_what_cannot_be_compared(proxima, sweep, here):
-    assert proxima("compare", "runs/ss")[::2] == (2, "error: runs/ss does not exist; did you mean 's'?\n")
+    assert proxima("compare", "runs/ss")[::2] == (2, "error: runs/ss does not exist; did you mean 'runs/s'?\n")
     empty = make_run(here / "new", [])
     assert (
         proxima("compare", "new")[2] == "error: new has no metrics; it has not finished a step or an evaluation yet\n"

@@ -334,7 +334,7 @@ def test_no_model_and_a_model_that_is_not_there(proxima, here, gsm8k):
         assert proxima("eval", "runs/mein", *words) == (
             2,
             "",
-            "error: runs/mein does not exist; did you mean 'mine'?\n",
+            "error: runs/mein does not exist; did you mean 'runs/mine'?\n",
         )
     code, _, err = proxima("eval", "models/nothing", "--task", "gsm8k")
     assert code == 2 and err.startswith(

@@ -145,6 +145,23 @@ def test_a_single_seed_has_no_interval(tmp_path):
     assert found.rows()[0].after.half is None
 
 
+def test_runs_of_different_lengths_and_a_seed_each_are_said(tmp_path):
+    make_run(tmp_path / "long", curve([0.1, 0.5, 0.9]))
+    make_run(tmp_path / "short", curve([0.1, 0.5]))
+    found = comparison(tmp_path)
+    assert found.warnings == (
+        "the runs have different numbers of steps (long 4, short 2): compare the curves at equal steps",
+    )
+    assert found.notes == ("one seed per cell: no intervals, and a difference may be chance; run more seeds",)
+
+
+def test_the_warnings_of_a_run_are_told(tmp_path):
+    folder = make_run(tmp_path / "one", curve([0.1, 0.5]))
+    told = [{"step": 1, "text": "too long", "times": 3}, {"step": 2, "text": "masked", "times": 1}]
+    (folder / "summary.json").write_text(json.dumps({"status": "done", "steps": 2, "warnings": told}))
+    assert comparison(tmp_path).notes == ("one seed 1: 2 warnings, the first: too long; see its report.html",)
+
+
 def test_what_is_not_done_is_left_out_and_said(tmp_path):
     cells = {
         "a": {1: (curve([0.1, 0.5, 0.9]), {}), 2: (curve([0.1, 0.3]), {"status": "stopped", "steps": 4})},

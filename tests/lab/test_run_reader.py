@@ -115,7 +115,7 @@ def test_only_runs_and_sweeps_are_suggested(tmp_path, monkeypatch):
     ):
         find_runs([tmp_path / "nope"])
     make_run(tmp_path / "mine", [step(1)])
-    with pytest.raises(ValueError, match="nope does not exist; known: mine$"):
+    with pytest.raises(ValueError, match="nope does not exist; known: .*/mine$"):
         find_runs([tmp_path / "nope"])
 
 

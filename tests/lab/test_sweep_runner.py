@@ -53,7 +53,7 @@ if behaviour == "fails":
 log("end")
 if behaviour == "fails":
     sys.exit(1)
-summary("done")
+summary("done", warnings=[{"step": 1, "text": "too long", "times": 2}] if behaviour == "warns" else [])
 """
 
 
@@ -167,6 +167,13 @@ def most_at_once(times):
         running += 1 if line.startswith("begin") else -1
         most = max(most, running)
     return most
+
+
+def test_the_warnings_of_a_run_are_told_at_its_end(lab):
+    made, text = lab(a="warns", b="done"), io.StringIO()
+    made.run(SweepLines(text))
+    told = [line.partition("  ")[2] for line in text.getvalue().splitlines() if "WARNING" in line]
+    assert told == [f"WARNING  a seed 1: 1 warning: too long; see {made.folder / 'a' / 'seed-1' / 'report.html'}"]
 
 
 def test_all_are_run_and_the_second_time_none(lab):

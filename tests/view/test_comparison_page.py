@@ -193,8 +193,8 @@ def test_where_nothing_is_right_or_wrong_the_mean_reward_is_compared(tmp_path):
 @pytest.mark.slow
 def test_two_seeds_are_said(two, tmp_path):
     (note,) = two.notes
-    assert note.startswith("2 seeds (cppo): the 95 % intervals say next to nothing: ± 9.0 standard deviations")
-    assert "with 4 seeds ± 1.6" in note
+    assert note.startswith("2 seeds (cppo) are too few: their 95 % intervals are very wide, ± 9.0 standard deviations")
+    assert "against ± 1.6 with 4 seeds" in note
     assert f"Notes {note}" in Page(write_comparison(two, tmp_path / "c.html")).words
 
 

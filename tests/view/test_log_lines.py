@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from proxima.runtime.observer import WarningList
 from proxima.view import LogFile, RunViews, screen
 from proxima.view.diagnostics import Diagnostics
 from proxima.view.live import LiveView
@@ -179,10 +180,23 @@ def test_a_lasting_state_is_not_remarked_on_at_every_step():
     assert said == [1, 11, 21]
 
 
-def test_a_remark_is_a_warning_line(plain, lines):
-    plain.started(info(Path("runs/a")))
-    plain.step({**quiet(1), "completions": 64, "truncated_fraction": 0.9}, None)
-    assert lines[-1].startswith("12:04:31  WARNING 90.0 % of the completions")
+def test_warnings_are_lines_and_are_kept_for_the_summary(tmp_path):
+    stream = io.StringIO()
+    views = RunViews(stream, ["train.warmup_steps=9: never ends"])
+    views.started(info(tmp_path))
+    for step in (1, 11):
+        views.step({**quiet(step), "truncated_fraction": 0.8 + step / 100}, None)
+    assert "  WARNING 81.0 % of the completions" in stream.getvalue().splitlines()[-3]
+    note, truncated = views.warned()
+    assert note == {"step": 0, "text": "train.warmup_steps=9: never ends", "times": 1}
+    assert (truncated["step"], truncated["times"]) == (1, 2) and truncated["text"].startswith("81.0 %")
+
+
+def test_at_most_fifty_warnings_are_kept():
+    told = WarningList()
+    for number in range(60):
+        told.add(f"step {number}: {'x' * number}", number)
+    assert [record["step"] for record in told.records()] == list(range(50))
 
 
 def test_log_file_appends_over_resumes(tmp_path, clock):

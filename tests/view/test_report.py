@@ -192,6 +192,14 @@ def test_failed_scores_are_said_at_the_top_and_before_is_no_result(tmp_path):
     assert "0.125 → – " in page.words and "after step 2: unknown: 200 of 200 answers have no score" in page.words
 
 
+def test_the_warnings_of_the_run_are_in_a_box(tmp_path):
+    folder = make_run(tmp_path / "run", steps=2)
+    told = [{"step": 0, "text": "a <b>", "times": 1}, {"step": 2, "text": "long", "times": 3}]
+    folder.write_summary({"status": "done", "warnings": told})
+    words = Page(write_report(folder.path)).words
+    assert "Warnings a <b> (before the first step) long (after step 2, 3 times)" in words
+
+
 def test_an_evaluation_before_the_training_is_not_the_result(tmp_path):
     page = Page(write_report(make_run(tmp_path / "run", steps=2, finished=False).path))
     assert "Held-out accuracy before training, the only evaluation so far 0.125" in page.words

@@ -48,10 +48,11 @@ def run(arguments: argparse.Namespace) -> int:
     evaluated = {key for r in runs for record in r.evals for key, value in record.items() if value is not None}
     headline = next((key for key in keys.values() if key in evaluated), None)
     comparison = compare_runs(runs, baseline=arguments.baseline, target=arguments.target, metric=headline)
-    page = Path(arguments.out) if arguments.out else None
+    page, replaced = Path(arguments.out) if arguments.out else None, False
     if page is None and not arguments.json:
         whole = len(arguments.run) == 1 and Path(arguments.run[0]).is_dir() and Path(arguments.run[0]) not in folders
         page = (Path(arguments.run[0]) if whole else Path()) / "compare.html"
+        replaced = page.exists()
     if page is not None:
         from proxima.view.comparison_page import write_comparison
 
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         _show(comparison, unread)
         for name, means in metrics.items():
             _show_metric(keys[name], means)
-        print(f"\n{page}")
+        print(f"\n{page}{' (replaced)' if replaced else ''}")
     return 0
 
 

@@ -18,7 +18,7 @@ from proxima.data import UserError
 from proxima.data.jsonl import dumps
 from proxima.evaluate.headline import REWARD, Headline
 from proxima.lab.cell_statistics import CellRuns, CellSummary, summarize
-from proxima.lab.run_reader import AXES, Run
+from proxima.lab.run_reader import AXES, Run, first_warning
 from proxima.lab.seed_statistics import t_quantile
 from proxima.runtime.metric_names import canonical_metric
 
@@ -160,6 +160,10 @@ def _warnings(cells: Sequence[CellRuns], differing: Sequence[str], headline: Hea
                 f"{cell.name} was trained on the rollouts of {replayed}: its training rewards are of that run's policy"
             )
             texts.append(f"{why}, and its times are without generation; compare held-out results")
+    steps = {cell.name: sorted({run.steps for run in cell.used if run.status == "done"}) for cell in cells}
+    if len({number for numbers in steps.values() for number in numbers}) > 1:
+        each = ", ".join(f"{name} {' and '.join(map(str, numbers))}" for name, numbers in steps.items() if numbers)
+        texts.append(f"the runs have different numbers of steps ({each}): compare the curves at equal steps")
     machines = set()
     for facts in (run.environment for cell in cells for run in cell.used if run.environment):
         processor = (facts.get("machine") or {}).get("processor", "unknown")
@@ -179,8 +183,10 @@ def _notes(cells: Sequence[CellRuns], headline: Headline) -> list[str]:
     texts = []
     if pairs := [cell.name for cell in cells if len(cell.used) == 2]:
         two, four = (t_quantile(0.975, n - 1) / math.sqrt(n) for n in (2, 4))
-        little = f"± {two:.1f} standard deviations, guessed from two values; with 4 seeds ± {four:.1f}"
-        texts.append(f"2 seeds ({', '.join(pairs)}): the 95 % intervals say next to nothing: {little}")
+        wide = f"± {two:.1f} standard deviations, against ± {four:.1f} with 4 seeds"
+        texts.append(f"2 seeds ({', '.join(pairs)}) are too few: their 95 % intervals are very wide, {wide}")
+    if len(cells) > 1 and all(len(cell.runs) == 1 for cell in cells):
+        texts.append("one seed per cell: no intervals, and a difference may be chance; run more seeds")
     for cell in cells:
         effect = "left out of the means" if len(cell.used) < len(cell.runs) else "included as far as it got"
         for run in cell.runs:
@@ -188,6 +194,8 @@ def _notes(cells: Sequence[CellRuns], headline: Headline) -> list[str]:
                 error = f" ({run.summary['error']})" if run.summary.get("error") else ""
                 steps = f"step {run.steps} of {run.config.get('train.steps', '?')}"
                 texts.append(f"{cell.name} seed {run.seed}: {run.status}{error} at {steps}; {effect}")
+            if told := first_warning(run.summary):
+                texts.append(f"{cell.name} seed {run.seed}: {told}; see its report.html")
         if any(run.status == "done" for run in cell.used) and not any(run.held_out() for run in cell.used):
             remedy = "set eval.task and eval.after"
             if any(run.evals for run in cell.used):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from proxima.config.problems import ConfigError, nearest, suggestion
+from proxima.config.problems import ConfigError, nearest
 from proxima.config.recipe_reader import read_yaml, shown_path
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
@@ -26,6 +26,13 @@ AXES: dict[str, str | None] = {
 }
 
 Points = list[tuple[float, float]]
+
+
+def first_warning(summary: Record) -> str:
+    """`3 warnings, the first: …`, of the content of summary.json; empty without one."""
+    told = summary.get("warnings") or ()
+    many = f"{len(told)} warnings, the first" if len(told) > 1 else "1 warning"
+    return f"{many}: {told[0]['text']}" if told else ""
 
 
 class NoMetrics(UserError):
@@ -195,8 +202,11 @@ def no_runs(place: Path, exists: bool = False) -> UserError:
         return UserError(f"{place} and the folders below contain no run", remedy=what)
     folders = [] if "*" in place.name else _folders_beside(place)
     near = nearest(place.name, [folder.name for folder in folders])
-    names = [near] if near else [folder.name for folder in folders if _holds_runs(folder)]
-    return UserError(f"{place} does not exist", remedy=suggestion(place.name, names) if names else what)
+    if near is not None:
+        what = f"did you mean {str(place.parent / near)!r}?"
+    elif runs := [str(folder) for folder in sorted(folders) if _holds_runs(folder)]:
+        what = f"known: {', '.join(runs)}"
+    return UserError(f"{place} does not exist", remedy=what)
 
 
 def runs_beside(place: Path) -> bool:

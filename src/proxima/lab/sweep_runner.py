@@ -25,7 +25,7 @@ from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
 from proxima.data.jsonl import dumps
 from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
-from proxima.lab.run_reader import read_mapping
+from proxima.lab.run_reader import first_warning, read_mapping
 from proxima.lab.sweep_plan import PlannedRun, Sweep
 from proxima.runtime.environment import describe_environment
 from proxima.runtime.folder import RunFolder
@@ -210,6 +210,8 @@ class _SweepLoop:
         else:
             progress.state, progress.error = RunState.FAILED, _reason(progress.run, code, job.offset)
         self.changed(progress, records)
+        if told := first_warning(_summary(progress.run)):
+            self.warn(f"{progress.run.name}: {told}; see {progress.run.folder / 'report.html'}")
 
     def release(self, progress: RunProgress, running: bool, waiting: list[RunProgress]) -> None:
         """A run of another process has ended, or this sweep ends before it: take its state from its folder, and run it

@@ -45,6 +45,7 @@ class RunFolder:
         self.log = self.path / "log.txt"
         self.trackers = self.path / "trackers"
         self._lock: IO[bytes] | None = None
+        self.earlier_warnings: list[dict[str, Any]] = []  # of the run that `rewind` found, up to its step
         self._spent = 0.0  # seconds up to the end of the run that `rewind` found, if it repeats no step of it
 
     def rollout_file(self, step: int) -> Path:
@@ -185,6 +186,7 @@ class RunFolder:
         with suppress(OSError, ValueError, KeyError):
             ended = json.loads(self.summary.read_text(encoding="utf-8"))
             self._spent = float(ended["seconds"]) if 0 < step == ended["steps"] else 0.0
+            self.earlier_warnings = [told for told in ended.get("warnings", ()) if told["step"] <= step and step]
         known = [*evaluations, *(r for r in self.read_metrics() if r["kind"] == "eval")]
         evals = list({r["step"]: r for r in known if 0 < step >= r["step"]}.values())
         records = sorted((*steps, *evals), key=lambda r: (r["step"], r["kind"] == "eval"))

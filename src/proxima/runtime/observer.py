@@ -4,7 +4,8 @@ Records are the lines of metrics.jsonl as dictionaries. An observer must not fai
 warns through the others.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -98,8 +99,33 @@ class Observer:
         """The run has ended. Returns where it can be looked at, by name: URLs, paths, or commands, for summary.json."""
         return {}
 
+    def warned(self) -> Sequence[Record]:
+        """The warnings so far, for summary.json; see `WarningList`."""
+        return ()
+
     def finished(self, summary: Record) -> None:
         """The run has ended; `summary` is the content of summary.json."""
+
+
+class WarningList:
+    """Warnings with the step after which each came first. Those that differ only in their numbers are one."""
+
+    MOST = 50
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[str, Any]] = {}
+
+    def add(self, text: str, step: int, times: int = 1) -> None:
+        """The first `MOST` are kept; a later one of the same kind counts up `times`."""
+        kind = re.sub(r"\d[\d.,]*", "0", text)
+        if kind in self._found:
+            self._found[kind]["times"] += times
+        elif len(self._found) < self.MOST:
+            self._found[kind] = {"step": step, "text": text, "times": times}
+
+    def records(self) -> list[dict[str, Any]]:
+        """`step`, `text` and `times` of each, in the order in which they came."""
+        return [dict(record) for record in self._found.values()]
 
 
 class EvalObserver(Observer):

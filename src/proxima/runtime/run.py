@@ -20,7 +20,7 @@ from proxima.runtime.folder import RunFolder
 from proxima.runtime.inputs import check_inputs, check_replayed_rewards, input_hashes, numerics_note
 from proxima.runtime.interrupt import quiet_transformers, signals_restored, stop_on_interrupt
 from proxima.runtime.journal import Journal
-from proxima.runtime.observer import Observer, RunInfo
+from proxima.runtime.observer import Observer, RunInfo, WarningList
 from proxima.runtime.replay import StoredRollouts
 from proxima.runtime.resume import check_resume, prepare_resume, schedule_note
 from proxima.runtime.store import RunStore
@@ -127,7 +127,11 @@ async def _train(
         finally:
             controller.close()
             summary = summarise_run(config, folder, journal, status, controller.now(), error)
-            summary = replace(summary, links=observer.ending())
+            links = observer.ending()  # first: it may warn
+            told = WarningList()
+            for warning in (*folder.earlier_warnings, *observer.warned()):
+                told.add(**warning)
+            summary = replace(summary, links=links, warnings=told.records())
             folder.write_summary(asdict(summary))
             observer.finished(asdict(summary))
     return summary

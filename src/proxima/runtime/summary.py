@@ -1,6 +1,6 @@
 """summary.json: the outcome of a run in one small file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,7 @@ class Summary:
     tokens_per_second: Mapping[str, float] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
     replay: Mapping[str, str | None] | None = None
+    warnings: Sequence[Mapping[str, Any]] = ()  # `step`, `text` and `times` of each: see `WarningList`
     links: Mapping[str, str] = field(default_factory=dict)  # where to look at the run: its report, its trackers
     error: str | None = None
 

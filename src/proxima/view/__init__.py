@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from proxima.runtime.observer import Observer, Record, RunInfo, Tee
+from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Tee, WarningList
+from proxima.view.diagnostics import Diagnostics
 from proxima.view.log_lines import LogFile, lines_to
 from proxima.view.trackers.protocol import Tracker
 from proxima.view.trackers.tracker_observer import TrackerObserver
@@ -43,12 +44,26 @@ class RunViews(Tee):
         super().__init__(*tracking, ReportFile(), LogFile(), *([screen(stream)] if stream is not None else []))
         self.notes = notes
         self.run_folder: Path | None = None
+        self._diagnostics, self._warnings, self._step = Diagnostics(), WarningList(), 0
 
     def started(self, info: RunInfo) -> None:
-        self.run_folder = info.folder
+        self.run_folder, self._step = info.folder, info.resumed_at
         super().started(info)
         for note in self.notes if info.resumed_at < info.steps else ():  # of a finished run they say nothing new
             self.warning(note)
+
+    def step(self, record: Record, sample: Sample | None) -> None:
+        self._step = int(record["step"])
+        super().step(record, sample)
+        for text in self._diagnostics.of(record):
+            self.warning(text)
+
+    def warning(self, text: str) -> None:
+        self._warnings.add(text, self._step)
+        super().warning(text)
+
+    def warned(self) -> Sequence[Record]:
+        return self._warnings.records()
 
 
 def screen(stream: TextIO) -> Observer:

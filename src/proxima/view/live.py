@@ -18,7 +18,6 @@ from proxima.evaluate.headline import ACCURACY, Headline
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Stage
 from proxima.view import log_lines
-from proxima.view.diagnostics import Diagnostics
 from proxima.view.formatting import count, duration, fixed, percent, printable, rate, signed, sparkline
 from proxima.view.terminal import INTERVAL
 
@@ -49,7 +48,6 @@ class LiveView(Observer):
         self._evals: list[Record] = []
         self._sample: Sample | None = None
         self._stage = Text("starting", style="dim")
-        self._diagnostics = Diagnostics()
         self._drawn = float("-inf")
         self._running = False
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop", get_renderable=self._view)
@@ -73,8 +71,6 @@ class LiveView(Observer):
     def step(self, record: Record, sample: Sample | None) -> None:
         self._records.append(record)
         self._sample = sample or self._sample
-        for text in self._diagnostics.of(record):
-            self.warning(text)
         self._draw()
 
     def warning(self, text: str) -> None:

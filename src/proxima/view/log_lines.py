@@ -16,7 +16,6 @@ from proxima.config.estimate import besides
 from proxima.evaluate.headline import ACCURACY, Headline, bound_keys, judged_answers
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Stage
-from proxima.view.diagnostics import Diagnostics
 from proxima.view.formatting import count, duration, fixed, magnitude, percent, printable, rate, signed, write_safely
 from proxima.view.held_out_sets import set_lines
 from proxima.view.terminal import PATIENCE
@@ -36,7 +35,6 @@ class LogLines(Observer):
         self._write = write
         self._clock = clock or SystemClock()
         self._info: RunInfo | None = None
-        self._diagnostics = Diagnostics()
         self._steps: list[float] = []
         self._evals: list[Record] = []
         self._last_output = self._clock.now()
@@ -75,8 +73,6 @@ class LogLines(Observer):
     def step(self, record: Record, sample: Sample | None) -> None:
         self._steps.append(float(record.get("time/step") or 0.0))
         self._line(step_line(record, self._info.steps if self._info else 0, remaining(self._steps, record, self._info)))
-        for text in self._diagnostics.of(record):
-            self.warning(text)
 
     def warning(self, text: str) -> None:
         self._line(f"WARNING {printable(text)}")

@@ -55,6 +55,7 @@ def report_values(folder: RunFolder) -> dict[str, Any]:
         "status": status(summary, train, settings),
         "replay": replay(summary, settings),
         "invalid": failed_scores(train, evals, folder),
+        "warnings": told_warnings(summary),
         "headline": headline(evals),
         "sets": sets_table(evals),
         "reward": (fixed(train[0].get("reward/mean")), fixed(train[-1].get("reward/mean"))) if train else None,
@@ -146,6 +147,16 @@ def failed_scores(train: Sequence[Record], evals: Sequence[Record], folder: RunF
     if not shares:
         return None
     return {"share": " and ".join(shares), "reasons": [f"{text} ({count(n)} ×)" for text, n in first_errors(folder)]}
+
+
+def told_warnings(summary: Record) -> list[str]:
+    """The warnings of the run, each with the step after which it came first."""
+    texts = []
+    for told in summary.get("warnings") or ():
+        when = f"after step {told['step']}" if told["step"] else "before the first step"
+        again = f", {count(told['times'])} times" if told["times"] > 1 else ""
+        texts.append(f"{told['text']} ({when}{again})")
+    return texts
 
 
 def title(summary: Record, settings: Mapping[str, Any], folder: RunFolder) -> dict[str, str]:
