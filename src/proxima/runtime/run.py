@@ -127,14 +127,19 @@ async def _train(
         finally:
             controller.close()
             summary = summarise_run(config, folder, journal, status, controller.now(), error)
-            links = observer.ending()  # first: it may warn
-            told = WarningList()
-            for warning in (*folder.earlier_warnings, *observer.warned()):
-                told.add(**warning)
-            summary = replace(summary, links=links, warnings=told.records())
+            summary = _with_views(summary, folder, observer)
             folder.write_summary(asdict(summary))
             observer.finished(asdict(summary))
     return summary
+
+
+def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summary:
+    """With what the views know: links, and warnings after those of the run before its resume."""
+    links = observer.ending()  # first: it may warn
+    told = WarningList()
+    for warning in (*folder.earlier_warnings, *observer.warned()):
+        told.add(**warning)
+    return replace(summary, links=links, warnings=told.records())
 
 
 def _load_weights(config: "RunConfig", checkpoint: Checkpoint | None) -> LoadedModel:
