@@ -262,7 +262,7 @@ def _repr(value: object) -> str:
         return "a number of thousands of digits"
 
 
-def load_user_function(*, path: str, source: str | None) -> dict[str, Any]:
+def load_user_function(*, path: str, source: str | None = None) -> dict[str, Any]:
     """Load a user's function, so that its first call is not charged for it. `source` is what its file held when the run
     started: a worker that starts later runs the same."""
     from proxima.reward.workers.user_function import load_function, sources
