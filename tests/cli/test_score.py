@@ -22,6 +22,7 @@ def truth(prompt, completion, gold):
 def typo(completion: str, gould): return 1.0
 def wrong(prompt, completion): return gold in completion
 def obj(prompt, completion): return "1" in completion
+def answered(prompt, completion): return int(prompt.answer)
 def same(completion: str): return 1
 """
 
@@ -37,7 +38,10 @@ def test_three_styles_in_a_table_and_a_failure_with_its_reason(proxima, file, he
     names = ("near", "right", "truth")
     words = [word for name in names for word in ("--reward", f"./mine.py:{name}")]
     code, out, err = proxima("score", file, *words, "reward.1.weight=2", "--json-out", "out.json")
-    assert code == 1 and err == "NOTE without --model PATH, completion.tokens is empty\n"
+    assert code == 1 and err == (
+        "NOTE without --model PATH, completion.tokens is empty\n"
+        "NOTE prompt.answer is None; name the column of the answers with --answer COLUMN\n"
+    )
     head, *table, blank, failure, summary = out.splitlines()
     assert head.split() == ["row", "reward", "correct", "near", "right", "truth", "completion"] and blank == ""
     assert [line.split() for line in table] == [
@@ -95,6 +99,14 @@ def test_an_object_that_is_taken_for_a_text_is_said(proxima, file):
     assert (
         "NameError: name 'gold' is not defined (mine.py:10)" in proxima("score", file, "--reward", "mine.py:wrong")[1]
     )
+
+
+def test_a_function_without_answers_is_told_how_to_get_them(proxima, file):
+    code, out, err = proxima("score", file, "--reward", "./mine.py:answered")
+    assert code == 1 and "NOTE prompt.answer is None; name the column of the answers with --answer COLUMN\n" in err
+    assert "TypeError: int() argument must be" in out and "is an object" not in out
+    code, _, err = proxima("score", file, "--reward", "./mine.py:answered", "--answer", "gold")
+    assert code == 0 and "answer" not in err
 
 
 BAD = [

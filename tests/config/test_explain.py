@@ -1,13 +1,14 @@
 """The batch arithmetic, the memory and the time, and the table of values."""
 
 import math
+from pathlib import Path
 
 import pytest
 
 from proxima.cli.explain import text_of, values_table
 from proxima.config import resolve
 from proxima.config.estimate import StepSize, batch_of, longest_prompt, memory_of, model_facts, time_of
-from proxima.config.recipe_estimates import as_json, header_of
+from proxima.config.recipe_estimates import Estimates, as_json, header_of
 from tests.config.conftest import BASE
 
 
@@ -225,6 +226,17 @@ def test_evaluations_that_cannot_be_counted_are_not_in_the_time(recipe, tiny_mod
     with_eval = text_of(resolve(recipe(), [path, "eval.task=tests.config.fakes:Sums"]), gemm=1e12)
     assert ["evaluations are not in the time" in text for text in (without, missing, with_eval)] == [False, True, False]
     assert ["and their evaluations (" in text for text in (without, missing, with_eval)] == [False, False, True]
+
+
+def test_a_small_file_is_evaluated_once_through(recipe, tiny_model):
+    Path("held.jsonl").write_text('{"question": "?", "answer": 1}\n' * 5)
+    words = [f"model.path={tiny_model('llama')}", "eval.task={kind: jsonl, path: held.jsonl}"]
+    seconds = []
+    for limit in (0, 5, 200, 2):
+        time = Estimates(resolve(recipe(), [*words, f"eval.limit={limit}"]), gemm=1e12).time
+        assert time is not None
+        seconds.append(time.evaluate)
+    assert seconds[0] == seconds[1] == seconds[2] == pytest.approx(2.5 * seconds[3])
 
 
 def test_lines_are_cut_at_the_width(recipe):

@@ -233,13 +233,16 @@ def score(
     Raises:
         UserError: a reward asks for a column that is not there, counts tokens without a model, or is not ready.
     """
-    from proxima.reward import RewardRunner
+    from proxima.reward import Function, RewardRunner
     from proxima.runtime.preflight import ReferenceAnswers, require_columns
 
     prompts: Any = [prompt for prompt, _ in asked]
     require_columns(config.reward, ReferenceAnswers(name=arguments.file, rows=prompts, count=len(prompts)), 0, 0)
     if arguments.model is None:
         require_no_tokens(config.reward)
+    objects = any(isinstance(reward, Function) and reward.call.gets_tokens for reward in config.reward)
+    if objects and all(prompt.answer is None for prompt in prompts):
+        print("NOTE prompt.answer is None; name the column of the answers with --answer COLUMN", file=sys.stderr)
     limits = config.runtime
     rewards = RewardRunner(
         config.reward,

@@ -17,6 +17,7 @@ from proxima.core.advantage import needs_baseline
 from proxima.core.selection import Prune, prompts_factor
 from proxima.data import Trajectory, UserError
 from proxima.rollout.dynamic_sampling import DynamicSampling
+from proxima.task import Jsonl, Parquet
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # share of the machine's GEMM rate that generation and training reach: SmolLM2-135M, 2 cores, bf16
@@ -245,9 +246,10 @@ def _evaluations(config: RunConfig) -> tuple[int, int]:
     during = (config.train.steps - 1) // spec.every if spec.every else 0
     for one in spec.all_sets.values():
         questions = one.limit
-        if questions == 0:
+        if questions == 0 or isinstance(one.task, Jsonl | Parquet):  # a file here; others may be a download
             with suppress(ValueError):
-                questions = len(one.task.rows(config.seed))
+                count = len(one.task.rows(config.seed))
+                questions = min(questions or count, count)
         answers += questions * one.samples
     return spec.before + spec.after + during, answers
 

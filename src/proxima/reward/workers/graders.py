@@ -137,7 +137,7 @@ def grade_function(
     try:
         result = call_function(path, *arguments, **given)
     except (AttributeError, TypeError) as error:
-        if completion is not None:
+        if completion is not None and "Completion" in str(error):
             error.add_note(f"{completion} is an object: write {completion}.text, or {completion}: str in the signature")
         raise
     return _as_dict(_from_verl(result) if verl and isinstance(result, Mapping) else result)
