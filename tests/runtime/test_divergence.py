@@ -59,7 +59,7 @@ def poisoned(path, **how):
 @pytest.mark.parametrize(
     ("lr", "what"),
     [
-        (1, "the norm of the weights went from [0-9.]+ to [0-9.e+]+ in one step"),
+        (1, "the norm of the weights went from [0-9.]+ to [0-9.e+]+ in update 1"),
         (3e38, "the weights are NaN, infinite"),
     ],
 )
@@ -72,6 +72,19 @@ def test_a_diverging_run_ends_as_failed(lr, what, tiny_model, tmp_path):
         go(tmp_path / "run", tree)
     assert summary_of(tmp_path / "run")["status"] == "failed"
     assert checkpoints(tmp_path / "run" / "checkpoints") == []
+
+
+def test_weights_that_grow_threefold_in_several_updates_of_a_step_have_not_exploded(tiny_model, tmp_path, monkeypatch):
+    inner = TrainStack._step
+
+    def grown(self):
+        with torch.no_grad():
+            for parameter in self.parameters:
+                parameter.mul_(2.0)
+        return inner(self)
+
+    monkeypatch.setattr(TrainStack, "_step", grown)
+    go(tmp_path / "run", recipe(tiny_model("llama"), train__updates_per_step=2, train__steps=1))
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from proxima.train.micro_batch import micro_batches, tokens_fed
 from proxima.train.objectives.protocol import Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
 
-EXPLODED = 3.0  # growth of the norm of all trained weights in one step, after which little of the model is left
+EXPLODED = 3.0  # growth of the norm of all trained weights in one update, after which little of the model is left
 
 
 class OptimizerSpec(Protocol):
@@ -131,7 +131,7 @@ class TrainStack:
         Raises:
             ValueError: the loss lacks a tensor.
             NotFiniteError: a gradient norm is not finite, and the update was not made; or the weights are not, after
-                the last update, or their norm has grown more than `EXPLODED` times.
+                an update, or it made their norm grow more than `EXPLODED` times.
         """
         before = self._weight_norm()
         self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
@@ -150,8 +150,7 @@ class TrainStack:
         for number, indices in enumerate(plan):
             self._accumulate(objective, items, indices, run[number], number, state)
             norms.append(self._step())
-        if plan:
-            self._check_weights(before)
+            before = self._check_weights(before)
         self.updates += max(0, planned - len(plan))
         result.metrics = {key: value.value for key, value in merge_metrics(state.metrics).items()} | {
             "loss": float(state.loss) / max(1, len(plan)),
@@ -242,13 +241,15 @@ class TrainStack:
         """The norm of all trained weights; one reading pass over them."""
         return float(nn.utils.get_total_norm([p.detach() for p in self.parameters]))
 
-    def _check_weights(self, before: float) -> None:
+    def _check_weights(self, before: float) -> float:
+        """The norm of the weights, which was `before` ahead of the last update."""
         norm = self._weight_norm()
         if not math.isfinite(norm):
             raise NotFiniteError(f"the weights are NaN, infinite or too large to add up after update {self.updates}")
         if norm > EXPLODED * before > 0:
             grown = f"from {before:.3g} to {norm:.3g}"
-            raise NotFiniteError(f"the norm of the weights went {grown} in one step, after update {self.updates}")
+            raise NotFiniteError(f"the norm of the weights went {grown} in update {self.updates}")
+        return norm
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The optimizer's tensors by name (`exp_avg/<parameter>` …) and the update count, as `load` takes them. The
