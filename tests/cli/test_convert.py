@@ -59,7 +59,7 @@ def test_explain_shows_the_converted_recipe(proxima, here):
     ("words", "line"),
     [
         (["none.yaml", "--from", "verl"], "error: none.yaml: can't be read (No such file or directory); give a YAML"),
-        (["none.yaml"], "error: the following arguments are required: --from"),
+        (["none.yaml"], "error: none.yaml: can't be read (No such file or directory); give a YAML"),
         (["none.yaml", "--from", "vrel"], "error: argument --from: invalid choice: 'vrel'"),
         ([".", "--from", "verl"], "error: .: can't be read (Is a directory)"),
     ],
@@ -83,3 +83,22 @@ def test_the_file_itself_is_not_overwritten(proxima, here):
     (here / "a.yaml").write_text("beta: 0.1\n")
     code, _, err = proxima("convert", "a.yaml", "--from", "trl", "--out", "a.yaml")
     assert code == 2 and "is the input file" in err and (here / "a.yaml").read_text() == "beta: 0.1\n"
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_the_framework_is_recognised(peer, proxima, here):
+    for file in sorted(path for path in EXAMPLES.iterdir() if path.name.startswith(f"{peer}_")):
+        code, out, err = proxima("convert", file)
+        assert code == 0 and f"--from {peer}`: each value" in out, file
+        assert err.startswith(f"read as a configuration of {peer}; --from names another framework\n")
+
+
+def test_a_file_of_another_framework_says_whose(proxima, here):
+    (here / "a.yaml").write_text("actor_rollout_ref: {rollout: {n: 5}}\ntrainer: {total_epochs: 1}\n")
+    _, _, err = proxima("convert", "a.yaml", "--from", "trl")
+    assert "is no such configuration of TRL" in err and err.endswith("; it looks like one of verl: --from verl\n")
+    (here / "b.yaml").write_text("colour: red\n")
+    code, _, err = proxima("convert", "b.yaml")
+    assert code == 2 and err == (
+        "error: b.yaml: has the options of none of areal, trl, unirl, verl; name the framework with --from\n"
+    )

@@ -11,15 +11,23 @@ PEERS = ("areal", "trl", "unirl", "verl")  # as `proxima.peers.convert.PEERS`, w
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     file = "the framework's config: YAML, JSON, a launch script (.sh), or a Python file that makes a GRPOConfig"
     parser.add_argument("file", help=file)
-    parser.add_argument("--from", dest="peer", required=True, choices=PEERS, help="the framework")
+    parser.add_argument("--from", dest="peer", choices=PEERS, help="the framework; default: as the file says")
     parser.add_argument("--out", help="the recipe's file; default: standard output")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.config.problems import one_problem
-    from proxima.peers.convert import convert
+    from proxima.peers.convert import convert, likely_peers
 
-    done = convert(arguments.file, arguments.peer)
+    peer = arguments.peer
+    if peer is None:
+        likely = likely_peers(arguments.file)
+        if len(likely) != 1:
+            found = f"of {' and of '.join(likely)}" if likely else f"of none of {', '.join(PEERS)}"
+            raise one_problem(arguments.file, f"has the options {found}; name the framework with --from")
+        peer = likely[0]
+        print(f"read as a configuration of {peer}; --from names another framework", file=sys.stderr)
+    done = convert(arguments.file, peer)
     if arguments.out is None:
         sys.stdout.write(done.text)
     else:

@@ -59,6 +59,15 @@ class Conversion:
     report: tuple[str, ...]
 
 
+def likely_peers(path: str | Path) -> list[str]:
+    """The peers, keys of `PEERS`, of whose options the file sets some, and fewest unknown ones: mostly one; empty if it
+    is none of theirs. ConfigError if the file can't be read."""
+    options = read(Path(path))
+    fits = [peer for peer, (name, _) in PEERS.items() if not not_a_training(Options(name, options, str(path)), peer)]
+    unknown = {peer: len(convert(path, peer).unknown) for peer in fits}
+    return [peer for peer in fits if unknown[peer] == min(unknown.values())]
+
+
 def convert(path: str | Path, peer: str) -> Conversion:
     """Convert a file of `peer`, a key of `PEERS`.
 
@@ -69,6 +78,8 @@ def convert(path: str | Path, peer: str) -> Conversion:
     o = Options(framework, read(Path(path)), str(path))
     if (found := not_a_training(o, peer)) is not None:
         wanted = "name the framework with --from, and give its configuration of a training with rewards"
+        if len(others := likely_peers(path)) == 1:
+            wanted = f"it looks like one of {PEERS[others[0]][0]}: --from {others[0]}"
         raise one_problem(o.file, f"is no such configuration of {framework}: it {found}; {wanted}")
     for name in ("config", "defaults", "launch"):  # what comes first and is not here is in doubt
         o.get(name)
@@ -125,4 +136,4 @@ def problems_of(recipe: dict[str, Any]) -> Iterator[Problem]:
     yield from (problem for problem in check(resolved) if not problem.path.startswith(OPENED_LATER))
 
 
-__all__ = ["PEERS", "Conversion", "Leftover", "convert"]
+__all__ = ["PEERS", "Conversion", "Leftover", "convert", "likely_peers"]
