@@ -10,7 +10,7 @@ from proxima.data import Completion, Group, Prompt, Score
 from proxima.engine.protocol import Sampling
 from proxima.evaluate import wilson
 from proxima.rollout.generator import GroupGenerator, GroupSpec
-from proxima.runtime.held_out import Evaluation, summarise
+from proxima.runtime.held_out import Evaluation, named_metric, summarise
 from proxima.runtime.observer import Observer
 from tests.runtime.test_algorithm import group
 
@@ -168,3 +168,9 @@ def test_several_samples_are_drawn_as_in_training(tiny_model, tmp_path):
         ConfigError, match=r"eval.samples=4 \(mapping\): must be 1 at temperature 0: greedy answers are all the same"
     ):
         resolve(tree | {"eval": tree["eval"] | {"sampling": {"temperature": 0}}})
+
+
+def test_a_metric_that_no_reward_gives_names_the_resume_that_works():
+    record = {"accuracy": None, "reward/mean": 0.5, "reward/low": 0.4, "reward/high": 0.6, "invalid": 0, "answers": 5}
+    _, problem = named_metric(record, "accuracy")
+    assert problem.endswith("Continue with --resume eval.metric=reward")

@@ -1,8 +1,13 @@
 """What summary.json calls a run."""
 
+import json
+
 import pytest
 
 from proxima.config import resolve
+from proxima.data import UserError
+from proxima.model import LoadedModel
+from proxima.runtime.export import find_checkpoint
 from proxima.runtime.summary import algorithm_name
 from tests.runtime.tiny_run import Watcher, go, recipe, summary_of
 
@@ -38,3 +43,27 @@ def test_warnings_are_kept_over_a_resume(tiny_model, tmp_path):
     go(folder, tree, observer=Warned((2, "18 % truncated"), (2, "last")), resume=True)
     told = [(told["step"], told["text"], told["times"]) for told in summary_of(folder)["warnings"]]
     assert told == [(0, "first", 1), (1, "17 % truncated", 2), (2, "last", 1)]
+
+
+def test_a_finished_run_takes_no_more_time_and_nothing_is_right_where_nobody_decides(tiny_model, tmp_path):
+    tree = recipe(tiny_model("llama"), train__steps=1, reward=[{"kind": "tests.runtime.tiny_run:Share"}])
+    first = go(tmp_path / "run", tree)
+    assert first.eval["after"]["correct"] is None
+    assert go(tmp_path / "run", tree, resume=True).seconds == first.seconds
+
+
+def test_the_best_that_was_not_kept_is_refused(tiny_model, tmp_path):
+    folder = tmp_path / "run"
+    go(folder, recipe(tiny_model("llama"), train__steps=2, eval__every=1, checkpoint__every=2))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for record in lines:
+        if record["kind"] == "eval":
+            record["accuracy"] = {0: 1.0, 1: 0.75, 2: 0.5}[record["step"]]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in lines))
+    with pytest.raises(UserError, match="the best evaluation is that of step 1, whose checkpoint was not kept"):
+        find_checkpoint(folder, "best")
+    config = folder / "config.yaml"
+    config.write_text(config.read_text().replace("keep_best: false", "keep_best: true"))
+    assert find_checkpoint(folder, "best").step == 2
+    model = LoadedModel(model=None, tokenizer=None, path=str(find_checkpoint(folder).model))
+    assert model.name == "run step 2"

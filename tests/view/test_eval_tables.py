@@ -6,7 +6,7 @@ import pytest
 
 from proxima.evaluate.intervals import Interval
 from proxima.evaluate.question_pairs import PairedComparison
-from proxima.view.eval_tables import EvalProgress, comparison_table, p_value, results_table
+from proxima.view.eval_tables import EvalProgress, comparison_table, p_value, results_table, verdict
 from proxima.view.terminal import StageProgress
 from tests.manual_clock import ManualClock
 
@@ -269,3 +269,24 @@ def test_comparison():
 @pytest.mark.parametrize(("p", "text"), [(0.0123, "0.012"), (0.00099, "< 0.001"), (1.0, "1.000")])
 def test_p(p, text):
     assert p_value(p) == text
+
+
+def test_equal_scores_are_said():
+    same = Interval(value=0.5, low=0.4, high=0.6, method="score", questions=20)
+    zero = Interval(value=0.0, low=-0.01, high=0.01, method="score", questions=20)
+    pair = PairedComparison(
+        name="s",
+        questions=20,
+        left_out=0,
+        samples=(1, 1),
+        metric="accuracy",
+        first=same,
+        second=same,
+        difference=zero,
+        p=1.0,
+        test="t",
+        won=0,
+        lost=0,
+        tied=20,
+    )
+    assert verdict(pair) == "s: no difference: accuracy is the same for each of the 20 questions"

@@ -11,7 +11,7 @@ from proxima.runtime.observer import WarningList
 from proxima.view import LogFile, RunViews, screen
 from proxima.view.diagnostics import Diagnostics
 from proxima.view.live import LiveView
-from proxima.view.log_lines import LogLines, lines_to, prompts_used, why_unknown
+from proxima.view.log_lines import LogLines, closing_line, lines_to, prompts_used, why_unknown
 from tests.manual_clock import ManualClock
 from tests.view.synthetic import evaluation, info, make_run, record, sample
 
@@ -387,3 +387,17 @@ def test_an_evaluation_without_accuracy_says_why(failed, said):
     view.evaluated(record)
     view.finished({"status": "done", "steps": 1, "seconds": 1.0})
     assert (f"{failed} of 4 answers have no score" in screen.getvalue()) == bool(failed)
+
+
+def test_a_resume_knows_the_evaluation_before_and_that_the_run_was_finished(tmp_path, plain, lines):
+    folder = make_run(tmp_path / "run", steps=2, finished=False)
+    plain.started(info(folder.path, steps=4, resumed_at=2))
+    plain.evaluated(evaluation(4, "after", 45))
+    assert "+0.100" in lines[-1]
+    plain.started(info(folder.path, steps=2, resumed_at=2))
+    assert lines[-1].endswith("already finished: 2 steps; set train.steps=M to continue")
+
+
+def test_an_error_that_says_how_to_resume_is_not_followed_by_another_way():
+    summary = {"status": "failed", "steps": 0, "error": "continue with --resume eval.metric=reward"}
+    assert "resume: " not in closing_line(summary, info(Path("runs/a")))

@@ -17,7 +17,7 @@ from proxima.view.curve import write_curve
 from proxima.view.page import HERE
 from proxima.view.report import batch_arithmetic, headline, write_report
 from proxima.view.report_samples import held_out_questions, representative
-from tests.view.synthetic import CONFIG, evaluation, group, make_run, record, records
+from tests.view.synthetic import CONFIG, evals, evaluation, group, make_run, record, records
 from tests.view.test_chart import paths
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"><!-- \u2028 {{ 7 * 7 }} &lt;b&gt; \x1b[2J'
@@ -288,7 +288,7 @@ def test_questions_whose_verdict_changed_come_first(tmp_path):
     found = held_out_questions(folder)
     marks = [[answer["mark"] for answer in row["answers"]] for row in found["rows"]]
     assert marks == [["wrong", "right"]] * 3 + [["right", "wrong"]] + [["wrong", "right"]]
-    assert (found["changes"], found["of"]) == ("5 became right and 1 became wrong", 9)
+    assert (found["changes"], found["of"]) == ("5 became right and 1 became wrong; these come first.", 9)
     assert found["rows"][0]["question"] == group(2, [], [], None).prompt.question
 
 
@@ -303,7 +303,7 @@ def test_questions_without_right_or_wrong_are_shown_with_their_rewards(tmp_path)
     marks = [[answer["mark"] for answer in row["answers"]] for row in found["rows"]]
     after = ["reward 1.000", "reward 0.750", "reward 0.250", "reward 0.500"]
     assert marks == [["reward 0.500", mark] for mark in after]
-    assert found["changes"] == "2 have a higher reward and 1 have a lower one"
+    assert found["changes"] == "2 have a higher reward and 1 have a lower one; these come first."
 
 
 @pytest.mark.slow
@@ -462,3 +462,14 @@ def test_in_a_real_browser(tmp_path):
     assert '<output id="shown-step">2</output>' in dom
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in dom  # inside a <pre> that the script made
     assert dom.count("<script") == 2 and "<img" not in dom
+
+
+def test_no_question_changed_and_no_gain_is_not_green(tmp_path):
+    folder = make_run(tmp_path / "run", steps=2, finished=False)
+    folder.append_metrics(evaluation(2, "after", 25))
+    write_evals(folder.eval_file(2, "after"), 2, evals(25))
+    text = write_report(folder.path).read_text(encoding="utf-8")
+    assert "No verdict of a question changed." in text and "these come first" not in text
+    assert "<em>+0.000</em>" in text
+    folder.append_metrics(evaluation(3, "after", 50))
+    assert "<em class=better>+0.125</em>" in write_report(folder.path).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Loads a causal language model from a hub name, a folder, or a GGUF file."""
 
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,12 @@ class LoadedModel:
     @property
     def name(self) -> str:
         """Short name for display."""
-        return self.path.rstrip("/").split("/")[-1]
+        place = PurePath(self.path)
+        if (
+            place.name == "model" and place.parent.name.isdigit() and place.parts[-3:-2] == ("checkpoints",)
+        ):  # of a run: `grpo step 40`
+            return f"{place.parents[2].name} step {int(place.parent.name)}"
+        return place.name
 
     @property
     def parameters(self) -> int:

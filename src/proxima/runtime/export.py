@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from proxima.config.recipe_reader import read_yaml
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
 from proxima.runtime.folder import RunFolder
@@ -14,7 +15,8 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
     """A run's checkpoint: `last`, `best` (`best_checkpoint`), or a step's number.
 
     Raises:
-        UserError: the folder contains no run, no checkpoint, or not that one; lists the existing ones.
+        UserError: the folder contains no run, no checkpoint, or not that one; lists the existing ones. The best was
+            not kept: `checkpoint.keep_best` was false, and a step without a checkpoint was better.
     """
     folder = RunFolder(run)
     found = checkpoints(folder.checkpoints)
@@ -27,6 +29,7 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
         if best is None:
             remedy = f"use last, or a step of {[c.step for c in found]}"
             raise UserError(f"{run}: no checkpoint was evaluated, so none is best", remedy=remedy)
+        _refuse_deleted_best(folder, best)
         return best
     wanted = [c for c in found if str(c.step) == which.lstrip("0")]
     if not wanted:
@@ -34,12 +37,29 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
     return wanted[0]
 
 
+def _refuse_deleted_best(folder: RunFolder, best: Checkpoint) -> None:
+    """Without `checkpoint.keep_best`, that of the best evaluation may be deleted: another is not the best."""
+    if not folder.config.is_file() or read_yaml(folder.config).to_python().get("checkpoint", {}).get("keep_best"):
+        return
+    scores = _scores(folder)
+    step = max((s for s in scores if s), key=lambda s: (scores[s], -s))
+    if scores[step] > scores[best.step]:
+        reason = f"{folder.path}: the best evaluation is that of step {step}, whose checkpoint was not kept"
+        remedy = f"use last or {best.step}; train with checkpoint.keep_best=true and checkpoint.every to keep it"
+        raise UserError(reason, remedy=remedy)
+
+
 def best_checkpoint(folder: RunFolder, found: Sequence[Checkpoint]) -> Checkpoint | None:
     """The one with the highest held-out figure (`Headline`), the earliest of equals; None if none was evaluated."""
+    scores = _scores(folder)
+    return max((c for c in found if c.step in scores), key=lambda c: (scores[c.step], -c.step), default=None)
+
+
+def _scores(folder: RunFolder) -> dict[int, float]:
+    """Step → headline of its evaluation."""
     evals = [r for r in folder.read_metrics() if r["kind"] == "eval"]
     headline = Headline.of(evals)
-    scores = {r["step"]: value for r in evals if (value := headline.value(r)) is not None}
-    return max((c for c in found if c.step in scores), key=lambda c: (scores[c.step], -c.step), default=None)
+    return {r["step"]: value for r in evals if (value := headline.value(r)) is not None}
 
 
 def export(run: str | Path, out: str | Path, *, which: str = "last") -> Path:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxima.config.problems import suggestion
+from proxima.config.problems import nearest, suggestion
 from proxima.data import Group, Prompt
 from proxima.evaluate.eval_metrics import mean_estimates, powers_of_two, question_scores
 from proxima.evaluate.headline import Headline, bound_keys
@@ -58,7 +58,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     return {
         "accuracy": sum(known) / len(known) if known else None,
         **_estimates(groups),
-        "correct": sum(known),
+        "correct": sum(known) if known else None,
         "questions": len(groups),
         "answers": len(pairs),
         "invalid": sum(not s.valid for _, s in pairs),
@@ -79,7 +79,9 @@ def named_metric(record: Mapping[str, Any], metric: str) -> tuple[str, str]:
     if headline.value(record) is not None or record["invalid"] == record["answers"]:
         return headline.key, ""
     known = [Headline(key).name for key in record if bound_keys(key)[0] in record]
-    return headline.key, f"eval.metric={metric}: the evaluation has no such metric; {suggestion(metric, known)}"
+    instead = nearest(metric, known) or ("reward" if "reward" in known else None)
+    problem = f"eval.metric={metric}: the evaluation has no such metric; {suggestion(metric, known)}"
+    return headline.key, problem if instead is None else f"{problem}. Continue with --resume eval.metric={instead}"
 
 
 def _estimates(groups: Sequence[Group]) -> dict[str, float]:

@@ -88,8 +88,7 @@ async def _train(
         with Journal(folder.journal, clock) as journal:
             checkpoint, carried = prepare_resume(config, data, folder, journal, observer)
     observer.progress("load", 0, 1, "models")
-    # beside the loading; a resume has compared them
-    hashing = (
+    hashing = (  # beside the loading; a resume has compared them
         None
         if resuming
         else asyncio.create_task(asyncio.to_thread(input_hashes, config, data.source, data.held_out_rows))
@@ -109,12 +108,12 @@ async def _train(
         )
         if checkpoint:
             await compute.run(restore, checkpoint, controller.learner.stack)
-        facts = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
-        folder.write_environment(describe_environment(config.seed, facts))
+        model = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
+        folder.write_environment(describe_environment(config.seed, model))
         observer.started(_run_info(config, loaded, folder, journal.step, data.questions))
         for note in data.notes:
             observer.warning(note)
-        status, error = "failed", None
+        status, error, recorded = "failed", None, len(folder.read_metrics())
         try:
             stop_on_interrupt(controller, compute)
             status = "done" if await controller.run() else "stopped"
@@ -126,7 +125,9 @@ async def _train(
             raise
         finally:
             controller.close()
-            summary = summarise_run(config, folder, journal, status, controller.now(), error)
+            finished_before = resuming and status == "done" and len(folder.read_metrics()) == recorded
+            seconds = folder.elapsed() if finished_before else controller.now()
+            summary = summarise_run(config, folder, journal, status, seconds, error)
             summary = _with_views(summary, folder, observer)
             folder.write_summary(asdict(summary))
             observer.finished(asdict(summary))

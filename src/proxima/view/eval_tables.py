@@ -197,6 +197,10 @@ def comparison_table(pairs: Sequence[PairedComparison], names: tuple[str, str], 
 
 def verdict(pair: PairedComparison) -> str:
     """`gsm8k: B is better by 0.045 (p = 0.012)`, or that no difference is significant."""
+    if not pair.won and not pair.lost:
+        return (
+            f"{pair.name}: no difference: {pair.metric} is the same for each of the {count(pair.questions)} questions"
+        )
     if pair.p >= SIGNIFICANT:
         half = fixed(pair.difference.half, 3)
         return f"{pair.name}: no significant difference on these {count(pair.questions)} questions (± {half})"

@@ -54,6 +54,9 @@ class LiveView(Observer):
 
     def started(self, info: RunInfo) -> None:
         self._info = info
+        if info.resumed_at:
+            self._evals = log_lines.earlier_evaluations(info)
+            self._console.print(Text(log_lines.resumed(info), style="dim"))
         self._live.start()
         self._running = True
         atexit.register(self._live.stop)  # restores the cursor of a run that crashes before `finished`

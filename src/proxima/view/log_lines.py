@@ -15,6 +15,7 @@ from typing import TextIO
 from proxima.config.estimate import besides
 from proxima.evaluate.headline import ACCURACY, Headline, bound_keys, judged_answers
 from proxima.runtime.clock import Clock, SystemClock
+from proxima.runtime.folder import RunFolder
 from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Stage
 from proxima.view.formatting import count, duration, fixed, magnitude, percent, printable, rate, signed, write_safely
 from proxima.view.held_out_sets import set_lines
@@ -44,7 +45,8 @@ class LogLines(Observer):
         self._line(_justified(header(info), str(info.folder)))
         self._line(arithmetic(info))
         if info.resumed_at:
-            self._line(f"resumed after step {info.resumed_at}/{info.steps}")
+            self._evals = earlier_evaluations(info)
+            self._line(resumed(info))
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
         if self._clock.now() - self._last_output >= PATIENCE:
@@ -149,6 +151,18 @@ def header(info: RunInfo) -> str:
     return f"proxima {info.version}  {info.algorithm}{replay}  {model}  {device}  seed {info.seed}"
 
 
+def earlier_evaluations(info: RunInfo) -> list[Record]:
+    """Those of the run up to the step after which it resumes."""
+    return [record for record in RunFolder(info.folder).read_metrics() if record["kind"] == "eval"]
+
+
+def resumed(info: RunInfo) -> str:
+    """After which step the run resumes, or that it had finished before, and how to train further."""
+    if info.resumed_at < info.steps:
+        return f"resumed after step {info.resumed_at}/{info.steps}"
+    return f"already finished: {info.resumed_at} steps; set train.steps=M to continue"
+
+
 def arithmetic(info: RunInfo) -> str:
     """The composition of a step: `step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches → 1 update`."""
     sequences = info.prompts * info.completions
@@ -236,7 +250,7 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
         parts.append(printable(str(summary["error"]), 300))
     if status != "done":
         how = "the same command with --resume" if info is None else f"proxima train {quote(str(info.folder))} --resume"
-        parts.append(f"resume: {how}")
+        parts += [] if "--resume " in str(summary.get("error")) else [f"resume: {how}"]  # the error may say how
     elif info is not None:
         parts.append(str(info.folder / "report.html"))
     trackers = [(name, link) for name, link in (summary.get("links") or {}).items() if name != "report"]

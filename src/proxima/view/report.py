@@ -113,6 +113,7 @@ def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
         "title": figure.title,
         "sides": sides,
         "gain": None if gain is None else signed(gain),
+        "better": gain is not None and round(gain, 3) > 0,
         "only_before": len(evals) == 1 and evals[0]["step"] == 0,
         "ends": (fixed(low, 0 if figure.share else 3), fixed(high, 0 if figure.share else 3)),
     }

@@ -39,7 +39,9 @@ def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
     ]
     labels = ["before", "after"] if len(sets) == 2 else ["answer"]
     up, down = ("became right", "became wrong") if judged else ("have a higher reward", "have a lower one")
-    return {"rows": rows, "of": len(changes), "labels": labels, "changes": f"{len(gained)} {up} and {len(lost)} {down}"}
+    told = f"{len(gained)} {up} and {len(lost)} {down}; these come first."
+    told = told if gained or lost else f"No {'verdict' if judged else 'reward'} of a question changed."
+    return {"rows": rows, "of": len(changes), "labels": labels, "changes": told}
 
 
 def _change(values: Sequence[float | None]) -> float:
