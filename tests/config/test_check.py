@@ -356,3 +356,16 @@ def test_an_absent_column_is_named_by_its_field(recipe, section):
     )
     (line,) = [str(problem) for problem in warnings(resolved)]
     assert line.endswith("its figures are those of training data; name another file with eval.task.path")
+
+
+def test_a_metric_of_a_further_set_is_known_by_the_name_of_the_set(recipe):
+    sets = "eval.sets=[{name: hard, task: {kind: arithmetic}, samples: 4}]"
+    known = [f"eval.task={ELSEWHERE}:Sums", sets]
+    for metric in ("hard/accuracy", "hard/pass@4", "hard/number", "accuracy"):
+        assert problems(recipe, *known, f"eval.metric={metric}") == []
+    (line,) = problems(recipe, *known, "eval.metric=hard/acuracy")
+    assert "an evaluation has no such metric; did you mean 'accuracy'?" in line
+    (line,) = problems(recipe, *known, "eval.metric=pass@4")
+    assert "an evaluation has no such metric" in line
+    (line,) = problems(recipe, *known, "eval.metric=hard/length", "checkpoint.keep_best=true", "eval.every=1")
+    assert "keep_best keeps the highest" in line

@@ -1,6 +1,6 @@
 """Checks of a run's length, batches and evaluations against each other."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from proxima.config.problems import Problem, suggestion
@@ -29,9 +29,10 @@ def evaluation_metric_exists(r: Resolved[Any]) -> Iterator[Problem]:
     from proxima.evaluate.headline import PART
     from proxima.reward.base import as_reward
 
-    if (metric := r.config.eval.metric) is None:
+    if r.config.eval.metric is None:
         return
-    samples, rewards = r.config.eval.samples, {as_reward(reward).label for reward in r.config.reward}
+    metric, samples, scored_by = _metric_of_a_set(r)
+    rewards = {as_reward(reward).label for reward in scored_by}
     several = {f"mean@{samples}", *(f"pass@{k}" for k in powers_of_two(samples) if k > 1)} if samples > 1 else set()
     known = {*METRICS, *METRIC_ALIASES, *rewards, *several}
     if metric not in known and metric.removeprefix(PART).partition("/")[0] not in rewards:
@@ -39,9 +40,19 @@ def evaluation_metric_exists(r: Resolved[Any]) -> Iterator[Problem]:
         yield r.problem("eval.metric", f"an evaluation has no such metric; {suggestion(metric, known, also)}")
 
 
+def _metric_of_a_set(r: Resolved[Any]) -> tuple[str, int, Sequence[Any]]:
+    """`eval.metric` without the name of a further set before it, and the samples and rewards of the set it is of."""
+    evaluation, rewards = r.config.eval, r.config.reward
+    name, _, metric = evaluation.metric.partition("/")
+    for held_out in evaluation.sets:
+        if metric and held_out.name == name:
+            return metric, held_out.samples, held_out.reward or rewards
+    return evaluation.metric, evaluation.samples, rewards
+
+
 def best_metric_has_a_direction(r: Resolved[Any]) -> Iterator[Problem]:
     """The highest of a length is nobody's best."""
-    if r.config.checkpoint.keep_best and r.config.eval.metric in ("length", "truncated"):
+    if r.config.checkpoint.keep_best and r.config.eval.metric and _metric_of_a_set(r)[0] in ("length", "truncated"):
         message = (
             "keep_best keeps the highest, and here that is not the best; name the accuracy, the reward or a reward"
         )
