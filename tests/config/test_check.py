@@ -369,3 +369,13 @@ def test_a_metric_of_a_further_set_is_known_by_the_name_of_the_set(recipe):
     assert "an evaluation has no such metric" in line
     (line,) = problems(recipe, *known, "eval.metric=hard/length", "checkpoint.keep_best=true", "eval.every=1")
     assert "keep_best keeps the highest" in line
+
+
+def test_gdpo_has_the_weights_of_the_rewards(recipe):
+    rewards = "reward=[{kind: number}, {kind: length, tokens: 8, weight: 0}]"
+    words = ["algorithm.advantage.kind=gdpo", rewards]
+    (line,) = problems(recipe, *words)
+    assert "algorithm.advantage.weights=null (default): weighs every reward by 1" in line and "set it to [1, 0]" in line
+    assert problems(recipe, *words, "algorithm.advantage.weights=[1, 0]") == []
+    (line,) = problems(recipe, *words, "algorithm.advantage.weights=[1]")
+    assert "must have one number for each of the 2 rewards" in line

@@ -5,10 +5,11 @@ from typing import Any
 
 from proxima.config.problems import Problem
 from proxima.config.resolve import Resolved
-from proxima.core.advantage import ADVANTAGES, needs_baseline
+from proxima.core.advantage import ADVANTAGES, Gdpo, needs_baseline
 from proxima.core.advantage.protocol import Advantage
 from proxima.core.selection import Balance, Prune
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
+from proxima.reward.base import as_reward
 
 FROM_THE_TRAINER = frozenset({"advantage", "proximal_log_prob", "entropy", "token"})
 FROM_ANY_ENGINE = frozenset({"behavior_log_prob", "policy_version"})
@@ -73,6 +74,22 @@ def advantage_is_supported(r: Resolved[Any]) -> Iterator[Problem]:
         usable = ", ".join(kind for kind, cls in sorted(ADVANTAGES.items()) if not unsupported_by_loop(cls))
         path = "algorithm.advantage.kind"
         yield r.problem(path, f"{r.entry(path).value!r} {found}, which the loop does not support; use one of {usable}")
+
+
+def gdpo_has_the_weights(r: Resolved[Any]) -> Iterator[Problem]:
+    """`gdpo` weighs the normalised rewards itself; the weights of the rewards are those of their sum, and it reads none
+    of them."""
+    advantage, weights = r.config.algorithm.advantage, [as_reward(reward).weight for reward in r.config.reward]
+    if not isinstance(advantage, Gdpo):
+        return
+    shown = ", ".join(f"{weight:g}" for weight in weights)
+    if advantage.weights is None and set(weights) != {1.0}:
+        message = (
+            f"weighs every reward by 1, and the rewards have weights of their own; set it to [{shown}], or these to 1"
+        )
+        yield r.problem("algorithm.advantage.weights", message)
+    elif advantage.weights is not None and len(advantage.weights) != len(weights):
+        yield r.problem("algorithm.advantage.weights", f"must have one number for each of the {len(weights)} rewards")
 
 
 def unsupported_by_loop(advantage: Advantage | type[Advantage], supplied: Set[str] = frozenset()) -> str | None:
