@@ -107,7 +107,9 @@ class Outcomes:
             group=torch.tensor([i for i, *_ in rows], dtype=torch.long),
             length=torch.tensor([len(c.tokens) for _, _, c, _ in rows], dtype=torch.long),
             truncated=torch.tensor([c.truncated for _, _, c, _ in rows], dtype=torch.bool),
-            parts=floats([[s.parts.get(name, nan) for name in names] for *_, s in rows]) if names else None,
+            parts=floats([s.parts.get(name, nan) for *_, s in rows for name in names]).view(len(rows), -1)
+            if names and rows
+            else None,
             part_names=tuple(names),
             baseline=floats(baseline) if baseline and None not in baseline else None,
             identity=torch.tensor([(g.prompt.uid << 20) + c.sample for _, g, c, _ in rows], dtype=torch.long),

@@ -1,5 +1,6 @@
 """A tracker of one's own, as a recipe names it: `tests.view.trackers.recorder:Recorder`."""
 
+import builtins
 import threading
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ class Recorder(Tracker):
 
     fails: str = ""
     hangs: str = ""
-    error: type[BaseException] = ConnectionError
+    error: str = "ConnectionError"
 
     def open(self, run: TrackedRun) -> "RecorderSession":
         session = RecorderSession(self, run)
@@ -33,7 +34,7 @@ class RecorderSession:
         if self.spec.hangs == call:
             ANSWERS.wait()
         if self.spec.fails == call:
-            raise self.spec.error("no network")
+            raise getattr(builtins, self.spec.error)("no network")
 
     def log(self, metrics, step):
         self.behave("log")
