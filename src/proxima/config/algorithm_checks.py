@@ -88,8 +88,6 @@ def gdpo_has_the_weights(r: Resolved[Any]) -> Iterator[Problem]:
             f"weighs every reward by 1, and the rewards have weights of their own; set it to [{shown}], or these to 1"
         )
         yield r.problem("algorithm.advantage.weights", message)
-    elif advantage.weights is not None and len(advantage.weights) != len(weights):
-        yield r.problem("algorithm.advantage.weights", f"must have one number for each of the {len(weights)} rewards")
 
 
 def unsupported_by_loop(advantage: Advantage | type[Advantage], supplied: Set[str] = frozenset()) -> str | None:

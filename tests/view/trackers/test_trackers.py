@@ -152,7 +152,9 @@ def test_a_run_that_is_stopped_and_resumed(tiny_model, tmp_path, monkeypatch):
         proxima.train(tree, {"monitor": RECORDER}, quiet=True)
     monkeypatch.setattr(tiny_run, "HOOK", None)
     run = proxima.train(tmp_path / "run", resume=True, quiet=True)
-    first, again = recorder.SESSIONS
+    first, again = (
+        one for one in recorder.SESSIONS if run.folder in one.run.folder.parents
+    )  # a hung tool of another test may come late
     assert first.summary["status"] == "stopped" and first.run.config["train"]["steps"] == 3
     assert [number for number, _ in first.logged] == [0, 1, 2, 2]
     assert [number for number, _ in again.logged] == [3, 3] and again.summary["status"] == "done"
