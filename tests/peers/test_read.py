@@ -388,3 +388,45 @@ def test_a_missing_file_and_one_that_is_no_text(tmp_path):
     (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="UTF-8"):
         read(tmp_path / "x.yaml")
+
+
+IN_VARIABLES = """\
+ACTOR="
+    actor.lr=$lr \\
+    actor.clip=0.2"
+MEGATRON="actor.tp=2"
+if [[ $backend == megatron ]]; then
+    ACTOR="$ACTOR $MEGATRON"
+    CRITIC=""
+else
+    ACTOR="$ACTOR actor.sp=1 actor.tp=4"
+    CRITIC="critic.lr=1"
+fi
+NONE=""
+python -m verl.trainer.main_ppo \\
+    a.b=1 \\
+    $ACTOR \\
+    $CRITIC $NONE ${EXTRA} "$@"
+"""
+
+
+def test_options_in_a_variable_are_options_of_the_command():
+    found = from_script("lr=1e-6\n" + IN_VARIABLES)
+    assert found == {
+        "launch": Doubtful("$EXTRA may hold options, which are not in this file"),
+        "a.b": 1,
+        "actor.lr": 1e-6,
+        "actor.clip": 0.2,
+        "actor.tp": Doubtful("the script has 2 or 4, by a branch or command"),
+        "actor.sp": Doubtful("the script has 1, by a branch or command"),
+        "critic.lr": Doubtful("the script has 1, by a branch or command"),
+    }
+    # a later word of the command settles what a branch may have set, or not
+    assert from_script(IN_VARIABLES + "python -m verl.trainer.main_ppo a.b=1 actor.tp=8")["actor.tp"] == Doubtful(
+        "the script has 8 or 2 or 4, by a branch or command"
+    )
+
+
+def test_a_variable_that_is_a_program_or_a_value_holds_no_options():
+    script = "cd $REPO\naccelerate launch $FLAGS train.py --output_dir $OUT --beta 1\npython $MAIN a.b=1"
+    assert "launch" not in from_script(script)

@@ -27,6 +27,7 @@ class Doubtful:
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w@/]*(?:\.[\w@/]+)*)=(.*)", re.DOTALL)
+_REFERENCE = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?")
 _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _MAINS = ("verl.trainer.main_ppo", "verl.trainer.main_ppo_sync", "torch.distributed.run", "accelerate.commands.launch")
 _SERVERS = ("vllm-serve", "serve", "vllm.entrypoints.openai.api_server", "sglang.launch_server")  # no training
@@ -53,9 +54,10 @@ def from_script(text: str, name: str = "script") -> Flat:
             return flags
         wanted = "give the config file, or the script that sets the options"
         raise one_problem(name, f"has no words like algorithm.adv_estimator=grpo or --learning_rate 1e-6; {wanted}")
-    if script.mains:
-        why = f"{' and '.join(script.mains)} may have defaults of its own, which are not in this file"
-        overrides = {"launch": Doubtful(why), **overrides}
+    why = [f"{' and '.join(script.mains)} may have defaults of its own"] if script.mains else []
+    why += [f"${name} may hold options" for name in script.missing()]
+    if why:
+        overrides = {"launch": Doubtful(f"{' and '.join(why)}, which are not in this file"), **overrides}
     return {**{flag: flags[flag] for flag in script.own if flag in flags}, **overrides}
 
 
@@ -71,10 +73,13 @@ class _Script:
     depth: int = 0  # of if, case and loops
     own: dict[str, None] = field(default_factory=dict)  # flags of the program itself, as --config of `x.py --config`
     mains: dict[str, None] = field(default_factory=dict)  # modules that are run, other than the peers' own
+    arrays: set[str] = field(init=False, default_factory=set)
+    spread: dict[str, None] = field(init=False, default_factory=dict)  # variables, arrays among options
 
     def read(self, statement: Statement) -> None:
         words = statement.words
         if statement.array is not None:
+            self.arrays.add(statement.array)
             self.options(words, 0)
             return
         while words and words[0] in _KEYWORDS:
@@ -103,6 +108,7 @@ class _Script:
         while _ASSIGNMENT.fullmatch(words[0]):  # an environment for this command
             words = words[1:]
         words = words[words.index("--") + 1 :] if "--" in words[:-1] else words  # ray job submit … -- python …
+        words, doubtful = self.split(words)
         target = next((i for i, word in enumerate(words) if word == "-m" or word.endswith(".py")), None)
         runs = "" if target is None else words[target + (words[target] == "-m" and target + 1 < len(words))]
         if any(word in _SERVERS for word in (*words[1:3], runs)):
@@ -112,9 +118,36 @@ class _Script:
             self.mains[module] = None
         self.commands.append(runs or words[0])
         self.options(words, len(self.commands) - 1, 0 if target is None else target)
+        self.options(doubtful, len(self.commands) - 1, -1, doubtful=True)
+
+    def split(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """The words with those in the place of each `$NAME` that holds options; and the words that it may hold, by a
+        branch."""
+        out, doubtful = list[str](), list[str]()
+        for index, word in enumerate(words):
+            if (found := _REFERENCE.fullmatch(word)) is None:
+                out.append(word)
+                continue
+            if "=" in words[index - 1] or _REFERENCE.fullmatch(words[index - 1]):  # not a program, nor a flag's value
+                self.spread[found[1]] = None
+            single = [self.variables[found[1]]] if found[1] in self.variables else []
+            texts = [text.split() for text in self.branches.get(found[1], single)]
+            if not any(_OVERRIDE.fullmatch(one) or _FLAG.fullmatch(one) for text in texts for one in text):
+                out.append(word)
+                continue
+            out += [one for one in texts[0] if all(one in other for other in texts[1:])]
+            doubtful += [one for text in texts for one in text if not all(one in other for other in texts)]
+        return out, list(dict.fromkeys(doubtful))
+
+    def missing(self) -> list[str]:
+        """Variables among the options of a command that the script does not set."""
+        known = {*self.variables, *self.branches, *self.arrays}
+        return [name for name in self.spread if name not in known and not name.isdigit()]
 
     def assign(self, name: str, value: str) -> None:
         """Set a variable; inside of a branch it may have any of its values afterwards."""
+        if several := self.branches.get(name):  # what it adds to is the value from before the branch
+            value = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", lambda _: several[0], value)
         value = self.expanded(value)
         if not self.depth:
             self.variables[name] = value
@@ -123,9 +156,9 @@ class _Script:
             before = [self.variables.pop(name)] if name in self.variables else []
             self.branches[name] = list(dict.fromkeys([*self.branches.get(name, before), value]))
 
-    def options(self, words: list[str], command: int, start: int = 0) -> None:
+    def options(self, words: list[str], command: int, start: int = 0, *, doubtful: bool = False) -> None:
         """Keep the options among the words: of an array, or of a command whose program is the word at `start`."""
-        inside = self.depth > 0 and not command
+        inside = doubtful or (self.depth > 0 and not command)
         dotted = [i for i, word in enumerate(words) if (one := _OVERRIDE.fullmatch(word)) and "." in one[1]]
         for index, word in enumerate(words):
             found = _OVERRIDE.fullmatch(word)
@@ -142,15 +175,12 @@ class _Script:
         setting = {command for found in options.values() for command, _, _ in found if command}
         for name, found in options.items():
             texts, always = _of_arrays(found)
-            if by_command := {
-                command: text for command, text, _ in found if command
-            }:  # its words come after an array's
+            by_command = {command: text for command, text, inside in found if command and not inside}
+            if by_command:  # its words come after an array's
                 targets = {self.commands[command] for command in by_command}
                 silent = any(self.commands[one] in targets for one in setting - set(by_command))
-                texts, always = (
-                    list(dict.fromkeys([*by_command.values(), *(texts if silent else ())])),
-                    always or not silent,
-                )
+                texts, always = [*by_command.values(), *(texts if silent else ())], always or not silent
+            texts = list(dict.fromkeys([*texts, *(text for command, text, inside in found if command and inside)]))
             unset = re.findall(r"\$(?:\{?(\w+)|\()|`", texts[0])
             if len(texts) > 1 or not (always or unset):
                 flat[name] = Doubtful(f"the script has {' or '.join(texts)}, by a branch or command")
