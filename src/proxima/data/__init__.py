@@ -2,6 +2,7 @@
 
     flow           Prompt, Completion, Score, Group: host side, as the engine and the rewards see them
     trajectory     one completion on its way to the trainer
+    pairs          pairs of completions, one preferred, and completions with a label
     columns        the numpy columns that these hold, one value per token
     outcomes       tensors, one entry per completion: the input of advantages and selections
     packed_batch   tensors, the input of the model               policy_batch   tensors, the input of the loss
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from proxima.data.field_checks import check_choices, check_fields
     from proxima.data.outcomes import Outcomes
     from proxima.data.packed_batch import PackedBatch, pack
+    from proxima.data.pairs import MarkedCompletion, PreferencePair
     from proxima.data.policy_batch import PolicyBatch
     from proxima.data.trajectory import Trajectory
 
-_TENSOR_MODULES = ("outcomes", "packed_batch", "policy_batch", "trajectory", "field_checks")
+_TENSOR_MODULES = ("outcomes", "packed_batch", "policy_batch", "trajectory", "pairs", "field_checks")
 
 
 def __getattr__(name: str) -> Any:
@@ -44,12 +46,14 @@ __all__ = [
     "FieldError",
     "FinishReason",
     "Group",
+    "MarkedCompletion",
     "Message",
     "NoFieldError",
     "NotFiniteError",
     "Outcomes",
     "PackedBatch",
     "PolicyBatch",
+    "PreferencePair",
     "Prompt",
     "Score",
     "Trajectory",

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import lru_cache
 from threading import Thread
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import numpy as np
 
@@ -61,36 +61,70 @@ def prompt_tokens(
     Raises:
         UserError: the template fails, does not read one of the arguments, or makes a control token of a message.
     """
+    return np.array(_chat_tokens(messages, tokenizer, arguments, complete=False), np.int32)
+
+
+def completion_tokens(
+    prompt: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any] = MappingProxyType({})
+) -> Ints:
+    """[T] token ids of the assistant's answer to a chat, up to and with the token that ends its turn: what an engine
+    would have generated after `prompt_tokens(prompt)`. Without a chat template that token is the tokenizer's EOS.
+
+    Raises:
+        UserError: as `prompt_tokens`; the tokens of the whole chat do not begin with those of the prompt; or no control
+            token ends the turn, and a model trained on it would not stop.
+    """
+    chat = [*prompt, {"role": "assistant", "content": text}]
+    before = _chat_tokens(prompt, tokenizer, arguments, complete=False)
+    whole = _chat_tokens(chat, tokenizer, arguments, complete=True)
+    if whole[: len(before)] != before:
+        what = "the tokens of the chat with this answer do not begin with those of its prompt"
+        raise UserError(what, remedy="the template or the tokenizer joins them; remove space around the answer")
+    tokens, known = whole[len(before) :], cast(Any, tokenizer)
+    ends = {known.eos_token_id, *(i for i, token in known.added_tokens_decoder.items() if token.special)}
+    end = next((i for i in reversed(range(len(tokens))) if tokens[i] in ends), None)
+    if end is None or known.decode(tokens[end + 1 :]).strip():
+        what = "no end-of-turn token follows the answer, so that a model trained on it would not stop"
+        raise UserError(what, remedy="repair the chat template, or give the tokenizer an eos_token")
+    return np.array(tokens[: end + 1], np.int32)
+
+
+def _chat_tokens(
+    messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool
+) -> list[int]:
+    """The tokens of a chat: `complete`, or to be continued by an answer."""
     known: Any = tokenizer  # hashable, as every object is unless it says otherwise
     control = _control_texts(known)
     stand_ins = _stand_ins(messages, [text for text in control if any(text in m["content"] for m in messages)])
     safe = [{**message, "content": _replaced(message["content"], stand_ins)} for message in messages]
+    end: list[int] = []
     if tokenizer.chat_template is not None:
-        chat, ids = _rendered(safe, tokenizer, arguments), []
-        _refuse_made_tokens(chat, safe, tokenizer, arguments)
+        chat, ids = _rendered(safe, tokenizer, arguments, complete), []
+        _refuse_made_tokens(chat, safe, tokenizer, arguments, complete)
     elif arguments:
         remedy = "remove data.template_arguments, or put a chat_template.jinja into the model's folder"
         raise UserError(f"the tokenizer has no chat template that could read {', '.join(arguments)}", remedy=remedy)
-    elif not stand_ins:
-        return np.array(_without_end(tokenizer(_plain_text(messages))["input_ids"], tokenizer), np.int32)
     else:
-        chat, ids = _plain_text(safe), _without_end(tokenizer("")["input_ids"], tokenizer)
+        end = [known.eos_token_id] if complete and getattr(known, "eos_token_id", None) is not None else []
+        if not stand_ins:
+            return _without_end(tokenizer(_plain_text(messages, complete))["input_ids"], tokenizer) + end
+        chat, ids = _plain_text(safe, complete), _without_end(tokenizer("")["input_ids"], tokenizer)
     texts = {stand_in: text for text, stand_in in stand_ins.items()}
     for part in re.split(f"([{''.join(texts)}])", chat) if texts else [chat]:
         split = {"split_special_tokens": True} if part in texts else {}
         ids += tokenizer(texts.get(part, part), add_special_tokens=False, **split)["input_ids"]
-    return np.array(ids, np.int32)
+    return ids + end
 
 
-def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any]) -> str:
-    """What the chat template makes of the messages.
+def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool) -> str:
+    """What the chat template makes of the messages; with its generation prompt unless the chat is complete.
 
     Raises:
         UserError: it fails, as a template is a program, and raises what it likes; or it does not read an argument.
     """
     if arguments:
         _require_read(tokenizer, arguments)
-    options = {"add_generation_prompt": True, "tokenize": False}
+    options = {"add_generation_prompt": not complete, "tokenize": False}
     try:
         text: str = tokenizer.apply_chat_template(list(messages), **arguments, **options)
         return text
@@ -133,7 +167,7 @@ def _variables(template: str) -> set[str] | None:
 
 
 def _refuse_made_tokens(
-    chat: str, messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any]
+    chat: str, messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool
 ) -> None:
     """Refuse a chat with more control tokens than the template writes around other words: one that changes its text
     (`lower`, `replace`, `trim` between two contents) can make one of a text that contains none.
@@ -144,7 +178,7 @@ def _refuse_made_tokens(
     known: Any = tokenizer
     pattern = re.compile("|".join(map(re.escape, _control_texts(known))) or r"(?!)")
     neutral = [{**message, "content": re.sub(r"\S+", "x", message["content"])} for message in messages]
-    written = Counter(pattern.findall(_rendered(neutral, tokenizer, arguments)))
+    written = Counter(pattern.findall(_rendered(neutral, tokenizer, arguments, complete)))
     if made := Counter(pattern.findall(chat)) - written:
         what = f"the chat template makes the control token {next(iter(made))} of a message's own text"
         shown = " | ".join(message["content"] for message in messages)
@@ -174,8 +208,8 @@ def _replaced(text: str, by: Mapping[str, str]) -> str:
     return text
 
 
-def _plain_text(messages: Sequence[Message]) -> str:
-    return "\n".join(message["content"] for message in messages) + "\n"
+def _plain_text(messages: Sequence[Message], complete: bool) -> str:
+    return "\n".join(message["content"] for message in messages) + ("" if complete else "\n")
 
 
 def _without_end(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:

@@ -1,0 +1,140 @@
+"""Makes preference pairs, and completions with a label, from rows: which columns hold them, and how they become tokens.
+
+A side is a text, or a list of messages that ends with the assistant's. The prompt is the row's own; where a side holds
+the messages before its last too, these are the prompt. A bad row raises `FieldError`, which names the column's field;
+the caller adds the number of the row, and skips or refuses it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from proxima.data import FieldError, MarkedCompletion, Message, PreferencePair, Trajectory, UserError, require
+from proxima.task.column_mapping import as_messages, look_up
+from proxima.task.prompts import Tokenizer, completion_tokens, prompt_tokens, with_system
+from proxima.task.protocol import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairColumns:
+    """The columns of pairs, among the `metadata` that the task keeps; a name may follow dots into a column of objects.
+
+    Args:
+        chosen, rejected: the better and the worse completion: text, or a list of {role, content}. Where both hold whole
+            chats and the data has no column with the prompt, set the task's `messages` to one of the two.
+        margin: by how much the chosen one is better, a number; null: the data doesn't say.
+    """
+
+    chosen: str = "chosen"
+    rejected: str = "rejected"
+    margin: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkedColumns:
+    """The columns of completions without a partner; see `PairColumns` for names.
+
+    Args:
+        completion: text, or a list of {role, content}. label: true or 1 for a good one, false or 0 for a bad one.
+    """
+
+    completion: str = "completion"
+    label: str = "label"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceReader:
+    """Rows to tokens, through the chat template as `PromptSource` does it.
+
+    Args:
+        tokenizer: the policy's. system, arguments: system prompt and template arguments, see `PromptSource`.
+        context: most tokens of prompt and completion together; a longer one is a bad row, and is never cut.
+    """
+
+    tokenizer: Tokenizer
+    context: int
+    system: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def pair(self, number: int, row: Row, columns: PairColumns) -> PreferencePair:
+        """The pair of a row; `number` is the row's.
+
+        Raises:
+            FieldError: `chosen` or `rejected`: no such column, empty, no chat, without end-of-turn token, no room for
+                it, another prompt than the row's, or equal sides; `margin`: not a finite number.
+        """
+        better, worse = _text(row, "chosen", columns.chosen), _text(row, "rejected", columns.rejected)
+        margin = None if columns.margin is None else _number(_column(row, "margin", columns.margin))
+        chosen = self._trajectory(number, 0, row, "chosen", better)
+        rejected = self._trajectory(number, 1, row, "rejected", worse)
+        equal = np.array_equal(chosen.tokens, rejected.tokens)
+        require(not equal, "rejected", _shown(worse), "equals chosen: the pair says nothing")
+        return PreferencePair(row=number, chosen=chosen, rejected=rejected, margin=margin)
+
+    def marked(self, number: int, row: Row, columns: MarkedColumns) -> MarkedCompletion:
+        """The completion of a row, with its label; raises as `pair`, and for a label that is not true, false, 1 or
+        0."""
+        text = _text(row, "completion", columns.completion)
+        label = _column(row, "label", columns.label)
+        require(isinstance(label, int) and label in (0, 1), "label", label, "must be true, false, 1 or 0")
+        completion = self._trajectory(number, 0, row, "completion", text)
+        return MarkedCompletion(row=number, completion=completion, good=bool(label))
+
+    def _trajectory(self, number: int, sample: int, row: Row, field: str, text: str) -> Trajectory:
+        require(bool(text.strip()), field, text, "is empty")
+        prompt = _prompt(row)
+        require(bool(prompt), field, _shown(text), "follows no prompt", remedy="map task.question to the prompt")
+        chat = with_system(prompt, self.system)
+        before = prompt_tokens(chat, self.tokenizer, self.arguments)
+        try:
+            tokens = completion_tokens(chat, text, self.tokenizer, self.arguments)
+        except FieldError:
+            raise
+        except UserError as error:
+            raise FieldError(field, _shown(text), error.reason, remedy=error.remedy) from None
+        used = len(before) + len(tokens)
+        too_long = f"has no room: with its prompt it has {used} tokens, the model holds {self.context}"
+        require(used <= self.context, field, _shown(text), too_long, remedy="shorten it or raise model.max_length")
+        return Trajectory(sample=sample, group=number, prompt_tokens=before, tokens=tokens)
+
+
+def _prompt(row: Row) -> tuple[Message, ...]:
+    """The messages before the completion. The task's `messages` may hold one of the sides rather than a prompt."""
+    return row.messages[:-1] if row.messages[-1]["role"] == "assistant" else row.messages
+
+
+def _text(row: Row, field: str, column: str) -> str:
+    """The completion in a column."""
+    value, prompt = _column(row, field, column), _prompt(row)
+    if isinstance(value, str):
+        return value
+    try:
+        chat = as_messages(value, f"column {column!r}")
+    except UserError as error:
+        raise FieldError(field, _shown(value), f"is no chat: {error.reason}", remedy=error.remedy) from None
+    require(chat[-1]["role"] == "assistant", field, _shown(value), "must end with a message of the assistant")
+    remedy = "map task.question or task.messages to the prompt, or task.messages to one of the chats"
+    require(chat[:-1] in ((), prompt), field, _shown(value), "begins with another prompt than its row", remedy=remedy)
+    return chat[-1]["content"]
+
+
+def _column(row: Row, field: str, column: str) -> Any:
+    try:
+        return look_up(row.metadata, column)
+    except KeyError:
+        known = ", ".join(row.metadata) or "none"
+        raise FieldError(field, column, "names no column of the row", remedy=f"columns: {known}") from None
+
+
+def _number(margin: Any) -> float:
+    number = isinstance(margin, (int, float)) and not isinstance(margin, bool) and math.isfinite(margin)
+    require(number, "margin", margin, "must be a finite number")
+    return float(margin)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
