@@ -18,11 +18,12 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import BatchCollector
 from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.algorithm import Algorithm
-from proxima.runtime.controller import Controller, Plan
+from proxima.runtime.controller import Controller
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.held_out import Evaluation
 from proxima.runtime.journal import Journal
 from proxima.runtime.learner import Learner
+from proxima.runtime.loop import Plan
 from proxima.runtime.rollouts import read_rows
 from proxima.runtime.store import RolloutRecorder, RunStore
 from proxima.train import PolicyObjective, TrainStack

@@ -11,9 +11,9 @@ from proxima.cli.main import main
 from proxima.core.advantage import Grpo
 from proxima.data import FieldError, NotFiniteError
 from proxima.engine.protocol import Sampling
-from proxima.runtime.controller import RunEnded
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.inference import generate
+from proxima.runtime.loop import RunEnded
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.tiny_run import assert_same, go, recipe, summary_of, traces

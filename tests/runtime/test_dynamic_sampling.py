@@ -14,7 +14,7 @@ from proxima.engine.protocol import Sampling
 from proxima.rollout.dynamic_sampling import DynamicSampling, running_acceptance
 from proxima.runtime.algorithm import Algorithm
 from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups, write_groups
-from proxima.runtime.controller import RunEnded
+from proxima.runtime.loop import RunEnded
 from proxima.runtime.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.test_controller import World

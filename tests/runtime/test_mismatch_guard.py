@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from proxima.runtime.controller import RunEnded
 from proxima.runtime.folder import RunFolder
+from proxima.runtime.loop import RunEnded
 from proxima.runtime.rollouts import read_rows
 from tests.runtime.tiny_run import Watcher, go, recipe
 

@@ -13,6 +13,6 @@ from proxima.api.evaluation import evaluate
 from proxima.api.saved import SavedEvaluation, SavedRun, load_run
 from proxima.api.training import train
 from proxima.data import UserError
-from proxima.runtime.controller import RunEnded
+from proxima.runtime.loop import RunEnded
 
 __all__ = ["RunEnded", "SavedEvaluation", "SavedRun", "UserError", "evaluate", "load_run", "train"]

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     replay = [] if arguments.rollouts is None else [f"rollouts={json.dumps(arguments.rollouts)}"]
     resolved = resolve_run(arguments.recipe, [*arguments.override, *replay], **how)
 
-    from proxima.runtime.controller import RunEnded
+    from proxima.runtime.loop import RunEnded
     from proxima.runtime.run import train
     from proxima.view import RunViews
 

@@ -1,7 +1,8 @@
 """Runtime: the loop, and what survives it. Read `controller.py` top to bottom and you have read the method.
 
-    run            a run from its config: validate, load, build, loop, summarise        build      config → objects
-    controller     the loop          algorithm  what a step trains on                    learner    weights and updates
+    execution      any run: folder, resume, loop, summary     run   `proxima train`      build      config → objects
+    loop           what loops have in common                  controller   the loop of RL
+    algorithm      what a step trains on                      learner      weights and updates
     interrupt      Ctrl-C
     journal, folder, store, rollouts, carried_groups   what survives a kill              resume, inputs
     held_out, eval_suites, eval_run, inference   evaluation and generation without training

@@ -23,9 +23,10 @@ from proxima.rollout.collector import BatchCollector
 from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.algorithm import Algorithm
 from proxima.runtime.clock import Clock
-from proxima.runtime.controller import Controller, Plan
+from proxima.runtime.controller import Controller
 from proxima.runtime.held_out import Evaluation
 from proxima.runtime.learner import Learner
+from proxima.runtime.loop import Plan
 from proxima.runtime.observer import Observer
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.replay import StoredRollouts

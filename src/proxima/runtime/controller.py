@@ -7,14 +7,11 @@ the injected clock. Training is synchronous: no prompt is admitted for a step be
 are published. What takes long runs in a thread beside the event loop, so that engine, rewards and Ctrl-C are served.
 """
 
-import asyncio
-from collections.abc import Awaitable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from proxima.core.correction import health
-from proxima.data import NotFiniteError
 from proxima.engine.protocol import WeightUpdate
 from proxima.rollout.collector import BatchCollector, BatchNotFilled, CollectedBatch, score_errors
 from proxima.runtime.algorithm import Algorithm, StepBatch
@@ -22,51 +19,18 @@ from proxima.runtime.carried_groups import CARRIED_GROUPS, write_groups
 from proxima.runtime.clock import Clock
 from proxima.runtime.held_out import Evaluation, named_metric, summarise
 from proxima.runtime.learner import Learner
+from proxima.runtime.loop import Plan, RunEnded, Trained, TrainingLoop
 from proxima.runtime.observer import Observer, Sample
 from proxima.runtime.replay import StoredRollouts
 from proxima.runtime.rollouts import write_evals, write_rollouts
 from proxima.runtime.step_metrics import mean_metrics, rollout_metrics
 from proxima.runtime.store import RunStore
 from proxima.train import UpdateResult
-from proxima.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
 
 WARN_EVERY = 10  # steps between two warnings of a lasting state
 
 
-class Stopped(Exception):
-    """The user asked the run to stop; the unfinished step is discarded, and a resume repeats it."""
-
-
-class RunEnded(Exception):
-    """The run can't continue, although nothing in it is broken; the message says why and what to do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """When the loop does what.
-
-    Args:
-        steps: of the whole run.
-        seed: of every draw; stored in the checkpoints.
-        evaluate_every, checkpoint_every: in steps; 0: only before and after, only at the end.
-        keep_last, keep_best: see `CheckpointConfig`.
-        metric: see `EvalConfig`.
-        max_unscored_steps: consecutive steps without a score after which the run ends; 0: never.
-    """
-
-    steps: int
-    seed: int = 0
-    evaluate_every: int = 0
-    evaluate_before: bool = True
-    evaluate_after: bool = True
-    checkpoint_every: int = 0
-    keep_last: int = 2
-    keep_best: bool = False
-    metric: str | None = None
-    max_unscored_steps: int = 0
-
-
-class Controller:
+class Controller(TrainingLoop):
     """Everything that the loop touches, and the loop.
 
     Args:
@@ -91,38 +55,14 @@ class Controller:
         observer: Observer,
         clock: Clock,
     ) -> None:
-        self.plan, self.collector, self.algorithm, self.learner = plan, collector, algorithm, learner
-        self.store, self.journal, self.folder = store, store.journal, store.folder
-        self.evaluation, self.observer, self.clock = evaluation, observer, clock
-        self._start = clock.now() - self.folder.elapsed()
-        self._stop = asyncio.Event()
-        self._times: dict[str, float] = {}
+        trained = Trained(loaded=learner.policy.loaded, stack=learner.stack, compute=learner.compute)
+        super().__init__(plan, trained, store, observer, clock)
+        self.collector, self.algorithm, self.learner, self.evaluation = collector, algorithm, learner, evaluation
         self._score_error = self._unjudged = ""
         # Both are those of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._carried = collector.state(), collector.carried
 
     # ---- the loop ----------------------------------------------------------------------------------------------------
-
-    async def run(self) -> bool:
-        """Train to the last step, or until `stop`; both end with a checkpoint.
-
-        Returns: True when all steps are done.
-
-        Raises:
-            RunEnded: the run can't continue; a checkpoint is written all the same, unless the weights diverged.
-        """
-        try:
-            await self.train()
-            done = True
-        except Stopped:
-            done = False
-        except NotFiniteError as error:  # the weights may be in the middle of a step: no checkpoint
-            raise RunEnded(self.diverged(error)) from error
-        except RunEnded:
-            await self.checkpoint(self.journal.step)
-            raise
-        await self.checkpoint(self.journal.step)
-        return done
 
     async def train(self) -> None:
         """All steps and evaluations that the run still lacks."""
@@ -157,10 +97,6 @@ class Controller:
             self.end_if_mismatched(record)
         if self.plan.evaluate_after:
             await self.evaluate("after")
-
-    def stop(self) -> None:
-        """Ask the loop to end; it does so at the next point where nothing is half-done. Call it on the event loop."""
-        self._stop.set()
 
     # ---- its stages, in order ----------------------------------------------------------------------------------------
 
@@ -222,10 +158,6 @@ class Controller:
         self.observer.step(record, _sample(batch, step))
         self.warn(record, collected, batch)
 
-    async def evaluate_if_due(self, step: int) -> None:
-        if step and self.plan.evaluate_every and step % self.plan.evaluate_every == 0:
-            await self.evaluate("after" if step == self.plan.steps else "step")
-
     async def evaluate(self, label: str) -> None:
         """Held-out questions under the present weights, once per step."""
         step, start = self.journal.step, self.now()
@@ -257,28 +189,9 @@ class Controller:
         self.store.write_evaluation(record)
         self.observer.evaluated(record)
 
-    async def checkpoint_if_due(self, step: int) -> None:
-        if self._stop.is_set():
-            raise Stopped
-        if self.plan.checkpoint_every and step % self.plan.checkpoint_every == 0:
-            await self.checkpoint(step)
-
-    async def checkpoint(self, step: int) -> None:
-        """Everything a resume needs, written aside and renamed, and older ones deleted. An existing checkpoint of the
-        step stays: a kill may have come before the deleting."""
-        if step and read_checkpoint(self.folder.checkpoint(step)) is None:
-            await self.write_checkpoint(step)
-        self.store.prune_checkpoints(self.plan.keep_last, keep_best=self.plan.keep_best)
-
-    async def write_checkpoint(self, step: int) -> None:
-        self.observer.progress("checkpoint", 0, 1, "checkpoints")
-        facts = {"policy_version": self.journal.version, "cursor": self._cursor, "seed": self.plan.seed}
-        facts["pending"] = [group.prompt.uid for group in self._carried]
-        files = {CARRIED_GROUPS: lambda path: write_groups(path, self._carried)} if self._carried else {}
-        learner = self.learner
-        await self.learner.compute.run(
-            write_checkpoint, self.folder.checkpoints, step, learner.policy.loaded, learner.stack, facts, files
-        )
+    def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
+        facts = {"cursor": self._cursor, "pending": [group.prompt.uid for group in self._carried]}
+        return facts, {CARRIED_GROUPS: lambda path: write_groups(path, self._carried)} if self._carried else {}
 
     def end_if_unscored(self, step: int) -> None:
         """A reward that always fails would let the run use up all its questions and learn nothing."""
@@ -292,19 +205,6 @@ class Controller:
                 "(--resume), or set runtime.max_unscored_steps=0 to train without scores"
             )
 
-    def diverged(self, error: NotFiniteError) -> str:
-        """What happened in the step that could not be finished, and what to do."""
-        saved = [checkpoint.step for checkpoint in checkpoints(self.folder.checkpoints)]
-        remedy = "start another run with a lower train.optimizer.lr or train.max_grad_norm"
-        if saved:
-            place = (
-                f"the checkpoint of step {saved[-1]} is finite. Resume (--resume) to continue from there; if it happens"
-            )
-            remedy = f"{place} again, training diverges: {remedy}"
-        else:
-            remedy = f"there is no checkpoint to resume from. Training diverges: {remedy}"
-        return f"step {self.journal.step + 1}: {error}; {remedy}"
-
     def end_if_mismatched(self, record: Mapping[str, Any]) -> None:
         """`algorithm.mismatch.on_mismatch: stop`."""
         guard = self.learner.guard
@@ -315,30 +215,6 @@ class Controller:
             )
 
     # ---- small things ------------------------------------------------------------------------------------------------
-
-    def now(self) -> float:
-        """Seconds since the run began, over all resumes."""
-        return self.clock.now() - self._start
-
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
-        start = self.clock.now()
-        try:
-            yield
-        finally:
-            self._times[stage] = self._times.get(stage, 0.0) + self.clock.now() - start
-
-    async def unless_stopped(self, work: Awaitable[Any]) -> Any:
-        """The result of an awaitable, or `Stopped` as soon as the user asks for it, even if the result is known."""
-        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
-        try:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if self._stop.is_set():
-                raise Stopped
-            return task.result()
-        finally:
-            for waiting in (task, stop):
-                waiting.cancel()
 
     def record(
         self, step: int, version: int, collected: CollectedBatch, batch: StepBatch, result: UpdateResult

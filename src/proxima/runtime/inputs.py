@@ -57,11 +57,11 @@ def input_hashes(
     in a message; `held_out` has the rows of each set by their name there."""
     files = model_files(config.model.path, config.model.revision)
     named = {f"model.path: {name}": value for name, value in files.items()}
-    named |= source.hashes if isinstance(source, StoredRollouts) else {"task: its rows": _rows_sha(source.rows)}
+    named |= source.hashes if isinstance(source, StoredRollouts) else {"task: its rows": rows_sha(source.rows)}
     named |= _reward_hashes("reward", config.reward)
     for number, one in enumerate(config.eval.sets):
         named |= _reward_hashes(f"eval.sets.{number}.reward", one.reward)
-    return named | {f"{name}: its rows": _rows_sha(rows) for name, rows in held_out.items()}
+    return named | {f"{name}: its rows": rows_sha(rows) for name, rows in held_out.items()}
 
 
 def _reward_hashes(path: str, rewards: Iterable[Any]) -> dict[str, str]:
@@ -100,7 +100,8 @@ def _reward_file(reward: Any) -> Path | None:
     return None if found is None else Path(found)
 
 
-def _rows_sha(rows: Rows) -> str:
+def rows_sha(rows: Rows) -> str:
+    """SHA-256 of the rows of a task, of a large one those at even distances."""
     count = len(rows)
     numbers: Iterable[int] = range(count) if count <= ROWS_READ else (i * count // ROWS_READ for i in range(ROWS_READ))
     digest = sha256(str(count).encode())
@@ -126,7 +127,7 @@ def check_inputs(journal: Journal, now: Mapping[str, str]) -> None:
         raise UserError(f"{', '.join(differing)}: changed {place}", remedy=remedy)
 
 
-def numerics_note(journal: Journal, config: "RunConfig") -> str | None:
+def numerics_note(journal: Journal, config: Any) -> str | None:
     """A warning if settings or versions that change the last bits of the numbers are others than before."""
     values = flat_values(config)
     now = {name: values[name] for name in LAST_BITS if name in values} | {"runtime.threads": torch.get_num_threads()}

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.controller import Controller
+from proxima.runtime.loop import TrainingLoop
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -27,28 +27,28 @@ def signals_restored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stop_on_interrupt(controller: Controller, compute: ComputeThread) -> None:
+def stop_on_interrupt(loop: TrainingLoop, compute: ComputeThread) -> None:
     """The first Ctrl-C (or SIGTERM) asks the loop to stop with a checkpoint, the second one is a KeyboardInterrupt.
 
     Python runs signal handlers in the main thread, which is the compute thread: the second Ctrl-C ends its call.
     """
-    loop = asyncio.get_running_loop()
+    events = asyncio.get_running_loop()
     seen: list[int] = []
 
     def stop() -> None:
         if len(seen) > 1:  # the second one came first: the run has ended already
             return
-        controller.observer.warning(
+        loop.observer.warning(
             "stopping: a checkpoint is written first; press Ctrl-C again to quit now and lose "
             "what came after the last checkpoint"
         )
-        controller.stop()
+        loop.stop()
 
     def handle(number: int, frame: Any) -> None:
         seen.append(number)
         if len(seen) > 1:
             raise KeyboardInterrupt
-        loop.call_soon_threadsafe(stop)
+        events.call_soon_threadsafe(stop)
 
     if compute.call(lambda: threading.current_thread() is threading.main_thread()):  # it alone can set handlers
         for number in SIGNALS:

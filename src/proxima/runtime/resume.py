@@ -1,28 +1,17 @@
 """A resume: what would make it another run is refused, and everything is restored as it was at the last checkpoint."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from proxima.config.comparable import ABSENT, Purpose, compared, differences, flat_values
-from proxima.data import FieldError, Group, UserError
-from proxima.runtime.build import RunData
-from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups
+from proxima.data import FieldError, UserError
 from proxima.runtime.folder import RunFolder
-from proxima.runtime.inputs import check_inputs, input_hashes
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer
 from proxima.train.checkpoint import Checkpoint, last_whole
 
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
 
-
-def prepare_resume(
-    config: "RunConfig", data: RunData, folder: RunFolder, journal: Journal, observer: Observer
-) -> tuple[Checkpoint | None, list[Group]]:
-    """Check config and inputs before weights are loaded, and restore journal, records and data cursor as they were at
-    the last whole checkpoint, or at the start; returns it, and the groups that it carries over."""
-    check_resume(journal, config)
-    check_inputs(journal, input_hashes(config, data.source, data.held_out_rows))
+def rewind_run(folder: RunFolder, journal: Journal, observer: Observer) -> Checkpoint | None:
+    """Restore journal and records as they were at the last whole checkpoint, which is returned, or at the start."""
     checkpoint = last_whole(folder.checkpoints, observer.warning)
     step = checkpoint.step if checkpoint else 0
     if checkpoint and journal.step < step:
@@ -34,15 +23,7 @@ def prepare_resume(
     if step < last:
         place = f"the checkpoint of step {step}" if checkpoint else "the start, because no checkpoint exists"
         observer.warning(f"resuming from {place}: {last - step} finished steps are repeated; see checkpoint.every")
-    if checkpoint is None:
-        return None, []
-    data.source.load(checkpoint.facts["cursor"])
-    carried = read_groups(checkpoint.path / CARRIED_GROUPS, checkpoint.facts.get("pending", []))
-    lost = [group.prompt for group in carried if journal.prompt(group.prompt.uid) is None]
-    journal.admit(lost, size=len(data.source.rows))
-    journal.generating(group.prompt.uid for group in carried)  # the rewind has queued them
-    journal.scored(carried)
-    return checkpoint, carried
+    return checkpoint
 
 
 def _restore_steps(journal: Journal, folder: RunFolder, checkpoint: Checkpoint, observer: Observer) -> None:
@@ -62,7 +43,7 @@ def _restore_steps(journal: Journal, folder: RunFolder, checkpoint: Checkpoint, 
     )
 
 
-def check_resume(journal: Journal, config: "RunConfig") -> None:
+def check_resume(journal: Journal, config: Any) -> None:
     """Record the config in a new journal; refuse a resume whose config differs in a field that may not.
 
     Raises:
@@ -80,16 +61,17 @@ def check_resume(journal: Journal, config: "RunConfig") -> None:
         raise FieldError(path, None if wanted is ABSENT else wanted, reason, remedy=remedy)
 
 
-def schedule_note(journal: Journal, config: "RunConfig") -> str | None:
-    """A warning if another `train.steps` changes the learning rate schedule in the middle of the run."""
-    started, now = journal.get("steps"), config.train.steps
+def schedule_note(journal: Journal, schedule: str, now: int) -> str | None:
+    """A warning if `now` is another number of steps than at the start, which changes the learning rate schedule in the
+    middle of the run."""
+    started = journal.get("steps")
     if started is None:
         journal.set("steps", now)
         return None
-    if started == now or config.train.schedule == "constant":
+    if started == now or schedule == "constant":
         return None
     return (
-        f"train.steps={now}, and the run was started with {started}: from here on the {config.train.schedule} learning "
+        f"train.steps={now}, and the run was started with {started}: from here on the {schedule} learning "
         f"rate falls towards step {now}, unlike in a run of {now} steps from the start; train.schedule=constant avoids "
         "the difference"
     )

@@ -1,31 +1,28 @@
-"""A run from its config: validate, load, build, loop, summarise. What `proxima train` calls."""
+"""A run of RL from its config: what `proxima train` calls."""
 
-import asyncio
-from dataclasses import asdict, replace
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from proxima import __version__
-from proxima.config.dump import dump
 from proxima.config.estimate import at_once, pruned
-from proxima.data import Group, UserError
+from proxima.data import Group
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.build import RunData, StageFactory, load_model, load_run_data, make_controller
-from proxima.runtime.clock import Clock, SystemClock
-from proxima.runtime.environment import describe_environment
-from proxima.runtime.folder import RunFolder
-from proxima.runtime.inputs import check_inputs, check_replayed_rewards, input_hashes, numerics_note
-from proxima.runtime.interrupt import quiet_transformers, signals_restored, stop_on_interrupt
+from proxima.runtime.build import StageFactory, load_model, load_run_data, make_controller
+from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups
+from proxima.runtime.clock import Clock
+from proxima.runtime.controller import Controller
+from proxima.runtime.execution import execute
+from proxima.runtime.inputs import check_replayed_rewards, input_hashes
 from proxima.runtime.journal import Journal
-from proxima.runtime.observer import Observer, RunInfo, WarningList
-from proxima.runtime.replay import StoredRollouts
-from proxima.runtime.resume import check_resume, prepare_resume, schedule_note
+from proxima.runtime.observer import Observer, RunInfo
+from proxima.runtime.replay import StoredRollouts, rollouts_sha
 from proxima.runtime.store import RunStore
-from proxima.runtime.summary import Summary, algorithm_name, summarise_run
-from proxima.train.checkpoint import Checkpoint, restore
+from proxima.runtime.summary import Summary, algorithm_name
+from proxima.train.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from proxima.config import Resolved
@@ -45,143 +42,92 @@ def train(
     """Train as the config says; all results are in the run folder.
 
     Args:
-        resolved: the config with provenance, for config.yaml; None writes no config.yaml.
-        resume: continue the run in the folder from its last complete checkpoint; starts one if there is none.
-        overwrite: delete the run in the folder first.
+        resolved, resume, overwrite: see `execute`.
         stages: from the trained policy to forward stages beside those of the loss, such as a critic for `gae`. They
             must be the same at each resume.
 
     Raises:
-        UserError: something is wrong with config, data, folder or model; before weights are loaded wherever possible.
-        RunEnded: the run can't continue.
+        UserError, RunEnded: see `execute`.
     """
-    observer, clock = observer or Observer(), clock or SystemClock()
-    folder = RunFolder(_run_folder(config, resolved, clock))
-    folder.check(resume=resume, overwrite=overwrite)
-    with quiet_transformers():
-        data = load_run_data(config)  # first: its errors leave the folder untouched
+    return execute(
+        lambda: Reinforcement(config, stages),
+        config,
+        resolved=resolved,
+        resume=resume,
+        overwrite=overwrite,
+        observer=observer,
+        clock=clock,
+    )
+
+
+class Reinforcement:
+    """The `Workload` of `proxima train`."""
+
+    def __init__(self, config: "RunConfig", stages: StageFactory | None = None) -> None:
+        self.config, self.stages = config, stages
+        self.data = load_run_data(config)
         check_replayed_rewards(config)
-        resuming = folder.begin(resume=resume, overwrite=overwrite)
-        try:
-            compute = ComputeThread()
-            with signals_restored():
-                return compute.serve(_train(config, resolved, data, folder, resuming, compute, observer, clock, stages))
-        finally:
-            folder.release()
-            if isinstance(data.source, StoredRollouts):
-                data.source.close()
+        self.notes = self.data.notes
+        self.carried: list[Group] = []
 
+    @property
+    def steps(self) -> int:
+        return self.config.train.steps
 
-async def _train(
-    config: "RunConfig",
-    resolved: "Resolved[RunConfig] | None",
-    data: RunData,
-    folder: RunFolder,
-    resuming: bool,
-    compute: ComputeThread,
-    observer: Observer,
-    clock: Clock,
-    stages: StageFactory | None,
-) -> Summary:
-    checkpoint, carried = None, list[Group]()
-    if resuming:
-        with Journal(folder.journal, clock) as journal:
-            checkpoint, carried = prepare_resume(config, data, folder, journal, observer)
-    observer.progress("load", 0, 1, "models")
-    hashing = (  # beside the loading; a resume has compared them
-        None
-        if resuming
-        else asyncio.create_task(asyncio.to_thread(input_hashes, config, data.source, data.held_out_rows))
-    )
-    loaded = await compute.run(_load_weights, config, checkpoint)
-    with Journal(folder.journal, clock) as journal:  # from here on the folder contains a run
-        check_resume(journal, config)
-        if hashing is not None:
-            check_inputs(journal, await hashing)
-        for note in filter(None, (schedule_note(journal, config), numerics_note(journal, config))):
-            observer.warning(note)
-        if resolved is not None:
-            folder.write_config(dump(resolved))
-        store = RunStore(journal, folder)
-        controller = make_controller(
-            config, loaded, data, store, compute, observer=observer, clock=clock, carried=carried, stages=stages
+    def hashes(self) -> dict[str, str]:
+        return input_hashes(self.config, self.data.source, self.data.held_out_rows)
+
+    def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
+        source = self.data.source
+        source.load(checkpoint.facts["cursor"])
+        carried = read_groups(checkpoint.path / CARRIED_GROUPS, checkpoint.facts.get("pending", []))
+        lost = [group.prompt for group in carried if journal.prompt(group.prompt.uid) is None]
+        journal.admit(lost, size=len(source.rows))
+        journal.generating(group.prompt.uid for group in carried)  # the rewind has queued them
+        journal.scored(carried)
+        self.carried = carried
+
+    def load(self, path: str | None) -> LoadedModel:
+        return load_model(self.config, path)
+
+    def make_loop(
+        self, loaded: LoadedModel, store: RunStore, compute: ComputeThread, observer: Observer, clock: Clock
+    ) -> Controller:
+        views: dict[str, Any] = {"observer": observer, "clock": clock}
+        kept: dict[str, Any] = {"carried": self.carried, "stages": self.stages}
+        return make_controller(self.config, loaded, self.data, store, compute, **views, **kept)
+
+    def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
+        config, train = self.config, self.config.train
+        prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
+        return RunInfo(
+            version=__version__,
+            algorithm=algorithm_name(config),
+            model=Path(config.model.path).name,
+            parameters=loaded.parameters,
+            device=str(loaded.model.device),
+            threads=torch.get_num_threads(),
+            dtype=config.model.compute_dtype,
+            seed=config.seed,
+            folder=folder,
+            steps=train.steps,
+            resumed_at=step,
+            prompts=prompts,
+            completions=train.completions_per_prompt,
+            kept=kept,
+            at_once=at_once(prompts, config.algorithm.dynamic_sampling),
+            tokens_per_micro_batch=train.tokens_per_micro_batch,
+            updates=train.updates_per_step * train.epochs_per_step,
+            questions=self.data.questions,
+            replay_of=config.replayed,
         )
-        if checkpoint:
-            await compute.run(restore, checkpoint, controller.learner.stack)
-        model = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
-        folder.write_environment(describe_environment(config.seed, model))
-        observer.started(_run_info(config, loaded, folder, journal.step, data.questions))
-        for note in data.notes:
-            observer.warning(note)
-        status, error, recorded = "failed", None, len(folder.read_metrics())
-        try:
-            stop_on_interrupt(controller, compute)
-            status = "done" if await controller.run() else "stopped"
-        except (asyncio.CancelledError, KeyboardInterrupt):  # a second Ctrl-C
-            status, error = "stopped", "interrupted"
-            raise
-        except BaseException as problem:
-            error = f"{type(problem).__name__}: {problem}".removesuffix(": ")
-            raise
-        finally:
-            controller.close()
-            finished_before = resuming and status == "done" and len(folder.read_metrics()) == recorded
-            seconds = folder.elapsed() if finished_before else controller.now()
-            summary = summarise_run(config, folder, journal, status, seconds, error)
-            summary = _with_views(summary, folder, observer)
-            folder.write_summary(asdict(summary))
-            observer.finished(asdict(summary))
-    return summary
 
+    def facts(self, journal: Journal) -> Mapping[str, Any]:
+        replayed = self.config.replayed
+        sha = rollouts_sha(journal.get("inputs") or {})
+        replay = None if replayed is None else {"run": str(replayed), "sha256": sha}
+        return {"algorithm": algorithm_name(self.config), "replay": replay}
 
-def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summary:
-    """With what the views know: links, and warnings after those of the run before its resume."""
-    links = observer.ending()  # first: it may warn
-    told = WarningList()
-    for warning in (*folder.earlier_warnings, *observer.warned()):
-        told.add(**warning)
-    return replace(summary, links=links, warnings=told.records())
-
-
-def _load_weights(config: "RunConfig", checkpoint: Checkpoint | None) -> LoadedModel:
-    if checkpoint is None:
-        return load_model(config)
-    try:
-        return load_model(config, str(checkpoint.model))
-    except ValueError as error:
-        remedy = "delete this checkpoint to use the one before"
-        raise UserError(f"{checkpoint.path}: {error}", remedy=remedy) from error
-
-
-def _run_folder(config: "RunConfig", resolved: "Resolved[RunConfig] | None", clock: Clock) -> Path:
-    if config.folder:
-        return Path(config.folder).expanduser()
-    name = Path(resolved.recipe).stem if resolved is not None and resolved.recipe else "run"
-    stamp = clock.wall()[:19].replace("-", "").replace(":", "").replace("T", "-")
-    return Path("runs") / f"{name}-{stamp}"
-
-
-def _run_info(config: "RunConfig", loaded: LoadedModel, folder: RunFolder, step: int, questions: int) -> RunInfo:
-    train = config.train
-    prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
-    return RunInfo(
-        version=__version__,
-        algorithm=algorithm_name(config),
-        model=Path(config.model.path).name,
-        parameters=loaded.parameters,
-        device=str(loaded.model.device),
-        threads=torch.get_num_threads(),
-        dtype=config.model.compute_dtype,
-        seed=config.seed,
-        folder=folder.path,
-        steps=train.steps,
-        resumed_at=step,
-        prompts=prompts,
-        completions=train.completions_per_prompt,
-        kept=kept,
-        at_once=at_once(prompts, config.algorithm.dynamic_sampling),
-        tokens_per_micro_batch=train.tokens_per_micro_batch,
-        updates=train.updates_per_step * train.epochs_per_step,
-        questions=questions,
-        replay_of=config.replayed,
-    )
+    def close(self) -> None:
+        if isinstance(self.data.source, StoredRollouts):
+            self.data.source.close()

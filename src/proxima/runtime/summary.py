@@ -9,7 +9,6 @@ from proxima.config.presets import ALGORITHMS
 from proxima.evaluate.headline import Headline
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
-from proxima.runtime.replay import rollouts_sha
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
@@ -28,7 +27,7 @@ class Summary:
     seconds: float
     model: str
     seed: int
-    algorithm: str
+    algorithm: str = ""
     folder: str
     eval: Mapping[str, Any] = field(default_factory=dict)
     tokens_per_second: Mapping[str, float] = field(default_factory=dict)
@@ -49,8 +48,9 @@ def algorithm_name(config: "RunConfig") -> str:
 
 
 def summarise_run(
-    config: "RunConfig", folder: RunFolder, journal: Journal, status: str, seconds: float, error: str | None
+    config: Any, folder: RunFolder, journal: Journal, status: str, seconds: float, error: str | None
 ) -> Summary:
+    """What any run's records say; its workload adds the facts that it alone knows."""
     records = folder.read_metrics()
     evals = [r for r in records if r["kind"] == "eval"]
     headline = Headline.of(evals)
@@ -67,7 +67,6 @@ def summarise_run(
         seconds=seconds,
         model=config.model.path,
         seed=config.seed,
-        algorithm=algorithm_name(config),
         folder=str(folder.path),
         eval={label: _outcome(r, headline) for label, r in named.items() if r is not None},
         tokens_per_second={
@@ -75,13 +74,8 @@ def summarise_run(
             "train": rate("tokens/trained", "time/train"),
         },
         peak_memory_bytes=_peak_memory(),
-        replay=None if config.replayed is None else {"run": str(config.replayed), "sha256": _rollouts_sha(journal)},
         error=error,
     )
-
-
-def _rollouts_sha(journal: Journal) -> str | None:
-    return rollouts_sha(journal.get("inputs") or {})
 
 
 def _outcome(record: Mapping[str, Any], headline: Headline) -> dict[str, Any]:

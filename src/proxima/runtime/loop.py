@@ -1,0 +1,190 @@
+"""What every training loop has in common: when it evaluates and saves, how it stops, and how it ends.
+
+`Controller` is the loop of RL, `offline.offline_loop` that of a fixed data set.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxima.data import NotFiniteError
+from proxima.model import LoadedModel
+from proxima.model.compute_thread import ComputeThread
+from proxima.runtime.clock import Clock
+from proxima.runtime.observer import Observer
+from proxima.runtime.store import RunStore
+from proxima.train import TrainStack
+from proxima.train.checkpoint import checkpoints, read_checkpoint, write_checkpoint
+
+
+class Stopped(Exception):
+    """The user asked the run to stop; the unfinished step is discarded, and a resume repeats it."""
+
+
+class RunEnded(Exception):
+    """The run can't continue, although nothing in it is broken; the message says why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """When the loop does what.
+
+    Args:
+        steps: of the whole run.
+        seed: of every draw; stored in the checkpoints.
+        evaluate_every, checkpoint_every: in steps; 0: only before and after, only at the end.
+        keep_last, keep_best: see `CheckpointConfig`.
+        metric: see `EvalConfig`.
+        max_unscored_steps: consecutive steps without a score after which the run ends; 0: never.
+    """
+
+    steps: int
+    seed: int = 0
+    evaluate_every: int = 0
+    evaluate_before: bool = True
+    evaluate_after: bool = True
+    checkpoint_every: int = 0
+    keep_last: int = 2
+    keep_best: bool = False
+    metric: str | None = None
+    max_unscored_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a checkpoint holds of a loop: the model with its tokenizer, and what updates it.
+
+    Args:
+        loaded: written as a Hugging Face folder.
+        stack: optimizer and schedule.
+        compute: the thread of all tensor work.
+    """
+
+    loaded: LoadedModel
+    stack: TrainStack
+    compute: ComputeThread
+
+
+class TrainingLoop:
+    """Steps until the last one, with evaluations and checkpoints between them. A subclass says what a step is
+    (`train`), what an evaluation is (`evaluate`) and what a checkpoint holds beside the weights
+    (`checkpoint_contents`).
+
+    Args:
+        plan: when the loop does what.
+        trained: the weights, and what changes them.
+        store: journal and run folder.
+        observer, clock: who watches, and the time.
+    """
+
+    def __init__(self, plan: Plan, trained: Trained, store: RunStore, observer: Observer, clock: Clock) -> None:
+        self.plan, self.trained, self.compute = plan, trained, trained.compute
+        self.store, self.journal, self.folder = store, store.journal, store.folder
+        self.observer, self.clock = observer, clock
+        self._start = clock.now() - self.folder.elapsed()
+        self._stop = asyncio.Event()
+        self._times: dict[str, float] = {}
+
+    async def train(self) -> None:
+        """All steps and evaluations that the run still lacks."""
+        raise NotImplementedError
+
+    async def evaluate(self, label: str) -> None:
+        """Held-out figures under the present weights, once per step; `label` is `before`, `step` or `after`."""
+        raise NotImplementedError
+
+    def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
+        """JSON facts, the data cursor among them, and further files by name, each with what writes it."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End what the loop started beside this process."""
+
+    async def run(self) -> bool:
+        """Train to the last step, or until `stop`; both end with a checkpoint.
+
+        Returns: True when all steps are done.
+
+        Raises:
+            RunEnded: the run can't continue; a checkpoint is written all the same, unless the weights diverged.
+        """
+        try:
+            await self.train()
+            done = True
+        except Stopped:
+            done = False
+        except NotFiniteError as error:  # the weights may be in the middle of a step: no checkpoint
+            raise RunEnded(self.diverged(error)) from error
+        except RunEnded:
+            await self.checkpoint(self.journal.step)
+            raise
+        await self.checkpoint(self.journal.step)
+        return done
+
+    def stop(self) -> None:
+        """Ask the loop to end; it does so at the next point where nothing is half-done. Call it on the event loop."""
+        self._stop.set()
+
+    async def evaluate_if_due(self, step: int) -> None:
+        if step and self.plan.evaluate_every and step % self.plan.evaluate_every == 0:
+            await self.evaluate("after" if step == self.plan.steps else "step")
+
+    async def checkpoint_if_due(self, step: int) -> None:
+        if self._stop.is_set():
+            raise Stopped
+        if self.plan.checkpoint_every and step % self.plan.checkpoint_every == 0:
+            await self.checkpoint(step)
+
+    async def checkpoint(self, step: int) -> None:
+        """Everything a resume needs, written aside and renamed, and older ones deleted. An existing checkpoint of the
+        step stays: a kill may have come before the deleting."""
+        if step and read_checkpoint(self.folder.checkpoint(step)) is None:
+            await self.write_checkpoint(step)
+        self.store.prune_checkpoints(self.plan.keep_last, keep_best=self.plan.keep_best)
+
+    async def write_checkpoint(self, step: int) -> None:
+        self.observer.progress("checkpoint", 0, 1, "checkpoints")
+        facts, files = self.checkpoint_contents()
+        facts = {"policy_version": self.journal.version, "seed": self.plan.seed, **facts}
+        loaded, stack = self.trained.loaded, self.trained.stack
+        await self.compute.run(write_checkpoint, self.folder.checkpoints, step, loaded, stack, facts, files)
+
+    def diverged(self, error: NotFiniteError) -> str:
+        """What happened in the step that could not be finished, and what to do."""
+        saved = [checkpoint.step for checkpoint in checkpoints(self.folder.checkpoints)]
+        remedy = "start another run with a lower train.optimizer.lr or train.max_grad_norm"
+        if saved:
+            place = (
+                f"the checkpoint of step {saved[-1]} is finite. Resume (--resume) to continue from there; if it happens"
+            )
+            remedy = f"{place} again, training diverges: {remedy}"
+        else:
+            remedy = f"there is no checkpoint to resume from. Training diverges: {remedy}"
+        return f"step {self.journal.step + 1}: {error}; {remedy}"
+
+    def now(self) -> float:
+        """Seconds since the run began, over all resumes."""
+        return self.clock.now() - self._start
+
+    @contextmanager
+    def timed(self, stage: str) -> Iterator[None]:
+        start = self.clock.now()
+        try:
+            yield
+        finally:
+            self._times[stage] = self._times.get(stage, 0.0) + self.clock.now() - start
+
+    async def unless_stopped(self, work: Awaitable[Any]) -> Any:
+        """The result of an awaitable, or `Stopped` as soon as the user asks for it, even if the result is known."""
+        task, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if self._stop.is_set():
+                raise Stopped
+            return task.result()
+        finally:
+            for waiting in (task, stop):
+                waiting.cancel()
