@@ -59,7 +59,7 @@ class Weights:
 
     @torch.no_grad()
     def damage(self, stack: Any) -> None:
-        parameter = next(p for name, p in stack.policy.model.named_parameters() if name.endswith(self.name))
+        parameter = next(p for name, p in stack.model.model.named_parameters() if name.endswith(self.name))
         held = {"weight": parameter, "gradient": parameter.grad} | stack.optimizer.state[parameter]
         held[self.tensor].view(-1)[7] = self.value
 

@@ -112,7 +112,7 @@ def test_packing_order_and_company_change_no_value():
 
 def test_empty_batches_and_responses():
     runner = policy("llama")
-    out = runner(runner.pack([]), entropy=True)
+    out = runner(runner.pack([]), frozenset({"entropy"}))
     assert out.log_prob.shape == out.entropy.shape == (0,)
     out = runner(runner.pack(rows((3, (0, 0)))))
     assert out.log_prob.shape == (0,) and out.entropy is None

@@ -175,5 +175,5 @@ def test_a_policy_makes_none_either():
     runner = policy("llama", log_prob_chunk=8)
     batch = runner.pack(rows(*MIXED))
     with Largest() as seen:
-        runner(batch, entropy=True).log_prob.sum().backward()
+        runner(batch, frozenset({"entropy"})).log_prob.sum().backward()
     assert seen.numel < len(batch.target) * 259

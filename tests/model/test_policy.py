@@ -66,7 +66,7 @@ def test_entropy_of_the_policy(kind):
     trajectories = rows(*MIXED, temperature=(1.0, 0.5))
     runner = policy(kind)
     with torch.no_grad():
-        out = runner(runner.pack(trajectories), entropy=True)
+        out = runner(runner.pack(trajectories), frozenset({"entropy"}))
         model = tiny(kind)
         expected = []
         for row in trajectories:

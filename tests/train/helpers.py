@@ -74,7 +74,7 @@ def trainer_of(policy: Policy, **settings) -> Trainer:
 
 
 def weights(t: Trainer) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in t.policy.model.named_parameters()}
+    return {name: p.detach().clone() for name, p in t.model.model.named_parameters()}
 
 
 def gradients(t: Trainer, items: Sequence[Trajectory], updates=None) -> dict[str, Tensor]:
@@ -83,7 +83,7 @@ def gradients(t: Trainer, items: Sequence[Trajectory], updates=None) -> dict[str
 
     def record() -> None:
         if not seen:
-            seen.update({name: p.grad.clone() for name, p in t.policy.model.named_parameters()})
+            seen.update({name: p.grad.clone() for name, p in t.model.model.named_parameters()})
 
     t.optimizer.step = record
     t.update(updates or [list(range(len(items)))], items)

@@ -13,7 +13,8 @@ from proxima.core.loss import Loss
 from proxima.core.metrics import SumCount
 from proxima.core.segment import segment_sum
 from proxima.data import Trajectory
-from proxima.model import Policy
+from proxima.model import PackedModel, Policy, ScalarModel, load_scalar_model
+from proxima.model.scalar_model import make_value_head
 from proxima.train import Objective, TrainStack
 from tests.model.rows import loaded, plain_log_prob
 from tests.tiny import tiny
@@ -117,7 +118,7 @@ def gradients(objective, items, *, budget: int, share_prompt: bool = True):
         Policy(loaded("llama"), share_prompt=share_prompt), max_grad_norm=0.0, tokens_per_micro_batch=budget
     )
     found = {}
-    names = dict(stack.policy.model.named_parameters())
+    names = dict(stack.model.model.named_parameters())
     stack.optimizer.step = lambda: found.update({name: p.grad.clone() for name, p in names.items()})
     result = stack.update(objective, [range(len(items))], items)
     return found, result
@@ -188,3 +189,58 @@ def test_what_depends_on_the_whole_update_is_decided_before_the_split():
         found, other = gradients(Centred(), items, budget=budget)
         assert_close(found, whole, 3e-5)
         assert other.metrics["mean_log_prob"] == pytest.approx(result.metrics["mean_log_prob"], rel=1e-6)
+
+
+@dataclass(frozen=True)
+class Regression(Objective[Trajectory]):
+    """Values towards the number 1, for a scalar head."""
+
+    @property
+    def needs(self):
+        return frozenset({"value"})
+
+    def sequences(self, item):
+        return (item,)
+
+    def denominators(self, items, decision=None):
+        return [torch.tensor(float(sum(len(item.tokens) for item in items)), dtype=torch.float64)]
+
+    def losses(self, batch, outputs, decision=None):
+        error = (outputs.need("value") - 1).square().sum(dtype=torch.float64)
+        return [Loss(error, torch.tensor(float(len(batch.target)), dtype=torch.float64), {})]
+
+
+def critic(kind: str, folder) -> PackedModel:
+    if kind == "scalar":
+        return ScalarModel(load_scalar_model(str(folder), device="cpu", new_head=0.2))
+    found = loaded("llama")
+    return Policy(found, value_head=make_value_head(found.model, 0.2))
+
+
+@pytest.mark.parametrize(("kind", "head"), [("scalar", "score.weight"), ("policy", "value_head.weight")])
+def test_a_scalar_head_is_trained_with_its_trunk(kind, head, tiny_model):
+    """The gradient of any split is that of plain forward passes; the head is in the optimizer's state."""
+    items, model = rows(), critic(kind, tiny_model("llama"))
+    plain = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.2).model
+    errors = []
+    for row in items:
+        states = plain.base_model(torch.tensor([[*row.prompt_tokens, *row.tokens]])).last_hidden_state[0]
+        values = states[len(row.prompt_tokens) - 1 : -1] @ plain.score.weight[0]
+        errors.append((values - 1).square())
+    torch.cat(errors).mean().backward()
+    expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+    expected[head] = expected.pop("score.weight")
+    for budget in BUDGETS:
+        found: dict[str, Tensor] = {}
+        stack = TrainStack(model, max_grad_norm=0.0, tokens_per_micro_batch=budget)
+        stack.optimizer.step = lambda into=found: into.update({n: p.grad.clone() for n, p in model.named_parameters()})
+        stack.update(Regression(), [range(len(items))], items)
+        assert_close({name: found[name] for name in expected}, expected, 3e-5)
+
+    stack = TrainStack(critic(kind, tiny_model("llama")))
+    stack.update(Regression(), [range(len(items))], items)
+    tensors, facts = stack.state()
+    assert f"exp_avg/{head}" in tensors
+    again = TrainStack(critic(kind, tiny_model("llama")))
+    again.load(tensors, facts)
+    assert all(torch.equal(value, again.state()[0][name]) for name, value in tensors.items())

@@ -194,7 +194,7 @@ def test_log_probs_at_the_datas_own_temperature_and_of_another_policy():
         assert values == pytest.approx(list(row.behavior_log_prob), abs=1.1e-3)  # clamped at -1e-3
     other = Policy(loaded("llama", seed=8))
     bare = [replace(row, reference_log_prob=None) for row in items]
-    filled = t.fill([LogProbStage("reference_log_prob", other), LogProbStage("reference_log_prob", t.policy)], bare)
+    filled = t.fill([LogProbStage("reference_log_prob", other), LogProbStage("reference_log_prob", t.model)], bare)
     theirs = [row.reference_log_prob for row in filled]  # the second stage finds its column filled
     theirs, own, alone = (
         np.concatenate(x)
@@ -260,7 +260,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(bad):
     t = trainer()
     t.update(ALL, items)
     before, state = weights(t), {k: v.clone() for k, v in t.state()[0].items()}
-    handle = t.policy.head.weight.register_hook(lambda g: g * bad)
+    handle = t.model.head.weight.register_hook(lambda g: g * bad)
     with pytest.raises(NotFiniteError, match="the gradient norm of update 2 is (nan|inf)"):
         t.update(ALL, items)
     for name, value in weights(t).items():

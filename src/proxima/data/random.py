@@ -2,6 +2,7 @@
 
     mix, permutation, sample_without_replacement    splitmix64: orders, subsets, seeds of other libraries
     completion_uniforms, random_bits                Philox: the tokens of a completion, the rows of a bootstrap
+    normals                                         Philox: the weights of a new layer
     finalize                                        splitmix64's mixing step on int, numpy and torch: hashes of values
     share_of                                        BLAKE2: which side of a split a text is on
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-EPOCH_ORDER, ANSWER_CHECK = 1, 2
+EPOCH_ORDER, ANSWER_CHECK, VALUE_HEAD = 1, 2, 3
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -73,6 +74,11 @@ def random_bits(seed: int, start: int, stop: int, columns: int) -> NDArray[np.ui
     raw = _philox(seed, _GOLDEN, start * blocks).random_raw((stop - start) * blocks * 4).view(np.uint32)
     table: NDArray[np.uint32] = raw.reshape(stop - start, blocks * 8)[:, :columns]
     return table
+
+
+def normals(count: int, *keys: int) -> NDArray[np.float32]:
+    """[count] float32 of the standard normal distribution, by the keys."""
+    return np.random.Generator(_philox(mix(*keys), _GOLDEN)).standard_normal(count, dtype=np.float32)
 
 
 def share_of(text: str) -> float:

@@ -68,6 +68,13 @@ class Trajectory(Columns):
         """The `key` of the completion."""
         return self.uid, self.sample, self.turn
 
+    def with_sentinel(self) -> "Trajectory":
+        """Prompt and response with one more token, and no other column. The last token of a packed response is not fed,
+        so the state that predicts the sentinel is the one after the response's last token; the sentinel's id (0) means
+        nothing."""
+        tokens = np.append(self.tokens, np.int32(0))
+        return Trajectory(group=self.group, prompt_tokens=self.prompt_tokens, tokens=tokens)
+
     @classmethod
     def of(
         cls, prompt: Prompt, completion: Completion, *, group: int, advantage: ArrayLike, behavior: str = "untruncated"

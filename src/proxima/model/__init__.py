@@ -1,8 +1,9 @@
 """Models: a Hugging Face causal LM becomes a `Policy`: packed trajectories in, log-probs (and entropies) of the
-response tokens out.
+response tokens out. With a scalar head it becomes a `ScalarModel`: values out.
 
-`load.py` loads, `attention.py` keeps packed sequences apart, `log_prob.py` is the fused head, `policy.py` combines
-them, `save.py` writes a folder that `AutoModelForCausalLM` loads, `compute_thread.py` is where all of it runs,
+`load.py` loads, `attention.py` keeps packed sequences apart, `packed_model.py` is what both models share, `log_prob.py`
+is the fused head of `policy.py`, `scalar_model.py` loads and runs reward models and critics, `save.py` writes a folder
+that `AutoModelForCausalLM` or `AutoModelForSequenceClassification` loads, `compute_thread.py` is where all of it runs,
 `demo_model.py` downloads a small model.
 Imports: torch, transformers, `proxima.data`, `proxima.core`. Imported by `engine` (decoders), `train`, `runtime`,
 `cli`.
@@ -11,7 +12,12 @@ To add an attention path: a function in `attention.py` and a line in `ATTENTION`
 
 from proxima.model.load import LoadedModel, load
 from proxima.model.log_prob import token_log_prob
-from proxima.model.policy import Policy, TokenOutputs
+from proxima.model.packed_model import PackedModel, TokenOutputs
+from proxima.model.policy import Policy
 from proxima.model.save import save
+from proxima.model.scalar_model import ScalarModel, load_scalar_model
 
-__all__ = ["LoadedModel", "Policy", "TokenOutputs", "load", "save", "token_log_prob"]
+__all__ = [
+    "LoadedModel", "PackedModel", "Policy", "ScalarModel", "TokenOutputs", "load", "load_scalar_model", "save",
+    "token_log_prob",
+]  # fmt: skip

@@ -1,5 +1,6 @@
 """Loads a causal language model from a hub name, a folder, or a GGUF file."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ class LoadedModel:
     def stop_tokens(self) -> tuple[int, ...]:
         """Token ids that end a completion, of the generation config, the model config and the tokenizer."""
         stop: list[Any] = []
-        for source in (self.model.generation_config, self.model.config, self.tokenizer):
+        for source in (getattr(self.model, "generation_config", None), self.model.config, self.tokenizer):
             ids = getattr(source, "eos_token_id", None)
             stop.extend(ids if isinstance(ids, list | tuple) else [ids])
         return tuple(dict.fromkeys(int(i) for i in stop if i is not None))
@@ -119,18 +120,39 @@ def load(
     from transformers import AutoModelForCausalLM
 
     check_path(path)
-    folder, extra = _place(path)
+    _, extra = _place(path)
     if extra:
         extra |= _gguf_quantization(extra["gguf_file"])
-    reader: Any = AutoModelForCausalLM
+    loaded, _ = load_weights(AutoModelForCausalLM, path, revision=revision, dtype=dtype, device=device, **extra)
+    return loaded
+
+
+def load_weights(
+    reader: Any,
+    path: str,
+    *,
+    revision: str | None,
+    dtype: torch.dtype,
+    device: str,
+    may_lack: Collection[str] = (),
+    **extra: Any,
+) -> tuple[LoadedModel, list[str]]:
+    """What a class of transformers (`AutoModelFor…`) reads from `path`, and which of the weights `may_lack` the files
+    lack.
+
+    Raises:
+        FieldError: as `load`.
+    """
+    folder, _ = _place(path)
     try:
         model, report = reader.from_pretrained(
             folder, revision=revision, dtype=dtype, output_loading_info=True, trust_remote_code=False, **extra
         )
     except Exception as error:
         raise _unreadable(path, "can't be loaded", error) from error
-    if missing := sorted(report["missing_keys"]):  # Hugging Face initializes them at random and only warns
-        reason = f"lacks {len(missing)} of the model's weights, {missing[0]} among them"
+    missing = sorted(report["missing_keys"])
+    if lost := [name for name in missing if name not in may_lack]:  # Hugging Face draws them at random and only warns
+        reason = f"lacks {len(lost)} of the model's weights, {lost[0]} among them"
         raise FieldError("model.path", path, reason, remedy="download the whole folder")
     suspects = [(name, p) for name, p in model.named_parameters() if not bool(p.detach().sum().isfinite())]
     if bad := [name for name, p in suspects if not bool(p.isfinite().all())]:
@@ -139,10 +161,12 @@ def load(
     if model.dtype != dtype:
         model = model.to(dtype)
     model.eval()
-    return LoadedModel(model=model.to(resolve_device(device)), tokenizer=load_tokenizer(path, revision), path=path)
+    tokenizer = load_tokenizer(path, revision)
+    return LoadedModel(model=model.to(resolve_device(device)), tokenizer=tokenizer, path=path), missing
 
 
 def _place(path: str) -> tuple[str, dict[str, Any]]:
+    """What `from_pretrained` takes as the folder, and the argument that names a GGUF file in it."""
     place = Path(path).expanduser()
     if place.suffix == ".gguf":
         return str(place.parent), {"gguf_file": place.name}

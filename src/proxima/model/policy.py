@@ -1,29 +1,16 @@
 """The policy: log-probs of the response tokens of packed trajectories."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from proxima.data import FieldError, PackedBatch, Trajectory, UserError, pack
-from proxima.model.attention import ATTENTION, hugging_face_name, mixes_elsewhere, unpackable
+from proxima.data import PackedBatch, UserError
 from proxima.model.load import LoadedModel
 from proxima.model.log_prob import token_log_prob
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenOutputs:
-    """log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats, or None unless requested.
-
-    top_k_log_prob [N, K] float32, nats, without gradient, of the ids in the batch's `top_k`; None without these.
-    """
-
-    log_prob: Tensor
-    entropy: Tensor | None = None
-    top_k_log_prob: Tensor | None = None
+from proxima.model.packed_model import PackedModel, TokenOutputs, scalar_head
 
 
 def parts(model: nn.Module) -> tuple[Any, Any]:
@@ -57,83 +44,48 @@ AFTER_THE_HEAD = (
 )
 
 
-class Policy:
-    """A loaded model that runs packed batches.
+class Policy(PackedModel):
+    """A causal language model that gives log-probs.
 
     Args:
         loaded: model and tokenizer.
-        attention: `auto`, or a key of `proxima.model.attention.ATTENTION`. `auto` is `packed` unless the architecture
-            is `unpackable`, then `padded`.
-        share_prompt: run the prompt of neighbouring trajectories of a group once.
-        compute_dtype: autocast dtype; float32 switches autocast off.
         log_prob_chunk: rows of logits in memory at once.
+        value_head: a linear layer without bias, hidden size to 1, on the last hidden states: a critic that shares the
+            policy's trunk. Its weights are trained and saved as `value_head.weight`.
+        settings: of `PackedModel`.
     """
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        *,
-        attention: str = "auto",
-        share_prompt: bool = True,
-        compute_dtype: torch.dtype = torch.float32,
-        log_prob_chunk: int = 512,
-        gradient_checkpointing: bool = False,
+        self, loaded: LoadedModel, *, log_prob_chunk: int = 512, value_head: nn.Linear | None = None, **settings: Any
     ) -> None:
-        self.loaded = loaded
-        self.model = loaded.model
-        other = mixes_elsewhere(self.model) if attention in ("mask", "native") else unpackable(self.model)
-        if attention == "auto":
-            attention = "padded" if other else "packed"
-        elif other and attention != "padded":
-            remedy = "set model.attention=auto, or padded"
-            raise FieldError("model.attention", attention, f"mixes sequences: this model {other}", remedy=remedy)
-        self.attention = attention
-        self.share_prompt = share_prompt and attention in ("packed", "mask")
-        self.compute_dtype = compute_dtype
+        super().__init__(loaded, **settings)
         self.log_prob_chunk = log_prob_chunk
-        # a model without attention takes no name for it
-        if attention == "packed" or getattr(self.model, "_supports_sdpa", False):
-            self.model.set_attn_implementation(hugging_face_name(attention))
-        self.set_gradient_checkpointing(gradient_checkpointing)
+        self.value_head = value_head
         self.backbone, self.head = parts(self.model)
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        own = () if self.value_head is None else self.value_head.named_parameters("value_head")
+        yield from chain(super().named_parameters(), own)
 
-    def set_gradient_checkpointing(self, on: bool) -> None:
-        """Recompute activations in the backward pass instead of keeping them."""
-        if on:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
-            self.model.train()  # Hugging Face checkpoints in training mode only; dropout must then be 0
-            dropout = [m.p for m in self.model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
-            if dropout:
-                field = "model.gradient_checkpointing=true"
-                raise UserError(f"{field} needs a model without dropout; this one has {dropout[0]}.")
+    def values_of(self, hidden: Tensor) -> Tensor:
+        if self.value_head is None:
+            raise ValueError("this policy has no value head: `value` needs one")
+        return scalar_head(hidden, self.value_head)
 
-    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        """The packed batch for this policy, on its device."""
-        return pack(trajectories, share_prompt=self.share_prompt).to(self.device)
-
-    def autocast(self) -> AbstractContextManager[None]:
-        """bf16 matrix products on float32 weights, or nothing."""
-        if self.compute_dtype == next(self.model.parameters()).dtype:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.compute_dtype)
-
-    def __call__(self, batch: PackedBatch, *, entropy: bool = False, entropy_gradient: bool = False) -> TokenOutputs:
+    def __call__(self, batch: PackedBatch, needs: frozenset[str] = frozenset()) -> TokenOutputs:
         """Log-probs of `batch.target` given all before, at `batch.temperature`; with gradient when grad is enabled.
 
         Law: `log_prob[t]` is of token t of the response given the prompt and response tokens 0 … t-1.
-        The entropy carries no gradient unless `entropy_gradient`.
+        The entropy carries no gradient unless `needs` has "entropy_gradient".
 
         An empty batch (no response tokens) gives empty outputs without running the model.
         """
+        entropy, value = "entropy" in needs or "entropy_gradient" in needs, "value" in needs
         if len(batch.target) == 0:
             empty = torch.zeros(0, device=self.device)
-            return TokenOutputs(log_prob=empty, entropy=empty if entropy else None)
+            return TokenOutputs(log_prob=empty, entropy=empty if entropy else None, value=empty if value else None)
         with self.autocast():
-            hidden = ATTENTION[self.attention](self.backbone, batch)
+            hidden = self.hidden(batch)
             outputs = token_log_prob(
                 hidden,
                 self.head.weight,
@@ -141,8 +93,13 @@ class Policy:
                 batch.temperature,
                 bias=self.head.bias,
                 entropy=entropy,
-                entropy_gradient=entropy_gradient,
+                entropy_gradient="entropy_gradient" in needs,
                 others=batch.top_k,
                 chunk=self.log_prob_chunk,
             )
-        return TokenOutputs(log_prob=outputs.log_prob, entropy=outputs.entropy, top_k_log_prob=outputs.others)
+        return TokenOutputs(
+            log_prob=outputs.log_prob,
+            entropy=outputs.entropy,
+            value=self.values_of(hidden) if value else None,
+            top_k_log_prob=outputs.others,
+        )

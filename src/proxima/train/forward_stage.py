@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from proxima.data import PackedBatch, Trajectory
-from proxima.model import Policy
+from proxima.model import PackedModel
 
 
 class ForwardStage(Protocol):
@@ -24,7 +24,7 @@ class ForwardStage(Protocol):
     def column(self) -> str: ...
 
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        """The batch for `__call__`, on its device; `Policy.pack` of the model that runs it."""
+        """The batch for `__call__`, on its device; `PackedModel.pack` of the model that runs it."""
         ...
 
     def __call__(self, batch: PackedBatch) -> Tensor:
@@ -37,10 +37,10 @@ class LogProbStage:
     """Log-probs, nats, under a policy: `proximal_log_prob` of the trained one, `reference_log_prob` of a frozen one."""
 
     column: str
-    policy: Policy
+    policy: PackedModel
 
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
         return self.policy.pack(trajectories)
 
     def __call__(self, batch: PackedBatch) -> Tensor:
-        return self.policy(batch).log_prob
+        return self.policy(batch).need("log_prob")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from proxima.core.metrics import Metrics, merge_metrics
 from proxima.data import NotFiniteError, PackedBatch, Trajectory, UserError
 from proxima.data.columns import Floats
-from proxima.model import Policy, TokenOutputs
+from proxima.model import PackedModel, TokenOutputs
 from proxima.train.forward_stage import ForwardStage, LogProbStage
 from proxima.train.micro_batch import micro_batches, tokens_fed
 from proxima.train.objectives.protocol import Objective, TokenStatistics
@@ -63,7 +63,7 @@ class TrainStack:
     """Optimizer, learning-rate schedule, gradient clipping and micro-batches around a model.
 
     Args:
-        policy: the model that is trained.
+        model: what is trained; a `Policy` or a `ScalarModel`.
         optimizer: spec with `build`.
         schedule: of the learning rate, over the updates of the whole run.
         max_grad_norm: bound on the global gradient norm; 0 turns clipping off.
@@ -72,15 +72,15 @@ class TrainStack:
 
     def __init__(
         self,
-        policy: Policy,
+        model: PackedModel,
         *,
         optimizer: OptimizerSpec | None = None,
         schedule: Schedule | None = None,
         max_grad_norm: float = 1.0,
         tokens_per_micro_batch: int = 4096,
     ) -> None:
-        self.policy = policy
-        self.parameters = [p for p in policy.model.parameters() if p.requires_grad]
+        self.model = model
+        self.parameters = [p for _, p in model.named_parameters() if p.requires_grad]
         self.optimizer = (optimizer or AdamW()).build(self.parameters)
         self.peak = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.schedule = schedule or Schedule()
@@ -89,8 +89,8 @@ class TrainStack:
         self.updates = 0
 
     def log_prob(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
-        """[T] log-probs of each response, nats, at the trajectory's temperature, under the current weights."""
-        return self._column(LogProbStage("proximal_log_prob", self.policy), trajectories)
+        """[T] log-probs of each response, nats, at the trajectory's temperature, under a policy's current weights."""
+        return self._column(LogProbStage("proximal_log_prob", self.model), trajectories)
 
     def fill(self, stages: Iterable[ForwardStage], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The trajectories with the columns of the stages, in order; a column that all of them have is kept."""
@@ -138,14 +138,14 @@ class TrainStack:
         filled = {i for i in {*chain(*plan)} if any(len(item.tokens) for item in objective.sequences(items[i]))}
         active = [[i for i in indices if i in filled] for indices in plan]
         run = [[i for i in indices if not objective.skippable(items[i])] for indices in active]
-        share = self.policy.share_prompt
+        share = self.model.share_prompt
         total = sum(
             tokens_fed([sequences[i] for i in cut], share_prompt=share)
             for sequences in ([objective.sequences(items[i]) for i in indices] for indices in run)
             for cut in self._micro_batches(sequences)
         )
         result = UpdateResult(updates=len(plan), skipped=sum(map(len, active)) - sum(map(len, run)))
-        state = _Accumulator(result, progress, total, torch.zeros((), dtype=torch.float64, device=self.policy.device))
+        state = _Accumulator(result, progress, total, torch.zeros((), dtype=torch.float64, device=self.model.device))
         norms = []
         for number, indices in enumerate(plan):
             self._accumulate(objective, items, indices, run[number], number, state)
@@ -176,7 +176,7 @@ class TrainStack:
         if decision is not None:
             state.metrics.append(decision.metrics)
         denominators = [
-            torch.where(d == 0, torch.ones_like(d), d).to(self.policy.device)
+            torch.where(d == 0, torch.ones_like(d), d).to(self.model.device)
             for d in objective.denominators([items[i] for i in indices], decision)
         ]
         for cut in self._micro_batches(sequences):
@@ -196,7 +196,7 @@ class TrainStack:
         known = [i for i in run if i in state.result.token_statistics]
         if number == 0 and known:
             found = [state.result.token_statistics[i] for i in known]
-            state.metrics.append(objective.measure_first([items[i] for i in known], found, self.policy.device))
+            state.metrics.append(objective.measure_first([items[i] for i in known], found, self.model.device))
 
     @torch.no_grad()
     def _forward_all(
@@ -206,13 +206,13 @@ class TrainStack:
         return [(batch, self._forward(batch, objective.decision_needs)) for batch in batches]
 
     def _forward(self, batch: PackedBatch, needs: frozenset[str]) -> TokenOutputs:
-        return self.policy(batch, entropy="entropy" in needs, entropy_gradient="entropy_gradient" in needs)
+        return self.model(batch, needs)
 
     def _pack(self, sequences: Sequence[Sequence[Trajectory]]) -> PackedBatch:
-        return self.policy.pack([trajectory for item in sequences for trajectory in item])
+        return self.model.pack([trajectory for item in sequences for trajectory in item])
 
     def _micro_batches(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
-        return micro_batches(sequences, self.tokens_per_micro_batch, share_prompt=self.policy.share_prompt)
+        return micro_batches(sequences, self.tokens_per_micro_batch, share_prompt=self.model.share_prompt)
 
     def _step(self) -> Tensor:
         """Clip, schedule and step.
@@ -258,7 +258,7 @@ class TrainStack:
         Raises:
             NotFiniteError: one of them is not finite: its weights would never move again.
         """
-        names = {id(p): name for name, p in self.policy.model.named_parameters()}
+        names = {id(p): name for name, p in self.model.named_parameters()}
         tensors = {
             f"{key}/{names[id(parameter)]}": value if isinstance(value, Tensor) else torch.tensor(value)
             for parameter, slots in self.optimizer.state.items()
@@ -274,7 +274,7 @@ class TrainStack:
         Raises:
             UserError: the tensors belong to another model, or some are missing.
         """
-        parameters = dict(self.policy.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         kinds = {name.partition("/")[0] for name in tensors}
         trained = [name for name, p in parameters.items() if p.requires_grad]
         if missing := sorted({f"{kind}/{name}" for kind in kinds for name in trained} - tensors.keys()):

@@ -91,7 +91,7 @@ class PolicyObjective(Objective[Trajectory]):
         else:
             policy_batch = replace(
                 decision.batch,
-                log_prob=outputs.log_prob,
+                log_prob=outputs.need("log_prob"),
                 entropy=outputs.entropy,
                 top_k_log_prob=outputs.top_k_log_prob,
             )
@@ -118,7 +118,7 @@ class PolicyObjective(Objective[Trajectory]):
         (loss,) = losses
         assert isinstance(loss, PolicyLoss)
         ends = batch.cu_seqlens[1:-1].tolist()
-        log_prob, keep = (np.split(x.detach().cpu().numpy(), ends) for x in (outputs.log_prob, loss.keep))
+        log_prob, keep = (np.split(x.detach().cpu().numpy(), ends) for x in (outputs.need("log_prob"), loss.keep))
         if outputs.entropy is None:
             return [TokenStatistics(log_prob=x, keep=k) for x, k in zip(log_prob, keep, strict=True)]
         entropy = np.split(outputs.entropy.detach().cpu().numpy(), ends)
@@ -126,16 +126,17 @@ class PolicyObjective(Objective[Trajectory]):
 
     def _policy_batch(self, batch: PackedBatch, outputs: TokenOutputs) -> PolicyBatch:
         """The loss's view of a forward pass, with the proximal policy filled in."""
+        log_prob = outputs.need("log_prob")
         if self.proximal == "first_forward":
-            batch = replace(batch, proximal_log_prob=outputs.log_prob.detach())
+            batch = replace(batch, proximal_log_prob=log_prob.detach())
         elif self.proximal == "loglinear":
             if batch.behavior_log_prob is None or batch.policy_version is None:
                 raise ValueError("proximal=loglinear needs behavior_log_prob and policy_version in every trajectory.")
             between = interpolated_proximal(
-                batch.behavior_log_prob, outputs.log_prob, batch.policy_version, self.current_version
+                batch.behavior_log_prob, log_prob, batch.policy_version, self.current_version
             )
             batch = replace(batch, proximal_log_prob=between)
-        return batch.policy_batch(outputs.log_prob, outputs.entropy, outputs.top_k_log_prob)
+        return batch.policy_batch(log_prob, outputs.entropy, outputs.top_k_log_prob)
 
 
 def first_forward(

@@ -51,7 +51,7 @@ class Objective(Protocol[Item]):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the forward pass returns beside log-probs: `entropy`, `entropy_gradient`."""
+        """What the forward pass returns beside what the model always gives: `entropy`, `entropy_gradient`, `value`."""
         return frozenset()
 
     @property

@@ -1,0 +1,149 @@
+"""What every model over packed trajectories has: attention that keeps sequences apart, autocast, hidden states."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from proxima.data import FieldError, PackedBatch, Trajectory, UserError, pack
+from proxima.model.attention import ATTENTION, hugging_face_name, mixes_elsewhere, unpackable
+from proxima.model.load import LoadedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenOutputs:
+    """What a forward pass gives for each response token; None is what the model lacks or nobody asked for.
+
+    log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats. value [N] float32, reward units,
+    of the state that predicts the token. top_k_log_prob [N, K] float32, nats, without gradient, of the ids in the
+    batch's `top_k`.
+    """
+
+    log_prob: Tensor | None = None
+    entropy: Tensor | None = None
+    value: Tensor | None = None
+    top_k_log_prob: Tensor | None = None
+
+    def need(self, name: str) -> Tensor:
+        """The output of this name.
+
+        Raises:
+            ValueError: the model gave none.
+        """
+        found: Tensor | None = getattr(self, name)
+        if found is None:
+            raise ValueError(f"TokenOutputs.{name} is missing: this model does not give it, or it was not in `needs`.")
+        return found
+
+
+class PackedModel:
+    """A loaded model that runs packed batches; `Policy` and `ScalarModel` add what they read from the hidden states.
+
+    Args:
+        loaded: model and tokenizer.
+        attention: `auto`, or a key of `proxima.model.attention.ATTENTION`. `auto` is `packed` unless the architecture
+            is `unpackable`, then `padded`.
+        share_prompt: run the prompt of neighbouring trajectories of a group once.
+        compute_dtype: autocast dtype; float32 switches autocast off.
+        gradient_checkpointing: recompute activations in the backward pass instead of keeping them.
+    """
+
+    backbone: Any  # the decoder stack, set by the subclass
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        attention: str = "auto",
+        share_prompt: bool = True,
+        compute_dtype: torch.dtype = torch.float32,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        self.loaded = loaded
+        self.model = loaded.model
+        other = mixes_elsewhere(self.model) if attention in ("mask", "native") else unpackable(self.model)
+        if attention == "auto":
+            attention = "padded" if other else "packed"
+        elif other and attention != "padded":
+            remedy = "set model.attention=auto, or padded"
+            raise FieldError("model.attention", attention, f"mixes sequences: this model {other}", remedy=remedy)
+        self.attention = attention
+        self.share_prompt = share_prompt and attention in ("packed", "mask")
+        self.compute_dtype = compute_dtype
+        # a model without attention takes no name for it
+        if attention == "packed" or getattr(self.model, "_supports_sdpa", False):
+            self.model.set_attn_implementation(hugging_face_name(attention))
+        self.set_gradient_checkpointing(gradient_checkpointing)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Every weight that an optimizer may train, tied ones once."""
+        yield from self.model.named_parameters()
+
+    def set_gradient_checkpointing(self, on: bool) -> None:
+        """Recompute activations in the backward pass instead of keeping them."""
+        if on:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            self.model.train()  # Hugging Face checkpoints in training mode only; dropout must then be 0
+            dropout = [m.p for m in self.model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
+            if dropout:
+                field = "model.gradient_checkpointing=true"
+                raise UserError(f"{field} needs a model without dropout; this one has {dropout[0]}.")
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        """The packed batch for this model, on its device."""
+        return pack(trajectories, share_prompt=self.share_prompt).to(self.device)
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """bf16 matrix products on float32 weights, or nothing."""
+        if self.compute_dtype == next(self.model.parameters()).dtype:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.compute_dtype)
+
+    def hidden(self, batch: PackedBatch) -> Tensor:
+        """[N, D] the states that predict the response tokens; to be called under `autocast`."""
+        return ATTENTION[self.attention](self.backbone, batch)
+
+    def values_of(self, hidden: Tensor) -> Tensor:
+        """[N] float32, reward units: the model's scalar head at hidden states [N, D].
+
+        Raises:
+            ValueError: it has none.
+        """
+        raise NotImplementedError
+
+    def values(self, batch: PackedBatch) -> Tensor:
+        """[N] float32, reward units: what `__call__` gives as `value`, and nothing else is computed.
+
+        Law: `values[t]` is of the prompt and response tokens 0 … t-1.
+        """
+        if len(batch.target) == 0:
+            return torch.zeros(0, device=self.device)
+        with self.autocast():
+            hidden = self.hidden(batch)
+        return self.values_of(hidden)
+
+    def __call__(self, batch: PackedBatch, needs: frozenset[str] = frozenset()) -> TokenOutputs:
+        """The outputs of a forward pass; with gradient when grad is enabled.
+
+        Args:
+            needs: what is wanted beside what the model always gives: `entropy`, `entropy_gradient`, `value`.
+        """
+        raise NotImplementedError
+
+
+def scalar_head(hidden: Tensor, head: nn.Linear) -> Tensor:
+    """[N] float32 (float64 for a float64 head): hidden [N, D] times the head's weights [1, D], never in half precision.
+
+    One product a row, so that no row depends on its neighbours.
+    """
+    exact = torch.float64 if head.weight.dtype == torch.float64 else torch.float32
+    with torch.autocast(hidden.device.type, enabled=False):
+        return F.linear(hidden.to(exact), head.weight.to(exact))[:, 0]
