@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError, UserError
+from proxima.model.chat import completion_tokens
 from proxima.task import Jsonl, MarkedColumns, PairColumns, PreferenceReader, prompt_tokens
-from proxima.task.prompts import completion_tokens
 from tests.tiny import END, tiny_tokenizer
 
 ASKED = {"role": "user", "content": "2 + 2?"}

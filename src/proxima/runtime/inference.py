@@ -11,9 +11,10 @@ from proxima.data import Completion, Message, Prompt
 from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import load
+from proxima.model.chat import prompt_tokens
 from proxima.runtime.clock import SystemClock
 from proxima.runtime.interrupt import quiet_transformers
-from proxima.task.prompts import prompt_tokens, template_note
+from proxima.task.prompts import template_note
 
 
 def generate(

@@ -3,13 +3,14 @@
 A task is a frozen spec; `rows(seed)` opens its data as a finite, random-access list of `Row`s, the same in every
 process. `Cursor` orders the rows over epochs and gives each prompt its uid; `PromptSource` applies the chat template
 and skips what is too long; `PreferenceReader` makes pairs of completions from rows.
-Imports: stdlib, numpy, `proxima.data`; pyarrow, datasets and reasoning_gym only when a task that needs them opens its
-data. Imported by `rollout`, `evaluate`, `prepare` and the rooms above.
+Imports: stdlib, numpy, `proxima.data`, `proxima.model.chat`; pyarrow, datasets and reasoning_gym only when a task that
+needs them opens its data. Imported by `rollout`, `evaluate`, `prepare` and the rooms above.
 To add one: (1) a file with a frozen dataclass and `rows`; (2) a line in `TASKS`; (3) real rows, right and broken, in
 `tests/task/test_<name>.py`. Out of tree: `{kind: my_pkg.tasks:Riddles}`. Stable: `Row`, `Rows`, `Task`, `Cursor`,
 `PromptSource`.
 """
 
+from proxima.model.chat import prompt_tokens
 from proxima.task.arithmetic import Arithmetic
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.gsm8k import Gsm8kTask
@@ -17,7 +18,7 @@ from proxima.task.hub import Dataset
 from proxima.task.local_files import Jsonl, Parquet
 from proxima.task.preference_rows import MarkedColumns, PairColumns, PreferenceReader
 from proxima.task.prepared import PreparedTask
-from proxima.task.prompts import PromptSource, prompt_tokens, to_prompt
+from proxima.task.prompts import PromptSource, to_prompt
 from proxima.task.protocol import Row, Rows, Task
 from proxima.task.reasoning_gym import ReasoningGymTask
 

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from proxima.data import FieldError, MarkedCompletion, Message, PreferencePair, Trajectory, UserError, require
+from proxima.model.chat import Tokenizer, completion_tokens, prompt_tokens
 from proxima.task.column_mapping import as_messages, look_up
-from proxima.task.prompts import Tokenizer, completion_tokens, prompt_tokens, with_system
+from proxima.task.prompts import with_system
 from proxima.task.protocol import Row
 
 

@@ -1,33 +1,17 @@
 """Makes prompts from rows: system prompt, chat template, and prompts that are too long."""
 
-import difflib
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from threading import Thread
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, cast
-
-import numpy as np
+from typing import Any, Literal
 
 from proxima.data import FieldError, Message, Prompt, UserError, require
-from proxima.data.columns import Ints
+from proxima.model.chat import Tokenizer, prompt_tokens
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.protocol import Row, Rows
 
 TEMPLATE_SECONDS = 20.0
-
-
-class Tokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that is used here."""
-
-    chat_template: Any
-
-    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
-
-    def __call__(self, text: str, **options: Any) -> Any: ...
 
 
 def template_note(tokenizer: Tokenizer, model: str) -> list[str]:
@@ -43,178 +27,6 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
     if system is None or any(message["role"] == "system" for message in messages):
         return tuple(messages)
     return ({"role": "system", "content": system}, *messages)
-
-
-def prompt_tokens(
-    messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any] = MappingProxyType({})
-) -> Ints:
-    """Token ids of a chat, ready for the answer. Control tokens come from the template alone: where a message contains
-    the text of one, such as `<|im_start|>`, that is text, and can't begin a turn.
-
-    With a chat template: the template with its generation prompt, which adds the special tokens itself. Without one (a
-    base model): the contents, one per line, a final newline, and the special tokens that the tokenizer puts around a
-    text, except an end-of-text token, because the answer continues from there.
-
-    Args:
-        arguments: what the template reads beside the messages, by name, as Qwen3's `enable_thinking`.
-
-    Raises:
-        UserError: the template fails, does not read one of the arguments, or makes a control token of a message.
-    """
-    return np.array(_chat_tokens(messages, tokenizer, arguments, complete=False), np.int32)
-
-
-def completion_tokens(
-    prompt: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any] = MappingProxyType({})
-) -> Ints:
-    """[T] token ids of the assistant's answer to a chat, up to and with the token that ends its turn: what an engine
-    would have generated after `prompt_tokens(prompt)`. Without a chat template that token is the tokenizer's EOS.
-
-    Raises:
-        UserError: as `prompt_tokens`; the tokens of the whole chat do not begin with those of the prompt; or no control
-            token ends the turn, and a model trained on it would not stop.
-    """
-    chat = [*prompt, {"role": "assistant", "content": text}]
-    before = _chat_tokens(prompt, tokenizer, arguments, complete=False)
-    whole = _chat_tokens(chat, tokenizer, arguments, complete=True)
-    if whole[: len(before)] != before:
-        what = "the tokens of the chat with this answer do not begin with those of its prompt"
-        raise UserError(what, remedy="the template or the tokenizer joins them; remove space around the answer")
-    tokens, known = whole[len(before) :], cast(Any, tokenizer)
-    ends = {known.eos_token_id, *(i for i, token in known.added_tokens_decoder.items() if token.special)}
-    end = next((i for i in reversed(range(len(tokens))) if tokens[i] in ends), None)
-    if end is None or known.decode(tokens[end + 1 :]).strip():
-        what = "no end-of-turn token follows the answer, so that a model trained on it would not stop"
-        raise UserError(what, remedy="repair the chat template, or give the tokenizer an eos_token")
-    return np.array(tokens[: end + 1], np.int32)
-
-
-def _chat_tokens(
-    messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool
-) -> list[int]:
-    """The tokens of a chat: `complete`, or to be continued by an answer."""
-    known: Any = tokenizer  # hashable, as every object is unless it says otherwise
-    control = _control_texts(known)
-    stand_ins = _stand_ins(messages, [text for text in control if any(text in m["content"] for m in messages)])
-    safe = [{**message, "content": _replaced(message["content"], stand_ins)} for message in messages]
-    end: list[int] = []
-    if tokenizer.chat_template is not None:
-        chat, ids = _rendered(safe, tokenizer, arguments, complete), []
-        _refuse_made_tokens(chat, safe, tokenizer, arguments, complete)
-    elif arguments:
-        remedy = "remove data.template_arguments, or put a chat_template.jinja into the model's folder"
-        raise UserError(f"the tokenizer has no chat template that could read {', '.join(arguments)}", remedy=remedy)
-    else:
-        end = [known.eos_token_id] if complete and getattr(known, "eos_token_id", None) is not None else []
-        if not stand_ins:
-            return _without_end(tokenizer(_plain_text(messages, complete))["input_ids"], tokenizer) + end
-        chat, ids = _plain_text(safe, complete), _without_end(tokenizer("")["input_ids"], tokenizer)
-    texts = {stand_in: text for text, stand_in in stand_ins.items()}
-    for part in re.split(f"([{''.join(texts)}])", chat) if texts else [chat]:
-        split = {"split_special_tokens": True} if part in texts else {}
-        ids += tokenizer(texts.get(part, part), add_special_tokens=False, **split)["input_ids"]
-    return ids + end
-
-
-def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool) -> str:
-    """What the chat template makes of the messages; with its generation prompt unless the chat is complete.
-
-    Raises:
-        UserError: it fails, as a template is a program, and raises what it likes; or it does not read an argument.
-    """
-    if arguments:
-        _require_read(tokenizer, arguments)
-    options = {"add_generation_prompt": not complete, "tokenize": False}
-    try:
-        text: str = tokenizer.apply_chat_template(list(messages), **arguments, **options)
-        return text
-    except Exception as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        remedy = "repair the template in the model's folder, or the row"
-        raise UserError(
-            f"the chat template fails for {messages[-1]['content']!r:.60}: {what}", remedy=remedy
-        ) from error
-
-
-SET_HERE = frozenset({"messages", "add_generation_prompt", "continue_final_message"})
-
-
-def _require_read(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that the chat template does not read: a mistyped one would change nothing."""
-    read = _variables(tokenizer.get_chat_template(tools=arguments.get("tools")))
-    for name, value in arguments.items():
-        if name in SET_HERE or (read is not None and name not in read):
-            theirs = sorted((read or set()) - SET_HERE - NOT_ARGUMENTS - set(tokenizer.special_tokens_map))
-            near = difflib.get_close_matches(name, theirs, 1)
-            remedy = f"did you mean {near[0]!r}?" if near else f"it reads {', '.join(theirs) or 'none'}"
-            reason = "is set by proxima" if name in SET_HERE else "is not read by the model's chat template"
-            raise FieldError(f"data.template_arguments.{name}", value, reason, remedy=remedy)
-
-
-NOT_ARGUMENTS = frozenset({"namespace", "raise_exception", "range", "dict", "strftime_now", "cycler", "joiner"})
-
-
-@lru_cache(maxsize=8)
-def _variables(template: str) -> set[str] | None:
-    """The names that a template takes from outside; None if it can't be read: rendering says why."""
-    from jinja2 import Environment, TemplateError, meta
-
-    plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # a tag of transformers, unknown to jinja
-    try:
-        return meta.find_undeclared_variables(Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain))
-    except TemplateError:
-        return None
-
-
-def _refuse_made_tokens(
-    chat: str, messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool
-) -> None:
-    """Refuse a chat with more control tokens than the template writes around other words: one that changes its text
-    (`lower`, `replace`, `trim` between two contents) can make one of a text that contains none.
-
-    Raises:
-        UserError: names the message.
-    """
-    known: Any = tokenizer
-    pattern = re.compile("|".join(map(re.escape, _control_texts(known))) or r"(?!)")
-    neutral = [{**message, "content": re.sub(r"\S+", "x", message["content"])} for message in messages]
-    written = Counter(pattern.findall(_rendered(neutral, tokenizer, arguments, complete)))
-    if made := Counter(pattern.findall(chat)) - written:
-        what = f"the chat template makes the control token {next(iter(made))} of a message's own text"
-        shown = " | ".join(message["content"] for message in messages)
-        raise UserError(f"{what}: {shown!r:.100}", remedy="remove or change the row, or repair the template")
-
-
-STAND_INS = range(0xF0000, 0xFFFFE)  # private-use characters for control texts while a template is rendered
-
-
-@lru_cache(maxsize=8)
-def _control_texts(tokenizer: Any) -> tuple[str, ...]:
-    """The texts of the tokenizer's control tokens, the longest first."""
-    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    return tuple(sorted({token.content for token in added if token.special}, key=lambda text: (-len(text), text)))
-
-
-def _stand_ins(messages: Sequence[Message], written: Sequence[str]) -> dict[str, str]:
-    """Each control text of `written` with a private-use character that no message contains. It takes the text's place
-    while the chat is rendered, and the text is then split into ordinary tokens."""
-    contents = "".join(message["content"] for message in messages)
-    return dict(zip(written, (chr(code) for code in STAND_INS if chr(code) not in contents), strict=False))
-
-
-def _replaced(text: str, by: Mapping[str, str]) -> str:
-    for found, stand_in in by.items():
-        text = text.replace(found, stand_in)
-    return text
-
-
-def _plain_text(messages: Sequence[Message], complete: bool) -> str:
-    return "\n".join(message["content"] for message in messages) + ("" if complete else "\n")
-
-
-def _without_end(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    end = getattr(tokenizer, "eos_token_id", None)
-    return list(ids[:-1]) if len(ids) > 1 and end is not None and ids[-1] == end else list(ids)
 
 
 def to_prompt(
