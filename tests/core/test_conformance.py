@@ -17,6 +17,7 @@ from proxima.core import (
     ADVANTAGES,
     AGGREGATES,
     CORRECTIONS,
+    DISTILLATIONS,
     PENALTIES,
     SELECTIONS,
     SURROGATES,
@@ -35,6 +36,7 @@ TABLES = {
     "surrogate": SURROGATES,
     "correction": CORRECTIONS,
     "penalty": PENALTIES,
+    "distillation": DISTILLATIONS,
     "aggregate": AGGREGATES,
     "advantage": ADVANTAGES,
     "selection": SELECTIONS,
@@ -55,7 +57,7 @@ FAST = settings(max_examples=12, deadline=None, suppress_health_check=list(Healt
 CASES = seeded_cases(8)  # the first two make no tokens and one token
 ON_BATCHES = [
     (slot, name, law, spec)
-    for slot in ("surrogate", "correction", "penalty", "aggregate")
+    for slot in ("surrogate", "correction", "penalty", "aggregate", "distillation")
     for name, spec in variants(TABLES[slot]).items()
     for law in laws_of(slot, spec)
     if law.cases.__name__ == "cases"  # those whose cases are random batches

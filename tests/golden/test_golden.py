@@ -15,6 +15,7 @@ import pytest
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.aggregate import AGGREGATES
 from proxima.core.correction import CORRECTIONS
+from proxima.core.distillation import DISTILLATIONS
 from proxima.core.loss import Corrected, TokenLoss
 from proxima.core.penalty import PENALTIES
 from proxima.core.preference import PREFERENCES, Kto
@@ -121,7 +122,7 @@ def test_an_absent_option_or_input_is_the_default_or_unsupported(record: dict[st
         assert found[0] == "unsupported" or name in OPTIONAL, (record["name"], name, found)
 
 
-TABLES = (SURROGATES, CORRECTIONS, PENALTIES, AGGREGATES, ADVANTAGES, PREFERENCES)
+TABLES = (SURROGATES, CORRECTIONS, PENALTIES, AGGREGATES, ADVANTAGES, PREFERENCES, DISTILLATIONS)
 SPECS = {cls for table in TABLES for cls in table.values()} | {Kto, ValueLoss, RewardLoss}
 # Whitening undoes a factor; of these records a rejection or weight gives metrics alone; verl asks for an aggregation
 # that it then ignores (P6, P10), or has nothing to aggregate (P1).

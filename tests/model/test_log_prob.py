@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from proxima.model import token_log_prob
+from proxima.model.log_prob import top_k_log_prob
 from tests.model.rows import MIXED, policy, rows
 
 N, D, V = 11, 5, 13
@@ -63,6 +64,62 @@ def test_gradcheck(entropy_gradient):
         return (log_prob, entropy) if entropy_gradient else log_prob
 
     assert torch.autograd.gradcheck(f, (hidden, weight, bias))
+
+
+OTHERS = torch.tensor([[0, 3, 7], [12, 1, 0], [5, 5, 2], [4, 3, 2]])  # with a duplicate, and with targets among them
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("entropy", [True, False])
+@pytest.mark.parametrize("chunk", [1, 3, 256])
+def test_gradients_of_other_tokens_equal_plain_log_softmax(bias, entropy, chunk):
+    hidden, weight, b, target, temperature = inputs(bias=bias, count=4)
+    leaves = [x for x in (hidden, weight, b) if x is not None]
+
+    def ours(h, w, c=None):
+        found = token_log_prob(
+            h,
+            w,
+            target,
+            temperature,
+            bias=c,
+            others=OTHERS,
+            others_gradient=True,
+            entropy_gradient=entropy,
+            chunk=chunk,
+        )
+        return tuple(x for x in found if x is not None)
+
+    assert torch.autograd.gradcheck(ours, tuple(leaves))
+    log_prob, *_, others = ours(*leaves)
+    logits = hidden @ weight.T + (0 if b is None else b)
+    expected = (logits / temperature[:, None]).log_softmax(1).gather(1, OTHERS)
+    torch.testing.assert_close(others, expected, rtol=1e-12, atol=1e-12)
+    mix = torch.linspace(-2, 3, 12, dtype=torch.float64).view(4, 3)
+    pairs = zip(
+        torch.autograd.grad((others * mix).sum() + log_prob.sum(), leaves),
+        torch.autograd.grad((expected * mix).sum() + naive(hidden, weight, b, target, temperature)[0].sum(), leaves),
+        strict=True,
+    )
+    for mine, other in pairs:
+        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
+
+
+def test_other_tokens_carry_no_gradient_unless_asked():
+    hidden, weight, bias, target, temperature = inputs(count=4)
+    assert not token_log_prob(hidden, weight, target, temperature, bias=bias, others=OTHERS).others.requires_grad
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 256])
+def test_the_most_probable_tokens(chunk):
+    hidden, weight, bias, _, temperature = inputs()
+    ids, log_prob = top_k_log_prob(hidden, weight, temperature, 4, bias=bias, vocabulary=9, chunk=chunk)
+    plain = ((hidden @ weight.T + bias) / temperature[:, None]).log_softmax(1)
+    expected = plain[:, :9].topk(4)
+    assert torch.equal(ids, expected.indices) and not log_prob.requires_grad
+    torch.testing.assert_close(log_prob, expected.values, rtol=1e-12, atol=1e-12)
+    whole = top_k_log_prob(hidden, weight, temperature, V, bias=bias, chunk=chunk)[1]
+    torch.testing.assert_close(whole.exp().sum(1), torch.ones(N).double())
 
 
 def test_the_entropy_carries_no_gradient_unless_asked():
@@ -161,10 +218,18 @@ def test_no_tensor_of_all_tokens_by_vocabulary_is_ever_made(entropy):
     hidden, weight = torch.randn(count, width, requires_grad=True), torch.randn(vocabulary, width, requires_grad=True)
     target = torch.randint(vocabulary, (count,))
     with Largest() as seen:
-        log_prob, ent, _ = token_log_prob(
-            hidden, weight, target, entropy=entropy, entropy_gradient=entropy, chunk=chunk
+        ids, _ = top_k_log_prob(hidden.detach(), weight.detach(), torch.ones(count), 16, chunk=chunk)
+        log_prob, ent, others = token_log_prob(
+            hidden,
+            weight,
+            target,
+            entropy=entropy,
+            entropy_gradient=entropy,
+            others=ids,
+            others_gradient=True,
+            chunk=chunk,
         )
-        (log_prob.sum() + (ent.sum() if entropy else 0)).backward()
+        (log_prob.sum() + others.sum() + (ent.sum() if entropy else 0)).backward()
     assert seen.numel == chunk * vocabulary
     with Largest() as plain:
         naive(hidden, weight, None, target, 1.0)[0].sum().backward()

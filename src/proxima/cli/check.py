@@ -2,7 +2,7 @@
 
 Prints a line for each law: passed, skipped, or FAILED with the smallest counterexample found and what it means for a
 run. The laws are also checked with the settings that a spec names in `test_fields`. Exit code 1 if a law failed.
-Slots: surrogate, correction, penalty, aggregate, advantage, selection, reward, engine."""
+Slots: surrogate, correction, penalty, aggregate, distillation, advantage, selection, reward, engine."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -25,6 +25,7 @@ class CheckConfig:
     correction: Annotated[Any, Slot("proxima.core.correction:CORRECTIONS")] = None
     penalty: Annotated[Any, Slot("proxima.core.penalty:PENALTIES")] = None
     aggregate: Annotated[Any, Slot("proxima.core.aggregate:AGGREGATES")] = None
+    distillation: Annotated[Any, Slot("proxima.core.distillation:DISTILLATIONS")] = None
     advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES")] = None
     selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS")] = None
     reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True)] = ()

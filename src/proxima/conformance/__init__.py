@@ -3,7 +3,7 @@
     laws          what a law is, and the search for the smallest counterexample
     batches       random batches with holes and garbage          by_hand    examples with numbers worked out by hand
     surrogate_laws     surrogates                        term_laws    corrections, penalties, aggregations
-    outcome_laws  advantages, selections
+    outcome_laws  advantages, selections             distillation_laws    divergences from a teacher
     reward_laws   rewards                                         engine_laws    engines
     enumerable_world  a world so small that expectations are sums: the bias of a loss as a number
 
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from proxima.conformance.by_hand import require_example
+from proxima.conformance.distillation_laws import DISTILLATION_LAWS
 from proxima.conformance.engine_laws import ENGINE_LAWS, EngineUnderTest, tiny_model
 from proxima.conformance.enumerable_world import EnumerableWorld, ImprovementBound
 from proxima.conformance.laws import Law, LawResult, Violation, check_exemption, check_law, require_that
@@ -27,6 +28,7 @@ from proxima.conformance.reward_laws import REWARD_LAWS
 from proxima.conformance.surrogate_laws import SURROGATE_LAWS
 from proxima.conformance.term_laws import AGGREGATE_LAWS, CORRECTION_LAWS, PENALTY_LAWS
 from proxima.core.advantage import Advantage
+from proxima.core.distillation import Distillation
 from proxima.core.loss import Aggregate, Correction, Penalty, Surrogate
 from proxima.core.selection import Selection
 from proxima.engine.protocol import EngineSetup
@@ -38,6 +40,7 @@ PROTOCOLS: dict[str, type] = {
     "correction": Correction,
     "penalty": Penalty,
     "aggregate": Aggregate,
+    "distillation": Distillation,
     "advantage": Advantage,
     "selection": Selection,
 }
@@ -46,6 +49,7 @@ LAWS: dict[str, tuple[Law, ...]] = {
     "correction": CORRECTION_LAWS,
     "penalty": PENALTY_LAWS,
     "aggregate": AGGREGATE_LAWS,
+    "distillation": DISTILLATION_LAWS,
     "selection": SELECTION_LAWS,
 }
 

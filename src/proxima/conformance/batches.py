@@ -88,6 +88,9 @@ def make_batch(
         top = ((1 - source.exp())[:, None] * (share + 0.03 * uniform(tokens, 3))).log()
         top = torch.where(top_k == token[:, None], source[:, None], top)
         fields[name] = torch.where(sampled[:, None], top, float("nan")) if garbage else top
+    for name, values in _of_a_teacher(behavior, share, seed).items():
+        known = sampled if values.dim() == 1 else sampled[:, None]
+        fields[name] = torch.where(known, values, float("nan")) if garbage else values
     edges = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]) if lengths else torch.zeros(1).long()
     batch = PolicyBatch(
         loss_mask=loss_mask,
@@ -101,6 +104,16 @@ def make_batch(
         **{name: value.to(dtype) for name, value in fields.items()},
     )
     return replace(batch, log_prob=batch.log_prob.requires_grad_())
+
+
+def _of_a_teacher(behavior: Tensor, share: Tensor, seed: int) -> dict[str, Tensor]:
+    """What a distillation reads, with three buckets of about `share` and a rest."""
+    draw = torch.Generator().manual_seed(seed + 1)
+    found = {"teacher_log_prob": behavior - torch.rand(len(behavior), generator=draw, dtype=torch.float64)}
+    for name in ("bucket_log_prob", "teacher_bucket_log_prob"):
+        own = 0.9 * share - 0.05 * torch.rand(len(behavior), 3, generator=draw, dtype=torch.float64)
+        found[name] = own.log()
+    return found
 
 
 def with_new_leaf(b: PolicyBatch, **changes: Tensor) -> PolicyBatch:

@@ -15,7 +15,7 @@ from proxima.data import Outcomes, PolicyBatch
 from proxima.data.field_checks import check_names
 
 LOSS_SLOTS = ("surrogate", "correction", "penalty", "aggregate")
-SLOTS = (*LOSS_SLOTS, "advantage")
+SLOTS = (*LOSS_SLOTS, "advantage", "distillation")
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-9}
 BOOLEAN = ("mask", "loss_mask", "sampled", "valid", "truncated")
 INTEGER = ("cu_seqlens", "group", "length", "loss_tokens", "policy_version", "token", "top_k")
@@ -36,19 +36,23 @@ def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict
     """What our specs compute from the inputs of an example.
 
     Args:
-        specs: slot → spec: `advantage` alone, or one or more of `surrogate`, `correction`, `penalty`, `aggregate`.
+        specs: slot → spec: `advantage` or `distillation` alone, or one or more of `surrogate`, `correction`, `penalty`,
+            `aggregate`.
         inputs: fields of `PolicyBatch`: rows [B][T] with a `mask`, or packed with `loss_mask` and `cu_seqlens`. An
             aggregation alone reads `loss` in place of `log_prob`. Of an advantage: fields of `Outcomes`, where `valid`,
             `length` and `truncated` may be left out, or of `TokenRewards`.
 
     Returns: by name: `loss`, `numerator`, `denominator`, `grad_log_prob` (of an aggregation alone `grad_loss`), `keep`
-        and `metrics.…`; `token_loss` of the surrogate; `weight` and `keep` of the correction; `penalty`; `advantage`.
+        and `metrics.…`; `token_loss` of the surrogate; `weight` and `keep` of the correction; `penalty`; `advantage`;
+        `divergence`, `grad_log_prob` and `grad_bucket_log_prob`, of the sum of the divergences, of the distillation.
         Values of tokens have the layout of the inputs, with 0 at padding.
     Raises: NoFieldError naming an input that doesn't exist or is missing.
     """
     tensors = {name: _typed(name, value) for name, value in inputs.items()}
     if "advantage" in specs:
         return {"advantage": _advantage(specs["advantage"], tensors)}
+    if "distillation" in specs:
+        return _distillation(specs["distillation"], tensors)
     leaf_name = "loss" if set(specs) == {"aggregate"} else "log_prob"
     leaf = tensors.pop(leaf_name).requires_grad_()
     b = _batch(leaf, tensors)
@@ -81,6 +85,16 @@ def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, dict[s
     values = tokens.get("penalty", torch.where(b.loss_mask, b.log_prob, 0.0))
     denominator = aggregate.denominator(b.loss_mask, b.cu_seqlens)
     return Loss(aggregate(values, b), denominator, {}), tokens
+
+
+def _distillation(spec: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    names = [name for name in ("log_prob", "bucket_log_prob") if name in tensors]
+    leaves = {name: tensors.pop(name).requires_grad_() for name in names}
+    b = _batch(leaves["log_prob"], tensors | {name: leaves[name] for name in names[1:]})
+    value = spec(b)
+    gradients = torch.autograd.grad(value.sum(), list(leaves.values()), allow_unused=True)
+    found = {f"grad_{name}": x for name, x in zip(names, gradients, strict=True) if x is not None}
+    return {"divergence": _in_rows(b, value, leaves["log_prob"]) if "mask" in tensors else value.detach()} | found
 
 
 def _advantage(spec: Any, tensors: dict[str, Tensor]) -> Tensor:

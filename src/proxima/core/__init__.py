@@ -5,6 +5,7 @@
     divergence   how far a token has moved           penalty      KL from the reference, entropy
     aggregate    per-token losses → one number       loss         all of them together: `policy_loss`
     precompute   what the whole batch decides        proximal     the centre, where no forward was run for it
+    distillation divergence from a teacher
     preference   DPO's family, KTO                   value        the critic's and the reward model's loss
     metrics      statistics that merge               segment      sums and quantiles of packed sequences
     gradient     the gradient weight of a token      ratio        log-ratio and ratio
@@ -39,6 +40,7 @@ from proxima.core.correction import (
     health,
     mismatch_metrics,
 )
+from proxima.core.distillation import DISTILLATIONS, distillation_loss
 from proxima.core.gradient import gradient_weight
 from proxima.core.loss import Aggregate, Correction, Loss, Penalty, Surrogate, TokenLoss, policy_loss
 from proxima.core.metrics import Peak, Quantile, Spread, SumCount, merge_metrics
@@ -52,12 +54,12 @@ from proxima.core.value import RewardLoss, ValueLoss
 from proxima.data import Outcomes, PolicyBatch
 
 __all__ = [
-    "ADVANTAGES", "AGGREGATES", "AGGREGATE_ALIASES", "CORRECTIONS", "CORRECTION_PRESETS", "PENALTIES",
+    "ADVANTAGES", "AGGREGATES", "AGGREGATE_ALIASES", "CORRECTIONS", "CORRECTION_PRESETS", "DISTILLATIONS", "PENALTIES",
     "PREFERENCES", "SELECTIONS", "SURROGATES", "Aggregate", "Cispo", "Correction", "Cppo", "Dppo", "Drpo",
     "GeoMean", "Gspo", "Importance", "Loss", "MismatchGuard", "Outcomes", "Peak", "Penalty", "PolicyBatch",
     "PpoClip", "PreferencePairs", "Quantile", "Reinforce", "Rejection", "RewardLoss", "Sapo", "Selection",
     "SequenceMeanTokenMean", "SequenceMeanTokenSum", "SequenceMeanTokenSumNorm", "Spo", "Spread", "SumCount",
-    "Surrogate", "TokenLoss", "TokenMean", "TokenSum", "ValueLoss", "gradient_weight", "health",
+    "Surrogate", "TokenLoss", "TokenMean", "TokenSum", "ValueLoss", "distillation_loss", "gradient_weight", "health",
     "interpolated_proximal", "merge_metrics", "mismatch_metrics", "needs_precompute", "policy_loss", "precompute",
     "select",
 ]  # fmt: skip

@@ -24,6 +24,9 @@ SUPPLIED_BY: dict[str, str] = {
     "token": "the caller does: the id of each response token",
     "top_k": "the engine does, with top-k log-probs switched on",
     "behavior_top_k_log_prob": "the engine does, with top-k log-probs switched on",
+    "teacher_log_prob": "a forward pass of the teacher does",
+    "bucket_log_prob": "the model does, given the token ids in `bucket_token`",
+    "teacher_bucket_log_prob": "a forward pass of the teacher does",
     "top_k_log_prob": "the model does, given the token ids in `top_k`",
 }
 

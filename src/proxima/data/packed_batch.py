@@ -68,6 +68,9 @@ class PackedBatch:
     value: Annotated[Tensor | None, "float N"] = None
     top_k: Annotated[Tensor | None, "int N K"] = None
     behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
+    teacher_log_prob: Annotated[Tensor | None, "float N"] = None
+    bucket_token: Annotated[Tensor | None, "int N J"] = None
+    teacher_bucket_log_prob: Annotated[Tensor | None, "float N J"] = None
 
     def __post_init__(self) -> None:
         check_fields(self)

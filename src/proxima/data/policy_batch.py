@@ -55,6 +55,9 @@ class PolicyBatch:
         token: [N] int, id of the token.
         top_k: [N, K] int, ids of the behavior policy's most probable tokens, with `behavior_top_k_log_prob` and
             `top_k_log_prob` [N, K] float, nats, their log-probs under μ and, with gradient, under π.
+        teacher_log_prob: [N] float, nats, of a teacher whose distribution the policy is distilled from.
+        bucket_log_prob, teacher_bucket_log_prob: [N, J] float, nats, of the tokens that have a bucket of their own in
+            the divergence from the teacher: under π, with gradient, and under the teacher.
         selected: [N] bool, the tokens that a surrogate looking at the whole optimizer batch has selected; see
             `proxima.core.precompute`.
         weight: [N] float, the correction's weights when they were computed over the whole optimizer batch, 0 where
@@ -81,6 +84,9 @@ class PolicyBatch:
     top_k: Annotated[Tensor | None, "int N K"] = None
     top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
     behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
+    teacher_log_prob: Annotated[Tensor | None, "float N"] = None
+    bucket_log_prob: Annotated[Tensor | None, "float N J"] = None
+    teacher_bucket_log_prob: Annotated[Tensor | None, "float N J"] = None
     selected: Annotated[Tensor | None, "bool N"] = None
     weight: Annotated[Tensor | None, "float N"] = None
     group: Annotated[Tensor | None, "int S"] = None

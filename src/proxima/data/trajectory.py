@@ -27,6 +27,9 @@ class Trajectory(Columns):
         loss_mask, sampled: [T] bool; None is all True.
         proximal_log_prob, next_log_prob, reference_log_prob: [T] float32, nats, where a forward was run for them.
         top_k, behavior_top_k_log_prob: [T, K] int32 and float32, from an engine that was asked for them.
+        teacher_log_prob: [T] float32, nats, where a teacher was asked for it.
+        bucket_token, teacher_bucket_log_prob: [T, J] int32 and float32, the tokens that have a bucket of their own in
+            the divergence from the teacher, and the teacher's log-probs of them.
     """
 
     other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
@@ -51,6 +54,9 @@ class Trajectory(Columns):
     reference_log_prob: Floats | None = None
     top_k: Ints | None = None
     behavior_top_k_log_prob: Floats | None = None
+    teacher_log_prob: Floats | None = None
+    bucket_token: Ints | None = None
+    teacher_bucket_log_prob: Floats | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -30,6 +30,7 @@ def token_log_prob(
     entropy: bool = False,
     entropy_gradient: bool = False,
     others: Tensor | None = None,
+    others_gradient: bool = False,
     chunk: int = 512,
 ) -> TokenLogProbs:
     """Chunked, fused log-softmax and gather; the backward pass recomputes the logits.
@@ -40,7 +41,7 @@ def token_log_prob(
         target: [N] int64, token ids.
         temperature: scalar or [N] float, > 0; logits are divided by it.
         entropy: also return the entropy; with gradient only if `entropy_gradient`, which costs time in the backward.
-        others: [N, K] int64, more token ids whose log-probs to return, without gradient: the behavior policy's top K.
+        others: [N, K] int64, more token ids whose log-probs to return, with gradient only if `others_gradient`.
         chunk: rows of logits alive at once; memory is about chunk x V values of the product's dtype.
 
     Returns: log_prob [N] float32, nats; entropy [N] float32, nats, or None; of the others [N, K] float32, nats, or
@@ -56,7 +57,7 @@ def token_log_prob(
         temperature = torch.full((count,), float(temperature), dtype=exact, device=hidden.device)
     kind = hidden.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    settings = (entropy or entropy_gradient, entropy_gradient, chunk, compute)
+    settings = (entropy or entropy_gradient, entropy_gradient, others_gradient, chunk, compute)
     log_prob, ent, more = _apply(hidden, weight, bias, target, temperature, others, *settings)
     return TokenLogProbs(log_prob, ent if settings[0] else None, None if others is None else more)
 
@@ -87,6 +88,7 @@ class _TokenLogProb(torch.autograd.Function):
         others: Tensor | None,
         want_entropy: bool,
         entropy_gradient: bool,
+        others_gradient: bool,
         chunk: int,
         compute: torch.dtype,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -115,17 +117,20 @@ class _TokenLogProb(torch.autograd.Function):
                         mean_logit = torch.linalg.vecdot(p, logits.masked_fill_(p == 0, 0.0)) / total
                         block_entropy.copy_(total.log() - mean_logit)
         more.sub_(log_z[:, None])
-        ctx.mark_non_differentiable(*([more] if entropy_gradient else [entropy, more]))
+        switched_off = ((entropy, entropy_gradient), (more, others_gradient))
+        ctx.mark_non_differentiable(*(output for output, on in switched_off if not on))
         kept = entropy if entropy_gradient else log_z.new_zeros(0)
-        ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, kept)
+        ids = others if others_gradient else None
+        ctx.save_for_backward(hidden, weight, bias, target, temperature, log_z, kept, ids)
         ctx.chunk, ctx.compute = chunk, compute
         return log_prob, entropy, more
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """d log_prob / d logits = 1[y] − p;  d H / d logits = −p (log p + H);  both / temperature."""
-        hidden, weight, bias, target, temperature, log_z, entropy = ctx.saved_tensors
-        grad_log_prob, grad_entropy, _ = grads
+        """d log_prob / d logits = 1[y] − p, of the others too;  d H / d logits = −p (log p + H);  all / temperature."""
+        hidden, weight, bias, target, temperature, log_z, entropy, others = ctx.saved_tensors
+        grad_log_prob, grad_entropy, grad_others = grads
+        total = grad_log_prob if others is None else grad_log_prob + grad_others.sum(1)
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = hidden.to(ctx.compute), weight.to(ctx.compute)
             b = None if bias is None else bias.to(ctx.compute)
@@ -137,14 +142,17 @@ class _TokenLogProb(torch.autograd.Function):
                 d = F.linear(h[own], w, b)  # logits, overwritten block by block with their gradient
                 for rows, log_p in _row_blocks(d, temperature[own]):
                     log_p.sub_(log_z[own][rows, None])
-                    g = grad_log_prob[own][rows, None].to(log_p.dtype)
+                    g, g_all = (x[own][rows, None].to(log_p.dtype) for x in (grad_log_prob, total))
                     if entropy.numel():
                         p = log_p.exp()
                         of_entropy = log_p.add_(entropy[own][rows, None]).mul_(grad_entropy[own][rows, None])
-                        d_logits = of_entropy.masked_fill_(p == 0, 0.0).add_(g).mul_(p).neg_()
+                        d_logits = of_entropy.masked_fill_(p == 0, 0.0).add_(g_all).mul_(p).neg_()
                     else:
-                        d_logits = log_p.exp_().mul_(-g)
-                    d_logits.scatter_add_(1, target[own][rows, None], g).div_(temperature[own][rows, None])
+                        d_logits = log_p.exp_().mul_(-g_all)
+                    d_logits.scatter_add_(1, target[own][rows, None], g)
+                    if others is not None:
+                        d_logits.scatter_add_(1, others[own][rows], grad_others[own][rows].to(d_logits.dtype))
+                    d_logits.div_(temperature[own][rows, None])
                     if grad_b is not None:
                         grad_b += d_logits.sum(0).to(grad_b.dtype)
                     d[rows] = d_logits
@@ -152,7 +160,42 @@ class _TokenLogProb(torch.autograd.Function):
                 if ctx.needs_input_grad[1]:
                     part = d.T @ h[own]
                     grad_w = part.to(weight.dtype) if grad_w is None else grad_w.add_(part)
-        return grad_h, grad_w, grad_b, None, None, None, None, None, None, None
+        return grad_h, grad_w, grad_b, *(None,) * 8
 
 
 _apply: Any = _TokenLogProb.apply
+
+
+@torch.no_grad()
+def top_k_log_prob(
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: Tensor,
+    k: int,
+    *,
+    bias: Tensor | None = None,
+    vocabulary: int | None = None,
+    chunk: int = 512,
+) -> tuple[Tensor, Tensor]:
+    """The most probable tokens: ids [N, k] int64 and log-probs [N, k] float32, nats, without gradient, falling.
+
+    Args:
+        hidden, weight, bias, temperature [N], chunk: as `token_log_prob`.
+        k: tokens, at most `vocabulary`.
+        vocabulary: only ids below it; the log-probs are normalised over all rows of `weight` all the same.
+    """
+    kind = hidden.device.type
+    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    with torch.autocast(kind, enabled=False):
+        h, w = hidden.to(compute), weight.to(compute)
+        b = None if bias is None else bias.to(compute)
+        exact = _LOGIT_DTYPE.get(hidden.dtype, torch.float32)
+        ids = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
+        log_prob = torch.empty(len(hidden), k, dtype=exact, device=hidden.device)
+        for at in range(0, len(hidden), chunk):
+            own = slice(at, at + chunk)
+            for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
+                top = logits[:, :vocabulary].topk(k, dim=1)
+                ids[own][rows] = top.indices
+                log_prob[own][rows] = top.values - logits.logsumexp(1, keepdim=True)
+    return ids, log_prob

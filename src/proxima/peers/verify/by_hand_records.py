@@ -2,8 +2,8 @@
 
     {"name": …, "source": "by hand", "surrogate": {"kind": "topr", "upper": 1.0}, "inputs": …, "expected": …}
 
-Slots: surrogate, correction, penalty, aggregate, advantage. What inputs and expected numbers may be called is in
-`proxima.conformance.by_hand`."""
+Slots: surrogate, correction, penalty, aggregate, advantage, distillation. What inputs and expected numbers may be
+called is in `proxima.conformance.by_hand`."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ class SpecsByHand:
     penalty: Annotated[Any, Slot("proxima.core.penalty:PENALTIES")] = None
     aggregate: Annotated[Any, Slot("proxima.core.aggregate:AGGREGATES")] = None
     advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES")] = None
+    distillation: Annotated[Any, Slot("proxima.core.distillation:DISTILLATIONS")] = None
 
 
 def by_hand(record: Record) -> Iterator[Attempt]:

@@ -1,0 +1,140 @@
+"""Divergences from a teacher: exact numbers over whole vocabularies, bounds, limits, directions, bad fields."""
+
+import math
+
+import pytest
+import torch
+
+from proxima.core import DISTILLATIONS, SequenceMeanTokenMean, TokenMean, distillation_loss
+from proxima.core.distillation import ForwardKl, JensenShannon, ReverseKl
+from proxima.data import PolicyBatch
+
+T, V = 5, 40
+
+
+def logits(seed, dtype=torch.float64):
+    draw = torch.Generator().manual_seed(seed)
+    return (2 * torch.randn(T, V, generator=draw, dtype=torch.float64)).to(dtype)
+
+
+def batch(student, teacher, ids, mask=None, cu_seqlens=(0, 2, T)):
+    """Of logits [T, V]: the first token of the vocabulary is the sampled one, `ids` [T, K] have buckets."""
+    own, other = student.log_softmax(1), teacher.log_softmax(1)
+    return PolicyBatch(
+        log_prob=own[:, 0],
+        loss_mask=torch.ones(T, dtype=torch.bool) if mask is None else torch.tensor(mask),
+        cu_seqlens=torch.tensor(cu_seqlens),
+        proximal_log_prob=own[:, 0].detach(),
+        teacher_log_prob=other[:, 0],
+        bucket_log_prob=own.gather(1, ids),
+        teacher_bucket_log_prob=other.gather(1, ids),
+    )
+
+
+def by_definition(kind, student, teacher, beta=0.5):
+    """Over the vocabulary, from probabilities."""
+    p, q = student.softmax(1), teacher.softmax(1)
+    m = beta * q + (1 - beta) * p
+    kl = {name: (a * (a / b).log()).sum(1) for name, a, b in (("pq", p, q), ("qp", q, p), ("pm", p, m), ("qm", q, m))}
+    return {"reverse_kl": kl["pq"], "forward_kl": kl["qp"], "js": beta * kl["qm"] + (1 - beta) * kl["pm"]}[kind]
+
+
+@pytest.mark.parametrize("kind", sorted(DISTILLATIONS))
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_all_tokens_of_the_vocabulary_give_the_exact_divergence_and_gradient(kind, dtype):
+    student, teacher = logits(1, dtype).requires_grad_(), logits(2, dtype)
+    found = DISTILLATIONS[kind](top_k=V)(batch(student, teacher, torch.arange(V).expand(T, V)))
+    expected = by_definition(kind, student, teacher)
+    exact = {"rtol": 1e-6, "atol": 1e-7} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, expected, **exact)
+    gradients = [torch.autograd.grad(x.sum(), student)[0] for x in (found, expected)]
+    torch.testing.assert_close(*gradients, **exact)
+
+
+@pytest.mark.parametrize("kind", sorted(DISTILLATIONS))
+def test_the_top_k_is_a_lower_bound_that_rises_with_k(kind):
+    student, teacher = logits(3), logits(4)
+    order = teacher.argsort(1, descending=True)
+    sizes = (1, 2, 4, 8, 16, 32, V)
+    found = torch.stack([DISTILLATIONS[kind](top_k=k)(batch(student, teacher, order[:, :k])) for k in sizes])
+    assert bool((found.diff(dim=0) >= -1e-7).all()) and bool((found[0] >= 0).all())
+    assert bool((found[2] < 0.999 * found[-1]).all())
+    torch.testing.assert_close(found[-1], by_definition(kind, student, teacher), rtol=1e-6, atol=1e-7)
+
+
+def test_the_direction_is_in_the_name():
+    """A student on one of the teacher's two answers: little reverse KL, much forward KL; the other way round."""
+    one, both = torch.tensor([[9.0, 0.0, -9.0]]), torch.tensor([[9.0, 9.0, -9.0]])
+    ids = torch.arange(3)[None]
+
+    def divergence(kind, student, teacher):
+        own, other = student.log_softmax(1), teacher.log_softmax(1)
+        b = PolicyBatch(
+            log_prob=own[:, 0],
+            loss_mask=torch.ones(1, dtype=torch.bool),
+            cu_seqlens=torch.tensor([0, 1]),
+            bucket_log_prob=own.gather(1, ids),
+            teacher_bucket_log_prob=other.gather(1, ids),
+        )
+        return float(DISTILLATIONS[kind](top_k=3)(b))
+
+    assert divergence("reverse_kl", one, both) == pytest.approx(math.log(2), abs=2e-3)
+    assert divergence("forward_kl", one, both) > 3.5
+    assert divergence("reverse_kl", both, one) == pytest.approx(divergence("forward_kl", one, both), rel=1e-6)
+
+
+def test_js_tends_to_the_kls_and_is_symmetric_at_one_half():
+    student, teacher, ids = logits(5) / 2, logits(6) / 2, torch.arange(V).expand(T, V)
+    small, large = (JensenShannon(beta=beta, top_k=V)(batch(student, teacher, ids)) for beta in (1e-4, 1 - 1e-4))
+    torch.testing.assert_close(small / 1e-4, by_definition("forward_kl", student, teacher), rtol=5e-3, atol=0)
+    torch.testing.assert_close(large / 1e-4, by_definition("reverse_kl", student, teacher), rtol=5e-3, atol=0)
+    middle, swapped = (JensenShannon(top_k=V)(batch(*x, ids)) for x in ((student, teacher), (teacher, student)))
+    torch.testing.assert_close(middle, swapped)
+    assert bool((middle < math.log(2)).all())
+
+
+def test_the_sampled_reverse_kl_is_a_policy_gradient_with_the_log_ratio_as_advantage():
+    student = logits(7).requires_grad_()
+    b = batch(student, logits(8), torch.zeros(T, 1, dtype=torch.long))
+    (gradient,) = torch.autograd.grad(ReverseKl(top_k=0)(b).sum(), b.log_prob)
+    torch.testing.assert_close(gradient, b.log_prob.detach() - b.teacher_log_prob)
+    (gradient,) = torch.autograd.grad(ForwardKl(top_k=0)(b).sum(), b.log_prob)
+    torch.testing.assert_close(gradient, 1 - (b.teacher_log_prob - b.log_prob.detach()).exp())
+
+
+def test_the_loss_has_a_denominator_and_metrics_of_its_own():
+    mask = [True, False, True, True, False]
+    b = batch(logits(9), logits(10), torch.arange(3).expand(T, 3), mask=mask)
+    value = ReverseKl(top_k=3)(b)
+    loss = distillation_loss(b, divergence=ReverseKl(top_k=3), aggregate=TokenMean(), coefficient=0.5)
+    assert float(loss.denominator) == 3 and float(loss.value) == pytest.approx(0.5 * float(value.sum()) / 3)
+    assert loss.metrics["distillation/divergence"].value == pytest.approx(float(value.sum()) / 3)
+    rest = 1 - b.teacher_bucket_log_prob.exp().sum(1)
+    assert loss.metrics["distillation/teacher_rest"].value == pytest.approx(float(rest[b.loss_mask].mean()))
+    gap = (b.log_prob - b.teacher_log_prob)[b.loss_mask].mean()
+    assert loss.metrics["distillation/sampled_reverse_kl"].value == pytest.approx(float(gap))
+    by_sequence = distillation_loss(b, divergence=ReverseKl(top_k=3), aggregate=SequenceMeanTokenMean())
+    assert float(by_sequence.value) == pytest.approx(float(value[0] + value[2:4].mean()) / 2)
+    sampled = distillation_loss(b, divergence=ReverseKl(top_k=0), aggregate=TokenMean())
+    assert "distillation/teacher_rest" not in sampled.metrics
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        ("reverse_kl", {"top_k": -1}, "top_k=-1 must be >= 0; 0 estimates"),
+        ("forward_kl", {"top_k_of": "both"}, "top_k_of='both' must be teacher or student"),
+        ("js", {"beta": 0.0}, r"beta=0.0 must be in \(0, 1\); its limits are the kinds forward_kl \(0\)"),
+        ("js", {"beta": 1.0}, "beta=1.0 must be in"),
+    ],
+)
+def test_bad_fields_are_refused(kind, fields, message):
+    with pytest.raises(ValueError, match=message):
+        DISTILLATIONS[kind](**fields)
+
+
+def test_a_missing_teacher_is_named():
+    b = PolicyBatch(log_prob=torch.zeros(1), loss_mask=torch.ones(1, dtype=torch.bool), cu_seqlens=torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="needs `bucket_log_prob`, which the batch lacks: the model does, given"):
+        distillation_loss(b, divergence=ReverseKl(), aggregate=TokenMean())
