@@ -171,7 +171,8 @@ def _resolve_evaluation(
                 reason = f"{key}: --task brings its own questions, prompt and rewards"
                 raise UserError(reason, remedy="leave it out, or --task, and give a recipe")
     path = f"model.path={json.dumps(model, ensure_ascii=False)}"
-    return load_recipe(recipe or {}, [path, *overrides], root=EvaluateConfig)
+    # the model is what is evaluated: the adapter that a recipe trains is merged in a run's checkpoint, or not there
+    return load_recipe(recipe or {}, [path, "model.lora=null", *overrides], root=EvaluateConfig)
 
 
 def _named_suites(

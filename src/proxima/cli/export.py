@@ -7,10 +7,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="run folder")
     parser.add_argument("out", help="folder to create")
     parser.add_argument("--checkpoint", default="last", help="last, best, or a step (default: last)")
+    parser.add_argument("--adapter", action="store_true", help="of a run with LoRA the adapter alone, for peft")
 
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.runtime.export import export
 
-    print(f"wrote {export(arguments.run, arguments.out, which=arguments.checkpoint)}")
+    print(f"wrote {export(arguments.run, arguments.out, which=arguments.checkpoint, adapter=arguments.adapter)}")
     return 0

@@ -16,6 +16,7 @@ from proxima.config.schema import RunConfig
 from proxima.core.advantage import needs_baseline
 from proxima.core.selection import Prune, prompts_factor
 from proxima.data import Trajectory, UserError
+from proxima.model.lora import Lora, adapter_parameters
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.task import Jsonl, Parquet
 
@@ -34,6 +35,7 @@ class ModelFacts:
         parameters: number of weights, tied ones once.
         layers, hidden, intermediate, vocabulary: as in config.json.
         kv_width: elements of one layer's keys of one token: key-value heads × head size.
+        adapter: number of an adapter's weights; None: without `model.lora`, or not counted.
     """
 
     parameters: int
@@ -42,11 +44,12 @@ class ModelFacts:
     intermediate: int
     vocabulary: int
     kv_width: int
+    adapter: int | None = None
 
 
-def model_facts(path: str, revision: str | None = None) -> ModelFacts:
+def model_facts(path: str, revision: str | None = None, lora: Lora | None = None) -> ModelFacts:
     """Read config.json and build the model without weights (on the meta device), which counts its parameters exactly.
-    UserError if the model can't be found or its architecture is not known."""
+    UserError if the model can't be found, its architecture is not known, or it lacks the layers of an adapter."""
     from transformers import AutoModelForCausalLM
 
     from proxima.model.load import load_config
@@ -67,6 +70,7 @@ def model_facts(path: str, revision: str | None = None) -> ModelFacts:
         intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
         vocabulary=text.vocab_size,
         kv_width=(getattr(text, "num_key_value_heads", None) or heads) * head_size,
+        adapter=None if lora is None else adapter_parameters(model, lora),
     )
 
 
@@ -194,12 +198,15 @@ def memory_of(config: RunConfig, model: ModelFacts, batch: StepSize) -> dict[str
     forwarded = max(min(batch.budget, batch.tokens), batch.longest)
     per_layer = model.hidden if config.model.gradient_checkpointing else 10 * model.hidden + 4 * model.intermediate
     chunk = min(config.model.log_prob_chunk, forwarded)
+    adapter = model.adapter or 0
+    trained, gradients = (p, p * master) if config.model.lora is None else (adapter, adapter * 4)
     parts = {
         "weights": p * master,
-        "gradients": p * master,
-        "Adam's two moments": 2 * p * 4,
+        "adapter": adapter * 4,
+        "gradients": gradients,
+        "Adam's two moments": 2 * trained * 4,
         "autocast copy of the weights": p * compute if compute != master else 0,
-        "reference model": p * master if config.algorithm.reference_kl is not None else 0,
+        "reference model": p * master if config.algorithm.reference_kl and config.model.lora is None else 0,
         "engine's copy of the weights": p * engine_bytes if config.engine.needs_weights else 0,
         "KV cache": 2 * model.layers * model.kv_width * row * slots * engine_bytes,
         "activations of a micro-batch": forwarded * model.layers * per_layer * compute,
@@ -224,14 +231,16 @@ class Time:
 
 
 def time_of(config: RunConfig, model: ModelFacts, batch: StepSize, gemm: float) -> Time:
-    """2 FLOP a parameter and token to generate, 6 to train (2 more for each extra forward), over a share of the GEMM
-    rate. Under dynamic sampling only the first generation batch counts: how many there are, only the questions know."""
+    """2 FLOP a parameter and token to generate, 6 to train, 4 with LoRA (2 more for each extra forward), over a share
+    of the GEMM rate. Under dynamic sampling only the first generation batch counts: how many there are, only the
+    questions know."""
     p, length = model.parameters, config.sampling.max_tokens
     prompts, sequences = batch.generated
     sequences, prompts = (sequences, prompts) if config.replayed is None else (0, 0)  # a replay generates none
     generate = 2 * p * (sequences * length + prompts * (batch.longest - length)) / (GENERATE_SHARE * gemm)
     extra = 2 * ((config.algorithm.proximal == "recompute") + (config.algorithm.reference_kl is not None))
-    train = p * batch.tokens * (6 * config.train.epochs_per_step + extra) / (TRAIN_SHARE * gemm)
+    products = 6 if config.model.lora is None else 4  # frozen weights have no gradient
+    train = p * batch.tokens * (products * config.train.epochs_per_step + extra) / (TRAIN_SHARE * gemm)
     evaluations, questions = _evaluations(config)
     answer = config.eval.sampling.max_tokens if config.eval.sampling else length
     evaluate = 2 * p * questions * (answer + batch.longest - length) / (GENERATE_SHARE * gemm)

@@ -11,7 +11,12 @@ from proxima.config.problems import Problem, nearest
 from proxima.config.recipe_reader import shown_path
 from proxima.config.resolve import Resolved
 from proxima.config.tree import FILL_IN
+from proxima.data import FieldError
+from proxima.model.adapter_files import CONFIG as ADAPTER
+from proxima.model.adapter_files import base_of, check_start
 from proxima.model.demo_model import is_downloadable, missing_reader
+from proxima.model.load import check_path
+from proxima.model.lora import missing_peft
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 LOCAL_FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")  # what no hub name begins with
@@ -21,6 +26,22 @@ def model_exists(r: Resolved[Any]) -> Iterator[Problem]:
     """A local path exists and is a model folder or a .gguf file."""
     if remedy := model_problem(r.config.model.path):
         yield r.problem("model.path", remedy)
+
+
+def adapters_are_ready(r: Resolved[Any]) -> Iterator[Problem]:
+    """The package for adapters is installed, and the one to start from is an adapter of this model's."""
+    lora, model = r.config.model.lora, r.config.model
+    if lora is None:
+        return
+    if (remedy := missing_peft()) is not None:
+        yield r.problem("model.lora", f"needs the package peft: {remedy}")
+    elif (Path(model.path) / ADAPTER).is_file():
+        yield r.problem("model.path", "is an adapter; write its base there, and the adapter as model.lora.path")
+    elif lora.path is not None:
+        try:
+            check_start(lora, model.path, model.revision)
+        except FieldError as error:
+            yield r.problem(error.field, error.requirement)
 
 
 def trackers_are_ready(r: Resolved[Any]) -> Iterator[Problem]:
@@ -38,6 +59,12 @@ def model_problem(path: str) -> str | None:
     place = Path(path)
     if is_downloadable(path):
         return missing_reader()
+    if (place / ADAPTER).is_file():
+        try:
+            check_path(path)
+        except FieldError as error:
+            return error.requirement
+        return missing_peft()
     if place.is_dir():
         there = (place / "config.json").is_file()
         return None if there else "is a folder without config.json; give a Hugging Face model folder or a .gguf file"
@@ -64,7 +91,8 @@ def _near(place: Path) -> str:
 def completions_fit_context(r: Resolved[Any]) -> Iterator[Problem]:
     """`max_tokens` leaves room for a prompt in the context."""
     limit, name = r.config.model.max_length, "model.max_length"
-    found = Path(r.config.model.path) / "config.json"
+    path = r.config.model.path
+    found = Path(base_of(path).path if (Path(path) / ADAPTER).is_file() else path) / "config.json"
     if limit is None and found.is_file():
         limit, name = _context_of(found), f"max_position_embeddings in {shown_path(found)}"
     if limit is None:

@@ -33,7 +33,8 @@ class Estimates:
         self.notes: list[str] = []
         self.model = None
         if not is_downloadable(config.model.path):
-            self.model = self._read(lambda: model_facts(config.model.path, config.model.revision), "model size")
+            model = config.model
+            self.model = self._read(lambda: model_facts(model.path, model.revision, model.lora), "model size")
         self.prompt: int | None = None  # without a model, trying its tokenizer would only wait for the hub again
         self.known_size = False
         if self.model is None and (known := known_facts(config.model.path)) is not None:
@@ -42,6 +43,8 @@ class Estimates:
             not_here = "it is not here yet, `proxima train` downloads it (93 MB)"
             reason = not_here if is_downloadable(config.model.path) else "its config.json can't be read here"
             self.notes = [f"known size: {published}; {reason}"]
+            if config.model.lora is not None:
+                self.notes.append("the adapter is not in the memory: its size can't be told before the model is here")
         elif self.model is not None:
             self.prompt = self._read(lambda: longest_prompt(config), "prompt length")
         self.batch = batch_of(config, self.prompt if self.prompt is not None else 128)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from proxima.core.correction import MismatchGuard
 from proxima.data import require
 from proxima.engine.protocol import Sampling
+from proxima.model.lora import Lora
 from proxima.rollout.dynamic_sampling import DynamicSampling
 
 
@@ -76,6 +77,7 @@ class ModelConfig:
     gradient_checkpointing: Annotated[bool, "trade compute for activation memory"] = False
     log_prob_chunk: Annotated[int, "tokens, rows of the [chunk, vocabulary] logits alive at once"] = 512
     max_length: Annotated[int | None, "tokens, prompt + completion; null: the model's own limit"] = None
+    lora: Annotated[Lora | None, "train adapters in place of the weights; null: off"] = None
 
     def __post_init__(self) -> None:
         require(self.log_prob_chunk >= 1, "log_prob_chunk", self.log_prob_chunk, "must be >= 1")

@@ -35,6 +35,7 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (algorithm_checks.selection_metrics_exist, "algorithm reward"),
     (algorithm_checks.correction_has_an_effect, "algorithm"),
     (machine_checks.model_exists, "model"),
+    (machine_checks.adapters_are_ready, "model"),
     (machine_checks.completions_fit_context, "model"),
     (machine_checks.data_files_exist, ""),
     (machine_checks.values_are_filled_in, ""),

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-EPOCH_ORDER, ANSWER_CHECK, VALUE_HEAD = 1, 2, 3
+EPOCH_ORDER, ANSWER_CHECK, VALUE_HEAD, ADAPTER_INIT = 1, 2, 3, 4
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from proxima.data.columns import Ints
 from proxima.engine.cache import KVCache
 from proxima.engine.decoder import Matrix, cached_attention, causal_attention, head_logits, packed, reach_mask, reach_of
+from proxima.model.lora import weight_of
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # frequencies do not change with the length
@@ -82,7 +83,7 @@ class FastDecoder:
         self.embedding = root.embed_tokens.weight.detach().to(torch.float32, copy=True)
         self.norm = root.norm.weight.detach().float().clone()
         head: Any = model.get_submodule("lm_head")
-        self.head = Matrix(head.weight, head.bias, self.dtype)
+        self.head = Matrix(weight_of(head), head.bias, self.dtype)
 
     def _layer(self, block: Any) -> Layer:
         attention, mlp = block.self_attn, block.mlp
@@ -98,7 +99,8 @@ class FastDecoder:
             return None if module is None else module.weight.float()[self.pairs].clone()
 
         def matrix(*modules: Any, rotary: int = 0) -> Matrix:
-            weights = [heads(m.weight) if i < rotary else m.weight for i, m in enumerate(modules)]
+            own = [weight_of(m) for m in modules]
+            weights = [heads(weight) if i < rotary else weight for i, weight in enumerate(own)]
             biases = [heads(m.bias) if i < rotary else m.bias for i, m in enumerate(modules)]
             return Matrix(torch.cat(weights), cat(*biases), self.dtype)  # type: ignore[arg-type]
 

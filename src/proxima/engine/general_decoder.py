@@ -26,6 +26,7 @@ from proxima.engine.decoder import (
     reach_of,
 )
 from proxima.model.attention import hugging_face_name
+from proxima.model.lora import merge_adapter, plain_weights
 from proxima.model.policy import parts
 
 
@@ -38,7 +39,9 @@ class _ModelCopy:
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.device = next(model.parameters()).device
-        self.model: Any = copy.deepcopy(model).requires_grad_(False).eval()
+        self.model: Any = copy.deepcopy(model)
+        merge_adapter(self.model)
+        self.model.requires_grad_(False).eval()
         self.backbone, self.head = parts(self.model)
         for module in self.backbone.modules():
             if isinstance(module, nn.Linear) or isinstance(getattr(module, "gate_up_proj", None), nn.Parameter):
@@ -50,9 +53,10 @@ class _ModelCopy:
 
     @torch.no_grad()
     def load(self, model: nn.Module) -> None:
-        source = dict(model.named_parameters())
-        for name, parameter in self.model.named_parameters():
-            parameter.copy_(source[name])
+        own = dict(self.model.named_parameters())
+        for name, weight in plain_weights(model):
+            if name in own:
+                own[name].copy_(weight)
         self.head_matrix = Matrix(self.head.weight, self.head.bias, self.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,13 +1,25 @@
 """Loads a causal language model from a hub name, a folder, or a GGUF file."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from proxima.data import FieldError
+from proxima.model.adapter_files import (
+    BaseModel,
+    base_in_memory,
+    base_of,
+    check_base,
+    is_adapter,
+    read_matrices,
+    read_settings,
+    start_adapter,
+)
+from proxima.model.files import weight_files
+from proxima.model.lora import Lora, adapter_names, attach, merge_adapter
 
 if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe shall not wait for it
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -17,11 +29,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model with its tokenizer and path."""
+    """A model with its tokenizer and path; `base` is what its adapter is for, None without one."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
     path: str
+    base: BaseModel | None = None
 
     @property
     def name(self) -> str:
@@ -35,8 +48,13 @@ class LoadedModel:
 
     @property
     def parameters(self) -> int:
-        """Number of parameters, tied ones once."""
-        return sum(p.numel() for p in self.model.parameters())
+        """Number of parameters, tied ones once, an adapter's not."""
+        return sum(p.numel() for p in self.model.parameters()) - self.adapter_parameters
+
+    @property
+    def adapter_parameters(self) -> int:
+        """Number of an adapter's own parameters; 0 without one."""
+        return sum(self.model.get_parameter(name).numel() for name in adapter_names(self.model))
 
     @property
     def max_length(self) -> int:
@@ -62,10 +80,20 @@ def check_path(path: str) -> None:
     """Validate a model path before anything is loaded.
 
     Raises:
-        FieldError: a local path that does not exist, a folder without config.json, a file that is not GGUF.
+        FieldError: a local path that does not exist, a folder without config.json, a file that is not GGUF, an adapter
+            whose base is missing.
     """
     place = Path(path).expanduser()
-    if place.is_dir():
+    if is_adapter(path):
+        base = base_of(path).path
+        try:
+            check_path(base)
+        except FieldError as error:
+            remedy = "restore it, or write where it is as base_model_name_or_path into adapter_config.json"
+            raise FieldError(
+                "model.path", path, f"is an adapter of {base}, which {error.bound}", remedy=remedy
+            ) from None
+    elif place.is_dir():
         if not (place / "config.json").is_file():
             remedy = "give a Hugging Face model folder"
             raise FieldError("model.path", path, "is a folder without config.json", remedy=remedy)
@@ -79,10 +107,13 @@ def check_path(path: str) -> None:
 
 
 def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
-    """The model's config alone: no weights are read (for GGUF, its header is)."""
+    """The model's config alone, of an adapter its base's: no weights are read (for GGUF, its header is)."""
     from transformers import AutoConfig
 
     check_path(path)
+    if is_adapter(path):
+        base = base_of(path)
+        return load_config(base.path, base.revision)
     folder, extra = _place(path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
@@ -94,10 +125,13 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokenizerBase":
-    """The tokenizer alone."""
+    """The tokenizer alone; of an adapter whose folder has none its base's."""
     from transformers import AutoTokenizer
 
     check_path(path)
+    if is_adapter(path) and not (Path(path).expanduser() / "tokenizer_config.json").is_file():
+        base = base_of(path)
+        return load_tokenizer(base.path, base.revision)
     folder, extra = _place(path)
     try:
         return AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False, **extra)
@@ -106,17 +140,55 @@ def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokeniz
 
 
 def load(
-    path: str, *, revision: str | None = None, dtype: torch.dtype = torch.float32, device: str = "auto"
+    path: str,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "auto",
+    lora: Lora | None = None,
+    seed: int = 0,
 ) -> LoadedModel:
     """Load weights and tokenizer in `dtype` on `device`.
 
     Args:
-        path: hub name, folder with config.json, or a .gguf file (dequantised; needs the packages `gguf` and
-            `accelerate`).
+        path: hub name, folder with config.json, a .gguf file (dequantised; needs the packages `gguf` and `accelerate`),
+            or an adapter's folder: its base, with the adapter merged.
+        lora: adapters for the model, which are then the only parameters that are trained.
+        seed: of the draws of new adapters.
 
     Raises:
-        FieldError: the path can't be loaded, or the files lack weights or hold some that are not finite.
+        FieldError: the path can't be loaded, or the files lack weights or hold some that are not finite; the base of an
+            adapter has changed; an adapter does not fit.
     """
+    if is_adapter(path):
+        if lora is not None:
+            remedy = f"set model.path={base_of(path).path} and model.lora.path={path}, or export the adapter merged"
+            raise FieldError(
+                "model.path", path, "is an adapter, which can't get another one by model.lora", remedy=remedy
+            )
+        return _load_merged(path, dtype=dtype, device=device)
+    loaded = _load_plain(path, revision=revision, dtype=dtype, device=device)
+    if lora is None:
+        return loaded
+    base = base_in_memory(path, revision, dtype)
+    start_adapter(loaded.model, lora, base, seed)
+    return replace(loaded, base=base)
+
+
+def _load_merged(path: str, *, dtype: torch.dtype, device: str) -> LoadedModel:
+    """An adapter's base with the adapter in its weights."""
+    check_path(path)
+    settings, wanted = read_settings(path, field_name="model.path"), base_of(path)
+    here = replace(wanted, files=weight_files(wanted.path, wanted.revision))
+    check_base(path, here, field_name="model.path")
+    loaded = _load_plain(wanted.path, revision=wanted.revision, dtype=dtype, device=device)
+    attach(loaded.model, settings, 0)
+    read_matrices(loaded.model, path, field_name="model.path")
+    merge_adapter(loaded.model)
+    return replace(loaded, path=path, tokenizer=load_tokenizer(path))
+
+
+def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: str) -> LoadedModel:
     from transformers import AutoModelForCausalLM
 
     check_path(path)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from proxima.data import PackedBatch, UserError
 from proxima.model.load import LoadedModel
 from proxima.model.log_prob import token_log_prob
+from proxima.model.lora import base_layer, weight_of
 from proxima.model.packed_model import PackedModel, TokenOutputs, scalar_head
 
 
@@ -24,8 +25,10 @@ def parts(model: nn.Module) -> tuple[Any, Any]:
     head, name = whole.get_output_embeddings(), type(model).__name__
     if backbone is whole:
         raise UserError(f"{name} is not supported: it does not say which of its modules is the decoder")
-    if type(head) is not nn.Linear:
-        raise UserError(f"{name} is not supported: its output head is a {type(head).__name__}, not a linear layer")
+    if type(base_layer(head)) is not nn.Linear:
+        raise UserError(
+            f"{name} is not supported: its output head is a {type(base_layer(head)).__name__}, not a linear layer"
+        )
     config = whole.config.get_text_config()
     for field, neutral in AFTER_THE_HEAD:
         value = getattr(config, field, neutral)
@@ -88,7 +91,7 @@ class Policy(PackedModel):
             hidden = self.hidden(batch)
             outputs = token_log_prob(
                 hidden,
-                self.head.weight,
+                weight_of(self.head),
                 batch.target,
                 batch.temperature,
                 bias=self.head.bias,

@@ -1,4 +1,4 @@
-"""Writes a policy as a Hugging Face folder."""
+"""Writes a policy as a Hugging Face folder, or its adapter as one that peft reads."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from proxima.model.adapter_files import save_adapter
+from proxima.model.load import LoadedModel
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+def save_trained(loaded: LoadedModel, folder: Path) -> Path:
+    """Write what training has changed, and the tokenizer: the adapter alone of a model with one, else the model."""
+    if loaded.base is not None:
+        return save_adapter(loaded.model, loaded.tokenizer, loaded.base, folder)
+    return save(loaded.model, loaded.tokenizer, folder)
 
 
 def save(

@@ -152,11 +152,14 @@ def held_out_prompts(source: PromptSource, limit: int) -> tuple[list[Prompt], in
 
 
 def load_model(config: "RunConfig | EvaluateConfig", path: str | None = None) -> LoadedModel:
-    """The weights at `config.model.path`, or at another path of the same architecture."""
+    """The weights at `config.model.path`, or at another path of the same architecture; with LoRA that model, and the
+    adapter of `model.lora`, or at that other path."""
     model = config.model
-    return load(
-        path or model.path, revision=None if path else model.revision, dtype=DTYPES[model.dtype], device=model.device
-    )
+    place: dict[str, Any] = {"dtype": DTYPES[model.dtype], "device": model.device}
+    if model.lora is not None:
+        lora = model.lora if path is None else replace(model.lora, path=path)
+        return load(model.path, revision=model.revision, lora=lora, seed=config.seed, **place)
+    return load(path or model.path, revision=None if path else model.revision, **place)
 
 
 def make_policy(config: "RunConfig", loaded: LoadedModel) -> Policy:
@@ -249,7 +252,9 @@ def make_stages(config: "RunConfig", policy: Policy, compute: ComputeThread) -> 
     stages: list[ForwardStage] = []
     if config.algorithm.proximal == "recompute" and config.train.updates_per_step * config.train.epochs_per_step > 1:
         stages.append(LogProbStage("proximal_log_prob", policy))
-    if needs_reference(config):
+    if needs_reference(config) and config.model.lora is not None:
+        stages.append(LogProbStage("reference_log_prob", policy, adapter=False))
+    elif needs_reference(config):
         frozen = compute.call(load_model, config)
         frozen.model.requires_grad_(False)
         stages.append(LogProbStage("reference_log_prob", make_policy(config, frozen)))

@@ -24,6 +24,7 @@ from proxima.evaluate.results import ENVIRONMENT, FORMAT, RESULT, completions_ta
 from proxima.evaluate.votes import answer_extractor
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.files import model_files
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.build import EVAL_UID, load_model
@@ -31,7 +32,6 @@ from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.environment import describe_environment, package_version
 from proxima.runtime.eval_suites import LoadedSuite
 from proxima.runtime.held_out import Evaluation
-from proxima.runtime.inputs import model_files
 from proxima.runtime.interrupt import quiet_transformers
 from proxima.runtime.observer import EvalObserver
 

@@ -7,7 +7,11 @@ from pathlib import Path
 from proxima.config.recipe_reader import read_yaml
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
+from proxima.model import load, save
+from proxima.model.adapter_files import base_of, is_adapter
+from proxima.model.load import DTYPES
 from proxima.runtime.folder import RunFolder
+from proxima.runtime.interrupt import quiet_transformers
 from proxima.train.checkpoint import Checkpoint, checkpoints
 
 
@@ -62,18 +66,26 @@ def _scores(folder: RunFolder) -> dict[int, float]:
     return {r["step"]: value for r in evals if (value := headline.value(r)) is not None}
 
 
-def export(run: str | Path, out: str | Path, *, which: str = "last") -> Path:
-    """Copy a checkpoint's model to the new folder `out`, which `AutoModelForCausalLM` loads; atomic.
+def export(run: str | Path, out: str | Path, *, which: str = "last", adapter: bool = False) -> Path:
+    """Copy a checkpoint's model to the new folder `out`, which `AutoModelForCausalLM` loads; atomic. Of a run with
+    LoRA, the base with the adapter merged, in the base's dtype; with `adapter` the adapter's folder, which peft reads.
 
     Raises:
-        UserError: no such checkpoint, or `out` exists.
+        UserError: no such checkpoint, `out` exists, no adapter in the checkpoint, or its base has changed or is gone.
     """
     source, target = find_checkpoint(run, which).model, Path(out)
     if target.exists():
         raise UserError(f"{target} exists already; give a new folder")
+    if adapter and not is_adapter(str(source)):
+        raise UserError(f"{run} was trained without model.lora, so it has no adapter", remedy="leave out --adapter")
     aside = target.with_name(f".{target.name}.part")
     shutil.rmtree(aside, ignore_errors=True)
     aside.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(source, aside)
+    if is_adapter(str(source)) and not adapter:
+        with quiet_transformers():
+            merged = load(str(source), dtype=DTYPES[base_of(str(source)).dtype or "float32"], device="cpu")
+            save(merged.model, merged.tokenizer, aside)
+    else:
+        shutil.copytree(source, aside)
     aside.rename(target)
     return target

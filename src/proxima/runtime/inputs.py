@@ -4,7 +4,7 @@ it is another run."""
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
@@ -14,6 +14,7 @@ import torch
 
 from proxima.config.comparable import flat_values
 from proxima.data import FieldError, UserError
+from proxima.model.files import model_files, weight_files
 from proxima.reward.function import UserFunction
 from proxima.runtime.environment import package_version
 from proxima.runtime.folder import RunFolder
@@ -25,28 +26,8 @@ from proxima.task.protocol import Rows
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
 
-MODEL_FILES = (".bin", ".gguf", ".jinja", ".json", ".model", ".safetensors")
 ROWS_READ = 20_000  # of a larger data set, rows at even distances
 LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chunk", "engine.prefill_tokens")
-
-
-def model_files(path: str, revision: str | None = None) -> dict[str, str]:
-    """SHA-256 of a model's weights, configs and tokenizer files, by name; empty if they are not found. A hub name is
-    looked up in the cache."""
-    place = Path(path)
-    if not place.exists():
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(path, "config.json", revision=revision)
-        if not isinstance(cached, str):
-            return {}
-        place = Path(cached).parent
-    hashes = {}
-    for file in [place] if place.is_file() else sorted(place.iterdir()):
-        if file.is_file() and (file == place or file.suffix in MODEL_FILES):
-            with file.open("rb") as stream:
-                hashes[file.name] = file_digest(stream, "sha256").hexdigest()
-    return hashes
 
 
 def input_hashes(
@@ -57,6 +38,9 @@ def input_hashes(
     in a message; `held_out` has the rows of each set by their name there."""
     files = model_files(config.model.path, config.model.revision)
     named = {f"model.path: {name}": value for name, value in files.items()}
+    if config.model.lora is not None and config.model.lora.path is not None:
+        start = weight_files(config.model.lora.path)
+        named |= {f"model.lora.path: {name}": value for name, value in start.items()}
     named |= source.hashes if isinstance(source, StoredRollouts) else {"task: its rows": rows_sha(source.rows)}
     named |= _reward_hashes("reward", config.reward)
     for number, one in enumerate(config.eval.sets):

@@ -23,6 +23,7 @@ class RunInfo:
         algorithm: the preset's name, or the surrogate's kind.
         model: name or last folder of the path.
         parameters: of the model; 0 if unknown.
+        adapter: parameters of the adapter, which alone is trained; 0: there is none.
         device, threads, dtype: of the forward pass.
         seed: the run's seed.
         folder: the run folder.
@@ -52,6 +53,7 @@ class RunInfo:
     tokens_per_micro_batch: int = 0
     micro_batches: int = 0
     parameters: int = 0
+    adapter: int = 0
     device: str = "cpu"
     threads: int = 0
     dtype: str = "float32"

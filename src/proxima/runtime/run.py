@@ -105,6 +105,7 @@ class Reinforcement:
             algorithm=algorithm_name(config),
             model=Path(config.model.path).name,
             parameters=loaded.parameters,
+            adapter=loaded.adapter_parameters,
             device=str(loaded.model.device),
             threads=torch.get_num_threads(),
             dtype=config.model.compute_dtype,

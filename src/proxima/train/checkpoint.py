@@ -1,6 +1,6 @@
 """Checkpoints, written to a temporary folder, fsynced and renamed. safetensors and JSON only; nothing is unpickled.
 
-checkpoints/000040/   model/ (Hugging Face folder)   optimizer.safetensors   files of the caller
+checkpoints/000040/   model/ (Hugging Face folder, or peft's)   optimizer.safetensors   files of the caller
                   state.json (written last: its presence marks a complete checkpoint; it holds the CRC-32 of every file)
 """
 
@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from proxima.data import UserError
-from proxima.model import LoadedModel, save
+from proxima.model import LoadedModel
+from proxima.model.save import save_trained
 from proxima.train.stack import TrainStack
 
 FORMAT = 2
@@ -35,7 +36,7 @@ class Checkpoint:
 
     @property
     def model(self) -> Path:
-        """Its Hugging Face folder."""
+        """Its Hugging Face folder; of a run with LoRA its adapter's."""
         return self.path / "model"
 
 
@@ -61,7 +62,7 @@ def write_checkpoint(
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        save(loaded.model, loaded.tokenizer, temporary / "model")
+        save_trained(loaded, temporary / "model")
         tensors, trainer_facts = stack.state()
         save_file(
             {name: value.detach().cpu().contiguous() for name, value in tensors.items()},

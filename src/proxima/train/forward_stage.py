@@ -1,6 +1,7 @@
 """Forward passes of a step before its update: each fills one column of the trajectories."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from proxima.data import PackedBatch, Trajectory
 from proxima.model import PackedModel
+from proxima.model.lora import adapter_off
 
 
 class ForwardStage(Protocol):
@@ -34,13 +36,16 @@ class ForwardStage(Protocol):
 
 @dataclass(frozen=True)
 class LogProbStage:
-    """Log-probs, nats, under a policy: `proximal_log_prob` of the trained one, `reference_log_prob` of a frozen one."""
+    """Log-probs, nats, under a policy: `proximal_log_prob` of the trained one, `reference_log_prob` of a frozen one, or
+    of the trained one without its adapter."""
 
     column: str
     policy: PackedModel
+    adapter: bool = True
 
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
         return self.policy.pack(trajectories)
 
     def __call__(self, batch: PackedBatch) -> Tensor:
-        return self.policy(batch).need("log_prob")
+        with nullcontext() if self.adapter else adapter_off(self.policy.model):
+            return self.policy(batch).need("log_prob")

@@ -145,6 +145,7 @@ def sampling_figures(record: Record, headline: Headline) -> str:
 def header(info: RunInfo) -> str:
     """`proxima 0.2.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1`."""
     model = f"{info.model} {magnitude(info.parameters)}" if info.parameters else info.model
+    model += f" + LoRA {magnitude(info.adapter)}" if info.adapter else ""
     threads = f" {info.threads} thread{'s' * (info.threads != 1)}" if info.threads else ""
     device = f"{info.device}{threads} {info.dtype}"
     replay = "" if info.replay_of is None else f"  replay of {printable(str(info.replay_of))}"

@@ -1,0 +1,264 @@
+"""Adapters on disk: folders that peft reads, with the identity of the model that they were made for.
+
+adapter_config.json         peft's own: base model, rank, targets …
+adapter_model.safetensors   the trained matrices, float32, under peft's names
+base.json                   written by proxima: dtype and SHA-256 of the base's weights
+tokenizer files
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from proxima.data import FieldError
+from proxima.model.files import weight_files
+from proxima.model.lora import NAME, Lora, adapter_names, attach
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
+PREFIX = "base_model.model."  # peft's own, before the name in the Hugging Face model
+# of peft's config: what says nothing about the matrices, or is read by itself; every other field must be as ours
+FREE = {
+    *("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout", "peft_version"),
+    *("revision", "task_type", "lora_alpha", "r", "target_modules", "use_dora", "use_rslora", "runtime_config"),
+    *("fan_in_fan_out", "megatron_core", "qalora_group_size"),
+}
+KEPT_BASE = (True, False, "gaussian", "orthogonal", "eva")  # ways to start that leave the base's weights as they are
+
+
+@dataclass(frozen=True, kw_only=True)
+class BaseModel:
+    """The model below an adapter.
+
+    Args:
+        path, revision: as `load` takes them.
+        dtype: of its weights in memory, `float32` or `bfloat16`; None: an adapter that does not say.
+        files: SHA-256 by name, of `weight_files`; empty: unknown.
+    """
+
+    path: str
+    revision: str | None = None
+    dtype: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def is_adapter(path: str) -> bool:
+    """True for a folder with an adapter, even beside its base's config.json.
+
+    Raises:
+        FieldError: the folder also has the weights of a model.
+    """
+    place = Path(path).expanduser()
+    if not (place / CONFIG).is_file():
+        return False
+    if weights := sorted(file.name for file in place.glob("model*.safetensors")):
+        remedy = "move one of them to a folder of its own"
+        raise FieldError(
+            "model.path", path, f"has both an adapter ({CONFIG}) and a model ({weights[0]})", remedy=remedy
+        )
+    return True
+
+
+def base_of(path: str) -> BaseModel:
+    """The base that an adapter's folder names.
+
+    Raises:
+        FieldError: the folder's JSON can't be read or names none.
+    """
+    place = Path(path).expanduser()
+    settings = _read(path, place / CONFIG)
+    base = settings.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        remedy = "write the path of its base there"
+        raise FieldError("model.path", path, f"names no base_model_name_or_path in {CONFIG}", remedy=remedy)
+    known = _read(path, place / BASE) if (place / BASE).is_file() else {}
+    return BaseModel(
+        path=base, revision=settings.get("revision"), dtype=known.get("dtype"), files=known.get("files", {})
+    )
+
+
+def base_in_memory(path: str, revision: str | None, dtype: torch.dtype) -> BaseModel:
+    """The base that was just loaded, for `save_adapter`."""
+    local = Path(path).expanduser()
+    return BaseModel(
+        path=str(local.resolve()) if local.exists() else path,
+        revision=revision,
+        dtype=str(dtype).removeprefix("torch."),
+        files=weight_files(path, revision),
+    )
+
+
+def check_base(path: str, base: BaseModel, *, field_name: str) -> None:
+    """Refuse an adapter whose base is not the one that it was made for.
+
+    Args:
+        path: the adapter's folder.
+        base: the model that it is to be put on; its `files` may be empty, if they can't be told.
+        field_name: the field that holds the adapter's path, for the error.
+
+    Raises:
+        FieldError: names what differs, and the remedy.
+    """
+    wanted = base_of(path)
+    if wanted.files and base.files:
+        changed = [name for name in {**wanted.files, **base.files} if wanted.files.get(name) != base.files.get(name)]
+        if changed:
+            reason = f"was made for another base than {base.path}: {changed[0]} differs"
+            remedy = f"restore that file of {wanted.path}, or use an adapter made for this model"
+            raise FieldError(field_name, path, reason, remedy=remedy)
+    elif not _same_model(wanted.path, base.path):
+        reason = f"was made for {wanted.path}, and the model is {base.path}"
+        remedy = f"set model.path={wanted.path}; if both are one model, write its path into {CONFIG}"
+        raise FieldError(field_name, path, reason, remedy=remedy)
+
+
+def _same_model(first: str, second: str) -> bool:
+    places = [Path(name).expanduser() for name in (first, second)]
+    if all(place.exists() for place in places):
+        return places[0].samefile(places[1])
+    return places[0].name.lower() == places[1].name.lower()
+
+
+def read_settings(path: str, *, field_name: str) -> Lora:
+    """The settings of an adapter.
+
+    Raises:
+        FieldError: it is no LoRA adapter, or one with something that proxima does not have.
+    """
+    from peft import LoraConfig
+
+    settings = _read(path, Path(path).expanduser() / CONFIG, field_name)
+    remedy = "merge it with peft's merge_and_unload, and give the folder of the result as model.path"
+    if settings.get("peft_type") != "LORA":
+        raise FieldError(
+            field_name, path, f"is an adapter of type {settings.get('peft_type')}, not LORA", remedy=remedy
+        )
+    if settings.get("init_lora_weights", True) not in KEPT_BASE:
+        reason = f"changed its base when it was made (init_lora_weights={settings['init_lora_weights']!r})"
+        raise FieldError(field_name, path, reason, remedy=remedy)
+    plain = vars(LoraConfig())
+    for name, value in settings.items():
+        if name not in FREE and (value or None) != (plain.get(name) or None):
+            raise FieldError(field_name, path, f"has {name}={value!r}, which proxima does not support", remedy=remedy)
+    targets: Any = settings.get("target_modules")
+    if not isinstance(targets, list) or not targets:
+        remedy = f"list the names of the layers in {CONFIG}"
+        raise FieldError(field_name, path, f"has no list of target_modules, but {targets!r}", remedy=remedy)
+    return Lora(
+        rank=settings["r"],
+        alpha=float(settings["lora_alpha"]),
+        targets=tuple(sorted(targets)),
+        rslora=bool(settings.get("use_rslora")),
+        dora=bool(settings.get("use_dora")),
+    )
+
+
+def check_start(lora: Lora, path: str, revision: str | None) -> None:
+    """Refuse a `lora.path` that does not go with the other settings, or with the model at `path`; nothing is loaded.
+
+    Raises:
+        FieldError: names the field, and the remedy.
+    """
+    assert lora.path is not None
+    if not is_adapter(lora.path):
+        remedy = f"give a folder with {CONFIG}"
+        raise FieldError("model.lora.path", lora.path, "is no adapter", remedy=remedy)
+    there = read_settings(lora.path, field_name="model.lora.path")
+    here = BaseModel(path=path, revision=revision, files=weight_files(path, revision))
+    check_base(lora.path, here, field_name="model.lora.path")
+    for name in ("rank", "alpha", "rslora", "dora"):
+        if getattr(there, name) != getattr(lora, name):
+            reason = f"differs from {getattr(there, name)!r}, that of the adapter {lora.path}"
+            raise FieldError(f"model.lora.{name}", getattr(lora, name), reason, remedy="set it to that")
+
+
+def start_adapter(model: nn.Module, lora: Lora, base: BaseModel, seed: int) -> None:
+    """`attach`, and the matrices of `lora.path`, if it is set.
+
+    Raises:
+        FieldError: as `check_start`, or the adapter can't be read.
+    """
+    if lora.path is not None:
+        check_start(lora, base.path, base.revision)
+    attach(model, lora, seed)
+    if lora.path is not None:
+        read_matrices(model, lora.path, field_name="model.lora.path")
+
+
+def read_matrices(model: nn.Module, path: str, *, field_name: str) -> None:
+    """Copy an adapter's matrices into those of `model`.
+
+    Raises:
+        FieldError: they can't be read, are others than the model has, or are not finite.
+    """
+    place = Path(path).expanduser() / WEIGHTS
+    try:
+        tensors = load_file(place)
+    except (OSError, SafetensorError) as error:
+        raise FieldError(field_name, path, f"has no readable {WEIGHTS} ({error})") from error
+    parameters = dict(model.named_parameters())
+    own = {_file_name(name): parameters[name] for name in adapter_names(model)}
+    if odd := sorted(own.keys() ^ tensors.keys()):
+        lacks = odd[0] in own
+        reason = f"{'lacks' if lacks else 'has'} {odd[0]} ({len(odd)} differences in all)"
+        remedy = "set model.lora.targets to those of the adapter, which are in its adapter_config.json"
+        raise FieldError(field_name, path, reason, remedy=remedy)
+    with torch.no_grad():
+        for name, parameter in own.items():
+            value = tensors[name]
+            if value.shape != parameter.shape:
+                reason = f"has {name} of shape {list(value.shape)}, and this model needs {list(parameter.shape)}"
+                raise FieldError(field_name, path, reason, remedy="use the base that the adapter was made for")
+            if not bool(value.isfinite().all()):
+                raise FieldError(field_name, path, f"holds NaN or infinity in {name}", remedy="use another checkpoint")
+            parameter.copy_(value)
+
+
+def save_adapter(
+    model: nn.Module, tokenizer: "PreTrainedTokenizerBase | None", base: BaseModel, folder: str | Path
+) -> Path:
+    """Write the adapter of `model` as the module's docstring says; the base is not in it."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    whole: Any = model
+    settings = whole.peft_config[NAME].to_dict()
+    settings |= {"base_model_name_or_path": base.path, "revision": base.revision, "inference_mode": True}
+    _write(folder / CONFIG, {name: sorted(x) if isinstance(x, set) else x for name, x in settings.items()})
+    _write(folder / BASE, {"dtype": base.dtype, "files": dict(base.files)})
+    parameters = dict(model.named_parameters())
+    tensors: dict[str, Tensor] = {
+        _file_name(name): parameters[name].detach().cpu().contiguous() for name in adapter_names(model)
+    }
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _file_name(name: str) -> str:
+    """peft's name of a parameter in its files; the vector of DoRA has no `.weight`."""
+    plain = name.replace(f".{NAME}.", ".")
+    return PREFIX + (plain.removesuffix(".weight") if "lora_magnitude_vector" in plain else plain)
+
+
+def _read(path: str, file: Path, field_name: str = "model.path") -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FieldError(field_name, path, f"has no readable {file.name} ({error})") from error
+    if not isinstance(values, dict):
+        raise FieldError(field_name, path, f"has a {file.name} that is no JSON object")
+    return values
+
+
+def _write(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -1,0 +1,227 @@
+"""LoRA: small trained matrices beside the frozen linear layers of a model, through the library peft.
+
+    attach          adapters for a loaded model; from here on they alone are trained
+    weight_of       a layer's weight with its adapter in it, differentiable
+    plain_weights   all weights of a model as if it had been trained in full: what an engine takes
+    merge_adapter   a model with adapters becomes an ordinary one
+    adapter_off     the base, for as long as a `with` lasts: the reference policy
+
+`adapter_files.py` reads and writes adapters. The model stays the Hugging Face model that it was: only its target layers
+are replaced, by peft's, so attention, packing and decoders see what they always see.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from proxima.data import FieldError, UserError, require
+from proxima.data.random import ADAPTER_INIT, mix
+
+NAME = "default"  # what peft calls the only adapter of a model
+ALL_LINEAR = "all-linear"
+INIT = {"uniform": True, "gaussian": "gaussian"}  # of A, as peft calls them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lora:
+    """Low-rank adapters: each target layer computes x (W + s B A)ᵀ, of which A [rank, in] and B [out, rank] alone are
+    trained, in float32. B starts at 0: the policy starts as the base.
+
+    With `dora` the result's rows are also scaled: m (W + s B A) / ‖W + s B A‖, with a trained m [out] and the norm as a
+    constant in the backward pass.
+    There is no dropout: a policy whose log-probs depend on a draw has no ratio to itself.
+
+    Source: arXiv 2106.09685; rsLoRA 2312.03732; DoRA 2402.09353, section 4.3. Differs: peft and TRL train with the
+    dropout of the adapter's config; here it is 0.
+    """
+
+    rank: Annotated[int, "r, rows of A and columns of B"] = 16
+    alpha: Annotated[float, "s is alpha / rank; with rslora alpha / sqrt(rank)"] = 32.0
+    targets: Annotated[
+        Literal["all-linear"] | tuple[str, ...], "last parts of layer names; all-linear: every one but the output head"
+    ] = "all-linear"
+    rslora: Annotated[bool, "s = alpha / sqrt(rank), for large ranks"] = False
+    dora: Annotated[bool, "train the norm of each row apart from its direction"] = False
+    init: Annotated[Literal["uniform", "gaussian"], "draws of A; B is 0"] = "uniform"
+    path: Annotated[str | None, "adapter to start from, made for this model; the reference stays the base"] = None
+
+    def __post_init__(self) -> None:
+        require(self.rank >= 1, "rank", self.rank, "must be >= 1")
+        require(0 < self.alpha < math.inf, "alpha", self.alpha, "must be > 0 and finite")
+        named = isinstance(self.targets, str) or (len(self.targets) > 0 and all(self.targets))
+        require(named, "targets", self.targets, "must name a layer", remedy="all-linear names every one")
+
+
+def is_adapted(module: nn.Module) -> bool:
+    """True for a layer with an adapter."""
+    return hasattr(module, "lora_A")
+
+
+def base_layer(module: nn.Module) -> nn.Module:
+    """The layer itself, without its adapter."""
+    return module.get_base_layer() if is_adapted(module) else module  # type: ignore[operator]
+
+
+def target_layers(model: nn.Module, lora: Lora) -> dict[str, nn.Module]:
+    """The layers that get an adapter, by name.
+
+    Raises:
+        FieldError: a target names no linear layer of this model.
+    """
+    whole: Any = model
+    head = whole.get_output_embeddings()
+    linear = {name: module for name, module in model.named_modules() if _is_linear(module)}
+    if lora.targets == ALL_LINEAR:
+        return {name: module for name, module in linear.items() if module is not head}
+    found: dict[str, nn.Module] = {}
+    for target in lora.targets:
+        matching = {name: m for name, m in linear.items() if name == target or name.endswith(f".{target}")}
+        if not matching:
+            last = sorted({name.rpartition(".")[2] for name in linear})
+            remedy = f"its linear layers are {', '.join(last)}"
+            raise FieldError("model.lora.targets", target, "is no linear layer of this model", remedy=remedy)
+        found |= matching
+    return {name: module for name, module in linear.items() if name in found}
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return type(module) is nn.Linear or type(module).__name__ == "Conv1D"  # GPT-2's, a linear layer with Wᵀ
+
+
+def adapter_parameters(model: nn.Module, lora: Lora) -> int:
+    """How many weights an adapter of this model trains; the model may be without weights (on the meta device)."""
+    count = 0
+    for module in target_layers(model, lora).values():
+        height, width = module.weight.shape  # type: ignore[misc]
+        outputs = int(width if type(module).__name__ == "Conv1D" else height)
+        count += lora.rank * int(height + width) + (outputs if lora.dora else 0)
+    return count
+
+
+def peft_config(model: nn.Module, lora: Lora) -> Any:
+    """peft's own config of an adapter for this model."""
+    from peft import LoraConfig
+
+    layers = target_layers(model, lora)
+    names = {name.rpartition(".")[2] for name in layers} if isinstance(lora.targets, str) else set(lora.targets)
+    return LoraConfig(
+        r=lora.rank,
+        lora_alpha=int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,  # type: ignore[arg-type]
+        target_modules=sorted(names),
+        use_rslora=lora.rslora,
+        use_dora=lora.dora,
+        init_lora_weights=INIT[lora.init],  # type: ignore[arg-type]
+        fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in layers.values()),
+        task_type="CAUSAL_LM",
+    )
+
+
+def attach(model: nn.Module, lora: Lora, seed: int) -> None:
+    """Put new adapters on the target layers of a plain model and freeze everything else. A's draws depend on the seed
+    alone; torch's random state stays as it was.
+
+    Raises:
+        FieldError: a target names no linear layer of this model.
+        UserError: peft is not installed.
+    """
+    if (missing := missing_peft()) is not None:
+        raise UserError("model.lora needs the package peft", remedy=missing)
+    from peft import inject_adapter_in_model
+
+    config = peft_config(model, lora)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of tied heads: `merge_adapter` unties them
+        torch.default_generator.manual_seed(mix(ADAPTER_INIT, seed) >> 1)
+        inject_adapter_in_model(config, model, NAME)
+    for name in adapter_names(model):
+        parameter = model.get_parameter(name)
+        if parameter.dtype == torch.bfloat16:  # that of the base: too coarse for the steps of an optimizer
+            parameter.data = parameter.data.float()
+            if "lora_magnitude_vector" in name:
+                layer: Any = model.get_submodule(name.partition(".lora_magnitude_vector")[0])
+                weight = layer.weight.detach().float()
+                parameter.data = torch.linalg.norm(weight, dim=0 if layer.fan_in_fan_out else 1)
+
+
+def missing_peft() -> str | None:
+    """How to install peft; None if it is installed."""
+    from importlib.util import find_spec
+
+    return None if find_spec("peft") else "pip install 'proxima-rl[lora]'"
+
+
+def adapter_names(model: nn.Module) -> list[str]:
+    """The names of the adapter's own parameters."""
+    return [name for name, _ in model.named_parameters() if f".{NAME}." in name and ".lora_" in name]
+
+
+def weight_of(module: nn.Module) -> Tensor:
+    """The weight of a linear layer as it acts, in the layout of the layer's own weight: with the adapter in it, unless
+    that is off. Differentiable; sums in the wider dtype of base and adapter."""
+    layer: Any = module
+    weight: Tensor = layer.weight  # of an adapted layer, its base's
+    if not is_adapted(module) or layer.disable_adapters:
+        return weight
+    with torch.autocast(weight.device.type, enabled=False):
+        merged: Tensor = weight + layer.get_delta_weight(NAME)
+        if NAME in layer.lora_magnitude_vector:
+            axis = 0 if layer.fan_in_fan_out else 1
+            norm = torch.linalg.norm(merged.detach(), dim=axis)
+            merged = (layer.lora_magnitude_vector[NAME].weight / norm).unsqueeze(axis) * merged
+    return merged
+
+
+@torch.no_grad()
+def plain_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters under the names that they have without adapters, tied ones under each name. A merged one is made
+    when its turn comes, so that one at a time is in memory."""
+    adapted = {name: module for name, module in model.named_modules() if is_adapted(module)}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owner, _, own = name.partition(".base_layer.")
+        if owner in adapted and own:
+            yield f"{owner}.{own}", weight_of(adapted[owner]) if own == "weight" else parameter
+        elif not any(name.startswith(f"{layer}.") for layer in adapted):
+            yield name, parameter
+
+
+@torch.no_grad()
+def merge_adapter(model: nn.Module) -> None:
+    """Make an ordinary model of one with adapters: the layers that it had, with the weights of `weight_of` in the
+    base's dtype, all of them trainable. A head that shares its weight with the embedding gets one of its own."""
+    whole: Any = model
+    head = whole.get_output_embeddings()
+    for name, module in list(model.named_modules()):
+        if is_adapted(module):
+            layer: Any = base_layer(module)
+            layer.weight = nn.Parameter(weight_of(module).to(layer.weight.dtype))
+            model.set_submodule(name, layer)
+            if module is head:
+                whole.config.get_text_config().tie_word_embeddings = False
+    model.requires_grad_(True)
+    if hasattr(model, "peft_config"):
+        del model.peft_config
+
+
+@contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """Within it the model is its base, to the bit.
+
+    Raises:
+        ValueError: the model has no adapter.
+    """
+    layers: list[Any] = [module for module in model.modules() if is_adapted(module)]
+    if not layers:
+        raise ValueError("the model has no adapter to switch off")
+    for layer in layers:
+        layer.enable_adapters(False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.enable_adapters(True)

@@ -1,0 +1,29 @@
+"""Tiny models with an adapter whose matrices are all away from their start."""
+
+from pathlib import Path
+
+import torch
+
+from proxima.model import LoadedModel, load
+from proxima.model.lora import Lora, adapter_names
+
+
+def with_adapter(folder: Path, lora: Lora | None = None, *, moved: bool = True, **settings) -> LoadedModel:
+    """`load` with adapters on; `moved` gives B, which starts at 0, draws of its own, and DoRA's norms another size."""
+    found = load(
+        str(folder), lora=lora or Lora(rank=4, alpha=8), device="cpu", seed=settings.pop("seed", 7), **settings
+    )
+    if moved:
+        move(found)
+    return found
+
+
+def move(found: LoadedModel, seed: int = 3) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name in adapter_names(found.model):
+            parameter = found.model.get_parameter(name)
+            if "lora_B" in name:
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=draw))
+            elif "magnitude" in name:
+                parameter.mul_(1 + 0.3 * torch.rand(parameter.shape, generator=draw))

@@ -1,0 +1,219 @@
+"""Adapters: what peft computes, what merging and switching off give, and the gradient of every trained matrix."""
+
+import copy
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from torch import nn
+
+from proxima.data import FieldError
+from proxima.model import Policy, load, save
+from proxima.model.adapter_files import save_adapter
+from proxima.model.lora import (
+    Lora,
+    adapter_names,
+    adapter_off,
+    adapter_parameters,
+    attach,
+    merge_adapter,
+    plain_weights,
+    target_layers,
+)
+from tests.model.adapters import with_adapter
+from tests.model.rows import MIXED, plain_log_prob, rows
+from tests.tiny import KINDS, tiny
+
+KINDS_OF_LORA = {
+    "plain": Lora(rank=4, alpha=8),
+    "rslora": Lora(rank=4, alpha=8, rslora=True),
+    "dora": Lora(rank=4, alpha=8, dora=True),
+    "head": Lora(rank=4, alpha=8, targets=("lm_head", "q_proj")),
+    "dora head": Lora(rank=4, alpha=8, dora=True, targets=("lm_head", "down_proj")),
+}
+TOKENS = torch.arange(3, 40)[None]
+
+
+@pytest.mark.parametrize("name", KINDS_OF_LORA)
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_the_forward_is_pefts_own(kind, name, tiny_model, tmp_path):
+    ours = with_adapter(tiny_model(kind), KINDS_OF_LORA[name])
+    save_adapter(ours.model, None, ours.base, tmp_path)
+    theirs = PeftModel.from_pretrained(tiny(kind), tmp_path)
+    with torch.no_grad():
+        expected = theirs(TOKENS).logits
+        assert torch.equal(ours.model(TOKENS).logits, expected)
+        assert float((expected - tiny(kind)(TOKENS).logits).abs().max()) > 0.05, "the adapter does something"
+
+
+def test_a_new_adapter_is_the_one_that_get_peft_model_would_make(tiny_model):
+    """Same layers, same shapes, same scale: only the draws of A are ours."""
+    ours = with_adapter(tiny_model("llama"), Lora(rank=4, alpha=6, rslora=True), moved=False)
+    config = LoraConfig(r=4, lora_alpha=6, use_rslora=True, target_modules="all-linear", task_type="CAUSAL_LM")
+    theirs = get_peft_model(tiny("llama"), config)
+    trained = {n.removeprefix("base_model.model."): p for n, p in theirs.named_parameters() if p.requires_grad}
+    assert {n: p.shape for n, p in trained.items()} == {
+        n: p.shape for n, p in ours.model.named_parameters() if p.requires_grad
+    }
+    assert sorted(trained) == sorted(adapter_names(ours.model))
+    assert ours.model.model.layers[0].mlp.up_proj.scaling == theirs.base_model.model.model.layers[0].mlp.up_proj.scaling
+    assert not hasattr(ours.model.lm_head, "lora_A")
+
+
+@pytest.mark.parametrize("lora", [Lora(rank=3), Lora(rank=3, dora=True), Lora(targets=("lm_head", "c_attn"), rank=2)])
+def test_the_number_of_trained_weights_is_told_without_weights(lora, tiny_model):
+    kind = "gpt2" if "c_attn" in lora.targets else "llama"
+    found = with_adapter(tiny_model(kind), lora)
+    with torch.device("meta"):
+        shape = type(found.model)(found.model.config)
+    assert adapter_parameters(shape, lora) == found.adapter_parameters > 0
+    assert found.parameters == sum(p.numel() for p in tiny(kind).parameters())
+
+
+def test_draws_depend_on_the_seed_alone_and_leave_torchs_state(tiny_model):
+    folder = tiny_model("llama")
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = with_adapter(folder, moved=False, seed=1)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    again, other = with_adapter(folder, moved=False, seed=1), with_adapter(folder, moved=False, seed=2)
+    for name in adapter_names(first.model):
+        mine, same, unlike = (x.model.get_parameter(name) for x in (first, again, other))
+        assert torch.equal(mine, same)
+        assert torch.equal(mine, unlike) == ("lora_B" in name)
+    gaussian = with_adapter(folder, Lora(rank=4, init="gaussian"), moved=False).model.model.layers[0].mlp.up_proj.lora_A
+    assert 0.7 / 4 < float(gaussian["default"].weight.detach().std()) < 1.3 / 4
+
+
+@pytest.mark.parametrize("attention", ["packed", "padded"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_the_adapter_off_the_policy_is_the_base_to_the_bit(kind, attention, tiny_model):
+    lora = Lora(rank=4) if kind == "gpt2" else KINDS_OF_LORA["dora head"]
+    with_it = Policy(with_adapter(tiny_model(kind), lora), attention=attention)
+    base = Policy(load(str(tiny_model(kind)), device="cpu"), attention=attention)
+    batch = base.pack(rows(*MIXED))
+    with torch.no_grad():
+        expected, moved = base(batch).log_prob, with_it(batch).log_prob
+        with adapter_off(with_it.model):
+            assert torch.equal(with_it(batch).log_prob, expected)
+        assert torch.equal(with_it(batch).log_prob, moved), "on again"
+    assert float((moved - expected).abs().max()) > 0.01
+    trained = {name for name, p in with_it.model.named_parameters() if p.requires_grad}
+    assert trained == set(adapter_names(with_it.model)), "what is trained is what was"
+
+
+def test_a_model_without_an_adapter_has_none_to_switch_off():
+    with pytest.raises(ValueError, match="no adapter"), adapter_off(tiny("llama")):
+        pass
+
+
+@pytest.mark.parametrize("name", KINDS_OF_LORA)
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_merged_is_the_same_function(kind, name, tiny_model, tmp_path):
+    """In memory, through `plain_weights`, and after saving; a tied head gets a weight of its own."""
+    found = with_adapter(tiny_model(kind), KINDS_OF_LORA[name])
+    merged = copy.deepcopy(found.model)
+    merge_adapter(merged)
+    assert all(type(m) is not nn.Linear or not hasattr(m, "base_layer") for m in merged.modules())
+    assert all(p.requires_grad for p in merged.parameters())
+    own = dict(merged.named_parameters(remove_duplicate=False))
+    weights = dict(plain_weights(found.model))
+    assert weights.keys() == own.keys() == dict(tiny(kind).named_parameters(remove_duplicate=False)).keys()
+    assert all(torch.equal(own[name], weights[name]) for name in own)
+    embedding = tiny(kind).get_input_embeddings().weight
+    assert torch.equal(merged.get_input_embeddings().weight, embedding), "an adapter of the head is not the embedding's"
+    save(merged, None, tmp_path)
+    with torch.no_grad():
+        expected = found.model(TOKENS).logits
+        for model in (merged, load_model(tmp_path, tiny_model(kind))):
+            torch.testing.assert_close(model(TOKENS).logits, expected, rtol=0, atol=2e-5)
+
+
+def load_model(folder, tokenizer_of):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((tokenizer_of / name).read_bytes())
+    return load(str(folder), device="cpu").model
+
+
+def test_merging_a_transposed_layer_with_dora(tiny_model):
+    found = with_adapter(tiny_model("gpt2"), Lora(rank=4, dora=True))
+    merged = copy.deepcopy(found.model)
+    merge_adapter(merged)
+    with torch.no_grad():
+        torch.testing.assert_close(merged(TOKENS).logits, found.model(TOKENS).logits, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", KINDS_OF_LORA)
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_gradients_are_those_of_pefts_plain_forward(kind, name, checkpointing, tiny_model):
+    """The fused, chunked log-prob and packing against one sequence at a time through all logits."""
+    items = rows(*MIXED, temperature=(1.0, 0.7))
+    found = with_adapter(tiny_model(kind), KINDS_OF_LORA[name])
+    plain = with_adapter(tiny_model(kind), KINDS_OF_LORA[name]).model
+    policy = Policy(found, log_prob_chunk=7, gradient_checkpointing=checkpointing)
+    factors = torch.sin(torch.arange(sum(len(item.tokens) for item in items)))
+    (policy(policy.pack(items)).log_prob * factors).sum().backward()
+    (torch.cat([plain_log_prob(plain, item) for item in items if len(item.tokens)]) * factors).sum().backward()
+    names = adapter_names(plain)
+    size = max(float(plain.get_parameter(name).grad.abs().max()) for name in names)
+    for name in names:
+        mine, theirs = found.model.get_parameter(name).grad, plain.get_parameter(name).grad
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-5 * size, msg=lambda m, n=name: f"{n}: {m}")
+        assert float(theirs.abs().max()) > 0 or "lora" not in name
+    assert all(p.grad is None for n, p in found.model.named_parameters() if n not in names), "the base has none"
+
+
+def test_an_entropy_gradient_reaches_an_adapted_head(tiny_model):
+    found = with_adapter(tiny_model("llama"), Lora(rank=4, targets=("lm_head",)))
+    policy = Policy(found)
+    items = rows((4, (5,)))
+    policy(policy.pack(items), frozenset({"entropy_gradient"})).entropy.sum().backward()
+    with_logits = with_adapter(tiny_model("llama"), Lora(rank=4, targets=("lm_head",))).model
+    tokens = torch.tensor([*items[0].prompt_tokens, *items[0].tokens])[None]
+    log_p = with_logits(tokens).logits[0, 3:8].log_softmax(1)
+    (-(log_p.exp() * log_p).sum()).backward()
+    for name in adapter_names(with_logits):
+        torch.testing.assert_close(
+            found.model.get_parameter(name).grad, with_logits.get_parameter(name).grad, rtol=1e-3, atol=1e-5
+        )
+
+
+def test_a_base_in_bfloat16_has_float32_adapters(tiny_model):
+    found = with_adapter(tiny_model("llama"), dtype=torch.bfloat16)
+    assert {p.dtype for p in found.model.parameters() if p.requires_grad} == {torch.float32}
+    policy = Policy(found, compute_dtype=torch.bfloat16)
+    policy(policy.pack(rows(*MIXED))).log_prob.sum().backward()
+    assert all(found.model.get_parameter(n).grad.dtype == torch.float32 for n in adapter_names(found.model))
+    assert found.model.model.layers[0].mlp.up_proj.base_layer.weight.grad is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dora_starts_as_its_base(dtype, tiny_model):
+    found = with_adapter(tiny_model("llama"), Lora(rank=4, dora=True), moved=False, dtype=dtype).model
+    for name, weight in plain_weights(found):
+        expected = tiny("llama").get_parameter(name).to(dtype).float()
+        torch.testing.assert_close(weight.float(), expected, rtol=1e-6, atol=0, msg=name)
+
+
+def test_targets_are_names_of_layers_that_exist(tiny_model):
+    found = load(str(tiny_model("llama")), device="cpu").model
+    assert len(target_layers(found, Lora())) == 14
+    assert list(target_layers(found, Lora(targets=("layers.1.mlp.up_proj",)))) == ["model.layers.1.mlp.up_proj"]
+    with pytest.raises(FieldError) as caught:
+        attach(found, Lora(targets=("q_proj", "query")), 0)
+    assert str(caught.value) == (
+        "model.lora.targets='query' is no linear layer of this model; its linear layers are "
+        "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+    )
+    with pytest.raises(FieldError, match="embed_tokens"):
+        attach(found, Lora(targets=("embed_tokens",)), 0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("rank", 0), ("alpha", 0.0), ("alpha", float("inf")), ("targets", ()), ("targets", ("",))]
+)
+def test_settings_that_make_no_adapter(field, value):
+    with pytest.raises(FieldError, match=field):
+        Lora(**{field: value})
