@@ -114,7 +114,7 @@ def test_an_incomplete_folder_is_not_a_checkpoint(tmp_path):
     assert [c.step for c in checkpoints(tmp_path)] == [1]
 
 
-@pytest.mark.parametrize("dies_in", ["save", "save_file", "_sync"])
+@pytest.mark.parametrize("dies_in", ["save_trained", "save_file", "_sync"])
 def test_a_full_disk_leaves_earlier_checkpoints(tmp_path, monkeypatch, dies_in):
     t = write(tmp_path, 1)
 

@@ -12,6 +12,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from proxima.runtime.export import export
+    from proxima.runtime.interrupt import quiet_transformers
 
-    print(f"wrote {export(arguments.run, arguments.out, which=arguments.checkpoint, adapter=arguments.adapter)}")
+    with quiet_transformers():
+        folder = export(arguments.run, arguments.out, which=arguments.checkpoint, adapter=arguments.adapter)
+    print(f"wrote {folder}")
     return 0

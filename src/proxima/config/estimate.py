@@ -15,7 +15,7 @@ import torch
 from proxima.config.schema import RunConfig
 from proxima.core.advantage import needs_baseline
 from proxima.core.selection import Prune, prompts_factor
-from proxima.data import Trajectory, UserError
+from proxima.data import Trajectory
 from proxima.model.lora import Lora, adapter_parameters
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.task import Jsonl, Parquet
@@ -50,17 +50,10 @@ class ModelFacts:
 def model_facts(path: str, revision: str | None = None, lora: Lora | None = None) -> ModelFacts:
     """Read config.json and build the model without weights (on the meta device), which counts its parameters exactly.
     UserError if the model can't be found, its architecture is not known, or it lacks the layers of an adapter."""
-    from transformers import AutoModelForCausalLM
+    from proxima.model.load import load_shape
 
-    from proxima.model.load import load_config
-
-    config: Any = load_config(path, revision)
-    with torch.device("meta"):
-        try:
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        except (ValueError, KeyError) as error:
-            raise UserError(f"model.path={path!r}: {str(error).splitlines()[0]}") from error
-    text = config.get_text_config()
+    model = load_shape(path, revision)
+    text: Any = model.config.get_text_config()
     heads = getattr(text, "num_attention_heads", 1)
     head_size = getattr(text, "head_dim", None) or text.hidden_size // heads
     return ModelFacts(

@@ -15,8 +15,8 @@ from proxima.data import FieldError
 from proxima.model.adapter_files import CONFIG as ADAPTER
 from proxima.model.adapter_files import base_of, check_start
 from proxima.model.demo_model import is_downloadable, missing_reader
-from proxima.model.load import check_path
-from proxima.model.lora import missing_peft
+from proxima.model.load import check_path, load_shape
+from proxima.model.lora import missing_peft, target_layers
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 LOCAL_FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")  # what no hub name begins with
@@ -29,7 +29,8 @@ def model_exists(r: Resolved[Any]) -> Iterator[Problem]:
 
 
 def adapters_are_ready(r: Resolved[Any]) -> Iterator[Problem]:
-    """The package for adapters is installed, and the one to start from is an adapter of this model's."""
+    """The package for adapters is installed, the targets are layers of the model, and the adapter to start from was
+    made for it."""
     lora, model = r.config.model.lora, r.config.model
     if lora is None:
         return
@@ -37,11 +38,15 @@ def adapters_are_ready(r: Resolved[Any]) -> Iterator[Problem]:
         yield r.problem("model.lora", f"needs the package peft: {remedy}")
     elif (Path(model.path) / ADAPTER).is_file():
         yield r.problem("model.path", "is an adapter; write its base there, and the adapter as model.lora.path")
-    elif lora.path is not None:
+    else:
         try:
-            check_start(lora, model.path, model.revision)
+            if lora.path is not None:
+                check_start(lora, model.path, model.revision)
+            if (Path(model.path) / "config.json").is_file():  # not a name of the hub, which would be asked
+                target_layers(load_shape(model.path), lora)
         except FieldError as error:
-            yield r.problem(error.field, error.requirement)
+            if error.field.startswith("model.lora"):
+                yield r.problem(error.field, error.requirement)
 
 
 def trackers_are_ready(r: Resolved[Any]) -> Iterator[Problem]:

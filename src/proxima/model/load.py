@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima.data import FieldError
+from proxima.data import FieldError, UserError
 from proxima.model.adapter_files import (
     BaseModel,
     base_in_memory,
@@ -122,6 +122,26 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
         return config
     except Exception as error:  # damaged files raise all kinds of errors
         raise _unreadable(path, "can't be read", error) from error
+
+
+def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":
+    """The model without weights (on the meta device), from its config.
+
+    Raises:
+        UserError: the config can't be read, or its architecture is not known.
+    """
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        try:
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                load_config(path, revision), trust_remote_code=False
+            )
+        except (ValueError, KeyError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"model.path={path!r}: {str(error).splitlines()[0]}") from error
+    return model
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokenizerBase":

@@ -11,7 +11,6 @@ from proxima.model import load, save
 from proxima.model.adapter_files import base_of, is_adapter
 from proxima.model.load import DTYPES
 from proxima.runtime.folder import RunFolder
-from proxima.runtime.interrupt import quiet_transformers
 from proxima.train.checkpoint import Checkpoint, checkpoints
 
 
@@ -82,9 +81,8 @@ def export(run: str | Path, out: str | Path, *, which: str = "last", adapter: bo
     shutil.rmtree(aside, ignore_errors=True)
     aside.parent.mkdir(parents=True, exist_ok=True)
     if is_adapter(str(source)) and not adapter:
-        with quiet_transformers():
-            merged = load(str(source), dtype=DTYPES[base_of(str(source)).dtype or "float32"], device="cpu")
-            save(merged.model, merged.tokenizer, aside)
+        merged = load(str(source), dtype=DTYPES[base_of(str(source)).dtype or "float32"], device="cpu")
+        save(merged.model, merged.tokenizer, aside)
     else:
         shutil.copytree(source, aside)
     aside.rename(target)

@@ -1,0 +1,109 @@
+"""LoRA from the command line: a run, its evaluation, its answers, its export, and what is refused in one line."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from proxima.model import load
+
+ADAPTER = "model.lora={rank: 4, alpha: 8}"
+
+
+@pytest.fixture
+def run(proxima, recipe, here, tiny_model):
+    shutil.copytree(tiny_model("llama"), here / "base")
+    code, out, err = proxima("train", recipe(), "folder=run", "model.path=base", ADAPTER, "train.optimizer.lr=0.1")
+    assert code == 0, err
+    return out
+
+
+def test_a_run_says_what_it_trains(run):
+    assert "base 26.9 k + LoRA 4.1 k" in run
+
+
+def test_eval_generate_and_export_take_a_run_with_an_adapter(run, proxima, here):
+    code, _, err = proxima("eval", "run", "--out", "e")
+    assert code == 0, err
+    result = json.loads((here / "e" / "result.json").read_text())
+    summary = json.loads((here / "run" / "summary.json").read_text())
+    assert result["model"]["name"] == "run step 2" and result["model"]["sha256"]
+    assert result["suites"]["arithmetic"]["estimates"]["accuracy"]["value"] == summary["eval"]["after"]["accuracy"]
+    assert proxima("export", "run", "merged") == (0, "wrote merged\n", "")
+    assert proxima("export", "run", "adapter", "--adapter")[0] == 0
+    words = ("2 + 2", "--json", "--max-tokens", "8", "--temperature", "0", "--dtype", "float32")
+    answers = [proxima("generate", model, *words) for model in ("run", "merged", "adapter", "base")]
+    assert [code for code, _, _ in answers] == [0, 0, 0, 0], answers
+    texts = [json.loads(out)["completions"] for _, out, _ in answers]
+    assert texts[0] == texts[1] == texts[2]
+    merged, adapter = (load(str(here / name), device="cpu").model for name in ("merged", "adapter"))
+    assert all(torch.equal(a, b) for a, b in zip(merged.parameters(), adapter.parameters(), strict=True))
+    assert proxima("train", "tiny.yaml", "folder=again", "model.path=adapter", "train.steps=1")[0] == 0
+
+
+def test_a_changed_or_missing_base_is_one_line(run, proxima, here):
+    for command in (("eval", "run"), ("generate", "run", "hi"), ("export", "run", "out")):
+        with (here / "base" / "model.safetensors").open("r+b") as file:
+            file.seek(-1, 2)
+            file.write(b"\x01")
+        code, _, err = proxima(*command)
+        assert code == 2 and "was made for another base than" in err.splitlines()[-1], err
+        assert "model.safetensors differs; restore that file of" in err.splitlines()[-1]
+    shutil.rmtree(here / "base")
+    for command in (("eval", "run"), ("generate", "run", "hi"), ("export", "run", "out")):
+        code, _, err = proxima(*command)
+        assert code == 2 and err.splitlines()[-1].endswith(
+            "does not exist; restore it, or write where it is as base_model_name_or_path into adapter_config.json"
+        ), err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model.lora.targets=[qq]"], "is no linear layer of this model; its linear layers are down_proj, gate_proj, "),
+        (["model.lora.targets=q_proj"], "must be all-linear or a list: [q_proj]"),
+        (["model.lora.rank=0"], "must be >= 1"),
+        (["model.lora.dropout=0.1"], "'lora' has no field 'dropout'; known: alpha, dora, init, path, rank,"),
+        (["model.lora.path=base"], "is no adapter; give a folder with adapter_config.json"),
+        (
+            ["model.lora.path=adapter"],
+            "model.lora.rank=16 (default): differs from 4, that of the adapter adapter; set it to that",
+        ),
+        (["model.path=adapter", ADAPTER], "is an adapter; write its base there, and the adapter as model.lora.path"),
+    ],
+)
+def test_bad_settings_are_refused_before_weights_are_loaded(
+    words, said, recipe, proxima, here, monkeypatch, tiny_model
+):
+    from proxima.model.lora import Lora
+    from proxima.model.save import save_trained
+    from tests.model.adapters import with_adapter
+
+    base = shutil.copytree(tiny_model("llama"), here / "base")
+    save_trained(with_adapter(base, Lora(rank=4, alpha=32)), here / "adapter")
+    monkeypatch.setattr("proxima.runtime.build.load", lambda *a, **k: pytest.fail("weights were loaded"))
+    model = [] if words[0].startswith("model.path") else ["model.path=base"]
+    code, _, err = proxima("train", recipe(), *model, *words)
+    assert code == 2 and said in err.splitlines()[-1] and err.count("error:") == 1, err
+
+
+def test_without_peft_the_remedy_is_named(recipe, proxima, monkeypatch):
+    monkeypatch.setattr("proxima.config.machine_checks.missing_peft", lambda: "pip install 'proxima-rl[lora]'")
+    code, _, err = proxima("train", recipe(), ADAPTER)
+    assert code == 2 and "needs the package peft: pip install 'proxima-rl[lora]'" in err
+
+
+def test_explain_counts_the_adapter_and_no_reference(recipe, proxima):
+    """tiny: 26.9 k weights; the adapter has 4,096 (each layer 4 × (in + out))."""
+    recipe()
+    memory = {}
+    for name, more in (("full", []), ("lora", [ADAPTER])):
+        code, out, err = proxima("explain", "tiny.yaml", "algorithm.reference_kl=k3", "--json", *more)
+        assert code == 0, err
+        memory[name] = json.loads(out)["memory_bytes"]
+    weights = memory["full"]["weights"]
+    assert memory["full"]["reference model"] == memory["full"]["gradients"] == weights
+    assert "reference model" not in memory["lora"] and memory["lora"]["weights"] == weights
+    assert memory["lora"]["adapter"] == memory["lora"]["gradients"] == 4 * 4096
+    assert memory["lora"]["Adam's two moments"] == 2 * 4 * 4096
