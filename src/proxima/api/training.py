@@ -1,19 +1,26 @@
-"""`proxima.train`: a run from Python."""
+"""`proxima.train`, `proxima.sft`: a run from Python."""
 
 import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from proxima.api.python_values import Overrides, at_home, override_texts, overrides_named, plain
 from proxima.api.saved import SavedRun, load_run
 from proxima.config import Resolved, RunConfig, load_recipe, resolve
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
+from proxima.config.families import command_of
+from proxima.config.offline_schema import OfflineConfig, SftConfig
 from proxima.config.resolve import Recipe
 from proxima.config.scalars import in_one_line
 from proxima.config.validate import warnings
 from proxima.data import UserError
+
+if TYPE_CHECKING:
+    from proxima.runtime.observer import Observer
+    from proxima.runtime.summary import Summary
 
 
 def train(
@@ -37,26 +44,46 @@ def train(
         KeyboardInterrupt: after Ctrl-C, or the stop button of a notebook. The first one writes a checkpoint before,
             which takes up to the end of the step; `resume` continues from there.
     """
-    from proxima.runtime.run import train as run_training
+    return _run(recipe, overrides, RunConfig, resume=resume, overwrite=overwrite, quiet=quiet)
+
+
+def sft(
+    recipe: Recipe, overrides: Overrides = (), *, resume: bool = False, overwrite: bool = False, quiet: bool = False
+) -> SavedRun:
+    """Fine-tune a model on given answers, as `proxima sft` does, and return the run; see `train`."""
+    return _run(recipe, overrides, SftConfig, resume=resume, overwrite=overwrite, quiet=quiet)
+
+
+def _run(recipe: Recipe, overrides: Overrides, root: type, *, resume: bool, overwrite: bool, quiet: bool) -> SavedRun:
     from proxima.view import RunViews
 
+    how = {"resume": resume, "overwrite": overwrite}
     with overrides_named():
-        resolved = resolve_run(plain(at_home(recipe)), override_texts(overrides), resume=resume, overwrite=overwrite)
+        resolved = resolve_run(plain(at_home(recipe)), override_texts(overrides), root=root, **how)
         views = RunViews(None if quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
         with resolved.locating():
-            summary = run_training(
-                resolved.config, resolved=resolved, resume=resume, overwrite=overwrite, observer=views
-            )
+            summary = begin(resolved, views, **how)
     if summary.status == "stopped":
-        how = f"proxima.train({summary.folder!r}, resume=True) continues it, proxima.load_run reads it"
-        raise KeyboardInterrupt(f"stopped after step {summary.steps} with a checkpoint; {how}")
+        command = command_of(resolved.config)
+        how_to = f"proxima.{command}({summary.folder!r}, resume=True) continues it, proxima.load_run reads it"
+        raise KeyboardInterrupt(f"stopped after step {summary.steps} with a checkpoint; {how_to}")
     return load_run(summary.folder)
 
 
+def begin(resolved: Resolved[Any], observer: "Observer", *, resume: bool, overwrite: bool) -> "Summary":
+    """Run a resolved config by what its command trains."""
+    from proxima.runtime.offline.offline_run import train_offline
+    from proxima.runtime.run import train as train_policy
+
+    run = train_offline if isinstance(resolved.config, OfflineConfig) else train_policy
+    return run(resolved.config, resolved=resolved, resume=resume, overwrite=overwrite, observer=observer)
+
+
 def resolve_run(
-    recipe: Recipe, overrides: Sequence[str], *, resume: bool = False, overwrite: bool = False
-) -> Resolved[RunConfig]:
-    """The checked config of a run; for a resume, of the run in the folder that is given in place of a recipe."""
+    recipe: Recipe, overrides: Sequence[str], *, root: type = RunConfig, resume: bool = False, overwrite: bool = False
+) -> Resolved[Any]:
+    """The checked config of a run, of the class of its command; for a resume, of the run in the folder that is given in
+    place of a recipe."""
     if resume and overwrite:
         reason = "--resume and --overwrite exclude each other: one resumes the run, the other deletes it"
         raise UserError(reason, remedy="keep one")
@@ -67,32 +94,37 @@ def resolve_run(
         run = place.parent if place.name == "config.yaml" else place
         if (run / "run.sqlite").is_file():
             overrides = [*overrides, f"folder={json.dumps(str(run))}"]
-    resolved = load_recipe(recipe, overrides)
+    resolved: Resolved[Any] = load_recipe(recipe, overrides, root=root)
     if resume and not resolved.config.folder:
-        raise UserError("--resume: which run? Its folder was printed when it started: proxima train runs/NAME --resume")
+        how = f"proxima {command_of(root)} runs/NAME --resume"
+        raise UserError(f"--resume: which run? Its folder was printed when it started: {how}")
     if resume:
         _refuse_dropped_settings(resolved)
     return resolved
 
 
-def _refuse_dropped_settings(resolved: Resolved[RunConfig]) -> None:
+def _refuse_dropped_settings(resolved: Resolved[Any]) -> None:
     """A resume through the recipe lacks what the run's earlier command lines set: it would go on without. Fields that
     may not differ at all are compared when the run is opened."""
     folder = Path(str(resolved.config.folder)).expanduser()
     if not (folder / "config.yaml").is_file():
         return
-    before, sources = resolve(folder), {entry.path: entry.where for entry in resolved.entries}
+    before, sources = (
+        resolve(folder, root=type(resolved.config)),
+        {entry.path: entry.where for entry in resolved.entries},
+    )
     dropped = [
         f"{path}={'absent' if was is ABSENT else in_one_line(was)} (now {in_one_line(resolved.entry(path).value)})"
         for path, was, now in differences(flat_values(before.config), flat_values(resolved.config), Purpose.RERUN)
         if now is not ABSENT and may_differ(path, Purpose.RESUME) and "command line" not in sources.get(path, "")
     ]
     if dropped:
-        own = f"resume it with its own settings, proxima train {shlex.quote(str(folder))} --resume"
+        command = command_of(resolved.config)
+        own = f"resume it with its own settings, proxima {command} {shlex.quote(str(folder))} --resume"
         remedy = f"{own}, or write what is to change as overrides"
         raise UserError(f"the run in {folder} has {', '.join(dropped)}", remedy=remedy)
 
 
-def config_notes(resolved: Resolved[RunConfig]) -> list[str]:
+def config_notes(resolved: Resolved[Any]) -> list[str]:
     """What the config's checks warn of."""
     return [str(problem) for problem in warnings(resolved)]

@@ -17,6 +17,7 @@ from proxima.data.errors import UserError
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("proxima.cli.init", "write a recipe, a reward and questions to start from"),
     "train": ("proxima.cli.train", "train a model from a recipe"),
+    "sft": ("proxima.cli.sft", "fine-tune a model on given answers"),
     "sweep": ("proxima.cli.sweep", "train many variants with several seeds; resumable"),
     "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),
     "eval": ("proxima.cli.eval", "evaluate a model or a run on held-out questions"),
@@ -122,9 +123,10 @@ def _place_rest(arguments: argparse.Namespace, rest: list[str]) -> None:
 
 
 def _is_recipe_field(path: str) -> bool:
-    from proxima.config import RunConfig
+    from proxima.config.describe import fields_of
+    from proxima.config.families import FAMILIES
 
-    return path.partition(".")[0] in RunConfig.__dataclass_fields__
+    return any(path.partition(".")[0] == info.name for family in FAMILIES.values() for info in fields_of(family))
 
 
 def _refuse(text: str, code: int = 2) -> int:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from proxima.cli.output import add_overrides, add_recipe
@@ -12,31 +13,42 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_recipe(parser)
-    add_overrides(parser)
+    add_run_arguments(parser, "train")
     replay = "train on the stored rollouts of this run, without generating: rollouts=RUN"
     parser.add_argument("--rollouts", metavar="RUN", help=replay)
-    resume = "resume the run in the folder: proxima train runs/mine --resume"
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, command: str) -> None:
+    """The arguments of every command that trains."""
+    add_recipe(parser)
+    add_overrides(parser)
+    resume = f"resume the run in the folder: proxima {command} runs/mine --resume"
     parser.add_argument("--resume", action="store_true", help=resume)
     parser.add_argument("--overwrite", action="store_true", help="delete the run in the folder and start again")
     parser.add_argument("--quiet", action="store_true", help="print only the outcome")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from proxima.api.training import config_notes, resolve_run
+    from proxima.config import RunConfig
+
+    replay = [] if arguments.rollouts is None else [f"rollouts={json.dumps(arguments.rollouts)}"]
+    return run_command(arguments, RunConfig, replay)
+
+
+def run_command(arguments: argparse.Namespace, root: type, overrides: Sequence[str] = ()) -> int:
+    """Train the recipe that the arguments name, whose config must be of the class `root`."""
+    from proxima.api.training import begin, config_notes, resolve_run
 
     how = {"resume": arguments.resume, "overwrite": arguments.overwrite}
-    replay = [] if arguments.rollouts is None else [f"rollouts={json.dumps(arguments.rollouts)}"]
-    resolved = resolve_run(arguments.recipe, [*arguments.override, *replay], **how)
+    resolved = resolve_run(arguments.recipe, [*arguments.override, *overrides], root=root, **how)
 
     from proxima.runtime.loop import RunEnded
-    from proxima.runtime.run import train
     from proxima.view import RunViews
 
     views = RunViews(None if arguments.quiet else sys.stdout, config_notes(resolved), resolved.config.monitor)
     try:
         with resolved.locating():
-            summary = train(resolved.config, resolved=resolved, observer=views, **how)
+            summary = begin(resolved, views, **how)
     except RunEnded as end:  # the run failed as designed, which is no bug
         print(f"error: {end}", file=sys.stderr)
         return exit_code("failed")

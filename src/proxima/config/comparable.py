@@ -57,6 +57,7 @@ FIELD_CLASSES: Mapping[str, FieldClass] = {
     "runtime.reward_workers": FieldClass.OPERATION,
     "runtime.threads": FieldClass.LABEL,
     "seed": FieldClass.REPLICATION,
+    "train.epochs": FieldClass.PROGRESS,
     "train.steps": FieldClass.PROGRESS,
 }
 ABSENT = object()  # stands for the value of a field that one of the two configs lacks

@@ -7,31 +7,31 @@ from typing import Any
 from proxima.config.describe import fields_of, kind_of, layout_of, table_of
 from proxima.config.problems import Problem, suggestion
 from proxima.config.recipe_reader import read_overrides
-from proxima.config.schema import RunConfig, Slot
+from proxima.config.schema import Slot
 from proxima.config.tree import COMMAND_LINE, DEFAULT, Layout, Node, Source, merge, node_of
 
 Preset = Mapping[str, Any] | Sequence[Any]  # the fields of a section, or the specs of a list
 
 
-def merged(layers: Sequence[Node], overrides: Sequence[str]) -> tuple[Node, dict[str, Problem]]:
+def merged(layers: Sequence[Node], overrides: Sequence[str], family: type) -> tuple[Node, dict[str, Problem]]:
     """The layers, the lowest first, then the overrides, over the presets that they name; and the sections whose preset
     is unknown, with their problems.
 
-    Presets are written out after each layer, so that the next one sees which kinds it changes. ConfigError for a
-    malformed override, or an index beyond the end of its list.
+    `family` is the config of the recipe's training command. Presets are written out after each layer, so that the next
+    one sees which kinds it changes. ConfigError for a malformed override, or an index beyond the end of its list.
     """
-    layout = layout_of(RunConfig)
+    layout = layout_of(family)
     tree = Node({}, layers[-1].source)
     refused: dict[str, Problem] = {}
     for layer in [*layers, read_overrides(overrides, layout)]:
-        tree = _with_section_presets(merge(tree, _with_list_presets(layer, RunConfig), layout), layout, refused)
+        tree = _with_section_presets(merge(tree, _with_list_presets(layer, family), layout), family, refused)
     return _with_evaluation_defaults(tree, layout), refused
 
 
-def _with_section_presets(tree: Node, layout: Layout, refused: dict[str, Problem]) -> Node:
+def _with_section_presets(tree: Node, family: type, refused: dict[str, Problem]) -> Node:
     """Lay each section that names a preset over the preset's fields; `refused` gets those whose preset is unknown."""
     fields = dict(tree.mapping or {})
-    for info in fields_of(RunConfig):
+    for info in fields_of(family):
         node = fields.get(info.name)
         if info.presets is None or node is None or node.at("preset") is None:
             continue
@@ -41,7 +41,7 @@ def _with_section_presets(tree: Node, layout: Layout, refused: dict[str, Problem
             refused[info.name] = Problem(f"{info.name}.preset", message, chosen.shown(), chosen.source.text)
             continue
         below = _written_out(presets[str(chosen.value)], chosen)
-        fields[info.name] = merge(below, node, layout.child(info.name), info.name)
+        fields[info.name] = merge(below, node, layout_of(family).child(info.name), info.name)
     return replace(tree, value=fields)
 
 
@@ -104,6 +104,8 @@ def _with_evaluation_defaults(tree: Node, layout: Layout) -> Node:
         if task is not None and task.source == COMMAND_LINE and every is not None and every.source.origin == "file":
             none = Node(0, Source("command line, eval.task=null", "command line"), "0", over=every)
             fields["eval"] = replace(evaluation, value={**evaluation.mapping, "every": none})
+        return replace(tree, value=fields)
+    if "sampling" not in layout.child("eval").children:
         return replace(tree, value=fields)
     below = layout.child("eval").child("sampling")
     merged = _with_sampling(evaluation, training, below)

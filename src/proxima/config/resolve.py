@@ -12,8 +12,9 @@ from typing import Any, Generic, TypeVar, overload
 
 from proxima.config.builder import Builder, ResolvedValue
 from proxima.config.describe import fields_of
+from proxima.config.families import FAMILIES, command_of, family_of
 from proxima.config.layers import merged
-from proxima.config.problems import ConfigError, Problem
+from proxima.config.problems import ConfigError, Problem, one_problem
 from proxima.config.recipe_reader import read_recipe, shown_path
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.schema import RunConfig
@@ -84,12 +85,16 @@ def resolve(
 def resolve(
     recipe: Recipe, overrides: Sequence[str] = (), *, layer: Node | None = None, root: type[Root]
 ) -> Resolved[Root]: ...
+@overload
+def resolve(
+    recipe: Recipe, overrides: Sequence[str] = (), *, layer: Node | None = None, root: None, import_code: bool = True
+) -> Resolved[Any]: ...
 def resolve(
     recipe: Recipe,
     overrides: Sequence[str] = (),
     *,
     layer: Node | None = None,
-    root: type = RunConfig,
+    root: type | None = RunConfig,
     import_code: bool = True,
 ) -> Resolved[Any]:
     """Read, merge, type and check a recipe.
@@ -98,8 +103,8 @@ def resolve(
         recipe: see `Recipe`.
         overrides: `key=value` texts with dotted keys; an index addresses a list: `reward.0.weight=2`.
         layer: values over the recipe's and below the overrides, each with its own source (a cell of a sweep).
-        root: the config of the command, a dataclass whose fields are sections of `RunConfig`. The recipe may have the
-            other sections too: the command does not read them.
+        root: the config of the command: of a training command, or a dataclass whose fields are sections of one, and the
+            recipe may then have the other sections too: the command does not read them. None: the recipe's own.
         import_code: False refuses kinds that name a class outside proxima, whose module would be imported.
     Returns: the config with provenance. No model or data is opened; `check` looks further.
     Raises: ConfigError, with one line for each problem.
@@ -108,8 +113,13 @@ def resolve(
         layers, name = [node_of(recipe, Source("mapping"))], None
     else:
         layers, name = read_recipe(recipe), shown_path(find_recipe(recipe))
-    tree, refused = merged([*layers, layer] if layer else layers, overrides)
-    unread = {info.name for info in fields_of(RunConfig)} - {info.name for info in fields_of(root)}
+    family = family_of(layers)
+    if root is None:
+        root = family
+    elif root in FAMILIES.values() and root is not family:
+        raise _of_another_command(family, root, name)
+    tree, refused = merged([*layers, layer] if layer else layers, overrides, family)
+    unread = {info.name for info in fields_of(family)} - {info.name for info in fields_of(root)}
     fields = {key: node for key, node in (tree.mapping or {}).items() if key not in unread}
     builder = Builder(import_code, refused)
     config = builder.dataclass(root, replace(tree, value=fields), "", "recipe")
@@ -118,3 +128,12 @@ def resolve(
         vars(whole).update(builder.sections)
         raise ConfigError(problems, Resolved(whole, tuple(builder.entries), name))
     return Resolved(config, tuple(builder.entries), name)
+
+
+def _of_another_command(family: type, root: type, name: str | None) -> ConfigError:
+    """The line for `proxima train` with a recipe of `proxima sft`."""
+    right = command_of(family)
+    own = getattr(family, "own", None)
+    why = f"has a section {own!r}" if own else f"has no section {getattr(root, 'own', '')!r}"
+    place = name or "recipe"
+    return one_problem(place, f"is a recipe of `proxima {right}`, because it {why}; run proxima {right} {place}")

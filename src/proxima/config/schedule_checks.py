@@ -85,8 +85,7 @@ def _are_disjoint(trained: "Arithmetic", asked: "Arithmetic") -> bool:
 def warmup_ends(r: Resolved[Any]) -> Iterator[Problem]:
     """The learning rate reaches its value within the run."""
     train = r.config.train
-    updates = train.steps * train.updates_per_step * train.epochs_per_step
-    if train.warmup_of(updates) >= updates:
+    if (updates := train.updates) is not None and train.warmup_of(updates) >= updates:
         name = "train.warmup_ratio" if train.warmup_ratio else "train.warmup_steps"
         message = f"the run has {updates} updates, so the learning rate never reaches its value; lower {name} "
         yield r.problem(name, message + "or raise train.steps")

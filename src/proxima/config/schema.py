@@ -52,17 +52,24 @@ _CORRECTION = Slot(_CORRECTIONS, many=True, presets="proxima.core.correction:COR
 
 
 def _require_random_samples(config: Any) -> None:
-    _require_at_least(config, 1, "samples")
+    require_at_least(config, 1, "samples")
     same = config.samples > 1 and config.sampling is not None and config.sampling.temperature == 0
     bound = "must be 1 at temperature 0: greedy answers are all the same"
     remedy = "set the temperature of its sampling to 1, or samples to 1"
     require(not same, "samples", config.samples, bound, remedy=remedy)
 
 
-def _require_at_least(config: Any, minimum: int, *fields: str, remedy: str = "") -> None:
+def require_at_least(config: Any, minimum: int, *fields: str, remedy: str = "") -> None:
+    """Raise `FieldError` for the first of the fields that is below the minimum."""
     for name in fields:
         value = getattr(config, name)
         require(value >= minimum, name, value, f"must be >= {minimum}", remedy=remedy)
+
+
+def require_plain_folder(folder: str | None) -> None:
+    """Raise `FieldError` for a run folder that a terminal would obey."""
+    plain = folder is None or folder.isprintable()
+    require(plain, "folder", folder, "must not have control characters, which a terminal obeys")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +106,7 @@ class EvalSetConfig:
         named = re.fullmatch(r"[A-Za-z0-9_.+-]*", self.name) is not None and self.name not in RECORD_WORDS
         bound = f"must be letters, digits and _ . + -, and none of {', '.join(RECORD_WORDS)}"
         require(named, "name", self.name, bound)
-        _require_at_least(self, 0, "limit")
+        require_at_least(self, 0, "limit")
         _require_random_samples(self)
 
 
@@ -120,7 +127,7 @@ class EvalConfig:
     sets: Annotated[Any, Slot("proxima.config.schema:EVAL_SETS", many=True, default="set"), "further, named sets"] = ()
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 0, "limit", "every")
+        require_at_least(self, 0, "limit", "every")
         _require_random_samples(self)
         names = [one.name for one in self.sets]
         require(len({*names, ""}) > len(names), "sets", names, "must be names, each once")
@@ -179,13 +186,18 @@ class OptimizationConfig:
     max_grad_norm: Annotated[float, "clip the global gradient norm; 0: off"] = 1.0
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 1, "steps", "tokens_per_micro_batch")
-        _require_at_least(self, 0, "warmup_steps")
+        require_at_least(self, 1, "tokens_per_micro_batch")
+        require_at_least(self, 0, "warmup_steps")
         require(0 <= self.warmup_ratio <= 1, "warmup_ratio", self.warmup_ratio, "must be a share in [0, 1]")
         bound = f"must be 0 beside warmup_steps={self.warmup_steps}; they say the same thing, set one"
         require(self.warmup_ratio == 0 or self.warmup_steps == 0, "warmup_ratio", self.warmup_ratio, bound)
         require(0 <= self.final_lr_ratio <= 1, "final_lr_ratio", self.final_lr_ratio, "must be in [0, 1]")
-        _require_at_least(self, 0, "max_grad_norm", remedy="0 turns clipping off")
+        require_at_least(self, 0, "max_grad_norm", remedy="0 turns clipping off")
+
+    @property
+    def updates(self) -> int | None:
+        """Optimizer updates of the run; None where only the data says."""
+        raise NotImplementedError
 
     def warmup_of(self, updates: int) -> int:
         """The updates of warm-up in a run of `updates`."""
@@ -202,26 +214,38 @@ class TrainConfig(OptimizationConfig):
     epochs_per_step: Annotated[int, "passes over the step's batch"] = 1
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 1, "prompts_per_step", "completions_per_prompt", "updates_per_step", "epochs_per_step")
+        counts = ("steps", "prompts_per_step", "completions_per_prompt", "updates_per_step", "epochs_per_step")
+        require_at_least(self, 1, *counts)
         super().__post_init__()
         divides = self.prompts_per_step % self.updates_per_step == 0
         bound = f"must divide prompts_per_step={self.prompts_per_step}; a group is never split over two updates"
         require(divides, "updates_per_step", self.updates_per_step, bound)
 
+    @property
+    def updates(self) -> int:
+        """Optimizer updates of the run."""
+        return self.steps * self.updates_per_step * self.epochs_per_step
+
 
 @dataclass(frozen=True, kw_only=True)
-class DataConfig:
+class RowsConfig:
+    """What every training has that reads rows."""
+
     system: Annotated[str | None, "system prompt put before each row that has none"] = None
     template_arguments: Annotated[
         Mapping[str, Any], "what the chat template reads beside the messages, as {enable_thinking: false} for Qwen3"
     ] = field(default_factory=dict)
     shuffle: Annotated[bool, "shuffle each epoch by the run's seed"] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(RowsConfig):
     over_length: Annotated[Literal["skip", "refuse"], "a prompt that leaves no room for one new token"] = "skip"
     check_answers: Annotated[int, "rows, drawn by the seed, whose answers are read before the run; 0: all"] = 10_000
     max_unreadable: Annotated[float, "share of unreadable ones above which the run is refused; 1: never"] = 0.01
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 0, "check_answers", remedy="0 reads all")
+        require_at_least(self, 0, "check_answers", remedy="0 reads all")
         share = self.max_unreadable
         require(0 <= share <= 1, "max_unreadable", share, "must be a share in [0, 1]", remedy="1 never refuses")
 
@@ -233,7 +257,7 @@ class CheckpointConfig:
     keep_best: Annotated[bool, "also keep the one with the highest held-out eval.metric"] = False
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 0, "every", "keep_last")
+        require_at_least(self, 0, "every", "keep_last")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,12 +270,12 @@ class RuntimeConfig:
     threads: Annotated[int, "torch threads; 0: all cores"] = 0
 
     def __post_init__(self) -> None:
-        _require_at_least(self, 0, "max_lag", remedy="0 discards surplus groups")
+        require_at_least(self, 0, "max_lag", remedy="0 discards surplus groups")
         require(self.reward_timeout > 0, "reward_timeout", self.reward_timeout, "must be > 0 seconds")
-        _require_at_least(self, 0, "reward_memory_mb")
-        _require_at_least(self, 1, "reward_workers")
-        _require_at_least(self, 0, "max_unscored_steps", remedy="0 never ends the run")
-        _require_at_least(self, 0, "threads", remedy="0 uses all cores")
+        require_at_least(self, 0, "reward_memory_mb")
+        require_at_least(self, 1, "reward_workers")
+        require_at_least(self, 0, "max_unscored_steps", remedy="0 never ends the run")
+        require_at_least(self, 0, "threads", remedy="0 uses all cores")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,8 +299,7 @@ class RunConfig:
     monitor: Annotated[Any, Slot("proxima.view.trackers:TRACKERS", many=True), "trackers that also log the run"] = ()
 
     def __post_init__(self) -> None:
-        plain = self.folder is None or self.folder.isprintable()
-        require(plain, "folder", self.folder, "must not have control characters, which a terminal obeys")
+        require_plain_folder(self.folder)
 
     @property
     def replayed(self) -> Path | None:

@@ -46,7 +46,7 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (machine_checks.trackers_are_ready, "monitor"),
     (schedule_checks.evaluations_are_configured, "eval checkpoint"),
     (schedule_checks.evaluation_metric_exists, "eval reward"),
-    (schedule_checks.best_metric_has_a_direction, "eval checkpoint"),
+    (schedule_checks.best_metric_has_a_direction, "eval checkpoint reward"),
 )
 WARNINGS: Sequence[tuple[Check, str]] = (
     (schedule_checks.evaluation_is_held_out, "task eval"),

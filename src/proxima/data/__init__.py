@@ -20,7 +20,7 @@ class docstring; conversion and checks follow from those, and `pack` passes on c
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from proxima.data.errors import FieldError, NoFieldError, NotFiniteError, UserError, require, within
+from proxima.data.errors import FieldError, NoFieldError, NotFiniteError, OverLengthError, UserError, require, within
 from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ __all__ = [
     "NoFieldError",
     "NotFiniteError",
     "Outcomes",
+    "OverLengthError",
     "PackedBatch",
     "PolicyBatch",
     "PreferencePair",

@@ -4,6 +4,7 @@
     NotFiniteError   the model computes NaN or infinity
     NoFieldError  a batch lacks a tensor that is read, or is given one that it does not have
     FieldError    one field of a spec, a config or a file holds a bad value; the config adds where it was written
+    OverLengthError  the same for a row that is too long
 
 No code parses a message: what a handler needs is an attribute.
 """
@@ -66,6 +67,10 @@ class FieldError(UserError):
     def requirement(self) -> str:
         """Bound and remedy, for a reader who is shown field and value already."""
         return f"{self.bound}; {self.remedy}" if self.remedy else self.bound
+
+
+class OverLengthError(FieldError):
+    """A row has more tokens than the model may be fed."""
 
 
 def require(condition: bool, field: str, value: object, bound: str, *, remedy: str = "") -> None:

@@ -8,6 +8,7 @@ from proxima.evaluate.intervals import wilson
 
 Record = Mapping[str, Any]
 ACCURACY, REWARD, PART, CUT = "accuracy", "reward/mean", "reward/part/", "truncated_fraction"
+LOWER_IS_BETTER = frozenset({"loss"})
 SHORT_NAMES = {
     "accuracy": ACCURACY,
     "acc": ACCURACY,
@@ -59,6 +60,15 @@ class Headline:
     def title(self) -> str:
         """`accuracy`, `mean reward`, `mean length`."""
         return f"mean {self.name}" if self.key.endswith("/mean") else self.name
+
+    @property
+    def lower_is_better(self) -> bool:
+        return self.key in LOWER_IS_BETTER
+
+    def score(self, record: Record) -> float | None:
+        """The value with the sign by which higher is better."""
+        value = self.value(record)
+        return -value if value is not None and self.lower_is_better else value
 
     @property
     def share(self) -> bool:

@@ -23,7 +23,7 @@ _NORMAL = NormalDist()
 @dataclass(frozen=True, kw_only=True)
 class Interval:
     """A value with its interval, over `questions` questions; `method` is `wilson`, `bootstrap` (BCa over questions),
-    `score` (`paired_score`) or `constant` (every value is the same)."""
+    `score` (`paired_score`), `ratio` (`ratio_of_sums`) or `constant` (every value is the same)."""
 
     value: float
     low: float
@@ -102,6 +102,26 @@ def _upper_score(won: int, lost: int, n: int, z: float) -> float:
         accepted = (won - lost - n * middle) ** 2 <= z * z * variance
         low, high = (middle, high) if accepted else (low, middle)
     return high
+
+
+def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float], z: float = Z) -> Interval:
+    """A mean over the parts of examples, as the loss over all tokens, with its interval over the examples.
+
+        R = Σ x_i / Σ y_i      R ± z sqrt(n / (n - 1) Σ (x_i - R y_i)²) / Σ y_i
+
+    Args:
+        numerators, denominators: x_i and y_i of each example, Σ y_i > 0; z = 1.959964 for 95 %.
+    Returns: the interval; of one example the value alone, as `constant`.
+    Source: Cochran, Sampling Techniques (3rd ed., 1977), eq. 6.13, without the correction for a finite population.
+    """
+    x, y = np.asarray(numerators, np.float64), np.asarray(denominators, np.float64)
+    require(len(x) == len(y) >= 1, "denominators", len(y), f"must be as many as the {len(x)} numerators, and not 0")
+    require(bool(y.sum() > 0), "denominators", float(y.sum()), "must add up to more than 0")
+    ratio, n = float(x.sum() / y.sum()), len(x)
+    if n == 1:
+        return Interval(value=ratio, low=ratio, high=ratio, method="constant", questions=1)
+    half = z * math.sqrt(n / (n - 1) * float(((x - ratio * y) ** 2).sum())) / float(y.sum())
+    return Interval(value=ratio, low=ratio - half, high=ratio + half, method="ratio", questions=n)
 
 
 def bootstrap_mean(

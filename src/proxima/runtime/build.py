@@ -14,7 +14,7 @@ from proxima.core.penalty import EntropyBonus
 from proxima.core.selection import prompts_factor
 from proxima.data import FieldError, Group, Prompt, within
 from proxima.engine.protocol import EngineSetup, Sampling
-from proxima.model import LoadedModel, Policy, load
+from proxima.model import LoadedModel, PackedModel, Policy, load
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.load import DTYPES, load_config, load_tokenizer
 from proxima.reward.base import as_reward
@@ -38,7 +38,8 @@ from proxima.train import ForwardStage, LogProbStage, PolicyObjective, Schedule,
 from proxima.train.objectives import ProximalSource
 
 if TYPE_CHECKING:
-    from proxima.config.schema import EvalSetConfig, EvaluateConfig, RunConfig
+    from proxima.config.offline_schema import OfflineConfig
+    from proxima.config.schema import EvalSetConfig, EvaluateConfig, ModelConfig, OptimizationConfig, RunConfig
 
 StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compute thread
 LENGTH_CHECK = 2000  # rows whose length is checked before the run
@@ -82,7 +83,7 @@ def load_run_data(config: "RunConfig") -> RunData:
         UserError: something is wrong with the model folder, a task or the prompts.
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
-    tokenizer, context = load_tokenizer_and_context(config)
+    tokenizer, context = load_tokenizer_and_context(config.model)
     notes = [] if config.replayed is not None else template_note(tokenizer, config.model.path)
     checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
     source: PromptSource | StoredRollouts
@@ -107,9 +108,8 @@ def load_run_data(config: "RunConfig") -> RunData:
     return RunData(source=source, held_out=held_out, max_length=context, notes=notes)
 
 
-def load_tokenizer_and_context(config: "RunConfig | EvaluateConfig") -> tuple[Any, int]:
+def load_tokenizer_and_context(model: "ModelConfig") -> tuple[Any, int]:
     """The tokenizer, and the tokens that prompt and completion may have together."""
-    model = config.model
     text_config = load_config(model.path, model.revision).get_text_config()
     limit = int(getattr(text_config, "max_position_embeddings", 0) or 1 << 20)
     return load_tokenizer(model.path, model.revision), min(model.max_length or limit, limit)
@@ -151,7 +151,7 @@ def held_out_prompts(source: PromptSource, limit: int) -> tuple[list[Prompt], in
     return [prompt for prompt in prompts if prompt is not None], count
 
 
-def load_model(config: "RunConfig | EvaluateConfig", path: str | None = None) -> LoadedModel:
+def load_model(config: "RunConfig | EvaluateConfig | OfflineConfig", path: str | None = None) -> LoadedModel:
     """The weights at `config.model.path`, or at another path of the same architecture; with LoRA that model, and the
     adapter of `model.lora`, or at that other path."""
     model = config.model
@@ -162,15 +162,15 @@ def load_model(config: "RunConfig | EvaluateConfig", path: str | None = None) ->
     return load(path or model.path, revision=None if path else model.revision, **place)
 
 
-def make_policy(config: "RunConfig", loaded: LoadedModel) -> Policy:
-    """The policy of a config over loaded weights."""
+def make_policy(model: "ModelConfig", loaded: LoadedModel) -> Policy:
+    """The policy over loaded weights."""
     return Policy(
         loaded,
-        attention=config.model.attention,
-        share_prompt=config.model.share_prompt,
-        compute_dtype=DTYPES[config.model.compute_dtype],
-        log_prob_chunk=config.model.log_prob_chunk,
-        gradient_checkpointing=config.model.gradient_checkpointing,
+        attention=model.attention,
+        share_prompt=model.share_prompt,
+        compute_dtype=DTYPES[model.compute_dtype],
+        log_prob_chunk=model.log_prob_chunk,
+        gradient_checkpointing=model.gradient_checkpointing,
     )
 
 
@@ -205,12 +205,10 @@ def make_plan(config: "RunConfig") -> Plan:
     )
 
 
-def make_stack(config: "RunConfig", policy: Policy) -> TrainStack:
-    """Optimizer, schedule and micro-batches."""
-    train = config.train
-    updates = train.steps * train.updates_per_step * train.epochs_per_step
+def make_stack(train: "OptimizationConfig", model: PackedModel, updates: int) -> TrainStack:
+    """Optimizer, micro-batches, and the schedule over the `updates` of the run."""
     return TrainStack(
-        policy,
+        model,
         optimizer=train.optimizer,
         schedule=Schedule(
             train.schedule, total_updates=updates, warmup=train.warmup_of(updates), final_ratio=train.final_lr_ratio
@@ -257,7 +255,7 @@ def make_stages(config: "RunConfig", policy: Policy, compute: ComputeThread) -> 
     elif needs_reference(config):
         frozen = compute.call(load_model, config)
         frozen.model.requires_grad_(False)
-        stages.append(LogProbStage("reference_log_prob", make_policy(config, frozen)))
+        stages.append(LogProbStage("reference_log_prob", make_policy(config.model, frozen)))
     return stages
 
 
@@ -288,10 +286,10 @@ def make_learner(
     config: "RunConfig", loaded: LoadedModel, compute: ComputeThread, stages: StageFactory | None = None
 ) -> Learner:
     """The weights, their optimizer and loss, and the forward stages; `stages` adds some."""
-    policy, train = make_policy(config, loaded), config.train
+    policy, train = make_policy(config.model, loaded), config.train
     return Learner(
         policy=policy,
-        stack=make_stack(config, policy),
+        stack=make_stack(train, policy, train.updates),
         objective=make_objective(config),
         stages=[*make_stages(config, policy, compute), *(compute.call(stages, policy) if stages else ())],
         updates=train.updates_per_step * train.epochs_per_step,

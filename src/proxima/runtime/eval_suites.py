@@ -140,7 +140,7 @@ def load_suites(config: "EvaluateConfig", suites: Sequence[EvalSuite], ks: Seque
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     data = [(suite, *_rows(config, suite)) for suite in suites]  # missing data is reported before transformers loads
     with quiet_transformers():
-        tokenizer, context = load_tokenizer_and_context(config)
+        tokenizer, context = load_tokenizer_and_context(config.model)
     data[0][2].extend(template_note(tokenizer, config.model.path))  # once, whatever the number of suites
     return [_with_prompts(config, suite, rows, notes, tokenizer, context) for suite, rows, notes in data]
 

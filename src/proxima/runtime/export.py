@@ -53,16 +53,16 @@ def _refuse_deleted_best(folder: RunFolder, best: Checkpoint) -> None:
 
 
 def best_checkpoint(folder: RunFolder, found: Sequence[Checkpoint]) -> Checkpoint | None:
-    """The one with the highest held-out figure (`Headline`), the earliest of equals; None if none was evaluated."""
+    """The one with the best held-out figure (`Headline`), the earliest of equals; None if none was evaluated."""
     scores = _scores(folder)
     return max((c for c in found if c.step in scores), key=lambda c: (scores[c.step], -c.step), default=None)
 
 
 def _scores(folder: RunFolder) -> dict[int, float]:
-    """Step → headline of its evaluation."""
+    """Step → headline of its evaluation, so that higher is better."""
     evals = [r for r in folder.read_metrics() if r["kind"] == "eval"]
     headline = Headline.of(evals)
-    return {r["step"]: value for r in evals if (value := headline.value(r)) is not None}
+    return {r["step"]: value for r in evals if (value := headline.score(r)) is not None}
 
 
 def export(run: str | Path, out: str | Path, *, which: str = "last", adapter: bool = False) -> Path:

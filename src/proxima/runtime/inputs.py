@@ -24,7 +24,7 @@ from proxima.task.prompts import PromptSource
 from proxima.task.protocol import Rows
 
 if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
+    from proxima.config.schema import ModelConfig, RunConfig
 
 ROWS_READ = 20_000  # of a larger data set, rows at even distances
 LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chunk", "engine.prefill_tokens")
@@ -36,16 +36,20 @@ def input_hashes(
     """SHA-256 of each file of the model, of the training questions (in a replay, of the rollouts) and the held-out
     ones, and of each file outside proxima that holds a reward (not of what such a file imports), by what it is called
     in a message; `held_out` has the rows of each set by their name there."""
-    files = model_files(config.model.path, config.model.revision)
-    named = {f"model.path: {name}": value for name, value in files.items()}
-    if config.model.lora is not None and config.model.lora.path is not None:
-        start = weight_files(config.model.lora.path)
-        named |= {f"model.lora.path: {name}": value for name, value in start.items()}
+    named = model_hashes(config.model)
     named |= source.hashes if isinstance(source, StoredRollouts) else {"task: its rows": rows_sha(source.rows)}
     named |= _reward_hashes("reward", config.reward)
     for number, one in enumerate(config.eval.sets):
         named |= _reward_hashes(f"eval.sets.{number}.reward", one.reward)
     return named | {f"{name}: its rows": rows_sha(rows) for name, rows in held_out.items()}
+
+
+def model_hashes(model: "ModelConfig") -> dict[str, str]:
+    """SHA-256 of each file of the model, and of the adapter that LoRA starts from, by what a message calls it."""
+    named = {f"model.path: {name}": value for name, value in model_files(model.path, model.revision).items()}
+    if model.lora is None or model.lora.path is None:
+        return named
+    return named | {f"model.lora.path: {name}": value for name, value in weight_files(model.lora.path).items()}
 
 
 def _reward_hashes(path: str, rewards: Iterable[Any]) -> dict[str, str]:

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-Stage = Literal["load", "generate", "score", "train", "evaluate", "checkpoint"]
+from proxima.data import Group
+
+Stage = Literal["tokenize", "load", "prepare", "generate", "score", "train", "evaluate", "checkpoint"]
 Record = Mapping[str, Any]
 
 
@@ -29,7 +31,8 @@ class RunInfo:
         folder: the run folder.
         steps: steps of the whole run.
         resumed_at: the last finished step when this process resumed the run; 0 for a new run.
-        prompts, completions: prompts per step, and completions per prompt.
+        prompts, completions: prompts per step, and completions per prompt; 0 on a fixed data set.
+        examples: rows per step of training on a fixed data set.
         kept: completions per prompt after pruning; None: all.
         at_once: prompts per generation batch under dynamic sampling; 0: as many as needed; None: no dynamic sampling.
         tokens_per_micro_batch: token budget of a forward pass.
@@ -45,8 +48,9 @@ class RunInfo:
     seed: int
     folder: Path
     steps: int
-    prompts: int
-    completions: int
+    prompts: int = 0
+    completions: int = 0
+    examples: int = 0
     kept: int | None = None
     at_once: int | None = None
     updates: int = 1
@@ -77,9 +81,9 @@ class Sample:
 class Observer:
     """Ignores everything; override what is of interest.
 
-    Called in order: `started`, then `progress`, `evaluated`, `step` and `warning`, then `ending` and `finished` (also
-    after a failure). All calls come from the thread of the event loop. `progress` and `warning` may come before
-    `started`, while the model loads; if that fails, nothing else comes.
+    Called in order: `started`, then `progress`, `evaluated`, `sampled`, `step` and `warning`, then `ending` and
+    `finished` (also after a failure). All calls come from the thread of the event loop. `progress` and `warning` may
+    come before `started`, while the model loads; if that fails, nothing else comes.
     """
 
     def started(self, info: RunInfo) -> None:
@@ -90,6 +94,9 @@ class Observer:
 
     def evaluated(self, record: Record) -> None:
         """An evaluation is finished; `record` is its line of metrics.jsonl (kind `eval`)."""
+
+    def sampled(self, groups: Sequence[Group]) -> None:
+        """Completions of held-out prompts that nobody judges, after the `evaluated` of training on a fixed data set."""
 
     def step(self, record: Record, sample: Sample | None) -> None:
         """A step is finished; `record` is its line of metrics.jsonl (kind `train`)."""
@@ -155,6 +162,9 @@ class Tee(Observer):
 
     def evaluated(self, record: Record) -> None:
         self._tell("evaluated", record)
+
+    def sampled(self, groups: Sequence[Group]) -> None:
+        self._tell("sampled", groups)
 
     def step(self, record: Record, sample: Sample | None) -> None:
         self._tell("step", record, sample)

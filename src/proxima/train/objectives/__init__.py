@@ -2,11 +2,13 @@
 
     protocol           `Objective`, `Decision` and `TokenStatistics`
     policy_objective   `PolicyObjective`: surrogate, corrections, penalties and aggregation of RL
+    sft_objective      `SftObjective`: the likelihood of given tokens
 
 To add one: subclass `Objective`; the tests of `tests/train/test_objectives.py` show a small one.
 """
 
 from proxima.train.objectives.policy_objective import PolicyObjective, ProximalSource
 from proxima.train.objectives.protocol import Decision, Objective, TokenStatistics
+from proxima.train.objectives.sft_objective import SftObjective
 
-__all__ = ["Decision", "Objective", "PolicyObjective", "ProximalSource", "TokenStatistics"]
+__all__ = ["Decision", "Objective", "PolicyObjective", "ProximalSource", "SftObjective", "TokenStatistics"]

@@ -74,8 +74,10 @@ class Objective(Protocol[Item]):
         return False
 
     def decide(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> Decision:
-        """Decide what depends on the whole update, from a forward pass over all its items that are not skipped."""
-        raise NotImplementedError
+        """Decide what depends on the whole update, from a forward pass over all its items that are not skipped; called
+        where `whole_batch` is true."""
+        name = type(self).__name__
+        raise NotImplementedError(f"{name}.decide")
 
     def denominators(self, items: Sequence[Item], decision: Any = None) -> list[Tensor]:
         """[] float64 each, one per loss, over the whole update; they add over ranks. 0 divides by one."""

@@ -1,0 +1,140 @@
+"""The configs of the commands that train on a fixed data set: what they share, and the section that each has of its
+own.
+
+To add one: its section's class and a subclass of `OfflineConfig` here, and a line in `families.FAMILIES`.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from proxima.config.schema import (
+    CheckpointConfig,
+    ModelConfig,
+    OptimizationConfig,
+    RowsConfig,
+    Slot,
+    require_at_least,
+    require_plain_folder,
+)
+from proxima.data import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineDataConfig(RowsConfig):
+    over_length: Annotated[
+        Literal["skip", "truncate", "refuse"], "a row of more tokens than model.max_length; truncate cuts its end"
+    ] = "skip"
+    unusable: Annotated[Literal["skip", "refuse"], "a row that can't be trained on, as one without a completion"] = (
+        "skip"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineTrainConfig(OptimizationConfig):
+    steps: Annotated[int, "steps of the run; 0: as many as the epochs need"] = 0
+    epochs: Annotated[int | None, "passes over the rows, in place of steps; null: 1 unless steps is set"] = None
+    examples_per_step: Annotated[int, "rows a step, which is one optimizer update"] = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, 0, "steps", remedy="0 trains whole epochs")
+        require_at_least(self, 1, "examples_per_step")
+        require(self.epochs is None or self.epochs >= 1, "epochs", self.epochs, "must be >= 1")
+        bound = f"must be null beside steps={self.steps}; they say the same thing, set one"
+        require(self.epochs is None or self.steps == 0, "epochs", self.epochs, bound)
+
+    def steps_of(self, rows: int) -> int:
+        """The steps of a run on so many rows. Without `steps`, the last one of each epoch has the rest of its rows."""
+        return self.steps or (self.epochs or 1) * math.ceil(rows / self.examples_per_step)
+
+    @property
+    def updates(self) -> int | None:
+        return self.steps or None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineEvalConfig:
+    task: Annotated[Any, Slot("proxima.task:TASKS"), "held-out rows"] = None
+    limit: Annotated[int, "rows at most; 0: all"] = 200
+    every: Annotated[int, "steps between evaluations; 0: only before and after"] = 0
+    before: Annotated[bool, "evaluate before the first step"] = True
+    after: Annotated[bool, "evaluate after the last step"] = True
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 0, "limit", "every")
+
+    @property
+    def all_sets(self) -> dict[str, "OfflineEvalConfig"]:
+        """The held-out set by its dotted path; empty without a task."""
+        return {} if self.task is None else {"eval": self}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledEvalConfig(OfflineEvalConfig):
+    """Of a method whose model generates."""
+
+    samples: Annotated[int, "held-out prompts completed greedily at each evaluation, to be looked at; 0: none"] = 3
+    sample_tokens: Annotated[int, "tokens of such a completion at most"] = 128
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, 0, "samples", remedy="0 generates none")
+        require_at_least(self, 1, "sample_tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineRuntimeConfig:
+    threads: Annotated[int, "torch threads; 0: all cores"] = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 0, "threads", remedy="0 uses all cores")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineConfig:
+    """What a run on a fixed data set has, whatever its method.
+
+    command: the command of `proxima` that trains it; own: the section that only its recipes have.
+    """
+
+    command: ClassVar[str]
+    own: ClassVar[str]
+
+    model: Annotated[ModelConfig, "the model that is trained"]
+    task: Annotated[Any, Slot("proxima.task:TASKS"), "training rows"]
+    seed: Annotated[int, "seeds data order and initialisation"] = 1
+    folder: Annotated[str | None, "run folder; null: runs/<recipe>-<time>"] = None
+    data: Annotated[OfflineDataConfig, "how rows become examples"] = field(default_factory=OfflineDataConfig)
+    train: Annotated[OfflineTrainConfig, "batch, optimizer, schedule"] = field(default_factory=OfflineTrainConfig)
+    eval: Annotated[OfflineEvalConfig, "held-out evaluation"] = field(default_factory=OfflineEvalConfig)
+    checkpoint: Annotated[CheckpointConfig, "what is kept"] = field(default_factory=CheckpointConfig)
+    runtime: Annotated[OfflineRuntimeConfig, "the machine"] = field(default_factory=OfflineRuntimeConfig)
+    monitor: Annotated[Any, Slot("proxima.view.trackers:TRACKERS", many=True), "trackers that also log the run"] = ()
+
+    def __post_init__(self) -> None:
+        require_plain_folder(self.folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftSection:
+    """What is trained of a row, and from which of its columns it is made."""
+
+    loss_on: Annotated[
+        Literal["completion", "all_turns"],
+        "completion: the last turn, the assistant's; all_turns: every turn of the assistant",
+    ] = "completion"
+    completion: Annotated[
+        str | None, "template of the completion over the row's columns, as {solution}; null: the answer"
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftConfig(OfflineConfig):
+    """A run of supervised fine-tuning."""
+
+    command: ClassVar[str] = "sft"
+    own: ClassVar[str] = "sft"
+
+    sft: Annotated[SftSection, "what the loss is about"] = field(default_factory=SftSection)
+    eval: Annotated[SampledEvalConfig, "held-out evaluation"] = field(default_factory=SampledEvalConfig)

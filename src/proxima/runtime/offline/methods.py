@@ -1,0 +1,9 @@
+"""The method of each config."""
+
+from typing import Any
+
+from proxima.config.offline_schema import OfflineConfig, SftConfig
+from proxima.runtime.offline.method import OfflineMethod
+from proxima.runtime.offline.sft_method import SftMethod
+
+METHODS: dict[type[OfflineConfig], type[OfflineMethod[Any, Any]]] = {SftConfig: SftMethod}

@@ -1,0 +1,145 @@
+"""The loop of training on a fixed data set. Read `OfflineLoop.train` top to bottom and you have read the method.
+
+rows → items → order → update → held-out items → checkpoint
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from proxima.runtime.clock import Clock
+from proxima.runtime.loop import Plan, Trained, TrainingLoop
+from proxima.runtime.observer import Observer
+from proxima.runtime.offline.held_out_samples import HeldOutSamples
+from proxima.runtime.offline.method import OfflineMethod, Progress
+from proxima.runtime.offline.offline_data import OfflineData
+from proxima.runtime.rollouts import write_evals
+from proxima.runtime.step_metrics import mean_metrics
+from proxima.runtime.store import RunStore
+from proxima.train import UpdateResult
+
+MEASURED_AT_ONCE = 16  # held-out items between two points where the run can be stopped
+
+
+class OfflineLoop(TrainingLoop):
+    """Everything that the loop touches, and the loop.
+
+    Args:
+        plan: when the loop does what.
+        trained: the weights, and what changes them.
+        method: what is trained.
+        data: the items, and the order in which they come.
+        samples: held-out prompts that are completed at each evaluation; None: there are none.
+        store: journal and run folder.
+        observer, clock: who watches, and the time.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        trained: Trained,
+        method: OfflineMethod[Any, Any],
+        data: OfflineData,
+        samples: HeldOutSamples | None,
+        store: RunStore,
+        observer: Observer,
+        clock: Clock,
+    ) -> None:
+        super().__init__(plan, trained, store, observer, clock)
+        self.method, self.data, self.samples = method, data, samples
+        self._cursor = data.cursor.state()  # of the last finished step: the items of a discarded one are drawn again
+
+    async def train(self) -> None:
+        """All steps and evaluations that the run still lacks."""
+        if self.journal.step < self.plan.steps:
+            await self.prepare()
+        if self.journal.step == 0 and self.plan.evaluate_before:
+            await self.evaluate("before")
+        await self.evaluate_if_due(self.journal.step)  # an interrupted run may have missed it
+        while self.journal.step < self.plan.steps:
+            step = self.journal.step + 1
+            self._times, cpu = {}, self.clock.cpu()
+            with self.timed("step"):
+                items = self.data.next()
+                result = await self.update(items)
+            self._times["cpu"] = self.clock.cpu() - cpu
+            self.finish_step(self.record(step, len(items), result))
+            await self.evaluate_if_due(step)
+            await self.checkpoint_if_due(step)
+        if self.plan.evaluate_after:
+            await self.evaluate("after")
+
+    async def prepare(self) -> None:
+        """What the method adds to the items once."""
+
+        def prepare(progress: Progress) -> None:
+            self.data.items = self.method.prepare(self.data.items, progress)
+            self.data.held_out = self.method.prepare(self.data.held_out, progress)
+
+        await self.compute.run_with_progress(
+            prepare, lambda done, total: self.observer.progress("prepare", done, total, "tokens")
+        )
+
+    async def update(self, items: list[Any]) -> UpdateResult:
+        """One optimizer step on the items, beside the event loop."""
+        objective, stack = self.method.objective(), self.trained.stack
+        with self.timed("train"):
+            return await self.compute.run_with_progress(
+                lambda progress: stack.update(objective, [range(len(items))], items, progress),
+                lambda done, total: self.observer.progress("train", done, total, "tokens"),
+            )
+
+    def finish_step(self, record: dict[str, Any]) -> None:
+        """The file first, then the journal's one transaction: a step in the journal has left all its traces."""
+        self.folder.append_metrics(record)
+        self._cursor = self.data.cursor.state()
+        self.journal.consume(record["step"], (), self._cursor, record, version=record["policy_version"])
+        self.observer.step(record, None)
+
+    async def evaluate(self, label: str) -> None:
+        step, start = self.journal.step, self.now()
+        if not self.data.held_out or self.store.evaluated(step):
+            return
+        measured: list[Any] = []
+        while len(measured) < len(self.data.held_out):
+            some = self.data.held_out[len(measured) : len(measured) + MEASURED_AT_ONCE]
+            stack = self.trained.stack
+            measured += await self.unless_stopped(self.compute.run(self.method.measure, stack, some))
+            self.observer.progress("evaluate", len(measured), len(self.data.held_out), "examples")
+        record = {
+            "kind": "eval",
+            "step": step,
+            "label": label,
+            "time": self.now(),
+            "time/evaluate": self.now() - start,
+            "examples": len(measured),
+            "metric": self.method.headline,
+            **self.method.summarise(measured),
+        }
+        groups = []
+        if self.samples is not None:
+            groups = await self.unless_stopped(self.samples.groups(self.journal.version))
+            await self.compute.run(write_evals, self.folder.eval_file(step, label), step, groups)
+        self.store.write_evaluation(record)
+        self.observer.evaluated(record)
+        self.observer.sampled(groups)
+
+    def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
+        return {"cursor": self._cursor}, {}
+
+    def record(self, step: int, examples: int, result: UpdateResult) -> dict[str, Any]:
+        """The step's line of metrics.jsonl."""
+        training = self._times["train"]
+        return {
+            "kind": "train",
+            "step": step,
+            "time": self.now(),
+            "examples": examples,
+            "epoch": self.data.cursor.drawn / self.data.cursor.size,
+            **mean_metrics(result.metrics),
+            "updates": result.updates,
+            "tokens/trained": result.tokens,
+            "tokens_per_second/train": result.tokens / training if training else 0.0,
+            **{f"time/{name}": value for name, value in self._times.items()},
+            "policy_version": self.journal.version + 1,
+        }

@@ -1,0 +1,126 @@
+"""A run on a fixed data set from its config: what `proxima sft` and its siblings call."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxima import __version__
+from proxima.config import Resolved
+from proxima.config.offline_schema import OfflineConfig
+from proxima.model import LoadedModel
+from proxima.model.compute_thread import ComputeThread
+from proxima.runtime.build import load_tokenizer_and_context, make_stack
+from proxima.runtime.clock import Clock
+from proxima.runtime.execution import execute
+from proxima.runtime.inputs import model_hashes, rows_sha
+from proxima.runtime.journal import Journal
+from proxima.runtime.loop import Plan, Trained
+from proxima.runtime.observer import Observer, RunInfo
+from proxima.runtime.offline.held_out_samples import HeldOutSamples
+from proxima.runtime.offline.methods import METHODS
+from proxima.runtime.offline.offline_data import load_offline_data
+from proxima.runtime.offline.offline_loop import OfflineLoop
+from proxima.runtime.store import RunStore
+from proxima.runtime.summary import Summary
+from proxima.task.prompts import template_note
+from proxima.train.checkpoint import Checkpoint
+
+
+def train_offline(
+    config: OfflineConfig,
+    *,
+    resolved: Resolved[Any] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    observer: Observer | None = None,
+    clock: Clock | None = None,
+) -> Summary:
+    """Train on a fixed data set as the config says, by the method of its class; see `execute`."""
+    observer = observer or Observer()
+    return execute(
+        lambda: OfflineTraining(config, observer),
+        config,
+        resolved=resolved,
+        resume=resume,
+        overwrite=overwrite,
+        observer=observer,
+        clock=clock,
+    )
+
+
+class OfflineTraining:
+    """The `Workload` of the commands that train on a fixed data set."""
+
+    def __init__(self, config: OfflineConfig, observer: Observer) -> None:
+        torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
+        self.config = config
+        tokenizer, self.context = load_tokenizer_and_context(config.model)
+        self.method = METHODS[type(config)](config, tokenizer, self.context)
+        self.data = load_offline_data(config, self.method, observer)
+        self.notes = [*template_note(tokenizer, config.model.path), *self.data.notes]
+
+    @property
+    def steps(self) -> int:
+        return self.config.train.steps_of(len(self.data.items))
+
+    def hashes(self) -> dict[str, str]:
+        return (
+            model_hashes(self.config.model)
+            | {name: rows_sha(rows) for name, rows in self.data.rows.items()}
+            | dict(self.method.inputs())
+        )
+
+    def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
+        self.data.cursor.load(checkpoint.facts["cursor"])
+
+    def load(self, path: str | None) -> LoadedModel:
+        return self.method.load(path)
+
+    def make_loop(
+        self, loaded: LoadedModel, store: RunStore, compute: ComputeThread, observer: Observer, clock: Clock
+    ) -> OfflineLoop:
+        config = self.config
+        stack = make_stack(config.train, self.method.model(loaded), self.steps)
+        trained, samples = Trained(loaded=loaded, stack=stack, compute=compute), None
+        if self.data.samples and (prompts := self.method.prompts(self.data.samples)):
+            most = getattr(config.eval, "sample_tokens", 0)
+            samples = HeldOutSamples(prompts, loaded, compute, max_tokens=most, max_length=self.context)
+        plan = Plan(
+            steps=self.steps,
+            seed=config.seed,
+            evaluate_every=config.eval.every,
+            evaluate_before=config.eval.before,
+            evaluate_after=config.eval.after,
+            checkpoint_every=config.checkpoint.every,
+            keep_last=config.checkpoint.keep_last,
+            keep_best=config.checkpoint.keep_best,
+        )
+        return OfflineLoop(plan, trained, self.method, self.data, samples, store, observer, clock)
+
+    def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
+        config = self.config
+        return RunInfo(
+            version=__version__,
+            algorithm=config.command,
+            model=Path(config.model.path).name,
+            parameters=loaded.parameters,
+            adapter=loaded.adapter_parameters,
+            device=str(loaded.model.device),
+            threads=torch.get_num_threads(),
+            dtype=config.model.compute_dtype,
+            seed=config.seed,
+            folder=folder,
+            steps=self.steps,
+            resumed_at=step,
+            examples=config.train.examples_per_step,
+            tokens_per_micro_batch=config.train.tokens_per_micro_batch,
+            questions=len(self.data.held_out),
+        )
+
+    def facts(self, journal: Journal) -> Mapping[str, Any]:
+        return {"algorithm": self.config.command}
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,76 @@
+"""Supervised fine-tuning on the offline loop."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from proxima.config.offline_schema import SftConfig
+from proxima.data import FieldError, Prompt, Trajectory
+from proxima.evaluate.intervals import ratio_of_sums
+from proxima.model.chat import prompt_tokens
+from proxima.runtime.build import EVAL_UID
+from proxima.runtime.offline.method import OfflineMethod
+from proxima.task.chat_rows import ChatReader
+from proxima.task.protocol import Row
+from proxima.train import TrainStack
+from proxima.train.objectives import SftObjective
+from proxima.train.objectives.sft_objective import loss_tokens
+
+
+class SftMethod(OfflineMethod[SftConfig, Trajectory]):
+    """The likelihood of completions, or of all turns of the assistant; see `SftObjective`."""
+
+    headline = "loss"
+
+    @property
+    def reader(self) -> ChatReader:
+        config = self.config
+        return ChatReader(
+            tokenizer=self.tokenizer,
+            context=self.context,
+            loss_on=config.sft.loss_on,
+            completion=config.sft.completion,
+            truncate=config.data.over_length == "truncate",
+            system=config.data.system,
+            arguments=config.data.template_arguments,
+        )
+
+    def item(self, row: Row, number: int) -> Trajectory:
+        return self.reader.example(number, row)
+
+    def objective(self) -> SftObjective:
+        return SftObjective()
+
+    def measure(self, stack: TrainStack, items: Sequence[Trajectory]) -> list[tuple[float, int]]:
+        """Negative log-likelihood, nats, and tokens in the loss of each example."""
+        found = []
+        for item, log_prob in zip(items, stack.log_prob(items), strict=True):
+            learnt = log_prob if item.loss_mask is None else log_prob[item.loss_mask]
+            found.append((-float(learnt.sum(dtype=np.float64)), loss_tokens(item)))
+        return found
+
+    def summarise(self, measured: Sequence[tuple[float, int]]) -> dict[str, float]:
+        nats, tokens = zip(*measured, strict=True)
+        loss = ratio_of_sums(nats, tokens)
+        return {
+            "loss": loss.value,
+            "loss/low": loss.low,
+            "loss/high": loss.high,
+            "perplexity": math.exp(loss.value) if loss.value < 700 else math.inf,
+            "tokens/evaluated": sum(tokens),
+        }
+
+    def prompts(self, rows: Sequence[Row]) -> list[Prompt]:
+        """What comes before the last turn of each chat; the turn is the answer to compare with."""
+        found = []
+        for number, row in enumerate(rows):
+            try:
+                *chat, answer = self.reader.chat(row)
+            except FieldError:
+                continue
+            tokens = prompt_tokens(chat, self.tokenizer, self.config.data.template_arguments)
+            if len(tokens) < self.context:
+                uid = EVAL_UID + number
+                found.append(Prompt(uid=uid, messages=tuple(chat), tokens=tokens, answer=answer["content"]))
+        return found

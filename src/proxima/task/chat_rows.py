@@ -1,0 +1,128 @@
+"""Makes training examples of supervised fine-tuning from rows: whole chats, or a prompt and its completion.
+
+A bad row raises `FieldError`, which names the part of the row; the caller adds the number of the row, and skips or
+refuses it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from proxima.data import FieldError, Message, OverLengthError, Trajectory, UserError, require
+from proxima.model.chat import Tokenizer, completion_tokens, prompt_tokens
+from proxima.task.column_mapping import fill
+from proxima.task.prompts import with_system
+from proxima.task.protocol import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatReader:
+    """Rows to tokens with a loss mask, through the chat template as `PromptSource` does it.
+
+    A row of messages that ends with the assistant's is the whole chat. Otherwise its completion follows its messages:
+    the template `completion` filled with the row's columns, or the row's answer.
+
+    Each trained turn has the tokens that an engine would have generated there: those of `completion_tokens`, the
+    end-of-turn token included, after those of `prompt_tokens`. Everything else is in the context and has no loss.
+
+    Args:
+        tokenizer: the model's.
+        context: most tokens of an example.
+        loss_on: `completion`: the last turn of the assistant; `all_turns`: all of its turns.
+        completion: template over the row's metadata and `answer`; None: the answer.
+        truncate: cut what is beyond the context, instead of refusing the row.
+        system, arguments: system prompt and template arguments, see `PromptSource`.
+    """
+
+    tokenizer: Tokenizer
+    context: int
+    loss_on: Literal["completion", "all_turns"] = "completion"
+    completion: str | None = None
+    truncate: bool = False
+    system: str | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def example(self, number: int, row: Row) -> Trajectory:
+        """The tokens of a row, with those of the loss in `loss_mask`; `number` is the row's, and becomes the group.
+
+        Raises:
+            FieldError: `completion` or `messages`: absent, empty, no turn of the assistant, or a chat template by which
+                a turn's tokens are not those that an engine would generate.
+            OverLengthError: more tokens than the context, and `truncate` is off or leaves nothing to train.
+        """
+        chat = self.chat(row)
+        trained = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
+        if self.loss_on == "completion":
+            trained = trained[-1:]
+        before, tokens, mask = self._turn(chat, trained[0])
+        for turn in trained[1:]:
+            context, answer, learnt = self._turn(chat, turn)
+            known = before + tokens
+            if context[: len(known)] != known:
+                what = f"the tokens of turn {turn} do not begin with those of the turns before it: the chat template "
+                remedy = "set sft.loss_on=completion, or repair the template"
+                raise FieldError("messages", _shown(chat[turn]["content"]), what + "renders these anew", remedy=remedy)
+            between = context[len(known) :]
+            tokens, mask = tokens + between + answer, mask + [False] * len(between) + learnt
+        return self._cut(number, before, tokens, mask, chat)
+
+    def chat(self, row: Row) -> tuple[Message, ...]:
+        """The row as a chat that ends with the assistant's turn, system prompt included; raises as `example`."""
+        messages = with_system(row.messages, self.system)
+        if messages[-1]["role"] != "assistant":
+            messages = (*messages, {"role": "assistant", "content": self._completion(row)})
+        for message in messages:
+            if message["role"] == "assistant":
+                name = "completion" if message is messages[-1] else "messages"
+                require(bool(message["content"].strip()), name, message["content"], "is empty")
+        return messages
+
+    def _completion(self, row: Row) -> str:
+        if self.completion is not None:
+            try:
+                return fill(self.completion, {**row.metadata, "answer": row.answer})
+            except KeyError as error:
+                known = ", ".join({**row.metadata, "answer": None})
+                what = f"names no column of the row: {error.args[0]!r}"
+                raise FieldError("completion", self.completion, what, remedy=f"columns: {known}") from None
+        if not isinstance(row.answer, str):
+            remedy = "map task.answer, or task.messages to whole chats, or set sft.completion to a template"
+            raise FieldError("completion", row.answer, "is missing: the row ends with its prompt", remedy=remedy)
+        return row.answer
+
+    def _turn(self, chat: Sequence[Message], turn: int) -> tuple[list[int], list[int], list[bool]]:
+        """Tokens before a turn of the assistant, its own, and which of these are learnt."""
+        prompt, text = chat[:turn], chat[turn]["content"]
+        require(bool(prompt), "messages", _shown(text), "begins with the assistant: nothing predicts its first token")
+        before = prompt_tokens(prompt, self.tokenizer, self.arguments)
+        try:
+            own = completion_tokens(prompt, text, self.tokenizer, self.arguments)
+        except FieldError:
+            raise
+        except UserError as error:
+            raise FieldError("completion", _shown(text), error.reason, remedy=error.remedy) from None
+        return before.tolist(), own.tolist(), [True] * len(own)
+
+    def _cut(
+        self, number: int, before: list[int], tokens: list[int], mask: list[bool], chat: Sequence[Message]
+    ) -> Trajectory:
+        """The trajectory, within the context."""
+        room = self.context - len(before)
+        if len(tokens) > room:
+            used, shown = len(before) + len(tokens), _shown(chat[-1]["content"])
+            limit = f"the model holds {self.context}"
+            remedy = "shorten it, raise model.max_length, or set data.over_length=truncate"
+            if not self.truncate:
+                raise OverLengthError("messages", shown, f"has {used} tokens, {limit}", remedy=remedy)
+            tokens, mask = tokens[: max(0, room)], mask[: max(0, room)]
+            if not any(mask):
+                what = f"has {used} tokens, {limit}, and nothing that is trained is among these"
+                raise OverLengthError("messages", shown, what, remedy="shorten it, or raise model.max_length")
+        ids, learnt = np.array(tokens, np.int32), np.array(mask, np.bool_)
+        return Trajectory(group=number, prompt_tokens=np.array(before, np.int32), tokens=ids, loss_mask=learnt)
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

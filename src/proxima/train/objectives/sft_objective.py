@@ -1,0 +1,42 @@
+"""The objective of supervised fine-tuning."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from proxima.core.loss import Loss
+from proxima.data import PackedBatch, Trajectory
+from proxima.model import TokenOutputs
+from proxima.train.objectives.protocol import Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class SftObjective(Objective[Trajectory]):
+    """Negative log-likelihood of the tokens in the loss mask, the mean over all of them in an update.
+
+        loss = Σ_i Σ_{t in mask_i} -log π(y_t | x_i, y_<t) / Σ_i |mask_i|        nats a token
+
+    The denominator is that of the whole update, before it is split into micro-batches: a token counts the same in a
+    long example and in a short one, and no packing or split changes the gradient.
+
+    Differs: TRL's SFTTrainer divides by the same count in transformers from 4.46 on; earlier ones averaged the
+        means of their micro-batches.
+    """
+
+    def sequences(self, item: Trajectory) -> Sequence[Trajectory]:
+        return (item,)
+
+    def denominators(self, items: Sequence[Trajectory], decision: Any = None) -> list[Tensor]:
+        return [torch.tensor(sum(loss_tokens(item) for item in items), dtype=torch.float64)]
+
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Any = None) -> list[Loss]:
+        nll = -outputs.need("log_prob").double()[batch.loss_mask]
+        return [Loss(nll.sum(), batch.loss_mask.sum().double(), {})]
+
+
+def loss_tokens(item: Trajectory) -> int:
+    """The tokens of a trajectory that are in its loss."""
+    return len(item.tokens) if item.loss_mask is None else int(item.loss_mask.sum())
