@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from proxima.data import Group, Score
+from proxima.model import load_scalar_model, save
 from proxima.reward import REWARDS, WeightedReward
 from tests.reward.make import completion, completions, prompt, runner, scored
 from tests.reward.server import lengths, scorer
@@ -18,6 +19,7 @@ MADE = {
     "function": {"path": "tests.reward.test_table:any_text"},
     "function_batch": {"path": "tests.reward.test_table:every_text"},
     "http": {"url": "http://127.0.0.1:9/"},  # while the tests run: a server in a thread
+    "model": {"path": "/"},  # while the tests run: a folder
     "overlong": {"max_tokens": 8, "buffer_tokens": 4},
 }
 ANSWERED = ("accuracy_1_5_2", "number", "exact", "gsm8k", "boxed", "regex", "math")
@@ -40,7 +42,9 @@ def any_text(prompt, completion):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def server():
+def server(tiny_model, tmp_path_factory):
+    found = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.0)
+    MADE["model"]["path"] = str(save(found.model, found.tokenizer, tmp_path_factory.mktemp("scores-0")))
     with scorer(lengths) as made:
         MADE["http"]["url"] = made.url
         yield
@@ -100,6 +104,7 @@ EMPTY = {  # value and verdict of a completion without a token
     "http": (0.0, None),
     "length": (0.0, None),
     "math": (0.0, False),
+    "model": (0.0, None),
     "number": (0.0, False),
     "overlong": (0.0, None),
     "reasoning_gym": (0.0, False),

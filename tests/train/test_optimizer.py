@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from proxima.data import Trajectory, pack
+from proxima.model.micro_batch import micro_batches
 from proxima.train import OPTIMIZERS, AdamW, Schedule
-from proxima.train.micro_batch import micro_batches
 from tests.train.helpers import trainer, trajectories
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from proxima.cli.output import add_overrides
 from proxima.config.schema import RuntimeConfig, Slot
-from proxima.data import Completion, FieldError, Group, Prompt, Score, UserError
+from proxima.data import Completion, FieldError, Group, Prompt, Score, UserError, require
 
 if TYPE_CHECKING:
     from proxima.config import Resolved
@@ -57,12 +57,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from proxima.runtime.interrupt import quiet_transformers
+
     if arguments.rows < 0:
         raise UserError(f"--rows {arguments.rows} must be >= 0; 0 prints all")
     resolved = resolve_rewards(arguments.reward, arguments.override)
     with resolved.locating():
         asked = read_texts(arguments)
-        groups, labels = score(resolved.config, asked, arguments)
+        with quiet_transformers():
+            groups, labels = score(resolved.config, asked, arguments)
     facts = summarise_scores(groups)
     if arguments.json_out is not None:
         from proxima.data.atomic_files import write_atomic
@@ -233,11 +236,15 @@ def score(
     Raises:
         UserError: a reward asks for a column that is not there, counts tokens without a model, or is not ready.
     """
-    from proxima.reward import Function, RewardRunner
+    from proxima.reward import Function, ModelReward, RewardRunner
     from proxima.runtime.preflight import ReferenceAnswers, require_columns
 
     prompts: Any = [prompt for prompt, _ in asked]
     require_columns(config.reward, ReferenceAnswers(name=arguments.file, rows=prompts, count=len(prompts)), 0, 0)
+    for number, reward in enumerate(config.reward):
+        tokens = isinstance(reward, ModelReward) and reward.encode == "tokens"
+        reason = "reads the policy's tokens, and a file has texts alone"
+        require(not tokens, f"reward.{number}.encode", "tokens", reason, remedy="set encode=text")
     if arguments.model is None:
         require_no_tokens(config.reward)
     objects = any(isinstance(reward, Function) and reward.call.gets_tokens for reward in config.reward)

@@ -17,6 +17,7 @@ from proxima.core.advantage import needs_baseline
 from proxima.core.selection import Prune, prompts_factor
 from proxima.data import Trajectory
 from proxima.model.lora import Lora, adapter_parameters
+from proxima.reward import ModelReward
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.task import Jsonl, Parquet
 
@@ -172,7 +173,7 @@ def besides(completions: int, kept: int | None, together: int | None) -> str:
 
 def _micro_batches(prompts: int, completions: int, prompt: int, length: int, budget: int, shared: bool) -> int:
     """What the trainer's own packing makes of `prompts` groups when everything is as long as it can be."""
-    from proxima.train.micro_batch import micro_batches
+    from proxima.model.micro_batch import micro_batches
 
     question, answer = np.zeros(max(prompt, 1), np.int32), np.zeros(length, np.int32)
     groups = (Trajectory(prompt_tokens=question, tokens=answer, group=group) for group in range(prompts))
@@ -182,6 +183,11 @@ def _micro_batches(prompts: int, completions: int, prompt: int, length: int, bud
 
 def memory_of(config: RunConfig, model: ModelFacts, batch: StepSize) -> dict[str, int]:
     """Bytes of a run on one device, by what they hold; the sum counts engine and trainer, which take turns, at once."""
+    reward_bytes = sum(
+        model_facts(reward.path, reward.revision).parameters * BYTES[reward.dtype]
+        for reward in {*config.reward, *(spec for one in config.eval.sets for spec in one.reward)}
+        if isinstance(reward, ModelReward)
+    )
     p, compute, master = model.parameters, BYTES[config.model.compute_dtype], BYTES[config.model.dtype]
     engine_dtype = getattr(config.engine, "dtype", None) or config.model.compute_dtype
     engine_bytes = BYTES.get(str(engine_dtype), compute)
@@ -199,6 +205,7 @@ def memory_of(config: RunConfig, model: ModelFacts, batch: StepSize) -> dict[str
         "gradients": gradients,
         "Adam's two moments": 2 * trained * 4,
         "autocast copy of the weights": p * compute if compute != master else 0,
+        "reward models": reward_bytes,
         "reference model": p * master if config.algorithm.reference_kl and config.model.lora is None else 0,
         "engine's copy of the weights": p * engine_bytes if config.engine.needs_weights else 0,
         "KV cache": 2 * model.layers * model.kv_width * row * slots * engine_bytes,

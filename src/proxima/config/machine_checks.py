@@ -15,7 +15,7 @@ from proxima.data import FieldError
 from proxima.model.adapter_files import CONFIG as ADAPTER
 from proxima.model.adapter_files import base_of, check_start
 from proxima.model.demo_model import is_downloadable, missing_reader
-from proxima.model.load import check_path, load_shape
+from proxima.model.load import check_path, load_shape, load_tokenizer
 from proxima.model.lora import missing_peft, target_layers
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
@@ -47,6 +47,23 @@ def adapters_are_ready(r: Resolved[Any]) -> Iterator[Problem]:
         except FieldError as error:
             if error.field.startswith("model.lora"):
                 yield r.problem(error.field, error.requirement)
+
+
+def reward_models_are_ready(r: Resolved[Any]) -> Iterator[Problem]:
+    """A reward model has a scalar head, and reads the policy's tokens only if it has its vocabulary."""
+    from proxima.reward import ModelReward
+
+    lists = {"reward": r.config.reward}
+    lists |= {f"{path}.reward": one.reward for path, one in (r.get("eval.all_sets") or {}).items() if one.reward}
+    for path, rewards in lists.items():
+        for i, reward in enumerate(rewards):
+            if isinstance(reward, ModelReward):
+                try:
+                    reward.check()
+                    if model_problem(r.config.model.path) is None:
+                        reward.check_vocabulary(load_tokenizer(r.config.model.path, r.config.model.revision))
+                except FieldError as error:
+                    yield r.problem(f"{path}.{i}.{error.field}", error.requirement)
 
 
 def trackers_are_ready(r: Resolved[Any]) -> Iterator[Problem]:

@@ -37,6 +37,7 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (machine_checks.model_exists, "model"),
     (machine_checks.adapters_are_ready, "model"),
     (machine_checks.completions_fit_context, "model"),
+    (machine_checks.reward_models_are_ready, "model reward"),
     (machine_checks.data_files_exist, ""),
     (machine_checks.values_are_filled_in, ""),
     (machine_checks.dtypes_are_consistent, "model"),

@@ -130,13 +130,14 @@ def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":
     Raises:
         UserError: the config can't be read, or its architecture is not known.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     with torch.device("meta"):
         try:
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                load_config(path, revision), trust_remote_code=False
-            )
+            config: Any = load_config(path, revision)
+            scores = any("SequenceClassification" in name for name in config.architectures or ())
+            kind: Any = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+            model: PreTrainedModel = kind.from_config(config, trust_remote_code=False)
         except (ValueError, KeyError) as error:
             if isinstance(error, UserError):
                 raise

@@ -3,19 +3,24 @@
 On disk they are what `AutoModelForSequenceClassification` with one label loads.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.data import FieldError, PackedBatch
+from proxima.data import FieldError, PackedBatch, Trajectory
+from proxima.data.columns import Floats
 from proxima.data.random import VALUE_HEAD, mix, normals
 from proxima.model.load import LoadedModel, load_config, load_tokenizer, load_weights
+from proxima.model.micro_batch import micro_batches
 from proxima.model.packed_model import PackedModel, TokenOutputs, scalar_head
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+NORMALIZATION = "reward_normalization"  # key of config.json
 HEAD = "score"  # what transformers calls it in every decoder's classification model
 
 
@@ -44,6 +49,17 @@ class ScalarModel(PackedModel):
         if other := needs - {"value"}:
             raise ValueError(f"a scalar model gives values alone, not {', '.join(sorted(other))}")
         return TokenOutputs(value=self.values(batch))
+
+    @torch.no_grad()
+    def scores(self, trajectories: Sequence[Trajectory], tokens_per_forward: int) -> Floats:
+        """[S] float32, reward units: the score of each prompt with its response, as `last_values` defines it. A forward
+        pass has at most so many tokens; neighbours of a group share their prompt."""
+        rows = [trajectory.with_sentinel() for trajectory in trajectories]
+        found = [np.zeros(0, np.float32)]
+        for cut in micro_batches([(row,) for row in rows], tokens_per_forward, share_prompt=self.share_prompt):
+            batch = self.pack([rows[i] for i in cut])
+            found.append(self.last_values(batch, self.values(batch)).cpu().numpy())
+        return np.concatenate(found)
 
     def last_values(self, batch: PackedBatch, values: Tensor) -> Tensor:
         """[S] the score of each sequence as `AutoModelForSequenceClassification` computes it: at the last token that is
@@ -93,16 +109,7 @@ def load_scalar_model(
     """
     from transformers import AutoModelForSequenceClassification
 
-    config = load_config(path, revision)
-    if path.endswith(".gguf"):
-        raise FieldError("model.path", path, "is a GGUF file, which holds no scalar head", remedy="give a folder")
-    trained = _check_config(path, config, AutoModelForSequenceClassification._model_mapping)
-    config.num_labels = 1
-    if not trained and new_head is None:
-        reason = "has no scalar head: it is a language model"
-        raise FieldError(
-            "model.path", path, reason, remedy="give the folder of a reward model; `proxima reward` makes one"
-        )
+    config, trained = scalar_config(path, revision, new_head=new_head is not None)
     if not trained:
         config.get_text_config().pad_token_id = _neutral_pad(path, revision, config)
     loaded, missing = load_weights(
@@ -135,6 +142,46 @@ def make_value_head(model: Any, new_head: float = 0.0, seed: int = 0) -> nn.Line
     return head
 
 
+def scalar_config(path: str, revision: str | None = None, *, new_head: bool = False) -> tuple[Any, bool]:
+    """The config of a scalar model, with one label, and whether the folder holds its head; no weights are read.
+
+    Args:
+        new_head: the folder may be a language model's.
+
+    Raises:
+        FieldError: as `load_scalar_model`, for what the config tells.
+    """
+    from transformers import AutoModelForSequenceClassification
+
+    config: Any = load_config(path, revision)
+    if path.endswith(".gguf"):
+        raise FieldError("model.path", path, "is a GGUF file, which holds no scalar head", remedy="give a folder")
+    if type(config) not in AutoModelForSequenceClassification._model_mapping:
+        reason = f"is a model of type {config.model_type}, for which transformers has no sequence-classification class"
+        raise FieldError("model.path", path, reason, remedy="use a decoder such as Llama or Qwen")
+    trained = any("SequenceClassification" in name for name in config.architectures or ())
+    if trained and config.num_labels != 1:
+        reason = f"scores {config.num_labels} labels, not one"
+        raise FieldError("model.path", path, reason, remedy="use a reward model with one score")
+    if not trained and not new_head:
+        remedy = "give the folder of a reward model; `proxima reward` makes one"
+        raise FieldError("model.path", path, "has no scalar head: it is a language model", remedy=remedy)
+    config.num_labels = 1
+    return config, trained
+
+
+def score_normalization(config: Any) -> tuple[float, float] | None:
+    """Mean and standard deviation of the scores on the held-out completions of the training, of a model's config; None
+    if it has none."""
+    found = getattr(config, NORMALIZATION, None)
+    return None if found is None else (float(found["mean"]), float(found["std"]))
+
+
+def set_score_normalization(config: Any, mean: float, std: float) -> None:
+    """Keep mean and standard deviation of the held-out scores with the model; `save` writes them into config.json."""
+    setattr(config, NORMALIZATION, {"mean": mean, "std": std})
+
+
 def pad_token(config: "PretrainedConfig") -> int | None:
     """The padding token of a model's config."""
     found: int | None = getattr(config.get_text_config(), "pad_token_id", None)
@@ -143,18 +190,6 @@ def pad_token(config: "PretrainedConfig") -> int | None:
 
 def _new_weights(size: int, spread: float, seed: int) -> Tensor:
     return torch.from_numpy(normals(size, VALUE_HEAD, mix(seed)) * spread)[None]
-
-
-def _check_config(path: str, config: Any, classes: Any) -> bool:
-    """True when the folder holds a classification model."""
-    if type(config) not in classes:
-        reason = f"is a model of type {config.model_type}, for which transformers has no sequence-classification class"
-        raise FieldError("model.path", path, reason, remedy="use a decoder such as Llama or Qwen")
-    trained = any("SequenceClassification" in name for name in config.architectures or ())
-    if trained and config.num_labels != 1:
-        reason = f"scores {config.num_labels} labels, not one"
-        raise FieldError("model.path", path, reason, remedy="use a reward model with one score")
-    return trained
 
 
 def _neutral_pad(path: str, revision: str | None, config: "PretrainedConfig") -> int | None:

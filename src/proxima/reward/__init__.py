@@ -3,10 +3,11 @@
 A reward is a frozen spec with `score(prompt, completions) -> list[Score]`. `RewardRunner` runs a list of them over a
 group, adds their weighted values, and turns an exception or a timeout into `Score(valid=False, error=...)`, never into
 0.0. `where` says how a reward runs: `inline` (bounded linear time), `thread` (trusted Python, or waiting for a server),
-`text` (a worker process with time and memory limits, for text that a model wrote), `function` (a worker process that
-loads a user's function). A reward that compares all groups sets `whole_batch` and defines `score_batch(groups)`.
-Imports: stdlib, httpx, `proxima.data`; math-verify and reasoning_gym in the workers alone. Imported by `rollout`,
-`evaluate`, `prepare` and the rooms above; `core` and `train` see scores as numbers only.
+`compute` (a model, in the thread of the tensor work), `text` (a worker process with time and memory limits, for text
+that a model wrote), `function` (a worker process that loads a user's function). A reward that compares all groups sets
+`whole_batch` and defines `score_batch(groups)`.
+Imports: stdlib, httpx, `proxima.data`, `proxima.model`; math-verify and reasoning_gym in the workers alone. Imported by
+`rollout`, `evaluate`, `prepare` and the rooms above; `core` and `train` see scores as numbers only.
 To add one: (1) a file with the spec, a subclass of `WeightedReward`; (2) a line in `REWARDS`; (3) ten real completions,
 right and wrong, in `tests/reward/test_<name>.py`. Conformance tests (order, hostile text, docstring) find it in the
 dict. Out of tree: `{kind: my_pkg.rewards:Style, weight: 0.2}`. Stable: `Reward`, `WeightedReward`, `RewardRunner`.
@@ -20,6 +21,7 @@ from proxima.reward.length import Length, Overlong
 from proxima.reward.math.accuracy_1_5_2 import Accuracy152
 from proxima.reward.math.number import Boxed, Gsm8kReward, Number
 from proxima.reward.math.symbolic import Math
+from proxima.reward.model_reward import ModelReward
 from proxima.reward.protocol import Reward
 from proxima.reward.reasoning_gym import ReasoningGymReward
 from proxima.reward.regex import Format, Regex
@@ -38,6 +40,7 @@ REWARDS: dict[str, type] = {
     "http": Http,
     "length": Length,
     "math": Math,
+    "model": ModelReward,
     "number": Number,
     "overlong": Overlong,
     "reasoning_gym": ReasoningGymReward,
@@ -58,6 +61,7 @@ __all__ = [
     "Http",
     "Length",
     "Math",
+    "ModelReward",
     "Number",
     "Overlong",
     "ReasoningGymReward",

@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from proxima.data import Completion, Group, Prompt, Score
 
-Where = Literal["inline", "thread", "text", "function"]
+Where = Literal["inline", "thread", "compute", "text", "function"]
 
 
 @runtime_checkable
@@ -26,7 +26,8 @@ class Reward(Protocol):
 
     @property
     def where(self) -> Where:
-        """`inline` for bounded linear time, `thread` for trusted Python that may wait, else the kind of worker."""
+        """`inline` for bounded linear time, `thread` for trusted Python that may wait, `compute` for tensor work, else
+        the kind of worker."""
 
     @property
     def whole_batch(self) -> bool:

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
-from proxima.reward.base import NOT_APPLICABLE, Job, PooledReward, as_reward, unscored, validated
+from proxima.model.compute_thread import ComputeThread
+from proxima.reward.base import NOT_APPLICABLE, ComputeReward, Job, PooledReward, as_reward, unscored, validated
 from proxima.reward.protocol import Reward
 from proxima.reward.workers.pool import JobResult, WorkerPool
 from proxima.reward.workers.threads import DaemonThreads
@@ -32,6 +33,7 @@ class RewardRunner:
         timeout: seconds that a reward may take for one completion; > 0.
         workers: worker processes of each kind in use, and threads for rewards that run in threads; >= 1.
         memory_mb: memory limit, in MiB, of a worker that calls functions; 0: none.
+        compute: the thread of the tensor work, for rewards that run a model; None: a thread of their own.
 
     Raises:
         UserError: no rewards, or two of the same name.
@@ -45,12 +47,19 @@ class RewardRunner:
     with 100 hung calls is not called again until one of them returns: its scores are invalid at once.
     """
 
-    def __init__(self, rewards: Sequence[Any], timeout: float = 10.0, workers: int = 1, memory_mb: int = 0) -> None:
+    def __init__(
+        self,
+        rewards: Sequence[Any],
+        timeout: float = 10.0,
+        workers: int = 1,
+        memory_mb: int = 0,
+        compute: ComputeThread | None = None,
+    ) -> None:
         require(len(rewards) >= 1, "reward", list(rewards), "must hold at least one reward")
         require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
         require(workers >= 1, "workers", workers, "must be >= 1")
         self.rewards: tuple[Reward, ...] = tuple(map(as_reward, rewards))
-        self.timeout = timeout
+        self.timeout, self.compute = timeout, compute
         self.labels = tuple(reward.label for reward in self.rewards)
         for label in self.labels:
             unique = self.labels.count(label) == 1
@@ -117,7 +126,17 @@ class RewardRunner:
         return [next(whys) if isinstance(job, Job) else job for job in jobs]
 
     def start(self) -> None:
-        """Start the worker processes ahead of the first `score`, which would; returns at once."""
+        """Start the worker processes and load the models ahead of the first `score`, which would.
+
+        Raises:
+            UserError: a model can't be loaded.
+        """
+        for reward, label in zip(self.rewards, self.labels, strict=True):
+            if isinstance(reward, ComputeReward):
+                try:
+                    (self.compute or ComputeThread()).call(reward.load)
+                except ValueError as error:
+                    raise UserError(f"reward '{label}': {error}") from None
         for pool in self._pools.values():
             pool.start()
 
@@ -190,6 +209,8 @@ class RewardRunner:
         reward = self.rewards[i]
         if isinstance(reward, PooledReward):
             return await self._run_in_workers(i, reward, prompt, completions)
+        if reward.where == "compute" and self.compute is not None:
+            return await self.compute.run(_scores, reward, prompt, completions)
         size = reward.completions_per_call or max(1, len(completions))
         calls = [completions[start : start + size] for start in range(0, len(completions), size)]
         if reward.where == "inline" and size == 1:

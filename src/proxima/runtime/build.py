@@ -180,11 +180,15 @@ def evaluation_sampling(training: Sampling, spec: "EvalSetConfig") -> Sampling:
     return spec.sampling or (training if spec.samples > 1 else greedy)
 
 
-def make_rewards(config: "RunConfig", specs: Sequence[Any]) -> RewardRunner:
-    """The rewards, whose workers start in the background; the caller closes them."""
+def make_rewards(config: "RunConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
+    """The rewards, whose workers start in the background and whose models are loaded; the caller closes them."""
     runtime = config.runtime
     rewards = RewardRunner(
-        specs, timeout=runtime.reward_timeout, workers=runtime.reward_workers, memory_mb=runtime.reward_memory_mb
+        specs,
+        timeout=runtime.reward_timeout,
+        workers=runtime.reward_workers,
+        memory_mb=runtime.reward_memory_mb,
+        compute=compute,
     )
     rewards.start()
     return rewards
@@ -317,8 +321,9 @@ def make_controller(
     generator = evaluation = None
     if data.held_out or not isinstance(data.source, StoredRollouts):
         engine = config.engine.build(EngineSetup.of(loaded, max_length=data.max_length, compute=compute))
-        generator = GroupGenerator(engine, make_rewards(config, config.reward), training_groups(config), clock.now)
-        evaluation = make_evaluation(config, data, generator, observer)
+        rewards = make_rewards(config, config.reward, compute)
+        generator = GroupGenerator(engine, rewards, training_groups(config), clock.now)
+        evaluation = make_evaluation(config, data, generator, compute, observer)
     collector: BatchCollector | StoredRollouts
     if isinstance(data.source, StoredRollouts):
         collector = data.source
@@ -339,7 +344,7 @@ def make_controller(
 
 
 def make_evaluation(
-    config: "RunConfig", data: RunData, training: GroupGenerator, observer: Observer
+    config: "RunConfig", data: RunData, training: GroupGenerator, compute: ComputeThread, observer: Observer
 ) -> Evaluation | None:
     """The held-out sets with any prompt, on the engine of the training; None without `eval.task`."""
     sets: dict[str, Evaluation] = {}
@@ -347,7 +352,7 @@ def make_evaluation(
         spec = one.spec
         sampling = evaluation_sampling(config.sampling, spec)
         groups = GroupSpec(sampling=sampling, completions=spec.samples, seed=config.seed)
-        rewards = make_rewards(config, spec.reward) if spec.reward else training.rewards
+        rewards = make_rewards(config, spec.reward, compute) if spec.reward else training.rewards
         if one.prompts:
             generator = GroupGenerator(training.engine, rewards, groups, training.now)
             sets[spec.name] = Evaluation(one.prompts, generator, observer)

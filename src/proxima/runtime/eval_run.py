@@ -148,6 +148,7 @@ def _answer(
         timeout=runtime.reward_timeout,
         workers=runtime.reward_workers,
         memory_mb=runtime.reward_memory_mb,
+        compute=compute,
     )
     rewards.start()
     try:

@@ -3,7 +3,7 @@ it is another run."""
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from shutil import copyfile
@@ -16,6 +16,7 @@ from proxima.config.comparable import flat_values
 from proxima.data import FieldError, UserError
 from proxima.model.files import model_files, weight_files
 from proxima.reward.function import UserFunction
+from proxima.reward.model_reward import ModelReward
 from proxima.runtime.environment import package_version
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.journal import Journal
@@ -33,9 +34,9 @@ LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chu
 def input_hashes(
     config: "RunConfig", source: PromptSource | StoredRollouts, held_out: Mapping[str, Rows]
 ) -> dict[str, str]:
-    """SHA-256 of each file of the model, of the training questions (in a replay, of the rollouts) and the held-out
-    ones, and of each file outside proxima that holds a reward (not of what such a file imports), by what it is called
-    in a message; `held_out` has the rows of each set by their name there."""
+    """SHA-256 of each file of the model and of reward models, of the training questions (in a replay, of the rollouts)
+    and the held-out ones, and of each file outside proxima that holds a reward (not of what such a file imports), by
+    what it is called in a message; `held_out` has the rows of each set by their name there."""
     named = model_hashes(config.model)
     named |= source.hashes if isinstance(source, StoredRollouts) else {"task: its rows": rows_sha(source.rows)}
     named |= _reward_hashes("reward", config.reward)
@@ -52,9 +53,16 @@ def model_hashes(model: "ModelConfig") -> dict[str, str]:
     return named | {f"model.lora.path: {name}": value for name, value in weight_files(model.lora.path).items()}
 
 
-def _reward_hashes(path: str, rewards: Iterable[Any]) -> dict[str, str]:
+def _reward_hashes(path: str, rewards: Sequence[Any]) -> dict[str, str]:
+    models = {
+        n: model_files(reward.path, reward.revision)
+        for n, reward in enumerate(rewards)
+        if isinstance(reward, ModelReward)
+    }
+    named = {f"{path}.{n}.path: {name}": value for n, found in models.items() for name, value in found.items()}
     files = {number: file for number, reward in enumerate(rewards) if (file := _reward_file(reward)) is not None}
-    return {f"{path}.{number}: {file.name}": sha256(file.read_bytes()).hexdigest() for number, file in files.items()}
+    texts = {f"{path}.{number}: {file.name}": sha256(file.read_bytes()).hexdigest() for number, file in files.items()}
+    return named | texts
 
 
 def check_replayed_rewards(config: "RunConfig") -> None:

@@ -4,8 +4,8 @@
 
     stack         optimizer, schedule, gradient clipping, micro-batches, state
     objectives/   what is minimised: `PolicyObjective`, and the protocol for others
-    micro_batch   splits an update by token budget        optimizer    optimizers and learning-rate schedules
-    forward_stage   what runs before the update           checkpoint   writes and reads checkpoints
+    forward_stage   what runs before the update           optimizer    optimizers and learning-rate schedules
+    checkpoint   writes and reads checkpoints
 Imports: torch, numpy, safetensors, `proxima.data`, `proxima.core`, `proxima.model`. Imported by `runtime`.
 To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIMIZERS`. To add an objective: see
 `proxima.train.objectives`. To add a forward pass before the advantages or the update: a `ForwardStage`, given to

@@ -15,8 +15,8 @@ from proxima.core.metrics import Metrics, merge_metrics
 from proxima.data import NotFiniteError, PackedBatch, Trajectory, UserError
 from proxima.data.columns import Floats
 from proxima.model import PackedModel, TokenOutputs
+from proxima.model.micro_batch import micro_batches, tokens_fed
 from proxima.train.forward_stage import ForwardStage, LogProbStage
-from proxima.train.micro_batch import micro_batches, tokens_fed
 from proxima.train.objectives.protocol import Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
 

@@ -3,7 +3,7 @@
 import pytest
 
 from proxima.data import pack
-from proxima.train.micro_batch import micro_batches, tokens_fed
+from proxima.model.micro_batch import micro_batches, tokens_fed
 from tests.train.helpers import trajectories
 
 

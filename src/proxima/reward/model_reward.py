@@ -1,0 +1,128 @@
+"""A reward model in this process: a decoder with a scalar head scores prompt and completion."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from proxima.data import Completion, FieldError, Prompt, Score, Trajectory, UserError, check_choices, require
+from proxima.model import ScalarModel, load_scalar_model
+from proxima.model.chat import completion_tokens, prompt_tokens
+from proxima.model.load import DTYPES, load_tokenizer
+from proxima.model.scalar_model import scalar_config, score_normalization
+from proxima.reward.base import ComputeReward
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelReward(ComputeReward):
+    """The score of a reward model: its scalar head after the last token of prompt and completion.
+
+    The weights are frozen and stay in memory beside the policy. The completions of a prompt are scored together, the
+    prompt once, in the thread of the tensor work; the values are those of Hugging Face's own forward
+    (`AutoModelForSequenceClassification`), so a folder of another trainer works too.
+
+    Args:
+        path: Hugging Face folder or hub name of a sequence-classification model with one label, as `proxima reward`
+            writes it.
+        revision: hub revision.
+        encode: `tokens`: the token ids that the policy sampled; refused where the policy's vocabulary is another.
+            `text`: messages and text through the reward model's own chat template and tokenizer; for models with
+            another vocabulary.
+        normalize: subtract the mean and divide by the standard deviation that the training measured on its held-out
+            completions and wrote into config.json; refused if it has none.
+        max_tokens: most tokens of prompt and completion; a longer one has no score. null: the model's own limit.
+        tokens_per_forward: tokens of one forward pass; one completion that is longer gets its own.
+        dtype: of the weights, `float32` or `bfloat16`.
+        compute_dtype: of the matrix products, `float32` or `bfloat16`; the head is float32.
+        device: auto, cpu, cuda, cuda:1.
+    Returns: Score in units of the reward model; no `correct`.
+    Raises: FieldError before the run for a folder that is no reward model; in a run nothing.
+    Edge cases: an empty completion gets the score of its prompt. A score that is not finite, a completion that is too
+        long, and in `text` one that the chat template refuses have no score. In `text`, a truncated completion
+        (`length`) gets no end-of-turn token.
+    """
+
+    path: str
+    revision: str | None = None
+    encode: Literal["tokens", "text"] = "tokens"
+    normalize: bool = False
+    max_tokens: int | None = None
+    tokens_per_forward: int = 8192
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    device: str = "auto"
+
+    kind = "model"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choices(self)
+        require(bool(self.path), "path", self.path, "must name the folder of a reward model")
+        require(self.max_tokens is None or self.max_tokens >= 2, "max_tokens", self.max_tokens, "must be >= 2")
+        require(self.tokens_per_forward >= 1, "tokens_per_forward", self.tokens_per_forward, "must be >= 1")
+
+    def check(self) -> None:
+        config, _ = self._own(scalar_config, self.path, self.revision)
+        known = not self.normalize or score_normalization(config) is not None
+        remedy = "train it with eval.task, or set normalize=false"
+        require(known, "normalize", True, f"{self.path} holds no mean and deviation of its scores", remedy=remedy)
+
+    def check_vocabulary(self, policy: Any) -> None:
+        """Refuse `encode: tokens` for a policy with another vocabulary.
+
+        Args:
+            policy: its tokenizer.
+
+        Raises:
+            FieldError: the ids of some token differ.
+        """
+        if self.encode == "tokens":
+            own = self._own(load_tokenizer, self.path, self.revision).get_vocab()
+            differing = sum(own.get(token) != i for token, i in policy.get_vocab().items())
+            reason = f"needs the policy's vocabulary, and {differing:,} of its tokens differ in {self.path}"
+            require(differing == 0, "encode", "tokens", reason, remedy="set encode=text")
+
+    def load(self) -> None:
+        _ = self._scorer
+
+    @cached_property
+    def _scorer(self) -> ScalarModel:
+        dtype = DTYPES[self.dtype]
+        loaded = self._own(load_scalar_model, self.path, revision=self.revision, dtype=dtype, device=self.device)
+        loaded.model.requires_grad_(False)
+        return ScalarModel(loaded, compute_dtype=DTYPES[self.compute_dtype])
+
+    def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        scorer, rows, out = self._scorer, dict[int, Trajectory](), list[Score]()
+        limit = min(self.max_tokens or scorer.loaded.max_length, scorer.loaded.max_length)
+        for i, completion in enumerate(completions):
+            try:
+                row = self._trajectory(prompt, completion)
+            except UserError as error:
+                out.append(Score.failed(str(error)))
+                continue
+            if len(row) <= limit:
+                rows[i] = row
+            out.append(Score.failed(f"prompt and completion have {len(row)} tokens, the limit is {limit}"))
+        mean, deviation = (score_normalization(scorer.model.config) if self.normalize else None) or (0.0, 1.0)
+        for i, value in zip(rows, scorer.scores(list(rows.values()), self.tokens_per_forward), strict=True):
+            out[i] = Score(value=(float(value) - mean) / deviation)
+        return out
+
+    def _trajectory(self, prompt: Prompt, completion: Completion) -> Trajectory:
+        if self.encode == "tokens":
+            reason = "reads the prompt's tokens, and there are none"
+            require(len(prompt.tokens) > 0, "encode", "tokens", reason, remedy="set encode=text")
+            return Trajectory(group=prompt.uid, prompt_tokens=prompt.tokens, tokens=completion.tokens)
+        tokenizer: Any = self._scorer.loaded.tokenizer
+        tokens = completion_tokens(prompt.messages, completion.text, tokenizer)
+        if completion.finish_reason != "stop":
+            tokens = tokens[:-1]  # the model ended no turn
+        return Trajectory(group=prompt.uid, prompt_tokens=prompt_tokens(prompt.messages, tokenizer), tokens=tokens)
+
+    def _own(self, call: Any, *arguments: Any, **named: Any) -> Any:
+        """What the call returns; its error names this reward's field."""
+        try:
+            return call(*arguments, **named)
+        except FieldError as error:
+            raise FieldError("path", error.value, error.bound, remedy=error.remedy) from error

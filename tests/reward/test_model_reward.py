@@ -1,0 +1,164 @@
+"""The reward `model`: Hugging Face's own scores, in the thread of the tensor work, and what has no score."""
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from proxima.data import FieldError, Prompt, UserError
+from proxima.model import load_scalar_model, save
+from proxima.model.compute_thread import ComputeThread
+from proxima.model.scalar_model import set_score_normalization
+from proxima.reward import ModelReward, RewardRunner
+from tests.reward.make import completion, completions, runner
+from tests.tiny import CONTEXT, tiny_tokenizer
+
+MESSAGES = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"})
+TEXTS = ("4", "It is 4.", "five", "")
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model, tmp_path_factory):
+    found = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.3, seed=2)
+    return str(save(found.model, found.tokenizer, tmp_path_factory.mktemp("reward-model")))
+
+
+def exact(folder, **fields) -> ModelReward:
+    return ModelReward(path=folder, compute_dtype="float32", device="cpu", **fields)
+
+
+def asked(tokenizer) -> Prompt:
+    tokens = tokenizer.apply_chat_template(list(MESSAGES), add_generation_prompt=True)["input_ids"]
+    return Prompt(uid=3, messages=MESSAGES, tokens=np.array(tokens, np.int32))
+
+
+def answered(tokenizer, *texts, end: bool = True):
+    """Completions with their real tokens."""
+    out = []
+    for i, text in enumerate(texts):
+        tokens = [*tokenizer(text)["input_ids"], *([0] if end else [])]
+        made = completion(text, tokens=len(tokens), sample=i)
+        out.append(replace(made, tokens=np.array(tokens, np.int32), finish_reason="stop" if end else "length"))
+    return out
+
+
+def theirs(folder, prompt, answers) -> list[float]:
+    """Hugging Face's own forward, one text at a time."""
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    rows = [torch.tensor([[*prompt.tokens, *answer.tokens]]) for answer in answers]
+    with torch.no_grad():
+        return [float(model(input_ids=row).logits) for row in rows]
+
+
+@pytest.mark.parametrize("encode", ["tokens", "text"])
+@pytest.mark.parametrize("end", [True, False])
+def test_the_score_is_hugging_faces_of_prompt_and_completion(folder, encode, end):
+    tokenizer = tiny_tokenizer()
+    prompt, answers = asked(tokenizer), answered(tokenizer, *TEXTS, end=end)
+    expected = theirs(folder, prompt, answers)
+    assert np.std(expected) > 0.1
+    for budget in (8192, 20):
+        scores = exact(folder, encode=encode, tokens_per_forward=budget).score(prompt, answers)
+        assert [score.value for score in scores] == pytest.approx(expected, abs=3e-5)
+        assert all(score.valid and score.correct is None for score in scores)
+
+
+def test_text_is_read_by_the_reward_models_own_template(folder):
+    """Whatever the policy's tokens are."""
+    tokenizer = tiny_tokenizer()
+    prompt, answers = asked(tokenizer), answered(tokenizer, *TEXTS)
+    other = [replace(answer, tokens=np.full_like(answer.tokens, 9)) for answer in answers]
+    without = replace(prompt, tokens=np.array([], np.int32))
+    own, found = (exact(folder, encode="text").score(*both) for both in ((prompt, answers), (without, other)))
+    assert own == found
+
+
+def test_a_completion_that_is_too_long_has_no_score(folder):
+    tokenizer = tiny_tokenizer()
+    prompt, answers = asked(tokenizer), answered(tokenizer, "4", "x" * 60, "5", "x" * CONTEXT)
+    size = len(prompt.tokens)
+    with runner(exact(folder, max_tokens=size + 20)) as made:
+        scores = asyncio.run(made.score(prompt, answers))
+    assert [score.valid for score in scores] == [True, False, True, False]
+    assert scores[1].error == f"model: prompt and completion have {size + 61} tokens, the limit is {size + 20}"
+    assert scores[0].value == pytest.approx(theirs(folder, prompt, answers[:1])[0], abs=3e-5)
+    assert "the limit is 256" in exact(folder).score(prompt, answers)[3].error
+
+
+def test_a_score_that_is_not_a_number_is_invalid(folder, monkeypatch):
+    """Alone: those of the other completions stay."""
+    reward = exact(folder)
+    monkeypatch.setattr(type(reward._scorer), "scores", lambda *_: np.array([1.5, np.nan, np.inf], np.float32))
+    tokenizer = tiny_tokenizer()
+    with runner(reward) as made:
+        scores = asyncio.run(made.score(asked(tokenizer), answered(tokenizer, "a", "b", "c")))
+    assert [score.valid for score in scores] == [True, False, False] and scores[0].value == 1.5
+    assert scores[1].error == "model: ValueError: returned nan, expected a finite number"
+
+
+def test_normalised_scores(folder, tmp_path):
+    found = load_scalar_model(folder, device="cpu")
+    set_score_normalization(found.model.config, -0.5, 2.0)
+    normal = str(save(found.model, found.tokenizer, tmp_path))
+    tokenizer = tiny_tokenizer()
+    prompt, answers = asked(tokenizer), answered(tokenizer, *TEXTS)
+    raw, scaled = exact(normal).score(prompt, answers), exact(normal, normalize=True).score(prompt, answers)
+    assert [score.value for score in scaled] == pytest.approx([(score.value + 0.5) / 2 for score in raw])
+    exact(normal, normalize=True).check()
+    with pytest.raises(FieldError, match="normalize=True .* holds no mean and deviation of its scores; train it with"):
+        exact(folder, normalize=True).check()
+
+
+def test_what_can_not_score_is_refused_before_the_run(folder, tiny_model):
+    with (
+        runner(exact(str(tiny_model("qwen3")))) as made,
+        pytest.raises(UserError, match="reward 'model': path=.*has no"),
+    ):
+        made.check()
+    exact(folder).check()
+    exact(folder).check_vocabulary(tiny_tokenizer())
+    other = tiny_tokenizer()
+    other.add_tokens(["new"])
+    with pytest.raises(
+        FieldError, match=r"encode='tokens' needs the policy's vocabulary, and 1 of its .*; set encode=t"
+    ):
+        exact(folder).check_vocabulary(other)
+    exact(folder, encode="text").check_vocabulary(other)
+    with pytest.raises(FieldError, match="max_tokens=1 must be >= 2"):
+        exact(folder, max_tokens=1)
+    with pytest.raises(FieldError, match="encode='ids' must be tokens or text"):
+        exact(folder, encode="ids")
+
+
+def test_the_model_runs_in_the_thread_of_the_tensor_work(folder, monkeypatch):
+    """Weights are loaded once, before the first score, and frozen; both in that thread."""
+    compute, reward, seen = ComputeThread(), exact(folder), []
+    plain = type(reward).score
+    monkeypatch.setattr(
+        type(reward), "score", lambda *given: (seen.append(threading.current_thread()), plain(*given))[1]
+    )
+    tokenizer = tiny_tokenizer()
+
+    async def run():
+        made = RewardRunner([reward], compute=compute)
+        try:
+            made.start()
+            assert not any(p.requires_grad for p in reward._scorer.model.parameters())
+            return await made.score(asked(tokenizer), answered(tokenizer, *TEXTS))
+        finally:
+            made.close()
+
+    assert all(score.valid for score in compute.serve(run()))
+    assert seen == [threading.main_thread()]
+    assert hash(reward) == hash(exact(folder)) and reward == exact(folder)
+
+
+def test_a_prompt_without_tokens_fails_its_completions_only(folder):
+    with runner(exact(folder)) as made:
+        empty = Prompt(uid=1, messages=MESSAGES, tokens=np.array([], np.int32))
+        scores = asyncio.run(made.score(empty, completions("a", "b")))
+    assert not any(score.valid for score in scores) and "set encode=text" in scores[0].error
