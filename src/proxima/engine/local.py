@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from proxima.engine.protocol import (
     EngineSetup,
     EngineSpec,
     Health,
+    Interrupt,
     PauseMode,
     Request,
     ScoreRequest,
@@ -47,6 +48,8 @@ class Local(EngineSpec):
         prefill_tokens: prompt tokens run at once.
         top_k_log_probs: how many of the most probable tokens come with each token, for the divergences `topk_tv` and
             `topk_kl`; 0: none.
+        interrupt: completions that run when new weights come: `recompute` their KV under the new weights, `keep` it,
+            or `finish` them under the old weights before the new ones are loaded.
     """
 
     needs_weights: ClassVar[bool] = True
@@ -56,6 +59,7 @@ class Local(EngineSpec):
     decoder: Literal["auto", "fast", "general"] = "auto"
     prefill_tokens: int = 2048
     top_k_log_probs: int = 0
+    interrupt: Interrupt = "recompute"
 
     @property
     def provides(self) -> frozenset[str]:
@@ -68,6 +72,8 @@ class Local(EngineSpec):
         require(self.dtype in ("bfloat16", "float32"), "dtype", self.dtype, "must be bfloat16 or float32")
         require(self.top_k_log_probs >= 0, "top_k_log_probs", self.top_k_log_probs, "must be >= 0; 0 is none")
         require(self.prefill_tokens >= 1, "prefill_tokens", self.prefill_tokens, "must be >= 1")
+        modes = get_args(Interrupt)
+        require(self.interrupt in modes, "interrupt", self.interrupt, f"must be one of {', '.join(modes)}")
 
     def build(self, setup: EngineSetup) -> "LocalEngine":
         """The running engine."""
@@ -115,6 +121,7 @@ class LocalEngine:
         self.scheduler = self.compute.call(_make_scheduler, loaded, spec, max_length)
         self._open = asyncio.Event()
         self._open.set()
+        self._drains = False  # `pause("wait")`: nothing is admitted until `resume`
 
     @property
     def capabilities(self) -> Capabilities:
@@ -186,29 +193,50 @@ class LocalEngine:
     async def publish(self, update: WeightUpdate) -> None:
         """Copy the weights of a module of the same architecture.
 
+        With `interrupt: finish` the running completions end under the old weights first, even in a pause that holds
+        them. Otherwise they continue under the new weights from where they are; `policy_version` has the version that
+        sampled each token, and the log-probs are of that version: under `recompute` given all tokens before, under
+        `keep` given their KV as it was computed. A prompt whose completions are not all running is always run again.
+
         Raises:
             ValueError: the update is a checkpoint.
         """
         if update.module is None:
             raise ValueError("the local engine takes the weights of a module, not a checkpoint")
-        await self.compute.run(self.scheduler.load, update.module, update.version)
+        if self.spec.interrupt == "finish":
+            await self._finish_running()
+        await self.compute.run(self.scheduler.load, update.module, update.version, self.spec.interrupt == "keep")
+        self.scheduler.admits = not self._drains
+        self._deliver()
 
     async def pause(self, mode: PauseMode = "keep") -> None:
         if mode == "abort":
             await self.compute.run(self.scheduler.abort)
         elif mode == "wait":
-            self.scheduler.admits = False
-            while self.scheduler.running:
-                await self.compute.run(self.scheduler.step)
+            self._drains = True
+            await self._finish_running()
         self._open.clear()
         await self.compute.run(int)  # whatever was decoding is done when this is
+        self._deliver()
+
+    async def _finish_running(self) -> None:
+        self.scheduler.admits = False
+        while self.scheduler.running:
+            await self.compute.run(self.scheduler.step)
+
+    def _deliver(self) -> None:
+        """In a pause, let callers look whether completions of theirs have ended."""
+        if not self._open.is_set():
+            self._open.set()
+            self._open.clear()
 
     async def resume(self) -> None:
-        self.scheduler.admits = True
+        self._drains, self.scheduler.admits = False, True
         self._open.set()
 
     async def abort(self, prompt_uid: int) -> None:
         await self.compute.run(self.scheduler.abort, prompt_uid)
+        self._deliver()
 
     async def health(self) -> Health:
         waiting = sum(len(entry.requests) for entry in self.scheduler.waiting)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PauseMode = Literal["keep", "wait", "abort"]
 UpdateKind = Literal["module", "checkpoint"]
+Interrupt = Literal["recompute", "keep", "finish"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,8 +223,8 @@ class Engine(Protocol):
         """Stop sampling, and return once no token is being sampled.
 
         Args:
-            mode: `keep` holds the running completions until `resume`; `wait` finishes them first and admits no other;
-                `abort` ends them and the waiting ones with finish_reason `abort`.
+            mode: `keep` holds the running completions at a token boundary until `resume`; `wait` finishes them first
+                and admits no other; `abort` ends them and the waiting ones with finish_reason `abort`.
         """
         ...
 

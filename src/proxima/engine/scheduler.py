@@ -162,12 +162,13 @@ class Scheduler:
             for request, sink in entry.requests:
                 sink(self._completion(request, self.table.empty(), "abort"))
 
-    def load(self, weights: nn.Module, version: int) -> None:
-        """Copy new weights. The KV of running completions is recomputed before their next token."""
+    def load(self, weights: nn.Module, version: int, keep: bool = False) -> None:
+        """Copy new weights. Before their next token the KV of running completions is recomputed, unless `keep`; that of
+        waiting prompts always is, for their first token comes from a hidden state."""
         self._write()
         self.decoder.load(weights)
         self.version = version
-        self._rebuild = bool(self.running)
+        self._rebuild = bool(self.running) and not keep
         for entry in self.waiting:
             entry.hidden = entry.kv = None
 

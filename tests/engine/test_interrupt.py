@@ -1,0 +1,172 @@
+"""New weights while completions run: what `interrupt` makes of them, and under which weights each token was drawn."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import DynamicCache
+
+from proxima.data import FieldError
+from proxima.engine.local import Local
+from proxima.engine.protocol import WeightUpdate
+from tests.engine.helpers import engine, prompt, requests, run, trainer_log_prob
+from tests.model.rows import loaded
+
+SEEDS = (0, 11, 12)  # of the weights, by version
+
+
+@pytest.fixture(autouse=True)
+def one_step_at_a_time(monkeypatch):
+    monkeypatch.setattr("proxima.engine.local.STEPS_PER_TURN", 1)
+
+
+async def drain(stream):
+    return [c async for c in stream]
+
+
+async def steps(found, count):
+    for _ in range(count):
+        await asyncio.sleep(0)
+        await found.compute.run(int)
+
+
+def published_midway(interrupt, asked, *, between=7, **settings):
+    """Completions, in the order of the requests, of an engine that gets the weights of SEEDS one after the other."""
+
+    async def go():
+        found = engine(slots=8, interrupt=interrupt, **settings)
+        task = asyncio.ensure_future(drain(found.generate(asked)))
+        for version, seed in list(enumerate(SEEDS))[1:]:
+            await steps(found, between)
+            await found.pause()
+            await found.publish(WeightUpdate(version=version, module=loaded("llama", seed).model))
+            await found.resume()
+        return {c.key: c for c in await task}
+
+    made = asyncio.run(go())
+    return [made[r.prompt.uid, r.sample, r.turn] for r in asked]
+
+
+def teacher_forced(asked, made):
+    """[tokens] under the weights that sampled each token, over its whole prefix."""
+    version = torch.tensor([v for c in made for v in c.policy_version])
+    return torch.stack([trainer_log_prob("llama", asked, made, seed=s) for s in SEEDS]).gather(0, version[None])[0]
+
+
+def untruncated(made):
+    return torch.tensor([x for c in made for x in c.untruncated_log_prob])
+
+
+def with_kept_kv(asked, made):
+    """[tokens] Hugging Face's own cache: each position's KV is of the weights that read it."""
+    models, found = [loaded("llama", seed).model for seed in SEEDS], []
+    for request, completion in zip(asked, made, strict=True):
+        cache, fed = DynamicCache(), torch.tensor(request.prompt.tokens, dtype=torch.long)
+        for token, version in zip(completion.tokens.tolist(), completion.policy_version.tolist(), strict=True):
+            with torch.no_grad():
+                logits = models[version](fed[None], past_key_values=cache, use_cache=True).logits[0, -1]
+            found.append(logits.log_softmax(0)[token])
+            fed = torch.tensor([token])
+    return torch.stack(found)
+
+
+ASKED = requests(4, 5, max_tokens=24, top_k=200)
+
+
+def test_recompute_reads_nothing_of_an_earlier_version():
+    made = published_midway("recompute", ASKED)
+    assert any(set(c.policy_version) == {0, 1, 2} for c in made)
+    torch.testing.assert_close(untruncated(made), teacher_forced(ASKED, made), rtol=0, atol=1e-5)
+    assert (with_kept_kv(ASKED, made) - untruncated(made)).abs().max() > 0.1
+
+
+def test_keep_reads_the_kv_as_it_was_computed_and_no_other():
+    made = published_midway("keep", ASKED)
+    assert any(set(c.policy_version) == {0, 1, 2} for c in made)
+    torch.testing.assert_close(untruncated(made), with_kept_kv(ASKED, made), rtol=0, atol=1e-5)
+    assert (teacher_forced(ASKED, made) - untruncated(made)).abs().max() > 0.1
+
+
+def test_a_prompt_whose_completions_wait_is_run_again_under_keep_too():
+    """Twelve completions of one prompt on eight slots: those that start after the update are wholly of its version."""
+    asked = requests(1, 12, max_tokens=20, top_k=200)
+    made = published_midway("keep", asked, between=5)
+    late = [(r, c) for r, c in zip(asked, made, strict=True) if c.policy_version[0] > 0]
+    assert late
+    late_asked, late_made = zip(*late, strict=True)
+    whole = [i for i, c in enumerate(late_made) if len(set(c.policy_version)) == 1]
+    assert whole
+    some_asked, some_made = [late_asked[i] for i in whole], [late_made[i] for i in whole]
+    torch.testing.assert_close(untruncated(some_made), teacher_forced(some_asked, some_made), rtol=0, atol=1e-5)
+
+
+def test_finish_ends_what_runs_before_the_update():
+    made = published_midway("finish", ASKED)
+    assert {len(set(c.policy_version)) for c in made} == {1} and {c.policy_version[0] for c in made} == {0, 1, 2}
+    alone = [run(engine(seed=seed, slots=8), ASKED) for seed in SEEDS]
+    for i, completion in enumerate(made):
+        version = int(completion.policy_version[0])
+        assert completion == replace(alone[version][i], policy_version=version)
+
+
+def test_a_paused_engine_hands_over_what_has_ended():
+    async def go():
+        found, asked = engine(slots=8, interrupt="finish"), requests(2, 4, max_tokens=25)
+        task = asyncio.ensure_future(drain(found.generate(asked)))
+        await steps(found, 5)
+        await found.pause()
+        await found.abort(0)
+        await found.publish(WeightUpdate(version=1, module=loaded("llama").model))
+        return await asyncio.wait_for(task, 60)  # it is never resumed
+
+    made = asyncio.run(go())
+    assert sorted(c.finish_reason == "abort" for c in made) == [False] * 4 + [True] * 4
+
+
+def test_the_field_is_checked():
+    with pytest.raises(FieldError, match="interrupt='stop' must be one of recompute, keep, finish"):
+        Local(interrupt="stop")
+
+
+CALLS = st.tuples(st.integers(0, 9), st.sampled_from(["publish", "keep", "wait", "abort_all", "resume", "abort"]))
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(st.sampled_from(["recompute", "keep", "finish"]), st.lists(CALLS, max_size=8))
+def test_any_schedule_gives_each_request_one_completion_with_true_log_probs(interrupt, schedule):
+    async def go():
+        found, version = engine(slots=8, interrupt=interrupt), 0
+        task = asyncio.ensure_future(drain(found.generate(asked)))
+        for wait, call in schedule:
+            await steps(found, wait)
+            if call == "publish" and version < 2:
+                version += 1
+                await found.publish(WeightUpdate(version=version, module=loaded("llama", SEEDS[version]).model))
+            elif call in ("keep", "wait"):
+                await found.pause(call)
+            elif call == "abort_all":
+                await found.pause("abort")
+            elif call == "resume":
+                await found.resume()
+            elif call == "abort":
+                await found.abort(1)
+        await found.resume()
+        assert (await found.health()).version == version
+        return await asyncio.wait_for(task, 120)
+
+    asked = [replace(r, prompt=prompt(r.prompt.uid, 4)) for r in requests(3, 4, max_tokens=16)]
+    arrived = asyncio.run(go())
+    made = {c.key: c for c in arrived}
+    assert len(arrived) == len(made) == len(asked)
+    ordered = [made[r.prompt.uid, r.sample, 0] for r in asked]
+    assert all(list(c.policy_version) == sorted(c.policy_version) for c in ordered)
+    assert interrupt != "finish" or all(len(set(c.policy_version)) <= 1 for c in ordered)
+    pairs = [(r, c) for r, c in zip(asked, ordered, strict=True) if len(c.tokens)]
+    if pairs:
+        some, theirs = [list(side) for side in zip(*pairs, strict=True)]
+        expected = (with_kept_kv if interrupt == "keep" else teacher_forced)(some, theirs)
+        torch.testing.assert_close(untruncated(theirs), expected, rtol=0, atol=1e-5)
