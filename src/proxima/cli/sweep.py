@@ -57,9 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(sweep: "Sweep", runs: "list[PlannedRun]") -> int:
+    from proxima.config.families import command_of
     from proxima.view.sweep_progress import size_of
 
     print(f"{size_of(sweep)} in {sweep.folder}, {sweep.jobs} at a time\n")
     for run in runs:
-        print(f"{run.name}\n    proxima train {shlex.join([str(run.recipe), *run.overrides])} --resume")
+        command = command_of(run.resolved.config)
+        print(f"{run.name}\n    proxima {command} {shlex.join([str(run.recipe), *run.overrides])} --resume")
     return 0

@@ -65,6 +65,10 @@ class Headline:
     def lower_is_better(self) -> bool:
         return self.key in LOWER_IS_BETTER
 
+    def best(self, values: Iterable[float]) -> float | None:
+        """The highest, or the lowest where lower is better; None of none."""
+        return (min if self.lower_is_better else max)(values, default=None)
+
     def score(self, record: Record) -> float | None:
         """The value with the sign by which higher is better."""
         value = self.value(record)

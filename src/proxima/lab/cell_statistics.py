@@ -106,7 +106,7 @@ class CellSummary:
 
     Args:
         n, runs: how many runs are used, and how many there are.
-        before, after, best: the held-out figure at step 0, at the last step, and the highest of each run.
+        before, after, best: the held-out figure at step 0, at the last step, and the best of each run.
         reward: of the last tenth of the steps.
         generate, train, clock, cpu: seconds over the whole run.
         generate_rate, train_rate: tokens per second.
@@ -149,7 +149,7 @@ def final_value(metric: str) -> Measure:
 
 COMPARED: dict[str, Measure] = {  # these are also compared seed by seed
     "after": after_training,
-    "best": lambda run: max((value for _, value in run.held_out()), default=None),
+    "best": lambda run: run.headline.best(value for _, value in run.held_out()),
     "reward": final_value("reward/mean"),
     "clock": lambda run: run.total("time/step"),
     "cpu": lambda run: run.total("time/cpu") if run.has("cpu") else None,

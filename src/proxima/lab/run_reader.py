@@ -111,12 +111,12 @@ class Run:
     def first_reach(self, target: float, axis: str = "step") -> float | None:
         """Position on the axis at which the held-out figure reaches `target`; None if it never does.
 
-        Interpolated linearly between the first evaluation at or above the target and the one before it; the position of
-        the first evaluation if that reaches it already.
+        Interpolated linearly between the first evaluation at or above the target (below it where lower is better) and
+        the one before it; the position of the first evaluation if that reaches it already.
         """
         curve = self.held_out(axis)
         for i, (x, value) in enumerate(curve):
-            if value >= target:
+            if value <= target if self.headline.lower_is_better else value >= target:
                 if i == 0:
                     return x
                 x0, before = curve[i - 1]

@@ -14,9 +14,10 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from proxima.config.describe import layout_of
+from proxima.config.describe import fields_of, layout_of
+from proxima.config.families import family_of
 from proxima.config.problems import ConfigError, Problem, one_problem, suggestion
-from proxima.config.recipe_reader import read_yaml, shown_path
+from proxima.config.recipe_reader import read_recipe, read_yaml, shown_path
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Layout, Node, Source, merge
 from proxima.data.recipe_files import find_recipe
@@ -79,6 +80,7 @@ class _SweepFileReader:
     def __init__(self, file: Path, fields: Mapping[str, Node]) -> None:
         self.file, self.fields = file, fields
         self.problems: list[Problem] = []
+        self.family: type = RunConfig  # of the recipe
         for key, node in fields.items():
             if key not in FIELDS:
                 self.fail(key, f"a sweep has no field {key!r}; {suggestion(key, FIELDS)}", node)
@@ -94,6 +96,7 @@ class _SweepFileReader:
             return None
         for place in (self.file.parent / node.value, find_recipe(node.value)):
             if place.exists():
+                self.family = family_of(read_recipe(place))
                 return _normalized(place)
         where = f"not found beside {shown_path(self.file)}, in the current folder or in `proxima list recipes`"
         self.fail("recipe", where, node)
@@ -127,7 +130,7 @@ class _SweepFileReader:
         return value
 
     def cells(self, recipe: Path | None) -> tuple[SweepCell, ...]:
-        layout = layout_of(RunConfig)
+        layout = layout_of(self.family)
         common, axes, named = self.layer("set", self.fields.get("set")), self.axes(), self.named()
         if self.problems:
             return ()
@@ -157,7 +160,7 @@ class _SweepFileReader:
         entries = self.mapping(path, node, "dotted keys: {train.steps: 20}")
         for key, child in sorted(entries.items(), key=lambda pair: pair[0].count(".")):
             if self.is_valid_key(f"{path}.{key}", key, child):
-                tree = merge(tree, _nested(key, child), layout_of(RunConfig))
+                tree = merge(tree, _nested(key, child), layout_of(self.family))
         return tree
 
     def is_valid_key(self, path: str, key: str, node: Node) -> bool:
@@ -165,9 +168,8 @@ class _SweepFileReader:
             self.fail(path, f"is set by the sweep: {RESERVED[key]}", node)
         elif not all(key.split(".")):
             self.fail(path, "has an empty part; write a dotted key like train.steps", node)
-        elif (section := key.partition(".")[0]) not in RunConfig.__dataclass_fields__:
-            known = suggestion(section, RunConfig.__dataclass_fields__)
-            self.fail(path, f"a recipe has no field {section!r}; {known}", node)
+        elif (section := key.partition(".")[0]) not in (known := [info.name for info in fields_of(self.family)]):
+            self.fail(path, f"a recipe has no field {section!r}; {suggestion(section, known)}", node)
         else:
             return True
         return False

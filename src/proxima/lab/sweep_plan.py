@@ -16,7 +16,6 @@ from proxima.config.problems import ConfigError, Problem
 from proxima.config.recipe_reader import shown_path
 from proxima.config.resolve import Resolved, resolve
 from proxima.config.scalars import in_one_line
-from proxima.config.schema import RunConfig
 from proxima.config.tree import Node
 from proxima.config.validate import check
 
@@ -75,7 +74,7 @@ class PlannedRun:
     overrides: tuple[str, ...]
     steps: int
     threads: int | None
-    resolved: Resolved[RunConfig] = field(repr=False)
+    resolved: Resolved[Any] = field(repr=False)
 
     @property
     def file(self) -> Path:
@@ -128,7 +127,7 @@ def folder_conflict(run: PlannedRun) -> Problem | None:
         return None
     where, remedy = shown_path(run.folder), "use another --folder, or delete this one to start over"
     try:
-        before = _values(resolve(config))
+        before = _values(resolve(config, root=None))
     except ConfigError as error:
         return Problem(where, f"holds a run whose config this version can't read ({error.problems[0]}); {remedy}")
     for path, was, wanted in differences(before, _values(run.resolved), Purpose.RERUN):
@@ -138,17 +137,17 @@ def folder_conflict(run: PlannedRun) -> Problem | None:
     return None
 
 
-def _values(resolved: Resolved[RunConfig]) -> dict[str, Any]:
+def _values(resolved: Resolved[Any]) -> dict[str, Any]:
     return {entry.path: entry.value for entry in resolved.entries}
 
 
 def _planned(sweep: Sweep, cell: SweepCell, seed: int, share: int | None) -> PlannedRun:
     folder = sweep.folder / cell.name / f"seed-{seed}"
     own = [f"seed={seed}", f"folder={json.dumps(str(folder), ensure_ascii=False)}"]
-    resolved = resolve(sweep.recipe, own, layer=cell.layer)
+    resolved = resolve(sweep.recipe, own, layer=cell.layer, root=None)
     if share and resolved.entry("runtime.threads").origin == "default":
         own.append(f"runtime.threads={share}")
-        resolved = resolve(sweep.recipe, own, layer=cell.layer)
+        resolved = resolve(sweep.recipe, own, layer=cell.layer, root=None)
     return PlannedRun(
         cell=cell.name,
         seed=seed,

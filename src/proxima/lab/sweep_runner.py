@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from proxima.config.dump import dump
+from proxima.config.families import command_of
 from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
 from proxima.data.jsonl import dumps
@@ -66,7 +67,8 @@ class SweepObserver(Protocol):
 
 def train_command(run: PlannedRun) -> list[str]:
     """The command of a run, with its config as planned. A user would type the recipe and `overrides` instead."""
-    return [sys.executable, "-m", "proxima.cli.main", "train", str(run.file), "--resume", "--quiet"]
+    command = command_of(run.resolved.config)
+    return [sys.executable, "-m", "proxima.cli.main", command, str(run.file), "--resume", "--quiet"]
 
 
 def run_sweep(

@@ -22,7 +22,8 @@ class RunInfo:
 
     Args:
         version: of proxima.
-        algorithm: the preset's name, or the surrogate's kind.
+        algorithm: the preset's name, or the surrogate's kind; on a fixed data set the command.
+        command: of `proxima`, which resumes the run.
         model: name or last folder of the path.
         parameters: of the model; 0 if unknown.
         adapter: parameters of the adapter, which alone is trained; 0: there is none.
@@ -51,6 +52,7 @@ class RunInfo:
     prompts: int = 0
     completions: int = 0
     examples: int = 0
+    command: str = "train"
     kept: int | None = None
     at_once: int | None = None
     updates: int = 1

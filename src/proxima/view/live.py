@@ -5,7 +5,7 @@ machine.
 """
 
 import atexit
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from proxima.data import Group as Completed  # rich has a Group, too
 from proxima.evaluate.headline import ACCURACY, Headline
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.observer import Observer, Record, RunInfo, Sample, Stage
@@ -33,7 +34,17 @@ METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("generate", "tokens_per_second/generate", rate),
     ("train", "tokens_per_second/train", rate),
 )
+# Of training on a fixed data set.
+EXAMPLE_METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
+    ("loss", "loss", lambda v: fixed(v, 4)),
+    ("accuracy", "accuracy", lambda v: fixed(v, 3)),
+    ("grad norm", "grad_norm", lambda v: fixed(v, 3)),
+    ("lr", "lr", lambda v: f"{v or 0:.2e}"),
+    ("epoch", "epoch", lambda v: fixed(v, 2)),
+    ("train", "tokens_per_second/train", rate),
+)
 ACTIVITIES: dict[Stage, str] = {"load": "loading", "generate": "generating", "score": "scoring", "train": "training"}
+ACTIVITIES |= {"tokenize": "tokenizing", "prepare": "preparing"}
 ACTIVITIES |= {"evaluate": "evaluating", "checkpoint": "saving"}
 
 
@@ -69,6 +80,11 @@ class LiveView(Observer):
 
     def evaluated(self, record: Record) -> None:
         self._evals.append(record)
+        self._draw()
+
+    def sampled(self, groups: Sequence[Completed]) -> None:
+        for group in groups[:1]:
+            self._sample = Sample(question=group.prompt.question, text=group.completions[0].text)
         self._draw()
 
     def step(self, record: Record, sample: Sample | None) -> None:
@@ -144,7 +160,7 @@ class LiveView(Observer):
         table.add_column(style="dim", min_width=9)
         table.add_column(justify="right", min_width=13)
         table.add_column(no_wrap=True, style="cyan")
-        for label, key, write in METRICS:
+        for label, key, write in EXAMPLE_METRICS if self._info and self._info.examples else METRICS:
             if any(r.get(key) is not None for r in self._records):
                 table.add_row(label, write(last.get(key)), sparkline([r.get(key) for r in self._records], width))
         return table
@@ -156,6 +172,8 @@ class LiveView(Observer):
         mark = {True: ("right", "green"), False: ("wrong", "red"), None: ("", "default")}[sample.correct]
         reward = "invalid" if sample.reward is None else fixed(sample.reward)
         title = Text.assemble("sample  reward ", (reward, "bold"), "  ", mark)
+        if self._info is not None and self._info.examples:
+            title = Text("held-out sample")
         parts = "  ".join(f"{printable(name)} {fixed(value)}" for name, value in sample.parts.items())
         subtitle = Text(parts, style="dim") if len(sample.parts) > 1 else None
         return Panel(body, title=title, title_align="left", subtitle=subtitle, border_style="dim")

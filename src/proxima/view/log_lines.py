@@ -7,12 +7,13 @@
 """
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from shlex import quote
 from typing import TextIO
 
 from proxima.config.estimate import besides
+from proxima.data import Group
 from proxima.evaluate.headline import ACCURACY, Headline, bound_keys, judged_answers
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.folder import RunFolder
@@ -22,6 +23,7 @@ from proxima.view.held_out_sets import set_lines
 from proxima.view.terminal import PATIENCE
 
 WIDTH = 112  # columns of a line with a right-aligned end
+SAMPLE = 120  # characters of a held-out prompt, and of its completion, in the log
 SEE_ERRORS = "; why: `error` in evals/*.parquet"
 
 
@@ -71,6 +73,13 @@ class LogLines(Observer):
         self._line(_justified(left, duration(record["time/evaluate"]) if "time/evaluate" in record else ""))
         for line in set_lines(record):
             self._line(line)
+
+    def sampled(self, groups: Sequence[Group]) -> None:
+        for group in groups:
+            shown = (
+                printable(" ".join(text.split()), SAMPLE) for text in (group.prompt.question, group.completions[0].text)
+            )
+            self._line(f"      sample  {' → '.join(shown)}")
 
     def step(self, record: Record, sample: Sample | None) -> None:
         self._steps.append(float(record.get("time/step") or 0.0))
@@ -129,6 +138,8 @@ def of_questions(record: Record, headline: Headline) -> str:
     """`25/200`, right of the judged answers; `200 questions` for anything but the accuracy."""
     if headline.key == ACCURACY:
         return f"{record.get('correct', 0)}/{judged_answers(record)}"
+    if "examples" in record:
+        return f"{count(record['examples'])} examples"
     return f"{count(record.get('questions'))} questions"
 
 
@@ -165,20 +176,22 @@ def resumed(info: RunInfo) -> str:
 
 
 def arithmetic(info: RunInfo) -> str:
-    """The composition of a step: `step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches → 1 update`."""
+    """The composition of a step: `step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches → 1 update`, or
+    `step = 16 examples → …`."""
     sequences = info.prompts * info.completions
     known = f"{count(info.micro_batches)} micro-batch{'es' * (info.micro_batches != 1)}"
     batches = known if info.micro_batches else "micro-batches"
     budget = f" ≤ {count(info.tokens_per_micro_batch)} tokens" if info.tokens_per_micro_batch else ""
     updates = f"{count(info.updates)} update{'s' * (info.updates != 1)}"
-    return (
-        f"step = {count(info.prompts)} prompts × {count(info.completions)} completions = {count(sequences)} sequences"
-        f"{besides(info.completions, info.kept, info.at_once)} → {batches}{budget} → {updates}"
-    )
+    parts = f"{count(info.prompts)} prompts × {count(info.completions)} completions = {count(sequences)} sequences"
+    parts = f"{count(info.examples)} examples" if info.examples else parts
+    return f"step = {parts}{besides(info.completions, info.kept, info.at_once)} → {batches}{budget} → {updates}"
 
 
 def step_line(record: Record, steps: int, left: float | None) -> str:
     """A step: fixed order, fixed width, every number with its unit."""
+    if "examples" in record:
+        return example_step_line(record, steps, left)
     width = len(str(steps))
     parts = [
         f"step {record['step']:>{max(width, 3)}}/{steps}",
@@ -188,6 +201,22 @@ def step_line(record: Record, steps: int, left: float | None) -> str:
         f"masked {percent(record.get('masked_fraction')):>5}",
         prompts_used(record),
         f"gen {rate(record.get('tokens_per_second/generate')):>9}",
+        f"train {rate(record.get('tokens_per_second/train')):>9}",
+        f"{duration(record.get('time/step')):>5}",
+        f"eta {duration(left)}" if left else "",
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def example_step_line(record: Record, steps: int, left: float | None) -> str:
+    """A step on a fixed data set; an accuracy only where the method has one."""
+    parts = [
+        f"step {record['step']:>{max(len(str(steps)), 3)}}/{steps}",
+        f" loss {fixed(record.get('loss'), 4):>6}",
+        f"accuracy {fixed(record['accuracy'], 3)}" if "accuracy" in record else "",
+        f"grad norm {fixed(record.get('grad_norm'), 3):>6}",
+        f"lr {record.get('lr') or 0:.2e}",
+        f"epoch {fixed(record.get('epoch'), 2)}",
         f"train {rate(record.get('tokens_per_second/train')):>9}",
         f"{duration(record.get('time/step')):>5}",
         f"eta {duration(left)}" if left else "",
@@ -250,7 +279,8 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     if summary.get("error"):
         parts.append(printable(str(summary["error"]), 300))
     if status != "done":
-        how = "the same command with --resume" if info is None else f"proxima train {quote(str(info.folder))} --resume"
+        run = "" if info is None else f"proxima {info.command} {quote(str(info.folder))} --resume"
+        how = run or "the same command with --resume"
         parts += [] if "--resume " in str(summary.get("error")) else [f"resume: {how}"]  # the error may say how
     elif info is not None:
         parts.append(str(info.folder / "report.html"))

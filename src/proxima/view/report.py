@@ -58,7 +58,7 @@ def report_values(folder: RunFolder) -> dict[str, Any]:
         "warnings": told_warnings(summary),
         "headline": headline(evals),
         "sets": sets_table(evals),
-        "reward": (fixed(train[0].get("reward/mean")), fixed(train[-1].get("reward/mean"))) if train else None,
+        "training": training_figure(train),
         "not_evaluated": not_evaluated(evals, settings),
         "tiles": tiles(summary, train),
         "arithmetic": batch_arithmetic(config, folder),
@@ -113,10 +113,18 @@ def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
         "title": figure.title,
         "sides": sides,
         "gain": None if gain is None else signed(gain),
-        "better": gain is not None and round(gain, 3) > 0,
+        "better": gain is not None and round(-gain if figure.lower_is_better else gain, 3) > 0,
         "only_before": len(evals) == 1 and evals[0]["step"] == 0,
         "ends": (fixed(low, 0 if figure.share else 3), fixed(high, 0 if figure.share else 3)),
     }
+
+
+def training_figure(train: Sequence[Record]) -> dict[str, str] | None:
+    """The mean reward of the first and of the last step, or their loss on a fixed data set."""
+    if not train:
+        return None
+    name, key = ("Loss", "loss") if "examples" in train[0] else ("Mean reward", "reward/mean")
+    return {"name": name, "first": fixed(train[0].get(key)), "last": fixed(train[-1].get(key))}
 
 
 def padded(values: Sequence[float]) -> tuple[float, float]:
@@ -176,7 +184,7 @@ def status(summary: Record, train: Sequence[Record], settings: Mapping[str, Any]
     steps, planned = train[-1]["step"] if train else 0, settings.get("train.steps")
     return {
         "state": str(summary.get("status", "unfinished")),
-        "steps": f"{count(steps)} of {count(planned)}" if isinstance(planned, int) else count(steps),
+        "steps": f"{count(steps)} of {count(planned)}" if planned else count(steps),
         "error": str(summary.get("error") or ""),
     }
 
@@ -197,15 +205,22 @@ def tiles(summary: Record, train: Sequence[Record]) -> list[tuple[str, str]]:
         total, time = sum(r.get(f"tokens/{tokens}") or 0 for r in train), sum(r.get(f"time/{name}") or 0 for r in train)
         return speed.get(name) or (total / time if time else None)
 
+    first = [("duration", duration(seconds)), ("per step", duration(statistics.median(times) if times else None))]
+    memory = summary.get("peak_memory_bytes")
+    peak = ("peak memory", f"{fixed(memory / 2**30, 1)} GiB" if memory else NONE)
+    trained = ("tokens trained", magnitude(sum(r.get("tokens/trained") or 0 for r in train)))
+    if any("examples" in r for r in train):
+        examples = ("examples", count(sum(r.get("examples") or 0 for r in train)))
+        epochs = ("epochs", fixed(train[-1].get("epoch"), 2))
+        return [*first, ("train", rate(mean_speed("train", "trained"))), examples, epochs, peak, trained]
     return [
-        ("duration", duration(seconds)),
-        ("per step", duration(statistics.median(times) if times else None)),
+        *first,
         ("generate", rate(mean_speed("generate", "generated"))),
         ("train", rate(mean_speed("train", "trained"))),
         ("completions", count(sum(r.get("completions") or 0 for r in train))),
-        ("peak memory", f"{fixed(memory / 2**30, 1)} GiB" if (memory := summary.get("peak_memory_bytes")) else NONE),
+        peak,
         ("tokens generated", magnitude(sum(r.get("tokens/generated") or 0 for r in train))),
-        ("tokens trained", magnitude(sum(r.get("tokens/trained") or 0 for r in train))),
+        trained,
     ]
 
 
@@ -213,17 +228,15 @@ def batch_arithmetic(config: Mapping[str, Any], folder: RunFolder) -> str | None
     """The line that `log_lines.arithmetic` gave at the start, from config.yaml; None if that is missing or damaged."""
     try:
         train, algorithm = config["train"], config.get("algorithm") or {}
+        if "examples_per_step" in train:
+            examples, budget = train["examples_per_step"], train["tokens_per_micro_batch"]
+            return arithmetic(_batch_info(folder, examples=examples, tokens_per_micro_batch=budget))
         specs = [dict(spec) for spec in algorithm.get("selection") or ()]
         prunes = [Prune(**spec) for spec in specs if spec.pop("kind", None) == "prune"]
         refill = algorithm.get("dynamic_sampling")
         prompts, kept = pruned(train["prompts_per_step"], train["completions_per_prompt"], prunes)
-        info = RunInfo(
-            version="",
-            algorithm="",
-            model="",
-            seed=0,
-            folder=folder.path,
-            steps=0,
+        info = _batch_info(
+            folder,
             prompts=prompts,
             completions=train["completions_per_prompt"],
             kept=kept,
@@ -234,6 +247,10 @@ def batch_arithmetic(config: Mapping[str, Any], folder: RunFolder) -> str | None
         return arithmetic(info)
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
+
+
+def _batch_info(folder: RunFolder, **batch: Any) -> RunInfo:
+    return RunInfo(version="", algorithm="", model="", seed=0, folder=folder.path, steps=0, **batch)
 
 
 def discarded(train: Sequence[Record]) -> list[dict[str, str]]:

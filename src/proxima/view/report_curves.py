@@ -84,6 +84,12 @@ CURVES = (
     ),
     Curves("Learning rate", {"lr": "lr"}, significant, "at the last update of the step", smooth=False),
 )
+# Of training on a fixed data set.
+EXAMPLE_CURVES = (
+    Curves("Loss", {"loss": "training"}, three, f"of the examples of a step; {DOTS}", zero=False, held_out=True),
+    Curves("Accuracy", {"accuracy": "training"}, three, f"share of right choices; {DOTS}", held_out=True),
+    *(curves for curves in CURVES if curves.title in ("Gradient norm", "Learning rate", "Speed")),
+)
 # For steps that used other prompts than they generated.
 REFILL = (
     Curves(
@@ -122,6 +128,9 @@ PHASES = {  # key: name and colour
 
 def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
     """The cards in the order of the page; charts whose metrics the run lacks are left out."""
+    if any("examples" in r for r in train):
+        cards = [card for spec in EXAMPLE_CURVES if (card := line_card(spec, train, evals)) is not None]
+        return cards + phase_cards(train)
     records = with_derived(train)
     specs: list[Curves] = [*CURVES[:1], *named_part(evals), *reward_parts(train), *CURVES[1:]]
     if any(r.get("dropped/pruned") for r in train):

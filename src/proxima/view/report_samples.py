@@ -22,7 +22,8 @@ def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
     files = folder.eval_files()
     if not files:
         return None
-    sets = [{r["prompt_uid"]: r for r in reversed(read_rows(file, IDENTITY))} for file in {files[0]: 0, files[-1]: 0}]
+    columns = (*IDENTITY, "error")
+    sets = [{r["prompt_uid"]: r for r in reversed(read_rows(file, columns))} for file in {files[0]: 0, files[-1]: 0}]
     judged = any(row["correct"] is not None for s in sets for row in s.values())
     measure = "correct" if judged else "reward"
     changes = {uid: _change([s[uid][measure] for s in sets if uid in s]) for uid in sorted(sets[0])}
@@ -41,6 +42,8 @@ def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
     up, down = ("became right", "became wrong") if judged else ("have a higher reward", "have a lower one")
     told = f"{len(gained)} {up} and {len(lost)} {down}; these come first."
     told = told if gained or lost else f"No {'verdict' if judged else 'reward'} of a question changed."
+    if not any(map(_scored, (row for s in sets for row in s.values()))):
+        told = "Greedy completions, before training and of the last evaluation; nobody judges them."
     return {"rows": rows, "of": len(changes), "labels": labels, "changes": told}
 
 
@@ -49,11 +52,16 @@ def _change(values: Sequence[float | None]) -> float:
     return 0.0 if values[0] is None or values[-1] is None else values[-1] - values[0]
 
 
+def _scored(row: Mapping[str, Any]) -> bool:
+    """Whether a reward was asked: of one that failed the row has the error."""
+    return row["reward"] is not None or row["error"] is not None
+
+
 def _answer(row: Mapping[str, Any], judged: bool) -> dict[str, str]:
     """An answer with its verdict, or with its reward."""
     verdict = {True: "right", False: "wrong", None: ""}[row["correct"]]
     if row["reward"] is None:
-        return {"text": cut(row["text"]), "verdict": "", "mark": "no score"}
+        return {"text": cut(row["text"]), "verdict": "", "mark": "no score" if _scored(row) else ""}
     mark = verdict or "not judged" if judged else f"reward {fixed(row['reward'], 3)}"
     return {"text": cut(row["text"]), "verdict": verdict, "mark": mark}
 

@@ -104,6 +104,7 @@ class OfflineTraining:
         return RunInfo(
             version=__version__,
             algorithm=config.command,
+            command=config.command,
             model=Path(config.model.path).name,
             parameters=loaded.parameters,
             adapter=loaded.adapter_parameters,
