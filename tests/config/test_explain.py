@@ -160,6 +160,19 @@ def test_memory_adds_up(recipe, tiny_model):
     assert memory_of(more, facts, batch_of(more, 40))["reference model"] == 4 * facts.parameters
 
 
+def test_a_teacher_is_in_memory_and_time(recipe, tiny_model):
+    student, teacher = (str(tiny_model(kind)) for kind in ("llama", "qwen2"))
+    facts, size = model_facts(student), model_facts(teacher).parameters
+    words = [f"model.path={student}", "algorithm=distill", f"algorithm.distillation.path={teacher}"]
+    config = resolve(recipe(), words).config
+    found, without = (Estimates(resolve(recipe(), x), 1e9) for x in (words, words[:1]))
+    assert found.memory["teacher model"] == 4 * size and "teacher model" not in without.memory
+    plain = time_of(config, facts, found.batch, 1e9)
+    assert math.isclose((found.time.train - plain.train) * facts.parameters, plain.train * size / 3)  # 2 of 6 FLOP
+    scoring = [*words, "algorithm.distillation.divergence.top_k=0", "algorithm.distillation.engine=local"]
+    assert Estimates(resolve(recipe(), scoring), 1e9).memory["teacher model"] == 6 * size  # and a copy in bfloat16
+
+
 def test_time_is_proportional(recipe, tiny_model):
     facts = model_facts(str(tiny_model("llama")))
     config = resolve(recipe(), ["train.steps=10"]).config

@@ -4,6 +4,7 @@ ones."""
 import os
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,12 @@ def test_there_are_recipes():
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_it_resolves_and_is_complete(recipe, tmp_path):
     resolved = resolve(recipe)
-    paths_elsewhere = ("model.path", "task.path", "eval.task.path")  # models and data need not be on this machine
+    paths_elsewhere = (
+        "model.path",
+        "task.path",
+        "eval.task.path",
+        "algorithm.distillation.path",
+    )  # models and data need not be on this machine
     assert [str(p) for p in check(resolved) if p.path not in paths_elsewhere] == []
     assert [str(p) for p in warnings(resolved)] == []
     again = tmp_path / "config.yaml"
@@ -266,8 +272,11 @@ def test_the_small_recipes_differ_from_the_quickstart_in_their_method():
         for section in ("model", "task", "sampling", "eval", "data", "engine"):
             assert getattr(config, section) == getattr(base, section), path.stem
         assert (config.algorithm.preset or "").startswith(path.stem.removesuffix("_tis"))
-        if path.stem != "cppo_prune":
+        if path.stem not in ("cppo_prune", "distill"):
             assert config.train == base.train
+    distilled = resolve(FOLDER / "cpu/distill.yaml").config
+    assert replace(distilled.train, steps=base.train.steps) == base.train
+    assert 2 * distilled.train.steps <= base.train.steps
 
 
 @pytest.mark.parametrize(("name", "without"), [("dapo_32b_tis", "dapo_32b"), ("cpu/dapo_tis", "cpu/dapo")])

@@ -291,7 +291,8 @@ def test_a_mistyped_list_preset(recipe):
 
 @pytest.mark.parametrize("preset", sorted(ALGORITHMS))
 def test_every_preset_resolves(recipe, preset):
-    resolved = resolve(recipe(), [f"algorithm={preset}"])
+    teacher = ["algorithm.distillation.path=models/a-teacher"] if "distillation" in ALGORITHMS[preset] else []
+    resolved = resolve(recipe(), [f"algorithm={preset}", *teacher])
     assert resolved.config.algorithm.preset == preset
     written = {f"algorithm.{slot}" for slot in ALGORITHMS[preset]}
     assert all(any(e.path.startswith(w) and e.origin == "preset" for e in resolved.entries) for w in written)

@@ -218,7 +218,7 @@ def test_no_tensor_of_all_tokens_by_vocabulary_is_ever_made(entropy):
     hidden, weight = torch.randn(count, width, requires_grad=True), torch.randn(vocabulary, width, requires_grad=True)
     target = torch.randint(vocabulary, (count,))
     with Largest() as seen:
-        ids, _ = top_k_log_prob(hidden.detach(), weight.detach(), torch.ones(count), 16, chunk=chunk)
+        ids, _ = top_k_log_prob(hidden.detach(), weight.detach(), target, torch.ones(count), 16, chunk=chunk)
         log_prob, ent, others = token_log_prob(
             hidden,
             weight,

@@ -63,6 +63,9 @@ def smaller(config, root) -> list[str]:
         "engine.slots": 16,
         "seed": 1,
     }
+    if config.algorithm.distillation is not None:
+        values["algorithm.distillation.path"] = talker("qwen3", root)
+        values["algorithm.distillation.divergence.top_k"] = 4  # of eleven tokens
     for slot, task in (("task", config.task), ("eval.task", config.eval.task)):
         kind = {"PreparedTask": "prepared", "Gsm8kTask": "gsm8k", "Jsonl": "jsonl"}.get(type(task).__name__, "parquet")
         place = places[kind].parent / "test.parquet" if kind == "parquet" and slot == "eval.task" else places[kind]
@@ -79,9 +82,13 @@ def smaller(config, root) -> list[str]:
 
 def essence(config):
     """What the overrides may not touch."""
-    aggregate = config.algorithm.aggregate
+    aggregate, distillation = config.algorithm.aggregate, config.algorithm.distillation
     algorithm = dataclasses.replace(
         config.algorithm,
+        distillation=distillation
+        and dataclasses.replace(
+            distillation, path="", divergence=dataclasses.replace(distillation.divergence, top_k=1)
+        ),
         aggregate=dataclasses.replace(aggregate, horizon=1.0) if hasattr(aggregate, "horizon") else aggregate,
     )
     rewards = [

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Set
 from typing import Any
 
+from proxima.config.machine_checks import model_problem
 from proxima.config.problems import Problem
 from proxima.config.resolve import Resolved
 from proxima.core.advantage import ADVANTAGES, Gdpo, needs_baseline
@@ -36,10 +37,33 @@ def behavior_matches_sampling(r: Resolved[Any]) -> Iterator[Problem]:
 def groups_have_several_completions(r: Resolved[Any]) -> Iterator[Problem]:
     """An advantage relative to the group is 0 in a group of one."""
     advantage = r.config.algorithm.advantage
-    if r.config.train.completions_per_prompt == 1 and not needs_baseline(advantage) and not advantage.per_token:
+    alone = r.config.train.completions_per_prompt == 1 and trains_on_rewards(r.config)
+    if alone and not needs_baseline(advantage) and not advantage.per_token:
         kind = r.entry("algorithm.advantage.kind").value
         message = f"a group of one has advantage 0 under {kind!r}, so nothing is learned; set at least 2, usually 8"
         yield r.problem("train.completions_per_prompt", message)
+
+
+def trains_on_rewards(config: Any) -> bool:
+    """False where a teacher alone trains, and the rewards are only measured."""
+    distillation = config.algorithm.distillation
+    return distillation is None or bool(distillation.policy_gradient)
+
+
+def teacher_is_usable(r: Resolved[Any]) -> Iterator[Problem]:
+    """The teacher exists, and what its divergence compares is supplied."""
+    distillation = r.config.algorithm.distillation
+    if distillation is None:
+        return
+    if problem := model_problem(distillation.path):
+        yield r.problem("algorithm.distillation.path", problem)
+    top_k, path = distillation.divergence.top_k, "algorithm.distillation.divergence.top_k"
+    if distillation.engine is not None and top_k:
+        yield r.problem(path, "must be 0 with algorithm.distillation.engine: an engine scores the sampled tokens alone")
+    reported = getattr(r.config.engine, "top_k_log_probs", 0)
+    if top_k > reported and distillation.divergence.top_k_of == "student":
+        message = f"is more than the {reported} tokens that the engine reports; set engine.top_k_log_probs={top_k}"
+        yield r.problem(path, f"{message}, or top_k_of=teacher")
 
 
 def needed_tensors_are_supplied(r: Resolved[Any]) -> Iterator[Problem]:

@@ -181,7 +181,9 @@ def _micro_batches(prompts: int, completions: int, prompt: int, length: int, bud
     return len(micro_batches(longest, budget, share_prompt=shared))
 
 
-def memory_of(config: RunConfig, model: ModelFacts, batch: StepSize) -> dict[str, int]:
+def memory_of(
+    config: RunConfig, model: ModelFacts, batch: StepSize, teacher: ModelFacts | None = None
+) -> dict[str, int]:
     """Bytes of a run on one device, by what they hold; the sum counts engine and trainer, which take turns, at once."""
     reward_bytes = sum(
         model_facts(reward.path, reward.revision).parameters * BYTES[reward.dtype]
@@ -207,12 +209,20 @@ def memory_of(config: RunConfig, model: ModelFacts, batch: StepSize) -> dict[str
         "autocast copy of the weights": p * compute if compute != master else 0,
         "reward models": reward_bytes,
         "reference model": p * master if config.algorithm.reference_kl and config.model.lora is None else 0,
+        "teacher model": 0 if teacher is None else _teacher_bytes(config, teacher.parameters),
         "engine's copy of the weights": p * engine_bytes if config.engine.needs_weights else 0,
         "KV cache": 2 * model.layers * model.kv_width * row * slots * engine_bytes,
         "activations of a micro-batch": forwarded * model.layers * per_layer * compute,
         "logits": 3 * chunk * model.vocabulary * 4 + slots * model.vocabulary * 4,
     }
     return {name: size for name, size in parts.items() if size}
+
+
+def _teacher_bytes(config: RunConfig, parameters: int) -> int:
+    """Weights of a teacher of so many parameters, and the copy of an engine that runs it."""
+    engine = config.algorithm.distillation and config.algorithm.distillation.engine
+    copied = BYTES.get(str(getattr(engine, "dtype", None)), BYTES[config.model.compute_dtype])
+    return parameters * (BYTES[config.model.dtype] + (copied if engine and engine.needs_weights else 0))
 
 
 @dataclass(frozen=True)
@@ -230,7 +240,9 @@ class Time:
         return self.generate + self.train
 
 
-def time_of(config: RunConfig, model: ModelFacts, batch: StepSize, gemm: float) -> Time:
+def time_of(
+    config: RunConfig, model: ModelFacts, batch: StepSize, gemm: float, teacher: ModelFacts | None = None
+) -> Time:
     """2 FLOP a parameter and token to generate, 6 to train, 4 with LoRA (2 more for each extra forward), over a share
     of the GEMM rate. Under dynamic sampling only the first generation batch counts: how many there are, only the
     questions know."""
@@ -240,7 +252,9 @@ def time_of(config: RunConfig, model: ModelFacts, batch: StepSize, gemm: float) 
     generate = 2 * p * (sequences * length + prompts * (batch.longest - length)) / (GENERATE_SHARE * gemm)
     extra = 2 * ((config.algorithm.proximal == "recompute") + (config.algorithm.reference_kl is not None))
     products = 6 if config.model.lora is None else 4  # frozen weights have no gradient
-    train = p * batch.tokens * (products * config.train.epochs_per_step + extra) / (TRAIN_SHARE * gemm)
+    of_teacher = 2 * teacher.parameters if teacher is not None else 0
+    flop = p * (products * config.train.epochs_per_step + extra) + of_teacher
+    train = batch.tokens * flop / (TRAIN_SHARE * gemm)
     evaluations, questions = _evaluations(config)
     answer = config.eval.sampling.max_tokens if config.eval.sampling else length
     evaluate = 2 * p * questions * (answer + batch.longest - length) / (GENERATE_SHARE * gemm)

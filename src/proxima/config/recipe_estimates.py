@@ -64,10 +64,13 @@ class Estimates:
         self.memory: dict[str, int] | None = None
         self.time: Time | None = None
         if self.model is not None:
-            self.memory = memory_of(config, self.model, self.batch)
+            distillation, teacher = config.algorithm.distillation, None
+            if distillation is not None:
+                teacher = self._read(lambda: model_facts(distillation.path), "teacher size")
+            self.memory = memory_of(config, self.model, self.batch, teacher)
             if gemm is None and not any(device_exists(resolved)):
                 gemm = gemm_rate(config.model.compute_dtype, _device(config.model.device))
-            self.time = None if gemm is None else time_of(config, self.model, self.batch, gemm)
+            self.time = None if gemm is None else time_of(config, self.model, self.batch, gemm, teacher)
         if self.time is not None and config.eval.task is not None and not self.time.evaluate:
             self.notes.append("evaluations are not in the time: how many questions they ask can't be read")
 

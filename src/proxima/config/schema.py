@@ -47,6 +47,7 @@ class Presets:
 
 _AGGREGATES = "proxima.core.aggregate:AGGREGATES"
 _AGGREGATE = Slot(_AGGREGATES, default="token_mean", aliases="proxima.core.aggregate:AGGREGATE_ALIASES")
+_DIVERGENCE = Slot("proxima.core.distillation:DISTILLATIONS", default="reverse_kl")
 _CORRECTIONS = "proxima.core.correction:CORRECTIONS"
 _CORRECTION = Slot(_CORRECTIONS, many=True, presets="proxima.core.correction:CORRECTION_PRESETS")
 
@@ -146,6 +147,25 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DistillationConfig:
+    """A teacher beside the rewards, or in place of them."""
+
+    path: Annotated[str, "the teacher, of the student's vocabulary: Hugging Face name, folder, or .gguf file"]
+    divergence: Annotated[Any, _DIVERGENCE, "how far the student is from it, at each token"] = None
+    coefficient: Annotated[float, "of the divergence in the loss, > 0"] = 1.0
+    aggregate: Annotated[Any, _AGGREGATE, "divergences of tokens -> one number"] = None
+    policy_gradient: Annotated[bool, "train on the rewards too; false: they are only measured"] = True
+    engine: Annotated[
+        Any, Slot("proxima.engine:ENGINES"), "runs the teacher, with divergence.top_k 0; null: the trainer's forward"
+    ] = None
+
+    def __post_init__(self) -> None:
+        valid = 0 < self.coefficient < float("inf")
+        remedy = "algorithm.distillation=null turns it off"
+        require(valid, "coefficient", self.coefficient, "must be > 0 and finite", remedy=remedy)
+
+
+@dataclass(frozen=True, kw_only=True)
 class AlgorithmConfig:
     preset: Annotated[str | None, "the preset it was made from; a label, the fields below say it all"] = None
     proximal: Annotated[Literal["behavior", "recompute", "loglinear"], "centre of the trust region"] = "behavior"
@@ -160,6 +180,7 @@ class AlgorithmConfig:
     selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS", many=True), "dropped before the update"] = ()
     dynamic_sampling: Annotated[DynamicSampling | None, "replaces the groups that a selection drops; null: off"] = None
     reference_kl: Annotated[Any, Slot("proxima.core.penalty:PENALTIES"), "KL to the frozen reference; null: off"] = None
+    distillation: Annotated[DistillationConfig | None, "divergence from a teacher, in the loss; null: off"] = None
     entropy_bonus: Annotated[float, "coefficient of the entropy, added to the objective; 0: off"] = 0.0
     skip_zero_advantage: Annotated[
         bool, "skip forward and backward where the advantage is exactly 0 (exact: momentum still steps)"

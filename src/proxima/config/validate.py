@@ -28,6 +28,7 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (algorithm_checks.groups_have_several_completions, "train algorithm"),
     (algorithm_checks.needed_tensors_are_supplied, "algorithm engine"),
     (algorithm_checks.advantage_is_supported, "algorithm"),
+    (algorithm_checks.teacher_is_usable, "algorithm engine"),
     (algorithm_checks.gdpo_has_the_weights, "algorithm reward"),
     (algorithm_checks.allocation_keeps_batch_size, "algorithm train"),
     (algorithm_checks.dynamic_sampling_has_a_selection, "algorithm"),

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.divergence import REST_FLOOR
-from proxima.core.loss import Aggregate, Loss, check_needs
+from proxima.core.loss import Aggregate, Loss, Surrogate, TokenLoss, check_needs
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_ratio
 from proxima.core.spec import Spec
@@ -259,6 +259,16 @@ class JensenShannon(_TeacherDivergence):
         log_m = torch.logaddexp(log_u + math.log(self.beta), student)
         weight = -(1 - self.beta) * log_m
         return self.beta * log_u.exp() * (log_u - log_m) + weight, weight
+
+
+@dataclass(frozen=True)
+class NoPolicyGradient(Surrogate):
+    """Loss and gradient 0, as TokenLoss: the rewards are measured, and the teacher alone trains. b: `log_prob` [N]."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+
+    def __call__(self, b: PolicyBatch) -> TokenLoss:
+        return TokenLoss(0 * b.masked("log_prob"), b.loss_mask, {})
 
 
 DISTILLATIONS: dict[str, type] = {"forward_kl": ForwardKl, "js": JensenShannon, "reverse_kl": ReverseKl}

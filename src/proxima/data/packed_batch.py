@@ -87,7 +87,11 @@ class PackedBatch:
         return replace(self, **moved)
 
     def policy_batch(
-        self, log_prob: Tensor, entropy: Tensor | None = None, top_k_log_prob: Tensor | None = None
+        self,
+        log_prob: Tensor,
+        entropy: Tensor | None = None,
+        top_k_log_prob: Tensor | None = None,
+        bucket_log_prob: Tensor | None = None,
     ) -> PolicyBatch:
         """The input of the loss: the columns that both batches have, and the model's outputs."""
         counts = HostCounts(self.tokens_of, self.sampled_of, self.cu_seqlens, self.sampled, self.loss_mask)
@@ -98,6 +102,7 @@ class PackedBatch:
             token=self.target,
             entropy=entropy,
             top_k_log_prob=top_k_log_prob,
+            bucket_log_prob=bucket_log_prob,
             host_counts=counts,
             **facts,
         )

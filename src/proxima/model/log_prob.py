@@ -166,22 +166,31 @@ class _TokenLogProb(torch.autograd.Function):
 _apply: Any = _TokenLogProb.apply
 
 
+class TopTokens(NamedTuple):
+    """What `top_k_log_prob` returns: of the target [N], and of the top tokens, by falling log-prob, [N, k]."""
+
+    log_prob: Tensor
+    ids: Tensor
+    top: Tensor
+
+
 @torch.no_grad()
 def top_k_log_prob(
     hidden: Tensor,
     weight: Tensor,
+    target: Tensor,
     temperature: Tensor,
     k: int,
     *,
     bias: Tensor | None = None,
     vocabulary: int | None = None,
     chunk: int = 512,
-) -> tuple[Tensor, Tensor]:
-    """The most probable tokens: ids [N, k] int64 and log-probs [N, k] float32, nats, without gradient, falling.
+) -> TopTokens:
+    """Log-probs of the targets and of the most probable tokens, float32, nats, without gradient, in one pass.
 
     Args:
-        hidden, weight, bias, temperature [N], chunk: as `token_log_prob`.
-        k: tokens, at most `vocabulary`.
+        hidden, weight, bias, target [N], temperature [N], chunk: as `token_log_prob`.
+        k: tokens, >= 0, at most `vocabulary`.
         vocabulary: only ids below it; the log-probs are normalised over all rows of `weight` all the same.
     """
     kind = hidden.device.type
@@ -191,11 +200,13 @@ def top_k_log_prob(
         b = None if bias is None else bias.to(compute)
         exact = _LOGIT_DTYPE.get(hidden.dtype, torch.float32)
         ids = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
-        log_prob = torch.empty(len(hidden), k, dtype=exact, device=hidden.device)
+        top = torch.empty(len(hidden), k, dtype=exact, device=hidden.device)
+        log_prob = torch.empty(len(hidden), dtype=exact, device=hidden.device)
         for at in range(0, len(hidden), chunk):
             own = slice(at, at + chunk)
             for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
-                top = logits[:, :vocabulary].topk(k, dim=1)
-                ids[own][rows] = top.indices
-                log_prob[own][rows] = top.values - logits.logsumexp(1, keepdim=True)
-    return ids, log_prob
+                log_z = logits.logsumexp(1, keepdim=True)
+                found = logits[:, :vocabulary].topk(k, dim=1)
+                ids[own][rows], top[own][rows] = found.indices, found.values - log_z
+                log_prob[own][rows] = (logits.gather(1, target[own][rows, None]) - log_z).squeeze(1)
+    return TopTokens(log_prob, ids, top)

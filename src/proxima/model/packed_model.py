@@ -20,13 +20,14 @@ class TokenOutputs:
 
     log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats. value [N] float32, reward units,
     of the state that predicts the token. top_k_log_prob [N, K] float32, nats, without gradient, of the ids in the
-    batch's `top_k`.
+    batch's `top_k`. bucket_log_prob [N, J] float32, nats, with gradient, of those in its `bucket_token`.
     """
 
     log_prob: Tensor | None = None
     entropy: Tensor | None = None
     value: Tensor | None = None
     top_k_log_prob: Tensor | None = None
+    bucket_log_prob: Tensor | None = None
 
     def need(self, name: str) -> Tensor:
         """The output of this name.

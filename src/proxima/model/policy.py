@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from proxima.data import PackedBatch, UserError
 from proxima.model.load import LoadedModel
-from proxima.model.log_prob import token_log_prob
+from proxima.model.log_prob import TopTokens, token_log_prob, top_k_log_prob
 from proxima.model.lora import base_layer, weight_of
 from proxima.model.packed_model import PackedModel, TokenOutputs, scalar_head
 
@@ -97,12 +97,40 @@ class Policy(PackedModel):
                 bias=self.head.bias,
                 entropy=entropy,
                 entropy_gradient="entropy_gradient" in needs,
-                others=batch.top_k,
+                others=_joined(batch.top_k, batch.bucket_token),
+                others_gradient=batch.bucket_token is not None,
                 chunk=self.log_prob_chunk,
             )
+        others, split = outputs.others, 0 if batch.top_k is None else batch.top_k.shape[1]
         return TokenOutputs(
             log_prob=outputs.log_prob,
             entropy=outputs.entropy,
             value=self.values_of(hidden) if value else None,
-            top_k_log_prob=outputs.others,
+            top_k_log_prob=None if others is None or batch.top_k is None else others[:, :split],
+            bucket_log_prob=None if others is None or batch.bucket_token is None else others[:, split:],
         )
+
+    @torch.no_grad()
+    def top_tokens(self, batch: PackedBatch, k: int, vocabulary: int) -> TopTokens:
+        """Log-probs of `batch.target` and of the `k` most probable tokens, of ids below `vocabulary`, at
+        `batch.temperature`; without gradient."""
+        if len(batch.target) == 0:
+            empty = torch.zeros(0, k, device=self.device)
+            return TopTokens(empty.sum(1), empty.long(), empty)
+        with self.autocast():
+            return top_k_log_prob(
+                self.hidden(batch),
+                weight_of(self.head),
+                batch.target,
+                batch.temperature,
+                k,
+                bias=self.head.bias,
+                vocabulary=vocabulary,
+                chunk=self.log_prob_chunk,
+            )
+
+
+def _joined(*ids: Tensor | None) -> Tensor | None:
+    """The columns of token ids that a batch has, side by side."""
+    given = [one for one in ids if one is not None]
+    return torch.cat(given, 1) if len(given) > 1 else next(iter(given), None)

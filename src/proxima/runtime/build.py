@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima.config.algorithm_checks import unsupported_by_loop
+from proxima.config.algorithm_checks import trains_on_rewards, unsupported_by_loop
 from proxima.config.describe import kind_of
 from proxima.core.advantage import needs_baseline
+from proxima.core.distillation import NoPolicyGradient
 from proxima.core.penalty import EntropyBonus
 from proxima.core.selection import prompts_factor
 from proxima.data import FieldError, Group, Prompt, within
@@ -31,6 +32,7 @@ from proxima.runtime.observer import Observer
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.replay import StoredRollouts
 from proxima.runtime.store import RolloutRecorder, RunStore
+from proxima.runtime.teacher import check_teacher, make_distillation, make_teacher_stage
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource, template_note
 from proxima.task.protocol import Rows
@@ -84,6 +86,7 @@ def load_run_data(config: "RunConfig") -> RunData:
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     tokenizer, context = load_tokenizer_and_context(config.model)
+    check_teacher(config, tokenizer, context)
     notes = [] if config.replayed is not None else template_note(tokenizer, config.model.path)
     checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
     source: PromptSource | StoredRollouts
@@ -232,12 +235,13 @@ def make_objective(config: "RunConfig") -> PolicyObjective:
     if algorithm.entropy_bonus > 0:
         penalties.append(EntropyBonus(algorithm.entropy_bonus))
     return PolicyObjective(
-        surrogate=algorithm.surrogate,
+        surrogate=algorithm.surrogate if trains_on_rewards(config) else NoPolicyGradient(),
         aggregate=algorithm.aggregate,
         corrections=algorithm.correction,
         penalties=penalties,
         proximal=proximal,
         skip_zero_advantage=algorithm.skip_zero_advantage,
+        distillation=make_distillation(config),
         # A guard that rejects has measured before the update.
         measure={"entropy", "mismatch"} if mismatch.measure and mismatch.on_mismatch != "reject" else {"entropy"},
     )
@@ -260,6 +264,8 @@ def make_stages(config: "RunConfig", policy: Policy, compute: ComputeThread) -> 
         frozen = compute.call(load_model, config)
         frozen.model.requires_grad_(False)
         stages.append(LogProbStage("reference_log_prob", make_policy(config.model, frozen)))
+    if config.algorithm.distillation is not None:
+        stages.append(make_teacher_stage(config, config.algorithm.distillation, compute))
     return stages
 
 

@@ -38,6 +38,9 @@ def input_hashes(
     and the held-out ones, and of each file outside proxima that holds a reward (not of what such a file imports), by
     what it is called in a message; `held_out` has the rows of each set by their name there."""
     named = model_hashes(config.model)
+    if (distillation := config.algorithm.distillation) is not None:
+        taught = model_files(distillation.path)
+        named |= {f"algorithm.distillation.path: {name}": value for name, value in taught.items()}
     named |= source.hashes if isinstance(source, StoredRollouts) else {"task: its rows": rows_sha(source.rows)}
     named |= _reward_hashes("reward", config.reward)
     for number, one in enumerate(config.eval.sets):

@@ -1,6 +1,6 @@
-"""Forward passes of a step before its update: each fills one column of the trajectories."""
+"""Forward passes of a step before its update: each fills columns of the trajectories."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -19,7 +19,8 @@ class ForwardStage(Protocol):
     over all completions with a score if the advantage names `column` in its `needs`, otherwise after the selection and
     over the completions that are trained.
 
-    column: the field of `Trajectory`, [T] float32, that it fills; a column that is filled already stays.
+    column: the field of `Trajectory`, [T] float32, that it fills; a column that is filled already stays. A stage that
+        fills several names the one that tells whether it has run.
     """
 
     @property
@@ -29,8 +30,8 @@ class ForwardStage(Protocol):
         """The batch for `__call__`, on its device; `PackedModel.pack` of the model that runs it."""
         ...
 
-    def __call__(self, batch: PackedBatch) -> Tensor:
-        """[N] float32, one number for each response token."""
+    def __call__(self, batch: PackedBatch) -> Tensor | Mapping[str, Tensor]:
+        """[N] float32, one number for each response token; of a stage with several columns each by its name."""
         ...
 
 

@@ -1,7 +1,7 @@
 """The training stack: from items and an objective to new weights. It knows no RL."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import chain
@@ -90,24 +90,26 @@ class TrainStack:
 
     def log_prob(self, trajectories: Sequence[Trajectory]) -> list[Floats]:
         """[T] log-probs of each response, nats, at the trajectory's temperature, under a policy's current weights."""
-        return self._column(LogProbStage("proximal_log_prob", self.model), trajectories)
+        return self._columns(LogProbStage("proximal_log_prob", self.model), trajectories)["proximal_log_prob"]
 
     def fill(self, stages: Iterable[ForwardStage], trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The trajectories with the columns of the stages, in order; a column that all of them have is kept."""
         out = list(trajectories)
         for stage in stages:
             if any(getattr(item, stage.column) is None for item in out):
-                filled: list[dict[str, Any]] = [{stage.column: values} for values in self._column(stage, out)]
-                out = [replace(item, **column) for item, column in zip(out, filled, strict=True)]
+                filled: dict[str, Any] = self._columns(stage, out)
+                out = [replace(item, **{name: filled[name][i] for name in filled}) for i, item in enumerate(out)]
         return out
 
     @torch.no_grad()
-    def _column(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> list[Floats]:
-        """[T] of each trajectory, in micro-batches."""
-        out: list[Floats] = []
+    def _columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
+        """The columns that a stage fills, [T, …] of each trajectory, in micro-batches."""
+        out: dict[str, list[Floats]] = {stage.column: []}
         for indices in self._micro_batches([(item,) for item in trajectories]):
             batch = stage.pack([trajectories[i] for i in indices])
-            out.extend(np.split(stage(batch).cpu().numpy(), batch.cu_seqlens[1:-1].tolist()))
+            found = stage(batch)
+            for name, values in (found if isinstance(found, Mapping) else {stage.column: found}).items():
+                out.setdefault(name, []).extend(np.split(values.cpu().numpy(), batch.cu_seqlens[1:-1].tolist()))
         return out
 
     def update(

@@ -7,8 +7,10 @@
 To add one: subclass `Objective`; the tests of `tests/train/test_objectives.py` show a small one.
 """
 
-from proxima.train.objectives.policy_objective import PolicyObjective, ProximalSource
+from proxima.train.objectives.policy_objective import DistillationTerm, PolicyObjective, ProximalSource
 from proxima.train.objectives.protocol import Decision, Objective, TokenStatistics
 from proxima.train.objectives.sft_objective import SftObjective
 
-__all__ = ["Decision", "Objective", "PolicyObjective", "ProximalSource", "SftObjective", "TokenStatistics"]
+__all__ = [
+    "Decision", "DistillationTerm", "Objective", "PolicyObjective", "ProximalSource", "SftObjective", "TokenStatistics",
+]  # fmt: skip

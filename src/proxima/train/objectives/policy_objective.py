@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.correction import mismatch_metrics
+from proxima.core.distillation import Distillation, distillation_loss
 from proxima.core.loss import Aggregate, Correction, Loss, Penalty, PolicyLoss, Surrogate, policy_loss
 from proxima.core.metrics import Metrics
 from proxima.core.precompute import Precomputed, needs_precompute, precompute
@@ -20,6 +21,15 @@ from proxima.model import TokenOutputs
 from proxima.train.objectives.protocol import Objective, TokenStatistics
 
 ProximalSource = Literal["given", "first_forward", "loglinear"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationTerm:
+    """`proxima.core.distillation_loss` with these arguments."""
+
+    divergence: Distillation
+    aggregate: Aggregate
+    coefficient: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +44,8 @@ class PolicyObjective(Objective[Trajectory]):
         current_version: of the weights; only `loglinear` reads it.
         skip_zero_advantage: skip trajectories whose advantage is exactly 0. It has no effect unless the surrogate
             declares `zero_advantage_inert`, there is no penalty and nothing depends on the whole batch.
+        distillation: pulls the policy towards a teacher, whose columns the trajectories then hold: a loss beside that
+            of the rewards, with its own denominator, over the same tokens; None: off. No trajectory is skipped.
         measure: what is reported beside the loss: `entropy` of the policy, which costs one more pass over the logits;
             `mismatch` of engine and trainer, `core.mismatch_metrics` of the first update, before the weights move.
     """
@@ -45,6 +57,7 @@ class PolicyObjective(Objective[Trajectory]):
     proximal: ProximalSource = "given"
     current_version: int = 0
     skip_zero_advantage: bool = True
+    distillation: DistillationTerm | None = None
     measure: Set[Literal["entropy", "mismatch"]] = frozenset({"entropy", "mismatch"})
 
     @property
@@ -65,7 +78,7 @@ class PolicyObjective(Objective[Trajectory]):
     @cached_property
     def skips_zero_advantage(self) -> bool:
         inert = self.surrogate.zero_advantage_inert and not self.penalties and not self.whole_batch
-        return self.skip_zero_advantage and inert
+        return self.skip_zero_advantage and inert and self.distillation is None
 
     def sequences(self, item: Trajectory) -> Sequence[Trajectory]:
         return (item,)
@@ -79,11 +92,15 @@ class PolicyObjective(Objective[Trajectory]):
 
     def denominators(self, items: Sequence[Trajectory], decision: Precomputed | None = None) -> list[Tensor]:
         if decision is not None:
-            return [self.aggregate.denominator(decision.batch.loss_mask, decision.batch.cu_seqlens)]
+            return self._denominators(decision.batch.loss_mask, decision.batch.cu_seqlens)
         masks = [np.ones(len(item.tokens), bool) if item.loss_mask is None else item.loss_mask for item in items]
         ends = np.cumsum([0, *map(len, masks)])
         loss_mask = torch.from_numpy(np.concatenate([np.empty(0, bool), *masks]))
-        return [self.aggregate.denominator(loss_mask, torch.from_numpy(ends))]
+        return self._denominators(loss_mask, torch.from_numpy(ends))
+
+    def _denominators(self, loss_mask: Tensor, cu_seqlens: Tensor) -> list[Tensor]:
+        aggregates = [self.aggregate, *([self.distillation.aggregate] if self.distillation else [])]
+        return [aggregate.denominator(loss_mask, cu_seqlens) for aggregate in aggregates]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Precomputed | None = None) -> list[Loss]:
         if decision is None:
@@ -94,8 +111,9 @@ class PolicyObjective(Objective[Trajectory]):
                 log_prob=outputs.need("log_prob"),
                 entropy=outputs.entropy,
                 top_k_log_prob=outputs.top_k_log_prob,
+                bucket_log_prob=outputs.bucket_log_prob,
             )
-        return [
+        losses: list[Loss] = [
             policy_loss(
                 policy_batch,
                 surrogate=self.surrogate,
@@ -104,6 +122,12 @@ class PolicyObjective(Objective[Trajectory]):
                 penalty=self.penalties or None,
             )
         ]
+        if (term := self.distillation) is not None:
+            divergence, aggregate, coefficient = term.divergence, term.aggregate, term.coefficient
+            losses.append(
+                distillation_loss(policy_batch, divergence=divergence, aggregate=aggregate, coefficient=coefficient)
+            )
+        return losses
 
     def measure_first(
         self, items: Sequence[Trajectory], statistics: Sequence[TokenStatistics], device: torch.device
@@ -115,7 +139,7 @@ class PolicyObjective(Objective[Trajectory]):
     def token_statistics(
         self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
     ) -> list[TokenStatistics]:
-        (loss,) = losses
+        loss = losses[0]
         assert isinstance(loss, PolicyLoss)
         ends = batch.cu_seqlens[1:-1].tolist()
         log_prob, keep = (np.split(x.detach().cpu().numpy(), ends) for x in (outputs.need("log_prob"), loss.keep))
@@ -136,7 +160,7 @@ class PolicyObjective(Objective[Trajectory]):
                 batch.behavior_log_prob, log_prob, batch.policy_version, self.current_version
             )
             batch = replace(batch, proximal_log_prob=between)
-        return batch.policy_batch(log_prob, outputs.entropy, outputs.top_k_log_prob)
+        return batch.policy_batch(log_prob, outputs.entropy, outputs.top_k_log_prob, outputs.bucket_log_prob)
 
 
 def first_forward(

@@ -1,0 +1,115 @@
+"""The teacher of a distillation: what is checked before any weights are loaded, and the stage that asks it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from proxima.data import FieldError
+from proxima.engine.protocol import EngineSetup
+from proxima.model import Policy, load
+from proxima.model.compute_thread import ComputeThread
+from proxima.model.load import DTYPES, LoadedModel, load_config, load_tokenizer
+from proxima.train import ForwardStage
+from proxima.train.objectives import DistillationTerm
+from proxima.train.teacher_stage import EngineTeacherStage, TeacherStage
+
+if TYPE_CHECKING:
+    from proxima.config.schema import DistillationConfig, RunConfig
+
+PATH = "algorithm.distillation.path"
+FAMILY = "use a teacher of the student's family: they are compared token by token"
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """A teacher's folder that can't be read is named by its own field, not as model.path."""
+    try:
+        yield
+    except FieldError as error:
+        raise FieldError(PATH, error.value, error.bound, remedy=error.remedy) from error
+
+
+def check_teacher(config: "RunConfig", tokenizer: Any, context: int) -> None:
+    """Refuse a teacher that reads other tokens than the student, or fewer at once.
+
+    Args:
+        tokenizer: of the student.
+        context: tokens that prompt and completion may have together.
+
+    Raises:
+        FieldError: names what differs.
+    """
+    distillation = config.algorithm.distillation
+    if distillation is None:
+        return
+    path = distillation.path
+    with _named():
+        limits, other = load_config(path).get_text_config(), load_tokenizer(path)
+    if problem := vocabulary_problem(tokenizer.get_vocab(), other.get_vocab()):
+        raise FieldError(PATH, path, problem, remedy=FAMILY)
+    for name in ("bos_token_id", "eos_token_id"):
+        ours, theirs = getattr(tokenizer, name, None), getattr(other, name, None)
+        if ours != theirs:
+            raise FieldError(PATH, path, f"has {name}={theirs}, and model.path has {ours}", remedy=FAMILY)
+    limit = int(getattr(limits, "max_position_embeddings", 0) or 1 << 20)
+    if limit < context:
+        reason = f"reads at most {limit} tokens, and prompt and completion may have {context}"
+        raise FieldError(PATH, path, reason, remedy=f"set model.max_length={limit}")
+    if distillation.divergence.top_k > (size := shared_vocabulary(config)):
+        field = "algorithm.distillation.divergence.top_k"
+        raise FieldError(field, distillation.divergence.top_k, f"must be at most the vocabulary, {size}")
+
+
+def vocabulary_problem(ours: dict[str, int], theirs: dict[str, int]) -> str | None:
+    """How the teacher's vocabulary differs from the student's; None where every token has the same id in both."""
+    different = [token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)]
+    if not different:
+        return None
+    token = min(different, key=lambda one: (min(ours.get(one, 1 << 40), theirs.get(one, 1 << 40)), one))
+    there, here = (f"id {ids[token]}" if token in ids else "missing" for ids in (theirs, ours))
+    return f"has another vocabulary: {token!r} is {there} there and {here} in model.path ({len(different):,} differ)"
+
+
+def shared_vocabulary(config: "RunConfig") -> int:
+    """Ids that both models have; what lies beyond, in one of them, is padding of its output layer."""
+    assert config.algorithm.distillation is not None
+    configs = load_config(config.model.path, config.model.revision), load_config(config.algorithm.distillation.path)
+    return min(int(one.get_text_config().vocab_size) for one in configs)
+
+
+def make_distillation(config: "RunConfig") -> DistillationTerm | None:
+    """The loss of the teacher; None without one."""
+    if (found := config.algorithm.distillation) is None:
+        return None
+    return DistillationTerm(divergence=found.divergence, aggregate=found.aggregate, coefficient=found.coefficient)
+
+
+def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", compute: ComputeThread) -> ForwardStage:
+    """The stage that asks the teacher, whose weights it loads.
+
+    Raises:
+        FieldError: they can't be loaded, or the engine does not score.
+    """
+    with _named():
+        teacher = compute.call(_load, config, distillation.path)
+    divergence = distillation.divergence
+    if distillation.engine is not None:
+        engine = distillation.engine.build(EngineSetup.of(teacher, compute=compute))
+        if not engine.capabilities.score:
+            remedy = "set algorithm.distillation.engine=null, or use one that does"
+            raise FieldError("algorithm.distillation.engine", distillation.path, "does not score tokens", remedy=remedy)
+        return EngineTeacherStage(engine=engine)
+    teacher.model.requires_grad_(False)
+    policy = Policy(
+        teacher,
+        share_prompt=config.model.share_prompt,
+        compute_dtype=DTYPES[config.model.compute_dtype],
+        log_prob_chunk=config.model.log_prob_chunk,
+    )
+    return TeacherStage(
+        policy=policy, top_k=divergence.top_k, top_k_of=divergence.top_k_of, vocabulary=shared_vocabulary(config)
+    )
+
+
+def _load(config: "RunConfig", path: str) -> LoadedModel:
+    return load(path, dtype=DTYPES[config.model.dtype], device=config.model.device)

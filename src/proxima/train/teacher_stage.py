@@ -1,0 +1,74 @@
+"""What distillation asks a teacher, once a step: log-probs of the response tokens, and of those that have a bucket."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxima.data import PackedBatch, Trajectory, pack
+from proxima.engine.protocol import Engine, ScoreRequest
+from proxima.model import Policy
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherStage:
+    """A forward pass of the teacher, at the temperature that the tokens were sampled at.
+
+    Args:
+        policy: the teacher.
+        top_k: tokens with a bucket of their own; 0: none.
+        top_k_of: whose most probable tokens: the teacher's, or the student's, the first `top_k` that the engine
+            reported.
+        vocabulary: ids below it are tokens of the student too; the teacher's rest bucket has all others.
+
+    Fills `teacher_log_prob` [N], and with top_k `bucket_token` [N, K] and `teacher_bucket_log_prob` [N, K].
+    """
+
+    policy: Policy
+    top_k: int
+    top_k_of: Literal["teacher", "student"]
+    vocabulary: int
+    column: str = "teacher_log_prob"
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        return self.policy.pack(trajectories)
+
+    def __call__(self, batch: PackedBatch) -> dict[str, Tensor]:
+        if self.top_k and self.top_k_of == "student":
+            if batch.top_k is None:
+                raise ValueError("the student's top K is not in the trajectories: set engine.top_k_log_probs")
+            ids = batch.top_k[:, : self.top_k]
+            found = self.policy(replace(batch, top_k=None, behavior_top_k_log_prob=None, bucket_token=ids))
+            log_prob, top = found.need("log_prob"), found.need("bucket_log_prob")
+        else:
+            log_prob, ids, top = self.policy.top_tokens(batch, self.top_k, self.vocabulary)
+        buckets = {"bucket_token": ids, "teacher_bucket_log_prob": top} if self.top_k else {}
+        return {self.column: log_prob, **buckets}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineTeacherStage:
+    """The same without buckets, from an engine that scores. Fills `teacher_log_prob` [N]."""
+
+    engine: Engine
+    column: str = "teacher_log_prob"
+    runner: asyncio.Runner = field(default_factory=asyncio.Runner)
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        return pack(trajectories, share_prompt=False)  # each prompt before its response: the requests are read off
+
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        prompts = np.split(batch.tokens.numpy(), batch.segment_cu[1:-1].tolist())[::2]
+        edges = batch.cu_seqlens[1:-1].tolist()
+        targets, temperatures = (np.split(x.numpy(), edges) for x in (batch.target, batch.temperature))
+        requests = [
+            ScoreRequest(prompt_tokens=prompt, tokens=tokens, temperature=float(temperature[0]))
+            for prompt, tokens, temperature in zip(prompts, targets, temperatures, strict=True)
+            if len(tokens)
+        ]
+        scores = self.runner.run(self.engine.score(requests))
+        return torch.from_numpy(np.concatenate([np.empty(0, np.float32), *scores]))

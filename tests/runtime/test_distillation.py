@@ -1,0 +1,228 @@
+"""Distillation in whole runs: a teacher of another seed, alone and beside rewards, resumed, replayed, refused."""
+
+import json
+import math
+import os
+import shutil
+import signal
+
+import pytest
+
+from proxima.config import load_recipe, resolve
+from proxima.config.problems import ConfigError
+from proxima.data import FieldError
+from proxima.model.load import load_config, load_tokenizer
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.rollouts import read_rows
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+
+
+def distilled(tiny_model, *, divergence="reverse_kl", more=None, algorithm=None, **changes):
+    """The tiny recipe with the preset `distill`, from the qwen2 of the same tokenizer."""
+    section = {"path": str(tiny_model("qwen2", 5)), "divergence": divergence} | (more or {})
+    preset = {"preset": "distill", "distillation": section} | (algorithm or {})
+    return recipe(tiny_model("llama"), algorithm=preset, eval__every=0, **changes)
+
+
+def metrics(folder):
+    return [r for r in RunFolder(folder).read_metrics() if r["kind"] == "train"]
+
+
+@pytest.mark.parametrize(
+    "divergence",
+    [
+        {"kind": "reverse_kl", "top_k": 259},
+        {"kind": "forward_kl"},
+        {"kind": "js", "beta": 0.3, "top_k_of": "student", "top_k": 8},
+        {"kind": "reverse_kl", "top_k": 0},
+    ],
+    ids=lambda one: f"{one['kind']}-{one.get('top_k', 16)}",
+)
+def test_a_student_gets_nearer_to_its_teacher(tiny_model, tmp_path, divergence):
+    fast = {"train__optimizer": {"kind": "adamw", "lr": 2e-2}, "train__schedule": "constant"}
+    tree = distilled(tiny_model, divergence=divergence, engine__top_k_log_probs=8, train__steps=6, **fast)
+    assert go(tmp_path / "run", tree).status == "done"
+    steps = metrics(tmp_path / "run")
+    assert len(steps) == 6
+    gap, share = ("divergence", 0.8) if divergence.get("top_k") != 0 else ("sampled_reverse_kl", 0.95)  # noisy
+    assert steps[-1][f"distillation/{gap}"] < share * steps[0][f"distillation/{gap}"]
+    assert all(r["loss"] == pytest.approx(r["distillation/divergence"], rel=1e-4) for r in steps)
+    assert all(0 <= r["reward/mean"] <= 1 for r in steps)  # measured all the same
+    assert ("distillation/teacher_rest" in steps[0]) == (divergence.get("top_k") != 0)
+    if divergence.get("top_k") == 259:
+        assert steps[0]["distillation/teacher_rest"] == pytest.approx(0, abs=1e-5)
+
+
+def test_a_teacher_that_is_the_student_teaches_nothing(tiny_model, tmp_path):
+    """Not even where all rewards are equal does it skip a completion."""
+    more = {"path": str(tiny_model("llama")), "divergence": {"kind": "reverse_kl", "top_k": 16}}
+    reward = [{"kind": "tests.runtime.tiny_run:Even", "constant": 1}]
+    tree = distilled(tiny_model, more=more, reward=reward, train__steps=1)
+    go(tmp_path / "run", tree)
+    (step,) = metrics(tmp_path / "run")
+    assert step["distillation/divergence"] == pytest.approx(0, abs=1e-6) and step["grad_norm"] < 1e-4
+    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(1))
+    assert {row["outcome"] for row in rows} == {"trained"} and {row["advantage"] for row in rows} == {0.0}
+
+
+def test_each_component_has_its_own_denominator(tiny_model, tmp_path):
+    """Rewards alone, the teacher alone, and both: the losses of the first step add up."""
+    more = {"coefficient": 0.5, "aggregate": "sequence_mean_token_sum"}
+    alone = distilled(tiny_model, more=more, train__steps=1)
+    both = distilled(tiny_model, more=more | {"policy_gradient": True}, train__steps=1)
+    rewards = distilled(tiny_model, train__steps=1)
+    rewards["algorithm"]["distillation"] = None
+    found = {}
+    for name, tree in (("alone", alone), ("both", both), ("rewards", rewards)):
+        go(tmp_path / name, tree)
+        (found[name],) = metrics(tmp_path / name)
+    rows = read_rows(RunFolder(tmp_path / "alone").rollout_file(1))
+    tokens = sum(len(row["tokens"]) for row in rows)
+    expected = 0.5 * found["alone"]["distillation/divergence"] * tokens / len(rows)
+    assert found["alone"]["loss"] == pytest.approx(expected, rel=1e-4)
+    assert found["both"]["loss"] == pytest.approx(found["alone"]["loss"] + found["rewards"]["loss"], rel=1e-4)
+    assert found["both"]["grad_norm"] != pytest.approx(found["alone"]["grad_norm"], rel=1e-3)
+
+
+def test_an_engine_that_scores_teaches_the_same(tiny_model, tmp_path):
+    sampled = {"kind": "reverse_kl", "top_k": 0}
+    engine = {"kind": "local", "dtype": "float32"}
+    for name, more in (("forward", {}), ("engine", {"engine": engine})):
+        go(tmp_path / name, distilled(tiny_model, divergence=sampled, more=more, train__steps=2))
+    pairs = zip(metrics(tmp_path / "forward"), metrics(tmp_path / "engine"), strict=True)
+    for ours, theirs in pairs:
+        for name in ("distillation/sampled_reverse_kl", "loss"):
+            assert theirs[name] == pytest.approx(ours[name], rel=1e-3)
+        assert math.isfinite(ours["loss"]) and ours["grad_norm"] > 0
+
+
+def test_a_resumed_run_is_the_same_to_the_bit(tiny_model, tmp_path):
+    def stop(event, *facts):
+        if event == "step" and facts[0]["step"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    tree = distilled(tiny_model, train__updates_per_step=2)
+    go(tmp_path / "whole", tree)
+    assert go(tmp_path / "run", tree, observer=Watcher(stop)).status == "stopped"
+    assert go(tmp_path / "run", tree, resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
+
+
+def test_a_replay_of_its_rollouts_is_the_same_run(tiny_model, tmp_path):
+    tree = distilled(
+        tiny_model, divergence={"kind": "js", "top_k_of": "student", "top_k": 4}, engine__top_k_log_probs=4
+    )
+    go(tmp_path / "run", tree)
+    go(tmp_path / "again", tree | {"rollouts": str(tmp_path / "run")})
+    weights = [traces(tmp_path / name)["tensors"] for name in ("run", "again")]
+    assert weights[0] == weights[1]
+
+
+def test_a_resume_with_another_teacher_is_refused(tiny_model, tmp_path):
+    teacher = shutil.copytree(tiny_model("qwen2", 5), tmp_path / "teacher")
+    tree = distilled(tiny_model, more={"path": str(teacher)}, train__steps=1)
+    go(tmp_path / "run", tree)
+    shutil.copytree(tiny_model("qwen2", 6), teacher, dirs_exist_ok=True)
+    tree["train"]["steps"] = 2
+    with pytest.raises(ValueError, match=r"algorithm.distillation.path: model.safetensors: changed since the run"):
+        go(tmp_path / "run", tree, resume=True)
+
+
+def with_other_tokens(source, folder, change):
+    """A copy of a model folder whose tokenizer.json was changed."""
+    copy = shutil.copytree(source, folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        facts = json.loads((copy / name).read_text())
+        change(name, facts)
+        (copy / name).write_text(json.dumps(facts))
+    return copy
+
+
+def swap(name, facts):
+    if name == "tokenizer.json":
+        words = facts["model"]["vocab"]
+        words["a"], words["b"] = words["b"], words["a"]
+
+
+def other_end(name, facts):
+    if name == "tokenizer_config.json":
+        facts["eos_token"] = "<|endoftext|>"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            swap,
+            r"has another vocabulary: 'a' is id \d+ there and id \d+ in model.path \(2 differ\); use a teacher of the",
+        ),
+        (other_end, "has eos_token_id=2, and model.path has 0; use a teacher of the student's family"),
+    ],
+)
+def test_a_teacher_with_other_tokens_is_refused_before_weights_are_loaded(tiny_model, tmp_path, change, message):
+    teacher = with_other_tokens(tiny_model("qwen2", 5), tmp_path / "teacher", change)
+    (teacher / "model.safetensors").unlink()
+    with pytest.raises(FieldError, match=f"algorithm.distillation.path='.*teacher' {message}"):
+        go(tmp_path / "run", distilled(tiny_model, more={"path": str(teacher)}))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_padded_output_layer_is_no_other_vocabulary(tiny_model, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    teacher = tmp_path / "teacher"
+    model = AutoModelForCausalLM.from_pretrained(tiny_model("qwen2", 5))
+    model.resize_token_embeddings(288)
+    model.save_pretrained(teacher)
+    load_tokenizer(str(tiny_model("qwen2", 5))).save_pretrained(teacher)
+    assert load_config(str(teacher)).vocab_size == 288
+    divergence = {"kind": "reverse_kl", "top_k": 259}
+    tree = distilled(tiny_model, divergence=divergence, more={"path": str(teacher)}, train__steps=1)
+    assert go(tmp_path / "run", tree).status == "done"
+    (step,) = metrics(tmp_path / "run")
+    assert step["distillation/teacher_rest"] > 1e-3  # its padding
+    tree["algorithm"]["distillation"]["divergence"]["top_k"] = 260
+    with pytest.raises(FieldError, match="divergence.top_k=260 must be at most the vocabulary, 259"):
+        go(tmp_path / "more", tree)
+
+
+def test_a_teacher_with_a_shorter_context_is_refused(tiny_model, tmp_path):
+    teacher = shutil.copytree(tiny_model("qwen2", 5), tmp_path / "teacher")
+    facts = json.loads((teacher / "config.json").read_text())
+    (teacher / "config.json").write_text(json.dumps(facts | {"max_position_embeddings": 64}))
+    tree = distilled(tiny_model, more={"path": str(teacher)}, train__steps=1)
+    with pytest.raises(FieldError, match="reads at most 64 tokens, and prompt and completion may have 256; set model"):
+        go(tmp_path / "run", tree)
+    tree["model"]["max_length"] = 64
+    assert go(tmp_path / "run", tree).status == "done"
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"path": "runs/nowhere"}, "algorithm.distillation.path=runs/nowhere .*does not exist"),
+        ({"coefficient": 0.0}, "distillation.coefficient=0 .*must be > 0 and finite; algorithm.distillation=null"),
+        ({"engine": "local"}, "divergence.top_k=16 .*must be 0 with algorithm.distillation.engine"),
+        (
+            {"divergence": {"kind": "js", "top_k_of": "student"}},
+            "top_k=16 .*is more than the 0 tokens that the engine reports; set engine.top_k_log_probs=16, or top_k_of",
+        ),
+        ({"divergence": {"kind": "js", "beta": 1}}, "beta=1 .*must be in"),
+    ],
+)
+def test_bad_fields_are_refused(tiny_model, more, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(distilled(tiny_model, more=more))
+
+
+def test_the_preset_asks_for_a_teacher(tiny_model):
+    with pytest.raises(ConfigError, match="algorithm.distillation.path: is missing: the teacher, of the student's"):
+        resolve(recipe(tiny_model("llama"), algorithm={"preset": "distill"}))
+
+
+def test_a_group_of_one_may_have_a_teacher(tiny_model):
+    tree = distilled(tiny_model, train__completions_per_prompt=1)
+    assert load_recipe(tree).config.algorithm.distillation.coefficient == 1.0
+    tree["algorithm"]["distillation"]["policy_gradient"] = True
+    with pytest.raises(ConfigError, match="a group of one has advantage 0"):
+        load_recipe(tree)

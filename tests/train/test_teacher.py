@@ -1,0 +1,151 @@
+"""Distillation in an update: the teacher's columns and the gradient, against plain forwards over the vocabulary."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from proxima.core import DISTILLATIONS, SequenceMeanTokenMean, TokenMean
+from proxima.core.distillation import NoPolicyGradient
+from proxima.data import pack
+from proxima.engine.local import Local
+from proxima.engine.protocol import EngineSetup
+from proxima.model import Policy
+from proxima.train.objectives import DistillationTerm
+from proxima.train.teacher_stage import EngineTeacherStage, TeacherStage
+from tests.model.rows import loaded
+from tests.tiny import VOCABULARY, tiny
+from tests.train.helpers import assert_close, gradients, trainer, trajectories
+
+TEACHER = "qwen2"
+
+
+def plain(model, row):
+    """[T, V] log-probs of every next token at the row's temperature, one sequence alone."""
+    tokens = torch.tensor([[*row.prompt_tokens, *row.tokens[:-1]]])
+    logits = model(input_ids=tokens).logits[0, len(row.prompt_tokens) - 1 :]
+    return (logits / row.temperature).log_softmax(1)
+
+
+def stage(**fields):
+    settings = {"top_k": 8, "top_k_of": "teacher", "vocabulary": VOCABULARY}
+    return TeacherStage(policy=Policy(loaded(TEACHER), log_prob_chunk=3), **(settings | fields))
+
+
+def test_the_teachers_columns_are_those_of_plain_forwards():
+    items = [item for item in trajectories() if len(item.tokens)]
+    teacher = tiny(TEACHER)
+    filled = trainer(tokens_per_micro_batch=24).fill([stage()], items)
+    with torch.no_grad():
+        for before, item in zip(items, filled, strict=True):
+            expected = plain(teacher, before)
+            target = torch.tensor(item.tokens).long()[:, None]
+            torch.testing.assert_close(
+                torch.from_numpy(item.teacher_log_prob), expected.gather(1, target)[:, 0], rtol=0, atol=1e-4
+            )
+            top = expected.topk(8)
+            assert item.bucket_token.dtype == np.int32 and np.array_equal(item.bucket_token, top.indices)
+            torch.testing.assert_close(torch.from_numpy(item.teacher_bucket_log_prob), top.values, rtol=0, atol=1e-4)
+    assert {item.temperature for item in items} == {1.0, 0.8}
+
+
+def test_the_students_top_k_is_that_of_the_engine():
+    items = []
+    for item in trajectories():
+        ids = np.arange(5 * len(item.tokens)).reshape(-1, 5) % VOCABULARY
+        items.append(replace(item, top_k=ids, behavior_top_k_log_prob=np.full(ids.shape, -3.0)))
+    filled = trainer().fill([stage(top_k=4, top_k_of="student")], items)
+    teacher = tiny(TEACHER)
+    with torch.no_grad():
+        for before, item in zip(items, filled, strict=True):
+            assert np.array_equal(item.bucket_token, before.top_k[:, :4])
+            if len(item.tokens):
+                expected = plain(teacher, before).gather(1, torch.tensor(item.bucket_token).long())
+                torch.testing.assert_close(torch.from_numpy(item.teacher_bucket_log_prob), expected, rtol=0, atol=1e-4)
+
+
+def test_an_engine_gives_what_a_forward_gives():
+    items = trajectories()
+    engine = Local(dtype="float32").build(EngineSetup.of(loaded(TEACHER)))
+    t = trainer(tokens_per_micro_batch=24)
+    forward, scored = (t.fill([one], items) for one in (stage(top_k=0), EngineTeacherStage(engine=engine)))
+    for ours, theirs in zip(forward, scored, strict=True):
+        np.testing.assert_allclose(theirs.teacher_log_prob, ours.teacher_log_prob, atol=2e-4)
+        assert ours.bucket_token is None
+
+
+@pytest.mark.parametrize("kind", sorted(DISTILLATIONS))
+@pytest.mark.parametrize("budget", [4096, 24])
+def test_the_gradient_of_an_update_is_that_of_plain_forwards(kind, budget):
+    """Over the whole vocabulary, beside no policy gradient; its denominator is that of the whole update."""
+    items = trajectories()
+    spec = DISTILLATIONS[kind](top_k=VOCABULARY)
+    term = DistillationTerm(divergence=spec, aggregate=SequenceMeanTokenMean(), coefficient=0.7)
+    t = trainer(surrogate=NoPolicyGradient(), distillation=term, tokens_per_micro_batch=budget)
+    assert not any(t.objective.skippable(item) for item in items)  # advantages of 0 are among them
+    found = gradients(t, t.fill([stage(top_k=VOCABULARY)], items))
+
+    student, teacher = tiny("llama"), tiny(TEACHER)
+    rows = []
+    for item in items:
+        mask = torch.tensor(item.loss_mask)
+        if not mask.any():
+            continue
+        p = plain(student, item)
+        with torch.no_grad():
+            q = plain(teacher, item)
+        m = torch.logaddexp(p, q) - np.log(2)
+        kl = {"reverse_kl": (p, q), "forward_kl": (q, p)}
+        pairs = [(1.0, *kl[kind])] if kind in kl else [(0.5, q, m), (0.5, p, m)]
+        rows.append(sum(w * (a.exp() * (a - b)).sum(1) for w, a, b in pairs)[mask].mean())
+    (0.7 * torch.stack(rows).mean()).backward()
+    assert_close(found, {name: x.grad for name, x in student.named_parameters()}, 1e-3)
+
+
+def test_losses_of_rewards_and_teacher_add_up():
+    items = trajectories()
+    term = DistillationTerm(divergence=DISTILLATIONS["reverse_kl"](top_k=8), aggregate=SequenceMeanTokenMean())
+    filled = trainer().fill([stage()], items)
+    alone = gradients(trainer(surrogate=NoPolicyGradient(), distillation=term), filled)
+    rewards = gradients(trainer(), filled)
+    both = gradients(trainer(distillation=term, aggregate=TokenMean()), filled)
+    assert_close(both, {name: alone[name] + rewards[name] for name in alone}, 1e-5)
+
+
+def test_a_policy_gives_both_the_engines_and_the_teachers_tokens():
+    """Side by side in one pass, the teacher's with gradient."""
+    items = []
+    for item in trajectories():
+        ids = np.arange(5 * len(item.tokens)).reshape(-1, 5) % VOCABULARY
+        other = np.full(ids[:, :2].shape, -3.0)
+        items.append(
+            replace(
+                item,
+                top_k=ids[:, :3],
+                behavior_top_k_log_prob=np.full(ids[:, :3].shape, -3.0),
+                bucket_token=ids[:, 3:],
+                teacher_bucket_log_prob=other,
+            )
+        )
+    student = Policy(loaded("llama"), log_prob_chunk=4)
+    batch = student.pack(items)
+    found = student(batch)
+    alone = student(replace(batch, bucket_token=None, teacher_bucket_log_prob=None))
+    assert torch.equal(found.top_k_log_prob.detach(), alone.top_k_log_prob) and alone.bucket_log_prob is None
+    assert found.bucket_log_prob.requires_grad and not alone.top_k_log_prob.requires_grad
+    model = tiny("llama")
+    expected = torch.cat(
+        [plain(model, item).gather(1, torch.tensor(item.bucket_token).long()) for item in items if len(item.tokens)]
+    )
+    torch.testing.assert_close(found.bucket_log_prob, expected, rtol=0, atol=1e-4)
+    found.bucket_log_prob.sum().backward()
+    expected.sum().backward()
+    own = {name: x.grad for name, x in student.named_parameters()}
+    assert_close(own, {name: x.grad for name, x in model.named_parameters()}, 1e-4)
+    empty = pack([replace(items[0], **{name: value[:0] for name, value in per_token(items[0]).items()})])
+    assert student.top_tokens(empty, 3, VOCABULARY).top.shape == (0, 3)
+
+
+def per_token(item):
+    return {name: x for name, x in vars(item).items() if isinstance(x, np.ndarray) and name != "prompt_tokens"}
