@@ -153,7 +153,7 @@ def test_matrices_that_do_not_fit_are_named(adapter, base):
     ("changes", "said"),
     [
         ({"rank_pattern": {"q_proj": 2}}, "has rank_pattern={'q_proj': 2}, which proxima does not support"),
-        ({"modules_to_save": ["lm_head"]}, "has modules_to_save=['lm_head'], which"),
+        ({"modules_to_save": ["lm_head"]}, "also has the whole of lm_head; merge it"),
         ({"bias": "all"}, "has bias='all', which"),
         ({"of_tomorrow": 3}, "has of_tomorrow=3, which"),
         ({"init_lora_weights": "pissa"}, "changed its base when it was made (init_lora_weights='pissa')"),

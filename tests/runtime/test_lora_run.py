@@ -148,6 +148,7 @@ def test_export_merges_or_copies_and_transformers_agrees(whole, base, tmp_path):
         assert plain.dtype == torch.float32
         theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
         torch.testing.assert_close(plain(tokens).logits, theirs(tokens).logits, rtol=0, atol=2e-5)
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(adapter)(tokens).logits, theirs(tokens).logits)
         start = AutoModelForCausalLM.from_pretrained(base)(tokens).logits
         assert float((plain(tokens).logits - start).abs().max()) > 0.01
 

@@ -1,7 +1,7 @@
 """Adapters on disk: folders that peft reads, with the identity of the model that they were made for.
 
 adapter_config.json         peft's own: base model, rank, targets …
-adapter_model.safetensors   the trained matrices, float32, under peft's names
+adapter_model.safetensors   the trained matrices, float32, under peft's names, and the head of a scalar model
 base.json                   written by proxima: dtype and SHA-256 of the base's weights
 tokenizer files
 """
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from proxima.data import FieldError
 from proxima.model.files import weight_files
-from proxima.model.lora import NAME, Lora, adapter_names, attach
+from proxima.model.lora import NAME, SCALAR_HEAD, Lora, attach, trained_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,7 +30,7 @@ PREFIX = "base_model.model."  # peft's own, before the name in the Hugging Face 
 FREE = {
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout", "peft_version"),
     *("revision", "task_type", "lora_alpha", "r", "target_modules", "use_dora", "use_rslora", "runtime_config"),
-    *("fan_in_fan_out", "megatron_core", "qalora_group_size"),
+    *("fan_in_fan_out", "megatron_core", "modules_to_save", "qalora_group_size"),
 }
 KEPT_BASE = (True, False, "gaussian", "orthogonal", "eva")  # ways to start that leave the base's weights as they are
 
@@ -128,8 +128,11 @@ def _same_model(first: str, second: str) -> bool:
     return places[0].name.lower() == places[1].name.lower()
 
 
-def read_settings(path: str, *, field_name: str) -> Lora:
+def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
     """The settings of an adapter.
+
+    Args:
+        scalar: it is to be one of a scalar model, with the head.
 
     Raises:
         FieldError: it is no LoRA adapter, or one with something that proxima does not have.
@@ -145,6 +148,12 @@ def read_settings(path: str, *, field_name: str) -> Lora:
     if settings.get("init_lora_weights", True) not in KEPT_BASE:
         reason = f"changed its base when it was made (init_lora_weights={settings['init_lora_weights']!r})"
         raise FieldError(field_name, path, reason, remedy=remedy)
+    whole = settings.get("modules_to_save") or []
+    if scalar and SCALAR_HEAD not in whole:
+        reason = "is an adapter without a scalar head"
+        raise FieldError(field_name, path, reason, remedy="give one of a reward model, or start without an adapter")
+    if other := sorted(set(whole) - ({SCALAR_HEAD, "classifier"} if scalar else set())):
+        raise FieldError(field_name, path, f"also has the whole of {', '.join(other)}", remedy=remedy)
     plain = vars(LoraConfig())
     for name, value in settings.items():
         if name not in FREE and (value or None) != (plain.get(name) or None):
@@ -162,7 +171,7 @@ def read_settings(path: str, *, field_name: str) -> Lora:
     )
 
 
-def check_start(lora: Lora, path: str, revision: str | None) -> None:
+def check_start(lora: Lora, path: str, revision: str | None, *, scalar: bool = False) -> None:
     """Refuse a `lora.path` that does not go with the other settings, or with the model at `path`; nothing is loaded.
 
     Raises:
@@ -172,7 +181,7 @@ def check_start(lora: Lora, path: str, revision: str | None) -> None:
     if not is_adapter(lora.path):
         remedy = f"give a folder with {CONFIG}"
         raise FieldError("model.lora.path", lora.path, "is no adapter", remedy=remedy)
-    there = read_settings(lora.path, field_name="model.lora.path")
+    there = read_settings(lora.path, field_name="model.lora.path", scalar=scalar)
     here = BaseModel(path=path, revision=revision, files=weight_files(path, revision))
     check_base(lora.path, here, field_name="model.lora.path")
     for name in ("rank", "alpha", "rslora", "dora"):
@@ -188,7 +197,7 @@ def start_adapter(model: nn.Module, lora: Lora, base: BaseModel, seed: int) -> N
         FieldError: as `check_start`, or the adapter can't be read.
     """
     if lora.path is not None:
-        check_start(lora, base.path, base.revision)
+        check_start(lora, base.path, base.revision, scalar=hasattr(model, SCALAR_HEAD))
     attach(model, lora, seed)
     if lora.path is not None:
         read_matrices(model, lora.path, field_name="model.lora.path")
@@ -206,7 +215,7 @@ def read_matrices(model: nn.Module, path: str, *, field_name: str) -> None:
     except (OSError, SafetensorError) as error:
         raise FieldError(field_name, path, f"has no readable {WEIGHTS} ({error})") from error
     parameters = dict(model.named_parameters())
-    own = {_file_name(name): parameters[name] for name in adapter_names(model)}
+    own = {_file_name(name): parameters[name] for name in trained_names(model)}
     if odd := sorted(own.keys() ^ tensors.keys()):
         lacks = odd[0] in own
         reason = f"{'lacks' if lacks else 'has'} {odd[0]} ({len(odd)} differences in all)"
@@ -232,11 +241,12 @@ def save_adapter(
     whole: Any = model
     settings = whole.peft_config[NAME].to_dict()
     settings |= {"base_model_name_or_path": base.path, "revision": base.revision, "inference_mode": True}
+    settings["modules_to_save"] = [SCALAR_HEAD] if hasattr(model, SCALAR_HEAD) else None
     _write(folder / CONFIG, {name: sorted(x) if isinstance(x, set) else x for name, x in settings.items()})
     _write(folder / BASE, {"dtype": base.dtype, "files": dict(base.files)})
     parameters = dict(model.named_parameters())
     tensors: dict[str, Tensor] = {
-        _file_name(name): parameters[name].detach().cpu().contiguous() for name in adapter_names(model)
+        _file_name(name): parameters[name].detach().cpu().contiguous() for name in trained_names(model)
     }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     if tokenizer is not None:

@@ -24,6 +24,7 @@ from proxima.data import FieldError, UserError, require
 from proxima.data.random import ADAPTER_INIT, mix
 
 NAME = "default"  # what peft calls the only adapter of a model
+SCALAR_HEAD = "score"  # of a scalar model: trained as a whole beside the adapters of its decoder
 ALL_LINEAR = "all-linear"
 INIT = {"uniform": True, "gaussian": "gaussian"}  # of A, as peft calls them
 
@@ -76,7 +77,7 @@ def target_layers(model: nn.Module, lora: Lora) -> dict[str, nn.Module]:
     """
     whole: Any = model
     head = whole.get_output_embeddings()
-    linear = {name: module for name, module in model.named_modules() if _is_linear(module)}
+    linear = {name: module for name, module in model.named_modules() if _is_linear(module) and name != SCALAR_HEAD}
     if lora.targets == ALL_LINEAR:
         return {name: module for name, module in linear.items() if module is not head}
     found: dict[str, nn.Module] = {}
@@ -118,13 +119,13 @@ def peft_config(model: nn.Module, lora: Lora) -> Any:
         use_dora=lora.dora,
         init_lora_weights=INIT[lora.init],  # type: ignore[arg-type]
         fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in layers.values()),
-        task_type="CAUSAL_LM",
+        task_type="SEQ_CLS" if hasattr(model, SCALAR_HEAD) else "CAUSAL_LM",
     )
 
 
 def attach(model: nn.Module, lora: Lora, seed: int) -> None:
-    """Put new adapters on the target layers of a plain model and freeze everything else. A's draws depend on the seed
-    alone; torch's random state stays as it was.
+    """Put new adapters on the target layers of a plain model and freeze everything else but a scalar head. A's draws
+    depend on the seed alone; torch's random state stays as it was.
 
     Raises:
         FieldError: a target names no linear layer of this model.
@@ -139,8 +140,8 @@ def attach(model: nn.Module, lora: Lora, seed: int) -> None:
         warnings.simplefilter("ignore")  # of tied heads: `merge_adapter` unties them
         torch.default_generator.manual_seed(mix(ADAPTER_INIT, seed) >> 1)
         inject_adapter_in_model(config, model, NAME)
-    for name in adapter_names(model):
-        parameter = model.get_parameter(name)
+    for name in trained_names(model):
+        parameter = model.get_parameter(name).requires_grad_(True)
         if parameter.dtype == torch.bfloat16:  # that of the base: too coarse for the steps of an optimizer
             parameter.data = parameter.data.float()
             if "lora_magnitude_vector" in name:
@@ -157,8 +158,14 @@ def missing_peft() -> str | None:
 
 
 def adapter_names(model: nn.Module) -> list[str]:
-    """The names of the adapter's own parameters."""
+    """The names of the adapter's own parameters; none without one."""
     return [name for name, _ in model.named_parameters() if f".{NAME}." in name and ".lora_" in name]
+
+
+def trained_names(model: nn.Module) -> list[str]:
+    """The names of what a model with an adapter trains: `adapter_names`, and a scalar head."""
+    head = f"{SCALAR_HEAD}.weight"
+    return [*adapter_names(model), *(name for name, _ in model.named_parameters() if name == head)]
 
 
 def weight_of(module: nn.Module) -> Tensor:
