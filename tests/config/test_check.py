@@ -127,6 +127,11 @@ def test_the_smallest_recipe_passes(recipe):
             "sampling.max_tokens=100 (command line): leaves no room for a prompt: the context is 100 tokens "
             "(model.max_length); lower it",
         ),
+        (
+            ["algorithm.advantage=gdpo", "algorithm.reward_kl.coefficient=0.1"],
+            "algorithm.reward_kl.coefficient=0.1 (command line): 'gdpo' reads the rewards one by one, without the KL; "
+            "set algorithm.reference_kl or another advantage",
+        ),
     ],
 )
 def test_parts_that_do_not_fit(recipe, overrides, line):

@@ -7,7 +7,8 @@ from proxima.config import ConfigError, resolve
 from proxima.core import PolicyBatch, TokenMean, policy_loss
 from proxima.core.advantage import Gdpo, Grpo, ReinforcePp, ReinforcePpBaseline, Rloo
 from proxima.core.correction import CapFloor, Importance, SecondMoment
-from proxima.core.penalty import K1, K2, K3
+from proxima.core.penalty import K1, K2, K3, AdaptiveCoefficient
+from proxima.core.reward_kl import RewardKl
 from proxima.core.surrogate import Cispo, Dppo, Drpo, Gspo, PpoClip, Sapo, Spo
 
 A, R = "actor_rollout_ref.actor.", "algorithm.rollout_correction."
@@ -36,11 +37,24 @@ def test_verl_kl_loss(specs, written, penalty):
     assert specs("verl", GRPO | options).reference_kl == penalty
 
 
-def test_verl_kl_that_is_off_is_ignored_and_kl_in_the_reward_is_not_supported(converted):
+def test_verl_kl_that_is_off_is_ignored(converted):
     off = converted("verl", GRPO | {A + "use_kl_loss": False, A + "kl_loss_coef": 0.02})
     assert A + "kl_loss_coef" in listed(off)["ignored"] and "reference_kl" not in off.recipe["algorithm"]
-    on = converted("verl", GRPO | {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": 0.01})
-    assert {"algorithm.use_kl_in_reward", "algorithm.kl_ctrl.kl_coef"} <= listed(on)["unsupported"]
+    off = converted("verl", GRPO | {"algorithm.use_kl_in_reward": False, "algorithm.kl_ctrl.kl_coef": 0.02})
+    assert "algorithm.kl_ctrl.kl_coef" in listed(off)["ignored"] and "reward_kl" not in off.recipe["algorithm"]
+
+
+def test_verl_kl_in_the_reward(specs, converted):
+    on = GRPO | {"algorithm.use_kl_in_reward": True}
+    control = {"algorithm.kl_ctrl.kl_coef": 0.01, "algorithm.kl_ctrl.horizon": 500}
+    assert specs("verl", on).reward_kl == RewardKl(0.001, "k1")
+    assert specs("verl", on | control | {"algorithm.kl_penalty": "low_var_kl+"}).reward_kl == RewardKl(
+        0.01, "k3", limit=10
+    )
+    assert "algorithm.kl_ctrl.horizon" in listed(converted("verl", on | control))["ignored"]
+    adaptive = {"algorithm.kl_ctrl.type": "adaptive"}
+    assert specs("verl", on | control | adaptive).reward_kl == RewardKl(0.01, "k1", AdaptiveCoefficient(0.1, 500))
+    assert "algorithm.kl_penalty" in listed(converted("verl", on | {"algorithm.kl_penalty": "full"}))["unsupported"]
 
 
 def test_verl_dr_grpo(specs):

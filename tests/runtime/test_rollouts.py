@@ -90,6 +90,7 @@ def test_there_and_back(tmp_path):
             "correct": True,
             "advantage": 0.5,
             "token_advantage": None,
+            "token_reward": None,
             "finish_reason": "stop",
             "temperature": 0.75,
             "outcome": "trained",
@@ -122,6 +123,7 @@ def test_there_and_back(tmp_path):
             "correct": None,
             "advantage": None,
             "token_advantage": None,
+            "token_reward": None,
             "finish_reason": "abort",
             "temperature": 0.75,
             "outcome": "invalid",
@@ -159,6 +161,13 @@ def test_records_are_found_by_identity_and_token_advantages_are_kept(tmp_path):
     assert first["token_advantage"] == [0.5, 0.0, -0.5] and first["behavior_log_prob"] == [-0.25, -0.5, -0.75]
 
 
+def test_rewards_of_tokens_are_kept(tmp_path):
+    path, group = tmp_path / "a.parquet", make_group()
+    shaped = replace(Trajectory.of(group.prompt, group.completions[0], group=0, advantage=1.0), reward=[-0.5, 0.0, 2.0])
+    write_rollouts(path, 1, [group], RECORDS | {TRAINED: CompletionRecord(outcome="trained", trajectory=shaped)})
+    assert read_rows(path)[0]["token_reward"] == [-0.5, 0.0, 2.0]
+
+
 def test_types_are_those_of_the_contract(tmp_path):
     path = tmp_path / "a.parquet"
     write_rollouts(path, 1, [make_group()], RECORDS)
@@ -181,6 +190,7 @@ def test_types_are_those_of_the_contract(tmp_path):
         "untruncated_log_prob": "list<element: float not null>",
         "behavior_log_prob": "list<element: float not null>",
         "token_advantage": "list<element: float not null>",
+        "token_reward": "list<element: float not null>",
         "policy_version": "list<element: int32 not null>",
         "log_prob": "list<element: float not null>",
         "keep": "list<element: bool not null>",

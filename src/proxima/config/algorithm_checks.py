@@ -72,7 +72,7 @@ def needed_tensors_are_supplied(r: Resolved[Any]) -> Iterator[Problem]:
 
     algorithm, engine = r.config.algorithm, r.config.engine
     supplied = FROM_THE_TRAINER | frozenset(getattr(engine, "provides", FROM_ANY_ENGINE))
-    if algorithm.reference_kl is not None:
+    if algorithm.reference_kl is not None or algorithm.reward_kl is not None:
         supplied |= {"reference_log_prob"}
     specs = {slot: getattr(algorithm, slot) for slot in ("surrogate", "aggregate", "reference_kl")}
     specs |= {f"correction.{i}": spec for i, spec in enumerate(algorithm.correction)}
@@ -112,6 +112,13 @@ def gdpo_has_the_weights(r: Resolved[Any]) -> Iterator[Problem]:
             f"weighs every reward by 1, and the rewards have weights of their own; set it to [{shown}], or these to 1"
         )
         yield r.problem("algorithm.advantage.weights", message)
+
+
+def advantage_reads_the_kl(r: Resolved[Any]) -> Iterator[Problem]:
+    """`gdpo` normalises each reward on its own, and the KL in the reward is none of them."""
+    if r.config.algorithm.reward_kl is not None and isinstance(r.config.algorithm.advantage, Gdpo):
+        message = "'gdpo' reads the rewards one by one, without the KL; set algorithm.reference_kl or another advantage"
+        yield r.problem("algorithm.reward_kl", message)
 
 
 def unsupported_by_loop(advantage: Advantage | type[Advantage], supplied: Set[str] = frozenset()) -> str | None:

@@ -208,7 +208,7 @@ def memory_of(
         "Adam's two moments": 2 * trained * 4,
         "autocast copy of the weights": p * compute if compute != master else 0,
         "reward models": reward_bytes,
-        "reference model": p * master if config.algorithm.reference_kl and config.model.lora is None else 0,
+        "reference model": p * master if config.algorithm.needs_reference and config.model.lora is None else 0,
         "teacher model": 0 if teacher is None else _teacher_bytes(config, teacher.parameters),
         "engine's copy of the weights": p * engine_bytes if config.engine.needs_weights else 0,
         "KV cache": 2 * model.layers * model.kv_width * row * slots * engine_bytes,
@@ -250,7 +250,7 @@ def time_of(
     prompts, sequences = batch.generated
     sequences, prompts = (sequences, prompts) if config.replayed is None else (0, 0)  # a replay generates none
     generate = 2 * p * (sequences * length + prompts * (batch.longest - length)) / (GENERATE_SHARE * gemm)
-    extra = 2 * ((config.algorithm.proximal == "recompute") + (config.algorithm.reference_kl is not None))
+    extra = 2 * ((config.algorithm.proximal == "recompute") + config.algorithm.needs_reference)
     products = 6 if config.model.lora is None else 4  # frozen weights have no gradient
     of_teacher = 2 * teacher.parameters if teacher is not None else 0
     flop = p * (products * config.train.epochs_per_step + extra) + of_teacher

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from proxima.core.correction import MismatchGuard
+from proxima.core.reward_kl import RewardKl
 from proxima.data import require
 from proxima.engine.protocol import Sampling
 from proxima.model.lora import Lora
@@ -180,6 +181,7 @@ class AlgorithmConfig:
     selection: Annotated[Any, Slot("proxima.core.selection:SELECTIONS", many=True), "dropped before the update"] = ()
     dynamic_sampling: Annotated[DynamicSampling | None, "replaces the groups that a selection drops; null: off"] = None
     reference_kl: Annotated[Any, Slot("proxima.core.penalty:PENALTIES"), "KL to the frozen reference; null: off"] = None
+    reward_kl: Annotated[RewardKl | None, "KL to the frozen reference, in the reward of each token; null: off"] = None
     distillation: Annotated[DistillationConfig | None, "divergence from a teacher, in the loss; null: off"] = None
     entropy_bonus: Annotated[float, "coefficient of the entropy, added to the objective; 0: off"] = 0.0
     skip_zero_advantage: Annotated[
@@ -189,6 +191,12 @@ class AlgorithmConfig:
     def __post_init__(self) -> None:
         bonus = self.entropy_bonus
         require(0 <= bonus < float("inf"), "entropy_bonus", bonus, "must be >= 0 and finite", remedy="0 turns it off")
+
+    @property
+    def needs_reference(self) -> bool:
+        """True when loss or reward need the frozen reference."""
+        in_loss = self.reference_kl is not None and self.reference_kl.coefficient > 0
+        return in_loss or self.reward_kl is not None
 
 
 @dataclass(frozen=True, kw_only=True)

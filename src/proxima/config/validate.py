@@ -30,6 +30,7 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (algorithm_checks.advantage_is_supported, "algorithm"),
     (algorithm_checks.teacher_is_usable, "algorithm engine"),
     (algorithm_checks.gdpo_has_the_weights, "algorithm reward"),
+    (algorithm_checks.advantage_reads_the_kl, "algorithm"),
     (algorithm_checks.allocation_keeps_batch_size, "algorithm train"),
     (algorithm_checks.dynamic_sampling_has_a_selection, "algorithm"),
     (algorithm_checks.baseline_rewards_are_per_completion, "algorithm reward"),

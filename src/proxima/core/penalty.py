@@ -1,7 +1,7 @@
 """Penalties added to the loss per token: the KL divergence from the reference policy, and an entropy bonus.
 
 With d = log π − log π_ref on tokens sampled (nearly) from π, each kind estimates KL(π‖π_ref); they differ in bias,
-variance and gradient. Detached, the same kinds give the KL term of a reward: `core.advantage.token.with_kl`.
+variance and gradient. Detached, the same kinds give the KL term of a reward: `core.reward_kl.RewardKl`.
 """
 
 from dataclasses import dataclass
@@ -140,9 +140,10 @@ class AdaptiveCoefficient:
         beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) n / horizon)
 
     Args:
-        target: nats, > 0.
-        horizon: samples over which a persistent error of 20 % multiplies beta by 1.2, > 0.
-    Source: arXiv 1909.08593. verl `AdaptiveKLController` (P23), TRL PPO. Stateless: the caller keeps beta.
+        target: nats a token, > 0, the mean over completions of the mean over their loss tokens.
+        horizon: completions over which a persistent error of 20 % multiplies beta by 1.2, > 0.
+    Source: arXiv 1909.08593. verl `AdaptiveKLController` (P23). Stateless: the caller keeps beta.
+    Differs: the target of the paper and of TRL's former PPO is of a whole completion, a sum over tokens.
     """
 
     target: float = 0.1

@@ -12,11 +12,14 @@ from torch import Tensor
 
 from proxima.core.advantage import TokenRewards
 from proxima.core.advantage.token import place_scores
+from proxima.core.reward_kl import RewardKl
 from proxima.core.selection import select
-from proxima.data import Group, NotFiniteError, Outcomes, Trajectory, pack
+from proxima.data import Group, NotFiniteError, Outcomes, PackedBatch, Trajectory, pack
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.runtime.rollouts import CompletionRecord, Key
 from proxima.train import TokenStatistics
+
+KL = "reward_kl/mean"  # the metric: nats a token, the mean over completions of the mean over their loss tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,7 @@ class StepBatch:
         trajectories: the completions that are trained.
         updates: indices into `trajectories`, one tuple per optimizer step.
         rejected: the trajectories that were rejected after their first forward pass, with its log-probs.
+        metrics: of the KL in the reward; empty without it.
     """
 
     groups: tuple[Group, ...]
@@ -41,6 +45,7 @@ class StepBatch:
     trajectories: tuple[Trajectory, ...]
     updates: tuple[tuple[int, ...], ...]
     rejected: Mapping[Key, tuple[Trajectory, TokenStatistics]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     def reject(self, statistics: Mapping[int, TokenStatistics], reason: str) -> "StepBatch":
         """The batch without some of its trajectories.
@@ -112,6 +117,8 @@ class Algorithm:
         epochs: passes over the batch; from the second on, groups are dealt in an order drawn by (seed, step, epoch).
         rewards: names of the recipe's rewards, the columns of `Outcomes.parts`; empty: those that a score has.
         fill: runs the forward stages of some columns, `Learner.fill`; an advantage of tokens asks it for its `needs`.
+        reward_kl: the KL to the reference in the reward; None: the score is the reward.
+        kl_coefficient: what its coefficient is now, where it is not at its start value.
     """
 
     advantage: Any
@@ -122,6 +129,25 @@ class Algorithm:
     seed: int = 0
     rewards: Sequence[str] = ()
     fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]] = lambda trajectories, columns: [*trajectories]
+    reward_kl: RewardKl | None = None
+    kl_coefficient: float | None = None
+
+    @property
+    def beta(self) -> float:
+        """The coefficient of the KL in the reward, in the next step."""
+        start = 0.0 if self.reward_kl is None else self.reward_kl.coefficient
+        return start if self.kl_coefficient is None else self.kl_coefficient
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {} if self.reward_kl is None else {"kl_coefficient": self.beta}
+
+    def after(self, batch: StepBatch) -> "Algorithm":
+        """For the step after the one of `batch`."""
+        if self.reward_kl is None or KL not in batch.metrics:
+            return self
+        beta = self.reward_kl.next(self.beta, batch.metrics[KL], len(batch.advantage))
+        return replace(self, kl_coefficient=beta)
 
     def unjudged(self, groups: Sequence[Group]) -> str:
         """What to tell the user if a selection compares accuracies and no reward gives one; otherwise empty."""
@@ -137,9 +163,10 @@ class Algorithm:
     def reject(self, groups: Sequence[Group]) -> dict[int, str]:
         """uid → reason, for the groups that the selections which look at one group at a time drop as a whole.
 
-        An advantage of tokens is not known before the batch is full: the first selection that reads it ends the list.
+        An advantage of tokens, or of rewards with a KL, is not known before the batch is full: the first selection that
+        reads it ends the list.
         """
-        unknown = {"advantage"} if self.advantage.per_token else set[str]()
+        unknown = {"advantage"} if self.advantage.per_token or self.reward_kl is not None else set[str]()
         local = tuple(takewhile(lambda spec: spec.local and not spec.needs & unknown, self.selection))
         outcomes = Outcomes.from_groups(groups, self.rewards)
         advantage = torch.zeros_like(outcomes.reward) if unknown else self.advantage(outcomes)
@@ -159,7 +186,7 @@ class Algorithm:
         """
         ordered = tuple(sorted(groups, key=lambda group: group.prompt.uid))
         outcomes = Outcomes.from_groups(ordered, self.rewards)
-        advantage, items = self._with_advantages(ordered, outcomes)
+        advantage, items, metrics = self._with_advantages(ordered, outcomes)
         keep, reasons = select(self.selection, outcomes, advantage)
         trajectories: list[Trajectory] = []
         advantages: dict[Key, float] = {}
@@ -180,47 +207,71 @@ class Algorithm:
             reasons=dropped_for,
             trajectories=tuple(trajectories),
             updates=self._deal(trajectories, len(ordered), step),
+            metrics=metrics,
         )
 
-    def _with_advantages(self, groups: Sequence[Group], outcomes: Outcomes) -> tuple[Tensor, list[Trajectory]]:
-        """The advantage [S] of each completion, and its trajectory. Where the advantage is one of tokens, a completion
-        has the mean over its loss tokens, 0 without any."""
-        per_token = self.advantage.per_token
-        advantage = torch.zeros_like(outcomes.reward) if per_token else self.advantage(outcomes)
+    def _with_advantages(
+        self, groups: Sequence[Group], outcomes: Outcomes
+    ) -> tuple[Tensor, list[Trajectory], dict[str, float]]:
+        """The advantage [S] of each completion, its trajectory, and metrics of the reward. Of an advantage of tokens a
+        completion has the mean over its loss tokens, 0 without any."""
+        per_token, metrics = self.advantage.per_token, dict[str, float]()
         completions = [
             (i, group.prompt, completion) for i, group in enumerate(groups) for completion in group.completions
         ]
         items = [
-            Trajectory.of(prompt, completion, group=i, advantage=value, behavior=self.behavior)
-            for (i, prompt, completion), value in zip(completions, advantage.tolist(), strict=True)
+            Trajectory.of(prompt, completion, group=i, advantage=0.0, behavior=self.behavior)
+            for i, prompt, completion in completions
         ]
+        advantage = torch.zeros_like(outcomes.reward)
         rows = outcomes.valid.nonzero().flatten().tolist()
-        if per_token and rows:
-            for row, item in zip(
-                rows, self._with_token_advantages([items[row] for row in rows], outcomes), strict=True
-            ):
+        if rows and (per_token or self.reward_kl is not None):
+            scored, batch = self._filled([items[row] for row in rows])
+            reward, total, metrics = self._shaped(outcomes.reward[outcomes.valid], batch)
+            if self.reward_kl is not None:
+                outcomes = replace(outcomes, reward=outcomes.reward.masked_scatter(outcomes.valid, total))
+                scored = _with_column(scored, "reward", reward, batch)
+            if per_token:
+                scored = _with_column(scored, "advantage", self._token_advantage(reward, batch), batch)
+            for row, item in zip(rows, scored, strict=True):
                 items[row] = item
                 values = item.advantage if item.loss_mask is None else item.advantage[item.loss_mask]
                 advantage[row] = float(values.mean(dtype=np.float64)) if values.size else 0.0
+        if not per_token:  # the same for all tokens of a completion
+            advantage = self.advantage(outcomes)
+            pairs = zip(items, advantage.tolist(), strict=True)
+            items = [replace(item, advantage=np.asarray(value, np.float32)) for item, value in pairs]
         if count := int((outcomes.valid & ~advantage.isfinite()).sum()):
             raise NotFiniteError(
                 f"{type(self.advantage).__name__} gives {count} completions an advantage of NaN or infinity"
             )
-        return advantage, items
+        return advantage, items, metrics
 
-    def _with_token_advantages(self, scored: Sequence[Trajectory], outcomes: Outcomes) -> list[Trajectory]:
-        """The trajectories of all completions with a score, after the forward stages that the advantage needs.
+    def _filled(self, scored: Sequence[Trajectory]) -> tuple[list[Trajectory], PackedBatch]:
+        """The trajectories of all completions with a score, after the forward stages that advantage and reward need."""
+        needs = {*(self.advantage.needs if self.advantage.per_token else ())}
+        if self.reward_kl is not None:
+            needs |= {"proximal_log_prob", "reference_log_prob"}
+        filled = self.fill(scored, needs)
+        return filled, pack(filled)
 
-        The score is the reward of the last loss token. Nothing estimates the value after the last token of a truncated
-        completion: `bootstrap` is 0, as in verl and TRL.
-        """
-        filled = self.fill(scored, self.advantage.needs)
-        batch = pack(filled)
-        reward = place_scores(outcomes.reward[outcomes.valid], batch.loss_mask, batch.cu_seqlens)
+    def _shaped(self, score: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, dict[str, float]]:
+        """The rewards of tokens [N] and of completions [S], and metrics: the score is that of the last loss token."""
+        if self.reward_kl is None:
+            return place_scores(score, batch.loss_mask, batch.cu_seqlens), score, {}
+        policy = batch.behavior_log_prob if batch.proximal_log_prob is None else batch.proximal_log_prob
+        assert policy is not None and batch.reference_log_prob is not None
+        shaped = self.reward_kl(score, policy, batch.reference_log_prob, batch.loss_mask, batch.cu_seqlens, self.beta)
+        metrics = {KL: shaped.mean_kl, "reward_kl/coefficient": self.beta, "reward_kl/paid": float(shaped.paid.mean())}
+        return shaped.reward, shaped.total, metrics
+
+    def _token_advantage(self, reward: Tensor, batch: PackedBatch) -> Tensor:
+        """[N]. Nothing estimates the value after the last token of a truncated completion: `bootstrap` is 0, as in verl
+        and TRL."""
         needed = {name: getattr(batch, name) for name in self.advantage.needs}
         rewards = TokenRewards(reward=reward, loss_mask=batch.loss_mask, cu_seqlens=batch.cu_seqlens, **needed)
-        columns = np.split(self.advantage(rewards).numpy(), batch.cu_seqlens[1:-1].tolist())
-        return [replace(item, advantage=values) for item, values in zip(filled, columns, strict=True)]
+        advantage: Tensor = self.advantage(rewards)
+        return advantage
 
     def _deal(self, trajectories: Sequence[Trajectory], groups: int, step: int) -> tuple[tuple[int, ...], ...]:
         """Assign whole groups to updates, as evenly as the original groups divide; an empty update is left out."""
@@ -237,6 +288,13 @@ class Algorithm:
                 if members:
                     out.append(tuple(members))
         return tuple(out)
+
+
+def _with_column(items: Sequence[Trajectory], name: str, values: Tensor, batch: PackedBatch) -> list[Trajectory]:
+    """The trajectories with a column of `values` [N], in the order of the batch."""
+    columns = np.split(values.numpy(), batch.cu_seqlens[1:-1].tolist())
+    filled: list[dict[str, Any]] = [{name: column} for column in columns]
+    return [replace(item, **column) for item, column in zip(items, filled, strict=True)]
 
 
 def _by_group(groups: Sequence[Group], reasons: Mapping[Key, str], kept: Set[int]) -> dict[int, str]:

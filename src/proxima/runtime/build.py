@@ -227,11 +227,12 @@ def make_stack(train: "OptimizationConfig", model: PackedModel, updates: int) ->
 
 def make_objective(config: "RunConfig") -> PolicyObjective:
     """The loss."""
-    train, algorithm, mismatch = config.train, config.algorithm, config.algorithm.mismatch
+    algorithm, mismatch = config.algorithm, config.algorithm.mismatch
     proximal: ProximalSource = "loglinear" if algorithm.proximal == "loglinear" else "given"
-    if algorithm.proximal == "recompute" and train.updates_per_step * train.epochs_per_step == 1:
+    if algorithm.proximal == "recompute" and not recomputes_proximal(config):
         proximal = "first_forward"
-    penalties = [algorithm.reference_kl] if needs_reference(config) else []
+    in_loss = algorithm.reference_kl is not None and algorithm.reference_kl.coefficient > 0
+    penalties = [algorithm.reference_kl] if in_loss else []
     if algorithm.entropy_bonus > 0:
         penalties.append(EntropyBonus(algorithm.entropy_bonus))
     return PolicyObjective(
@@ -247,20 +248,21 @@ def make_objective(config: "RunConfig") -> PolicyObjective:
     )
 
 
-def needs_reference(config: "RunConfig") -> bool:
-    """True when a penalty needs the frozen reference."""
-    return config.algorithm.reference_kl is not None and config.algorithm.reference_kl.coefficient > 0
+def recomputes_proximal(config: "RunConfig") -> bool:
+    """True when the proximal log-probs have a forward pass of their own. The first forward of the update gives them
+    where there is one update a step and no reward that reads them before."""
+    several = config.train.updates_per_step * config.train.epochs_per_step > 1
+    return config.algorithm.proximal == "recompute" and (several or config.algorithm.reward_kl is not None)
 
 
 def make_stages(config: "RunConfig", policy: Policy, compute: ComputeThread) -> list[ForwardStage]:
-    """The forward passes that the loss needs before the update. With one update a step, its own first forward gives the
-    proximal log-probs."""
+    """The forward passes that loss and reward need before the update."""
     stages: list[ForwardStage] = []
-    if config.algorithm.proximal == "recompute" and config.train.updates_per_step * config.train.epochs_per_step > 1:
+    if recomputes_proximal(config):
         stages.append(LogProbStage("proximal_log_prob", policy))
-    if needs_reference(config) and config.model.lora is not None:
+    if config.algorithm.needs_reference and config.model.lora is not None:
         stages.append(LogProbStage("reference_log_prob", policy, adapter=False))
-    elif needs_reference(config):
+    elif config.algorithm.needs_reference:
         frozen = compute.call(load_model, config)
         frozen.model.requires_grad_(False)
         stages.append(LogProbStage("reference_log_prob", make_policy(config.model, frozen)))
@@ -269,8 +271,8 @@ def make_stages(config: "RunConfig", policy: Policy, compute: ComputeThread) -> 
     return stages
 
 
-def make_algorithm(config: "RunConfig", learner: Learner) -> Algorithm:
-    """The slots that act before the update.
+def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float | None = None) -> Algorithm:
+    """The slots that act before the update; `kl_coefficient` is that of a checkpoint.
 
     Raises:
         FieldError: nothing supplies what the advantage needs.
@@ -289,6 +291,8 @@ def make_algorithm(config: "RunConfig", learner: Learner) -> Algorithm:
         seed=config.seed,
         rewards=[as_reward(reward).label for reward in config.reward],
         fill=learner.fill,
+        reward_kl=algorithm.reward_kl,
+        kl_coefficient=kl_coefficient,
     )
 
 
@@ -318,11 +322,13 @@ def make_controller(
     observer: Observer,
     clock: Clock,
     carried: Sequence[Group] = (),
+    kl_coefficient: float | None = None,
     stages: StageFactory | None = None,
 ) -> Controller:
-    """Everything that the loop touches; `carried` are the scored groups that a checkpoint kept for the next step."""
+    """Everything that the loop touches. A checkpoint kept `carried`, the scored groups for the next step, and the
+    `kl_coefficient` of the reward."""
     learner = make_learner(config, loaded, compute, stages)
-    algorithm = make_algorithm(config, learner)
+    algorithm = make_algorithm(config, learner, kl_coefficient)
     recorder = RolloutRecorder(store.journal, data.source, observer)
     generator = evaluation = None
     if data.held_out or not isinstance(data.source, StoredRollouts):

@@ -153,6 +153,7 @@ class Controller(TrainingLoop):
         await self.learner.compute.run(write_rollouts, file, step, batch.groups, batch.records(result.token_statistics))
         self.folder.append_metrics(record)
         self._cursor, self._carried = self.collector.state(), collected.carried
+        self.algorithm = self.algorithm.after(batch)
         uids = [group.prompt.uid for group in batch.groups]
         self.journal.consume(step, uids, self._cursor, record, version=record["policy_version"])
         self.observer.step(record, _sample(batch, step))
@@ -191,6 +192,7 @@ class Controller(TrainingLoop):
 
     def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
         facts = {"cursor": self._cursor, "pending": [group.prompt.uid for group in self._carried]}
+        facts |= self.algorithm.state()
         return facts, {CARRIED_GROUPS: lambda path: write_groups(path, self._carried)} if self._carried else {}
 
     def end_if_unscored(self, step: int) -> None:
@@ -229,6 +231,7 @@ class Controller(TrainingLoop):
             "time": self.now(),
             **rollout,
             **collected.metrics(),
+            **batch.metrics,
             **mean_metrics(result.metrics),
             "skipped_zero_advantage": float(result.skipped),
             "updates": result.updates,

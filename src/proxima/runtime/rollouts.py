@@ -61,6 +61,7 @@ _TRAINING = [
     _PARTS,
     _field("advantage", pa.float64(), "reward units, of the completion", null=True),
     _field("token_advantage", _FLOATS, "null where all tokens have the completion's", null=True),
+    _field("token_reward", _FLOATS, "reward units; null where the last loss token alone has one, the score", null=True),
     _field("temperature", pa.float64()),
     _field("outcome", pa.string(), "trained, skipped_zero_advantage, dropped_<reason>, invalid"),
     _field("used", pa.bool_(), "false: the group was dropped before the step's advantages"),
@@ -108,6 +109,11 @@ class CompletionRecord:
         """[T] reward units, where it differs over the tokens."""
         values = None if self.trajectory is None else self.trajectory.advantage
         return None if values is None or not values.size or (values == values[0]).all() else values
+
+    @property
+    def token_reward(self) -> Floats | None:
+        """[T] reward units, where it is more than the score on the last loss token."""
+        return None if self.trajectory is None else self.trajectory.reward
 
 
 def write_rollouts(path: Path, step: int, groups: Sequence[Group], records: Mapping[Key, CompletionRecord]) -> None:
@@ -209,6 +215,7 @@ def _training(group: Group, completion: Completion, score: Score, record: Comple
         "policy_version": completion.policy_version,
         "advantage": record.advantage,
         "token_advantage": record.token_advantage,
+        "token_reward": record.token_reward,
         "temperature": completion.temperature,
         "outcome": record.outcome,
         "used": record.used,

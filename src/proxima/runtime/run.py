@@ -69,6 +69,7 @@ class Reinforcement:
         check_replayed_rewards(config)
         self.notes = self.data.notes
         self.carried: list[Group] = []
+        self.kl_coefficient: float | None = None
 
     @property
     def steps(self) -> int:
@@ -85,7 +86,7 @@ class Reinforcement:
         journal.admit(lost, size=len(source.rows))
         journal.generating(group.prompt.uid for group in carried)  # the rewind has queued them
         journal.scored(carried)
-        self.carried = carried
+        self.carried, self.kl_coefficient = carried, checkpoint.facts.get("kl_coefficient")
 
     def load(self, path: str | None) -> LoadedModel:
         return load_model(self.config, path)
@@ -94,8 +95,8 @@ class Reinforcement:
         self, loaded: LoadedModel, store: RunStore, compute: ComputeThread, observer: Observer, clock: Clock
     ) -> Controller:
         views: dict[str, Any] = {"observer": observer, "clock": clock}
-        kept: dict[str, Any] = {"carried": self.carried, "stages": self.stages}
-        return make_controller(self.config, loaded, self.data, store, compute, **views, **kept)
+        kept: dict[str, Any] = {"carried": self.carried, "kl_coefficient": self.kl_coefficient}
+        return make_controller(self.config, loaded, self.data, store, compute, stages=self.stages, **views, **kept)
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
         config, train = self.config, self.config.train

@@ -224,9 +224,11 @@ def _penalties(d: Draft, o: Options) -> None:
     value = o.number("actor.kl_ctl", default=0.1)
     if value:
         default = "" if o.given("actor.kl_ctl") else " (AReaL's default)"
-        d.lacks("actor.kl_ctl", f"{value:g}{default}: KL in the reward; algorithm.reference_kl puts it into the loss")
+        d.lacks(
+            "actor.kl_ctl", f"{value:g}{default}: KL of tokens beside a normalised score; algorithm.reward_kl is near"
+        )
         if o.given("actor.kl_estimator"):
-            d.lacks("actor.kl_estimator", "KL in the reward")
+            d.lacks("actor.kl_estimator", "of the KL in the reward")
     else:
         d.drops_given(o, "kl_ctl is 0: off", "actor.kl_ctl", "actor.kl_estimator")
 

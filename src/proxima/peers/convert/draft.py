@@ -12,7 +12,7 @@ from proxima.peers.convert.options import Leftover, Options, on_one_line
 
 ALGORITHM = (
     *("proximal", "behavior", "advantage", "surrogate", "correction", "aggregate"),
-    *("selection", "dynamic_sampling", "reference_kl", "entropy_bonus"),
+    *("selection", "dynamic_sampling", "reference_kl", "reward_kl", "entropy_bonus"),
 )
 SECTIONS = (
     *("model", "task", "data", "reward", "algorithm", "engine"),

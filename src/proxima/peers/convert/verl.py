@@ -261,7 +261,7 @@ KL_KINDS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_
 
 
 def _penalties(d: Draft, o: Options) -> None:
-    """KL towards the reference in the loss, and entropy."""
+    """KL towards the reference in loss and reward, and entropy."""
     kind, coefficient = ACTOR + "kl_loss_type", ACTOR + "kl_loss_coef"
     if o.flag(ACTOR + "use_kl_loss"):
         written = o.choice([*KL_KINDS, *(f"{one}+" for one in KL_KINDS), "full"], kind, default="low_var_kl")
@@ -276,6 +276,27 @@ def _penalties(d: Draft, o: Options) -> None:
                 fields["limit"] = (10.0, "verl clamps k3 at 10 (P22)")
             d.spec("algorithm.reference_kl", ours, o.origin(kind), **fields)
     common.entropy(d, o, ACTOR + "entropy_coeff")
+    if o.flag("algorithm.use_kl_in_reward"):
+        _reward_kl(d, o)
+
+
+def _reward_kl(d: Draft, o: Options) -> None:
+    """KL towards the reference in the reward; the + of a kind changes gradients only, and there is none."""
+    path, kind, control = "algorithm.reward_kl", "algorithm.kl_penalty", "algorithm.kl_ctrl."
+    written = o.choice([*KL_KINDS, *(f"{one}+" for one in KL_KINDS), "full"], kind, default="kl")
+    ours = KL_KINDS.get(written.removesuffix("+"))
+    if ours is None:
+        d.lacks(kind, f"{written}: needs the whole distribution of the reference; no such estimator")
+        return
+    d.put(f"{path}.estimator", ours, o.origin(kind))
+    if ours == "k3":
+        d.put(f"{path}.limit", 10.0, "verl clamps k3 at 10 (P22)")
+    d.copy(f"{path}.coefficient", o, control + "kl_coef", default=0.001)
+    if o.choice(["fixed", "adaptive"], control + "type", default="fixed") == "adaptive":
+        d.copy(f"{path}.adaptive.target", o, control + "target_kl", default=0.1)
+        d.copy(f"{path}.adaptive.horizon", o, control + "horizon", default=10000.0)
+    else:
+        d.drops_given(o, "the coefficient is fixed", control + "target_kl", control + "horizon")
 
 
 def _batch(d: Draft, o: Options) -> None:

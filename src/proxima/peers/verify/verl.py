@@ -14,6 +14,7 @@ from proxima.core.loss import Loss, apply_corrections
 from proxima.core.metrics import Metrics, SumCount
 from proxima.core.penalty import PENALTIES, AdaptiveCoefficient
 from proxima.core.ratio import masked_log_ratio
+from proxima.core.reward_kl import RewardKl
 from proxima.core.segment import segment_mean
 from proxima.core.surrogate import Cispo, ClipCov, Dppo, Dro, GeoMean, Gspo, KlCov, PpoClip, Reinforce, Sapo
 from proxima.core.value import ValueLoss
@@ -251,13 +252,15 @@ def adaptive_kl(record: Record) -> Iterator[Attempt]:
 
 def kl_in_reward(record: Record) -> Iterator[Attempt]:
     """ray_trainer.apply_kl_penalty"""
-    p = record.params
-    mask = record.mask
-    kl = kl_spec(p["kl_penalty"]).divergence(record.tensor("old_log_probs"), record.tensor("reference_logp"))
-    kl = torch.where(mask, kl, 0.0)
-    rewards = record.tensor("token_level_scores") - p["init_kl_coef"] * kl
-    mean = float((kl.sum(1) / mask.sum(1).clamp(min=1)).mean())
-    after = AdaptiveCoefficient(p["target_kl"], p["horizon"]).next(p["init_kl_coef"], mean, len(mask))
+    p, mask = record.params, record.mask
+    estimator: Any = {"kl": "k1", "low_var_kl": "k3"}.get(p["kl_penalty"], p["kl_penalty"])
+    adaptive = AdaptiveCoefficient(p["target_kl"], p["horizon"])
+    spec = RewardKl(p["init_kl_coef"], estimator, adaptive, 10.0 if estimator == "k3" else math.inf)  # P22
+    policy, reference = (record.tensor(name)[mask] for name in ("old_log_probs", "reference_logp"))
+    cu_seqlens = torch.cat([mask.new_zeros(1, dtype=torch.long), mask.sum(1).cumsum(0)])
+    shaped = spec(record.tensor("token_level_scores").sum(1), policy, reference, mask[mask], cu_seqlens)
+    rewards = torch.zeros(mask.shape, dtype=torch.float64).masked_scatter(mask, shaped.reward.double())
+    mean, after = shaped.mean_kl, spec.next(p["init_kl_coef"], shaped.mean_kl, len(mask))
     checks = [record.expect("token_level_rewards", rewards), record.expect("kl_coef_after", after, 1e-8)]
     # the coefficient before the update (P23)
     metrics = {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": p["init_kl_coef"]}

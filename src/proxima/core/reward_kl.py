@@ -1,0 +1,107 @@
+"""KL in the reward: every loss token pays for its divergence from the reference."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from proxima.core.advantage.token import place_scores, with_kl
+from proxima.core.penalty import K3, PENALTIES, AdaptiveCoefficient
+from proxima.core.segment import segment_count, segment_mean, segment_sum
+from proxima.data import check_choices, require
+
+
+@dataclass(frozen=True)
+class ShapedReward:
+    """The result of `RewardKl`.
+
+    Args:
+        reward: [N] float, reward units, of each token; 0 outside the loss.
+        total: [S] float, reward units, what an advantage of whole completions reads.
+        kl: [S] float, nats a token, the mean over the loss tokens of each completion; 0 without one.
+        some: [S] bool, the completion has a loss token.
+        paid: [S] float, reward units, what the divergence took from each completion.
+    """
+
+    reward: Tensor
+    total: Tensor
+    kl: Tensor
+    some: Tensor
+    paid: Tensor
+
+    @property
+    def mean_kl(self) -> float:
+        """Nats a token, the mean of `kl` over the completions with a loss token; 0 without one. What
+        `AdaptiveCoefficient` compares with its target."""
+        return float(self.kl.double().sum()) / max(1, int(self.some.sum()))
+
+
+@dataclass(frozen=True)
+class RewardKl:
+    """KL to the frozen reference in the reward of each token, beside the score on the last one.
+
+        r_t = [t is the last loss token] score - beta k_t        k_t estimates KL(pi_old || pi_ref), at loss tokens
+
+    pi_old is the policy that the update starts from: the proximal log-probs under `proximal: recompute`, otherwise the
+    behavior log-probs. So k_t is a constant in the update. An advantage of tokens gets r_t. One of whole completions,
+    such as `grpo`, gets the sum, score - beta sum_t k_t, and its group baseline is the mean of such sums: a long
+    completion pays for more tokens. `reference_kl` is the other way, a KL in the loss, with a gradient of its own.
+
+    Args:
+        coefficient: beta, reward units per nat, >= 0; the start value where it is adaptive. 0 only measures.
+        estimator: k1 (d = log pi_old - log pi_ref, unbiased), k2 (d^2 / 2), k3 (exp(-d) - 1 + d, >= 0) or abs (|d|).
+        limit: of k3, which is clamped to +-limit nats; inf: no clamp. verl has 10.
+        adaptive: adapts beta after each step to keep the KL near a target; null: beta is fixed.
+        score: [S] float, reward units, of each completion.
+        log_prob, reference_log_prob: [N] nats; anything outside the loss.
+        loss_mask: [N] bool; cu_seqlens: [S+1] int.
+        beta: in place of `coefficient`, in the middle of an adaptive run.
+    Returns: `ShapedReward`.
+    Raises: ValueError naming field, value and bound, at construction.
+    Edge cases: a completion without a loss token keeps its score as `total`, and none of its tokens has a reward. d is
+        clamped to +-20 in k3.
+    Source: arXiv 1909.08593, Eq. 2; InstructGPT, 2203.02155, Eq. 2. verl `apply_kl_penalty`, TRL PPOTrainer, AReaL.
+    Differs: verl's k3 is always clamped at 10 (P22); TRL adds the score to the token after the last one (T20).
+    """
+
+    coefficient: float = 0.05
+    estimator: Literal["k1", "k2", "k3", "abs"] = "k1"
+    adaptive: AdaptiveCoefficient | None = None
+    limit: float = float("inf")
+
+    def __post_init__(self) -> None:
+        check_choices(self)
+        require(0 <= self.coefficient < float("inf"), "coefficient", self.coefficient, "must be >= 0 and finite")
+        require(self.limit > 0, "limit", self.limit, "must be > 0")
+        of_k3 = self.estimator == "k3" or self.limit == float("inf")
+        require(of_k3, "limit", self.limit, "must be inf: only k3 has one", remedy="set estimator=k3")
+        moves = self.coefficient > 0 or self.adaptive is None
+        require(moves, "coefficient", self.coefficient, "must be > 0 beside adaptive, which multiplies it")
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        score: Tensor,
+        log_prob: Tensor,
+        reference_log_prob: Tensor,
+        loss_mask: Tensor,
+        cu_seqlens: Tensor,
+        beta: float | None = None,
+    ) -> ShapedReward:
+        beta = self.coefficient if beta is None else beta
+        ours, reference = (torch.where(loss_mask, x, 0.0) for x in (log_prob, reference_log_prob))
+        spec = K3(limit=self.limit) if self.estimator == "k3" else PENALTIES[self.estimator]()
+        kl = spec.divergence(ours, reference)
+        paid = (beta * segment_sum(kl, cu_seqlens)).to(score.dtype)
+        return ShapedReward(
+            reward=with_kl(place_scores(score, loss_mask, cu_seqlens), kl, loss_mask, beta),
+            total=score - paid,
+            kl=segment_mean(kl, loss_mask, cu_seqlens),
+            some=segment_count(loss_mask, cu_seqlens) > 0,
+            paid=paid,
+        )
+
+    def next(self, beta: float, kl: float, samples: int) -> float:
+        """The coefficient after a step of `samples` completions with a mean KL of `kl`, nats a token."""
+        return beta if self.adaptive is None else self.adaptive.next(beta, kl, samples)

@@ -1,0 +1,92 @@
+"""KL in the reward: numbers by hand, what lies outside the loss, and the coefficient that follows the KL."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxima.core.penalty import AdaptiveCoefficient
+from proxima.core.reward_kl import RewardKl
+
+NAN = math.nan
+CU = torch.tensor([0, 3, 7, 8])
+MASK = torch.tensor(
+    [1, 1, 1, 1, 0, 1, 0, 0], dtype=torch.bool
+)  # a hole, padding, and a completion without a loss token
+OLD = torch.tensor([-1.0, -2.0, -0.5, -1.0, NAN, -3.0, NAN, -1.0])
+REFERENCE = torch.tensor([-1.5, -1.0, -0.5, -3.0, -1.0, -2.0, NAN, NAN])
+SCORE = torch.tensor([1.0, -2.0, 0.5])
+
+
+def shaped(spec, beta=None):
+    return spec(SCORE, OLD, REFERENCE, MASK, CU, beta)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "kl"),
+    [
+        ("k1", [0.5, -1.0, 0.0, 2.0, -1.0]),
+        ("abs", [0.5, 1.0, 0.0, 2.0, 1.0]),
+        ("k2", [0.125, 0.5, 0.0, 2.0, 0.5]),
+        ("k3", [math.exp(-0.5) - 0.5, math.e - 2.0, 0.0, math.exp(-2.0) + 1.0, math.e - 2.0]),
+    ],
+)
+def test_by_hand(estimator, kl):
+    found = shaped(RewardKl(0.1, estimator))
+    a, b, c, d, e = kl
+    assert found.reward.tolist() == pytest.approx(
+        [-0.1 * a, -0.1 * b, 1.0 - 0.1 * c, -0.1 * d, 0.0, -2.0 - 0.1 * e, 0.0, 0.0], abs=1e-6
+    )
+    assert found.total.tolist() == pytest.approx([1.0 - 0.1 * (a + b + c), -2.0 - 0.1 * (d + e), 0.5], abs=1e-6)
+    assert found.paid.tolist() == pytest.approx([0.1 * (a + b + c), 0.1 * (d + e), 0.0], abs=1e-6)
+    assert found.kl.tolist() == pytest.approx([(a + b + c) / 3, (d + e) / 2, 0.0], abs=1e-6)
+    assert found.mean_kl == pytest.approx(((a + b + c) / 3 + (d + e) / 2) / 2, abs=1e-6)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["k1", "k2", "k3", "abs"]), st.floats(0, 2))
+def test_sums_and_signs(seed, estimator, beta):
+    """The rewards of the tokens add up to the total; only k1 may pay a token; the reference itself pays nothing."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 5, (4,), generator=generator)
+    cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
+    old, reference = (-torch.rand(int(lengths.sum()), generator=generator, dtype=torch.float64) for _ in range(2))
+    score, mask = torch.randn(4, generator=generator, dtype=torch.float64), torch.ones_like(old, dtype=torch.bool)
+    found = RewardKl(beta, estimator)(score, old, reference, mask, cu_seqlens)
+    sums = torch.stack([part.sum() for part in found.reward.split(lengths.tolist())])
+    torch.testing.assert_close(sums, found.total)
+    assert estimator == "k1" or bool((found.paid >= 0).all())
+    same = RewardKl(beta, estimator)(score, old, old, mask, cu_seqlens)
+    assert same.total.equal(score) and same.mean_kl == 0
+
+
+def test_k3_may_be_clamped():
+    found = shaped(RewardKl(1.0, "k3", limit=0.5))
+    assert found.reward.tolist() == pytest.approx(
+        [0.5 - math.exp(-0.5), -0.5, 1.0, -0.5, 0.0, -2.5, 0.0, 0.0], abs=1e-6
+    )
+
+
+def test_the_coefficient_of_an_adaptive_run_stands_in_for_the_start_value():
+    spec = RewardKl(0.1, adaptive=AdaptiveCoefficient(target=0.5, horizon=100))
+    assert shaped(spec, 0.2).paid.tolist() == pytest.approx((2 * shaped(spec).paid).tolist())
+    assert spec.next(0.2, kl=5.0, samples=10) == pytest.approx(0.2 * 1.02)
+    assert spec.next(0.2, kl=0.55, samples=10) == pytest.approx(0.2 * 1.01)
+    assert RewardKl(0.1).next(0.1, kl=5.0, samples=10) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"coefficient": -1.0}, "coefficient=-1.0 must be >= 0 and finite"),
+        ({"coefficient": math.inf}, "coefficient=inf must be >= 0 and finite"),
+        ({"estimator": "k4"}, "estimator='k4'"),
+        ({"estimator": "k2", "limit": 10.0}, "limit=10.0 must be inf: only k3 has one; set estimator=k3"),
+        ({"estimator": "k3", "limit": 0.0}, "limit=0.0 must be > 0"),
+        ({"coefficient": 0.0, "adaptive": AdaptiveCoefficient()}, "coefficient=0.0 must be > 0 beside adaptive"),
+    ],
+)
+def test_bad_fields(fields, message):
+    with pytest.raises(ValueError, match=message):
+        RewardKl(**fields)

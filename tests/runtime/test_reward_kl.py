@@ -1,0 +1,93 @@
+"""KL in the reward, in whole runs: the stored columns, every kind of advantage, and a coefficient that survives."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.rollouts import read_rows
+from proxima.train.checkpoint import checkpoints
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+
+KL = {"coefficient": 0.5, "estimator": "k1"}
+
+
+def steps_of(folder):
+    return [record for record in RunFolder(folder).read_metrics() if record["kind"] == "train"]
+
+
+def shaped_recipe(model, advantage="grpo", reward_kl=KL, **changes):
+    algorithm = {"preset": "grpo", "advantage": advantage, "reward_kl": reward_kl}
+    return recipe(model, algorithm=algorithm, train__optimizer={"kind": "adamw", "lr": 3e-2}, **changes)
+
+
+@pytest.mark.parametrize("advantage", ["reinforce_pp", "rloo"])
+def test_the_divergence_is_paid_for(tiny_model, tmp_path, advantage):
+    """From the second step on, policy and reference differ; the column holds what the advantage is computed from."""
+    go(tmp_path / "run", shaped_recipe(tiny_model("llama"), advantage, train__steps=2))
+    first, second = steps_of(tmp_path / "run")
+    assert first["reward_kl/mean"] == pytest.approx(0, abs=1e-4) and abs(second["reward_kl/mean"]) > 1e-3
+    assert first["reward_kl/coefficient"] == second["reward_kl/coefficient"] == 0.5
+    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(2))
+    assert {row["outcome"] for row in rows} == {"trained"}
+    paid = [row["reward"] - sum(row["token_reward"]) for row in rows]
+    assert np.mean(paid) == pytest.approx(second["reward_kl/paid"], abs=1e-6) and min(map(abs, paid)) > 1e-4
+    kl = [(row["reward"] - sum(row["token_reward"])) / 0.5 / len(row["tokens"]) for row in rows]
+    assert np.mean(kl) == pytest.approx(second["reward_kl/mean"], abs=1e-6)
+    if advantage == "reinforce_pp":
+        returns = [np.cumsum(row["token_reward"][::-1])[::-1] for row in rows]
+        every = np.concatenate(returns)
+        for row, own in zip(rows, returns, strict=True):
+            assert (row["token_advantage"] or [row["advantage"]]) == pytest.approx(
+                (own - every.mean()) / every.std(ddof=1), abs=1e-4
+            )
+        return
+    for uid in {row["prompt_uid"] for row in rows}:  # the baseline is of the sums
+        group = [row for row in rows if row["prompt_uid"] == uid]
+        total = np.array([sum(row["token_reward"]) for row in group])
+        expected = (total - total.mean()) * len(group) / (len(group) - 1)
+        assert [row["advantage"] for row in group] == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_uniform_groups_are_those_of_the_scores(tiny_model, tmp_path):
+    """Their sums differ by the KL, which alone is nothing to learn from; a selection never sees it."""
+    even = {"kind": "tests.runtime.tiny_run:Even", "constant": 2}
+    changes = {"algorithm__selection": [{"kind": "drop_uniform_groups", "metric": "reward"}], "reward": [even]}
+    go(tmp_path / "run", shaped_recipe(tiny_model("llama"), train__steps=2, **changes))
+    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(2))
+    assert {row["outcome"] for row in rows if row["prompt_uid"] % 2 == 0} == {"dropped_uniform_group"}
+    assert "trained" in {row["outcome"] for row in rows}
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_recomputed_log_probs_are_the_old_policy(tiny_model, tmp_path, updates):
+    """With `proximal: recompute`, the policy of the first step is the reference, whatever the engine says."""
+    tree = shaped_recipe(tiny_model("llama"), algorithm__proximal="recompute", algorithm__behavior="untruncated")
+    tree["train"] |= {"steps": 1, "updates_per_step": updates}
+    tree["engine"]["dtype"] = "bfloat16"
+    go(tmp_path / "run", tree)
+    (first,) = steps_of(tmp_path / "run")
+    assert first["reward_kl/mean"] == first["reward_kl/paid"] == 0 and first["mismatch/k3_kl"] > 0
+
+
+@pytest.mark.slow
+def test_an_adaptive_coefficient_is_resumed_to_the_bit(tiny_model, tmp_path):
+    def stop(event, *facts):
+        if event == "step" and facts[0]["step"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    adaptive = {"target": 1e-3, "horizon": 32.0}
+    tree = shaped_recipe(tiny_model("llama"), reward_kl={**KL, "estimator": "k3", "adaptive": adaptive})
+    go(tmp_path / "whole", tree)
+    assert go(tmp_path / "run", tree, observer=Watcher(stop)).status == "stopped"
+    assert go(tmp_path / "run", tree, resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
+    beta = 0.5
+    for record in steps_of(tmp_path / "run"):
+        assert record["reward_kl/coefficient"] == pytest.approx(beta)
+        beta *= 1 + min(max(record["reward_kl/mean"] / 1e-3 - 1, -0.2), 0.2) * 16 / 32
+    assert beta != 0.5
+    last = checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1]
+    assert last.facts["kl_coefficient"] == pytest.approx(beta)
