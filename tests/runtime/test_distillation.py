@@ -5,6 +5,9 @@ import math
 import os
 import shutil
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +109,38 @@ def test_a_resumed_run_is_the_same_to_the_bit(tiny_model, tmp_path):
     assert go(tmp_path / "run", tree, observer=Watcher(stop)).status == "stopped"
     assert go(tmp_path / "run", tree, resume=True).status == "done"
     assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
+
+
+KILLED = """
+import json, os, signal, sys, threading
+from pathlib import Path
+from tests.runtime.tiny_run import Watcher, go
+
+def on(event, *facts):
+    if event == "step" and facts[0]["step"] == 1:
+        threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+go(Path(sys.argv[1]), json.loads(sys.argv[2]), observer=Watcher(on))
+"""
+
+
+@pytest.fixture(scope="module")
+def unbroken(tiny_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    go(folder, distilled(tiny_model, train__steps=8))
+    return traces(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.04, 0.06, 0.09, 0.12, 0.15, 0.2, 0.25, 0.3])
+def test_kill_9_at_any_instant(seconds, unbroken, tiny_model, tmp_path):
+    """A thread kills the process so long after the first step, whatever it is doing."""
+    tree = distilled(tiny_model, train__steps=8)
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "run"), json.dumps(tree), str(seconds)]
+    killed = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    go(tmp_path / "run", tree, resume=True)
+    assert_same(traces(tmp_path / "run"), unbroken)
 
 
 def test_a_replay_of_its_rollouts_is_the_same_run(tiny_model, tmp_path):

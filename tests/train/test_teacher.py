@@ -8,7 +8,7 @@ import torch
 
 from proxima.core import DISTILLATIONS, SequenceMeanTokenMean, TokenMean
 from proxima.core.distillation import NoPolicyGradient
-from proxima.data import pack
+from proxima.data import UserError, pack
 from proxima.engine.local import Local
 from proxima.engine.protocol import EngineSetup
 from proxima.model import Policy
@@ -63,6 +63,24 @@ def test_the_students_top_k_is_that_of_the_engine():
             if len(item.tokens):
                 expected = plain(teacher, before).gather(1, torch.tensor(item.bucket_token).long())
                 torch.testing.assert_close(torch.from_numpy(item.teacher_bucket_log_prob), expected, rtol=0, atol=1e-4)
+
+
+def test_a_token_that_the_teacher_lacks_is_named():
+    (item, *_) = trajectories()
+    beyond = replace(item, tokens=np.full(len(item.tokens), VOCABULARY))
+    with pytest.raises(
+        UserError, match=f"token {VOCABULARY} of a completion, padding of .* has {VOCABULARY} rows; use a"
+    ):
+        trainer().fill([stage()], [beyond])
+
+
+def test_a_completion_without_tokens_has_empty_columns():
+    empty = next(item for item in trajectories() if not len(item.tokens))
+    ids = np.empty((0, 5), np.int32)
+    empty = replace(empty, top_k=ids, behavior_top_k_log_prob=np.empty((0, 5)))
+    for top_k_of in ("teacher", "student"):
+        (filled,) = trainer().fill([stage(top_k=4, top_k_of=top_k_of)], [empty])
+        assert filled.teacher_log_prob.shape == (0,) and filled.teacher_bucket_log_prob.shape == (0, 4)
 
 
 def test_an_engine_gives_what_a_forward_gives():

@@ -86,7 +86,12 @@ class Policy(PackedModel):
         entropy, value = "entropy" in needs or "entropy_gradient" in needs, "value" in needs
         if len(batch.target) == 0:
             empty = torch.zeros(0, device=self.device)
-            return TokenOutputs(log_prob=empty, entropy=empty if entropy else None, value=empty if value else None)
+            return TokenOutputs(
+                log_prob=empty,
+                entropy=empty if entropy else None,
+                value=empty if value else None,
+                bucket_log_prob=None if batch.bucket_token is None else batch.bucket_token.float(),
+            )
         with self.autocast():
             hidden = self.hidden(batch)
             outputs = token_log_prob(

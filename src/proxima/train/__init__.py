@@ -5,6 +5,7 @@
     stack         optimizer, schedule, gradient clipping, micro-batches, state
     objectives/   what is minimised: `PolicyObjective`, and the protocol for others
     forward_stage   what runs before the update           optimizer    optimizers and learning-rate schedules
+    teacher_stage   what distillation asks a teacher
     checkpoint   writes and reads checkpoints
 Imports: torch, numpy, safetensors, `proxima.data`, `proxima.core`, `proxima.model`. Imported by `runtime`.
 To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIMIZERS`. To add an objective: see

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from proxima.data import PackedBatch, Trajectory, pack
+from proxima.data import PackedBatch, Trajectory, UserError, pack
 from proxima.engine.protocol import Engine, ScoreRequest
 from proxima.model import Policy
 
@@ -25,6 +25,8 @@ class TeacherStage:
             reported.
         vocabulary: ids below it are tokens of the student too; the teacher's rest bucket has all others.
 
+    Raises: UserError where a completion has a token that the teacher's output layer lacks.
+
     Fills `teacher_log_prob` [N], and with top_k `bucket_token` [N, K] and `teacher_bucket_log_prob` [N, K].
     """
 
@@ -38,6 +40,11 @@ class TeacherStage:
         return self.policy.pack(trajectories)
 
     def __call__(self, batch: PackedBatch) -> dict[str, Tensor]:
+        rows = self.policy.head.out_features
+        read = [batch.target, *([] if batch.top_k is None else [batch.top_k])]
+        if (highest := max((int(ids.max()) for ids in read if ids.numel()), default=0)) >= rows:
+            reason = f"token {highest} of a completion, padding of the student's output layer, is beyond the teacher's"
+            raise UserError(f"{reason}, which has {rows} rows", remedy="use a teacher with as many rows")
         if self.top_k and self.top_k_of == "student":
             if batch.top_k is None:
                 raise ValueError("the student's top K is not in the trajectories: set engine.top_k_log_probs")
