@@ -3,9 +3,11 @@
 adapter_config.json         peft's own: base model, rank, targets …
 adapter_model.safetensors   the trained matrices, float32, under peft's names, and the head of a scalar model
 base.json                   written by proxima: dtype and SHA-256 of the base's weights
+config.json                 of a scalar model, whose config the base does not have
 tokenizer files
 """
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -249,6 +251,10 @@ def save_adapter(
         _file_name(name): parameters[name].detach().cpu().contiguous() for name in trained_names(model)
     }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    if hasattr(model, SCALAR_HEAD):
+        config = copy.deepcopy(whole.config)
+        config.architectures, config._attn_implementation = [type(model).__name__], None
+        config.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return folder

@@ -1,6 +1,6 @@
 """Loads a causal language model from a hub name, a folder, or a GGUF file."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -107,11 +107,11 @@ def check_path(path: str) -> None:
 
 
 def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
-    """The model's config alone, of an adapter its base's: no weights are read (for GGUF, its header is)."""
+    """The model's config alone, of an adapter without one its base's: no weights are read (for GGUF, its header is)."""
     from transformers import AutoConfig
 
     check_path(path)
-    if is_adapter(path):
+    if is_adapter(path) and not (Path(path).expanduser() / "config.json").is_file():
         base = base_of(path)
         return load_config(base.path, base.revision)
     folder, extra = _place(path)
@@ -187,22 +187,40 @@ def load(
             raise FieldError(
                 "model.path", path, "is an adapter, which can't get another one by model.lora", remedy=remedy
             )
-        return _load_merged(path, dtype=dtype, device=device)
+        return load_merged(path, lambda base, version: _load_plain(base, revision=version, dtype=dtype, device=device))
     loaded = _load_plain(path, revision=revision, dtype=dtype, device=device)
-    if lora is None:
-        return loaded
-    base = base_in_memory(path, revision, dtype)
+    return loaded if lora is None else with_adapter(loaded, lora, revision=revision, dtype=dtype, seed=seed)
+
+
+def with_adapter(
+    loaded: LoadedModel, lora: Lora, *, revision: str | None, dtype: torch.dtype, seed: int
+) -> LoadedModel:
+    """Adapters on a model that was just loaded with these arguments.
+
+    Raises:
+        FieldError: as `start_adapter`.
+    """
+    base = base_in_memory(loaded.path, revision, dtype)
     start_adapter(loaded.model, lora, base, seed)
     return replace(loaded, base=base)
 
 
-def _load_merged(path: str, *, dtype: torch.dtype, device: str) -> LoadedModel:
-    """An adapter's base with the adapter in its weights."""
+def load_merged(path: str, load_base: Callable[[str, str | None], LoadedModel], *, scalar: bool = False) -> LoadedModel:
+    """An adapter's base with the adapter in its weights.
+
+    Args:
+        path: the adapter's folder.
+        load_base: from path and revision of the base.
+        scalar: the base is to be a scalar model, whose head is the adapter's.
+
+    Raises:
+        FieldError: as `load`.
+    """
     check_path(path)
-    settings, wanted = read_settings(path, field_name="model.path"), base_of(path)
+    settings, wanted = read_settings(path, field_name="model.path", scalar=scalar), base_of(path)
     here = replace(wanted, files=weight_files(wanted.path, wanted.revision))
     check_base(path, here, field_name="model.path")
-    loaded = _load_plain(wanted.path, revision=wanted.revision, dtype=dtype, device=device)
+    loaded = load_base(wanted.path, wanted.revision)
     attach(loaded.model, settings, 0)
     read_matrices(loaded.model, path, field_name="model.path")
     merge_adapter(loaded.model)

@@ -4,6 +4,7 @@ On disk they are what `AutoModelForSequenceClassification` with one label loads.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,10 @@ from torch import Tensor, nn
 from proxima.data import FieldError, PackedBatch, Trajectory
 from proxima.data.columns import Floats
 from proxima.data.random import VALUE_HEAD, mix, normals
-from proxima.model.load import LoadedModel, load_config, load_tokenizer, load_weights
+from proxima.model.adapter_files import is_adapter
+from proxima.model.load import LoadedModel, load_config, load_merged, load_tokenizer, load_weights, with_adapter
+from proxima.model.lora import SCALAR_HEAD as HEAD
+from proxima.model.lora import Lora
 from proxima.model.micro_batch import micro_batches
 from proxima.model.packed_model import PackedModel, TokenOutputs, scalar_head
 
@@ -21,7 +25,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 NORMALIZATION = "reward_normalization"  # key of config.json
-HEAD = "score"  # what transformers calls it in every decoder's classification model
 
 
 class ScalarModel(PackedModel):
@@ -92,23 +95,27 @@ def load_scalar_model(
     device: str = "auto",
     new_head: float | None = None,
     seed: int = 0,
+    lora: Lora | None = None,
 ) -> LoadedModel:
     """Load a scalar model from the folder of one, or put a new head on a causal language model.
 
     Args:
-        path: folder or hub name.
+        path: folder or hub name; an adapter's folder: its base with its head, and the adapter merged.
         new_head: standard deviation of the head's weights where the folder has none, 0: zeros; None: the folder must
             have one. A new head also gets a padding token that ends no text, if the tokenizer has one, so that the
             end-of-text token is scored.
-        seed: of the draws of a new head.
+        seed: of the draws of a new head, and of new adapters.
+        lora: adapters for the decoder, which are then trained beside the head.
 
     Raises:
-        FieldError: the path can't be loaded; it has no head, or one with several labels; transformers has no
-            sequence-classification class for its architecture, or one whose score is not a linear function of the last
-            hidden state.
+        FieldError: the path can't be loaded; an adapter does not fit; it has no head, or one with several labels;
+            transformers has no sequence-classification class for its architecture, or one whose score is not a linear
+            function of the last hidden state.
     """
     from transformers import AutoModelForSequenceClassification
 
+    if is_adapter(path):
+        return load_merged(path, partial(_load_below, path, dtype=dtype, device=device), scalar=True)
     config, trained = scalar_config(path, revision, new_head=new_head is not None)
     if not trained:
         config.get_text_config().pad_token_id = _neutral_pad(path, revision, config)
@@ -130,7 +137,21 @@ def load_scalar_model(
     if missing:
         with torch.no_grad():
             head.weight.copy_(_new_weights(head.in_features, new_head or 0.0, seed))
-    return loaded
+    if lora is None:
+        return loaded
+    if lora.path is not None and (known := score_normalization(load_config(lora.path))) is not None:
+        set_score_normalization(loaded.model.config, *known)
+    return with_adapter(loaded, lora, revision=revision, dtype=dtype, seed=seed)
+
+
+def _load_below(adapter: str, path: str, revision: str | None, *, dtype: torch.dtype, device: str) -> LoadedModel:
+    """The base of a scalar adapter, under the config beside the adapter."""
+    from transformers import AutoModelForSequenceClassification
+
+    config, _ = scalar_config(adapter)
+    place: dict[str, Any] = {"revision": revision, "dtype": dtype, "device": device}
+    head = (f"{HEAD}.weight",)
+    return load_weights(AutoModelForSequenceClassification, path, may_lack=head, config=config, **place)[0]
 
 
 def make_value_head(model: Any, new_head: float = 0.0, seed: int = 0) -> nn.Linear:

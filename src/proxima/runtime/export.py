@@ -7,7 +7,7 @@ from pathlib import Path
 from proxima.config.recipe_reader import read_yaml
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
-from proxima.model import load, save
+from proxima.model import load, load_scalar_model, save
 from proxima.model.adapter_files import base_of, is_adapter
 from proxima.model.load import DTYPES
 from proxima.runtime.folder import RunFolder
@@ -81,7 +81,9 @@ def export(run: str | Path, out: str | Path, *, which: str = "last", adapter: bo
     shutil.rmtree(aside, ignore_errors=True)
     aside.parent.mkdir(parents=True, exist_ok=True)
     if is_adapter(str(source)) and not adapter:
-        merged = load(str(source), dtype=DTYPES[base_of(str(source)).dtype or "float32"], device="cpu")
+        scalar = (source / "config.json").is_file()
+        read = load_scalar_model if scalar else load
+        merged = read(str(source), dtype=DTYPES[base_of(str(source)).dtype or "float32"], device="cpu")
         save(merged.model, merged.tokenizer, aside)
     else:
         shutil.copytree(source, aside)
