@@ -146,7 +146,7 @@ def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
 def presets_with(kind: str) -> list[str]:
     from proxima.config.presets import ALGORITHMS
 
-    return sorted(name for name, preset in ALGORITHMS.items() if preset["surrogate"]["kind"] == kind)
+    return sorted(name for name, preset in ALGORITHMS.items() if preset.get("surrogate", {}).get("kind") == kind)
 
 
 def formula(cls: type) -> str:

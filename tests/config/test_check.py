@@ -35,6 +35,26 @@ def test_the_smallest_recipe_passes(recipe):
             "greedy by itself",
         ),
         (
+            ["algorithm=online_dpo", "algorithm.reference_kl=k3"],
+            "algorithm.reference_kl.kind=k3 (command line): has no part in online DPO; set algorithm.reference_kl=null"
+            ", "
+            "or algorithm.preference=null",
+        ),
+        (
+            ["algorithm=online_dpo", "algorithm.surrogate=cppo"],
+            "algorithm.surrogate.kind=cppo (command line): has no part in online DPO; set algorithm.surrogate=null, or "
+            "algorithm.preference=null",
+        ),
+        (
+            ["algorithm=online_dpo", "algorithm.mismatch.on_mismatch=reject"],
+            "algorithm.mismatch.on_mismatch=reject (command line): would break pairs; set it to warn or stop",
+        ),
+        (
+            ["algorithm=online_dpo", "algorithm.selection=[drop_uniform_groups]"],
+            "algorithm.preference.kind=sigmoid (preset online_dpo, chosen in command line): needs pairs; end "
+            "algorithm.selection with {kind: best_and_worst}",
+        ),
+        (
             ["algorithm.behavior=sampled", "sampling.top_p=0.9"],
             "sampling.top_p=0.9 (command line): behavior=sampled compares the policy with the truncated distribution; "
             "set algorithm.behavior=untruncated or top_p=1.0",

@@ -63,7 +63,7 @@ def test_accepts(validator, change):
         {**SMALL, "algorithm": "cpo"},
         {**SMALL, "algorithm": {"surrogate": {"kind": "cppo", "dleta": 1}}},
         {**SMALL, "algorithm": {"surrogate": {"kind": "cpoo"}}},
-        {**SMALL, "algorithm": {"surrogate": None}},
+        {**SMALL, "algorithm": {"preference": {"kind": "cppo"}}},
         {**SMALL, "train": {"steps": "many"}},
         {**SMALL, "train": {"schedule": "sine"}},
         {**SMALL, "train": {"optimizer": {"kind": "adam"}}},

@@ -11,7 +11,7 @@ from proxima.core.advantage import Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.correction import CORRECTION_PRESETS
 from proxima.core.selection import DropUniformGroups
-from proxima.core.surrogate import SURROGATES, Cppo, Drpo, PpoClip
+from proxima.core.surrogate import Cppo, Drpo, PpoClip
 from proxima.data import FieldError, UserError, within
 from tests.config.conftest import BASE
 from tests.config.fakes import Sums
@@ -101,9 +101,7 @@ def test_slots_take_none_where_they_may_be_off(recipe):
     for off in ("none", "null"):
         assert resolve(recipe(text), [f"algorithm.reference_kl={off}"]).config.algorithm.reference_kl is None
     (line,) = lines(recipe, "algorithm.surrogate=null")
-    assert (
-        line == f"algorithm.surrogate=null (command line): can't be null; name a kind: {', '.join(sorted(SURROGATES))}"
-    )
+    assert line == "algorithm.surrogate=null (command line): must be set; or set algorithm.preference, for online DPO"
 
 
 def test_what_peers_call_an_aggregation(recipe):
@@ -208,8 +206,7 @@ def test_a_missing_part_is_named_with_its_meaning(recipe):
         "line",
     ]
     assert lines(recipe, text=BASE.replace("algorithm: cppo", "algorithm: {advantage: grpo}")) == [
-        "algorithm.surrogate: is missing: per-token loss; set it in the recipe, or algorithm.surrogate=… on the "
-        "command line"
+        "algorithm.surrogate=null (default): must be set; or set algorithm.preference, for online DPO"
     ]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from proxima.core import SELECTIONS, select
-from proxima.core.selection import Balance, DropTruncated, DropUniformGroups, Prune
+from proxima.core.selection import Balance, BestAndWorst, DropTruncated, DropUniformGroups, Prune
 from proxima.data import Outcomes
 
 
@@ -55,6 +55,17 @@ def test_balance_drops_the_smallest_of_the_more_frequent_sign() -> None:
     assert Balance(scope="group")(
         outcomes([0, 0, 0, 1, 1]), torch.tensor([1.0, 2.0, -1.0, 3.0, 4.0])
     ).int().tolist() == [0, 1, 1, 1, 1]
+
+
+def test_a_pair_is_the_best_and_the_worst_of_a_group() -> None:
+    assert BestAndWorst()(TWO, A).int().tolist() == [0, 1, 1, 0, 1, 1, 0, 0]
+    assert BestAndWorst(min_gap=1.4)(TWO, A).int().tolist() == [0, 0, 0, 0, 1, 1, 0, 0]  # 0.5 + 0.9 is not above it
+    tied = torch.tensor([1.0, 1.0, 0.0, 0.0, 2.0, 2.0])
+    assert BestAndWorst()(outcomes([0, 0, 0, 0, 1, 1]), tied).int().tolist() == [1, 0, 1, 0, 0, 0]
+    assert BestAndWorst()(outcomes([0]), torch.ones(1)).tolist() == [False]
+    assert select([DropUniformGroups(), BestAndWorst()], TWO, A)[1].count("not_in_a_pair") == 4
+    with pytest.raises(ValueError, match="min_gap=-1 must be >= 0"):
+        BestAndWorst(min_gap=-1)
 
 
 def test_selections_compose_in_order_and_give_reasons() -> None:

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from proxima.model import token_log_prob
-from proxima.model.log_prob import top_k_log_prob
+from proxima.model.log_prob import log_sum_square, top_k_log_prob
 from tests.model.rows import MIXED, policy, rows
 
 N, D, V = 11, 5, 13
@@ -242,3 +242,13 @@ def test_a_policy_makes_none_either():
     with Largest() as seen:
         runner(batch, frozenset({"entropy"})).log_prob.sum().backward()
     assert seen.numel < len(batch.target) * 259
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("chunk", [1, 4, 256])
+def test_the_probability_that_two_draws_agree(bias, chunk):
+    hidden, weight, b, _, temperature = inputs(bias=bias)
+    found = log_sum_square(hidden, weight, temperature, bias=b, chunk=chunk)
+    logits = (hidden @ weight.T + (0 if b is None else b)) / temperature[:, None]
+    torch.testing.assert_close(found, logits.softmax(1).square().sum(1).log().detach())
+    assert not found.requires_grad

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from proxima.data import FieldError, UserError
+from proxima.data import FieldError, OverLengthError, UserError
 from proxima.model.chat import completion_tokens
 from proxima.task import Jsonl, MarkedColumns, PairColumns, PreferenceReader, prompt_tokens
 from tests.tiny import END, tiny_tokenizer
@@ -103,6 +103,11 @@ def test_a_bad_row_names_its_field(tmp_path, change, message):
     row = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5", "margin": 1.0} | change
     with pytest.raises(FieldError, match=f"^{message}"):
         one(tmp_path, row, PairColumns(margin="margin"))
+
+
+def test_a_row_that_is_too_long_is_told_apart(tmp_path):
+    with pytest.raises(OverLengthError):
+        one(tmp_path, {"prompt": "2 + 2?", "chosen": "4", "rejected": "5" * 300})
 
 
 def test_more_bad_rows(tmp_path):

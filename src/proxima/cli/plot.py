@@ -80,7 +80,8 @@ def _plot_threshold(arguments: argparse.Namespace) -> Path:
 
     given = arguments.surrogate
     completions = read_trained(Path(arguments.run_folder), arguments.step)
-    own = resolve(arguments.run_folder).config.algorithm.surrogate
+    algorithm = resolve(arguments.run_folder).config.algorithm
+    own = algorithm.surrogate
     if given:
         spec = measurable(parse_surrogate(given))
         if spec is None:
@@ -94,7 +95,7 @@ def _plot_threshold(arguments: argparse.Namespace) -> Path:
             near = ", ".join(f"{it.prompt_uid}:{it.sample}" for it in completions[:3])
             raise UserError(f"--completion {arguments.completion}: no such trained completion; there are {near} …")
         chosen = wanted[0]
-    used = "" if own == spec else kind_of(own)
+    used = "" if own == spec else kind_of(own or algorithm.preference)
     if isinstance(own, Cppo):
         pairs = ((field.name, getattr(own, field.name), getattr(spec, field.name)) for field in fields(Cppo))
         used = ",".join([used, *(f"{name}={value}" for name, value, drawn in pairs if value != drawn)])

@@ -8,7 +8,8 @@ from proxima.config.problems import Problem
 from proxima.config.resolve import Resolved
 from proxima.core.advantage import ADVANTAGES, Gdpo, needs_baseline
 from proxima.core.advantage.protocol import Advantage
-from proxima.core.selection import Balance, Prune
+from proxima.core.aggregate import TokenMean
+from proxima.core.selection import Balance, BestAndWorst, Prune
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
 from proxima.reward.base import as_reward
 
@@ -90,6 +91,33 @@ def needed_tensors_are_supplied(r: Resolved[Any]) -> Iterator[Problem]:
             else:
                 remedy = f"engine {r.entry('engine.kind').value!r} does not supply it; {remedy}"
             yield r.problem(f"algorithm.{slot}.kind", f"{kind!r} needs `{name}`: {remedy}")
+
+
+def preference_is_the_whole_loss(r: Resolved[Any]) -> Iterator[Problem]:
+    """A loss over pairs replaces the surrogate and all that surrounds it, and its selection leaves pairs."""
+    algorithm = r.config.algorithm
+    if algorithm.preference is None:
+        return
+    idle = {
+        "surrogate": (algorithm.surrogate is not None, "null"),
+        "correction": (bool(algorithm.correction), "[]"),
+        "reference_kl": (algorithm.reference_kl is not None, "null"),
+        "distillation": (algorithm.distillation is not None, "null"),
+        "entropy_bonus": (algorithm.entropy_bonus > 0, "0"),
+        "proximal": (algorithm.proximal != "behavior", "behavior"),
+        "aggregate": (not isinstance(algorithm.aggregate, TokenMean), "token_mean"),
+    }
+    for slot, (present, off) in idle.items():
+        if present:
+            message = f"has no part in online DPO; set algorithm.{slot}={off}, or algorithm.preference=null"
+            yield r.problem(f"algorithm.{slot}", message)
+    if algorithm.mismatch.on_mismatch == "reject":
+        yield r.problem("algorithm.mismatch.on_mismatch", "would break pairs; set it to warn or stop")
+    if algorithm.advantage.per_token:
+        message = "compares completions by one advantage each; use one of groups, as {kind: grpo, scale: none}"
+        yield r.problem("algorithm.preference.kind", message)
+    if not (algorithm.selection and isinstance(algorithm.selection[-1], BestAndWorst)):
+        yield r.problem("algorithm.preference.kind", "needs pairs; end algorithm.selection with {kind: best_and_worst}")
 
 
 def advantage_is_supported(r: Resolved[Any]) -> Iterator[Problem]:

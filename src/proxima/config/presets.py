@@ -97,6 +97,12 @@ ALGORITHMS: dict[str, Preset] = {
     "m2po": preset("m2po", threshold=0.04),
     # arXiv 2504.02546 without its rescaling: the group's mean as baseline, no trust region: one update on fresh data.
     "reinforce": preset("reinforce", "none"),
+    # DPO on the policy's own completions: of each prompt the best against the worst. A prompt without one is dropped.
+    "online_dpo": {
+        "advantage": {"kind": "grpo", "scale": "none"},
+        "preference": {"kind": "sigmoid", "beta": 0.1},
+        "selection": [{"kind": "drop_uniform_groups"}, {"kind": "best_and_worst"}],
+    },
     # arXiv 2402.14740: the others of the group as baseline; a completion is one action, so its tokens are summed.
     "rloo": preset("reinforce", "group", "sequence_mean_token_sum", advantage={"kind": "rloo"}),
     # arXiv 2511.20347: a smooth gate in place of the clip.

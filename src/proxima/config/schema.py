@@ -49,6 +49,7 @@ class Presets:
 _AGGREGATES = "proxima.core.aggregate:AGGREGATES"
 _AGGREGATE = Slot(_AGGREGATES, default="token_mean", aliases="proxima.core.aggregate:AGGREGATE_ALIASES")
 _DIVERGENCE = Slot("proxima.core.distillation:DISTILLATIONS", default="reverse_kl")
+_PAIRS = "in place of the surrogate: loss of the best and the worst completion of a prompt; null: off"
 _CORRECTIONS = "proxima.core.correction:CORRECTIONS"
 _CORRECTION = Slot(_CORRECTIONS, many=True, presets="proxima.core.correction:CORRECTION_PRESETS")
 
@@ -172,7 +173,8 @@ class AlgorithmConfig:
     proximal: Annotated[Literal["behavior", "recompute", "loglinear"], "centre of the trust region"] = "behavior"
     behavior: Annotated[Literal["untruncated", "sampled"], "the behavior policy's engine log-prob"] = "untruncated"
     advantage: Annotated[Any, Slot("proxima.core.advantage:ADVANTAGES", default="grpo"), "reward -> advantage"] = None
-    surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES"), "per-token loss"]
+    surrogate: Annotated[Any, Slot("proxima.core.surrogate:SURROGATES"), "per-token loss"] = None
+    preference: Annotated[Any, Slot("proxima.core.preference:PREFERENCES"), _PAIRS] = None
     aggregate: Annotated[Any, _AGGREGATE, "per-token losses -> one number"] = None
     correction: Annotated[Any, _CORRECTION, "weights and rejections, behavior -> proximal"] = ()
     mismatch: Annotated[MismatchGuard, "engine against trainer, measured at each step's first forward"] = field(
@@ -191,12 +193,14 @@ class AlgorithmConfig:
     def __post_init__(self) -> None:
         bonus = self.entropy_bonus
         require(0 <= bonus < float("inf"), "entropy_bonus", bonus, "must be >= 0 and finite", remedy="0 turns it off")
+        missing = self.surrogate is None and self.preference is None
+        require(not missing, "surrogate", None, "must be set", remedy="or set algorithm.preference, for online DPO")
 
     @property
     def needs_reference(self) -> bool:
         """True when loss or reward need the frozen reference."""
         in_loss = self.reference_kl is not None and self.reference_kl.coefficient > 0
-        return in_loss or self.reward_kl is not None
+        return in_loss or self.reward_kl is not None or self.preference is not None
 
 
 @dataclass(frozen=True, kw_only=True)

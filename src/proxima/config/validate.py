@@ -27,6 +27,7 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (algorithm_checks.behavior_matches_sampling, "sampling algorithm"),
     (algorithm_checks.groups_have_several_completions, "train algorithm"),
     (algorithm_checks.needed_tensors_are_supplied, "algorithm engine"),
+    (algorithm_checks.preference_is_the_whole_loss, "algorithm"),
     (algorithm_checks.advantage_is_supported, "algorithm"),
     (algorithm_checks.teacher_is_usable, "algorithm engine"),
     (algorithm_checks.gdpo_has_the_weights, "algorithm reward"),

@@ -11,7 +11,7 @@ Source of the family: DPO, arXiv 2305.18290; TRL `DPOTrainer`. To add one: a dat
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -80,8 +80,20 @@ def wpo_weight(log_prob: Tensor, log_sum_square: Tensor, mask: Tensor, cu_seqlen
 
 
 @dataclass(frozen=True)
-class _Pairwise:
+class Pairwise:
+    """Base of the losses of pairs.
+
+    whole_batch: the loss of a pair depends on the other pairs of the update.
+    by_length: it divides log-ratios by the completions' lengths itself.
+
+    Args:
+        beta: larger values stay closer to the reference, > 0.
+        label_smoothing: ε, the share of flipped labels, in [0, .5); of the losses that have it.
+    """
+
     beta: float = 0.1
+    whole_batch: ClassVar[bool] = False
+    by_length: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require(0 < self.beta < math.inf, "beta", self.beta, "must be > 0 and finite")
@@ -92,6 +104,11 @@ class _Pairwise:
         """[S] loss of each pair, with gradient."""
         c, r = self.scores(p)
         return self.loss(c, r)
+
+    def denominator(self, chosen_length: Tensor) -> Tensor:
+        """[] float64: what the sum of the losses is divided by, pairs; adds up over the parts of a batch. The mean over
+        a part's pairs times the part's denominator is the part's numerator."""
+        return chosen_length.new_full((), len(chosen_length), dtype=torch.float64)
 
     def scores(self, p: PreferencePairs) -> tuple[Tensor, Tensor]:
         return p.chosen - p.reference_chosen.detach(), p.rejected - p.reference_rejected.detach()
@@ -108,8 +125,14 @@ class _Pairwise:
 
 
 @dataclass(frozen=True)
-class _Divergence(_Pairwise):
-    """Losses of the difference Δ alone, where the β log Z of a general f-divergence cancels (arXiv 2309.16240)."""
+class _Divergence(Pairwise):
+    """Losses of the difference Δ alone, where the β log Z of a general f-divergence cancels (arXiv 2309.16240).
+
+    Args:
+        divergence: that defines Δ: `reverse_kl` the log-ratio; `forward_kl` −1/u; `js` log σ(log u); `alpha`
+            (u^(α−1) − 1)/(α−1), u = π/π_ref.
+        alpha: of the divergence `alpha`; 1 is its limit log u, `reverse_kl`.
+    """
 
     divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
     alpha: float = 0.5
@@ -142,11 +165,6 @@ def _smoothed(x: Tensor, flipped: float) -> Tensor:
 class Sigmoid(_Divergence):
     """DPO: −(1 − ε) log σ(β Δ) − ε log σ(−β Δ).
 
-    Args:
-        beta: larger values stay closer to the reference, > 0. label_smoothing: ε, share of flipped labels, in [0, .5).
-        divergence: that defines Δ: `reverse_kl` the log-ratio; `forward_kl` −1/u; `js` log σ(log u); `alpha`
-            (u^(α−1) − 1)/(α−1), u = π/π_ref.
-        alpha: of the divergence `alpha`; 1 is its limit log u, `reverse_kl`.
     Source: arXiv 2305.18290, Eq. 7; cDPO; f-DPO, 2309.16240. Differs: TRL 1.16 ignores label_smoothing here (T12).
     """
 
@@ -159,6 +177,8 @@ class Sigmoid(_Divergence):
 @dataclass(frozen=True)
 class SigmoidNorm(_Divergence):
     """−log σ(β (c/len_c − r/len_r)): `sigmoid` on log-ratios per token. Source: TRL `sigmoid_norm` (T13)."""
+
+    by_length: ClassVar[bool] = True
 
     def scores(self, p: PreferencePairs) -> tuple[Tensor, Tensor]:
         c, r = super().scores(p)
@@ -178,7 +198,7 @@ class Ipo(SigmoidNorm):
 
 @dataclass(frozen=True)
 class Hinge(_Divergence):
-    """max(0, 1 − β Δ). Args: as `Sigmoid`. Source: SLiC, arXiv 2305.10425; RSO. TRL `hinge` (T12)."""
+    """max(0, 1 − β Δ). Source: SLiC, arXiv 2305.10425; RSO. TRL `hinge` (T12)."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         return torch.relu(1 - self.beta * (c - r))
@@ -186,8 +206,7 @@ class Hinge(_Divergence):
 
 @dataclass(frozen=True)
 class ExoPair(_Divergence):
-    """KL of (σ(β Δ), σ(−β Δ)) from (1 − ε, ε). Args: label_smoothing ε in (0, .5). Source: EXO, arXiv 2402.00856, Eq.
-    16."""
+    """KL of (σ(β Δ), σ(−β Δ)) from (1 − ε, ε), ε > 0. Source: EXO, arXiv 2402.00856, Eq. 16."""
 
     label_smoothing: float = 1e-3
 
@@ -203,7 +222,7 @@ class ExoPair(_Divergence):
 
 
 @dataclass(frozen=True)
-class NcaPair(_Pairwise):
+class NcaPair(Pairwise):
     """−log σ(β c) − ½ log σ(−β c) − ½ log σ(−β r). Source: NCA, arXiv 2402.05369."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
@@ -213,10 +232,8 @@ class NcaPair(_Pairwise):
 
 @dataclass(frozen=True)
 class Robust(_Divergence):
-    """[−(1 − ε) log σ(β Δ) + ε log σ(−β Δ)] / (1 − 2ε): unbiased when a share ε of the labels is flipped.
-
-    Args: label_smoothing ε in [0, .5). Source: arXiv 2403.00409 (T13).
-    """
+    """[−(1 − ε) log σ(β Δ) + ε log σ(−β Δ)] / (1 − 2ε): unbiased when a share ε of the labels is flipped. Source: arXiv
+    2403.00409 (T13)."""
 
     label_smoothing: float = 0.1
 
@@ -226,9 +243,11 @@ class Robust(_Divergence):
 
 
 @dataclass(frozen=True)
-class BcoPair(_Pairwise):
-    """−log σ(β c − δ) − log σ(δ − β r). Args: shift δ, the running mean of implicit rewards, kept by the caller.
+class BcoPair(Pairwise):
+    """−log σ(β c − δ) − log σ(δ − β r).
 
+    Args:
+        shift: δ, a fixed one; in the paper it is the running mean of the implicit rewards.
     Source: BCO, arXiv 2404.04656. Differs: TRL 1.16 leaves δ at 0.
     """
 
@@ -239,7 +258,7 @@ class BcoPair(_Pairwise):
 
 
 @dataclass(frozen=True)
-class SppoHard(_Pairwise):
+class SppoHard(Pairwise):
     """(c − 1/(2β))² + (r + 1/(2β))²; β multiplies no log-ratio (T13). Source: SPPO, arXiv 2405.00675, Eq. 4.7."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
@@ -247,15 +266,16 @@ class SppoHard(_Pairwise):
 
 
 @dataclass(frozen=True)
-class Aot(_Pairwise):
+class Aot(Pairwise):
     """Smoothed `sigmoid` on sorted margins: policy margins should stochastically dominate reference margins.
 
         x = β (sort(log π_c − log π_r) − sort(log ref_c − log ref_r))        −(1 − ε) log σ(x) − ε log σ(−x)
 
-    Args: label_smoothing ε in [0, .5). Source: arXiv 2406.05882. It sorts the batch, so micro-batches change it (T13).
+    Source: arXiv 2406.05882. It sorts the batch, so micro-batches change it (T13).
     """
 
     label_smoothing: float = 0.0
+    whole_batch: ClassVar[bool] = True
 
     def __call__(self, p: PreferencePairs) -> Tensor:
         ours = (p.chosen - p.rejected).sort().values
@@ -268,7 +288,7 @@ class Aot(_Pairwise):
 
 @dataclass(frozen=True)
 class AotUnpaired(Aot):
-    """`aot` for completions without a partner: sort(c) against sort(r). Args: as `Aot`. Source: arXiv 2406.05882."""
+    """`aot` for completions without a partner: sort(c) against sort(r). Source: arXiv 2406.05882."""
 
     def __call__(self, p: PreferencePairs) -> Tensor:
         c, r = self.scores(p)
@@ -276,7 +296,7 @@ class AotUnpaired(Aot):
 
 
 @dataclass(frozen=True)
-class ApoZero(_Pairwise):
+class ApoZero(Pairwise):
     """1 − σ(β c) + σ(β r): raise the chosen, lower the rejected. Source: APO, arXiv 2408.06266, Eq. 7."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
@@ -284,7 +304,7 @@ class ApoZero(_Pairwise):
 
 
 @dataclass(frozen=True)
-class ApoDown(_Pairwise):
+class ApoDown(Pairwise):
     """σ(β c) + 1 − σ(β (c − r)): lower both, the rejected more. Source: APO, arXiv 2408.06266, Eq. 8 (T13)."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
@@ -293,9 +313,12 @@ class ApoDown(_Pairwise):
 
 @dataclass(frozen=True)
 class Discopop(_Divergence):
-    """A loss found by a language model: −log σ(x)(1 − m) + exp(−x) m, x = β Δ, m = σ(x / τ). Args: tau > 0.
+    """A loss found by a language model: −log σ(x)(1 − m) + exp(−x) m, x = β Δ, m = σ(x / τ).
 
-    Source: arXiv 2406.08414."""
+    Args:
+        tau: > 0, width of the step between the two.
+    Source: arXiv 2406.08414.
+    """
 
     tau: float = 0.05
 
@@ -310,11 +333,15 @@ class Discopop(_Divergence):
 
 
 @dataclass(frozen=True)
-class Sft(_Pairwise):
+class Sft(Pairwise):
     """Negative log-likelihood of the chosen completion, scaled so that the mean over pairs is one over tokens (T16)."""
 
     def __call__(self, p: PreferencePairs) -> Tensor:
         return -p.chosen * len(p.chosen) / p.chosen_length.sum().clamp(min=1)
+
+    def denominator(self, chosen_length: Tensor) -> Tensor:
+        """Tokens of the chosen completions."""
+        return chosen_length.sum(dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -324,7 +351,8 @@ class Kto:
         good: 1 − σ(β (x − z))    bad: 1 − σ(β (z − x))        x = log π − log π_ref, z = max(0, mean KL), detached
 
     Args:
-        beta: > 0. good_weight, bad_weight: >= 0.
+        beta: larger values stay closer to the reference, > 0.
+        good_weight, bad_weight: of the losses of either kind, >= 0.
         anchor: `kl` as above; `zero`: z = 0, TRL's `apo_zero_unpaired`.
     Source: arXiv 2402.01306. TRL KTOTrainer; z comes from mismatched prompts and completions of the same batch.
     """

@@ -194,6 +194,37 @@ class Balance(Selection):
         return keep
 
 
+@dataclass(frozen=True)
+class BestAndWorst(Selection):
+    """Keep of each group the completion with the largest advantage and the one with the smallest: the pair that
+    `algorithm.preference` compares.
+
+    Args:
+        min_gap: difference of their advantages, >= 0, that a pair must exceed; a group without such a pair is dropped.
+            In reward units where the advantage is a difference of rewards, as with `{kind: grpo, scale: none}`.
+        outcomes: groups. advantage: [S].
+    Returns: [S] bool, two or no completions of each group.
+    Edge cases: of equal advantages the first completion is taken; a group of equal ones (a tie) is dropped, which
+        `drop_uniform_groups` before it counts by name.
+    Source: online DPO with the best and the worst of n, as in RLHFlow, arXiv 2405.07863.
+    """
+
+    min_gap: float = 0.0
+    needs: ClassVar[frozenset[str]] = frozenset({"advantage"})
+    reason: ClassVar[str] = "not_in_a_pair"
+    local: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require(0 <= self.min_gap < math.inf, "min_gap", self.min_gap, "must be >= 0 and finite")
+
+    def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor:
+        index, value = group_index(outcomes, "group"), advantage.double()
+        best, worst = (rank_in_group(key, index) == 0 for key in (-value, value))
+        top, bottom = (torch.zeros(len(value), dtype=value.dtype, device=value.device) for _ in range(2))
+        top[index[best]], bottom[index[worst]] = value[best], value[worst]
+        return (best | worst) & (top - bottom > self.min_gap)[index]
+
+
 def group_index(outcomes: Outcomes, scope: Literal["group", "batch"]) -> Tensor:
     """[S] int64, numbers the groups; all 0 in the scope of the batch."""
     if scope == "group":
@@ -238,6 +269,7 @@ def prompts_factor(specs: Sequence[Selection], size: int) -> int:
 
 SELECTIONS: dict[str, type] = {
     "balance": Balance,
+    "best_and_worst": BestAndWorst,
     "drop_truncated": DropTruncated,
     "drop_uniform_groups": DropUniformGroups,
     "prune": Prune,

@@ -27,8 +27,15 @@ class PreferencePair:
 
 @dataclass(frozen=True, kw_only=True)
 class MarkedCompletion:
-    """A completion that is good or bad by itself, without a partner; `row` as in `PreferencePair`."""
+    """A completion that is good or bad by itself, without a partner.
+
+    Args:
+        row, completion: as in `PreferencePair`.
+        mismatched: the same prompt with the completion of another row, from which KTO estimates its z; None before it
+            is found.
+    """
 
     row: int
     completion: Trajectory
     good: bool
+    mismatched: Trajectory | None = None

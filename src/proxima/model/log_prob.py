@@ -210,3 +210,21 @@ def top_k_log_prob(
                 ids[own][rows], top[own][rows] = found.indices, found.values - log_z
                 log_prob[own][rows] = (logits.gather(1, target[own][rows, None]) - log_z).squeeze(1)
     return TopTokens(log_prob, ids, top)
+
+
+@torch.no_grad()
+def log_sum_square(
+    hidden: Tensor, weight: Tensor, temperature: Tensor, *, bias: Tensor | None = None, chunk: int = 512
+) -> Tensor:
+    """[N] float32 (float64 for float64 input), without gradient: log Σ_v π_v², the log of the probability that two
+    draws at a position agree. Args: as `token_log_prob`, temperature [N]. It costs one more product with the head."""
+    kind = hidden.device.type
+    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    with torch.autocast(kind, enabled=False):
+        h, w, b = hidden.to(compute), weight.to(compute), None if bias is None else bias.to(compute)
+        found = torch.empty(len(h), dtype=_LOGIT_DTYPE.get(compute, torch.float32), device=h.device)
+        for at in range(0, len(h), chunk):
+            own = slice(at, at + chunk)
+            for rows, logits in _row_blocks(F.linear(h[own], w, b), temperature[own]):
+                found[own][rows] = (2 * logits).logsumexp(1) - 2 * logits.logsumexp(1)
+    return found

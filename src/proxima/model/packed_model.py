@@ -20,7 +20,8 @@ class TokenOutputs:
 
     log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats. value [N] float32, reward units,
     of the state that predicts the token. top_k_log_prob [N, K] float32, nats, without gradient, of the ids in the
-    batch's `top_k`. bucket_log_prob [N, J] float32, nats, with gradient, of those in its `bucket_token`.
+    batch's `top_k`. bucket_log_prob [N, J] float32, nats, with gradient, of those in its `bucket_token`. log_sum_square
+    [N] float32, log Σ_v π_v² at the position, without gradient.
     """
 
     log_prob: Tensor | None = None
@@ -28,6 +29,7 @@ class TokenOutputs:
     value: Tensor | None = None
     top_k_log_prob: Tensor | None = None
     bucket_log_prob: Tensor | None = None
+    log_sum_square: Tensor | None = None
 
     def need(self, name: str) -> Tensor:
         """The output of this name.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from proxima.data import PackedBatch, UserError
 from proxima.model.load import LoadedModel
-from proxima.model.log_prob import TopTokens, token_log_prob, top_k_log_prob
+from proxima.model.log_prob import TopTokens, log_sum_square, token_log_prob, top_k_log_prob
 from proxima.model.lora import base_layer, weight_of
 from proxima.model.packed_model import PackedModel, TokenOutputs, scalar_head
 
@@ -90,6 +90,7 @@ class Policy(PackedModel):
                 log_prob=empty,
                 entropy=empty if entropy else None,
                 value=empty if value else None,
+                log_sum_square=empty if "log_sum_square" in needs else None,
                 bucket_log_prob=None if batch.bucket_token is None else batch.bucket_token.float(),
             )
         with self.autocast():
@@ -113,6 +114,7 @@ class Policy(PackedModel):
             value=self.values_of(hidden) if value else None,
             top_k_log_prob=None if others is None or batch.top_k is None else others[:, :split],
             bucket_log_prob=None if others is None or batch.bucket_token is None else others[:, split:],
+            log_sum_square=self._log_sum_square(hidden, batch) if "log_sum_square" in needs else None,
         )
 
     @torch.no_grad()
@@ -133,6 +135,11 @@ class Policy(PackedModel):
                 vocabulary=vocabulary,
                 chunk=self.log_prob_chunk,
             )
+
+    def _log_sum_square(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
+        weight, bias = weight_of(self.head), self.head.bias
+        with self.autocast():
+            return log_sum_square(hidden, weight, batch.temperature, bias=bias, chunk=self.log_prob_chunk)
 
 
 def _joined(*ids: Tensor | None) -> Tensor | None:

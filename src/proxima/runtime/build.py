@@ -36,7 +36,7 @@ from proxima.runtime.teacher import check_teacher, make_distillation, make_teach
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource, template_note
 from proxima.task.protocol import Rows
-from proxima.train import ForwardStage, LogProbStage, PolicyObjective, Schedule, TrainStack
+from proxima.train import ForwardStage, LogProbStage, PolicyObjective, PreferenceObjective, Schedule, TrainStack
 from proxima.train.objectives import ProximalSource
 
 if TYPE_CHECKING:
@@ -225,9 +225,11 @@ def make_stack(train: "OptimizationConfig", model: PackedModel, updates: int) ->
     )
 
 
-def make_objective(config: "RunConfig") -> PolicyObjective:
+def make_objective(config: "RunConfig") -> PolicyObjective | PreferenceObjective:
     """The loss."""
     algorithm, mismatch = config.algorithm, config.algorithm.mismatch
+    if algorithm.preference is not None:
+        return PreferenceObjective(terms=[algorithm.preference], measure_mismatch=mismatch.measure)
     proximal: ProximalSource = "loglinear" if algorithm.proximal == "loglinear" else "given"
     if algorithm.proximal == "recompute" and not recomputes_proximal(config):
         proximal = "first_forward"

@@ -10,7 +10,8 @@ from proxima.data import Trajectory
 from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.runtime.algorithm import StepBatch
-from proxima.train import ForwardStage, PolicyObjective, TokenStatistics, TrainStack, UpdateResult
+from proxima.runtime.online_pairs import update_on_pairs
+from proxima.train import ForwardStage, PolicyObjective, PreferenceObjective, TokenStatistics, TrainStack, UpdateResult
 from proxima.train.objectives.policy_objective import first_forward
 
 
@@ -28,7 +29,7 @@ class Learner:
 
     policy: Policy
     stack: TrainStack
-    objective: PolicyObjective
+    objective: PolicyObjective | PreferenceObjective
     stages: Sequence[ForwardStage] = ()
     updates: int = 1
     guard: MismatchGuard = field(default_factory=MismatchGuard)
@@ -43,6 +44,10 @@ class Learner:
             progress: called with (tokens done, tokens in all).
         """
         trajectories = self.stack.fill(self.stages, batch.trajectories)
+        if isinstance(self.objective, PreferenceObjective):
+            return update_on_pairs(
+                self.stack, self.objective, trajectories, batch.updates, progress, planned=self.updates
+            )
         objective = replace(self.objective, current_version=version)
         return self.stack.update(objective, batch.updates, trajectories, progress, planned=self.updates)
 
@@ -52,7 +57,7 @@ class Learner:
         Completions that the update skips, because their advantage is 0, are in no figure and are never rejected: the
         same ones as under `warn` and `stop`, which measure in the update's own forward.
         """
-        if self.guard.on_mismatch != "reject":
+        if self.guard.on_mismatch != "reject" or isinstance(self.objective, PreferenceObjective):
             return batch, {}
         seen = [i for i, item in enumerate(batch.trajectories) if not self.objective.skippable(item)]
         if not seen:

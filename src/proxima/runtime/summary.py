@@ -39,12 +39,15 @@ class Summary:
 
 
 def algorithm_name(config: "RunConfig") -> str:
-    """The preset's name, or the kind of the surrogate; `cppo with surrogate ppo_clip` if it is not the preset's."""
-    preset, surrogate = config.algorithm.preset, kind_of(config.algorithm.surrogate)
+    """The preset's name, or the kind of the surrogate or preference loss; `cppo with surrogate ppo_clip` if it is not
+    the preset's."""
+    algorithm = config.algorithm
+    preset, slot = algorithm.preset, "surrogate" if algorithm.preference is None else "preference"
+    kind = kind_of(getattr(algorithm, slot))
     if not preset or preset not in ALGORITHMS:
-        return preset or surrogate
-    own = ALGORITHMS[preset]["surrogate"]["kind"]
-    return preset if own == surrogate else f"{preset} with surrogate {surrogate}"
+        return preset or kind
+    own = ALGORITHMS[preset].get(slot, {}).get("kind")
+    return preset if own == kind else f"{preset} with {slot} {kind}"
 
 
 def summarise_run(

@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from proxima.data import FieldError, MarkedCompletion, Message, PreferencePair, Trajectory, UserError, require
+from proxima.data import (
+    FieldError,
+    MarkedCompletion,
+    Message,
+    OverLengthError,
+    PreferencePair,
+    Trajectory,
+    UserError,
+    require,
+)
 from proxima.model.chat import Tokenizer, completion_tokens, prompt_tokens
 from proxima.task.column_mapping import as_messages, look_up
 from proxima.task.prompts import with_system
@@ -65,7 +74,7 @@ class PreferenceReader:
 
         Raises:
             FieldError: `chosen` or `rejected`: no such column, empty, no chat, without end-of-turn token, no room for
-                it, another prompt than the row's, or equal sides; `margin`: not a finite number.
+                it (`OverLengthError`), another prompt than the row's, or equal sides; `margin`: not a finite number.
         """
         better, worse = _text(row, "chosen", columns.chosen), _text(row, "rejected", columns.rejected)
         margin = None if columns.margin is None else _number(_column(row, "margin", columns.margin))
@@ -97,8 +106,9 @@ class PreferenceReader:
         except UserError as error:
             raise FieldError(field, _shown(text), error.reason, remedy=error.remedy) from None
         used = len(before) + len(tokens)
-        too_long = f"has no room: with its prompt it has {used} tokens, the model holds {self.context}"
-        require(used <= self.context, field, _shown(text), too_long, remedy="shorten it or raise model.max_length")
+        if used > self.context:
+            reason = f"has no room: with its prompt it has {used} tokens, the model holds {self.context}"
+            raise OverLengthError(field, _shown(text), reason, remedy="shorten it or raise model.max_length")
         return Trajectory(sample=sample, group=number, prompt_tokens=before, tokens=tokens)
 
 

@@ -3,7 +3,7 @@
 `proxima.train(recipe, overrides)`, the package called as a function, is `proxima.api.train`: a whole run.
 
     stack         optimizer, schedule, gradient clipping, micro-batches, state
-    objectives/   what is minimised: `PolicyObjective`, and the protocol for others
+    objectives/   what is minimised: `PolicyObjective` in RL, `PreferenceObjective` in DPO …
     forward_stage   what runs before the update           optimizer    optimizers and learning-rate schedules
     teacher_stage   what distillation asks a teacher
     checkpoint   writes and reads checkpoints
@@ -17,13 +17,13 @@ import sys
 
 from proxima import CallableRoom
 from proxima.train.forward_stage import ForwardStage, LogProbStage
-from proxima.train.objectives import Objective, PolicyObjective, TokenStatistics
+from proxima.train.objectives import Objective, PolicyObjective, PreferenceObjective, TokenStatistics
 from proxima.train.optimizer import OPTIMIZERS, AdamW, Schedule
 from proxima.train.stack import TrainStack, UpdateResult
 
 __all__ = [
-    "OPTIMIZERS", "AdamW", "ForwardStage", "LogProbStage", "Objective", "PolicyObjective", "Schedule",
-    "TokenStatistics", "TrainStack", "UpdateResult",
+    "OPTIMIZERS", "AdamW", "ForwardStage", "LogProbStage", "Objective", "PolicyObjective",
+    "PreferenceObjective", "Schedule", "TokenStatistics", "TrainStack", "UpdateResult",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = CallableRoom

@@ -174,8 +174,10 @@ class TrainStack:
         sequences = [objective.sequences(items[i]) for i in run]
         # The only place that sees a whole update. With several ranks, `decide` reads the parts of all ranks and the
         # denominators are summed over ranks, here.
-        decision = objective.decide(self._forward_all(objective, sequences)) if objective.whole_batch and run else None
-        if decision is not None:
+        decision = None
+        if objective.whole_batch and run:
+            read = [objective.decision_sequences(items[i]) for i in run]
+            decision = objective.decide(self._forward_all(objective, read))
             state.metrics.append(decision.metrics)
         denominators = [
             torch.where(d == 0, torch.ones_like(d), d).to(self.model.device)

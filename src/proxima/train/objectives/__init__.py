@@ -3,14 +3,17 @@
     protocol           `Objective`, `Decision` and `TokenStatistics`
     policy_objective   `PolicyObjective`: surrogate, corrections, penalties and aggregation of RL
     sft_objective      `SftObjective`: the likelihood of given tokens
+    preference_objective   `PreferenceObjective`: DPO's family over pairs
 
 To add one: subclass `Objective`; the tests of `tests/train/test_objectives.py` show a small one.
 """
 
 from proxima.train.objectives.policy_objective import DistillationTerm, PolicyObjective, ProximalSource
+from proxima.train.objectives.preference_objective import PreferenceObjective
 from proxima.train.objectives.protocol import Decision, Objective, TokenStatistics
 from proxima.train.objectives.sft_objective import SftObjective
 
 __all__ = [
-    "Decision", "DistillationTerm", "Objective", "PolicyObjective", "ProximalSource", "SftObjective", "TokenStatistics",
+    "Decision", "DistillationTerm", "Objective", "PolicyObjective", "PreferenceObjective", "ProximalSource",
+    "SftObjective", "TokenStatistics",
 ]  # fmt: skip

@@ -51,7 +51,8 @@ class Objective(Protocol[Item]):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the forward pass returns beside what the model always gives: `entropy`, `entropy_gradient`, `value`."""
+        """What the forward pass returns beside what the model always gives: `entropy`, `entropy_gradient`, `value`,
+        `log_sum_square`."""
         return frozenset()
 
     @property
@@ -67,6 +68,10 @@ class Objective(Protocol[Item]):
     def sequences(self, item: Item) -> Sequence[Trajectory]:
         """The sequences of an item, one after the other in the packed batch; they stay in one micro-batch."""
         ...
+
+    def decision_sequences(self, item: Item) -> Sequence[Trajectory]:
+        """The sequences of an item that `decide` reads."""
+        return self.sequences(item)
 
     def skippable(self, item: Item) -> bool:
         """True when the item adds exactly zero to value and gradient: no forward pass is run for it. It still counts in

@@ -1,0 +1,215 @@
+"""The objective of preference learning: DPO's family over pairs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxima.core.correction import mismatch_metrics
+from proxima.core.loss import Loss
+from proxima.core.metrics import Metrics, SumCount
+from proxima.core.preference import Pairwise, PreferencePairs, Sft, completion_log_prob, wpo_weight
+from proxima.core.segment import segment_count
+from proxima.data import PackedBatch, PreferencePair, Trajectory, require
+from proxima.model import TokenOutputs
+from proxima.train.objectives.policy_objective import first_forward
+from proxima.train.objectives.protocol import Objective, TokenStatistics
+
+
+@dataclass(frozen=True)
+class PairGradients:
+    """What `PreferenceObjective.decide` finds for the terms that depend on the whole update, by the term's position.
+
+    Args:
+        terms: loss, and the derivatives of their sum by the log-probs of both sides, [S] float each; S pairs.
+    """
+
+    terms: dict[int, tuple[Tensor, ...]]
+    metrics: Metrics
+
+    def take(self, items: Sequence[int]) -> "PairGradients":
+        index = torch.tensor(items, dtype=torch.long)
+        parts = {i: tuple(x[index.to(x.device)] for x in term) for i, term in self.terms.items()}
+        return PairGradients(parts, {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceObjective(Objective[PreferencePair]):
+    """A weighted sum of `proxima.core.preference` losses, each averaged over the pairs of an update.
+
+        log π(y) = Σ_t log π(y_t)  (`reduce: sum`)   or   its mean over the tokens of y  (`reduce: mean`)
+
+    The sum is the log-prob of the completion, as DPO derives it: long completions have larger log-ratios, and β counts
+    nats. The mean takes the length out: β must be larger by about the length of a completion for the same pull, and
+    the implicit reward is no longer that of a KL-regularised optimum.
+
+    Args:
+        terms: the losses. Metrics, which are implicit rewards, come from the first.
+        weights: one each; () for 1.
+        reduce: see above. `ipo` and `sigmoid_norm` divide by the lengths themselves; `sft` always takes the sum.
+        ld_alpha: weight of the tokens beyond the shorter completion, see `completion_log_prob`; 1: off.
+        on_policy_weights: multiply a pair's loss by the `wpo_weight` of both sides.
+        measure_mismatch: report the mismatch of engine and trainer, where the pairs come from an engine.
+
+    The pairs' `reference_log_prob` is the reference; without it log π_ref is 0. A term that depends on the whole
+    update (`aot`, which sorts) costs a further forward pass: its derivatives by the log-probs are found before the
+    split into micro-batches, which so change nothing.
+
+    Raises: FieldError for settings that contradict one another.
+    """
+
+    terms: Sequence[Pairwise]
+    weights: Sequence[float] = ()
+    reduce: Literal["sum", "mean"] = "sum"
+    ld_alpha: float = 1.0
+    on_policy_weights: bool = False
+    measure_mismatch: bool = False
+
+    def __post_init__(self) -> None:
+        kinds = [type(term).__name__ for term in self.terms]
+        require(len(kinds) > 0, "terms", kinds, "must name a loss")
+        fits = len(self.weights) in (0, len(kinds)) and all(0 <= weight < float("inf") for weight in self.weights)
+        require(fits, "weights", self.weights, f"must be finite numbers >= 0, one for each of the {len(kinds)} losses")
+        require(0 <= self.ld_alpha <= 1, "ld_alpha", self.ld_alpha, "must be in [0, 1]")
+        require(self.reduce in ("sum", "mean"), "reduce", self.reduce, "must be sum or mean")
+        divides = next((name for term, name in zip(self.terms, kinds, strict=True) if term.by_length), None)
+        require(self.reduce == "sum" or not divides, "reduce", self.reduce, f"must be sum: {divides} takes the mean")
+        bound = "must be 1 with reduce=mean, which has no sum to cut"
+        require(self.reduce == "sum" or self.ld_alpha == 1, "ld_alpha", self.ld_alpha, bound)
+        sorts = next((name for term, name in zip(self.terms, kinds, strict=True) if term.whole_batch), None)
+        weighted = self.on_policy_weights and sorts is not None
+        bound = f"must be false: the losses of {sorts} are not those of single pairs"
+        require(not weighted, "on_policy_weights", self.on_policy_weights, bound)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset({"log_sum_square"} if self.on_policy_weights else ())
+
+    @property
+    def whole_batch(self) -> bool:
+        return any(term.whole_batch for term in self.terms)
+
+    def sequences(self, item: PreferencePair) -> Sequence[Trajectory]:
+        return (item.chosen, item.rejected)
+
+    def decide(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> PairGradients:
+        whole = _joined([self.pairs(batch, outputs.need("log_prob")) for batch, outputs in parts])
+        leaves = whole.chosen.detach().requires_grad_(), whole.rejected.detach().requires_grad_()
+        whole = replace(whole, chosen=leaves[0], rejected=leaves[1])
+        terms: dict[int, tuple[Tensor, ...]] = {}
+        for i, term in enumerate(self.terms):
+            if term.whole_batch:
+                with torch.enable_grad():
+                    loss = term(whole)
+                    slopes = torch.autograd.grad(loss.sum(), leaves)
+                terms[i] = (loss.detach(), *slopes)
+        return PairGradients(terms, {})
+
+    def denominators(self, items: Sequence[PreferencePair], decision: PairGradients | None = None) -> list[Tensor]:
+        lengths = torch.tensor([_loss_tokens(item.chosen) for item in items])
+        return [term.denominator(lengths) for term in self.terms]
+
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: PairGradients | None = None) -> list[Loss]:
+        pairs = self.pairs(batch, outputs.need("log_prob"))
+        plain = self.reduce == "sum" and self.ld_alpha == 1
+        whole = pairs if plain else _summed(batch, outputs.need("log_prob"))
+        on_policy = self._on_policy(batch, outputs)
+        metrics = self.terms[0].metrics(pairs) | _log_probs(whole)
+        losses = []
+        for i, (term, weight) in enumerate(zip(self.terms, self.weights or [1.0] * len(self.terms), strict=True)):
+            denominator = term.denominator(pairs.chosen_length)
+            if decision is not None and i in decision.terms:
+                numerator = _passed_on(pairs, *decision.terms[i])
+            else:
+                loss = term(whole if isinstance(term, Sft) else pairs) * on_policy
+                numerator = loss.mean(dtype=torch.float64) * denominator
+            losses.append(Loss(weight * numerator, denominator, metrics))
+            metrics = {}
+        return losses
+
+    def token_statistics(
+        self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
+    ) -> list[TokenStatistics]:
+        """Of each pair, the tokens of both sides one after the other."""
+        ends = batch.cu_seqlens[2:-1:2].tolist()
+        parts = np.split(outputs.need("log_prob").detach().cpu().numpy(), ends)
+        return [TokenStatistics(log_prob=x, keep=np.ones(len(x), np.bool_)) for x in parts]
+
+    def measure_first(
+        self, items: Sequence[PreferencePair], statistics: Sequence[TokenStatistics], device: torch.device
+    ) -> Metrics:
+        if not self.measure_mismatch:
+            return {}
+        sides = [side for item in items for side in self.sequences(item)]
+        both = zip(items, statistics, strict=True)
+        log_probs = [x for item, one in both for x in np.split(one.log_prob, [len(item.chosen.tokens)])]
+        return mismatch_metrics(first_forward(sides, log_probs, device))
+
+    def pairs(self, batch: PackedBatch, log_prob: Tensor) -> PreferencePairs:
+        """The log-probs of the pairs of a batch that holds chosen and rejected completions in turn."""
+        if self.reduce == "sum":
+            return _summed(batch, log_prob, self.ld_alpha)
+        pairs = _summed(batch, log_prob)
+        chosen, rejected = pairs.chosen_length.clamp(min=1), pairs.rejected_length.clamp(min=1)
+        return replace(
+            pairs,
+            chosen=pairs.chosen / chosen,
+            rejected=pairs.rejected / rejected,
+            reference_chosen=pairs.reference_chosen / chosen,
+            reference_rejected=pairs.reference_rejected / rejected,
+        )
+
+    def _on_policy(self, batch: PackedBatch, outputs: TokenOutputs) -> Tensor | float:
+        if not self.on_policy_weights:
+            return 1.0
+        columns = outputs.need("log_prob"), outputs.need("log_sum_square")
+        weight = wpo_weight(*columns, batch.loss_mask, batch.cu_seqlens)
+        return weight[0::2] * weight[1::2]
+
+
+def reference_log_prob(batch: PackedBatch) -> Tensor:
+    """[N] log-probs of the reference; 0 without one."""
+    reference = batch.reference_log_prob
+    return torch.zeros_like(batch.advantage) if reference is None else reference
+
+
+def _summed(batch: PackedBatch, log_prob: Tensor, alpha: float = 1.0) -> PreferencePairs:
+    """The pairs of a batch that holds chosen and rejected completions in turn."""
+    length = segment_count(batch.loss_mask, batch.cu_seqlens)
+    other = length.view(-1, 2).flip(1).flatten()
+    ours, reference = (
+        completion_log_prob(values, batch.loss_mask, batch.cu_seqlens, other, alpha)
+        for values in (log_prob, reference_log_prob(batch))
+    )
+    return PreferencePairs(
+        chosen=ours[0::2],
+        rejected=ours[1::2],
+        reference_chosen=reference[0::2],
+        reference_rejected=reference[1::2],
+        chosen_length=length[0::2],
+        rejected_length=length[1::2],
+    )
+
+
+def _joined(parts: Sequence[PreferencePairs]) -> PreferencePairs:
+    return PreferencePairs(**{f.name: torch.cat([getattr(part, f.name) for part in parts]) for f in fields(parts[0])})
+
+
+def _passed_on(pairs: PreferencePairs, loss: Tensor, *slopes: Tensor) -> Tensor:
+    """[] float64 with the value of the losses, and the derivatives by the log-probs of both sides that were decided."""
+    sides = (pairs.chosen, pairs.rejected)
+    steps = [slope * (side - side.detach()) for slope, side in zip(slopes, sides, strict=True)]
+    return (loss + steps[0] + steps[1]).sum(dtype=torch.float64)
+
+
+def _log_probs(pairs: PreferencePairs) -> Metrics:
+    """The log-prob of a completion, nats, summed over its tokens."""
+    every = torch.ones_like(pairs.chosen, dtype=torch.bool)
+    return {f"logps/{side}": SumCount.over(getattr(pairs, side), every) for side in ("chosen", "rejected")}
+
+
+def _loss_tokens(item: Trajectory) -> int:
+    return len(item.tokens) if item.loss_mask is None else int(item.loss_mask.sum())
