@@ -10,7 +10,7 @@ python scripts/make_docs.py [--check]        --check: write nothing; exit 1 if a
 import argparse
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,15 @@ A slot takes `{kind: NAME, field: value}` or, with the defaults, `NAME`; `packag
 def reference() -> str:
     """The page."""
     from proxima.cli.list import catalogue
+    from proxima.config.families import OFFLINE
     from proxima.config.schema import RunConfig
 
     parts = [HEAD, "## Fields\n"]
     parts += [f"{section}\n" for section in sections(RunConfig, "")]
+    for family in OFFLINE:
+        parts.append(f"## Fields of `proxima {family.command}`\n")
+        parts.append("What is not listed is as above: " + ", ".join(f"`{name}`" for name in shared(family)) + ".\n")
+        parts += [f"{section}\n" for section in sections(family, "", skip=shared(family))]
     parts.append("## Kinds\n")
     for name, slot in sorted(catalogue().items()):
         parts.append(f"### {name}\n\n`{'`, `'.join(slot['paths'])}`: {slot['meaning']}\n")
@@ -47,12 +52,23 @@ def reference() -> str:
     return "\n".join(parts)
 
 
-def sections(cls: type, path: str) -> Iterator[str]:
-    """A table of the fields of a config class, then those of the classes below it."""
+def shared(family: type) -> list[str]:
+    """The fields of a recipe that are the same for `proxima train`."""
+    from proxima.config.describe import fields_of
+    from proxima.config.schema import RunConfig
+
+    known = {info.name: info.hint for info in fields_of(RunConfig) if not info.slot}
+    return [info.name for info in fields_of(family) if info.section and known.get(info.name) is info.hint]
+
+
+def sections(cls: type, path: str, skip: Collection[str] = ()) -> Iterator[str]:
+    """A table of the fields of a config class, then those of the classes below it; `skip` leaves some out."""
     from proxima.config.describe import fields_of
 
     rows, below = [], []
     for info in fields_of(cls):
+        if info.name in skip:
+            continue
         if info.section is not None:
             below.append((info.section, f"{path}{info.name}."))
         rows.append([f"`{path}{info.name}`", default_of(info), info.help])

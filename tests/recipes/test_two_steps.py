@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from proxima.config import resolve
+from proxima.config import RunConfig, resolve
+from proxima.config.families import family_of
+from proxima.config.recipe_reader import read_recipe
 from proxima.core.selection import Prune
 from proxima.lab import read_sweep
 from proxima.reward import Overlong
 from proxima.runtime.folder import RunFolder
+from proxima.runtime.offline.offline_run import train_offline
 from proxima.runtime.rollouts import read_rows
 from proxima.runtime.run import train
 from tests.recipes.talker import questions, talker
@@ -26,7 +29,9 @@ SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
 RECIPES = sorted(set(FOLDER.glob("**/*.yaml")) - set(SWEEPS))
 TOKENS = 8
 FAST = {"quickstart", "cpu/dapo_tis", "qwen3_30b_cppo"}  # plain; with refill and a correction; with math-verify
-CASES = {str(path.relative_to(FOLDER).with_suffix("")): (path, ()) for path in RECIPES}
+NAMES = {str(path.relative_to(FOLDER).with_suffix("")): path for path in RECIPES}
+OFFLINE = {name: path for name, path in NAMES.items() if family_of(read_recipe(path)) is not RunConfig}
+CASES = {name: (path, ()) for name, path in NAMES.items() if name not in OFFLINE}
 CASES["own_reward"] = (FOLDER.parent / "examples" / "own_reward" / "recipe.yaml", ())
 for sweep in map(read_sweep, SWEEPS):
     CASES |= {f"{sweep.file.stem}-{cell.name}": (sweep.recipe, cell.overrides) for cell in sweep.cells}
@@ -144,3 +149,31 @@ def test_two_steps(case, root, tmp_path):
                 assert {row["correct"] for row in group} == {True, False}
     assert any(record["grad_norm"] > 0 for record in records)
     assert any(0 < record["accuracy"] < 1 for record in records)
+
+
+OFFLINE_DATA = {"cpu/sft": ("gsm8k", "gsm8k")}  # recipe → the kinds of its task and of its held-out one
+
+
+@pytest.mark.parametrize("name", OFFLINE)
+def test_two_steps_on_a_fixed_data_set(name, root, tmp_path):
+    published = resolve(OFFLINE[name], root=None).config
+    values = {
+        "model.path": talker(published.model.path, root),
+        "model.device": "cpu",
+        "train.steps": 2,
+        "train.examples_per_step": 4,
+        "train.warmup_ratio": 0,
+        "eval.limit": 3,
+        "eval.every": 1,
+        "checkpoint.every": 0,
+        "runtime.threads": 1,
+        "folder": tmp_path / "run",
+    }
+    for slot, kind in zip(("task", "eval.task"), OFFLINE_DATA[name], strict=True):
+        values[f"{slot}.path"] = questions(root)[kind]
+    resolved = resolve(OFFLINE[name], [f"{key}={value}" for key, value in values.items()], root=None)
+    assert train_offline(resolved.config, resolved=resolved).status == "done"
+    records = RunFolder(tmp_path / "run").read_metrics()
+    assert [r["step"] for r in records if r["kind"] == "eval"] == [0, 1, 2]
+    assert all(math.isfinite(r["loss"]) and r["examples"] > 0 for r in records)
+    assert any(r.get("grad_norm", 0) > 0 for r in records)

@@ -5,7 +5,7 @@ Reads no weights and needs no data: missing data files are warnings. Runs no cod
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proxima.cli.output import add_overrides, add_recipe, print_json, terminal_width, truncated
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
     from proxima.config.builder import ResolvedValue
     from proxima.config.estimate import Time
+    from proxima.config.offline_estimate import ExampleStep
     from proxima.config.recipe_estimates import Estimates
 
 VALUE_WIDTH = 36
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from proxima.config.validate import all_problems, to_do
 
     with all_problems():
-        resolved = resolve(arguments.recipe, arguments.override, import_code=arguments.import_code)
+        resolved = resolve(arguments.recipe, arguments.override, root=None, import_code=arguments.import_code)
     left = to_do(resolved)  # a warning here, an error of `train`
     problems = [problem for problem in check(resolved) if problem not in left]
     if arguments.yaml:
@@ -50,19 +51,26 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def text_of(resolved: "Resolved[RunConfig]", gemm: float | None = None, width: int | None = None) -> str:
+def text_of(resolved: "Resolved[Any]", gemm: float | None = None, width: int | None = None) -> str:
     """The comment of the recipe, its values, and last, where a terminal shows them, the estimates and remarks."""
-    from proxima.config.recipe_estimates import Estimates, config_remarks, header_of
+    from proxima.config.recipe_estimates import Estimates, config_remarks, estimates_of, header_of
 
-    estimates = Estimates(resolved, gemm)
+    estimates, config = estimates_of(resolved, gemm), resolved.config
     header = header_of(resolved)
-    blocks = [*([header] if header else []), values_table(resolved.entries, width), _batch_block(estimates)]
-    if resolved.config.replayed is not None:
-        blocks.append(_replay_block(resolved.config))
+    blocks = [*([header] if header else []), values_table(resolved.entries, width)]
+    if isinstance(estimates, Estimates):
+        blocks.append(_batch_block(estimates))
+        if config.replayed is not None:
+            blocks.append(_replay_block(config))
+    else:
+        blocks.append(_example_block(estimates.batch))
     if estimates.memory is not None and estimates.model is not None:
         blocks.append(_memory_block(estimates.memory, estimates.model.parameters, estimates.known_size))
     if estimates.time is not None:
-        blocks.append(_time_block(estimates.time, resolved.config.train.steps))
+        if isinstance(estimates, Estimates):
+            blocks.append(_time_block(estimates.time, config.train.steps))
+        else:
+            blocks.append(_example_time_block(estimates.time, estimates.batch.steps))
     remarks = [f"note     {note}" for note in estimates.notes]
     remarks += [f"warning  {problem}" for problem in config_remarks(resolved)]
     return "\n\n".join([*blocks, *(["\n".join(remarks)] if remarks else [])])
@@ -84,6 +92,20 @@ def _batch_block(estimates: "Estimates") -> str:
     prompt = "prompt length not known" if longest is None else f"prompts have up to {longest:,} tokens"
     forwards = f"a step forwards up to {batch.tokens:,} tokens, the longest sequence has {batch.longest:,}"
     return f"batch    {batch}\n         {prompt}; {forwards}"
+
+
+def _example_block(batch: "ExampleStep") -> str:
+    lengths = f"examples have about {batch.mean:,} tokens, the longest of those read has {batch.longest:,}"
+    return f"batch    {batch}\n         {lengths}; a step forwards about {batch.tokens:,}"
+
+
+def _example_time_block(time: "Time", steps: int) -> str:
+    from proxima.view.formatting import duration
+
+    evaluations = f" and their evaluations ({duration(time.evaluate)} each)" if time.evaluate else ""
+    run = f", {duration(time.run)} for {steps} steps{evaluations}" if steps else ""
+    measured = f"from {time.gemm / 1e9:,.0f} GFLOP/s measured here, right within a factor 2"
+    return f"time     about {duration(time.step)} a step{run}\n         {measured} on the CPUs where it was tried"
 
 
 def _replay_block(config: "RunConfig") -> str:

@@ -62,10 +62,14 @@ def _first_sentence(file: Path) -> str:
 def catalogue() -> dict[str, dict[str, Any]]:
     """slot → {path, meaning, kinds: {kind: {summary, fields: {name: {default, help}}}}}, made from the schema and the
     tables."""
-    from proxima.config.schema import RunConfig
+    from proxima.config.families import FAMILIES
 
     found: dict[str, dict[str, Any]] = {}
-    for path, info in _slots(RunConfig):
+    slots: dict[str, Any] = {}
+    for family in FAMILIES.values():
+        for path, info in _slots(family):
+            slots.setdefault(path, info)
+    for path, info in slots.items():
         name = path.rpartition(".")[2]
         paths = [*found.get(name, {}).get("paths", []), path]
         found[name] = {"paths": paths, "meaning": info.help, "kinds": _kinds(info)}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from proxima.config.schema import RunConfig
+from proxima.config.schema import ModelConfig, RunConfig
 from proxima.core.advantage import needs_baseline
 from proxima.core.selection import Prune, prompts_factor
 from proxima.data import Trajectory
@@ -190,32 +190,45 @@ def memory_of(
         for reward in {*config.reward, *(spec for one in config.eval.sets for spec in one.reward)}
         if isinstance(reward, ModelReward)
     )
-    p, compute, master = model.parameters, BYTES[config.model.compute_dtype], BYTES[config.model.dtype]
+    p, master = model.parameters, BYTES[config.model.dtype]
     engine_dtype = getattr(config.engine, "dtype", None) or config.model.compute_dtype
-    engine_bytes = BYTES.get(str(engine_dtype), compute)
+    engine_bytes = BYTES.get(str(engine_dtype), BYTES[config.model.compute_dtype])
     rows = batch.generated[1]
     slots = min(rows, getattr(config.engine, "slots", None) or getattr(config.engine, "max_rows", None) or rows)
     row = math.ceil(batch.longest / 64) * 64
     forwarded = max(min(batch.budget, batch.tokens), batch.longest)
-    per_layer = model.hidden if config.model.gradient_checkpointing else 10 * model.hidden + 4 * model.intermediate
-    chunk = min(config.model.log_prob_chunk, forwarded)
-    adapter = model.adapter or 0
-    trained, gradients = (p, p * master) if config.model.lora is None else (adapter, adapter * 4)
-    parts = {
-        "weights": p * master,
-        "adapter": adapter * 4,
-        "gradients": gradients,
-        "Adam's two moments": 2 * trained * 4,
-        "autocast copy of the weights": p * compute if compute != master else 0,
+    parts = training_memory(config.model, model, forwarded)
+    activations, logits = parts.pop(ACTIVATIONS), parts.pop("logits")
+    parts |= {
         "reward models": reward_bytes,
         "reference model": p * master if config.algorithm.needs_reference and config.model.lora is None else 0,
         "teacher model": 0 if teacher is None else _teacher_bytes(config, teacher.parameters),
         "engine's copy of the weights": p * engine_bytes if config.engine.needs_weights else 0,
         "KV cache": 2 * model.layers * model.kv_width * row * slots * engine_bytes,
-        "activations of a micro-batch": forwarded * model.layers * per_layer * compute,
-        "logits": 3 * chunk * model.vocabulary * 4 + slots * model.vocabulary * 4,
+        ACTIVATIONS: activations,
+        "logits": logits + slots * model.vocabulary * 4,
     }
     return {name: size for name, size in parts.items() if size}
+
+
+ACTIVATIONS = "activations of a micro-batch"
+
+
+def training_memory(spec: ModelConfig, model: ModelFacts, forwarded: int) -> dict[str, int]:
+    """Bytes of the trainer alone, by what they hold, with `forwarded` tokens in a micro-batch; an entry may be 0."""
+    p, compute, master = model.parameters, BYTES[spec.compute_dtype], BYTES[spec.dtype]
+    per_layer = model.hidden if spec.gradient_checkpointing else 10 * model.hidden + 4 * model.intermediate
+    adapter = model.adapter or 0
+    trained, gradients = (p, p * master) if spec.lora is None else (adapter, adapter * 4)
+    return {
+        "weights": p * master,
+        "adapter": adapter * 4,
+        "gradients": gradients,
+        "Adam's two moments": 2 * trained * 4,
+        "autocast copy of the weights": p * compute if compute != master else 0,
+        ACTIVATIONS: forwarded * model.layers * per_layer * compute,
+        "logits": 3 * min(spec.log_prob_chunk, forwarded) * model.vocabulary * 4,
+    }
 
 
 def _teacher_bytes(config: RunConfig, parameters: int) -> int:

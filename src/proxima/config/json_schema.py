@@ -11,26 +11,34 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from proxima.config.describe import FieldInfo, fields_of, kinds_of, options_of, summary_of, table_of
+from proxima.config.families import FAMILIES, OFFLINE
 from proxima.config.scalars import to_json
-from proxima.config.schema import RunConfig, Slot
+from proxima.config.schema import Slot
 
 Json = dict[str, Any]
 ELSEWHERE = "^[A-Za-z_][\\w.]*:[A-Za-z_]\\w*$"  # package.module:Class
-REQUIRED = ("model", "task", "reward", "algorithm")
 
 
 def json_schema() -> Json:
     """The schema of a recipe file. A recipe that extends another may leave anything out."""
     definitions: Json = {}
-    body = _object(RunConfig, definitions)
     extends = {"type": "string", "description": "a recipe that this one changes; relative to it"}
-    body["properties"] = {"extends": extends, **body["properties"]}
+    for command, family in FAMILIES.items():
+        body = _object(family, definitions)
+        body["properties"] = {"extends": extends, **body["properties"]}
+        definitions[f"recipes.{command}"] = {**body, "description": summary_of(family)}
+    known = {command: {"$ref": f"#/definitions/recipes.{command}"} for command in FAMILIES}
+    chosen: Json = {"allOf": [known["train"], {"required": ["model", "task", "reward", "algorithm"]}]}
+    for family in OFFLINE:
+        own = {"allOf": [known[family.command], {"required": ["model", "task"]}]}
+        chosen = {"if": {"required": [family.own]}, "then": own, "else": chosen}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "proxima recipe",
-        "description": summary_of(RunConfig),
-        **body,
-        "anyOf": [{"required": ["extends"]}, {"required": list(REQUIRED)}],
+        "type": "object",
+        "if": {"required": ["extends"]},
+        "then": {"anyOf": list(known.values())},
+        "else": chosen,
         "definitions": definitions,
     }
 

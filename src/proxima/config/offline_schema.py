@@ -5,6 +5,7 @@ To add one: its section's class and a subclass of `OfflineConfig` here, and a li
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -17,7 +18,9 @@ from proxima.config.schema import (
     require_at_least,
     require_plain_folder,
 )
-from proxima.data import require
+from proxima.data import Trajectory, require
+from proxima.task.chat_rows import ChatReader
+from proxima.task.protocol import Row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +118,10 @@ class OfflineConfig:
     def __post_init__(self) -> None:
         require_plain_folder(self.folder)
 
+    def sequences_of(self, number: int, row: Row, tokenizer: Any, context: int) -> Sequence[Trajectory]:
+        """What is trained of a row, by which `explain` reckons; FieldError as `OfflineMethod.item`."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True)
 class SftSection:
@@ -138,3 +145,18 @@ class SftConfig(OfflineConfig):
 
     sft: Annotated[SftSection, "what the loss is about"] = field(default_factory=SftSection)
     eval: Annotated[SampledEvalConfig, "held-out evaluation"] = field(default_factory=SampledEvalConfig)
+
+    def reader(self, tokenizer: Any, context: int) -> ChatReader:
+        """What makes examples of rows."""
+        return ChatReader(
+            tokenizer=tokenizer,
+            context=context,
+            loss_on=self.sft.loss_on,
+            completion=self.sft.completion,
+            truncate=self.data.over_length == "truncate",
+            system=self.data.system,
+            arguments=self.data.template_arguments,
+        )
+
+    def sequences_of(self, number: int, row: Row, tokenizer: Any, context: int) -> Sequence[Trajectory]:
+        return (self.reader(tokenizer, context).example(number, row),)

@@ -1,27 +1,21 @@
 """Batch, memory and time of a config, with the comment of its recipe and the warnings: what `proxima explain` shows."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from proxima.config.estimate import Time, batch_of, gemm_rate, longest_prompt, memory_of, model_facts, time_of
-from proxima.config.known_models import known_facts
 from proxima.config.machine_checks import device_exists
+from proxima.config.model_estimate import ModelEstimates, device_of
+from proxima.config.offline_estimate import OfflineEstimates
+from proxima.config.offline_schema import OfflineConfig
 from proxima.config.problems import Problem
 from proxima.config.resolve import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.validate import to_do, warnings
 from proxima.data.recipe_files import find_recipe
-from proxima.model.demo_model import is_downloadable
-
-Value = TypeVar("Value")
 
 
-class Estimates:
+class Estimates(ModelEstimates):
     """Batch, memory and time of a config, each None where what it needs can't be read; `notes` says why.
-
-    The size of a model whose config.json can't be read is that of `known_models`, and `known_size` is true; else it is
-    not known.
 
     Args:
         resolved: the config.
@@ -29,23 +23,10 @@ class Estimates:
     """
 
     def __init__(self, resolved: Resolved[RunConfig], gemm: float | None = None) -> None:
+        super().__init__(resolved)
         config = resolved.config
-        self.notes: list[str] = []
-        self.model = None
-        if not is_downloadable(config.model.path):
-            model = config.model
-            self.model = self._read(lambda: model_facts(model.path, model.revision, model.lora), "model size")
         self.prompt: int | None = None  # without a model, trying its tokenizer would only wait for the hub again
-        self.known_size = False
-        if self.model is None and (known := known_facts(config.model.path)) is not None:
-            self.model, self.known_size = known, True
-            published = f"that of {Path(config.model.path).name} as published"
-            not_here = "it is not here yet, `proxima train` downloads it (93 MB)"
-            reason = not_here if is_downloadable(config.model.path) else "its config.json can't be read here"
-            self.notes = [f"known size: {published}; {reason}"]
-            if config.model.lora is not None:
-                self.notes.append("the adapter is not in the memory: its size can't be told before the model is here")
-        elif self.model is not None:
+        if self.model is not None and not self.known_size:
             self.prompt = self._read(lambda: longest_prompt(config), "prompt length")
         self.batch = batch_of(config, self.prompt if self.prompt is not None else 128)
         if self.prompt is None:
@@ -69,26 +50,19 @@ class Estimates:
                 teacher = self._read(lambda: model_facts(distillation.path), "teacher size")
             self.memory = memory_of(config, self.model, self.batch, teacher)
             if gemm is None and not any(device_exists(resolved)):
-                gemm = gemm_rate(config.model.compute_dtype, _device(config.model.device))
+                gemm = gemm_rate(config.model.compute_dtype, device_of(config.model.device))
             self.time = None if gemm is None else time_of(config, self.model, self.batch, gemm, teacher)
         if self.time is not None and config.eval.task is not None and not self.time.evaluate:
             self.notes.append("evaluations are not in the time: how many questions they ask can't be read")
 
-    def _read(self, read: Callable[[], Value], name: str) -> Value | None:
-        try:
-            return read()
-        except (ValueError, OSError, ImportError, AttributeError) as error:
-            self.notes.append(f"{name} unknown: {' '.join(str(error).split())}")
-            return None
+
+def estimates_of(resolved: Resolved[Any], gemm: float | None = None) -> Estimates | OfflineEstimates:
+    """The estimates of a config of any training command."""
+    offline = isinstance(resolved.config, OfflineConfig)
+    return OfflineEstimates(resolved, gemm) if offline else Estimates(resolved, gemm)
 
 
-def _device(name: str) -> str:
-    from proxima.model.load import resolve_device
-
-    return str(resolve_device(name))
-
-
-def header_of(resolved: Resolved[RunConfig]) -> str:
+def header_of(resolved: Resolved[Any]) -> str:
     """The comment that the recipe's file begins with: source, published figures, machine, commands; may be empty."""
     if resolved.recipe is None or not (file := find_recipe(resolved.recipe)).is_file():
         return ""
@@ -102,14 +76,14 @@ def header_of(resolved: Resolved[RunConfig]) -> str:
     return "\n".join(lines).strip("\n")
 
 
-def config_remarks(resolved: Resolved[RunConfig]) -> list[Problem]:
+def config_remarks(resolved: Resolved[Any]) -> list[Problem]:
     """The warnings, and what is still to do: an error of `train`, a warning for a reader."""
     return [*warnings(resolved), *to_do(resolved)]
 
 
-def as_json(resolved: Resolved[RunConfig], gemm: float | None = None) -> dict[str, Any]:
+def as_json(resolved: Resolved[Any], gemm: float | None = None) -> dict[str, Any]:
     """The same for programs: `header`, `values`, `batch`, `memory_bytes`, `seconds`, `notes`, `warnings`."""
-    estimates = Estimates(resolved, gemm)
+    estimates = estimates_of(resolved, gemm)
     time, memory = estimates.time, estimates.memory
     return {
         "header": header_of(resolved),

@@ -6,7 +6,7 @@ All problems are collected and raised together as one `ConfigError`.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar, overload
 
@@ -121,6 +121,8 @@ def resolve(
     tree, refused = merged([*layers, layer] if layer else layers, overrides, family)
     unread = {info.name for info in fields_of(family)} - {info.name for info in fields_of(root)}
     fields = {key: node for key, node in (tree.mapping or {}).items() if key not in unread}
+    if family is not RunConfig and root is not family:
+        fields = _common_fields(fields, family, root)
     builder = Builder(import_code, refused)
     config = builder.dataclass(root, replace(tree, value=fields), "", "recipe")
     if problems := builder.found():
@@ -128,6 +130,23 @@ def resolve(
         vars(whole).update(builder.sections)
         raise ConfigError(problems, Resolved(whole, tuple(builder.entries), name))
     return Resolved(config, tuple(builder.entries), name)
+
+
+def _common_fields(fields: Mapping[str, Node], family: type, root: type) -> dict[str, Node]:
+    """The sections that mean the same to a command of another family: of each the fields of the class that both derive
+    from. `proxima eval` reads the system prompt of a run of SFT, and not how it was evaluated."""
+    theirs = {info.name: info.section for info in fields_of(family)}
+    ours = {info.name: info.section for info in fields_of(root)}
+    kept = {}
+    for name, node in fields.items():
+        first, second = theirs.get(name), ours.get(name)
+        if node.mapping is None or first is None or second is None:
+            kept[name] = node
+            continue
+        shared = [base for base in first.__mro__ if base in second.__mro__ and is_dataclass(base)]
+        known = {info.name for info in fields_of(shared[0])} if shared else set()
+        kept[name] = replace(node, value={key: child for key, child in node.mapping.items() if key in known})
+    return kept
 
 
 def _of_another_command(family: type, root: type, name: str | None) -> ConfigError:

@@ -4,6 +4,7 @@
 for something else is written in quotes.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -67,6 +68,8 @@ def in_one_line(value: Any) -> str:
         return f"{value:.15g}" if math.isfinite(value) else str(value).replace("inf", ".inf").replace("nan", ".nan")
     if isinstance(value, tuple):
         value = list(value)
+    if isinstance(value, str) and "\n" in value:
+        return json.dumps(value, ensure_ascii=False)  # quoted in another way, its lines would be lines here
     style: Any = {"default_flow_style": True, "width": math.inf, "allow_unicode": True, "sort_keys": False}
     return str(yaml.dump(value, Dumper=Dumper, **style)).removesuffix("\n").removesuffix("\n...")
 

@@ -11,7 +11,6 @@ from proxima.evaluate.intervals import ratio_of_sums
 from proxima.model.chat import prompt_tokens
 from proxima.runtime.build import EVAL_UID
 from proxima.runtime.offline.method import OfflineMethod
-from proxima.task.chat_rows import ChatReader
 from proxima.task.protocol import Row
 from proxima.train import TrainStack
 from proxima.train.objectives import SftObjective
@@ -23,21 +22,8 @@ class SftMethod(OfflineMethod[SftConfig, Trajectory]):
 
     headline = "loss"
 
-    @property
-    def reader(self) -> ChatReader:
-        config = self.config
-        return ChatReader(
-            tokenizer=self.tokenizer,
-            context=self.context,
-            loss_on=config.sft.loss_on,
-            completion=config.sft.completion,
-            truncate=config.data.over_length == "truncate",
-            system=config.data.system,
-            arguments=config.data.template_arguments,
-        )
-
     def item(self, row: Row, number: int) -> Trajectory:
-        return self.reader.example(number, row)
+        return self.config.reader(self.tokenizer, self.context).example(number, row)
 
     def objective(self) -> SftObjective:
         return SftObjective()
@@ -63,10 +49,10 @@ class SftMethod(OfflineMethod[SftConfig, Trajectory]):
 
     def prompts(self, rows: Sequence[Row]) -> list[Prompt]:
         """What comes before the last turn of each chat; the turn is the answer to compare with."""
-        found = []
+        reader, found = self.config.reader(self.tokenizer, self.context), list[Prompt]()
         for number, row in enumerate(rows):
             try:
-                *chat, answer = self.reader.chat(row)
+                *chat, answer = reader.chat(row)
             except FieldError:
                 continue
             tokens = prompt_tokens(chat, self.tokenizer, self.config.data.template_arguments)

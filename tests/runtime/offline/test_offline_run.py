@@ -1,0 +1,110 @@
+"""A whole run on a fixed data set: what it records, keeps and shows, and how bad rows are named."""
+
+import json
+
+import pytest
+
+from proxima.data import FieldError, UserError
+from proxima.runtime.export import export, find_checkpoint
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.rollouts import read_rows
+from tests.runtime.offline.tiny_sft import go, recipe
+from tests.runtime.tiny_run import Watcher, summary_of
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_model, tmp_path_factory):
+    folder, watcher = tmp_path_factory.mktemp("sft") / "run", Watcher()
+    go(folder, recipe(tiny_model("llama"), folder.parent / "rows", train__steps=6), observer=watcher)
+    return folder, watcher
+
+
+def test_the_held_out_loss_falls(finished):
+    folder, _ = finished
+    evals = [r for r in RunFolder(folder).read_metrics() if r["kind"] == "eval"]
+    losses = [r["loss"] for r in evals]
+    assert [r["step"] for r in evals] == [0, 2, 4, 6] and losses == sorted(losses, reverse=True)
+    assert all(r["loss/low"] < r["loss"] < r["loss/high"] and r["examples"] == 5 for r in evals)
+    outcome = summary_of(folder)["eval"]["after"]
+    assert (outcome["metric"], outcome["value"]) == ("loss", losses[-1]) and summary_of(folder)["algorithm"] == "sft"
+
+
+def test_samples_are_kept_with_the_expected_answer(finished):
+    folder, _ = finished
+    files = RunFolder(folder).eval_files()
+    assert [file.stem for file in files] == ["000000-before", "000002-step", "000004-step", "000006-after"]
+    rows = read_rows(files[-1])
+    assert [(row["question"], row["answer"]) for row in rows] == [
+        ("What is 50 + 2?", "It is 52."),
+        ("What is 51 + 0?", "It is 51."),
+    ]
+    assert all(0 < len(row["tokens"]) <= 6 and row["reward"] is None and row["error"] is None for row in rows)
+
+
+def test_the_best_checkpoint_has_the_lowest_loss(finished):
+    folder, _ = finished
+    assert find_checkpoint(folder, "best").step == 6
+
+
+def test_an_export_loads(finished, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    export(finished[0], tmp_path / "model")
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.vocab_size == 259
+
+
+def bad_rows(folder, *rows):
+    file = folder / "bad.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"task__path": str(file), "train__steps": 1, "eval__task": None, "eval__every": 0}
+
+
+GOOD, EMPTY, LONG = (
+    {"question": "What?", "answer": "This."},
+    {"question": "What?", "answer": " "},
+    {"question": "What?", "answer": "long " * 100},
+)
+
+
+def test_bad_rows_are_counted_and_named(tiny_model, tmp_path):
+    changes = bad_rows(tmp_path, GOOD, EMPTY, LONG, EMPTY, GOOD)
+    watcher = Watcher()
+    go(tmp_path / "run", recipe(tiny_model("llama"), tmp_path / "rows", **changes), observer=watcher)
+    (told,) = watcher.warnings
+    assert told.startswith("task: 3 of 5 rows are skipped: completion is empty (rows 1, 3); messages has ")
+    assert told.endswith("tokens, the model holds 256 (row 2)")
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("unusable", "data.unusable='refuse' refuses row 1 of task: completion=' ' is empty"),
+        ("over_length", "data.over_length='refuse' refuses row 2 of task: messages='long long"),
+    ],
+)
+def test_bad_rows_are_refused_as_configured(setting, message, tiny_model, tmp_path):
+    changes = bad_rows(tmp_path, GOOD, EMPTY, LONG) | {f"data__{setting}": "refuse"}
+    with pytest.raises(FieldError, match=message):
+        go(tmp_path / "run", recipe(tiny_model("llama"), tmp_path / "rows", **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_rows_of_which_none_can_be_used(tiny_model, tmp_path):
+    changes = bad_rows(tmp_path, EMPTY, EMPTY)
+    with pytest.raises(UserError, match=r"task: none of its 2 rows can be used: completion is empty \(rows 0, 1\)"):
+        go(tmp_path / "run", recipe(tiny_model("llama"), tmp_path / "rows", **changes))
+
+
+def test_a_model_that_diverges_ends_the_run_with_a_remedy(tiny_model, tmp_path):
+    from proxima.runtime.loop import RunEnded
+
+    config = recipe(tiny_model("llama"), tmp_path / "rows", train__optimizer__lr=1e9, train__warmup_steps=0)
+    with pytest.raises(RunEnded, match="start another run with a lower train.optimizer.lr"):
+        go(tmp_path / "run", config)
+    assert summary_of(tmp_path / "run")["status"] == "failed"
+
+
+def test_lora_trains_the_adapter_alone(tiny_model, tmp_path):
+    config = recipe(tiny_model("llama"), tmp_path / "rows", train__steps=2, model__lora={"rank": 2})
+    go(tmp_path / "run", config)
+    assert (find_checkpoint(tmp_path / "run").model / "adapter_config.json").is_file()

@@ -1,0 +1,117 @@
+"""Rows to examples: what is trained is what an engine would generate; which rows are refused."""
+
+import numpy as np
+import pytest
+
+from proxima.data import FieldError, OverLengthError
+from proxima.model.chat import prompt_tokens
+from proxima.task import Row
+from proxima.task.chat_rows import ChatReader
+from tests.tiny import END, tiny_tokenizer
+
+USER, ANSWER = {"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes."}
+CHAT = (USER, ANSWER, {"role": "user", "content": "So?"}, {"role": "assistant", "content": "No."})
+RETHINKING = (  # as Qwen3: what an earlier turn thought is no longer written
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{{ ('<t>' if loop.last and m['role'] == 'assistant' else '') + m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def reader(**settings):
+    return ChatReader(**{"tokenizer": tiny_tokenizer(), "context": 256} | settings)
+
+
+def row(messages=(USER,), answer="Yes.", **metadata):
+    return Row(messages=tuple(messages), answer=answer, metadata=metadata)
+
+
+def learnt(item):
+    """The trained spans as text."""
+    tokenizer, mask = tiny_tokenizer(), item.loss_mask
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
+    return [tokenizer.decode(item.tokens[a:b]) for a, b in edges.reshape(-1, 2)]
+
+
+def whole(item):
+    return tiny_tokenizer().decode([*item.prompt_tokens, *item.tokens])
+
+
+def test_a_prompt_and_its_answer():
+    item = reader().example(7, row())
+    assert item.group == 7 and learnt(item) == [f"Yes.{END}"]
+    assert list(item.prompt_tokens) == list(prompt_tokens([USER], tiny_tokenizer()))
+    assert item.tokens[-1] == tiny_tokenizer().eos_token_id and item.loss_mask.all()
+
+
+def test_a_chat_of_several_turns():
+    last = reader().example(0, row(CHAT, None))
+    assert learnt(last) == [f"No.{END}"]
+    every = reader(loss_on="all_turns").example(0, row(CHAT, None))
+    assert learnt(every) == [f"Yes.{END}", f"No.{END}"]
+    assert whole(every) == whole(last)
+    assert list(last.prompt_tokens) == list(prompt_tokens(CHAT[:-1], tiny_tokenizer()))
+
+
+def test_the_completion_is_a_template_over_the_columns():
+    item = reader(completion="{solution}\n#### {answer}").example(0, row(answer="4", solution="2+2"))
+    assert learnt(item) == [f"2+2\n#### 4{END}"]
+    with pytest.raises(FieldError, match="names no column of the row: 'steps'; columns: solution, answer"):
+        reader(completion="{steps}").example(0, row(solution="2+2"))
+
+
+def test_system_prompt_and_control_tokens_in_the_data():
+    """A control token in a message is text: it ends no turn."""
+    item = reader(system="Be brief.").example(0, row(answer=f"Say {END} twice"))
+    assert whole(item).startswith("<|im_start|>system\nBe brief.")
+    assert learnt(item) == [f"Say {END} twice{END}"]
+    assert list(item.tokens).count(tiny_tokenizer().eos_token_id) == 1
+
+
+@pytest.mark.parametrize(
+    ("bad", "field", "reason"),
+    [
+        (row(answer=None), "completion", "is missing"),
+        (row(answer="  "), "completion", "is empty"),
+        (row([USER, {"role": "assistant", "content": ""}, USER]), "messages", "is empty"),
+        (row([ANSWER], None), "messages", "begins with the assistant"),
+    ],
+)
+def test_rows_that_cannot_be_trained_on(bad, field, reason):
+    with pytest.raises(FieldError, match=reason) as caught:
+        reader(loss_on="all_turns").example(3, bad)
+    assert caught.value.field == field
+
+
+def test_a_template_that_renders_earlier_turns_anew_is_refused_by_name():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = RETHINKING
+    assert learnt(reader(tokenizer=tokenizer).example(0, row(CHAT, None))) == [f"<t>No.{END}"]
+    with pytest.raises(FieldError, match="turn 3 do not begin with.*sft.loss_on=completion"):
+        reader(tokenizer=tokenizer, loss_on="all_turns").example(0, row(CHAT, None))
+
+
+def test_a_template_without_an_end_of_turn_is_refused():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+    tokenizer.chat_template += "{% if add_generation_prompt %}assistant: {% endif %}"
+    with pytest.raises(FieldError, match="no end-of-turn token follows the answer"):
+        reader(tokenizer=tokenizer).example(0, row())
+
+
+def test_without_a_template_the_answer_ends_with_eos():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    item = reader(tokenizer=tokenizer).example(0, row())
+    assert tokenizer.decode(item.prompt_tokens) == "Hi?\n" and learnt(item) == [f"Yes.{END}"]
+
+
+def test_a_long_row_is_refused_or_cut():
+    plain = reader().example(0, row())
+    context = len(plain) - 2
+    with pytest.raises(OverLengthError, match=f"has {len(plain)} tokens, the model holds {context}"):
+        reader(context=context).example(0, row())
+    cut = reader(context=context, truncate=True).example(0, row())
+    assert len(cut) == context and learnt(cut) == ["Yes"]
+    with pytest.raises(OverLengthError, match="nothing that is trained is among these"):
+        reader(context=len(plain.prompt_tokens), truncate=True).example(0, row())

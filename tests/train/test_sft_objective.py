@@ -1,0 +1,80 @@
+"""The loss of supervised fine-tuning: Hugging Face's own, whatever the packing and the split."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from proxima.data import Trajectory
+from proxima.model import Policy
+from proxima.train import AdamW, TrainStack
+from proxima.train.objectives import SftObjective
+from tests.model.rows import loaded
+from tests.tiny import KINDS, tiny
+from tests.train.helpers import assert_close
+
+LENGTHS = ((6, 5), (2, 30), (11, 1), (3, 17), (9, 9))
+
+
+def examples():
+    """Sequences of other lengths, each of its own group, with holes in the loss mask."""
+    draw = np.random.default_rng(2)
+    ids = lambda n: draw.integers(3, 259, n).astype(np.int32)  # noqa: E731
+    found = []
+    for group, (before, after) in enumerate(LENGTHS):
+        mask = np.arange(after) % 4 != 1 if after > 1 else np.ones(1, bool)
+        found.append(Trajectory(group=group, prompt_tokens=ids(before), tokens=ids(after), loss_mask=mask))
+    return found
+
+
+def hugging_face(kind, items):
+    """The loss and the gradients of transformers: one padded batch, labels of -100 where nothing is learnt."""
+    model = tiny(kind)
+    width = max(map(len, items))
+    tokens, labels, seen = (torch.full((len(items), width), fill) for fill in (0, -100, 0))
+    for i, item in enumerate(items):
+        n = len(item.prompt_tokens)
+        tokens[i, : len(item)] = torch.tensor([*item.prompt_tokens, *item.tokens])
+        labels[i, n : len(item)] = torch.where(torch.from_numpy(item.loss_mask), tokens[i, n : len(item)], -100)
+        seen[i, : len(item)] = 1
+    loss = model(input_ids=tokens, labels=labels, attention_mask=seen).loss
+    loss.backward()
+    return float(loss.detach()), {name: p.grad for name, p in model.named_parameters()}
+
+
+def ours(kind, items, **settings):
+    """Loss and gradients of one update, which is not made."""
+    stack = TrainStack(Policy(loaded(kind)), optimizer=AdamW(lr=0.0), **({"max_grad_norm": 0.0} | settings))
+    seen = {}
+    stack.optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in stack.model.named_parameters()})
+    return stack.update(SftObjective(), [range(len(items))], items).metrics["loss"], seen
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("budget", [4096, 40, 1])
+def test_loss_and_gradient_are_those_of_hugging_face(kind, budget):
+    expected, gradients = hugging_face(kind, examples())
+    loss, found = ours(kind, examples(), tokens_per_micro_batch=budget)
+    assert loss == pytest.approx(expected, rel=2e-6)
+    assert_close(found, gradients, 2e-5)
+
+
+def test_packing_does_not_contaminate():
+    """The loss of a packed row is the sum of the losses of its examples alone."""
+    items = examples()
+    counts = [int(item.loss_mask.sum()) for item in items]
+    alone = sum(ours("llama", [item])[0] * count for item, count in zip(items, counts, strict=True))
+    together = ours("llama", items)[0] * sum(counts)
+    assert together == pytest.approx(alone, rel=1e-6)
+    changed = [replace(items[0], tokens=items[0].tokens[::-1].copy()), *items[1:]]
+    stack = TrainStack(Policy(loaded("llama")))
+    for before, after in zip(stack.log_prob(items)[1:], stack.log_prob(changed)[1:], strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+def test_a_token_counts_the_same_in_a_long_and_in_a_short_example():
+    items = [examples()[1], examples()[2]]
+    losses, counts = [ours("llama", [item])[0] for item in items], [int(item.loss_mask.sum()) for item in items]
+    mean = sum(loss * n for loss, n in zip(losses, counts, strict=True)) / sum(counts)
+    assert ours("llama", items)[0] == pytest.approx(mean, rel=1e-6) and abs(mean - sum(losses) / 2) > 1e-3
