@@ -1,4 +1,4 @@
-"""`proxima.train`, `proxima.sft`: a run from Python."""
+"""`proxima.train`, `proxima.sft`, `proxima.reward_model`: a run from Python."""
 
 import json
 import shlex
@@ -12,7 +12,7 @@ from proxima.api.saved import SavedRun, load_run
 from proxima.config import Resolved, RunConfig, load_recipe, resolve
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
 from proxima.config.families import command_of
-from proxima.config.offline_schema import OfflineConfig, SftConfig
+from proxima.config.offline_schema import OfflineConfig, RewardModelConfig, SftConfig
 from proxima.config.resolve import Recipe
 from proxima.config.scalars import in_one_line
 from proxima.config.validate import warnings
@@ -54,6 +54,13 @@ def sft(
     return _run(recipe, overrides, SftConfig, resume=resume, overwrite=overwrite, quiet=quiet)
 
 
+def reward_model(
+    recipe: Recipe, overrides: Overrides = (), *, resume: bool = False, overwrite: bool = False, quiet: bool = False
+) -> SavedRun:
+    """Train a reward model on pairs, as `proxima reward` does, and return the run; see `train`."""
+    return _run(recipe, overrides, RewardModelConfig, resume=resume, overwrite=overwrite, quiet=quiet)
+
+
 def _run(recipe: Recipe, overrides: Overrides, root: type, *, resume: bool, overwrite: bool, quiet: bool) -> SavedRun:
     from proxima.view import RunViews
 
@@ -65,7 +72,8 @@ def _run(recipe: Recipe, overrides: Overrides, root: type, *, resume: bool, over
             summary = begin(resolved, views, **how)
     if summary.status == "stopped":
         command = command_of(resolved.config)
-        how_to = f"proxima.{command}({summary.folder!r}, resume=True) continues it, proxima.load_run reads it"
+        function = {"reward": "reward_model"}.get(command, command)
+        how_to = f"proxima.{function}({summary.folder!r}, resume=True) continues it, proxima.load_run reads it"
         raise KeyboardInterrupt(f"stopped after step {summary.steps} with a checkpoint; {how_to}")
     return load_run(summary.folder)
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from proxima.config.offline_schema import OfflineConfig, SftConfig
+from proxima.config.offline_schema import OfflineConfig, RewardModelConfig, SftConfig
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Node
 
-OFFLINE: tuple[type[OfflineConfig], ...] = (SftConfig,)
+OFFLINE: tuple[type[OfflineConfig], ...] = (SftConfig, RewardModelConfig)
 FAMILIES: dict[str, type] = {"train": RunConfig} | {family.command: family for family in OFFLINE}  # by command
 
 

@@ -174,12 +174,13 @@ def resampled_means(x: np.ndarray, seed: int, replicates: int) -> np.ndarray:
     n, out = len(x), np.empty(replicates)
     for start in range(0, replicates, max(1, AT_ONCE // n)):
         stop = min(replicates, start + max(1, AT_ONCE // n))
-        out[start:stop] = x[_draws(seed, start, stop, n)].mean(axis=1)
+        out[start:stop] = x[resampled_indices(seed, start, stop, n)].mean(axis=1)
     return out
 
 
-def _draws(seed: int, start: int, stop: int, n: int) -> np.ndarray:
-    """[stop - start, n] indices below n; a share of n / 2³² of them is drawn once too often, which nobody can see."""
+def resampled_indices(seed: int, start: int, stop: int, n: int) -> np.ndarray:
+    """[stop - start, n] indices below n, drawn with replacement for the replicates `start` to `stop`. A share of
+    n / 2³² of them is drawn once too often, which nobody can see."""
     scaled: np.ndarray = (random_bits(seed, start, stop, n).astype(np.uint64) * np.uint64(n)) >> np.uint64(32)
     return scaled.astype(np.int64)
 

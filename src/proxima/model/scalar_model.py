@@ -57,34 +57,33 @@ class ScalarModel(PackedModel):
     def scores(self, trajectories: Sequence[Trajectory], tokens_per_forward: int) -> Floats:
         """[S] float32, reward units: the score of each prompt with its response, as `last_values` defines it. A forward
         pass has at most so many tokens; neighbours of a group share their prompt."""
-        rows = [trajectory.with_sentinel() for trajectory in trajectories]
+        rows, pad = [trajectory.with_sentinel() for trajectory in trajectories], pad_token(self.model.config)
         found = [np.zeros(0, np.float32)]
         for cut in micro_batches([(row,) for row in rows], tokens_per_forward, share_prompt=self.share_prompt):
             batch = self.pack([rows[i] for i in cut])
-            found.append(self.last_values(batch, self.values(batch)).cpu().numpy())
+            found.append(last_values(batch, self.values(batch), pad).cpu().numpy())
         return np.concatenate(found)
 
-    def last_values(self, batch: PackedBatch, values: Tensor) -> Tensor:
-        """[S] the score of each sequence as `AutoModelForSequenceClassification` computes it: at the last token that is
-        not the padding token of the model's config.
 
-        Args:
-            batch: of trajectories `with_sentinel`. values: [N] of that batch.
+def last_values(batch: PackedBatch, values: Tensor, pad: int | None) -> Tensor:
+    """[S] the score of each sequence as `AutoModelForSequenceClassification` computes it: at the last token that is not
+    padding.
 
-        Edge cases: without a response, or where it is nothing but padding, the score is that of the prompt. Where the
-            config names no padding token, or one that no text ends with, the last token counts. Folders whose padding
-            token ends the text (pad = eos) are scored at the token before it, as Hugging Face does.
-        """
-        start, end = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
-        counted = torch.ones_like(batch.target, dtype=torch.bool)
-        if (pad := pad_token(self.model.config)) is not None:
-            counted = batch.target != pad
-        counted[end - 1] = False  # the sentinel
-        after = torch.where(counted, torch.arange(1, len(counted) + 1, device=counted.device), 0)
-        index = torch.arange(len(start), device=start.device)
-        sequence = torch.repeat_interleave(index, batch.cu_seqlens.diff(), output_size=len(counted))
-        last = torch.zeros_like(start).scatter_reduce(0, sequence, after, "amax")
-        return values.index_select(0, torch.maximum(last, start))
+    Args:
+        batch: of trajectories `with_sentinel`. values: [N] of that batch.
+        pad: the padding token of the model's config; None: the last token counts.
+
+    Edge cases: without a response, or where it is nothing but padding, the score is that of the prompt. A folder whose
+        padding token ends the text (pad = eos) scores the token before it, as Hugging Face does.
+    """
+    start, end = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
+    counted = torch.ones_like(batch.target, dtype=torch.bool) if pad is None else batch.target != pad
+    counted[end - 1] = False  # the sentinel
+    after = torch.where(counted, torch.arange(1, len(counted) + 1, device=counted.device), 0)
+    index = torch.arange(len(start), device=start.device)
+    sequence = torch.repeat_interleave(index, batch.cu_seqlens.diff(), output_size=len(counted))
+    last = torch.zeros_like(start).scatter_reduce(0, sequence, after, "amax")
+    return values.index_select(0, torch.maximum(last, start))
 
 
 def load_scalar_model(

@@ -167,14 +167,17 @@ def load_model(config: "RunConfig | EvaluateConfig | OfflineConfig", path: str |
 
 def make_policy(model: "ModelConfig", loaded: LoadedModel) -> Policy:
     """The policy over loaded weights."""
-    return Policy(
-        loaded,
-        attention=model.attention,
-        share_prompt=model.share_prompt,
-        compute_dtype=DTYPES[model.compute_dtype],
-        log_prob_chunk=model.log_prob_chunk,
-        gradient_checkpointing=model.gradient_checkpointing,
-    )
+    return Policy(loaded, log_prob_chunk=model.log_prob_chunk, **packed_settings(model))
+
+
+def packed_settings(model: "ModelConfig") -> dict[str, Any]:
+    """How a model runs packed batches: arguments of `PackedModel`."""
+    return {
+        "attention": model.attention,
+        "share_prompt": model.share_prompt,
+        "compute_dtype": DTYPES[model.compute_dtype],
+        "gradient_checkpointing": model.gradient_checkpointing,
+    }
 
 
 def evaluation_sampling(training: Sampling, spec: "EvalSetConfig") -> Sampling:

@@ -38,9 +38,12 @@ class OfflineMethod(Generic[Config, Item]):
 
     headline: the metric of `summarise` that stands for an evaluation and says which checkpoint is best; it is listed in
         `evaluate.headline` if lower is better.
+    marks_model: `summarise` leaves something in the model's config, and a checkpoint that an interrupted run wrote
+        before the evaluation of its step is written again.
     """
 
     headline: str
+    marks_model: bool = False
 
     def __init__(self, config: Config, tokenizer: Any, context: int) -> None:
         self.config, self.tokenizer, self.context = config, tokenizer, context

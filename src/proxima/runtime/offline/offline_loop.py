@@ -17,6 +17,7 @@ from proxima.runtime.rollouts import write_evals
 from proxima.runtime.step_metrics import mean_metrics
 from proxima.runtime.store import RunStore
 from proxima.train import UpdateResult
+from proxima.train.checkpoint import read_checkpoint
 
 MEASURED_AT_ONCE = 16  # held-out items between two points where the run can be stopped
 
@@ -120,6 +121,8 @@ class OfflineLoop(TrainingLoop):
         if self.samples is not None:
             groups = await self.unless_stopped(self.samples.groups(self.journal.version))
             await self.compute.run(write_evals, self.folder.eval_file(step, label), step, groups)
+        if self.method.marks_model and read_checkpoint(self.folder.checkpoint(step)) is not None:
+            await self.write_checkpoint(step)
         self.store.write_evaluation(record)
         self.observer.evaluated(record)
         self.observer.sampled(groups)

@@ -2,6 +2,7 @@
 
     protocol           `Objective`, `Decision` and `TokenStatistics`
     policy_objective   `PolicyObjective`: surrogate, corrections, penalties and aggregation of RL
+    reward_objective   `RewardObjective`: pairs of completions, by a scalar head
     sft_objective      `SftObjective`: the likelihood of given tokens
     preference_objective   `PreferenceObjective`: DPO's family over pairs
 
@@ -11,9 +12,10 @@ To add one: subclass `Objective`; the tests of `tests/train/test_objectives.py` 
 from proxima.train.objectives.policy_objective import DistillationTerm, PolicyObjective, ProximalSource
 from proxima.train.objectives.preference_objective import PreferenceObjective
 from proxima.train.objectives.protocol import Decision, Objective, TokenStatistics
+from proxima.train.objectives.reward_objective import RewardObjective
 from proxima.train.objectives.sft_objective import SftObjective
 
 __all__ = [
     "Decision", "DistillationTerm", "Objective", "PolicyObjective", "PreferenceObjective", "ProximalSource",
-    "SftObjective", "TokenStatistics",
+    "RewardObjective", "SftObjective", "TokenStatistics",
 ]  # fmt: skip

@@ -1,0 +1,178 @@
+"""Runs that train a reward model: resumed to the bit, saved for Hugging Face and for RL, and what they refuse."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+import proxima
+from proxima.config import load_recipe
+from proxima.config.offline_schema import RewardModelConfig
+from proxima.data import FieldError, UserError
+from proxima.model import load_scalar_model, save
+from proxima.reward import ModelReward
+from proxima.runtime.export import export
+from proxima.runtime.folder import RunFolder
+from proxima.train.checkpoint import checkpoints
+from tests.runtime.offline.test_offline_resume import PLACES, Died, die, once, press
+from tests.runtime.offline.tiny_reward import go, recipe
+from tests.runtime.tiny_run import Watcher, assert_same, traces
+
+
+@pytest.fixture(scope="module")
+def tree(tiny_model, tmp_path_factory):
+    return lambda **changes: recipe(tiny_model("llama"), tmp_path_factory.getbasetemp() / "pairs", **changes)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tree, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    go(folder, tree())
+    return folder
+
+
+@pytest.mark.parametrize("every", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", PLACES)
+def test_death_then_resume_is_as_if_unbroken(place, every, unbroken, tree, tmp_path):
+    with pytest.raises(Died):
+        go(tmp_path / "run", tree(checkpoint__every=every), observer=once(die, *PLACES[place]))
+    assert go(tmp_path / "run", tree(checkpoint__every=every), resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), traces(unbroken))
+
+
+@pytest.mark.parametrize("place", ["in the second epoch", "after the last step"])
+def test_ctrl_c_then_resume_is_as_if_unbroken(place, unbroken, tree, tmp_path):
+    """Also in the last evaluation: the checkpoint of its step then gets the normalisation that it lacked."""
+    summary = go(tmp_path / "run", tree(checkpoint__every=0), observer=once(press, *PLACES[place]))
+    assert summary.status == "stopped"
+    go(tmp_path / "run", tree(checkpoint__every=0), resume=True)
+    assert_same(traces(tmp_path / "run"), traces(unbroken))
+
+
+KILLED = """
+import json, os, signal, sys, threading
+from pathlib import Path
+from tests.runtime.offline.tiny_reward import go
+from tests.runtime.tiny_run import Watcher
+
+def on(event, *facts):
+    if event == "started":
+        threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+go(Path(sys.argv[1]), json.loads(sys.argv[2]), observer=Watcher(on))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
+def test_kill_9_at_any_instant(seconds, unbroken, tree, tmp_path):
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "run"), json.dumps(tree()), str(seconds)]
+    assert subprocess.run(command, check=False).returncode in (0, -signal.SIGKILL)
+    go(tmp_path / "run", tree(), resume=True)
+    assert_same(traces(tmp_path / "run"), traces(unbroken))
+
+
+def test_the_run_leaves_a_model_for_hugging_face_and_for_rl(unbroken, tmp_path):
+    """What is exported loads as a sequence classifier, and is a reward, normalised by the last evaluation."""
+    export(str(unbroken), tmp_path / "exported")
+    record = [r for r in RunFolder(unbroken).read_metrics() if r["kind"] == "eval"][-1]
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "exported")
+    assert model.config.num_labels == 1
+    expected = {"mean": record["score/mean"], "std": record["score/std"]}
+    assert model.config.reward_normalization == expected
+    ModelReward(path=str(tmp_path / "exported"), normalize=True).check()
+    last = checkpoints(RunFolder(unbroken).checkpoints)[-1].model
+    again = AutoModelForSequenceClassification.from_pretrained(last)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
+    assert {"accuracy", "accuracy/low", "length_only/accuracy", "random/accuracy", "calibration/error"} <= record.keys()
+
+
+def test_training_goes_on_from_a_reward_model(unbroken, tree, tmp_path):
+    """Its head stays; from a language model the head is drawn by the run's seed."""
+    last = checkpoints(RunFolder(unbroken).checkpoints)[-1].model
+    head = AutoModelForSequenceClassification.from_pretrained(last).score.weight
+    go(tmp_path / "run", tree(model__path=str(last), train__optimizer__lr=0.0, train__steps=1))
+    kept = checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1].model
+    assert torch.equal(AutoModelForSequenceClassification.from_pretrained(kept).score.weight, head)
+
+
+def test_adapters_and_head_resume_to_the_bit(tree, tmp_path):
+    lora = {"model__lora": {"rank": 2, "alpha": 4}, "checkpoint__every": 2}
+    go(tmp_path / "whole", tree(**lora))
+    with pytest.raises(Died):
+        go(tmp_path / "run", tree(**lora), observer=once(die, *PLACES["in the second epoch"]))
+    go(tmp_path / "run", tree(**lora), resume=True)
+    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
+    folder = checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1].model
+    assert not list(folder.glob("model*.safetensors"))
+    ModelReward(path=str(folder), normalize=True).check()
+    assert load_scalar_model(str(folder), device="cpu").model.score.weight.abs().max() > 0
+
+
+def test_margins_of_the_data_change_the_run(unbroken, tree, tmp_path):
+    go(tmp_path / "run", tree(reward_model__margin_column="lead"))
+    go(tmp_path / "same", tree(reward_model__margin=0.5))
+    first, same, other = (
+        [r["loss"] for r in RunFolder(folder).read_metrics() if r["kind"] == "train"]
+        for folder in (tmp_path / "run", tmp_path / "same", unbroken)
+    )
+    assert first == same and first[0] > other[0]
+
+
+def test_rows_that_are_no_pairs_are_skipped_and_named(tree, tmp_path):
+    rows = [
+        {"question": "1?", "chosen": "a", "rejected": "b"},
+        {"question": "2?", "chosen": "same", "rejected": "same"},
+        {"question": "3?", "chosen": "", "rejected": "b"},
+        {"question": "4?", "chosen": "x" * 400, "rejected": "b"},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {"task__path": str(file), "train__steps": 1, "eval__after": False}
+    watcher = Watcher()
+    go(tmp_path / "run", tree(**changes), observer=watcher)
+    (note,) = (text for text in watcher.warnings if "skipped" in text)
+    assert "task: 3 of 4 rows are skipped" in note
+    assert "rejected equals chosen" in note and "chosen is empty (row 2)" in note and "has no room" in note
+    with pytest.raises(
+        FieldError, match=r"data.unusable='refuse' refuses row 1 of task: rejected='same' equals chosen"
+    ):
+        go(tmp_path / "other", tree(**changes, data__unusable="refuse"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"data__over_length": "truncate"}, "would change which side is better; set skip or refuse"),
+        ({"reward_model__center": -1.0}, "center=-1 .*must be >= 0 and finite"),
+        ({"reward_model__margin": 1.0, "reward_model__margin_column": "lead"}, "must be 0 beside margin_column=lead"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes, line, tree):
+    with pytest.raises(UserError, match=line):
+        load_recipe(tree(**changes), root=RewardModelConfig)
+
+
+def test_a_model_that_can_have_no_head_is_refused_before_the_rows(tree, tmp_path):
+    from tests.model.families import make
+
+    made = make("Mamba")
+    save(made.model, made.tokenizer, tmp_path / "mamba")
+    with pytest.raises(FieldError, match="type mamba, for which transformers has no sequence-classification class"):
+        go(tmp_path / "run", tree(model__path=str(tmp_path / "mamba")))
+    assert not (tmp_path / "run").exists()
+
+
+def test_from_python(tree, tmp_path):
+    run = proxima.reward_model({**tree(), "folder": str(tmp_path / "run")}, quiet=True)
+    assert Path(run.folder, "summary.json").is_file() and os.path.isdir(run.folder)
+    with pytest.raises(UserError, match="proxima reward"):
+        proxima.train({**tree(), "folder": str(tmp_path / "other")}, quiet=True)
+    found = load_scalar_model(str(checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1].model), device="cpu")
+    assert found.model.score.weight.shape == (1, 32)

@@ -1,0 +1,72 @@
+"""The objective of reward models: gradients of plain forward passes, margins, and TRL's golden numbers."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import logsigmoid
+
+from proxima.core import RewardLoss
+from proxima.data import PreferencePair, Trajectory
+from proxima.model import ScalarModel, load_scalar_model
+from proxima.train import TrainStack
+from proxima.train.objectives import RewardObjective
+from tests.model.rows import ids
+
+
+def pairs(margins=(None, None, None)) -> list[PreferencePair]:
+    out = []
+    for row, (margin, sizes) in enumerate(zip(margins, ((3, 6), (4, 1), (2, 2)), strict=True)):
+        sides = [
+            Trajectory(group=row, sample=i, prompt_tokens=ids(4 + row, 50 + row), tokens=ids(size, 10 * row + i))
+            for i, size in enumerate(sizes)
+        ]
+        out.append(PreferencePair(row=row, chosen=sides[0], rejected=sides[1], margin=margin))
+    return out
+
+
+def load(tiny_model, kind="llama"):
+    return load_scalar_model(str(tiny_model(kind)), device="cpu", new_head=0.3)
+
+
+@pytest.mark.parametrize("budget", [1, 30, 1000])
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("margins", [(None, None, None), (0.5, -1.0, 2.0)])
+def test_loss_and_gradient_are_those_of_plain_forwards(budget, share, margins, tiny_model):
+    items, objective = pairs(margins), RewardObjective(loss=RewardLoss(center=0.1), margin=0.25, pad=1)
+    plain = load(tiny_model).model
+    scores = [
+        [plain(input_ids=torch.tensor([[*side.prompt_tokens, *side.tokens]])).logits[0, 0] for side in sides]
+        for sides in ((item.chosen, item.rejected) for item in items)
+    ]
+    chosen, rejected = torch.stack([torch.stack(both) for both in scores]).unbind(1)
+    margin = torch.tensor([0.25 if m is None else m for m in margins])
+    loss = (-logsigmoid(chosen - rejected - margin) + 0.1 * (chosen + rejected) ** 2).mean()
+    loss.backward()
+    loss = loss.detach()
+    stack = TrainStack(
+        ScalarModel(load(tiny_model), share_prompt=share), max_grad_norm=0.0, tokens_per_micro_batch=budget
+    )
+    found = {}
+    stack.optimizer.step = lambda: found.update({n: p.grad.clone() for n, p in stack.model.named_parameters()})
+    result = stack.update(objective, [range(3)], items)
+    assert result.metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert result.metrics["accuracy"] == pytest.approx(float((chosen > rejected).float().mean()))
+    for name, parameter in plain.named_parameters():
+        assert (found[name] - parameter.grad).abs().max() < 3e-5 * max(1.0, float(parameter.grad.abs().max())), name
+
+
+def test_a_pair_stays_together_and_shares_its_prompt(tiny_model):
+    items, objective = pairs(), RewardObjective()
+    model = ScalarModel(load(tiny_model))
+    batch = model.pack(objective.sequences(items[0]))
+    assert len(batch.tokens) == 4 + 3 + 6 and batch.sequences == 2 and len(batch.target) == 4 + 7
+    assert np.isclose(batch.reward.sum(), 0)
+
+
+def test_an_update_raises_the_lead(tiny_model):
+    from proxima.train import AdamW
+
+    items = pairs()
+    stack = TrainStack(ScalarModel(load(tiny_model)), optimizer=AdamW(lr=1e-3))
+    first, last = (stack.update(RewardObjective(pad=1), [range(3)] * n, items).metrics["margin"] for n in (1, 8))
+    assert last > first
