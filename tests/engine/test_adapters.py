@@ -2,6 +2,7 @@
 is as it was."""
 
 import asyncio
+import weakref
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from proxima.engine.general_decoder import RecomputeDecoder
 from proxima.engine.local import Local, LocalEngine
 from proxima.engine.protocol import WeightUpdate
 from proxima.model import Policy, load
-from proxima.model.lora import Lora
+from proxima.model.lora import Lora, weight_of
 from tests.engine.helpers import behavior, requests, run
 from tests.model.adapters import move, with_adapter
 
@@ -77,6 +78,26 @@ def test_in_bfloat16_they_differ_by_rounding(lora, tiny_model):
     exact, ours = trained_log_prob(Policy(found), asked, given), trained_log_prob(policy, asked, given)
     rounding = float((ours - exact).abs().mean())
     assert 0 < float((behavior(given) - ours).abs().mean()) < 2 * rounding
+
+
+@pytest.mark.parametrize(("decoder", "most"), [("fast", 3), ("general", 2)])
+def test_merged_weights_are_few_at_a_time(decoder, most, tiny_model, monkeypatch):
+    """Of the 14 there never are more beside the engine's own than it joins into one (query, key and value), or than
+    the last and the next."""
+    alive, seen = weakref.WeakSet(), []
+
+    def watched(module):
+        weight = weight_of(module)
+        if hasattr(module, "lora_A"):
+            alive.add(weight)
+            seen.append(len(alive))
+        return weight
+
+    engine, found = published(tiny_model("llama"), ALL, decoder, "float32")
+    monkeypatch.setattr("proxima.engine.fast_decoder.weight_of", watched)
+    monkeypatch.setattr("proxima.model.lora.weight_of", watched)
+    asyncio.run(engine.publish(WeightUpdate(version=2, module=found.model)))
+    assert len(seen) == 14 and max(seen) == most
 
 
 def test_the_start_of_an_adapter_is_the_base_to_the_bit(tiny_model):

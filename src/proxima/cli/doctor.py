@@ -10,7 +10,7 @@ from typing import Any
 from proxima.cli.output import print_json
 
 PACKAGES = ("torch", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2", "matplotlib")
-OPTIONAL = {"datasets": "data", "reasoning_gym": "gym", "math-verify": "math", "gguf": "gguf"}
+OPTIONAL = {"datasets": "data", "reasoning_gym": "gym", "math-verify": "math", "gguf": "gguf", "peft": "lora"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

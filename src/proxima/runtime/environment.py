@@ -8,7 +8,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES: tuple[str, ...] = ("torch", "transformers", "tokenizers", "datasets", "numpy", "pyarrow", "safetensors")
+PACKAGES: tuple[str, ...] = (
+    "torch",
+    "transformers",
+    "peft",
+    "tokenizers",
+    "datasets",
+    "numpy",
+    "pyarrow",
+    "safetensors",
+)
 PACKAGES += ("vllm", "sglang", "ray")  # engines and clusters
 
 
