@@ -41,7 +41,7 @@ def adapters_are_ready(r: Resolved[Any]) -> Iterator[Problem]:
     else:
         try:
             if lora.path is not None:
-                check_start(lora, model.path, model.revision)
+                check_start(lora, model.path, model.revision, scalar=hasattr(r.config, "reward_model"))
             if (Path(model.path) / "config.json").is_file():  # not a name of the hub, which would be asked
                 target_layers(load_shape(model.path), lora)
         except FieldError as error:
