@@ -113,7 +113,6 @@ def kinds(slot: str) -> dict[str, type]:
 
 
 def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
-    from proxima.config.algorithm_checks import unsupported_by_loop
     from proxima.config.describe import summary_of
 
     name = OUTSIDE.get(kind) or SLOTS[slot][1].format(kind)
@@ -124,11 +123,8 @@ def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
         parts.append(f"![loss and gradient weight over the ratio, for both signs of the advantage]({kind}.svg)\n")
     if rows := field_rows(cls):
         parts.append(table(["field", "default", "meaning"], rows) + "\n")
-    if slot == "advantage" and (only := unsupported_by_loop(cls)):
-        parts.append(
-            f"**In core only.** `proxima train` can't run it: it {only}, which no recipe supplies. Your own "
-            "loop can, and so can `proxima.runtime.run.train` with a forward stage that does.\n"
-        )
+    if slot == "advantage" and "value" in cls.needs:
+        parts.append("**Needs a critic.** Set `critic: model` or `critic: head`; see [PPO with a critic](../ppo.md).\n")
     parts.append(f"**Use it.** {note['use']}\n\n**Not.** {note['avoid']}\n")
     if "recipe" in note:
         parts.append(f"**In a recipe.**\n\n```yaml\n{note['recipe']}```\n")

@@ -92,14 +92,14 @@ def test_list_of_one_slot_shows_fields(proxima):
     assert ["delta", "0.15", "threshold"] in [line[:3] for line in lines]
 
 
-def test_list_says_which_advantages_this_loop_cannot_run(proxima):
+def test_list_says_which_advantages_need_a_critic(proxima):
     lines = {
         line.split()[0]: line
         for line in proxima("list", "advantage")[1].splitlines()
         if line.startswith("  ") and line[2] != " "
     }
-    assert {kind for kind, line in lines.items() if "In core only" in line} == {"gae", "optimal_token_baseline"}
-    assert "In core only, it needs `value`. Generalised advantage estimation with a critic" in lines["gae"]
+    assert {kind for kind, line in lines.items() if "Needs `critic`" in line} == {"gae"}
+    assert "Needs `critic`. Generalised advantage estimation with a critic" in lines["gae"]
 
 
 def test_list_has_no_fragment(proxima):
@@ -139,6 +139,8 @@ def test_list_json(proxima):
         "surrogate",
         "aggregate",
         "correction",
+        "critic",
+        "divergence",
         "selection",
         "reference_kl",
         "engine",

@@ -169,8 +169,8 @@ def test_an_advantage_that_the_loop_cannot_feed(recipe):
     kind = f"{ELSEWHERE}:NeedsValue"
     (line,) = problems(recipe, f"algorithm.advantage={kind}")
     assert line.startswith(
-        f"algorithm.advantage.kind={kind} (command line): {kind!r} needs `value`, which the loop does not support; use "
-        "one of "
+        f"algorithm.advantage.kind={kind} (command line): {kind!r} needs `value`; set critic=model or critic=head, or "
+        "use one of "
     )
     assert problems(recipe, f"algorithm.advantage={ELSEWHERE}:PerToken") == []
     assert "grpo" in line

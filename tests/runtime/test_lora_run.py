@@ -120,10 +120,10 @@ def test_the_reference_is_the_base_without_a_second_model(base, tmp_path):
     """`make_stages` reads no weights again, and its stage gives the base's log-probs to the bit."""
     config = resolve(tree(base)).config
     found = with_adapter(base)
-    policy = make_policy(config, found)
+    policy = make_policy(config.model, found)
     stage = next(s for s in make_stages(config, policy, ComputeThread()) if s.column == "reference_log_prob")
     assert stage.policy is policy
-    plain = LogProbStage("reference_log_prob", make_policy(config, load(str(base), device="cpu")))
+    plain = LogProbStage("reference_log_prob", make_policy(config.model, load(str(base), device="cpu")))
     items = rows(*MIXED)
     with torch.no_grad():
         expected = plain(plain.pack(items))

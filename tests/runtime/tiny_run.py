@@ -163,9 +163,9 @@ def traces(folder: Path) -> dict[str, Any]:
             for step in range(1, journal.step + 1)
         }
         counts = journal.counts()
-    tensors = load_file(last.path / "optimizer.safetensors") | {
-        f"model/{key}": value
-        for file in sorted(last.model.glob("*.safetensors"))
+    tensors = {
+        f"{file.relative_to(last.path)}/{key}": value
+        for file in sorted(last.path.rglob("*.safetensors"))
         for key, value in load_file(file).items()
     }
     return {

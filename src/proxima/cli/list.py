@@ -88,7 +88,6 @@ def _slots(cls: type, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _kinds(info: Any) -> dict[str, Any]:
-    from proxima.config.algorithm_checks import unsupported_by_loop
     from proxima.config.describe import fields_of, kinds_of, summary_of, table_of
     from proxima.config.scalars import to_json
 
@@ -100,10 +99,11 @@ def _kinds(info: Any) -> dict[str, Any]:
         fields: dict[str, dict[str, Any]] = {}
         for field in fields_of(cls):
             required = field.default is dataclasses.MISSING
-            default = {"required": True} if required else {"default": to_json(field.default)}
+            value = field.default if field.default is not None or field.slot is None else field.slot.default
+            default = {"required": True} if required else {"default": to_json(value)}
             fields[field.name] = {**default, "help": field.help}
-        only = unsupported_by_loop(cls) if info.name == "advantage" else None
-        summary = f"In core only, it {only}. {summary_of(cls)}" if only else summary_of(cls)
+        valued = info.name == "advantage" and "value" in getattr(cls, "needs", ())
+        summary = f"Needs `critic`. {summary_of(cls)}" if valued else summary_of(cls)
         kinds[kind] = {"summary": summary, "fields": fields}
     for name, specs in sorted(table_of(info.slot.presets).items()) if info.slot.presets else ():
         kinds[name] = {"summary": f"Preset: {' + '.join(map(repr, specs)) or 'no correction'}", "fields": {}}

@@ -121,11 +121,18 @@ def preference_is_the_whole_loss(r: Resolved[Any]) -> Iterator[Problem]:
 
 
 def advantage_is_supported(r: Resolved[Any]) -> Iterator[Problem]:
-    """The loop supplies rewards, groups and greedy baselines; no recipe names a forward stage for more."""
-    if found := unsupported_by_loop(r.config.algorithm.advantage):
+    """The loop supplies rewards, groups, greedy baselines and a forward pass of the policy, and the critic, if there is
+    one, values."""
+    critic, path = r.config.critic, "algorithm.advantage.kind"
+    if found := unsupported_by_loop(r.config.algorithm.advantage, frozenset() if critic is None else {"value"}):
         usable = ", ".join(kind for kind, cls in sorted(ADVANTAGES.items()) if not unsupported_by_loop(cls))
-        path = "algorithm.advantage.kind"
-        yield r.problem(path, f"{r.entry(path).value!r} {found}, which the loop does not support; use one of {usable}")
+        remedy = f"set critic=model or critic=head, or use one of {usable}"
+        if "`value`" not in found:
+            remedy = f"the loop does not support that; use one of {usable}"
+        yield r.problem(path, f"{r.entry(path).value!r} {found}; {remedy}")
+    elif critic is not None and "value" not in r.config.algorithm.advantage.needs:
+        message = f"{r.entry(path).value!r} reads no values, so the critic would only cost time"
+        yield r.problem("critic.kind", f"{message}; set algorithm.advantage=gae, or critic=null")
 
 
 def gdpo_has_the_weights(r: Resolved[Any]) -> Iterator[Problem]:
@@ -152,7 +159,7 @@ def advantage_reads_the_kl(r: Resolved[Any]) -> Iterator[Problem]:
 def unsupported_by_loop(advantage: Advantage | type[Advantage], supplied: Set[str] = frozenset()) -> str | None:
     """The requirement of an advantage, or its class, that the loop lacks: ``needs `value` ``; None if it lacks none.
     `supplied`: the columns that forward stages fill."""
-    missing = sorted(set(advantage.needs) - {"baseline", "group"} - supplied)
+    missing = sorted(set(advantage.needs) - {"baseline", "group", "score_variance"} - supplied)
     return f"needs `{missing[0]}`" if missing else None
 
 

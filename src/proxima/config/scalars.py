@@ -4,6 +4,7 @@
 for something else is written in quotes.
 """
 
+import dataclasses
 import json
 import math
 import re
@@ -54,9 +55,11 @@ Loader.add_constructor(_TAG + "int", _construct_int)
 
 
 def to_json(value: Any) -> Any:
-    """A field's value as JSON has it: tuples become lists, paths texts."""
+    """A field's value as JSON has it: tuples become lists, paths texts, a section the mapping of its fields."""
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     return str(value) if isinstance(value, Path) else value

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
-from proxima.config import algorithm_checks, machine_checks, replay_checks, schedule_checks
+from proxima.config import algorithm_checks, critic_checks, machine_checks, replay_checks, schedule_checks
 from proxima.config.describe import fields_of
 from proxima.config.problems import ConfigError, Problem
 from proxima.config.resolve import Recipe, Resolved, resolve
@@ -28,7 +28,7 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (algorithm_checks.groups_have_several_completions, "train algorithm"),
     (algorithm_checks.needed_tensors_are_supplied, "algorithm engine"),
     (algorithm_checks.preference_is_the_whole_loss, "algorithm"),
-    (algorithm_checks.advantage_is_supported, "algorithm"),
+    (algorithm_checks.advantage_is_supported, "algorithm critic"),
     (algorithm_checks.teacher_is_usable, "algorithm engine"),
     (algorithm_checks.gdpo_has_the_weights, "algorithm reward"),
     (algorithm_checks.advantage_reads_the_kl, "algorithm"),
@@ -39,6 +39,8 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (algorithm_checks.correction_has_an_effect, "algorithm"),
     (machine_checks.model_exists, "model"),
     (machine_checks.adapters_are_ready, "model"),
+    (critic_checks.critic_model_exists, "critic"),
+    (critic_checks.critic_fits_the_step, "critic train"),
     (machine_checks.completions_fit_context, "model"),
     (machine_checks.reward_models_are_ready, "model reward"),
     (machine_checks.data_files_exist, ""),

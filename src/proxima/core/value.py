@@ -6,7 +6,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from proxima.core.advantage.group import group_sum
+from proxima.core.advantage.protocol import TokenRewards
+from proxima.core.advantage.token import reward_to_go
 from proxima.core.metrics import Metrics, Peak, SumCount
+from proxima.core.segment import segment_index, segment_sum
 from proxima.data import check_choices, require
 
 
@@ -56,6 +60,42 @@ class ValueLoss:
         if self.error == "squared":
             return 0.5 * gap.square()
         return torch.where(gap.abs() < self.delta, 0.5 * gap.square(), self.delta * (gap.abs() - 0.5 * self.delta))
+
+
+def explained_variance(prediction: Tensor, target: Tensor, mask: Tensor) -> float:
+    """1 − Var(target − prediction) / Var(target) over the masked tokens: 1 is perfect, 0 no better than a constant, and
+    below 0 worse than one. NaN where the target does not vary. [N] float each; mask [N] bool.
+    """
+    chosen, error = target[mask].double(), (target - prediction)[mask].double()
+    if len(chosen) < 2 or float(chosen.max()) == float(chosen.min()):
+        return float("nan")
+    return float(1 - error.var() / chosen.var())
+
+
+def value_metrics(rewards: TokenRewards, returns: Tensor, gamma: float = 1.0) -> dict[str, float]:
+    """How well the values foresaw the rewards that really followed, beside what needs no critic.
+
+        target G_t = Σ_{k ≥ t} γ^(k-t) r_k, without any bootstrapped value: λ-returns contain the critic's own estimates
+
+    Args:
+        rewards: with `value` and `group`. returns: [N], what the critic is trained towards.
+    Returns: by name, NaN left out: `value/explained_variance` of V_t;
+        `value/explained_variance_prompt_mean` of the mean reward of the *other* completions of the prompt, which has
+        not seen the completion either (the baseline of `rloo`); `returns/mean` over the loss tokens.
+    """
+    assert rewards.value is not None and rewards.group is not None
+    mask, target = rewards.loss_mask, reward_to_go(rewards, gamma)
+    index = torch.unique(rewards.group, return_inverse=True)[1]
+    total = segment_sum(torch.where(mask, rewards.reward, 0.0), rewards.cu_seqlens)
+    others = group_sum(torch.ones_like(total), index) - 1
+    mean = (group_sum(total, index) - total) / others.clamp(min=1)
+    token = segment_index(rewards.cu_seqlens, len(mask))
+    found = {
+        "value/explained_variance": explained_variance(rewards.value, target, mask),
+        "value/explained_variance_prompt_mean": explained_variance(mean[token], target, mask & (others > 0)[token]),
+        "returns/mean": SumCount.over(returns, mask).value,
+    }
+    return {name: value for name, value in found.items() if value == value}
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class PackedBatch:
             t given all before).
         target: [N] int64, the response token ids.
         temperature: [N] float32.
-        reward, returns, value: [N] float32, see `Trajectory`.
+        reward, returns, value, score_variance: [N] float32, see `Trajectory`.
         tokens_of, sampled_of: of each sequence, how many response tokens it has and how many of them are sampled; on
             the host.
         the rest: see `PolicyBatch`.
@@ -66,6 +66,7 @@ class PackedBatch:
     reward: Annotated[Tensor | None, "float N"] = None
     returns: Annotated[Tensor | None, "float N"] = None
     value: Annotated[Tensor | None, "float N"] = None
+    score_variance: Annotated[Tensor | None, "float N"] = None
     top_k: Annotated[Tensor | None, "int N K"] = None
     behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
     teacher_log_prob: Annotated[Tensor | None, "float N"] = None

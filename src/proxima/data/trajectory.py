@@ -23,7 +23,10 @@ class Trajectory(Columns):
         temperature: the sampling temperature; the trainer divides its logits by it; > 0.
         behavior_log_prob: [T] float32, nats, the policy μ that the algorithm chose of the engine's two.
         policy_version: [T] int32, the version of the weights that sampled each token.
+        truncated: the length limit ended the completion; the state after its last token is not terminal.
         advantage, reward, returns, value: [T] float32, reward units; `returns` is what a value is trained towards.
+        bootstrap: reward units, the value of the state after the last token; 0 where that state is terminal.
+        score_variance: [T] float32, 1 − 2 π_t + Σ_v π_v², where a forward was run for it.
         loss_mask, sampled: [T] bool; None is all True.
         proximal_log_prob, next_log_prob, reference_log_prob: [T] float32, nats, where a forward was run for them.
         top_k, behavior_top_k_log_prob: [T, K] int32 and float32, from an engine that was asked for them.
@@ -41,12 +44,15 @@ class Trajectory(Columns):
     prompt_tokens: Ints
     tokens: Ints
     temperature: float = 1.0
+    truncated: bool = False
     behavior_log_prob: Floats | None = None
     policy_version: Ints | None = None
     advantage: Floats = field(default_factory=lambda: np.zeros((), np.float32))
     reward: Floats | None = None
     returns: Floats | None = None
     value: Floats | None = None
+    bootstrap: float = 0.0
+    score_variance: Floats | None = None
     loss_mask: Bools | None = None
     sampled: Bools | None = None
     proximal_log_prob: Floats | None = None
@@ -74,6 +80,10 @@ class Trajectory(Columns):
         """The `key` of the completion."""
         return self.uid, self.sample, self.turn
 
+    def bare(self) -> "Trajectory":
+        """Prompt and response, and no other column."""
+        return Trajectory(group=self.group, prompt_tokens=self.prompt_tokens, tokens=self.tokens)
+
     def with_sentinel(self) -> "Trajectory":
         """Prompt and response with one more token, and no other column. The last token of a packed response is not fed,
         so the state that predicts the sentinel is the one after the response's last token; the sentinel's id (0) means
@@ -96,6 +106,7 @@ class Trajectory(Columns):
             prompt_tokens=prompt.tokens,
             tokens=completion.tokens,
             temperature=completion.temperature,
+            truncated=completion.truncated,
             behavior_log_prob=completion.untruncated_log_prob if untruncated else completion.sampled_log_prob,
             policy_version=completion.policy_version,
             advantage=np.asarray(advantage, np.float32),

@@ -14,6 +14,7 @@ from proxima.core.advantage import TokenRewards
 from proxima.core.advantage.token import place_scores
 from proxima.core.reward_kl import RewardKl
 from proxima.core.selection import select
+from proxima.core.value import value_metrics
 from proxima.data import Group, NotFiniteError, Outcomes, PackedBatch, Trajectory, pack
 from proxima.data.random import EPOCH_ORDER, permutation
 from proxima.runtime.rollouts import CompletionRecord, Key
@@ -34,8 +35,12 @@ class StepBatch:
         reasons: by completion, why it was dropped; absent for those that are trained.
         trajectories: the completions that are trained.
         updates: indices into `trajectories`, one tuple per optimizer step.
+        step: its number, from 1.
+        valued: all completions with a score, with `value` and `returns`, where the advantage reads a value: what a
+            critic learns from. Those that a selection drops are among them: they were sampled like the rest.
+        policy_waits: only the critic is trained in this step.
+        metrics: of the KL in the reward and of the values, for metrics.jsonl; empty without them.
         rejected: the trajectories that were rejected after their first forward pass, with its log-probs.
-        metrics: of the KL in the reward; empty without it.
     """
 
     groups: tuple[Group, ...]
@@ -44,8 +49,11 @@ class StepBatch:
     reasons: Mapping[Key, str]
     trajectories: tuple[Trajectory, ...]
     updates: tuple[tuple[int, ...], ...]
-    rejected: Mapping[Key, tuple[Trajectory, TokenStatistics]] = field(default_factory=dict)
+    step: int = 0
+    valued: tuple[Trajectory, ...] = ()
+    policy_waits: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+    rejected: Mapping[Key, tuple[Trajectory, TokenStatistics]] = field(default_factory=dict)
 
     def reject(self, statistics: Mapping[int, TokenStatistics], reason: str) -> "StepBatch":
         """The batch without some of its trajectories.
@@ -94,6 +102,8 @@ class StepBatch:
     def _record(self, key: Key, trajectory: Trajectory | None, statistics: TokenStatistics | None) -> CompletionRecord:
         if reason := self.reasons.get(key):
             outcome = reason if reason == "invalid" else f"dropped_{reason}"
+        elif self.policy_waits:
+            outcome = "critic_only"
         else:
             outcome = "skipped_zero_advantage" if statistics is None else "trained"
         tokens = {} if statistics is None else vars(statistics)
@@ -114,11 +124,12 @@ class Algorithm:
         advantage, selection: specs.
         behavior: which of the engine's log-probs is μ, `untruncated` or `sampled`.
         updates: optimizer steps per epoch; groups are dealt to them in order.
-        epochs: passes over the batch; from the second on, groups are dealt in an order drawn by (seed, step, epoch).
+        epochs: passes over the batch, see `deal`.
         rewards: names of the recipe's rewards, the columns of `Outcomes.parts`; empty: those that a score has.
         fill: runs the forward stages of some columns, `Learner.fill`; an advantage of tokens asks it for its `needs`.
         reward_kl: the KL to the reference in the reward; None: the score is the reward.
         kl_coefficient: what its coefficient is now, where it is not at its start value.
+        value_warmup: the first steps, in which only the critic is trained.
     """
 
     advantage: Any
@@ -148,6 +159,8 @@ class Algorithm:
             return self
         beta = self.reward_kl.next(self.beta, batch.metrics[KL], len(batch.advantage))
         return replace(self, kl_coefficient=beta)
+
+    value_warmup: int = 0
 
     def unjudged(self, groups: Sequence[Group]) -> str:
         """What to tell the user if a selection compares accuracies and no reward gives one; otherwise empty."""
@@ -206,7 +219,10 @@ class Algorithm:
             advantage=advantages,
             reasons=dropped_for,
             trajectories=tuple(trajectories),
-            updates=self._deal(trajectories, len(ordered), step),
+            updates=deal(trajectories, len(ordered), self.seed, step, updates=self.updates, epochs=self.epochs),
+            step=step,
+            valued=tuple(item for item in items if item.returns is not None),
+            policy_waits=step <= self.value_warmup,
             metrics=metrics,
         )
 
@@ -232,7 +248,10 @@ class Algorithm:
                 outcomes = replace(outcomes, reward=outcomes.reward.masked_scatter(outcomes.valid, total))
                 scored = _with_column(scored, "reward", reward, batch)
             if per_token:
-                scored = _with_column(scored, "advantage", self._token_advantage(reward, batch), batch)
+                columns, of_values = self._token_advantage(reward, scored, batch)
+                for name, column in columns.items():
+                    scored = _with_column(scored, name, column, batch)
+                metrics |= of_values
             for row, item in zip(rows, scored, strict=True):
                 items[row] = item
                 values = item.advantage if item.loss_mask is None else item.advantage[item.loss_mask]
@@ -265,29 +284,48 @@ class Algorithm:
         metrics = {KL: shaped.mean_kl, "reward_kl/coefficient": self.beta, "reward_kl/paid": float(shaped.paid.mean())}
         return shaped.reward, shaped.total, metrics
 
-    def _token_advantage(self, reward: Tensor, batch: PackedBatch) -> Tensor:
-        """[N]. Nothing estimates the value after the last token of a truncated completion: `bootstrap` is 0, as in verl
-        and TRL."""
+    def _token_advantage(
+        self, reward: Tensor, filled: Sequence[Trajectory], batch: PackedBatch
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Columns [N]: `advantage` and, where it reads values, `returns`; and metrics of the values. A completion whose
+        `bootstrap` no stage fills ends in a terminal state."""
         needed = {name: getattr(batch, name) for name in self.advantage.needs}
-        rewards = TokenRewards(reward=reward, loss_mask=batch.loss_mask, cu_seqlens=batch.cu_seqlens, **needed)
-        advantage: Tensor = self.advantage(rewards)
-        return advantage
+        facts = {"reward": reward, "loss_mask": batch.loss_mask, "cu_seqlens": batch.cu_seqlens, "group": batch.group}
+        if "value" not in needed:
+            return {"advantage": self.advantage(TokenRewards(**facts | needed))}, {}
+        after = torch.tensor([item.bootstrap for item in filled], dtype=reward.dtype)
+        rewards = TokenRewards(bootstrap=after, **facts | needed)
+        returns = self.advantage.returns(rewards)
+        metrics = value_metrics(rewards, returns, getattr(self.advantage, "gamma", 1.0))
+        return {"advantage": self.advantage(rewards), "returns": returns}, metrics
 
-    def _deal(self, trajectories: Sequence[Trajectory], groups: int, step: int) -> tuple[tuple[int, ...], ...]:
-        """Assign whole groups to updates, as evenly as the original groups divide; an empty update is left out."""
-        out: list[tuple[int, ...]] = []
-        for epoch in range(self.epochs):
-            order = list(range(groups))
-            if epoch:
-                order = permutation(groups, EPOCH_ORDER, self.seed, step, epoch).tolist()
-            for u in range(self.updates):
-                share = order[u * groups // self.updates : (u + 1) * groups // self.updates]
-                rank = {group: i for i, group in enumerate(share)}
-                members = [i for i, item in enumerate(trajectories) if item.group in rank]
-                members.sort(key=lambda i: (rank[trajectories[i].group], i))
-                if members:
-                    out.append(tuple(members))
-        return tuple(out)
+
+def deal(
+    trajectories: Sequence[Trajectory], groups: int, seed: int, step: int, *, updates: int, epochs: int
+) -> tuple[tuple[int, ...], ...]:
+    """Assign whole groups to optimizer steps, as evenly as the original groups divide; an empty one is left out.
+
+    Args:
+        trajectories: what is trained; `group` is below `groups`, the number of groups before any selection.
+        seed, step: from the second epoch on, groups are dealt in an order drawn by (seed, step, epoch).
+        updates: optimizer steps per epoch; groups are dealt to them in order.
+        epochs: passes over the trajectories.
+
+    Returns: indices into `trajectories`, one tuple per optimizer step.
+    """
+    out: list[tuple[int, ...]] = []
+    for epoch in range(epochs):
+        order = list(range(groups))
+        if epoch:
+            order = permutation(groups, EPOCH_ORDER, seed, step, epoch).tolist()
+        for u in range(updates):
+            share = order[u * groups // updates : (u + 1) * groups // updates]
+            rank = {group: i for i, group in enumerate(share)}
+            members = [i for i, item in enumerate(trajectories) if item.group in rank]
+            members.sort(key=lambda i: (rank[trajectories[i].group], i))
+            if members:
+                out.append(tuple(members))
+    return tuple(out)
 
 
 def _with_column(items: Sequence[Trajectory], name: str, values: Tensor, batch: PackedBatch) -> list[Trajectory]:

@@ -1,23 +1,24 @@
-"""From a config to the objects of a run: first those without weights, then those with."""
+"""From a config to the objects of a run; those without weights are in `run_data`, the critic in `build_critic`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import nn
 
 from proxima.config.algorithm_checks import trains_on_rewards, unsupported_by_loop
+from proxima.config.critic_schema import ModelCritic
 from proxima.config.describe import kind_of
 from proxima.core.advantage import needs_baseline
 from proxima.core.distillation import NoPolicyGradient
 from proxima.core.penalty import EntropyBonus
 from proxima.core.selection import prompts_factor
-from proxima.data import FieldError, Group, Prompt, within
+from proxima.data import FieldError, Group
 from proxima.engine.protocol import EngineSetup, Sampling
 from proxima.model import LoadedModel, PackedModel, Policy, load
 from proxima.model.compute_thread import ComputeThread
-from proxima.model.load import DTYPES, load_config, load_tokenizer
+from proxima.model.load import DTYPES
 from proxima.reward.base import as_reward
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.collector import BatchCollector
@@ -25,18 +26,25 @@ from proxima.rollout.generator import GroupGenerator, GroupSpec
 from proxima.runtime.algorithm import Algorithm
 from proxima.runtime.clock import Clock
 from proxima.runtime.controller import Controller
+from proxima.runtime.critic import Critic, ValueHead
 from proxima.runtime.held_out import Evaluation
 from proxima.runtime.learner import Learner
 from proxima.runtime.loop import Plan
 from proxima.runtime.observer import Observer
-from proxima.runtime.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.replay import StoredRollouts
+from proxima.runtime.run_data import RunData
 from proxima.runtime.store import RolloutRecorder, RunStore
-from proxima.runtime.teacher import check_teacher, make_distillation, make_teacher_stage
-from proxima.task.cursor import Cursor, Draw
-from proxima.task.prompts import PromptSource, template_note
-from proxima.task.protocol import Rows
-from proxima.train import ForwardStage, LogProbStage, PolicyObjective, PreferenceObjective, Schedule, TrainStack
+from proxima.runtime.teacher import make_distillation, make_teacher_stage
+from proxima.train import (
+    ForwardStage,
+    LogProbStage,
+    PolicyObjective,
+    PreferenceObjective,
+    Schedule,
+    ScoreVarianceStage,
+    TrainStack,
+    ValueStage,
+)
 from proxima.train.objectives import ProximalSource
 
 if TYPE_CHECKING:
@@ -44,114 +52,6 @@ if TYPE_CHECKING:
     from proxima.config.schema import EvalSetConfig, EvaluateConfig, ModelConfig, OptimizationConfig, RunConfig
 
 StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compute thread
-LENGTH_CHECK = 2000  # rows whose length is checked before the run
-EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
-
-
-@dataclass(kw_only=True)
-class RunData:
-    """What a run knows before its weights are loaded; `notes` are warnings about the data. In a replay the training
-    questions are not read: the source is the other run's rollouts."""
-
-    source: PromptSource | StoredRollouts
-    held_out: list["HeldOutSet"]
-    max_length: int
-    notes: list[str]
-
-    @property
-    def questions(self) -> int:
-        """Of all held-out sets."""
-        return sum(len(one.prompts) for one in self.held_out)
-
-    @property
-    def held_out_rows(self) -> dict[str, Rows]:
-        """The rows of the held-out sets, by what they are called in a message."""
-        return {f"eval.sets {one.spec.name}" if one.spec.name else "eval.task": one.rows for one in self.held_out}
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldOutSet:
-    """A held-out set: its config, all its rows, and the prompts that are asked."""
-
-    spec: "EvalSetConfig"
-    rows: Rows
-    prompts: list[Prompt]
-
-
-def load_run_data(config: "RunConfig") -> RunData:
-    """The training and held-out questions.
-
-    Raises:
-        UserError: something is wrong with the model folder, a task or the prompts.
-    """
-    torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
-    tokenizer, context = load_tokenizer_and_context(config.model)
-    check_teacher(config, tokenizer, context)
-    notes = [] if config.replayed is not None else template_note(tokenizer, config.model.path)
-    checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
-    source: PromptSource | StoredRollouts
-    if config.replayed is not None:
-        source = StoredRollouts(config.replayed, config.train.steps)
-        text_config = load_config(config.model.path, config.model.revision).get_text_config()
-        source.check_vocabulary(tokenizer, text_config.vocab_size)
-    else:
-        with within("task"):
-            rows = config.task.rows(config.seed)
-        source = prompt_source(config, rows, tokenizer, context, shuffle=config.data.shuffle, notes=notes)
-        checks.append((config.reward, ReferenceAnswers(name="task", rows=rows, count=len(rows))))
-    for path, spec in config.eval.all_sets.items():
-        with within(f"{path}.task"):
-            rows = spec.task.rows(config.seed)
-        questions = prompt_source(config, rows, tokenizer, context, shuffle=False, notes=notes)
-        prompts, count = held_out_prompts(questions, spec.limit)
-        held_out.append(HeldOutSet(spec=spec, rows=rows, prompts=prompts))
-        checks.append((spec.reward or config.reward, ReferenceAnswers(name=f"{path}.task", rows=rows, count=count)))
-    for reward in {id(reward): reward for reward, _ in checks}.values():
-        notes += validate_answers(replace(config, reward=reward), [answers for by, answers in checks if by is reward])
-    return RunData(source=source, held_out=held_out, max_length=context, notes=notes)
-
-
-def load_tokenizer_and_context(model: "ModelConfig") -> tuple[Any, int]:
-    """The tokenizer, and the tokens that prompt and completion may have together."""
-    text_config = load_config(model.path, model.revision).get_text_config()
-    limit = int(getattr(text_config, "max_position_embeddings", 0) or 1 << 20)
-    return load_tokenizer(model.path, model.revision), min(model.max_length or limit, limit)
-
-
-def prompt_source(
-    config: "RunConfig | EvaluateConfig",
-    rows: Rows,
-    tokenizer: Any,
-    context: int,
-    *,
-    shuffle: bool,
-    notes: list[str] | None = None,
-) -> PromptSource:
-    """The prompts of a task in order; `notes`, if given, gets a warning about prompts that are too long."""
-    data, cursor = config.data, Cursor(len(rows), config.seed, shuffle)
-    source = PromptSource(
-        rows,
-        tokenizer,
-        context=context,
-        cursor=cursor,
-        system=data.system,
-        template_arguments=data.template_arguments,
-        over_length=data.over_length,
-    )
-    source.check_template()
-    if notes is not None and (too_long := source.count_over_length(LENGTH_CHECK)):
-        notes.append(
-            f"{too_long} of {min(LENGTH_CHECK, len(rows))} prompts leave no room for a token in a context of {context} "
-            "and are skipped; shorten them or raise model.max_length"
-        )
-    return source
-
-
-def held_out_prompts(source: PromptSource, limit: int) -> tuple[list[Prompt], int]:
-    """The first `limit` (0: all) prompts of a source without those that are too long, and how many rows that is."""
-    count = min(limit or len(source.rows), len(source.rows))
-    prompts = (source.prompt(Draw(uid=EVAL_UID + i, index=i, epoch=0)) for i in range(count))
-    return [prompt for prompt in prompts if prompt is not None], count
 
 
 def load_model(config: "RunConfig | EvaluateConfig | OfflineConfig", path: str | None = None) -> LoadedModel:
@@ -165,9 +65,9 @@ def load_model(config: "RunConfig | EvaluateConfig | OfflineConfig", path: str |
     return load(path or model.path, revision=None if path else model.revision, **place)
 
 
-def make_policy(model: "ModelConfig", loaded: LoadedModel) -> Policy:
+def make_policy(model: "ModelConfig", loaded: LoadedModel, value_head: nn.Linear | None = None) -> Policy:
     """The policy over loaded weights."""
-    return Policy(loaded, log_prob_chunk=model.log_prob_chunk, **packed_settings(model))
+    return Policy(loaded, log_prob_chunk=model.log_prob_chunk, value_head=value_head, **packed_settings(model))
 
 
 def packed_settings(model: "ModelConfig") -> dict[str, Any]:
@@ -265,6 +165,8 @@ def make_stages(config: "RunConfig", policy: Policy, compute: ComputeThread) -> 
     stages: list[ForwardStage] = []
     if recomputes_proximal(config):
         stages.append(LogProbStage("proximal_log_prob", policy))
+    if "score_variance" in config.algorithm.advantage.needs:
+        stages.append(ScoreVarianceStage(policy))
     if config.algorithm.needs_reference and config.model.lora is not None:
         stages.append(LogProbStage("reference_log_prob", policy, adapter=False))
     elif config.algorithm.needs_reference:
@@ -283,9 +185,9 @@ def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float 
         FieldError: nothing supplies what the advantage needs.
     """
     algorithm, train = config.algorithm, config.train
-    supplied = {stage.column for stage in learner.stages}
+    supplied = {stage.column for stage in learner.stages} | ({"value"} if learner.critic is not None else set())
     if missing := unsupported_by_loop(algorithm.advantage, supplied):
-        remedy = "give train() a forward stage that fills it, or use another advantage"
+        remedy = "set critic, give train() a forward stage that fills it, or use another advantage"
         raise FieldError("algorithm.advantage", kind_of(algorithm.advantage), missing, remedy=remedy)
     return Algorithm(
         advantage=algorithm.advantage,
@@ -298,20 +200,40 @@ def make_algorithm(config: "RunConfig", learner: Learner, kl_coefficient: float 
         fill=learner.fill,
         reward_kl=algorithm.reward_kl,
         kl_coefficient=kl_coefficient,
+        value_warmup=value_warmup(config),
     )
 
 
+def value_warmup(config: "RunConfig") -> int:
+    """The first steps, in which the policy waits for the critic."""
+    return config.critic.value_warmup_steps if isinstance(config.critic, ModelCritic) else 0
+
+
 def make_learner(
-    config: "RunConfig", loaded: LoadedModel, compute: ComputeThread, stages: StageFactory | None = None
+    config: "RunConfig",
+    loaded: LoadedModel,
+    compute: ComputeThread,
+    stages: StageFactory | None = None,
+    critic: Critic | ValueHead | None = None,
 ) -> Learner:
     """The weights, their optimizer and loss, and the forward stages; `stages` adds some."""
-    policy, train = make_policy(config.model, loaded), config.train
+    head = critic if isinstance(critic, ValueHead) else None
+    policy = make_policy(config.model, loaded, head.layer if head else None)
+    train, objective, waits = config.train, make_objective(config), value_warmup(config)
+    if head is not None and isinstance(objective, PolicyObjective):
+        objective = replace(objective, value=head.objective)
+    planned = train.updates_per_step * train.epochs_per_step
     return Learner(
         policy=policy,
-        stack=make_stack(train, policy, train.updates),
-        objective=make_objective(config),
-        stages=[*make_stages(config, policy, compute), *(compute.call(stages, policy) if stages else ())],
-        updates=train.updates_per_step * train.epochs_per_step,
+        stack=make_stack(train, policy, train.updates - waits * planned),
+        objective=objective,
+        stages=[
+            *make_stages(config, policy, compute),
+            *([] if head is None else [ValueStage(policy, head.bootstrap)]),
+            *(compute.call(stages, policy) if stages else ()),
+        ],
+        critic=critic if isinstance(critic, Critic) else None,
+        updates=planned,
         guard=config.algorithm.mismatch,
         compute=compute,
     )
@@ -329,10 +251,11 @@ def make_controller(
     carried: Sequence[Group] = (),
     kl_coefficient: float | None = None,
     stages: StageFactory | None = None,
+    critic: Critic | ValueHead | None = None,
 ) -> Controller:
     """Everything that the loop touches. A checkpoint kept `carried`, the scored groups for the next step, and the
     `kl_coefficient` of the reward."""
-    learner = make_learner(config, loaded, compute, stages)
+    learner = make_learner(config, loaded, compute, stages, critic)
     algorithm = make_algorithm(config, learner, kl_coefficient)
     recorder = RolloutRecorder(store.journal, data.source, observer)
     generator = evaluation = None

@@ -26,6 +26,7 @@ from proxima.runtime.rollouts import write_evals, write_rollouts
 from proxima.runtime.step_metrics import mean_metrics, rollout_metrics
 from proxima.runtime.store import RunStore
 from proxima.train import UpdateResult
+from proxima.train.checkpoint import CRITIC, VALUE_HEAD, write_tensors
 
 WARN_EVERY = 10  # steps between two warnings of a lasting state
 
@@ -55,7 +56,8 @@ class Controller(TrainingLoop):
         observer: Observer,
         clock: Clock,
     ) -> None:
-        trained = Trained(loaded=learner.policy.loaded, stack=learner.stack, compute=learner.compute)
+        others = {} if learner.critic is None else {CRITIC: learner.critic.stack}
+        trained = Trained(loaded=learner.policy.loaded, stack=learner.stack, compute=learner.compute, others=others)
         super().__init__(plan, trained, store, observer, clock)
         self.collector, self.algorithm, self.learner, self.evaluation = collector, algorithm, learner, evaluation
         self._score_error = self._unjudged = ""
@@ -193,7 +195,12 @@ class Controller(TrainingLoop):
     def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
         facts = {"cursor": self._cursor, "pending": [group.prompt.uid for group in self._carried]}
         facts |= self.algorithm.state()
-        return facts, {CARRIED_GROUPS: lambda path: write_groups(path, self._carried)} if self._carried else {}
+        files: dict[str, Callable[[Path], None]] = {}
+        if self._carried:
+            files[CARRIED_GROUPS] = lambda path: write_groups(path, self._carried)
+        if (head := self.learner.policy.value_head) is not None:
+            files[VALUE_HEAD] = lambda path: write_tensors(path, head.state_dict())
+        return facts, files
 
     def end_if_unscored(self, step: int) -> None:
         """A reward that always fails would let the run use up all its questions and learn nothing."""

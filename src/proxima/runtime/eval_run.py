@@ -27,13 +27,14 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import model_files
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.generator import GroupGenerator, GroupSpec
-from proxima.runtime.build import EVAL_UID, load_model
+from proxima.runtime.build import load_model
 from proxima.runtime.clock import Clock, SystemClock
 from proxima.runtime.environment import describe_environment, package_version
 from proxima.runtime.eval_suites import LoadedSuite
 from proxima.runtime.held_out import Evaluation
 from proxima.runtime.interrupt import quiet_transformers
 from proxima.runtime.observer import EvalObserver
+from proxima.runtime.run_data import EVAL_UID
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig

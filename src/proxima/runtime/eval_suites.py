@@ -16,9 +16,9 @@ from proxima.data import FieldError, Prompt, UserError
 from proxima.engine.protocol import Sampling
 from proxima.evaluate.eval_metrics import check_ks
 from proxima.evaluate.suites import Suite
-from proxima.runtime.build import held_out_prompts, load_tokenizer_and_context, prompt_source
 from proxima.runtime.interrupt import quiet_transformers
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
+from proxima.runtime.run_data import held_out_prompts, load_tokenizer_and_context, prompt_source
 from proxima.task.prompts import template_note
 from proxima.task.protocol import Rows
 

@@ -140,7 +140,7 @@ async def _run(
             folder.write_config(dump(resolved))
         loop = work.make_loop(loaded, RunStore(journal, folder), compute, observer, clock)
         if checkpoint:
-            await compute.run(restore, checkpoint, loop.trained.stack)
+            await compute.run(restore, checkpoint, loop.trained.stack, loop.trained.others)
         model = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
         folder.write_environment(describe_environment(config.seed, model))
         observer.started(work.info(loaded, folder.path, journal.step))

@@ -11,7 +11,7 @@ from proxima.model import load, load_scalar_model, save
 from proxima.model.adapter_files import base_of, is_adapter
 from proxima.model.load import DTYPES
 from proxima.runtime.folder import RunFolder
-from proxima.train.checkpoint import Checkpoint, checkpoints
+from proxima.train.checkpoint import CRITIC, Checkpoint, checkpoints
 
 
 def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
@@ -65,14 +65,22 @@ def _scores(folder: RunFolder) -> dict[int, float]:
     return {r["step"]: value for r in evals if (value := headline.score(r)) is not None}
 
 
-def export(run: str | Path, out: str | Path, *, which: str = "last", adapter: bool = False) -> Path:
+def export(
+    run: str | Path, out: str | Path, *, which: str = "last", adapter: bool = False, critic: bool = False
+) -> Path:
     """Copy a checkpoint's model to the new folder `out`, which `AutoModelForCausalLM` loads; atomic. Of a run with
     LoRA, the base with the adapter merged, in the base's dtype; with `adapter` the adapter's folder, which peft reads.
+    With `critic` the critic, which `AutoModelForSequenceClassification` loads.
 
     Raises:
-        UserError: no such checkpoint, `out` exists, no adapter in the checkpoint, or its base has changed or is gone.
+        UserError: no such checkpoint, `out` exists, no adapter or critic in the checkpoint, or the adapter's base has
+            changed or is gone.
     """
-    source, target = find_checkpoint(run, which).model, Path(out)
+    checkpoint, target = find_checkpoint(run, which), Path(out)
+    source = checkpoint.path / CRITIC if critic else checkpoint.model
+    if critic and not source.is_dir():
+        reason = f"{checkpoint.path} has no critic: the run has none, or it is a head on the policy"
+        raise UserError(reason, remedy="leave out --critic")
     if target.exists():
         raise UserError(f"{target} exists already; give a new folder")
     if adapter and not is_adapter(str(source)):

@@ -10,6 +10,7 @@ from proxima.data import Trajectory
 from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.runtime.algorithm import StepBatch
+from proxima.runtime.critic import Critic
 from proxima.runtime.online_pairs import update_on_pairs
 from proxima.train import ForwardStage, PolicyObjective, PreferenceObjective, TokenStatistics, TrainStack, UpdateResult
 from proxima.train.objectives.policy_objective import first_forward
@@ -22,6 +23,7 @@ class Learner:
     Args:
         policy, stack, objective: the weights, the optimizer and all around it, and the loss.
         stages: the forward passes before the update, in order.
+        critic: a model of its own that estimates values; None: there is none, or it is a head on the policy.
         updates: optimizer steps of a full batch; the learning rate schedule counts these.
         guard: what is done when rollout engine and trainer differ too much.
         compute: the thread that all of this runs in.
@@ -31,25 +33,32 @@ class Learner:
     stack: TrainStack
     objective: PolicyObjective | PreferenceObjective
     stages: Sequence[ForwardStage] = ()
+    critic: Critic | None = None
     updates: int = 1
     guard: MismatchGuard = field(default_factory=MismatchGuard)
     compute: ComputeThread = field(default_factory=ComputeThread)
 
     def update(self, batch: StepBatch, version: int, progress: Progress) -> UpdateResult:
-        """The forward stages that have not run yet, then the optimizer steps.
+        """The critic's optimizer steps, then the forward stages that have not run yet and the policy's. The advantages
+        are those of the critic before its update, whichever comes first.
 
         Args:
             batch: what the step trains on.
             version: of the present weights.
-            progress: called with (tokens done, tokens in all).
+            progress: called with (tokens done, tokens in all), for the critic and for the policy.
         """
+        of_critic = {} if self.critic is None else self.critic.update(batch, progress)
+        if batch.policy_waits:
+            return UpdateResult(metrics=of_critic)
         trajectories = self.stack.fill(self.stages, batch.trajectories)
         if isinstance(self.objective, PreferenceObjective):
             return update_on_pairs(
                 self.stack, self.objective, trajectories, batch.updates, progress, planned=self.updates
             )
         objective = replace(self.objective, current_version=version)
-        return self.stack.update(objective, batch.updates, trajectories, progress, planned=self.updates)
+        result = self.stack.update(objective, batch.updates, trajectories, progress, planned=self.updates)
+        result.metrics |= of_critic
+        return result
 
     def reject_mismatched(self, batch: StepBatch) -> tuple[StepBatch, dict[str, float]]:
         """With `on_mismatch: reject`, the batch without what the guard rejects, and the `mismatch/` metrics.
@@ -75,5 +84,6 @@ class Learner:
         return batch.reject(statistics, "mismatch"), metrics
 
     def fill(self, trajectories: Sequence[Trajectory], columns: Set[str]) -> list[Trajectory]:
-        """The trajectories with those of `columns` that a stage supplies."""
-        return self.stack.fill([stage for stage in self.stages if stage.column in columns], trajectories)
+        """The trajectories with those of `columns` that a stage or the critic supplies."""
+        filled = self.stack.fill([stage for stage in self.stages if stage.column in columns], trajectories)
+        return filled if self.critic is None or "value" not in columns else self.critic.fill(filled)

@@ -4,9 +4,9 @@
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,14 @@ class Trained:
     Args:
         loaded: written as a Hugging Face folder.
         stack: optimizer and schedule.
+        others: further models with what updates them, by the name of their folder in a checkpoint.
         compute: the thread of all tensor work.
     """
 
     loaded: LoadedModel
     stack: TrainStack
     compute: ComputeThread
+    others: Mapping[str, TrainStack] = field(default_factory=dict)
 
 
 class TrainingLoop:
@@ -149,8 +151,9 @@ class TrainingLoop:
         self.observer.progress("checkpoint", 0, 1, "checkpoints")
         facts, files = self.checkpoint_contents()
         facts = {"policy_version": self.journal.version, "seed": self.plan.seed, **facts}
-        loaded, stack = self.trained.loaded, self.trained.stack
-        await self.compute.run(write_checkpoint, self.folder.checkpoints, step, loaded, stack, facts, files)
+        own = self.trained
+        parts = own.loaded, own.stack, facts, files, own.others
+        await self.compute.run(write_checkpoint, self.folder.checkpoints, step, *parts)
 
     def diverged(self, error: NotFiniteError) -> str:
         """What happened in the step that could not be finished, and what to do."""

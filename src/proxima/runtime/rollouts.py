@@ -63,7 +63,7 @@ _TRAINING = [
     _field("token_advantage", _FLOATS, "null where all tokens have the completion's", null=True),
     _field("token_reward", _FLOATS, "reward units; null where the last loss token alone has one, the score", null=True),
     _field("temperature", pa.float64()),
-    _field("outcome", pa.string(), "trained, skipped_zero_advantage, dropped_<reason>, invalid"),
+    _field("outcome", pa.string(), "trained, skipped_zero_advantage, critic_only, dropped_<reason>, invalid"),
     _field("used", pa.bool_(), "false: the group was dropped before the step's advantages"),
     _field(
         "baseline", pa.float64(), "reward of the prompt's greedy completion, where the advantage needs it", null=True
@@ -82,7 +82,8 @@ class CompletionRecord:
     """What became of one completion in its step.
 
     Args:
-        outcome: `trained`, `skipped_zero_advantage`, `dropped_<reason>` or `invalid`.
+        outcome: `trained`, `skipped_zero_advantage`, `critic_only` (the policy waits for its critic),
+            `dropped_<reason>` or `invalid`.
         used: False for a group that was dropped before the advantages of the step.
         advantage: reward units; None where none was computed.
         trajectory: what the trainer was given; None for a completion that was dropped.

@@ -11,7 +11,8 @@ from proxima.config.estimate import at_once, pruned
 from proxima.data import Group
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.build import StageFactory, load_model, load_run_data, make_controller
+from proxima.runtime.build import StageFactory, load_model, make_controller
+from proxima.runtime.build_critic import check_critic_tokens, make_critic
 from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups
 from proxima.runtime.clock import Clock
 from proxima.runtime.controller import Controller
@@ -20,6 +21,7 @@ from proxima.runtime.inputs import check_replayed_rewards, input_hashes
 from proxima.runtime.journal import Journal
 from proxima.runtime.observer import Observer, RunInfo
 from proxima.runtime.replay import StoredRollouts, rollouts_sha
+from proxima.runtime.run_data import load_run_data
 from proxima.runtime.store import RunStore
 from proxima.runtime.summary import Summary, algorithm_name
 from proxima.train.checkpoint import Checkpoint
@@ -65,11 +67,13 @@ class Reinforcement:
 
     def __init__(self, config: "RunConfig", stages: StageFactory | None = None) -> None:
         self.config, self.stages = config, stages
+        check_critic_tokens(config)
         self.data = load_run_data(config)
         check_replayed_rewards(config)
         self.notes = self.data.notes
         self.carried: list[Group] = []
         self.kl_coefficient: float | None = None
+        self.restored: Path | None = None
 
     @property
     def steps(self) -> int:
@@ -79,6 +83,7 @@ class Reinforcement:
         return input_hashes(self.config, self.data.source, self.data.held_out_rows)
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
+        self.restored = checkpoint.path
         source = self.data.source
         source.load(checkpoint.facts["cursor"])
         carried = read_groups(checkpoint.path / CARRIED_GROUPS, checkpoint.facts.get("pending", []))
@@ -95,8 +100,10 @@ class Reinforcement:
         self, loaded: LoadedModel, store: RunStore, compute: ComputeThread, observer: Observer, clock: Clock
     ) -> Controller:
         views: dict[str, Any] = {"observer": observer, "clock": clock}
+        critic = compute.call(make_critic, self.config, loaded, self.restored)
+        more: dict[str, Any] = {"stages": self.stages, "critic": critic}
         kept: dict[str, Any] = {"carried": self.carried, "kl_coefficient": self.kl_coefficient}
-        return make_controller(self.config, loaded, self.data, store, compute, stages=self.stages, **views, **kept)
+        return make_controller(self.config, loaded, self.data, store, compute, **more, **views, **kept)
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
         config, train = self.config, self.config.train

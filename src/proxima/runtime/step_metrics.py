@@ -8,7 +8,8 @@ from typing import Any
 from proxima.data import Group
 from proxima.runtime.algorithm import StepBatch
 
-RENAMED = {"entropy": "entropy/mean"}
+OF_VALUES = ("clip_fraction", "grad_norm", "loss", "lr", "mean")
+RENAMED = {"entropy": "entropy/mean"} | {f"value_{name}": f"value/{name}" for name in OF_VALUES}
 
 
 def mean_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -61,7 +61,7 @@ def check_teacher(config: "RunConfig", tokenizer: Any, context: int) -> None:
 
 
 def vocabulary_problem(ours: dict[str, int], theirs: dict[str, int]) -> str | None:
-    """How the teacher's vocabulary differs from the student's; None where every token has the same id in both."""
+    """How another model's vocabulary differs from the policy's; None where every token has the same id in both."""
     different = [token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)]
     if not different:
         return None

@@ -16,14 +16,15 @@ To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIM
 import sys
 
 from proxima import CallableRoom
-from proxima.train.forward_stage import ForwardStage, LogProbStage
-from proxima.train.objectives import Objective, PolicyObjective, PreferenceObjective, TokenStatistics
+from proxima.train.forward_stage import ForwardStage, LogProbStage, ScoreVarianceStage, ValueStage
+from proxima.train.objectives import Objective, PolicyObjective, PreferenceObjective, TokenStatistics, ValueObjective
 from proxima.train.optimizer import OPTIMIZERS, AdamW, Schedule
 from proxima.train.stack import TrainStack, UpdateResult
 
 __all__ = [
     "OPTIMIZERS", "AdamW", "ForwardStage", "LogProbStage", "Objective", "PolicyObjective",
-    "PreferenceObjective", "Schedule", "TokenStatistics", "TrainStack", "UpdateResult",
+    "PreferenceObjective", "Schedule", "ScoreVarianceStage", "TokenStatistics", "TrainStack", "UpdateResult",
+    "ValueObjective", "ValueStage",
 ]  # fmt: skip
 
 sys.modules[__name__].__class__ = CallableRoom

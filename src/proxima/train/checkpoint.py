@@ -1,6 +1,7 @@
 """Checkpoints, written to a temporary folder, fsynced and renamed. safetensors and JSON only; nothing is unpickled.
 
 checkpoints/000040/   model/ (Hugging Face folder, or peft's)   optimizer.safetensors   files of the caller
+                  critic/, critic_optimizer.safetensors where a critic has weights of its own
                   state.json (written last: its presence marks a complete checkpoint; it holds the CRC-32 of every file)
 """
 
@@ -19,11 +20,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from proxima.data import UserError
-from proxima.model import LoadedModel
+from proxima.model import LoadedModel, save
 from proxima.model.save import save_trained
 from proxima.train.stack import TrainStack
 
 FORMAT = 2
+CRITIC, VALUE_HEAD = "critic", "value_head.safetensors"  # a critic's folder; or its weights, where it is a head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +49,14 @@ def write_checkpoint(
     stack: TrainStack,
     facts: Mapping[str, Any],
     files: Mapping[str, Callable[[Path], None]] | None = None,
+    others: Mapping[str, TrainStack] | None = None,
 ) -> Checkpoint:
     """Write `folder/<step>`; a reader sees a complete checkpoint or none, even after a kill.
 
     Args:
         facts: JSON values that a resume needs beside weights and optimizer (version, data cursor …).
         files: further files by name, each with a function that writes it.
+        others: the stacks of further models, by the name of their folder.
 
     Raises:
         OSError: the disk is full; the temporary folder is removed, earlier checkpoints are untouched.
@@ -64,16 +68,19 @@ def write_checkpoint(
     try:
         save_trained(loaded, temporary / "model")
         tensors, trainer_facts = stack.state()
-        save_file(
-            {name: value.detach().cpu().contiguous() for name, value in tensors.items()},
-            temporary / "optimizer.safetensors",
-        )
+        write_tensors(temporary / "optimizer.safetensors", tensors)
+        more: dict[str, Any] = {}
+        for name, other in (others or {}).items():
+            save(other.model.model, other.model.loaded.tokenizer, temporary / name)
+            tensors, more[f"{name}_trainer"] = other.state()
+            write_tensors(temporary / f"{name}_optimizer.safetensors", tensors)
         for name, write in (files or {}).items():
             write(temporary / name)
         state = {
             "format": FORMAT,
             "step": step,
             "trainer": trainer_facts,
+            **more,
             "torch_rng": torch.get_rng_state().numpy().tobytes().hex(),
             **facts,
             "crc32": {str(path.relative_to(temporary)): _crc32(path) for path in _files(temporary)},
@@ -156,23 +163,33 @@ def last_whole(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
-def restore(checkpoint: Checkpoint, stack: TrainStack) -> None:
-    """Restore the optimizer state and torch's random state. The caller has loaded the weights from `checkpoint.model`.
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors by name, wherever they are, as safetensors."""
+    save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
+
+
+def restore(checkpoint: Checkpoint, stack: TrainStack, others: Mapping[str, TrainStack] | None = None) -> None:
+    """Restore the optimizer states and torch's random state. The caller has loaded the weights from `checkpoint.model`,
+    and those of `others`, as in `write_checkpoint`, from their folders.
 
     Raises:
         UserError: the checkpoint is damaged, or has another format or model.
     """
     if checkpoint.facts.get("format") != FORMAT:
         raise UserError(f"{checkpoint.path}: format {checkpoint.facts.get('format')}, this version reads {FORMAT}")
-    try:
-        tensors = load_file(checkpoint.path / "optimizer.safetensors")
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"{checkpoint.path}: optimizer.safetensors can't be read ({error})",
-            remedy="delete this checkpoint to use the one before",
-        ) from error
-    stack.load(tensors, dict(checkpoint.facts["trainer"]))
+    stack.load(_read_tensors(checkpoint, "optimizer.safetensors"), dict(checkpoint.facts["trainer"]))
+    for name, other in (others or {}).items():
+        tensors = _read_tensors(checkpoint, f"{name}_optimizer.safetensors")
+        other.load(tensors, dict(checkpoint.facts[f"{name}_trainer"]))
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(str(checkpoint.facts["torch_rng"])), dtype=torch.uint8))
+
+
+def _read_tensors(checkpoint: Checkpoint, name: str) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(checkpoint.path / name)
+    except (OSError, SafetensorError) as error:
+        remedy = "delete this checkpoint to use the one before"
+        raise UserError(f"{checkpoint.path}: {name} can't be read ({error})", remedy=remedy) from error
 
 
 def prune(folder: Path, keep_last: int, keep: Iterable[int] = ()) -> None:

@@ -31,7 +31,8 @@ class ForwardStage(Protocol):
         ...
 
     def __call__(self, batch: PackedBatch) -> Tensor | Mapping[str, Tensor]:
-        """[N] float32, one number for each response token; of a stage with several columns each by its name."""
+        """[N] float32, one number for each response token; of a stage with several columns each by its name. A stage of
+        values that packs a trajectory `with_sentinel` gives one more, the `bootstrap` of that trajectory."""
         ...
 
 
@@ -50,3 +51,38 @@ class LogProbStage:
     def __call__(self, batch: PackedBatch) -> Tensor:
         with nullcontext() if self.adapter else adapter_off(self.policy.model):
             return self.policy(batch).need("log_prob")
+
+
+@dataclass(frozen=True)
+class ValueStage:
+    """Fills `value` by a model with a scalar head, the critic.
+
+    bootstrap: also fills `bootstrap` of truncated completions, by the state after the last token; otherwise it stays 0.
+    """
+
+    model: PackedModel
+    bootstrap: bool = True
+    column: str = "value"
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        return self.model.pack(
+            [item.with_sentinel() if self.bootstrap and item.truncated else item.bare() for item in trajectories]
+        )
+
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        return self.model.values(batch)
+
+
+@dataclass(frozen=True)
+class ScoreVarianceStage:
+    """Fills `score_variance`, 1 − 2 π_t + Σ_v π_v², under the trained policy, for `optimal_token_baseline`."""
+
+    policy: PackedModel
+    column: str = "score_variance"
+
+    def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        return self.policy.pack(trajectories)
+
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        outputs = self.policy(batch, frozenset({"log_sum_square"}))
+        return 1 - 2 * outputs.need("log_prob").exp() + outputs.need("log_sum_square").exp()

@@ -97,8 +97,8 @@ class TrainStack:
         out = list(trajectories)
         for stage in stages:
             if any(getattr(item, stage.column) is None for item in out):
-                filled: dict[str, Any] = self._columns(stage, out)
-                out = [replace(item, **{name: filled[name][i] for name in filled}) for i, item in enumerate(out)]
+                filled = self._columns(stage, out)
+                out = [_with_columns(item, {name: filled[name][i] for name in filled}) for i, item in enumerate(out)]
         return out
 
     @torch.no_grad()
@@ -293,3 +293,11 @@ class TrainStack:
             slot = self.optimizer.state[parameters[owner]]
             slot[key] = value.to(parameters[owner].device if value.dim() or fused else "cpu", copy=True)
         self.updates = int(facts["updates"])
+
+
+def _with_columns(item: Trajectory, columns: dict[str, Any]) -> Trajectory:
+    """The trajectory with columns [T, …]; one value more, that of a sentinel, is its bootstrap."""
+    value, count = columns.get("value", ()), len(item.tokens)
+    if len(value) > count:
+        columns |= {"value": value[:count], "bootstrap": float(value[count])}
+    return replace(item, **columns)

@@ -63,7 +63,10 @@ class GroupAdvantage(Advantage, Protocol):
 
 
 class TokenAdvantage(Advantage, Protocol):
-    """Gives [N] advantages, 0 outside the loss."""
+    """Gives [N] advantages, 0 outside the loss.
+
+    One that needs `value` also has `returns(rewards)`, [N], what the critic is trained towards.
+    """
 
     per_token: ClassVar[bool] = True
 

@@ -11,7 +11,7 @@ from proxima.config import Resolved
 from proxima.config.offline_schema import OfflineConfig
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.build import load_tokenizer_and_context, make_stack
+from proxima.runtime.build import make_stack
 from proxima.runtime.clock import Clock
 from proxima.runtime.execution import execute
 from proxima.runtime.inputs import model_hashes, rows_sha
@@ -22,6 +22,7 @@ from proxima.runtime.offline.held_out_samples import HeldOutSamples
 from proxima.runtime.offline.methods import METHODS
 from proxima.runtime.offline.offline_data import load_offline_data
 from proxima.runtime.offline.offline_loop import OfflineLoop
+from proxima.runtime.run_data import load_tokenizer_and_context
 from proxima.runtime.store import RunStore
 from proxima.runtime.summary import Summary
 from proxima.task.prompts import template_note

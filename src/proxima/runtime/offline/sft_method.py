@@ -9,8 +9,8 @@ from proxima.config.offline_schema import SftConfig
 from proxima.data import FieldError, Prompt, Trajectory
 from proxima.evaluate.intervals import ratio_of_sums
 from proxima.model.chat import prompt_tokens
-from proxima.runtime.build import EVAL_UID
 from proxima.runtime.offline.method import OfflineMethod
+from proxima.runtime.run_data import EVAL_UID
 from proxima.task.protocol import Row
 from proxima.train import TrainStack
 from proxima.train.objectives import SftObjective

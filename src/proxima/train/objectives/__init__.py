@@ -5,6 +5,7 @@
     reward_objective   `RewardObjective`: pairs of completions, by a scalar head
     sft_objective      `SftObjective`: the likelihood of given tokens
     preference_objective   `PreferenceObjective`: DPO's family over pairs
+    value_objective    `ValueObjective`: the critic's clipped loss
 
 To add one: subclass `Objective`; the tests of `tests/train/test_objectives.py` show a small one.
 """
@@ -14,8 +15,9 @@ from proxima.train.objectives.preference_objective import PreferenceObjective
 from proxima.train.objectives.protocol import Decision, Objective, TokenStatistics
 from proxima.train.objectives.reward_objective import RewardObjective
 from proxima.train.objectives.sft_objective import SftObjective
+from proxima.train.objectives.value_objective import ValueObjective
 
 __all__ = [
     "Decision", "DistillationTerm", "Objective", "PolicyObjective", "PreferenceObjective", "ProximalSource",
-    "RewardObjective", "SftObjective", "TokenStatistics",
+    "RewardObjective", "SftObjective", "TokenStatistics", "ValueObjective",
 ]  # fmt: skip

@@ -18,7 +18,8 @@ from proxima.core.proximal import interpolated_proximal
 from proxima.data import PackedBatch, PolicyBatch, Trajectory
 from proxima.data.columns import Floats
 from proxima.model import TokenOutputs
-from proxima.train.objectives.protocol import Objective, TokenStatistics
+from proxima.train.objectives.protocol import Objective, TokenStatistics, loss_masks
+from proxima.train.objectives.value_objective import ValueObjective
 
 ProximalSource = Literal["given", "first_forward", "loglinear"]
 
@@ -46,6 +47,7 @@ class PolicyObjective(Objective[Trajectory]):
             declares `zero_advantage_inert`, there is no penalty and nothing depends on the whole batch.
         distillation: pulls the policy towards a teacher, whose columns the trajectories then hold: a loss beside that
             of the rewards, with its own denominator, over the same tokens; None: off. No trajectory is skipped.
+        value: the loss of a value head on the policy's trunk, which is added with its own denominator; None: none.
         measure: what is reported beside the loss: `entropy` of the policy, which costs one more pass over the logits;
             `mismatch` of engine and trainer, `core.mismatch_metrics` of the first update, before the weights move.
     """
@@ -58,13 +60,15 @@ class PolicyObjective(Objective[Trajectory]):
     current_version: int = 0
     skip_zero_advantage: bool = True
     distillation: DistillationTerm | None = None
+    value: ValueObjective | None = None
     measure: Set[Literal["entropy", "mismatch"]] = frozenset({"entropy", "mismatch"})
 
     @property
     def needs(self) -> frozenset[str]:
         entropy = {"entropy"} if "entropy" in self.measure or self.decision_needs else set()
         gradient = any("entropy" in penalty.needs for penalty in self.penalties)
-        return frozenset(entropy | ({"entropy_gradient"} if gradient else set()))
+        own = frozenset(entropy | ({"entropy_gradient"} if gradient else set()))
+        return own if self.value is None else own | self.value.needs
 
     @property
     def decision_needs(self) -> frozenset[str]:
@@ -78,7 +82,8 @@ class PolicyObjective(Objective[Trajectory]):
     @cached_property
     def skips_zero_advantage(self) -> bool:
         inert = self.surrogate.zero_advantage_inert and not self.penalties and not self.whole_batch
-        return self.skip_zero_advantage and inert and self.distillation is None
+        alone = self.distillation is None and self.value is None
+        return self.skip_zero_advantage and inert and alone
 
     def sequences(self, item: Trajectory) -> Sequence[Trajectory]:
         return (item,)
@@ -91,16 +96,10 @@ class PolicyObjective(Objective[Trajectory]):
         return precompute(batch, surrogate=self.surrogate, correction=self.corrections)
 
     def denominators(self, items: Sequence[Trajectory], decision: Precomputed | None = None) -> list[Tensor]:
-        if decision is not None:
-            return self._denominators(decision.batch.loss_mask, decision.batch.cu_seqlens)
-        masks = [np.ones(len(item.tokens), bool) if item.loss_mask is None else item.loss_mask for item in items]
-        ends = np.cumsum([0, *map(len, masks)])
-        loss_mask = torch.from_numpy(np.concatenate([np.empty(0, bool), *masks]))
-        return self._denominators(loss_mask, torch.from_numpy(ends))
-
-    def _denominators(self, loss_mask: Tensor, cu_seqlens: Tensor) -> list[Tensor]:
+        masks = loss_masks(items) if decision is None else (decision.batch.loss_mask, decision.batch.cu_seqlens)
         aggregates = [self.aggregate, *([self.distillation.aggregate] if self.distillation else [])]
-        return [aggregate.denominator(loss_mask, cu_seqlens) for aggregate in aggregates]
+        own = [aggregate.denominator(*masks) for aggregate in aggregates]
+        return own if self.value is None else own + self.value.denominators(items)
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: Precomputed | None = None) -> list[Loss]:
         if decision is None:
@@ -127,7 +126,7 @@ class PolicyObjective(Objective[Trajectory]):
             losses.append(
                 distillation_loss(policy_batch, divergence=divergence, aggregate=aggregate, coefficient=coefficient)
             )
-        return losses
+        return losses if self.value is None else losses + self.value.losses(batch, outputs)
 
     def measure_first(
         self, items: Sequence[Trajectory], statistics: Sequence[TokenStatistics], device: torch.device

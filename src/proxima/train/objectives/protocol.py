@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,13 @@ class TokenStatistics:
     log_prob: Floats
     keep: Bools
     entropy: Floats | None = None
+
+
+def loss_masks(items: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
+    """The loss masks of trajectories one after the other, [N] bool, and the edges between them, [S+1] int64."""
+    masks = [np.ones(len(item.tokens), bool) if item.loss_mask is None else item.loss_mask for item in items]
+    ends = np.cumsum([0, *map(len, masks)])
+    return torch.from_numpy(np.concatenate([np.empty(0, bool), *masks])), torch.from_numpy(ends)
 
 
 class Decision(Protocol):

@@ -1,0 +1,85 @@
+"""The `critic` section of a run: what estimates values, where it starts, and how it learns."""
+
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+from proxima.config.schema import Slot, TrainConfig
+from proxima.core.value import ValueLoss
+from proxima.data import require
+
+_AGGREGATE = Slot(
+    "proxima.core.aggregate:AGGREGATES", default="token_mean", aliases="proxima.core.aggregate:AGGREGATE_ALIASES"
+)
+_OF_TRAIN = (
+    *("optimizer", "schedule", "warmup_steps", "final_lr_ratio", "max_grad_norm", "tokens_per_micro_batch"),
+    *("updates_per_step", "epochs_per_step"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticConfig:
+    """What both kinds of critic have."""
+
+    loss: Annotated[ValueLoss, "of a token, towards its return"] = field(default_factory=ValueLoss)
+    aggregate: Annotated[Any, _AGGREGATE, "per-token losses -> one number, with a denominator of its own"] = None
+    head_std: Annotated[
+        float, "standard deviation of a new head's weights; 0: it starts by valuing everything at 0"
+    ] = 0.0
+    bootstrap: Annotated[
+        bool, "a completion that the length limit ended has the value of its last state still to come; false: 0"
+    ] = True
+
+    def __post_init__(self) -> None:
+        bound = "must be >= 0 and finite"
+        require(0 <= self.head_std < float("inf"), "head_std", self.head_std, bound)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCritic(CriticConfig):
+    """A model of its own, trained beside the policy on every completion with a score. Fields that are null are as in
+    `train`."""
+
+    path: Annotated[str | None, "a reward model, or a language model that gets a new head; null: model.path"] = None
+    revision: Annotated[str | None, "hub revision of path"] = None
+    value_warmup_steps: Annotated[int, "first steps of the run, in which the critic learns and the policy waits"] = 0
+    optimizer: Annotated[Any, Slot("proxima.train.optimizer:OPTIMIZERS"), "of the critic"] = None
+    schedule: Annotated[Literal["constant", "linear", "cosine"] | None, "learning rate after the warm-up"] = None
+    warmup_steps: Annotated[int | None, "updates of linear warm-up from 0"] = None
+    final_lr_ratio: Annotated[float | None, "share of the learning rate at the last update (linear, cosine)"] = None
+    max_grad_norm: Annotated[float | None, "clip the critic's global gradient norm; 0: off"] = None
+    tokens_per_micro_batch: Annotated[int | None, "tokens forwarded at once"] = None
+    updates_per_step: Annotated[int | None, "optimizer updates a step; must divide prompts_per_step"] = None
+    epochs_per_step: Annotated[int | None, "passes over the step's completions"] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        steps = self.value_warmup_steps
+        require(steps >= 0, "value_warmup_steps", steps, "must be >= 0")
+        require(
+            self.revision is None or self.path is not None, "revision", self.revision, "must be null without a path"
+        )
+
+    def training(self, train: TrainConfig) -> TrainConfig:
+        """`train` of the run with the critic's own settings in their place.
+
+        Raises:
+            FieldError: they don't fit it, as in `train`.
+        """
+        own = {name: value for name in _OF_TRAIN if (value := getattr(self, name)) is not None}
+        if "warmup_steps" in own:
+            own["warmup_ratio"] = 0.0
+        return replace(train, **own)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadCritic(CriticConfig):
+    """A linear head on the policy's trunk: its loss is added to the policy's, and both move the trunk."""
+
+    coefficient: Annotated[float, "of the critic's loss beside the policy's"] = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.coefficient < float("inf"), "coefficient", self.coefficient, "must be > 0 and finite")
+
+
+CRITICS: dict[str, type] = {"head": HeadCritic, "model": ModelCritic}

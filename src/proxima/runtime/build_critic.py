@@ -1,0 +1,104 @@
+"""From a config to the critic: loading, resuming, and what is refused before any weights are loaded."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file
+
+from proxima.config.critic_schema import HeadCritic, ModelCritic
+from proxima.data import FieldError, UserError
+from proxima.model import LoadedModel, ScalarModel, load_scalar_model
+from proxima.model.load import DTYPES, load_tokenizer
+from proxima.model.scalar_model import make_value_head
+from proxima.runtime.build import make_stack, packed_settings
+from proxima.runtime.critic import Critic, ValueHead
+from proxima.runtime.teacher import vocabulary_problem
+from proxima.train import ValueObjective, ValueStage
+from proxima.train.checkpoint import CRITIC, VALUE_HEAD
+
+if TYPE_CHECKING:
+    from proxima.config.schema import RunConfig
+
+
+def check_critic_tokens(config: "RunConfig") -> None:
+    """Refuse a critic whose token ids mean something else than the policy's.
+
+    Raises:
+        FieldError: `critic.path` has another tokenizer, or can't be read.
+    """
+    critic, model = config.critic, config.model
+    if not isinstance(critic, ModelCritic) or critic.path is None:
+        return
+    with _of_critic():
+        other = load_tokenizer(critic.path, critic.revision)
+    ours = load_tokenizer(model.path, model.revision)
+    if problem := vocabulary_problem(ours.get_vocab(), other.get_vocab()):
+        raise FieldError("critic.path", critic.path, problem, remedy="start the critic from a model of the same family")
+
+
+def make_critic(config: "RunConfig", policy: LoadedModel, restored: Path | None = None) -> Critic | ValueHead | None:
+    """The critic of a config; None without one. Called in the compute thread.
+
+    Args:
+        policy: its trunk carries a head.
+        restored: the checkpoint that the run resumes from.
+
+    Raises:
+        UserError: `critic.path` can't be loaded, or the checkpoint has no critic.
+    """
+    spec = config.critic
+    if isinstance(spec, HeadCritic):
+        objective = ValueObjective(loss=spec.loss, aggregate=spec.aggregate, coefficient=spec.coefficient)
+        layer = make_value_head(policy.model, spec.head_std, config.seed)
+        if restored is not None:
+            _restore_head(layer, restored / VALUE_HEAD)
+        return ValueHead(layer=layer, objective=objective, bootstrap=spec.bootstrap)
+    if not isinstance(spec, ModelCritic):
+        return None
+    model = ScalarModel(_load(config, spec, restored), **packed_settings(config.model))
+    train = spec.training(config.train)
+    planned = train.updates_per_step * train.epochs_per_step
+    return Critic(
+        stack=make_stack(train, model, train.steps * planned),
+        objective=ValueObjective(loss=spec.loss, aggregate=spec.aggregate),
+        stage=ValueStage(model, spec.bootstrap),
+        updates=train.updates_per_step,
+        epochs=train.epochs_per_step,
+        seed=config.seed,
+    )
+
+
+def _load(config: "RunConfig", spec: ModelCritic, restored: Path | None) -> LoadedModel:
+    place: dict[str, Any] = {"dtype": DTYPES[config.model.dtype], "device": config.model.device}
+    if restored is not None:
+        if not (restored / CRITIC).is_dir():
+            raise _without(restored / CRITIC)
+        return load_scalar_model(str(restored / CRITIC), **place)
+    with _of_critic():
+        path, revision = (spec.path, spec.revision) if spec.path else (config.model.path, config.model.revision)
+        return load_scalar_model(path, revision=revision, new_head=spec.head_std, seed=config.seed, **place)
+
+
+def _restore_head(layer: torch.nn.Linear, file: Path) -> None:
+    if not file.is_file():
+        raise _without(file)
+    with torch.no_grad():
+        layer.weight.copy_(load_file(file)["weight"])
+
+
+def _without(place: Path) -> UserError:
+    message = f"{place.parent}: no {place.name}, the critic's weights, is in this checkpoint"
+    return UserError(message, remedy="delete this checkpoint to use the one before, or start another run")
+
+
+@contextmanager
+def _of_critic() -> Iterator[None]:
+    """Errors of loading name the critic's path."""
+    try:
+        yield
+    except FieldError as error:
+        error.field = error.field.replace("model.path", "critic.path")
+        raise

@@ -1,0 +1,65 @@
+"""The critic of a run: a model of its own beside the policy, or a head on the policy's trunk."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from proxima.data import NotFiniteError, Trajectory
+from proxima.model.compute_thread import Progress
+from proxima.runtime.algorithm import StepBatch, deal
+from proxima.train import TrainStack, ValueObjective, ValueStage
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueHead:
+    """A critic that shares the policy's trunk; the policy's stack trains it.
+
+    Args:
+        layer: see `Policy`.
+        objective: what is added to the policy's loss.
+        bootstrap: see `ValueStage`.
+    """
+
+    layer: nn.Linear
+    objective: ValueObjective
+    bootstrap: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Critic:
+    """A critic with weights of its own, and what changes them. Called in the compute thread.
+
+    Args:
+        stack: of a `ScalarModel`.
+        objective: its loss.
+        stage: fills the values before the advantages.
+        updates, epochs, seed: see `deal`.
+    """
+
+    stack: TrainStack
+    objective: ValueObjective
+    stage: ValueStage
+    updates: int = 1
+    epochs: int = 1
+    seed: int = 0
+
+    def fill(self, trajectories: list[Trajectory]) -> list[Trajectory]:
+        """The trajectories with `value` and `bootstrap`."""
+        return self.stack.fill([self.stage], trajectories)
+
+    def update(self, batch: StepBatch, progress: Progress) -> dict[str, float]:
+        """The optimizer steps of a step, over every completion with a score; its metrics, none without a completion.
+
+        Raises:
+            NotFiniteError: it diverges; see `TrainStack.update`.
+        """
+        groups, planned = len(batch.groups) - len(batch.unused), self.updates * self.epochs
+        plan = deal(batch.valued, groups, self.seed, batch.step, updates=self.updates, epochs=self.epochs)
+        try:
+            metrics = self.stack.update(self.objective, plan, batch.valued, progress, planned).metrics
+        except NotFiniteError as error:
+            raise NotFiniteError(f"the critic: {error}") from error
+        return {OWN_NAMES.get(name, name): value for name, value in metrics.items()} if plan else {}
+
+
+OWN_NAMES = {name: f"value_{name}" for name in ("grad_norm", "lr", "loss")}  # the policy's stack has these too

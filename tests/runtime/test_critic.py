@@ -1,0 +1,283 @@
+"""A critic in a run: values before the advantages, its own updates, its checkpoint, and what is refused."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification
+
+from proxima.config import resolve
+from proxima.core.advantage import Gae
+from proxima.data import FieldError, NotFiniteError, UserError
+from proxima.model import load, load_scalar_model, save
+from proxima.runtime.algorithm import Algorithm
+from proxima.runtime.build_critic import make_critic
+from proxima.runtime.export import export
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.rollouts import read_rows
+from tests.runtime.test_algorithm import group
+from tests.runtime.test_resume import Died, die_at
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+
+STEPS = 4
+PPO = {"preset": "ppo", "advantage": {"kind": "gae", "lam": 0.9}}
+MODEL = {"kind": "model", "head_std": 0.02, "epochs_per_step": 2, "loss": {"epsilon": 0.05}}
+KINDS = {"model": MODEL | {"value_warmup_steps": 1}, "head": {"kind": "head", "head_std": 0.02, "coefficient": 0.5}}
+
+
+def tree(model, critic, **changes):
+    settings = {"algorithm": PPO, "critic": critic, "train__steps": STEPS, "train__updates_per_step": 2}
+    return recipe(model, **(settings | changes))
+
+
+@pytest.fixture(scope="module")
+def unbroken(tiny_model, tmp_path_factory):
+    """Folders of finished runs by kind of critic; read-only by agreement."""
+    root = tmp_path_factory.mktemp("unbroken")
+    for kind, critic in KINDS.items():
+        go(root / kind, tree(tiny_model("llama"), critic))
+    return root
+
+
+def steps_of(folder):
+    return [r for r in RunFolder(folder).read_metrics() if r["kind"] == "train"]
+
+
+# ---- values and advantages -------------------------------------------------------------------------------------------
+
+
+def test_gae_with_bootstrap_at_truncation_and_holes_by_hand():
+    """γ = .9, λ = .5. The first completion ended by itself; the second was cut off, and has a hole."""
+    value = {0: [0.2, 0.5, 0.8], 1: [0.1, 7.0, 0.4]}
+    mask = {0: [True] * 3, 1: [True, False, True]}
+
+    def fill(items, columns):
+        assert columns == {"value"} and [item.truncated for item in items] == [False, True]
+        facts = [{"value": value[i.sample], "loss_mask": mask[i.sample]} for i in items]
+        return [replace(i, **fact, bootstrap=0.6 if i.truncated else 0.0) for i, fact in zip(items, facts, strict=True)]
+
+    advantage = Gae(gamma=0.9, lam=0.5, whiten=False)
+    batch = Algorithm(advantage=advantage, selection=[], fill=fill).step_batch([group(0, [1.0, 2.0])], 1)
+    ended, cut = batch.trajectories
+    d2, d1, d0 = 1.0 - 0.8, 0.9 * 0.8 - 0.5, 0.9 * 0.5 - 0.2
+    a1 = d1 + 0.45 * d2
+    assert ended.advantage == pytest.approx([d0 + 0.45 * a1, a1, d2])
+    assert ended.returns == pytest.approx([d0 + 0.45 * a1 + 0.2, a1 + 0.5, d2 + 0.8])
+    last = 2.0 + 0.9 * 0.6 - 0.4
+    first = 0.9 * 0.4 - 0.1 + 0.45 * last
+    assert cut.advantage == pytest.approx([first, 0.0, last]) and cut.returns == pytest.approx(
+        [first + 0.1, 0, last + 0.4]
+    )
+    assert batch.valued == batch.trajectories
+    assert batch.advantage[0, 1, 0] == pytest.approx((first + last) / 2)
+    assert batch.metrics["returns/mean"] == pytest.approx(
+        np.mean([*ended.returns, cut.returns[0], cut.returns[2]]), rel=1e-6
+    )
+
+
+def test_a_critic_learns_from_what_a_selection_drops_too():
+    def fill(items, columns):
+        return [replace(item, value=0.0) for item in items]
+
+    from proxima.core.selection import Prune
+
+    spec = Algorithm(advantage=Gae(whiten=False), selection=[Prune(rate=0.5)], fill=fill, value_warmup=2)
+    batch = spec.step_batch([group(0, [1.0, 0.0, None, 3.0]), group(1, [2.0, 0.5, 1.0, 0.0])], 2)
+    assert len(batch.trajectories) == 3 and len(batch.valued) == 7
+    assert batch.policy_waits and not spec.step_batch([group(0, [1.0, 0.0])], 3).policy_waits
+    assert {r.outcome for r in batch.records({}).values()} == {"critic_only", "dropped_pruned", "invalid"}
+
+
+def test_values_are_those_of_the_weights_before_the_step(unbroken, tiny_model, tmp_path):
+    """The first step's advantages, from a forward of Hugging Face's class over each completion alone."""
+    folder = unbroken / "model"
+    config = resolve({**tree(tiny_model("llama"), KINDS["model"]), "folder": str(tmp_path)}).config
+    critic = make_critic(config, load(str(tiny_model("llama"))))
+    rows = read_rows(RunFolder(folder).rollout_file(1))
+    model, raw = load_scalar_model(str(tiny_model("llama")), new_head=0.02, seed=config.seed, device="cpu").model, []
+    for row in rows:
+        tokens = torch.tensor([[*row["prompt_tokens"], *row["tokens"]]])
+        with torch.no_grad():
+            states = model.score(model.model(input_ids=tokens, use_cache=False).last_hidden_state)[0, :, 0]
+        value = states[len(row["prompt_tokens"]) - 1 :].double().tolist()
+        after = value.pop() if row["finish_reason"] == "length" else value.pop() * 0
+        out, carry = [], 0.0
+        for t in reversed(range(len(value))):
+            last = t == len(value) - 1
+            delta = (row["reward"] if last else 0.0) + (after if last else value[t + 1]) - value[t]
+            carry = delta + 0.9 * carry
+            out.insert(0, carry)
+        raw.append(out)
+    every = np.concatenate(raw)
+    whitened = [(np.array(one) - every.mean()) / every.std(ddof=1) for one in raw]
+    assert any(row["finish_reason"] == "length" for row in rows)
+    for row, expected in zip(rows, whitened, strict=True):
+        found = row["token_advantage"] or [row["advantage"]] * len(row["tokens"])
+        assert row["advantage"] == pytest.approx(expected.mean(), abs=1e-4)
+        assert found == pytest.approx(expected, abs=1e-4)
+    assert critic.stage.model.model.num_labels == 1
+
+
+# ---- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_policy_waits_for_the_critic(unbroken, tiny_model):
+    first, *later = steps_of(unbroken / "model")
+    assert (first["policy_version"], first["updates"]) == (0, 0) and first["value/grad_norm"] > 0
+    assert [step["policy_version"] for step in later] == [2 - 1, 2, 3]
+    assert {row["outcome"] for row in read_rows(RunFolder(unbroken / "model").rollout_file(1))} == {"critic_only"}
+    begun = load_file(tiny_model("llama") / "model.safetensors")
+    for step, same in ((1, True), (2, False)):
+        now = load_file(RunFolder(unbroken / "model").checkpoint(step) / "model" / "model.safetensors")
+        assert all(torch.equal(now[name], begun[name]) for name in begun) is same
+    assert json.loads((RunFolder(unbroken / "model").checkpoint(STEPS) / "state.json").read_text())[
+        "critic_trainer"
+    ] == {"updates": STEPS * 2 * 2}
+    # the schedule of the policy ends at its own last update, not at that of a run without the wait
+    assert later[-1]["lr"] == pytest.approx(steps_of(unbroken / "head")[-1]["lr"]) != first["value/lr"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_metrics_of_the_critic(kind, unbroken):
+    for step in steps_of(unbroken / kind):
+        assert {
+            "value/loss",
+            "value/mean",
+            "value/clip_fraction",
+            "value/explained_variance",
+            "returns/mean",
+        } <= step.keys()
+        assert "value/explained_variance_prompt_mean" in step and ("value/grad_norm" in step) is (kind == "model")
+    losses = [step["value/loss"] for step in steps_of(unbroken / kind)]
+    assert losses[-1] < losses[0]
+
+
+def test_behind_it_pruning_and_dynamic_sampling(tiny_model, tmp_path):
+    selection = [{"kind": "drop_uniform_groups"}, {"kind": "prune", "rate": 0.5}]
+    algorithm = PPO | {"selection": selection, "dynamic_sampling": {"exhausted": "partial"}}
+    assert go(tmp_path / "run", tree(tiny_model("llama"), MODEL, algorithm=algorithm, train__steps=2)).status == "done"
+    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(2))
+    assert {"trained", "dropped_pruned"} <= {row["outcome"] for row in rows}
+    assert steps_of(tmp_path / "run")[-1]["value/loss"] > 0
+
+
+def test_the_optimal_token_baseline_from_a_recipe(tiny_model, tmp_path):
+    advantage = {"algorithm": {"preset": "grpo", "advantage": "optimal_token_baseline"}}
+    assert go(tmp_path / "run", recipe(tiny_model("llama"), train__steps=1, **advantage)).status == "done"
+    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(1))
+    assert any(row["token_advantage"] for row in rows)
+    for uid in {row["prompt_uid"] for row in rows}:  # the weights of a position add up to one
+        first = [row for row in rows if row["prompt_uid"] == uid]
+        rewards = [row["reward"] for row in first]
+        found = [(row["token_advantage"] or [row["advantage"]])[0] for row in first]
+        baseline = [reward - advantage for reward, advantage in zip(rewards, found, strict=True)]
+        assert baseline == pytest.approx([baseline[0]] * len(baseline), abs=1e-5)
+        assert min(rewards) <= baseline[0] + 1e-6 and baseline[0] <= max(rewards) + 1e-6
+
+
+# ---- checkpoint and resume -------------------------------------------------------------------------------------------
+
+PLACES = {
+    "while generating": ("progress", lambda stage, done, total, unit: stage == "generate" and done == 2),
+    "while training": ("progress", lambda stage, done, total, unit: stage == "train"),
+    "after the warm-up": ("step", lambda record, sample: record["step"] == 1),
+    "after step 3": ("step", lambda record, sample: record["step"] == 3),
+    "after the evaluation at 2": ("evaluated", lambda record: record["step"] == 2),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "every"),
+    [
+        pytest.param(kind, place, every, marks=[] if (i + every + (kind == "head")) % 3 == 2 else [pytest.mark.slow])
+        for kind in KINDS
+        for i, place in enumerate(PLACES)
+        for every in (1, 2)
+    ],
+)
+def test_death_then_resume_is_as_if_unbroken(kind, place, every, unbroken, tiny_model, tmp_path):
+    config = tree(tiny_model("llama"), KINDS[kind], checkpoint__every=every)
+    with pytest.raises(Died):
+        go(tmp_path / "run", config, observer=die_at(*PLACES[place]))
+    assert go(tmp_path / "run", config, resume=True).status == "done"
+    found = traces(tmp_path / "run")
+    assert_same(found, traces(unbroken / kind))
+    own = "critic/model.safetensors" if kind == "model" else "value_head.safetensors"
+    assert any(name.startswith(own) for name in found["tensors"])
+    assert any(name.startswith("critic_optimizer") for name in found["tensors"]) is (kind == "model")
+
+
+def test_the_critic_of_a_checkpoint_is_a_classification_folder(unbroken, tiny_model, tmp_path):
+    folder = RunFolder(unbroken / "model").checkpoint(STEPS) / "critic"
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    assert model.config.num_labels == 1 and model.score.weight.shape == (1, 32)
+    assert load_scalar_model(str(folder)).model.score.weight.equal(model.score.weight)
+    out = export(unbroken / "model", tmp_path / "critic", critic=True)
+    assert load_file(out / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
+    with pytest.raises(UserError, match="000004 has no critic: the run has none, or it is a head on the policy"):
+        export(unbroken / "head", tmp_path / "other", critic=True)
+    # and another run starts from it
+    critic = MODEL | {"path": str(folder)}
+    assert go(tmp_path / "run", tree(tiny_model("llama"), critic, train__steps=1)).status == "done"
+
+
+@pytest.mark.parametrize(("kind", "name"), [("model", "critic"), ("head", "value_head.safetensors")])
+def test_a_checkpoint_without_the_critic_is_refused_by_name(kind, name, unbroken, tiny_model, tmp_path):
+    shutil.copytree(RunFolder(unbroken / kind).checkpoint(2), tmp_path / "000002")
+    place = tmp_path / "000002" / name
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    config = resolve({**tree(tiny_model("llama"), KINDS[kind]), "folder": str(tmp_path)}).config
+    with pytest.raises(UserError, match=rf"000002: no {name}, the critic's weights, is in this checkpoint; delete"):
+        make_critic(config, load(str(tiny_model("llama"))), tmp_path / "000002")
+
+
+def test_a_damaged_critic_is_found_at_the_resume(unbroken, tiny_model, tmp_path):
+    shutil.copytree(unbroken / "model", tmp_path / "run")
+    file = RunFolder(tmp_path / "run").checkpoint(STEPS) / "critic" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    watcher = Watcher()
+    go(tmp_path / "run", tree(tiny_model("llama"), KINDS["model"]), resume=True, observer=watcher)
+    assert any("critic/model.safetensors is damaged" in text for text in watcher.warnings)
+    assert_same(traces(tmp_path / "run"), traces(unbroken / "model"))
+
+
+# ---- bad input -------------------------------------------------------------------------------------------------------
+
+
+def critic_folder(source, folder, change):
+    """A scalar model's folder with a change to its weights."""
+    loaded = load_scalar_model(str(source), new_head=0.1)
+    save(loaded.model, loaded.tokenizer, folder)
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_a_folder_without_a_value_head_is_named(tiny_model, tmp_path):
+    folder = critic_folder(tiny_model("llama"), tmp_path / "rm", lambda weights: weights.pop("score.weight"))
+    config = tree(tiny_model("llama"), MODEL | {"path": str(folder)})
+    with pytest.raises(
+        FieldError, match=r"^critic.path='.*rm' lacks 1 of the model's weights, score.weight among them"
+    ):
+        go(tmp_path / "run", config)
+
+
+def test_a_critic_with_other_tokens_is_refused_before_any_weights(tiny_model, tmp_path, monkeypatch):
+    folder = critic_folder(tiny_model("llama"), tmp_path / "rm", lambda weights: None)
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace('"!":', '"!!":'))
+    monkeypatch.setattr("proxima.runtime.build.load", lambda *a, **k: pytest.fail("weights were loaded"))
+    with pytest.raises(FieldError, match="has another vocabulary: .* there and .* in model.path .*; start the critic"):
+        go(tmp_path / "run", tree(tiny_model("llama"), MODEL | {"path": str(folder)}))
+
+
+def test_values_that_diverge_end_the_run(tiny_model, tmp_path):
+    critic = MODEL | {"optimizer": {"kind": "adamw", "lr": 1e30}}
+    with pytest.raises(Exception, match="the critic: the (norm of the )?(weights|gradient norm)") as caught:
+        go(tmp_path / "run", tree(tiny_model("llama"), critic, train__steps=2))
+    assert isinstance(caught.value.__cause__, NotFiniteError)

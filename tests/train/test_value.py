@@ -1,0 +1,124 @@
+"""The critic's objective and the forward passes that feed advantages of tokens."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from proxima.core import PpoClip, TokenMean
+from proxima.core.aggregate import SequenceMeanTokenMean
+from proxima.core.value import ValueLoss
+from proxima.data import pack
+from proxima.model import Policy
+from proxima.model.scalar_model import make_value_head
+from proxima.train import PolicyObjective, ScoreVarianceStage, TrainStack, ValueObjective, ValueStage
+from tests.model.rows import MIXED, loaded, policy, rows
+from tests.tiny import tiny
+from tests.train.helpers import trajectories
+
+LOSS = ValueLoss(epsilon=0.1)
+
+
+def with_head(**settings) -> Policy:
+    one = loaded("llama")
+    return Policy(one, value_head=make_value_head(one.model, 0.3, seed=7), **settings)
+
+
+def valued(items):
+    """With values and returns that no two tokens share."""
+    draw = np.random.default_rng(3)
+    return [
+        replace(item, value=draw.normal(size=len(item.tokens)), returns=draw.normal(size=len(item.tokens)))
+        for item in items
+    ]
+
+
+def gradient(objective, items, budget=10_000, model=None):
+    """By name, of one update."""
+    stack = TrainStack(model or with_head(), max_grad_norm=0.0, tokens_per_micro_batch=budget)
+    seen = {}
+    stack.optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in stack.model.named_parameters()})
+    result = stack.update(objective, [list(range(len(items)))], items)
+    return seen, result
+
+
+def plain_values(model, item):
+    """[T + 1] of each state from the last prompt token on, run alone."""
+    tokens = torch.tensor([*item.prompt_tokens, *item.tokens])
+    with torch.no_grad():
+        hidden = tiny("llama").model(input_ids=tokens[None], use_cache=False).last_hidden_state[0]
+    return (hidden[len(item.prompt_tokens) - 1 :] @ model.value_head.weight[0]).detach().numpy()
+
+
+@pytest.mark.parametrize("aggregate", [TokenMean(), SequenceMeanTokenMean()])
+def test_the_value_loss_has_its_own_denominator_beside_the_policys(aggregate):
+    """The gradient of both together is the sum of the two alone, in any micro-batches."""
+    items = valued(trajectories())
+    value = ValueObjective(loss=LOSS, aggregate=aggregate, coefficient=0.25)
+    own = PolicyObjective(surrogate=PpoClip(), aggregate=TokenMean())
+    of_policy, _ = gradient(replace(own, skip_zero_advantage=False), items)
+    of_value, alone = gradient(value, items)
+    together, result = gradient(replace(own, value=value), items)
+    split, _ = gradient(replace(own, value=value), items, budget=30)
+    assert together["value_head.weight"].abs().max() > 0
+    for name, found in together.items():
+        expected = of_value[name] + of_policy.get(name, 0.0)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(split[name], found, rtol=1e-4, atol=1e-6)
+    assert result.skipped == 0  # an advantage of 0 says nothing about the value
+    assert result.metrics["value_loss"] == pytest.approx(alone.metrics["value_loss"])
+    assert 0 < result.metrics["value_clip_fraction"] < 1
+
+
+def test_the_loss_of_values_by_hand():
+    model = with_head()
+    items = valued(trajectories())
+    value = np.concatenate([plain_values(model, item)[:-1] for item in items])
+    before, returns = (np.concatenate([getattr(item, name) for item in items]) for name in ("value", "returns"))
+    mask = np.concatenate([item.loss_mask for item in items])
+    clipped = np.clip(value, before - 0.1, before + 0.1)
+    tokens = 0.5 * np.maximum((value - returns) ** 2, (clipped - returns) ** 2)[mask]
+    _, result = gradient(ValueObjective(loss=LOSS, coefficient=0.5), items, model=model)
+    assert result.metrics["loss"] == pytest.approx(0.5 * tokens.mean(), rel=1e-5)
+    assert result.metrics["value_loss"] == pytest.approx(tokens.mean(), rel=1e-5)
+    assert result.metrics["value_mean"] == pytest.approx(value[mask].mean(), rel=1e-4)
+
+
+def test_a_critic_without_values_is_a_named_error():
+    with pytest.raises(ValueError, match="needs `value` and `returns` in every trajectory"):
+        gradient(ValueObjective(), trajectories())
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_truncated_completion_bootstraps_from_the_state_after_its_last_token(share):
+    model = with_head(share_prompt=share)
+    items = [replace(item, truncated=i % 2 == 0) for i, item in enumerate(rows(*MIXED))]
+    stack = TrainStack(model, tokens_per_micro_batch=40)
+    filled = stack.fill([ValueStage(model)], items)
+    for item in filled:
+        expected = plain_values(model, item)
+        np.testing.assert_allclose(item.value, expected[:-1], atol=2e-5)
+        assert item.bootstrap == pytest.approx(expected[-1] if item.truncated else 0.0, abs=2e-5)
+        assert item.value.dtype == np.float32 and len(item.value) == len(item.tokens)
+    never = stack.fill([ValueStage(model, bootstrap=False)], items)
+    assert all(item.bootstrap == 0 for item in never)
+    np.testing.assert_allclose(
+        np.concatenate([x.value for x in never]), np.concatenate([x.value for x in filled]), atol=2e-5
+    )
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_the_variance_of_the_score(kind):
+    """|e_y − π|², the squared norm of the gradient of log π by the logits."""
+    model = policy(kind, log_prob_chunk=5)
+    items = rows(*MIXED, temperature=(1.0, 0.7))
+    for item in TrainStack(model, tokens_per_micro_batch=60).fill([ScoreVarianceStage(model)], items):
+        tokens = torch.tensor([*item.prompt_tokens, *item.tokens])
+        with torch.no_grad():
+            logits = tiny(kind)(input_ids=tokens[None], use_cache=False).logits[0]
+        start = len(item.prompt_tokens) - 1
+        p = (logits[start : start + len(item.tokens)] / item.temperature).softmax(1)
+        one_hot = torch.nn.functional.one_hot(tokens[start + 1 :].long(), p.shape[1])
+        np.testing.assert_allclose(item.score_variance, (one_hot - p).square().sum(1).numpy(), atol=1e-5)
+    assert len(ScoreVarianceStage(model)(pack([]).to(model.device))) == 0
