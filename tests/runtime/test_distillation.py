@@ -250,6 +250,21 @@ def test_bad_fields_are_refused(tiny_model, more, message):
         load_recipe(distilled(tiny_model, more=more))
 
 
+def test_what_acts_on_rewards_is_refused_where_a_teacher_alone_trains(tiny_model):
+    slots = {"reward_kl": {"coefficient": 0.1}, "correction": [{"kind": "importance"}], "proximal": "recompute"}
+    tree = distilled(tiny_model, algorithm=slots)
+    with pytest.raises(ConfigError) as error:
+        load_recipe(tree)
+    said = [str(problem) for problem in error.value.problems]
+    for slot, off in (("reward_kl", "null"), ("correction", "[]")):
+        message = (
+            f"acts on rewards, which are only measured; set algorithm.{slot}={off}, or algorithm.distillation.policy"
+        )
+        assert sum(line.startswith(f"algorithm.{slot}") and message in line for line in said) == 1, said
+    tree["algorithm"]["distillation"]["policy_gradient"] = True
+    load_recipe(tree)
+
+
 def test_the_preset_asks_for_a_teacher(tiny_model):
     with pytest.raises(ConfigError, match="algorithm.distillation.path: is missing: the teacher, of the student's"):
         resolve(recipe(tiny_model("llama"), algorithm={"preset": "distill"}))

@@ -65,6 +65,12 @@ def teacher_is_usable(r: Resolved[Any]) -> Iterator[Problem]:
     if top_k > reported and distillation.divergence.top_k_of == "student":
         message = f"is more than the {reported} tokens that the engine reports; set engine.top_k_log_probs={top_k}"
         yield r.problem(path, f"{message}, or top_k_of=teacher")
+    algorithm = r.config.algorithm
+    idle = {"reward_kl": (algorithm.reward_kl, "null"), "correction": (algorithm.correction, "[]")}
+    for slot, (found, off) in idle.items():
+        if found and not distillation.policy_gradient:
+            message = f"acts on rewards, which are only measured; set algorithm.{slot}={off}"
+            yield r.problem(f"algorithm.{slot}", f"{message}, or algorithm.distillation.policy_gradient=true")
 
 
 def needed_tensors_are_supplied(r: Resolved[Any]) -> Iterator[Problem]:

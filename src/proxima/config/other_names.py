@@ -8,6 +8,7 @@ _NAMES = {
     "algorithm.advantage": "adv_estimator",
     "algorithm.advantage.scale": "scale_rewards norm_adv_by_std_in_grpo",
     "algorithm.aggregate": "loss_type loss_agg_mode",
+    "algorithm.distillation.path": "teacher teacher_model teacher_model_name_or_path",
     "algorithm.dynamic_sampling": "filter_groups",
     "algorithm.entropy_bonus": "entropy_coeff",
     "algorithm.reference_kl.coefficient": "beta kl_coef kl_loss_coef kl_ctl",

@@ -7,7 +7,7 @@
     forward_stage   what runs before the update           optimizer    optimizers and learning-rate schedules
     teacher_stage   what distillation asks a teacher
     checkpoint   writes and reads checkpoints
-Imports: torch, numpy, safetensors, `proxima.data`, `proxima.core`, `proxima.model`. Imported by `runtime`.
+Imports: torch, numpy, safetensors, `proxima.data`, `core`, `model`, the protocol of `engine`. Imported by `runtime`.
 To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIMIZERS`. To add an objective: see
 `proxima.train.objectives`. To add a forward pass before the advantages or the update: a `ForwardStage`, given to
 `proxima.runtime.run.train(stages=…)`.
