@@ -148,6 +148,10 @@ def test_the_smallest_recipe_passes(recipe):
             "(model.max_length); lower it",
         ),
         (
+            ["algorithm=online_dpo", "train.target_kl=0.02", "train.epochs_per_step=2"],
+            "train.target_kl=0.02 (command line): online DPO measures no approximate KL of an epoch; set it to null",
+        ),
+        (
             ["algorithm.advantage=gdpo", "algorithm.reward_kl.coefficient=0.1"],
             "algorithm.reward_kl.coefficient=0.1 (command line): 'gdpo' reads the rewards one by one, without the KL; "
             "set algorithm.reference_kl or another advantage",

@@ -167,6 +167,12 @@ BAD_INPUT = [  # what is typed, where it is not the path of the line, and the re
         "can't be imported: ModuleNotFoundError: No module named 'no_such'; write package.module:Class",
     ),
     ("runtime.max_lag=-1", None, "must be >= 0; 0 discards surplus groups"),
+    (
+        "train.target_kl=0.02",
+        None,
+        "must be null with epochs_per_step=1: it leaves out further epochs, and there are none",
+    ),
+    ("train.target_kl=0", None, "must be > 0 nats; null turns it off"),
     ("train.updates_per_step=3", None, "must divide prompts_per_step=8; a group is never split over two updates"),
     ("train.prompts_per_step=0", None, "must be >= 1"),
     ("reward=[]", None, "must name at least one; see `proxima list reward`"),

@@ -58,6 +58,7 @@ def test_common_metrics_are_those_of_the_formulas() -> None:
     values = {key: metric.value for key, metric in loss.metrics.items()}
     assert values["ratio_mean"] == pytest.approx((1 + ratio) / 2) and values["ratio_max"] == pytest.approx(ratio)
     assert values["approx_kl"] == pytest.approx((ratio - 1 - 0.5) / 2)
+    assert values["approx_kl_k1"] == pytest.approx(-0.5 / 2)
     assert mismatch_metrics(two_tokens())["mismatch/log_prob_absdiff_mean"].value == pytest.approx(0.25)
     assert values["masked_fraction"] == 0
     assert float(loss.value) == pytest.approx((-1 + ratio) / 2)

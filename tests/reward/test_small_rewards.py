@@ -1,10 +1,23 @@
-"""`accuracy_1_5_2`, `exact`, `gsm8k`, `boxed`, `length`, `overlong`, `repetition`, `format`, `regex`: ten real
-completions each."""
+"""`accuracy_1_5_2`, `exact`, `gsm8k`, `boxed`, `length`, `missing_eos`, `overlong`, `repetition`, `format`,
+`regex`: ten real completions each."""
+
+from dataclasses import replace
 
 import pytest
 
 from proxima.data import Score
-from proxima.reward import Accuracy152, Boxed, Exact, Format, Gsm8kReward, Length, Overlong, Regex, Repetition
+from proxima.reward import (
+    Accuracy152,
+    Boxed,
+    Exact,
+    Format,
+    Gsm8kReward,
+    Length,
+    MissingEos,
+    Overlong,
+    Regex,
+    Repetition,
+)
 from proxima.reward.math.extract import as_fraction, last_boxed, last_tagged
 from tests.reward.make import completion, completions, corrects, prompt
 
@@ -205,6 +218,26 @@ def test_overlong_is_dapos_line(tokens, value):
     long = [completion("x", tokens=tokens)]
     assert Overlong(max_tokens=20480, buffer_tokens=4096).score(prompt(), long) == [Score(value=value)]
     assert Overlong(max_tokens=20480, buffer_tokens=4096, factor=0.5).score(prompt(), long) == [Score(value=value / 2)]
+
+
+@pytest.mark.parametrize(
+    ("text", "finish_reason", "value"),
+    [
+        ("The answer is 4.", "stop", 0),
+        ("4", "stop", 0),
+        ("", "stop", 0),
+        ("The answer is 4.", "length", -1),
+        ("First, 2 + 2 is the same as", "length", -1),
+        ("<think>Let me see. Wait", "length", -1),
+        ("", "length", -1),
+        ("####", "length", -1),
+        ("\\boxed{4}", "stop", 0),
+        ("4 4 4 4 4 4 4 4 4", "length", -1),
+    ],
+)
+def test_missing_eos_is_a_penalty_for_what_was_cut_off(text, finish_reason, value):
+    ended = replace(completion(text), finish_reason=finish_reason)
+    assert MissingEos(weight=0.5).score(prompt(), [ended]) == [Score(value=value)]
 
 
 def test_overlong_may_begin_with_the_first_token():

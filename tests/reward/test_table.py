@@ -104,6 +104,7 @@ EMPTY = {  # value and verdict of a completion without a token
     "http": (0.0, None),
     "length": (0.0, None),
     "math": (0.0, False),
+    "missing_eos": (0.0, None),
     "model": (0.0, None),
     "number": (0.0, False),
     "overlong": (0.0, None),

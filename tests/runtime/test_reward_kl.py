@@ -1,4 +1,4 @@
-"""KL in the reward, in whole runs: the stored columns, every kind of advantage, and a coefficient that survives."""
+"""KL in the reward and epochs that stop, in whole runs: stored columns, kinds of advantages, resumes."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ import pytest
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
+from proxima.view.log_lines import LogFile
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 KL = {"coefficient": 0.5, "estimator": "k1"}
@@ -91,3 +92,35 @@ def test_an_adaptive_coefficient_is_resumed_to_the_bit(tiny_model, tmp_path):
     assert beta != 0.5
     last = checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1]
     assert last.facts["kl_coefficient"] == pytest.approx(beta)
+
+
+@pytest.mark.slow
+def test_epochs_that_stop_are_resumed_to_the_bit(tiny_model, tmp_path):
+    """Where it stopped stands in record and log; the learning rate is that of a run without a target."""
+
+    def stop(event, *facts):
+        if event == "step" and facts[0]["step"] == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    changes = {
+        "train__epochs_per_step": 3,
+        "train__updates_per_step": 2,
+        "train__optimizer": {"kind": "adamw", "lr": 1e-2},
+    }
+    tree = recipe(tiny_model("llama"), algorithm={"preset": "grpo"}, **changes)
+    free = tree | {"train": tree["train"] | {"target_kl": 1e6}}
+    tree["train"]["target_kl"] = 1e-4
+    go(tmp_path / "whole", tree, observer=LogFile())
+    assert go(tmp_path / "run", tree, observer=Watcher(stop)).status == "stopped"
+    assert go(tmp_path / "run", tree, resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
+    go(tmp_path / "free", free)
+    records, every = steps_of(tmp_path / "run"), steps_of(tmp_path / "free")
+    stopped = [record for record in records if record["early_stop/stopped"]]
+    assert stopped and all(record["early_stop/kl"] > 1.5e-4 for record in stopped)
+    assert all(record["updates"] == 2 * record["early_stop/epochs"] < 6 for record in stopped)
+    assert all((record["updates"], record["early_stop/epochs"]) == (6, 3) for record in every)
+    log = (tmp_path / "whole" / "log.txt").read_text()
+    assert log.count("stopped after epoch") == len(stopped)
+    facts = [checkpoints(RunFolder(tmp_path / name).checkpoints)[-1].facts for name in ("run", "free")]
+    assert [one["trainer"]["updates"] for one in facts] == [18, 18]

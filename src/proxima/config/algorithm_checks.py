@@ -126,6 +126,12 @@ def preference_is_the_whole_loss(r: Resolved[Any]) -> Iterator[Problem]:
         yield r.problem("algorithm.preference.kind", "needs pairs; end algorithm.selection with {kind: best_and_worst}")
 
 
+def epochs_measure_the_kl(r: Resolved[Any]) -> Iterator[Problem]:
+    """Online DPO has no ratio to a proximal policy."""
+    if r.config.algorithm.preference is not None and r.config.train.target_kl is not None:
+        yield r.problem("train.target_kl", "online DPO measures no approximate KL of an epoch; set it to null")
+
+
 def advantage_is_supported(r: Resolved[Any]) -> Iterator[Problem]:
     """The loop supplies rewards, groups, greedy baselines and a forward pass of the policy, and the critic, if there is
     one, values."""

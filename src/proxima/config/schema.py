@@ -245,6 +245,8 @@ class TrainConfig(OptimizationConfig):
     completions_per_prompt: Annotated[int, "completions a prompt, the group size"] = 8
     updates_per_step: Annotated[int, "optimizer updates a step; must divide prompts_per_step"] = 1
     epochs_per_step: Annotated[int, "passes over the step's batch"] = 1
+    target_kl: Annotated[float | None, "nats a token; an epoch too far above it is the step's last; null: off"] = None
+    target_kl_factor: Annotated[float, "too far above: approx_kl of the epoch > this * target_kl"] = 1.5
 
     def __post_init__(self) -> None:
         counts = ("steps", "prompts_per_step", "completions_per_prompt", "updates_per_step", "epochs_per_step")
@@ -253,6 +255,13 @@ class TrainConfig(OptimizationConfig):
         divides = self.prompts_per_step % self.updates_per_step == 0
         bound = f"must divide prompts_per_step={self.prompts_per_step}; a group is never split over two updates"
         require(divides, "updates_per_step", self.updates_per_step, bound)
+        target, factor = self.target_kl, self.target_kl_factor
+        require(
+            target is None or 0 < target < math.inf, "target_kl", target, "must be > 0 nats", remedy="null turns it off"
+        )
+        bound = "must be null with epochs_per_step=1: it leaves out further epochs, and there are none"
+        require(target is None or self.epochs_per_step > 1, "target_kl", target, bound)
+        require(0 < factor < math.inf, "target_kl_factor", factor, "must be > 0 and finite")
 
     @property
     def updates(self) -> int:

@@ -28,6 +28,7 @@ CHECKS: Sequence[tuple[Check, str]] = (
     (algorithm_checks.groups_have_several_completions, "train algorithm"),
     (algorithm_checks.needed_tensors_are_supplied, "algorithm engine"),
     (algorithm_checks.preference_is_the_whole_loss, "algorithm"),
+    (algorithm_checks.epochs_measure_the_kl, "algorithm train"),
     (algorithm_checks.advantage_is_supported, "algorithm critic"),
     (algorithm_checks.teacher_is_usable, "algorithm engine"),
     (algorithm_checks.gdpo_has_the_weights, "algorithm reward"),

@@ -17,7 +17,7 @@ from proxima.reward.base import WeightedReward
 from proxima.reward.exact import Exact
 from proxima.reward.function import Function, FunctionBatch
 from proxima.reward.http import Http
-from proxima.reward.length import Length, Overlong
+from proxima.reward.length import Length, MissingEos, Overlong
 from proxima.reward.math.accuracy_1_5_2 import Accuracy152
 from proxima.reward.math.number import Boxed, Gsm8kReward, Number
 from proxima.reward.math.symbolic import Math
@@ -40,6 +40,7 @@ REWARDS: dict[str, type] = {
     "http": Http,
     "length": Length,
     "math": Math,
+    "missing_eos": MissingEos,
     "model": ModelReward,
     "number": Number,
     "overlong": Overlong,
@@ -61,6 +62,7 @@ __all__ = [
     "Http",
     "Length",
     "Math",
+    "MissingEos",
     "ModelReward",
     "Number",
     "Overlong",

@@ -1,4 +1,4 @@
-"""Penalties on the length of a completion."""
+"""Penalties on the length of a completion, and on one that did not end."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -72,3 +72,20 @@ class Overlong(WeightedReward):
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         over = len(completion.tokens) - (self.max_tokens - self.buffer_tokens)
         return Score(value=0.0 - self.factor * min(1.0, max(0.0, over / self.buffer_tokens)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingEos(WeightedReward):
+    """-1 for a completion that the length limit cut off, 0 for one that ended by itself; `weight` is the penalty.
+
+    Returns: Score of value -1 or 0; does not set `correct`.
+    Edge cases: a completion that a stop string ended did end.
+    Source: TRL `missing_eos_penalty` of its PPO, RLOO and online DPO trainers. Differs: TRL looks for the end token, so
+        that it also penalizes what a stop string ended.
+    """
+
+    kind = "missing_eos"
+    where = "inline"
+
+    def score_one(self, prompt: Prompt, completion: Completion) -> Score:
+        return Score(value=-1.0 if completion.truncated else 0.0)

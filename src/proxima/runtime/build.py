@@ -234,6 +234,8 @@ def make_learner(
         ],
         critic=critic if isinstance(critic, Critic) else None,
         updates=planned,
+        epochs=train.epochs_per_step,
+        max_epoch_kl=None if train.target_kl is None else train.target_kl * train.target_kl_factor,
         guard=config.algorithm.mismatch,
         compute=compute,
     )

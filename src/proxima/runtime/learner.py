@@ -12,7 +12,15 @@ from proxima.model.compute_thread import ComputeThread, Progress
 from proxima.runtime.algorithm import StepBatch
 from proxima.runtime.critic import Critic
 from proxima.runtime.online_pairs import update_on_pairs
-from proxima.train import ForwardStage, PolicyObjective, PreferenceObjective, TokenStatistics, TrainStack, UpdateResult
+from proxima.train import (
+    EarlyStop,
+    ForwardStage,
+    PolicyObjective,
+    PreferenceObjective,
+    TokenStatistics,
+    TrainStack,
+    UpdateResult,
+)
 from proxima.train.objectives.policy_objective import first_forward
 
 
@@ -25,6 +33,8 @@ class Learner:
         stages: the forward passes before the update, in order.
         critic: a model of its own that estimates values; None: there is none, or it is a head on the policy.
         updates: optimizer steps of a full batch; the learning rate schedule counts these.
+        epochs: passes over a batch, unless one ends with an approximate KL above `max_epoch_kl`, nats a token; None: no
+            limit.
         guard: what is done when rollout engine and trainer differ too much.
         compute: the thread that all of this runs in.
     """
@@ -35,6 +45,8 @@ class Learner:
     stages: Sequence[ForwardStage] = ()
     critic: Critic | None = None
     updates: int = 1
+    epochs: int = 1
+    max_epoch_kl: float | None = None
     guard: MismatchGuard = field(default_factory=MismatchGuard)
     compute: ComputeThread = field(default_factory=ComputeThread)
 
@@ -56,7 +68,10 @@ class Learner:
                 self.stack, self.objective, trajectories, batch.updates, progress, planned=self.updates
             )
         objective = replace(self.objective, current_version=version)
-        result = self.stack.update(objective, batch.updates, trajectories, progress, planned=self.updates)
+        stop = None if self.max_epoch_kl is None else EarlyStop(self.max_epoch_kl, items=len(trajectories))
+        result = self.stack.update(objective, batch.updates, trajectories, progress, self.updates, go_on=stop)
+        if stop is not None and result.updates:
+            result.metrics |= stop.figures(self.epochs)
         result.metrics |= of_critic
         return result
 

@@ -13,8 +13,11 @@ METRIC_ALIASES: dict[str, str] = {
     "training/rollout_probs_diff_std": "mismatch/prob_absdiff_std",
     "training/rollout_probs_diff_max": "mismatch/prob_absdiff_max",
     "actor/entropy": "entropy/mean",
-    "actor/ppo_kl": "approx_kl",  # the same KL; verl's estimate is -log r, ours k3
+    "actor/ppo_kl": "approx_kl_k1",
     "actor/pg_clipfrac": "masked_fraction",
+    "actor/pg_clipfrac_lower": "clip_fraction_dual",
+    "actor/reward_kl_penalty": "reward_kl/mean",
+    "actor/reward_kl_penalty_coeff": "reward_kl/coefficient",
     "actor/pg_loss": "loss",
     "actor/grad_norm": "grad_norm",
     "actor/lr": "lr",
@@ -37,6 +40,9 @@ METRIC_ALIASES: dict[str, str] = {
     "learning_rate": "lr",
     "reward": "reward/mean",
     "clip_ratio/region_mean": "masked_fraction",
+    "clip_ratio/low_mean": "clip_fraction_low",
+    "clip_ratio/high_mean": "clip_fraction_high",
+    "policy/clipfrac_avg": "masked_fraction",
     # AReaL
     "behave_imp_weight/avg": "mismatch/rollout_is_mean",
     # prime-rl, slime

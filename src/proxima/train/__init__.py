@@ -6,6 +6,7 @@
     objectives/   what is minimised: `PolicyObjective` in RL, `PreferenceObjective` in DPO …
     forward_stage   what runs before the update           optimizer    optimizers and learning-rate schedules
     teacher_stage   what distillation asks a teacher
+    early_stop   leaves out the epochs after one in which the policy has moved far enough
     checkpoint   writes and reads checkpoints
 Imports: torch, numpy, safetensors, `proxima.data`, `core`, `model`, the protocol of `engine`. Imported by `runtime`.
 To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIMIZERS`. To add an objective: see
@@ -16,13 +17,14 @@ To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIM
 import sys
 
 from proxima import CallableRoom
+from proxima.train.early_stop import EarlyStop
 from proxima.train.forward_stage import ForwardStage, LogProbStage, ScoreVarianceStage, ValueStage
 from proxima.train.objectives import Objective, PolicyObjective, PreferenceObjective, TokenStatistics, ValueObjective
 from proxima.train.optimizer import OPTIMIZERS, AdamW, Schedule
 from proxima.train.stack import TrainStack, UpdateResult
 
 __all__ = [
-    "OPTIMIZERS", "AdamW", "ForwardStage", "LogProbStage", "Objective", "PolicyObjective",
+    "OPTIMIZERS", "AdamW", "EarlyStop", "ForwardStage", "LogProbStage", "Objective", "PolicyObjective",
     "PreferenceObjective", "Schedule", "ScoreVarianceStage", "TokenStatistics", "TrainStack", "UpdateResult",
     "ValueObjective", "ValueStage",
 ]  # fmt: skip

@@ -119,6 +119,7 @@ class TrainStack:
         items: Sequence[Any],
         progress: Callable[[int, int], None] | None = None,
         planned: int = 0,
+        go_on: Callable[[Sequence[int], Metrics], bool] | None = None,
     ) -> UpdateResult:
         """Make one optimizer step for each entry of `plan`, in order.
 
@@ -127,8 +128,9 @@ class TrainStack:
             plan: indices into `items`; an index may occur in several entries (epochs).
             items: as the objective reads them.
             progress: called with (tokens done, tokens in total) after each micro-batch.
-            planned: updates that the schedule counts for this call, where `plan` has fewer: a batch that was not full
+            planned: updates that the schedule counts for this call, where fewer are made: a batch that was not full
                 advances the schedule as a full one.
+            go_on: called after each update with its entry of `plan` and its metrics; False leaves out the rest.
 
         Raises:
             ValueError: the loss lacks a tensor.
@@ -146,16 +148,21 @@ class TrainStack:
             for sequences in ([objective.sequences(items[i]) for i in indices] for indices in run)
             for cut in self._micro_batches(sequences)
         )
-        result = UpdateResult(updates=len(plan), skipped=sum(map(len, active)) - sum(map(len, run)))
+        result = UpdateResult()
         state = _Accumulator(result, progress, total, torch.zeros((), dtype=torch.float64, device=self.model.device))
         norms = []
         for number, indices in enumerate(plan):
+            known = len(state.metrics)
             self._accumulate(objective, items, indices, run[number], number, state)
             norms.append(self._step())
             before = self._check_weights(before)
-        self.updates += max(0, planned - len(plan))
+            result.updates += 1
+            result.skipped += len(active[number]) - len(run[number])
+            if go_on is not None and not go_on(indices, merge_metrics(state.metrics[known:])):
+                break
+        self.updates += max(0, planned - result.updates)
         result.metrics = {key: value.value for key, value in merge_metrics(state.metrics).items()} | {
-            "loss": float(state.loss) / max(1, len(plan)),
+            "loss": float(state.loss) / max(1, result.updates),
             "grad_norm": float(torch.stack(norms).mean()) if norms else 0.0,
             "lr": float(self.optimizer.param_groups[0]["lr"]),
         }

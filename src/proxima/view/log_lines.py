@@ -200,6 +200,7 @@ def step_line(record: Record, steps: int, left: float | None) -> str:
         f"kl {fixed(record.get('approx_kl'), 4):>6}",
         f"masked {percent(record.get('masked_fraction')):>5}",
         prompts_used(record),
+        epochs_left_out(record),
         f"gen {rate(record.get('tokens_per_second/generate')):>9}",
         f"train {rate(record.get('tokens_per_second/train')):>9}",
         f"{duration(record.get('time/step')):>5}",
@@ -222,6 +223,13 @@ def example_step_line(record: Record, steps: int, left: float | None) -> str:
         f"eta {duration(left)}" if left else "",
     ]
     return "  ".join(part for part in parts if part)
+
+
+def epochs_left_out(record: Record) -> str:
+    """`stopped after epoch 2, kl 0.0312`; empty where all epochs were made."""
+    if not record.get("early_stop/stopped"):
+        return ""
+    return f"stopped after epoch {record['early_stop/epochs']:.0f}, kl {fixed(record.get('early_stop/kl'), 4)}"
 
 
 def prompts_used(record: Record) -> str:
