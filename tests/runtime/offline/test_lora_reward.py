@@ -1,0 +1,56 @@
+"""A reward model that trains an adapter and its head: its checkpoint, export, and its use as a reward."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from proxima.model import load_scalar_model
+from proxima.reward import ModelReward
+from proxima.runtime.export import export, find_checkpoint
+from tests.runtime.offline.tiny_reward import go, recipe
+
+TOKENS = torch.arange(3, 40)[None]
+
+
+@pytest.fixture(scope="module")
+def tree(tiny_model, tmp_path_factory):
+    lora = {"model__lora": {"rank": 4, "alpha": 8.0}, "train__optimizer": {"kind": "adamw", "lr": 0.02}}
+    return lambda **changes: recipe(
+        tiny_model("llama"), tmp_path_factory.getbasetemp() / "lora-pairs", **(lora | changes)
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tree, tmp_path_factory):
+    """The folder of a finished run; read-only by agreement."""
+    folder = tmp_path_factory.mktemp("lora-reward") / "run"
+    go(folder, tree())
+    return folder
+
+
+def test_a_checkpoint_holds_adapter_and_head_and_is_a_reward(whole, tmp_path):
+    last = find_checkpoint(whole).model
+    assert {file.name for file in last.glob("*.safetensors")} == {"adapter_model.safetensors"}
+    config = json.loads((last / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForSequenceClassification"] and config["reward_normalization"]["std"] > 0
+    ModelReward(path=str(last)).check()
+    merged = AutoModelForSequenceClassification.from_pretrained(export(whole, tmp_path / "merged"))
+    ours = load_scalar_model(str(last), device="cpu").model
+    with torch.no_grad():
+        assert torch.equal(merged(TOKENS).logits, ours(TOKENS).logits)
+    assert merged.config.num_labels == 1 and merged.config.reward_normalization == config["reward_normalization"]
+    first = load_scalar_model(str(find_checkpoint(whole, "1").model), device="cpu").model
+    assert not torch.equal(first.score.weight, ours.score.weight), "the head is trained"
+
+
+def test_a_reward_model_goes_on_from_an_adapter(whole, tree, tmp_path):
+    start = export(whole, tmp_path / "adapter", adapter=True)
+    lora = {"rank": 4, "alpha": 8.0, "path": str(start)}
+    go(tmp_path / "run", tree(model__lora=lora, train__steps=1))
+    records = [
+        [json.loads(line) for line in (folder / "metrics.jsonl").open() if '"eval"' in line]
+        for folder in (whole, tmp_path / "run")
+    ]
+    assert records[1][0]["loss"] == pytest.approx(records[0][-1]["loss"], rel=1e-6)
