@@ -85,6 +85,21 @@ def test_death_then_resume_is_as_if_unbroken(place, every, unbroken, base, tmp_p
     assert_same(traces(tmp_path / "run"), unbroken)
 
 
+@pytest.mark.parametrize("critic", ["head", "model"])
+def test_a_critic_beside_an_adapter_is_resumed_too(critic, base, tmp_path):
+    """The head is trained on the trunk with its adapter; a model of its own has none."""
+    ppo = {"critic": {"kind": critic, "head_std": 0.02}, "algorithm": {"preset": "ppo", "advantage": {"kind": "gae"}}}
+    config = tree(base, train__steps=3, checkpoint__every=2, **ppo)
+    go(tmp_path / "whole", config)
+    with pytest.raises(Died):
+        go(tmp_path / "run", config, observer=die_at(*PLACES["after step 3"]))
+    go(tmp_path / "run", config, resume=True)
+    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
+    last = checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1]
+    assert (last.model / "adapter_model.safetensors").is_file()
+    assert (last.path / "critic" / "model.safetensors").is_file() == (critic == "model")
+
+
 @pytest.mark.slow
 def test_kill_9_in_a_real_process(unbroken, base, tmp_path):
     held = tree(base, reward=[{"kind": "tests.runtime.tiny_run:Even", "hold": str(tmp_path / "hold")}])
