@@ -1,5 +1,6 @@
 """`proxima sft` as it is typed: the run, its log and report, the wrong command, explain, compare and a sweep."""
 
+import importlib
 import json
 
 import pytest
@@ -87,3 +88,22 @@ def test_the_run_can_be_evaluated_by_its_name(file, tmp_path, capsys):
     assert main(["sft", str(file), f"folder={run}", "train.steps=1", "--quiet"]) == 0
     assert main(["eval", run, "--out", str(tmp_path / "eval")]) == 2
     assert "--task gsm8k" in capsys.readouterr().err
+
+
+def test_a_tracker_gets_steps_and_evaluations(file, tmp_path):
+    recorder = importlib.import_module("tests.view.trackers.recorder")  # as the recipe imports it
+    kind = "tests.view.trackers.recorder:Recorder"
+    assert main(["sft", str(file), f"folder={tmp_path / 'run'}", "train.steps=1", f"monitor=[{kind}]", "--quiet"]) == 0
+    names = {name for _, metrics in recorder.SESSIONS[-1].logged for name in metrics}
+    assert {"loss", "epoch", "lr"} <= {name.rpartition("train/")[2] for name in names}, names
+    assert any(name.endswith("loss/low") for name in names), names
+
+
+@pytest.mark.slow
+def test_a_sweep_runs(file, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep.yaml").write_text("recipe: mine.yaml\nseeds: [1]\nset: {train.steps: 2}\n")
+    assert main(["sweep", "sweep.yaml"]) == 0
+    assert main(["compare", "runs/sweep"]) == 0
+    out = capsys.readouterr().out
+    assert "loss before" in out and "5.825" in out, out

@@ -8,7 +8,7 @@ import pytest
 
 from proxima.data.random import random_bits
 from proxima.evaluate import bootstrap_mean, wilson
-from proxima.evaluate.intervals import _quantile, resampled_means
+from proxima.evaluate.intervals import _quantile, ratio_of_sums, resampled_means
 
 
 @pytest.mark.parametrize(
@@ -102,3 +102,23 @@ def test_one_question_and_none():
     assert bootstrap_mean([1.0]).low == pytest.approx(0.2065, abs=1e-4)
     with pytest.raises(ValueError, match="values=\\[\\] must hold at least one question"):
         bootstrap_mean([])
+
+
+def test_a_ratio_of_sums_by_hand():
+    """Examples of 1, 2 and 3 tokens with 2, 2 and 6 nats: R = 10/6, and residuals of 1/3, -4/3 and 1."""
+    found = ratio_of_sums([2, 2, 6], [1, 2, 3])
+    half = 1.959964 * math.sqrt(1.5 * 26 / 9) / 6
+    assert (found.value, found.low, found.high) == pytest.approx((10 / 6, 10 / 6 - half, 10 / 6 + half))
+    assert ratio_of_sums([3], [2]).low == ratio_of_sums([3], [2]).high == 1.5
+    with pytest.raises(ValueError, match="must add up to more than 0"):
+        ratio_of_sums([0, 0], [0, 0])
+
+
+def test_a_ratio_of_sums_covers_the_ratio_of_the_population():
+    """2,000 samples of 100 examples whose loss a token depends on their length."""
+    draw = np.random.default_rng(4)
+    tokens = draw.integers(1, 60, (2000, 100))
+    nats = tokens * (1 + 0.01 * tokens) + draw.normal(0, 2, tokens.shape) * np.sqrt(tokens)
+    truth = sum(n * (1 + 0.01 * n) for n in range(1, 60)) / sum(range(1, 60))
+    found = [ratio_of_sums(x, y) for x, y in zip(nats, tokens, strict=True)]
+    assert 0.93 < np.mean([one.low < truth < one.high for one in found]) < 0.965

@@ -401,3 +401,39 @@ def test_a_resume_knows_the_evaluation_before_and_that_the_run_was_finished(tmp_
 def test_an_error_that_says_how_to_resume_is_not_followed_by_another_way():
     summary = {"status": "failed", "steps": 0, "error": "continue with --resume eval.metric=reward"}
     assert "resume: " not in closing_line(summary, info(Path("runs/a")))
+
+
+def test_live_view_of_a_fixed_data_set():
+    from proxima.data import Completion, Group, Prompt
+    from proxima.runtime.offline.held_out_samples import UNSCORED
+
+    view, _ = live_on()
+    view.started(info(Path("runs/sft"), algorithm="sft", prompts=0, completions=0, examples=16))
+    for step, loss in ((0, 1.5), (2, 1.25)):
+        figures = {"loss": loss, "loss/low": loss - 0.1, "loss/high": loss + 0.1}
+        view.evaluated({"kind": "eval", "step": step, "examples": 100, "metric": "loss", **figures})
+    prompt = Prompt(uid=1, messages=({"role": "user", "content": "2 + 3?"},), tokens=(1,))
+    text = Completion(
+        prompt_uid=1,
+        sample=0,
+        tokens=(5,),
+        text="five",
+        sampled_log_prob=0.0,
+        untruncated_log_prob=0.0,
+        policy_version=0,
+        finish_reason="stop",
+        temperature=0.0,
+    )
+    view.sampled([Group(prompt=prompt, completions=(text,), scores=(UNSCORED,))])
+    view.step({"step": 2, "examples": 16, "loss": 1.375, "lr": 2e-5, "epoch": 0.25, "time/step": 2.0}, None)
+    picture = shown(view)
+    for words in (
+        "step = 16 examples → 2 micro-batches ≤ 2,048 tokens → 1 update",
+        "held-out loss  1.500 → 1.250  −0.250  100 examples after step 2  95 % 1.150–1.350",
+        "1.3750",
+        "2.00e-05",
+        "held-out sample",
+        "five",
+    ):
+        assert words in picture, picture
+    assert "reward" not in picture and "masked" not in picture

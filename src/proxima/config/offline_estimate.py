@@ -103,4 +103,4 @@ def _rows(config: OfflineConfig) -> tuple[int, list[int]]:
             lengths.append(sum(map(len, config.sequences_of(number, rows[number], tokenizer, context))))
         except FieldError:  # the run skips it, or is refused
             continue
-    return len(rows), lengths
+    return len(rows), [length for length in lengths if length]
