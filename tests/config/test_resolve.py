@@ -101,7 +101,8 @@ def test_slots_take_none_where_they_may_be_off(recipe):
     for off in ("none", "null"):
         assert resolve(recipe(text), [f"algorithm.reference_kl={off}"]).config.algorithm.reference_kl is None
     (line,) = lines(recipe, "algorithm.surrogate=null")
-    assert line == "algorithm.surrogate=null (command line): must be set; or set algorithm.preference, for online DPO"
+    remedy = "or set algorithm.preference, for online DPO, or algorithm.distillation, for a teacher alone"
+    assert line == f"algorithm.surrogate=null (command line): must be set; {remedy}"
 
 
 def test_what_peers_call_an_aggregation(recipe):
@@ -212,7 +213,8 @@ def test_a_missing_part_is_named_with_its_meaning(recipe):
         "line",
     ]
     assert lines(recipe, text=BASE.replace("algorithm: cppo", "algorithm: {advantage: grpo}")) == [
-        "algorithm.surrogate=null (default): must be set; or set algorithm.preference, for online DPO"
+        "algorithm.surrogate=null (default): must be set; or set algorithm.preference, for online DPO, "
+        "or algorithm.distillation, for a teacher alone"
     ]
 
 

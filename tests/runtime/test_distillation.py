@@ -72,8 +72,8 @@ def test_each_component_has_its_own_denominator(tiny_model, tmp_path):
     """Rewards alone, the teacher alone, and both: the losses of the first step add up."""
     more = {"coefficient": 0.5, "aggregate": "sequence_mean_token_sum"}
     alone = distilled(tiny_model, more=more, train__steps=1)
-    both = distilled(tiny_model, more=more | {"policy_gradient": True}, train__steps=1)
-    rewards = distilled(tiny_model, train__steps=1)
+    both = distilled(tiny_model, more=more, algorithm={"surrogate": "reinforce"}, train__steps=1)
+    rewards = distilled(tiny_model, algorithm={"surrogate": "reinforce"}, train__steps=1)
     rewards["algorithm"]["distillation"] = None
     found = {}
     for name, tree in (("alone", alone), ("both", both), ("rewards", rewards)):
@@ -257,11 +257,9 @@ def test_what_acts_on_rewards_is_refused_where_a_teacher_alone_trains(tiny_model
         load_recipe(tree)
     said = [str(problem) for problem in error.value.problems]
     for slot, off in (("reward_kl", "null"), ("correction", "[]")):
-        message = (
-            f"acts on rewards, which are only measured; set algorithm.{slot}={off}, or algorithm.distillation.policy"
-        )
+        message = f"acts on rewards, which are only measured; set algorithm.{slot}={off}, or name"
         assert sum(line.startswith(f"algorithm.{slot}") and message in line for line in said) == 1, said
-    tree["algorithm"]["distillation"]["policy_gradient"] = True
+    tree["algorithm"]["surrogate"] = "reinforce"
     load_recipe(tree)
 
 
@@ -273,6 +271,6 @@ def test_the_preset_asks_for_a_teacher(tiny_model):
 def test_a_group_of_one_may_have_a_teacher(tiny_model):
     tree = distilled(tiny_model, train__completions_per_prompt=1)
     assert load_recipe(tree).config.algorithm.distillation.coefficient == 1.0
-    tree["algorithm"]["distillation"]["policy_gradient"] = True
+    tree["algorithm"]["surrogate"] = "reinforce"
     with pytest.raises(ConfigError, match="a group of one has advantage 0"):
         load_recipe(tree)

@@ -47,8 +47,7 @@ def groups_have_several_completions(r: Resolved[Any]) -> Iterator[Problem]:
 
 def trains_on_rewards(config: Any) -> bool:
     """False where a teacher alone trains, and the rewards are only measured."""
-    distillation = config.algorithm.distillation
-    return distillation is None or bool(distillation.policy_gradient)
+    return config.algorithm.surrogate is not None or config.algorithm.preference is not None
 
 
 def teacher_is_usable(r: Resolved[Any]) -> Iterator[Problem]:
@@ -68,9 +67,9 @@ def teacher_is_usable(r: Resolved[Any]) -> Iterator[Problem]:
     algorithm = r.config.algorithm
     idle = {"reward_kl": (algorithm.reward_kl, "null"), "correction": (algorithm.correction, "[]")}
     for slot, (found, off) in idle.items():
-        if found and not distillation.policy_gradient:
+        if found and not trains_on_rewards(r.config):
             message = f"acts on rewards, which are only measured; set algorithm.{slot}={off}"
-            yield r.problem(f"algorithm.{slot}", f"{message}, or algorithm.distillation.policy_gradient=true")
+            yield r.problem(f"algorithm.{slot}", f"{message}, or name an algorithm.surrogate")
 
 
 def needed_tensors_are_supplied(r: Resolved[Any]) -> Iterator[Problem]:

@@ -8,7 +8,6 @@ preset: a key with its source.
 from typing import Any
 
 Preset = dict[str, Any]
-_OTHER_SLOTS = ("advantage", "selection", "dynamic_sampling", "distillation")
 
 
 def preset(surrogate: str, scale: str = "group", aggregate: str = "token_mean", /, **more: Any) -> Preset:
@@ -20,7 +19,7 @@ def preset(surrogate: str, scale: str = "group", aggregate: str = "token_mean", 
         aggregate: kind of the aggregate.
         more: slots that differ, then fields of the surrogate.
     """
-    slots: Preset = {key: more.pop(key) for key in _OTHER_SLOTS if key in more}
+    slots: Preset = {key: more.pop(key) for key in ("advantage", "selection", "dynamic_sampling") if key in more}
     return {
         "proximal": "behavior",
         "advantage": {"kind": "grpo", "scale": scale},
@@ -73,11 +72,12 @@ ALGORITHMS: dict[str, Preset] = {
     # Without section 3.2, dynamic sampling: uniform groups stay, also in the denominator. AIME 2024: 50 %, not 52 %.
     "dapo_no_dynamic": preset("ppo_clip", **DAPO),
     # arXiv 2306.13649: a student learns its teacher's distribution on samples of its own. Reverse KL, as in MiniLLM
-    # (2306.08543), over the teacher's 16 most probable tokens and a bucket for the rest. Rewards are only measured: the
-    # surrogate acts with distillation.policy_gradient=true. The teacher is yours to name: distillation.path.
-    "distill": preset(
-        "reinforce", "none", distillation={"divergence": {"kind": "reverse_kl", "top_k": 16}, "policy_gradient": False}
-    ),
+    # (2306.08543), over the teacher's 16 most probable tokens and a bucket for the rest. Without a surrogate, rewards
+    # are only measured. The teacher is yours to name: distillation.path.
+    "distill": {
+        "advantage": {"kind": "grpo", "scale": "none"},
+        "distillation": {"divergence": {"kind": "reverse_kl", "top_k": 16}},
+    },
     # arXiv 2602.04879: keep a token whose total variation from the behavior policy is at most delta, or shrinks.
     "dppo": preset("dppo", "none", divergence="binary_tv", delta=0.15),
     # arXiv 2503.20783: GRPO without its two biases: no division by the group's std, none by a completion's length.

@@ -150,13 +150,12 @@ class EvalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationConfig:
-    """A teacher beside the rewards, or in place of them."""
+    """A teacher beside the rewards, or, without a surrogate, alone: the rewards are then only measured."""
 
     path: Annotated[str, "the teacher, of the student's vocabulary: Hugging Face name, folder, or .gguf file"]
     divergence: Annotated[Any, _DIVERGENCE, "how far the student is from it, at each token"] = None
     coefficient: Annotated[float, "of the divergence in the loss, > 0"] = 1.0
     aggregate: Annotated[Any, _AGGREGATE, "divergences of tokens -> one number"] = None
-    policy_gradient: Annotated[bool, "train on the rewards too; false: they are only measured"] = True
     engine: Annotated[
         Any, Slot("proxima.engine:ENGINES"), "runs the teacher, with divergence.top_k 0; null: the trainer's forward"
     ] = None
@@ -193,8 +192,9 @@ class AlgorithmConfig:
     def __post_init__(self) -> None:
         bonus = self.entropy_bonus
         require(0 <= bonus < float("inf"), "entropy_bonus", bonus, "must be >= 0 and finite", remedy="0 turns it off")
-        missing = self.surrogate is None and self.preference is None
-        require(not missing, "surrogate", None, "must be set", remedy="or set algorithm.preference, for online DPO")
+        missing = self.surrogate is None and self.preference is None and self.distillation is None
+        remedy = "or set algorithm.preference, for online DPO, or algorithm.distillation, for a teacher alone"
+        require(not missing, "surrogate", None, "must be set", remedy=remedy)
 
     @property
     def needs_reference(self) -> bool:

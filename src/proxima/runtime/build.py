@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from proxima.config.algorithm_checks import trains_on_rewards, unsupported_by_loop
+from proxima.config.algorithm_checks import unsupported_by_loop
 from proxima.config.critic_schema import ModelCritic
 from proxima.config.describe import kind_of
 from proxima.core.advantage import needs_baseline
@@ -141,7 +141,7 @@ def make_objective(config: "RunConfig") -> PolicyObjective | PreferenceObjective
     if algorithm.entropy_bonus > 0:
         penalties.append(EntropyBonus(algorithm.entropy_bonus))
     return PolicyObjective(
-        surrogate=algorithm.surrogate if trains_on_rewards(config) else NoPolicyGradient(),
+        surrogate=NoPolicyGradient() if algorithm.surrogate is None else algorithm.surrogate,
         aggregate=algorithm.aggregate,
         corrections=algorithm.correction,
         penalties=penalties,
