@@ -102,7 +102,10 @@ def questions(root: Path) -> dict[str, Path]:
                 "answer": [f"so\n#### {row['answer']}" for row in table],
             }
             parquet.write_table(pyarrow.table(rows), worked / f"{side}.parquet")
+        pairs = [{"question": f"Q {i}", "chosen": str(1 + i % 2), "rejected": str(2 - i % 2)} for i in range(8)]
+        (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     return {
+        "pairs": folder / "pairs.jsonl",
         "prepared": folder,
         "parquet": folder / "train.parquet",
         "arithmetic": folder / "train.parquet",

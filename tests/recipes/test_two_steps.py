@@ -151,7 +151,10 @@ def test_two_steps(case, root, tmp_path):
     assert any(0 < record["accuracy"] < 1 for record in records)
 
 
-OFFLINE_DATA = {"cpu/sft": ("gsm8k", "gsm8k")}  # recipe → the kinds of its task and of its held-out one
+OFFLINE_DATA = {
+    "cpu/reward": ("pairs", "pairs"),
+    "cpu/sft": ("gsm8k", "gsm8k"),
+}  # recipe → the kinds of its task and of its held-out one
 
 
 @pytest.mark.parametrize("name", OFFLINE)

@@ -3,7 +3,7 @@
 On disk they are what `AutoModelForSequenceClassification` with one label loads.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -53,16 +53,27 @@ class ScalarModel(PackedModel):
             raise ValueError(f"a scalar model gives values alone, not {', '.join(sorted(other))}")
         return TokenOutputs(value=self.values(batch))
 
-    @torch.no_grad()
     def scores(self, trajectories: Sequence[Trajectory], tokens_per_forward: int) -> Floats:
         """[S] float32, reward units: the score of each prompt with its response, as `last_values` defines it. A forward
         pass has at most so many tokens; neighbours of a group share their prompt."""
-        rows, pad = [trajectory.with_sentinel() for trajectory in trajectories], pad_token(self.model.config)
-        found = [np.zeros(0, np.float32)]
-        for cut in micro_batches([(row,) for row in rows], tokens_per_forward, share_prompt=self.share_prompt):
-            batch = self.pack([rows[i] for i in cut])
-            found.append(last_values(batch, self.values(batch), pad).cpu().numpy())
+        pad, found = pad_token(self.model.config), [np.zeros(0, np.float32)]
+        for batch, values in self._forwards(trajectories, tokens_per_forward):
+            found.append(last_values(batch, values, pad).cpu().numpy())
         return np.concatenate(found)
+
+    def token_scores(self, trajectories: Sequence[Trajectory], tokens_per_forward: int) -> list[Floats]:
+        """Of each response [T] float32, reward units: the score after each of its tokens; otherwise as `scores`."""
+        found = list[Floats]()
+        for batch, values in self._forwards(trajectories, tokens_per_forward):
+            found += [own[1:] for own in np.split(values.cpu().numpy(), batch.cu_seqlens[1:-1].tolist())]
+        return found
+
+    @torch.no_grad()
+    def _forwards(self, trajectories: Sequence[Trajectory], budget: int) -> Iterator[tuple[PackedBatch, Tensor]]:
+        rows = [trajectory.with_sentinel() for trajectory in trajectories]
+        for cut in micro_batches([(row,) for row in rows], budget, share_prompt=self.share_prompt):
+            batch = self.pack([rows[i] for i in cut])
+            yield batch, self.values(batch)
 
 
 def last_values(batch: PackedBatch, values: Tensor, pad: int | None) -> Tensor:

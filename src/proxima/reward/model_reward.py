@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
+
 from proxima.data import Completion, FieldError, Prompt, Score, Trajectory, UserError, check_choices, require
+from proxima.data.columns import Floats
 from proxima.model import ScalarModel, load_scalar_model
 from proxima.model.chat import completion_tokens, prompt_tokens
 from proxima.model.load import DTYPES, load_tokenizer
@@ -93,21 +96,41 @@ class ModelReward(ComputeReward):
         return ScalarModel(loaded, compute_dtype=DTYPES[self.compute_dtype])
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        scorer, rows, out = self._scorer, dict[int, Trajectory](), list[Score]()
-        limit = min(self.max_tokens or scorer.loaded.max_length, scorer.loaded.max_length)
+        rows, out = self._rows(prompt, completions)
+        for i, value in zip(rows, self._scorer.scores(list(rows.values()), self.tokens_per_forward), strict=True):
+            out[i] = Score(value=float(self._normalized(value)))
+        return out
+
+    def token_scores(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Floats]:
+        """Of each completion [T] float32, reward units: the score after each of its tokens, of the reward model's own
+        tokenizer with `encode: text`; empty where `score` fails."""
+        rows, _ = self._rows(prompt, completions)
+        found = [np.zeros(0, np.float32) for _ in completions]
+        for i, values in zip(
+            rows, self._scorer.token_scores(list(rows.values()), self.tokens_per_forward), strict=True
+        ):
+            found[i] = self._normalized(values)
+        return found
+
+    def _rows(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[dict[int, Trajectory], list[Score]]:
+        """What is fed of the completions that can be scored, by number, and for each completion why it can't be."""
+        rows, why = dict[int, Trajectory](), list[Score]()
+        longest = self._scorer.loaded.max_length
+        limit = min(self.max_tokens or longest, longest)
         for i, completion in enumerate(completions):
             try:
                 row = self._trajectory(prompt, completion)
             except UserError as error:
-                out.append(Score.failed(str(error)))
+                why.append(Score.failed(str(error)))
                 continue
             if len(row) <= limit:
                 rows[i] = row
-            out.append(Score.failed(f"prompt and completion have {len(row)} tokens, the limit is {limit}"))
-        mean, deviation = (score_normalization(scorer.model.config) if self.normalize else None) or (0.0, 1.0)
-        for i, value in zip(rows, scorer.scores(list(rows.values()), self.tokens_per_forward), strict=True):
-            out[i] = Score(value=(float(value) - mean) / deviation)
-        return out
+            why.append(Score.failed(f"prompt and completion have {len(row)} tokens, the limit is {limit}"))
+        return rows, why
+
+    def _normalized(self, values: Any) -> Any:
+        mean, deviation = (score_normalization(self._scorer.model.config) if self.normalize else None) or (0.0, 1.0)
+        return (values - mean) / deviation
 
     def _trajectory(self, prompt: Prompt, completion: Completion) -> Trajectory:
         if self.encode == "tokens":
