@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from proxima.data import FieldError
 from proxima.model import load
 from proxima.model.adapter_files import is_adapter, save_adapter
+from proxima.model.files import model_files
 from proxima.model.load import check_path, load_config, load_tokenizer
 from proxima.model.lora import Lora, adapter_names
 from proxima.model.save import save_trained
@@ -178,6 +179,16 @@ def test_other_adapters_and_odd_folders_are_refused(base, adapter, tmp_path):
     assert "has both an adapter (adapter_config.json) and a model (model.safetensors)" in refusal(
         check_path, str(adapter)
     )
+
+
+def test_the_hashes_of_an_adapter_have_those_of_its_base(adapter, base, tiny_model):
+    """A run on an adapter that peft wrote is another run when the base is another."""
+    (adapter / "base.json").unlink()
+    before = model_files(str(adapter))
+    assert before["base model.safetensors"] == model_files(str(base))["model.safetensors"]
+    shutil.copy(tiny_model("llama", seed=1) / "model.safetensors", base)
+    after = model_files(str(adapter))
+    assert {name for name in before if before[name] != after[name]} == {"base model.safetensors"}
 
 
 def test_the_base_is_named_by_an_absolute_path(base, tmp_path, monkeypatch):

@@ -12,9 +12,9 @@ from proxima.config.recipe_reader import shown_path
 from proxima.config.resolve import Resolved
 from proxima.config.tree import FILL_IN
 from proxima.data import FieldError
-from proxima.model.adapter_files import CONFIG as ADAPTER
 from proxima.model.adapter_files import base_of, check_start
 from proxima.model.demo_model import is_downloadable, missing_reader
+from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.load import check_path, load_shape, load_tokenizer
 from proxima.model.lora import missing_peft, target_layers
 

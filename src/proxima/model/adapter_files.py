@@ -20,13 +20,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from proxima.data import FieldError
+from proxima.model.files import ADAPTER_CONFIG as CONFIG
 from proxima.model.files import weight_files
 from proxima.model.lora import NAME, SCALAR_HEAD, Lora, attach, trained_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CONFIG, WEIGHTS, BASE = "adapter_config.json", "adapter_model.safetensors", "base.json"
+WEIGHTS, BASE = "adapter_model.safetensors", "base.json"
 PREFIX = "base_model.model."  # peft's own, before the name in the Hugging Face model
 # of peft's config: what says nothing about the matrices, or is read by itself; every other field must be as ours
 FREE = {
