@@ -76,6 +76,15 @@ def test_kinds_recipes_and_parquet(proxima, file, here, recipe):
     assert code == 0 and out.splitlines()[-1] == "4 completions: reward 1 (sd 1, 0 … 2), 2 of 4 correct"
 
 
+def test_a_recipe_that_comes_with_proxima_goes_by_its_name(proxima, file, here):
+    code, out, err = proxima("score", file, "--reward", "quickstart", "--answer", "gold")
+    assert (code, err) == (0, "") and out.splitlines()[
+        -1
+    ] == "4 completions: reward 0.5 (sd 0.5, 0 … 1), 2 of 4 correct"
+    (here / "math.yaml").write_text("reward: [{kind: length}]")  # a kind of reward is meant before a file
+    assert proxima("score", file, "--reward", "math", "--answer", "gold")[1].splitlines()[-1] == out.splitlines()[-1]
+
+
 def test_tokens_are_counted_by_a_model(proxima, file, tiny_model):
     code, out, _ = proxima("score", file, "--reward", "{kind: length, tokens: 2}", "--model", tiny_model("llama"))
     assert code == 0 and [line.split()[1] for line in out.splitlines()[1:5]] == ["0.000", "-1.000", "-0.500", "-1.000"]

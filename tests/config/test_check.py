@@ -10,7 +10,10 @@ import torch
 from proxima.config import ConfigError, check, dump, load_recipe, resolve
 from proxima.config.recipe_estimates import config_remarks
 from proxima.config.validate import warnings
+from proxima.data import FieldError, FieldErrors
 from proxima.data.errors import within
+from proxima.task import Jsonl
+from proxima.task.protocol import open_tasks
 from proxima.train.optimizer import AdamW
 from tests.config.conftest import BASE
 
@@ -385,6 +388,25 @@ def test_an_absent_column_is_named_by_its_field(recipe, section):
     )
     (line,) = [str(problem) for problem in warnings(resolved)]
     assert line.endswith("its figures are those of training data; name another file with eval.task.path")
+
+
+def test_absent_columns_of_all_data_are_named_together(recipe):
+    """Those of training and held-out data, and several of one file; one alone is as before."""
+    for name in ("train", "held"):
+        Path(f"{name}.jsonl").write_text('{"query": "?", "gold": 1}\n')
+    tasks = {"task": Jsonl(path="train.jsonl"), "eval.task": Jsonl(path="held.jsonl", answer=None)}
+    text = BASE.replace("{kind: tests.config.fakes:Sums}", "{kind: jsonl, path: train.jsonl}")
+    resolved = resolve(recipe(text + "eval: {task: {kind: jsonl, path: held.jsonl, answer: null}}\n"))
+    with pytest.raises(ConfigError) as caught, resolved.locating():
+        open_tasks(tasks, seed=0)
+    found = [(problem.path, problem.source) for problem in caught.value.problems]
+    assert found == [("task.question", "default"), ("task.answer", "default"), ("eval.task.question", "default")]
+    with pytest.raises(
+        FieldErrors, match="task.question='question' names no column.*\ntask.answer=.*\neval.task.quest"
+    ):
+        open_tasks(tasks, seed=0)
+    with pytest.raises(FieldError, match="^eval.task.question='question' names no column"):
+        open_tasks({"eval.task": tasks["eval.task"]}, seed=0)
 
 
 def test_a_metric_of_a_further_set_is_known_by_the_name_of_the_set(recipe):

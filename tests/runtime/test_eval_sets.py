@@ -40,6 +40,10 @@ def test_a_set_may_be_the_headline(tiny_model, tmp_path):
     assert (headline.key, headline.value(record)) == (metric, record[metric])
     assert headline.bounds(record) == (record["few/accuracy/low"], record["few/accuracy/high"])
     assert summary.status == "done"
+    sets = summary.eval["after"]["sets"]
+    assert [*sets] == ["few", "many"] and "sets" not in sets["few"]
+    few = {"accuracy": record["few/accuracy"], "metric": "accuracy", "low": record["few/accuracy/low"], "step": 1}
+    assert sets["few"].items() >= few.items()
 
 
 def test_each_set_has_its_metrics_and_files_and_the_main_one_is_unchanged(run, tiny_model, tmp_path):

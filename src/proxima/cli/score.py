@@ -3,6 +3,7 @@
 proxima score answers.jsonl --reward ./my_reward.py:near             a function of yours
 proxima score answers.jsonl --reward math --reward '{kind: repetition, weight: 0.1}'
 proxima score answers.jsonl --reward recipe.yaml                     the rewards of a recipe or a run
+proxima score answers.jsonl --reward quickstart                      those of a recipe that comes with proxima
 
 A row has a prompt, a completion or a list of them (a group), and any other columns, which the rewards get as in a
 run. Exit code 1: a completion has no score; 2: the file, a reward or a column is wrong.
@@ -25,6 +26,7 @@ import numpy as np
 from proxima.cli.output import add_overrides
 from proxima.config.schema import RuntimeConfig, Slot
 from proxima.data import Completion, FieldError, Group, Prompt, Score, UserError, require
+from proxima.data.recipe_files import find_recipe
 
 if TYPE_CHECKING:
     from proxima.config import Resolved
@@ -85,9 +87,7 @@ def resolve_rewards(given: Sequence[str], overrides: Sequence[str]) -> "Resolved
     """
     from proxima.config import resolve
 
-    recipes = [
-        text for text in given if Path(text).suffix in (".yaml", ".yml") or (Path(text) / "config.yaml").exists()
-    ]
+    recipes = [text for text in given if is_recipe(text)]
     if not given:
         raise UserError("no reward is given", remedy=f"write {EXAMPLE}")
     if recipes and len(given) > 1:
@@ -100,6 +100,15 @@ def resolve_rewards(given: Sequence[str], overrides: Sequence[str]) -> "Resolved
     if not resolved.config.reward:
         raise UserError(f"{recipes[0]} has no reward section", remedy=f"write {EXAMPLE}")
     return resolved
+
+
+def is_recipe(text: str) -> bool:
+    """A YAML file, a run folder, or the name of a recipe that is no kind of reward."""
+    if Path(text).suffix in (".yaml", ".yml") or (Path(text) / "config.yaml").exists():
+        return True
+    from proxima.reward import REWARDS
+
+    return text not in REWARDS and find_recipe(text).suffix == ".yaml"
 
 
 def reward_word(text: str) -> str:

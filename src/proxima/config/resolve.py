@@ -19,7 +19,7 @@ from proxima.config.recipe_reader import read_recipe, shown_path
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Node, Source, node_of
-from proxima.data.errors import FieldError
+from proxima.data.errors import FieldError, FieldErrors
 from proxima.data.recipe_files import find_recipe
 
 # a YAML file, a run folder (its `config.yaml`), the name of a recipe (`quickstart`), or a mapping of the same shape
@@ -62,19 +62,26 @@ class Resolved(Generic[Root]):
 
     @contextmanager
     def locating(self) -> Iterator[None]:
-        """Turn a `FieldError` whose field is a path of this config into the user's line, with the value's origin.
+        """Turn each `FieldError` whose field is a path of this config into the user's line, with the value's origin.
 
         `with resolved.locating(), within("task"): rows = config.task.rows(seed)`. Other errors pass unchanged.
         """
         try:
             yield
-        except FieldError as error:
-            at = next((entry for entry in self.entries if f"{error.field}.".startswith(f"{entry.path}.")), None)
-            if at is None:
+        except (FieldError, FieldErrors) as found:
+            errors = found.errors if isinstance(found, FieldErrors) else (found,)
+            problems = [problem for error in errors if (problem := self._problem_of(error)) is not None]
+            if len(problems) < len(errors):
                 raise
-            value = at.value if at.path == error.field else to_json(error.value)
-            message = " ".join(error.requirement.split())
-            raise ConfigError([Problem(error.field, message, in_one_line(value), at.where)]) from error
+            raise ConfigError(problems) from found
+
+    def _problem_of(self, error: FieldError) -> Problem | None:
+        """None if the field is no path of this config."""
+        at = next((entry for entry in self.entries if f"{error.field}.".startswith(f"{entry.path}.")), None)
+        if at is None:
+            return None
+        value = at.value if at.path == error.field else to_json(error.value)
+        return Problem(error.field, " ".join(error.requirement.split()), in_one_line(value), at.where)
 
 
 @overload

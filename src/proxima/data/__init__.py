@@ -20,7 +20,16 @@ class docstring; conversion and checks follow from those, and `pack` passes on c
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from proxima.data.errors import FieldError, NoFieldError, NotFiniteError, OverLengthError, UserError, require, within
+from proxima.data.errors import (
+    FieldError,
+    FieldErrors,
+    NoFieldError,
+    NotFiniteError,
+    OverLengthError,
+    UserError,
+    require,
+    within,
+)
 from proxima.data.flow import Completion, FinishReason, Group, Message, Prompt, Score
 
 if TYPE_CHECKING:
@@ -44,6 +53,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "Completion",
     "FieldError",
+    "FieldErrors",
     "FinishReason",
     "Group",
     "MarkedCompletion",

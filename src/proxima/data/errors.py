@@ -10,7 +10,7 @@ No code parses a message: what a handler needs is an attribute.
 """
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,6 +69,18 @@ class FieldError(UserError):
         return f"{self.bound}; {self.remedy}" if self.remedy else self.bound
 
 
+class FieldErrors(UserError):
+    """Several of them, found in one go; a line each."""
+
+    def __init__(self, *errors: FieldError) -> None:
+        super().__init__("")
+        self.args = self.errors = errors
+
+    @property
+    def reason(self) -> str:
+        return "\n".join(map(str, self.errors))
+
+
 class OverLengthError(FieldError):
     """A row has more tokens than the model may be fed."""
 
@@ -81,12 +93,19 @@ def require(condition: bool, field: str, value: object, bound: str, *, remedy: s
 
 @contextmanager
 def within(section: str) -> Iterator[None]:
-    """Prefix the field of a `FieldError` raised inside: `with within("task"): rows = config.task.rows(seed)`."""
+    """Prefix the field of each `FieldError` raised inside: `with within("task"): rows = config.task.rows(seed)`."""
     try:
         yield
-    except FieldError as error:
-        error.field = f"{section}.{error.field}"
+    except (FieldError, FieldErrors) as found:
+        for error in found.errors if isinstance(found, FieldErrors) else (found,):
+            error.field = f"{section}.{error.field}"
         raise
+
+
+def raise_together(errors: Sequence[FieldError]) -> None:
+    """Raise them together; one alone is raised as it is, none raises nothing."""
+    if errors:
+        raise errors[0] if len(errors) == 1 else FieldErrors(*errors)
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

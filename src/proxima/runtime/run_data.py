@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima.data import Prompt, within
+from proxima.data import Prompt
 from proxima.model.load import load_config, load_tokenizer
 from proxima.runtime.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.replay import StoredRollouts
 from proxima.runtime.teacher import check_teacher
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.prompts import PromptSource, template_note
-from proxima.task.protocol import Rows
+from proxima.task.protocol import Rows, open_tasks
 
 if TYPE_CHECKING:
     from proxima.config.schema import EvalSetConfig, EvaluateConfig, ModelConfig, RunConfig
@@ -63,18 +63,20 @@ def load_run_data(config: "RunConfig") -> RunData:
     notes = [] if config.replayed is not None else template_note(tokenizer, config.model.path)
     checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
     source: PromptSource | StoredRollouts
+    tasks = {} if config.replayed is not None else {"task": config.task}
+    rows_of = open_tasks(
+        tasks | {f"{path}.task": spec.task for path, spec in config.eval.all_sets.items()}, config.seed
+    )
     if config.replayed is not None:
         source = StoredRollouts(config.replayed, config.train.steps)
         text_config = load_config(config.model.path, config.model.revision).get_text_config()
         source.check_vocabulary(tokenizer, text_config.vocab_size)
     else:
-        with within("task"):
-            rows = config.task.rows(config.seed)
+        rows = rows_of["task"]
         source = prompt_source(config, rows, tokenizer, context, shuffle=config.data.shuffle, notes=notes)
         checks.append((config.reward, ReferenceAnswers(name="task", rows=rows, count=len(rows))))
     for path, spec in config.eval.all_sets.items():
-        with within(f"{path}.task"):
-            rows = spec.task.rows(config.seed)
+        rows = rows_of[f"{path}.task"]
         questions = prompt_source(config, rows, tokenizer, context, shuffle=False, notes=notes)
         prompts, count = held_out_prompts(questions, spec.limit)
         held_out.append(HeldOutSet(spec=spec, rows=rows, prompts=prompts))

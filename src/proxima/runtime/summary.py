@@ -8,6 +8,7 @@ from proxima.config.describe import kind_of
 from proxima.config.presets import ALGORITHMS
 from proxima.evaluate.headline import Headline
 from proxima.runtime.folder import RunFolder
+from proxima.runtime.held_out import named_sets
 from proxima.runtime.journal import Journal
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 class Summary:
     """The content of summary.json. `status` is `done`, `stopped` (Ctrl-C, with a checkpoint) or `failed`.
 
-    `eval` has the figure that stands for an evaluation as `metric`, `value`, `low` and `high`; `replay` is the run
+    `eval` has the figure that stands for an evaluation as `metric`, `value`, `low` and `high`, and under `sets` the same
+    of each further set; `replay` is the run
     whose rollouts were trained on, and the SHA-256 of these.
     """
 
@@ -85,7 +87,10 @@ def _outcome(record: Mapping[str, Any], headline: Headline) -> dict[str, Any]:
     """An evaluation in the summary."""
     low, high = headline.bounds(record) or (None, None)
     facts = {key: record.get(key) for key in ("accuracy", "correct", "questions", "step")}
-    return facts | {"metric": headline.name, "value": headline.value(record), "low": low, "high": high}
+    outcome = facts | {"metric": headline.name, "value": headline.value(record), "low": low, "high": high}
+    further = {name: {**one, "step": record.get("step")} for name, one in named_sets(record).items()}
+    sets = {name: _outcome(one, Headline.of([one])) for name, one in further.items()}
+    return outcome | {"sets": sets} if sets else outcome
 
 
 def _peak_memory() -> int | None:

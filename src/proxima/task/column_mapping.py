@@ -9,6 +9,7 @@ from string import Formatter
 from typing import Any
 
 from proxima.data import FieldError, Message, UserError, require
+from proxima.data.errors import raise_together
 from proxima.task.protocol import Row, user_message
 
 ROLES = ("system", "user", "assistant")
@@ -100,8 +101,9 @@ class ColumnMapping:
         return columns
 
     def require_columns(self, present: Iterable[str], source: str) -> None:
-        """FieldError for the first mapped column that does not exist, with the nearest name and those present."""
-        known = list(present)
+        """FieldError for a mapped column that does not exist, with the nearest name and those present; FieldErrors for
+        several."""
+        known, errors = list(present), list[FieldError]()
         for name, field in self.fields_by_column().items():
             if name in known or name.partition(".")[0] in known:
                 continue
@@ -109,9 +111,9 @@ class ColumnMapping:
             nullable = ", or null for no answers" if field == "answer" else ""
             hint = f"did you mean {near[0]!r}?" if near else f"set it to one that exists{nullable}"
             reason = f"names no column: {source} has no column {name!r}"
-            raise FieldError(
-                field, getattr(self, field), reason, remedy=f"{hint}; columns: {', '.join(known) or 'none'}"
-            )
+            remedy = f"{hint}; columns: {', '.join(known) or 'none'}"
+            errors.append(FieldError(field, getattr(self, field), reason, remedy=remedy))
+        raise_together(errors)
 
     def refuse_media(self, columns: Iterable[str], source: str) -> None:
         """UserError for a column of images, video or sound, unless it is asked for as metadata."""

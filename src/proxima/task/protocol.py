@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from proxima.data import Message
+from proxima.data import FieldError, FieldErrors, Message, within
+from proxima.data.errors import raise_together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,26 @@ class MappedRows:
         if not 0 <= index < len(self):
             raise IndexError(index)
         return self.row(index, self.items[index])
+
+
+def open_tasks(tasks: Mapping[str, "Task"], seed: int) -> dict[str, Rows]:
+    """The rows of tasks, by the dotted path of each in a recipe.
+
+    Raises:
+        FieldError, FieldErrors: fields of the tasks that are wrong, all of them together.
+        UserError: see `Task.rows`.
+    """
+    rows, errors = dict[str, Rows](), list[FieldError]()
+    for path, task in tasks.items():
+        try:
+            with within(path):
+                rows[path] = task.rows(seed)
+        except FieldError as error:
+            errors.append(error)
+        except FieldErrors as several:
+            errors += several.errors
+    raise_together(errors)
+    return rows
 
 
 class Task(Protocol):

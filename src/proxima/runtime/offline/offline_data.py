@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from proxima.config.offline_schema import OfflineConfig
-from proxima.data import FieldError, OverLengthError, UserError, within
+from proxima.data import FieldError, OverLengthError, UserError
 from proxima.runtime.observer import Observer
 from proxima.runtime.offline.method import OfflineMethod
 from proxima.task.cursor import Cursor
-from proxima.task.protocol import Row, Rows
+from proxima.task.protocol import Row, Rows, open_tasks
 
 REPORT_EVERY = 64  # rows between two reports of the progress
 NAMED = 5  # row numbers that a note names
@@ -52,13 +52,13 @@ def load_offline_data(config: OfflineConfig, method: OfflineMethod[Any, Any], ob
         UserError: a task can't be opened; no row can be trained on; one can't, and the config refuses it.
     """
     notes: list[str] = []
-    with within("task"):
-        rows = config.task.rows(config.seed)
+    tasks = {"task": config.task} | ({} if config.eval.task is None else {"eval.task": config.eval.task})
+    opened = open_tasks(tasks, config.seed)
+    rows = opened["task"]
     items = _items(config, method, rows, len(rows), "task", notes, observer)
     held_out, named, samples = list[Any](), {"task: its rows": rows}, list[Row]()
     if config.eval.task is not None:
-        with within("eval.task"):
-            asked = config.eval.task.rows(config.seed)
+        asked = opened["eval.task"]
         count = min(config.eval.limit or len(asked), len(asked))
         held_out = _items(config, method, asked, count, "eval.task", notes, observer)
         named["eval.task: its rows"] = asked
