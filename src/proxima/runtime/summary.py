@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 class Summary:
     """The content of summary.json. `status` is `done`, `stopped` (Ctrl-C, with a checkpoint) or `failed`.
 
-    `eval` has the figure that stands for an evaluation as `metric`, `value`, `low` and `high`, and under `sets` the same
-    of each further set; `replay` is the run
-    whose rollouts were trained on, and the SHA-256 of these.
+    `eval` has the figure that stands for an evaluation as `metric`, `value`, `low` and `high`, and under `sets` those
+    of each further set; `replay` is the run whose rollouts were trained on, and the SHA-256 of these.
     """
 
     status: str
