@@ -40,7 +40,7 @@ EXAMPLE_METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("accuracy", "accuracy", lambda v: fixed(v, 3)),
     ("grad norm", "grad_norm", lambda v: fixed(v, 3)),
     ("lr", "lr", lambda v: f"{v or 0:.2e}"),
-    ("epoch", "epoch", lambda v: fixed(v, 2)),
+    ("epoch", "epoch", lambda v: fixed(v, 3)),
     ("train", "tokens_per_second/train", rate),
 )
 ACTIVITIES: dict[Stage, str] = {"load": "loading", "generate": "generating", "score": "scoring", "train": "training"}

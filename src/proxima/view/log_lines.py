@@ -217,7 +217,7 @@ def example_step_line(record: Record, steps: int, left: float | None) -> str:
         f"accuracy {fixed(record['accuracy'], 3)}" if "accuracy" in record else "",
         f"grad norm {fixed(record.get('grad_norm'), 3):>6}",
         f"lr {record.get('lr') or 0:.2e}",
-        f"epoch {fixed(record.get('epoch'), 2)}",
+        f"epoch {fixed(record.get('epoch'), 3)}",
         f"train {rate(record.get('tokens_per_second/train')):>9}",
         f"{duration(record.get('time/step')):>5}",
         f"eta {duration(left)}" if left else "",

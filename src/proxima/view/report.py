@@ -211,7 +211,7 @@ def tiles(summary: Record, train: Sequence[Record]) -> list[tuple[str, str]]:
     trained = ("tokens trained", magnitude(sum(r.get("tokens/trained") or 0 for r in train)))
     if any("examples" in r for r in train):
         examples = ("examples", count(sum(r.get("examples") or 0 for r in train)))
-        epochs = ("epochs", fixed(train[-1].get("epoch"), 2))
+        epochs = ("epochs", fixed(train[-1].get("epoch"), 3))
         return [*first, ("train", rate(mean_speed("train", "trained"))), examples, epochs, peak, trained]
     return [
         *first,

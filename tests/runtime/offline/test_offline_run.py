@@ -1,6 +1,7 @@
 """A whole run on a fixed data set: what it records, keeps and shows, and how bad rows are named."""
 
 import json
+import shutil
 
 import pytest
 
@@ -102,6 +103,21 @@ def test_a_model_that_diverges_ends_the_run_with_a_remedy(tiny_model, tmp_path):
     with pytest.raises(RunEnded, match="start another run with a lower train.optimizer.lr"):
         go(tmp_path / "run", config)
     assert summary_of(tmp_path / "run")["status"] == "failed"
+
+
+def test_a_turn_that_ends_with_another_token_than_generation_is_told(tiny_model, tmp_path):
+    """A base model with the template of its chat model: its EOS is not what ends a turn."""
+    model = tmp_path / "base"
+    shutil.copytree(tiny_model("llama"), model)
+    for name in ("config.json", "generation_config.json"):
+        facts = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps(facts | {"eos_token_id": 2}))
+    facts = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(facts | {"eos_token": "<|endoftext|>"}))
+    watcher = Watcher()
+    go(tmp_path / "run", recipe(model, tmp_path / "rows", train__steps=1, eval__every=0), observer=watcher)
+    (told,) = watcher.warnings
+    assert told.startswith("the model learns to end its turns with <|im_end|>, and engines stop at <|endoftext|>; set")
 
 
 def test_lora_trains_the_adapter_alone(tiny_model, tmp_path):

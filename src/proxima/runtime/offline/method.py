@@ -72,6 +72,10 @@ class OfflineMethod(Generic[Config, Item]):
         """What packs and runs the items of the objective."""
         return make_policy(self.config.model, loaded)
 
+    def notes(self, loaded: LoadedModel) -> list[str]:
+        """Warnings about the data for this model, told once it is loaded."""
+        return []
+
     def prepare(self, items: list[Item], progress: Progress) -> list[Item]:
         """The items with what a frozen model adds to them once, such as reference log-probs; by default as they are.
 

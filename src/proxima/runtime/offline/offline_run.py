@@ -83,6 +83,7 @@ class OfflineTraining:
         self, loaded: LoadedModel, store: RunStore, compute: ComputeThread, observer: Observer, clock: Clock
     ) -> OfflineLoop:
         config = self.config
+        self.notes += self.method.notes(loaded)
         stack = make_stack(config.train, self.method.model(loaded), self.steps)
         trained, samples = Trained(loaded=loaded, stack=stack, compute=compute), None
         if self.data.samples and (prompts := self.method.prompts(self.data.samples)):

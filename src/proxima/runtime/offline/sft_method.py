@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from proxima.config.offline_schema import SftConfig
-from proxima.data import FieldError, Prompt, Trajectory
+from proxima.data import FieldError, Message, Prompt, Trajectory
 from proxima.evaluate.intervals import ratio_of_sums
-from proxima.model.chat import prompt_tokens
+from proxima.model import LoadedModel
+from proxima.model.chat import completion_tokens, prompt_tokens
 from proxima.runtime.offline.method import OfflineMethod
 from proxima.runtime.run_data import EVAL_UID
 from proxima.task.protocol import Row
@@ -24,6 +25,16 @@ class SftMethod(OfflineMethod[SftConfig, Trajectory]):
 
     def item(self, row: Row, number: int) -> Trajectory:
         return self.config.reader(self.tokenizer, self.context).example(number, row)
+
+    def notes(self, loaded: LoadedModel) -> list[str]:
+        """Of a base model with the chat template of another: engines stop at its EOS, and turns end with another."""
+        chat: Message = {"role": "user", "content": "Hello"}
+        end = int(completion_tokens([chat], "Hello", self.tokenizer, self.config.data.template_arguments)[-1])
+        if end in loaded.stop_tokens:
+            return []
+        shown = self.tokenizer.convert_ids_to_tokens([end, *loaded.stop_tokens])
+        what = f"the model learns to end its turns with {shown[0]}, and engines stop at {', '.join(shown[1:])}"
+        return [f"{what}; set eos_token_id in its generation_config.json to {end}"]
 
     def objective(self) -> SftObjective:
         return SftObjective()
