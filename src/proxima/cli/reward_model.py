@@ -1,7 +1,8 @@
 """Train a reward model on pairs of completions, from a recipe with a section `reward_model`. Everything that the run
-writes is in its folder, which is printed first."""
+writes is in its folder, which is printed first; the table at the end is of the last evaluation."""
 
 import argparse
+import sys
 
 from proxima.cli.train import add_run_arguments, run_command
 
@@ -13,4 +14,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from proxima.config.offline_schema import RewardModelConfig
 
-    return run_command(arguments, RewardModelConfig)
+    code = run_command(arguments, RewardModelConfig)
+    if not arguments.quiet and arguments.run_folder is not None:
+        from proxima.runtime.folder import RunFolder
+        from proxima.view.pair_table import pair_table
+        from proxima.view.terminal import rendered
+
+        records = [record for record in RunFolder(arguments.run_folder).read_metrics() if record["kind"] == "eval"]
+        if records:
+            print(rendered(pair_table(records[-1]), sys.stdout))
+    return code

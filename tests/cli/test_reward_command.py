@@ -1,0 +1,42 @@
+"""`proxima reward` as it is typed: the run, its table, explain, and the wrong command."""
+
+import pytest
+import yaml
+
+from proxima.cli.main import main
+from proxima.runtime.folder import RunFolder
+from tests.runtime.offline.tiny_reward import recipe
+
+
+@pytest.fixture
+def file(tiny_model, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(recipe(tiny_model("llama"), tmp_path / "rows")))
+    return path
+
+
+def test_a_run_ends_with_its_table(file, tmp_path, capsys):
+    assert main(["reward", str(file), f"folder={tmp_path / 'run'}"]) == 0
+    out = capsys.readouterr().out
+    last = [r for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "eval"][-1]
+    *_, table = out.partition("held-out pairs")
+    rows = {line[:32].strip(): line[32:].split() for line in table.splitlines() if line[:1].isalpha()}
+    assert rows["accuracy"][:2] == [
+        f"{last['accuracy']:.3f}",
+        f"{last['accuracy/low']:.3f}–{last['accuracy/high']:.3f}",
+    ]
+    assert rows["length alone"][0] == "0.500" and rows["a coin"][0] == "0.500" and rows["accuracy"][-1] == "6"
+    assert "right where 50-60 % sure" in table
+    assert main(["reward", str(tmp_path / "run"), "--resume", "--quiet"]) == 0
+    assert "held-out pairs" not in capsys.readouterr().out
+
+
+def test_the_wrong_command_is_named(file, capsys):
+    assert main(["train", str(file)]) == 2
+    assert "is a recipe of `proxima reward`, because it has a section 'reward_model'" in capsys.readouterr().err
+
+
+def test_explain_reckons_with_both_sides(file, capsys):
+    assert main(["explain", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "4 examples → about" in out and "reward_model.center" in out

@@ -1,0 +1,32 @@
+"""`examples/gsm8k_pairs.py`: pairs of the same question, split by question, as `proxima reward` reads them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from proxima.task import Jsonl
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "gsm8k_pairs.py"
+
+
+def test_pairs_are_of_one_question_and_questions_are_split(tmp_path):
+    def solved(number, *verdicts):
+        return {f"model {i}": {"is_correct": v, "solution": f" {number} by {i} "} for i, v in enumerate(verdicts)}
+
+    rows = [{"question": f"q {n}", "ground_truth": "x", **solved(n, True, n % 3 > 0, False, False)} for n in range(60)]
+    rows.append({"question": "all right", "ground_truth": "x", **solved(99, True, True, True, True)})
+    (tmp_path / "solutions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = [sys.executable, str(SCRIPT), str(tmp_path / "solutions.jsonl"), str(tmp_path / "out")]
+    subprocess.run(command, check=True, capture_output=True)
+    files = {name: tmp_path / "out" / f"{name}.jsonl" for name in ("train", "test")}
+    pairs = {name: [json.loads(line) for line in file.read_text().splitlines()] for name, file in files.items()}
+    asked = {name: {pair["question"] for pair in found} for name, found in pairs.items()}
+    assert not asked["train"] & asked["test"] and len(asked["train"] | asked["test"]) == 60 and len(asked["test"]) > 4
+    for pair in pairs["train"] + pairs["test"]:
+        number = pair["question"].removeprefix("q ")
+        assert pair["chosen"].startswith(f"{number} by ") and pair["chosen"][-1] in "01"
+        assert pair["rejected"].startswith(f"{number} by ") and pair["rejected"] != pair["chosen"]
+    assert max(sum(p["question"] == q for p in pairs["train"]) for q in asked["train"]) == 4
+    row = Jsonl(path=str(files["train"]), answer=None).rows(0)[0]
+    assert row.messages[0]["content"].startswith("q ") and {"chosen", "rejected"} <= row.metadata.keys()
