@@ -7,7 +7,7 @@ import pytest
 
 from proxima.cli.explain import text_of, values_table
 from proxima.config import resolve
-from proxima.config.estimate import StepSize, batch_of, longest_prompt, memory_of, model_facts, time_of
+from proxima.config.estimate import StepSize, batch_of, critic_facts, longest_prompt, memory_of, model_facts, time_of
 from proxima.config.recipe_estimates import Estimates, as_json, header_of
 from tests.config.conftest import BASE
 
@@ -260,3 +260,21 @@ def test_lines_are_cut_at_the_width(recipe):
 
 def test_batch_is_a_plain_value():
     assert StepSize(1, 2, 2, 10, 20, 3, 8, 1) == StepSize(1, 2, 2, 10, 20, 3, 8, 1)
+
+
+def test_the_four_models_of_ppo(recipe, tiny_model):
+    """Actor, critic, frozen reference: each with what it holds; a reward model is in its own test."""
+    facts = model_facts(str(tiny_model("llama")))
+    overrides = ["algorithm=ppo", "algorithm.reference_kl=k3", f"model.path={tiny_model('llama')}"]
+    none, head, model = (
+        resolve(recipe(), [*overrides, f"critic={kind}", "model.compute_dtype=float32"]).config
+        for kind in ("null", "head", "model")
+    )
+    batch, p = batch_of(model, 40), facts.parameters
+    assert critic_facts(none, facts) is critic_facts(head, facts) is None
+    found = memory_of(model, facts, batch, critic=critic_facts(model, facts))
+    assert found["critic's weights"] == found["reference model"] == found["weights"] == 4 * p
+    assert found["critic's gradients and Adam's moments"] == 12 * p
+    assert "critic's weights" not in memory_of(head, facts, batch, critic=critic_facts(head, facts))
+    plain, more = (time_of(model, facts, batch, 1e9, critic=one) for one in (None, facts))
+    assert more.train - plain.train == pytest.approx(p * 8 * batch.tokens / (0.43 * 1e9))

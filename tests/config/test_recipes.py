@@ -274,7 +274,7 @@ def test_the_small_recipes_differ_from_the_quickstart_in_their_method():
             continue
         for section in ("model", "task", "sampling", "eval", "data", "engine"):
             assert getattr(config, section) == getattr(base, section), path.stem
-        assert (config.algorithm.preset or "").startswith(path.stem.removesuffix("_tis"))
+        assert (config.algorithm.preset or "").startswith(path.stem.removesuffix("_tis").removesuffix("_critic"))
         if path.stem not in ("cppo_prune", "distill"):
             assert config.train == base.train
     distilled = resolve(FOLDER / "cpu/distill.yaml").config

@@ -6,12 +6,13 @@ Every figure is an upper bound or says what it rests on. Measured figures of a r
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from proxima.config.critic_schema import ModelCritic
 from proxima.config.schema import ModelConfig, RunConfig
 from proxima.core.advantage import needs_baseline
 from proxima.core.selection import Prune, prompts_factor
@@ -181,8 +182,20 @@ def _micro_batches(prompts: int, completions: int, prompt: int, length: int, bud
     return len(micro_batches(longest, budget, share_prompt=shared))
 
 
+def critic_facts(config: RunConfig, model: ModelFacts) -> ModelFacts | None:
+    """The size of a critic with weights of its own, those of an output layer included if it has one; None without."""
+    critic = config.critic
+    if not isinstance(critic, ModelCritic):
+        return None
+    return model_facts(critic.path, critic.revision) if critic.path else replace(model, adapter=None)
+
+
 def memory_of(
-    config: RunConfig, model: ModelFacts, batch: StepSize, teacher: ModelFacts | None = None
+    config: RunConfig,
+    model: ModelFacts,
+    batch: StepSize,
+    teacher: ModelFacts | None = None,
+    critic: ModelFacts | None = None,
 ) -> dict[str, int]:
     """Bytes of a run on one device, by what they hold; the sum counts engine and trainer, which take turns, at once."""
     reward_bytes = sum(
@@ -199,6 +212,11 @@ def memory_of(
     forwarded = max(min(batch.budget, batch.tokens), batch.longest)
     parts = training_memory(config.model, model, forwarded)
     activations, logits = parts.pop(ACTIVATIONS), parts.pop("logits")
+    if critic is not None:
+        own = training_memory(replace(config.model, lora=None), critic, forwarded)
+        activations = max(activations, own[ACTIVATIONS])  # they take turns
+        parts["critic's weights"] = own["weights"] + own["autocast copy of the weights"]
+        parts["critic's gradients and Adam's moments"] = own["gradients"] + own["Adam's two moments"]
     parts |= {
         "reward models": reward_bytes,
         "reference model": p * master if config.algorithm.needs_reference and config.model.lora is None else 0,
@@ -254,7 +272,12 @@ class Time:
 
 
 def time_of(
-    config: RunConfig, model: ModelFacts, batch: StepSize, gemm: float, teacher: ModelFacts | None = None
+    config: RunConfig,
+    model: ModelFacts,
+    batch: StepSize,
+    gemm: float,
+    teacher: ModelFacts | None = None,
+    critic: ModelFacts | None = None,
 ) -> Time:
     """2 FLOP a parameter and token to generate, 6 to train, 4 with LoRA (2 more for each extra forward), over a share
     of the GEMM rate. Under dynamic sampling only the first generation batch counts: how many there are, only the
@@ -267,11 +290,19 @@ def time_of(
     products = 6 if config.model.lora is None else 4  # frozen weights have no gradient
     of_teacher = 2 * teacher.parameters if teacher is not None else 0
     flop = p * (products * config.train.epochs_per_step + extra) + of_teacher
-    train = batch.tokens * flop / (TRAIN_SHARE * gemm)
+    train = (batch.tokens * flop + _critic_flop(config, batch, critic)) / (TRAIN_SHARE * gemm)
     evaluations, questions = _evaluations(config)
     answer = config.eval.sampling.max_tokens if config.eval.sampling else length
     evaluate = 2 * p * questions * (answer + batch.longest - length) / (GENERATE_SHARE * gemm)
     return Time(generate, train, evaluate, config.train.steps * (generate + train) + evaluations * evaluate, gemm)
+
+
+def _critic_flop(config: RunConfig, batch: StepSize, critic: ModelFacts | None) -> int:
+    """A forward pass for the values, and training on every completion, pruned ones too."""
+    if critic is None or not isinstance(config.critic, ModelCritic):
+        return 0
+    dropped = 0 if batch.kept is None else batch.prompts * (batch.completions - batch.kept) * config.sampling.max_tokens
+    return critic.parameters * (2 + 6 * config.critic.training(config.train).epochs_per_step) * (batch.tokens + dropped)
 
 
 def _evaluations(config: RunConfig) -> tuple[int, int]:

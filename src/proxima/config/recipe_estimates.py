@@ -2,7 +2,16 @@
 
 from typing import Any
 
-from proxima.config.estimate import Time, batch_of, gemm_rate, longest_prompt, memory_of, model_facts, time_of
+from proxima.config.estimate import (
+    Time,
+    batch_of,
+    critic_facts,
+    gemm_rate,
+    longest_prompt,
+    memory_of,
+    model_facts,
+    time_of,
+)
 from proxima.config.machine_checks import device_exists
 from proxima.config.model_estimate import ModelEstimates, device_of
 from proxima.config.offline_estimate import OfflineEstimates
@@ -48,10 +57,12 @@ class Estimates(ModelEstimates):
             distillation, teacher = config.algorithm.distillation, None
             if distillation is not None:
                 teacher = self._read(lambda: model_facts(distillation.path), "teacher size")
-            self.memory = memory_of(config, self.model, self.batch, teacher)
+            own = self.model
+            critic = self._read(lambda: critic_facts(config, own), "critic size")
+            self.memory = memory_of(config, own, self.batch, teacher, critic)
             if gemm is None and not any(device_exists(resolved)):
                 gemm = gemm_rate(config.model.compute_dtype, device_of(config.model.device))
-            self.time = None if gemm is None else time_of(config, self.model, self.batch, gemm, teacher)
+            self.time = None if gemm is None else time_of(config, own, self.batch, gemm, teacher, critic)
         if self.time is not None and config.eval.task is not None and not self.time.evaluate:
             self.notes.append("evaluations are not in the time: how many questions they ask can't be read")
 

@@ -206,10 +206,11 @@ KEPT = {"smallest": "largest", "largest": "smallest", "random": "random"}
 
 
 def critic(d: Draft, o: Options, name: str, *parts: str) -> None:
-    """GAE, which `name` asks for: nothing trains its critic, so another advantage is to be chosen."""
-    d.ask("algorithm.advantage", "grpo", f"{name}: gae needs a critic, which is not trained yet; grpo stands in", True)
+    """GAE, which `name` asks for: the options of its critic are not read, so advantage and critic are to be chosen."""
+    why = f"{name}: gae needs a critic, whose options are not converted; grpo stands in for gae with critic: model"
+    d.ask("algorithm.advantage", "grpo", why, True)
     for option in (name, *(part for part in parts if o.given(part))):
-        d.lacks(option, "gae: a critic is not trained yet")
+        d.lacks(option, "gae: the options of a critic are not converted")
 
 
 def entropy(d: Draft, o: Options, *names: str) -> None:
