@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["RunEnded", "UserError", "__version__", "evaluate", "load_run", "reward_model", "sft", "train"]
+__all__ = ["RunEnded", "UserError", "__version__", "dpo", "evaluate", "load_run", "reward_model", "sft", "train"]
 
 
 class CallableRoom(ModuleType):

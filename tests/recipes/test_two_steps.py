@@ -14,7 +14,7 @@ import pytest
 from proxima.config import RunConfig, resolve
 from proxima.config.families import family_of
 from proxima.config.recipe_reader import read_recipe
-from proxima.core.selection import Prune
+from proxima.core.selection import BestAndWorst, Prune
 from proxima.lab import read_sweep
 from proxima.reward import Overlong
 from proxima.runtime.folder import RunFolder
@@ -130,6 +130,7 @@ def test_two_steps(case, root, tmp_path):
     for spec in config.algorithm.selection:
         if isinstance(spec, Prune):
             kept, prompts = spec.kept(size), prompts * spec.prompts_factor(size)
+    paired = any(isinstance(spec, BestAndWorst) for spec in config.algorithm.selection)
     for record in records:
         assert all(math.isfinite(value) for value in record.values() if isinstance(value, float))
         assert record["reward/invalid"] == 0
@@ -142,6 +143,8 @@ def test_two_steps(case, root, tmp_path):
             for group in groups.values()
             if any(r["outcome"] in ("trained", "skipped_zero_advantage") for r in group)
         ]
+        if paired:  # a prompt without a best and a worst completion is left out
+            kept, prompts = 2, len({uid for uid, group in groups.items() if len({r["reward"] for r in group}) > 1})
         assert len(used) == prompts
         for group in used:
             assert sum(row["outcome"] in ("trained", "skipped_zero_advantage") for row in group) == kept
@@ -152,6 +155,7 @@ def test_two_steps(case, root, tmp_path):
 
 
 OFFLINE_DATA = {
+    "cpu/dpo": ("pairs", "pairs"),
     "cpu/reward": ("pairs", "pairs"),
     "cpu/sft": ("gsm8k", "gsm8k"),
 }  # recipe → the kinds of its task and of its held-out one
@@ -174,6 +178,8 @@ def test_two_steps_on_a_fixed_data_set(name, root, tmp_path):
     }
     for slot, kind in zip(("task", "eval.task"), OFFLINE_DATA[name], strict=True):
         values[f"{slot}.path"] = questions(root)[kind]
+    if published.command == "dpo":
+        values["preference.cache"] = "null"
     resolved = resolve(OFFLINE[name], [f"{key}={value}" for key, value in values.items()], root=None)
     assert train_offline(resolved.config, resolved=resolved).status == "done"
     records = RunFolder(tmp_path / "run").read_metrics()

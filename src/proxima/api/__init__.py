@@ -1,4 +1,4 @@
-"""From Python and notebooks: `proxima.train`, `proxima.sft`, `proxima.reward_model`, `proxima.evaluate`,
+"""From Python and notebooks: `proxima.train`, `proxima.sft`, `proxima.reward_model`, `proxima.dpo`, `proxima.evaluate`,
 `proxima.load_run`. What the commands do, with exceptions in place of exit codes.
 
     training       a run                      evaluation      figures of a model on held-out questions
@@ -11,10 +11,11 @@ To add a function: in a module here, its name in `__all__` here and in `proxima/
 
 from proxima.api.evaluation import evaluate
 from proxima.api.saved import SavedEvaluation, SavedRun, load_run
-from proxima.api.training import reward_model, sft, train
+from proxima.api.training import dpo, reward_model, sft, train
 from proxima.data import UserError
 from proxima.runtime.loop import RunEnded
 
 __all__ = [
-    "RunEnded", "SavedEvaluation", "SavedRun", "UserError", "evaluate", "load_run", "reward_model", "sft", "train",
+    "RunEnded", "SavedEvaluation", "SavedRun", "UserError", "dpo", "evaluate", "load_run", "reward_model", "sft",
+    "train",
 ]  # fmt: skip

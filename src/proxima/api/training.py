@@ -1,4 +1,4 @@
-"""`proxima.train`, `proxima.sft`, `proxima.reward_model`: a run from Python."""
+"""`proxima.train`, `proxima.sft`, `proxima.reward_model`, `proxima.dpo`: a run from Python."""
 
 import json
 import shlex
@@ -13,6 +13,7 @@ from proxima.config import Resolved, RunConfig, load_recipe, resolve
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
 from proxima.config.families import command_of
 from proxima.config.offline_schema import OfflineConfig, RewardModelConfig, SftConfig
+from proxima.config.preference_schema import PreferenceConfig
 from proxima.config.resolve import Recipe
 from proxima.config.scalars import in_one_line
 from proxima.config.validate import warnings
@@ -59,6 +60,13 @@ def reward_model(
 ) -> SavedRun:
     """Train a reward model on pairs, as `proxima reward` does, and return the run; see `train`."""
     return _run(recipe, overrides, RewardModelConfig, resume=resume, overwrite=overwrite, quiet=quiet)
+
+
+def dpo(
+    recipe: Recipe, overrides: Overrides = (), *, resume: bool = False, overwrite: bool = False, quiet: bool = False
+) -> SavedRun:
+    """Train a model on preferences, as `proxima dpo` does, and return the run; see `train`."""
+    return _run(recipe, overrides, PreferenceConfig, resume=resume, overwrite=overwrite, quiet=quiet)
 
 
 def _run(recipe: Recipe, overrides: Overrides, root: type, *, resume: bool, overwrite: bool, quiet: bool) -> SavedRun:

@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("proxima.cli.train", "train a model from a recipe"),
     "sft": ("proxima.cli.sft", "fine-tune a model on given answers"),
     "reward": ("proxima.cli.reward_model", "train a reward model on pairs of completions"),
+    "dpo": ("proxima.cli.dpo", "train a model on preferences: DPO and its relatives"),
     "sweep": ("proxima.cli.sweep", "train many variants with several seeds; resumable"),
     "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),
     "eval": ("proxima.cli.eval", "evaluate a model or a run on held-out questions"),

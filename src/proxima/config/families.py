@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxima.config.offline_schema import OfflineConfig, RewardModelConfig, SftConfig
+from proxima.config.preference_schema import PreferenceConfig
 from proxima.config.schema import RunConfig
 from proxima.config.tree import Node
 
-OFFLINE: tuple[type[OfflineConfig], ...] = (SftConfig, RewardModelConfig)
+OFFLINE: tuple[type[OfflineConfig], ...] = (SftConfig, RewardModelConfig, PreferenceConfig)
 FAMILIES: dict[str, type] = {"train": RunConfig} | {family.command: family for family in OFFLINE}  # by command
 
 

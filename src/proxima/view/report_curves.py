@@ -87,7 +87,33 @@ CURVES = (
 # Of training on a fixed data set.
 EXAMPLE_CURVES = (
     Curves("Loss", {"loss": "training"}, three, f"of the examples of a step; {DOTS}", zero=False, held_out=True),
-    Curves("Accuracy", {"accuracy": "training"}, three, f"share of right choices; {DOTS}", held_out=True),
+    Curves(
+        "Accuracy",
+        {"accuracy": "training", "rewards/accuracies": "training"},
+        three,
+        f"share of right choices; {DOTS}",
+        held_out=True,
+    ),
+    Curves(
+        "Margin",
+        {"rewards/margins": "training"},
+        three,
+        f"implicit reward of the chosen completion minus that of the rejected one; {DOTS}",
+        held_out=True,
+    ),
+    Curves(
+        "Implicit rewards",
+        {"rewards/chosen": "chosen", "rewards/rejected": "rejected"},
+        three,
+        "beta times the log-ratio to the reference; both may fall while the margin grows",
+    ),
+    Curves(
+        "Log-probs",
+        {"logps/chosen": "chosen", "logps/rejected": "rejected"},
+        lambda v: fixed(v, 1),
+        "nats of a completion, summed over its tokens",
+        zero=False,
+    ),
     *(curves for curves in CURVES if curves.title in ("Gradient norm", "Learning rate", "Speed")),
 )
 # For steps that used other prompts than they generated.

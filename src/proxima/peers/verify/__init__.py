@@ -69,7 +69,7 @@ ADAPTERS: tuple[tuple[tuple[str, ...], Adapter], ...] = (
     (("GRPOTrainer._compute_loss",), trl.grpo),
     (("GSPOTokenTrainer._compute_loss",), trl.grpo),
     (("RLOOTrainer._compute_loss",), trl_actors.rloo),
-    (("DPOTrainer",), trl_preference.dpo),
+    (("DPOTrainer",), trl_preference.dpo_loss),
     (("generalized_jsd_loss",), trl_distillation.distillation),
     (("KTOTrainer",), trl_preference.kto),
     (("RewardTrainer",), trl_preference.reward_model_loss),

@@ -29,7 +29,7 @@ def dpo_spec(kind: str, p: Tracked, *, smoothing: bool) -> Any:
     return cls(**fields)
 
 
-def dpo(record: Record) -> Iterator[Attempt]:
+def dpo_loss(record: Record) -> Iterator[Attempt]:
     """DPOTrainer._compute_loss"""
     p = record.params
     leaves = {side: record.tensor(f"{side}_logp").requires_grad_() for side in ("chosen", "rejected")}

@@ -39,6 +39,12 @@ class OfflineData:
     whole_epochs: bool
     notes: list[str] = field(default_factory=list)
 
+    def drawn(self, steps: int) -> list[int]:
+        """The items that a run of so many steps takes, by their position, in ascending order."""
+        if self.whole_epochs:
+            return list(range(self.cursor.size))
+        return sorted({self.cursor.at(uid).index for uid in range(min(steps * self.examples, self.cursor.size))})
+
     def next(self) -> list[Any]:
         """The items of the next step."""
         left = self.cursor.size - self.cursor.drawn % self.cursor.size if self.whole_epochs else self.examples

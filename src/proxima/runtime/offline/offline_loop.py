@@ -52,7 +52,7 @@ class OfflineLoop(TrainingLoop):
 
     async def train(self) -> None:
         """All steps and evaluations that the run still lacks."""
-        if self.journal.step < self.plan.steps:
+        if self.journal.step < self.plan.steps or not self.store.evaluated(self.plan.steps):
             await self.prepare()
         if self.journal.step == 0 and self.plan.evaluate_before:
             await self.evaluate("before")
@@ -71,10 +71,13 @@ class OfflineLoop(TrainingLoop):
             await self.evaluate("after")
 
     async def prepare(self) -> None:
-        """What the method adds to the items once."""
+        """What the method adds once to the items, to those alone that the run comes to."""
 
         def prepare(progress: Progress) -> None:
-            self.data.items = self.method.prepare(self.data.items, progress)
+            drawn = self.data.drawn(self.plan.steps)
+            ready = self.method.prepare([self.data.items[i] for i in drawn], progress)
+            for i, item in zip(drawn, ready, strict=True):
+                self.data.items[i] = item
             self.data.held_out = self.method.prepare(self.data.held_out, progress)
 
         await self.compute.run_with_progress(

@@ -6,10 +6,12 @@
     sft_objective      `SftObjective`: the likelihood of given tokens
     preference_objective   `PreferenceObjective`: DPO's family over pairs
     value_objective    `ValueObjective`: the critic's clipped loss
+    kto_objective      `KtoObjective`: KTO over completions with a label
 
 To add one: subclass `Objective`; the tests of `tests/train/test_objectives.py` show a small one.
 """
 
+from proxima.train.objectives.kto_objective import KtoObjective
 from proxima.train.objectives.policy_objective import DistillationTerm, PolicyObjective, ProximalSource
 from proxima.train.objectives.preference_objective import PreferenceObjective
 from proxima.train.objectives.protocol import Decision, Objective, TokenStatistics
@@ -18,6 +20,6 @@ from proxima.train.objectives.sft_objective import SftObjective
 from proxima.train.objectives.value_objective import ValueObjective
 
 __all__ = [
-    "Decision", "DistillationTerm", "Objective", "PolicyObjective", "PreferenceObjective", "ProximalSource",
-    "RewardObjective", "SftObjective", "TokenStatistics", "ValueObjective",
+    "Decision", "DistillationTerm", "KtoObjective", "Objective", "PolicyObjective", "PreferenceObjective",
+    "ProximalSource", "RewardObjective", "SftObjective", "TokenStatistics", "ValueObjective",
 ]  # fmt: skip

@@ -1,0 +1,93 @@
+"""The config of `proxima dpo`: learning from preferences in a fixed data set."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from proxima.config.offline_schema import OfflineConfig
+from proxima.config.schema import Slot
+from proxima.core.preference import Kto
+from proxima.data import MarkedCompletion, PreferencePair, Trajectory, require
+from proxima.task.preference_rows import MarkedColumns, PairColumns, PreferenceReader
+from proxima.task.protocol import Row
+from proxima.train.objectives import PreferenceObjective
+
+_LOSSES = Slot("proxima.train.objectives.kto_objective:PREFERENCE_LOSSES", many=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceSection:
+    """The loss, the reference, and which columns hold the completions."""
+
+    loss: Annotated[Any, _LOSSES, "of the two completions of a pair; several are added up; kto: of single completions"]
+    weights: Annotated[tuple[float, ...], "of the losses, where there are several; none: all 1"] = ()
+    reduce: Annotated[Literal["sum", "mean"], "log-prob of a completion: summed over its tokens, or their mean"] = "sum"
+    ld_alpha: Annotated[float, "weight of the tokens beyond the shorter completion of a pair, in [0, 1]; 1: off"] = 1.0
+    on_policy_weights: Annotated[bool, "weigh pairs by how likely the policy itself would write them (WPO)"] = False
+    reference: Annotated[Literal["start", "none"], "start: the model that the run begins with; none: free of one"] = (
+        "start"
+    )
+    cache: Annotated[
+        str | None, "folder for the reference's log-probs, which later runs reuse; null: computed anew"
+    ] = "runs/.reference_log_probs"
+    chosen: Annotated[str, "column of the better completion: text, or a list of {role, content}"] = "chosen"
+    rejected: Annotated[str, "column of the worse completion"] = "rejected"
+    completion: Annotated[str, "column of the completion, for kto"] = "completion"
+    label: Annotated[str, "column that says whether it is good, for kto: true, false, 1 or 0"] = "label"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", tuple(self.weights))
+        if self.kto is None:
+            require(len(self.loss) > 0, "loss", self.loss, "must name a loss")
+            self.pair_objective()
+            return
+        idle = {"weights": (), "reduce": "sum", "ld_alpha": 1.0, "on_policy_weights": False}
+        for name, off in idle.items():
+            require(getattr(self, name) == off, name, getattr(self, name), f"must be {off} with kto, which has no part")
+
+    @property
+    def kto(self) -> Kto | None:
+        """The loss of single completions; None: those of pairs."""
+        found = next((one for one in self.loss if isinstance(one, Kto)), None)
+        kinds = [type(one).__name__ for one in self.loss]
+        require(found is None or len(kinds) == 1, "loss", kinds, "must be kto alone: it trains on single completions")
+        return found
+
+    def pair_objective(self) -> PreferenceObjective:
+        """What is minimised over pairs; FieldError for settings that contradict one another."""
+        return PreferenceObjective(
+            terms=self.loss,
+            weights=self.weights,
+            reduce=self.reduce,
+            ld_alpha=self.ld_alpha,
+            on_policy_weights=self.on_policy_weights,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceConfig(OfflineConfig):
+    """A run of DPO or one of its relatives."""
+
+    command: ClassVar[str] = "dpo"
+    own: ClassVar[str] = "preference"
+
+    preference: Annotated[PreferenceSection, "loss, reference and columns"]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        cut = self.data.over_length == "truncate"
+        require(not cut, "data.over_length", "truncate", "would change which side is better; set skip or refuse")
+
+    def item(self, number: int, row: Row, tokenizer: Any, context: int) -> PreferencePair | MarkedCompletion:
+        """What a row holds; raises as `PreferenceReader`."""
+        section, data = self.preference, self.data
+        reader = PreferenceReader(
+            tokenizer=tokenizer, context=context, system=data.system, arguments=data.template_arguments
+        )
+        if section.kto is not None:
+            return reader.marked(number, row, MarkedColumns(completion=section.completion, label=section.label))
+        return reader.pair(number, row, PairColumns(chosen=section.chosen, rejected=section.rejected))
+
+    def sequences_of(self, number: int, row: Row, tokenizer: Any, context: int) -> Sequence[Trajectory]:
+        item = self.item(number, row, tokenizer, context)
+        return (item.chosen, item.rejected) if isinstance(item, PreferencePair) else (item.completion,)

@@ -1,0 +1,69 @@
+"""Log-probs of a frozen model, computed once for a data set and kept on disk."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from proxima.data import Trajectory
+from proxima.data.atomic_files import write_atomic
+from proxima.data.columns import Floats
+
+FORMAT = "1"
+
+
+class ReferenceCache:
+    """A folder with a file for each model and data set.
+
+    Args:
+        folder: is made when something is written; None: nothing is kept.
+        model: what decides the numbers beside the tokens: hashes of the weights, and settings, by name.
+    """
+
+    def __init__(self, folder: str | None, model: Mapping[str, str]) -> None:
+        self.folder = None if folder is None else Path(folder).expanduser()
+        self.model = model
+
+    def log_probs(
+        self, trajectories: Sequence[Trajectory], compute: Callable[[Sequence[Trajectory]], list[Floats]]
+    ) -> list[Floats]:
+        """[T] float32, nats, of each trajectory: those on disk, or what `compute` gives, which is then kept. A file
+        that is damaged or of other tokens is computed and written again."""
+        if self.folder is None or not trajectories:
+            return compute(trajectories)
+        key = self.key(trajectories)
+        file = self.folder / f"{key}.safetensors"
+        found = _read(file, key, trajectories)
+        if found is None:
+            found = compute(trajectories)
+            joined = np.concatenate(found)
+            facts = {"format": FORMAT, "key": key, "sha256": sha256(joined.tobytes()).hexdigest()}
+            self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(file, save({"log_prob": joined}, metadata=facts))
+        return found
+
+    def key(self, trajectories: Sequence[Trajectory]) -> str:
+        """SHA-256 of the model and of all tokens, with the temperatures."""
+        digest = sha256(repr((FORMAT, sorted(self.model.items()))).encode())
+        for item in trajectories:
+            digest.update(repr((len(item.prompt_tokens), len(item.tokens), item.temperature)).encode())
+            digest.update(item.prompt_tokens.tobytes())
+            digest.update(item.tokens.tobytes())
+        return digest.hexdigest()
+
+
+def _read(file: Path, key: str, trajectories: Sequence[Trajectory]) -> list[Floats] | None:
+    """The log-probs in a file; None if there is none that can be trusted."""
+    with suppress(OSError, SafetensorError):
+        with safe_open(file, "numpy") as opened:
+            facts = opened.metadata() or {}
+            joined = opened.get_tensor("log_prob")
+        ends = np.cumsum([len(item.tokens) for item in trajectories])
+        whole = facts.get("key") == key and facts.get("sha256") == sha256(joined.tobytes()).hexdigest()
+        if whole and joined.dtype == np.float32 and joined.shape == (ends[-1],):
+            return np.split(joined, ends[:-1])
+    return None

@@ -1,0 +1,78 @@
+"""The objective of KTO: completions that are good or bad by themselves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxima.core.loss import Loss
+from proxima.core.metrics import Metrics, SumCount
+from proxima.core.preference import PREFERENCES, Kto, completion_log_prob
+from proxima.data import MarkedCompletion, PackedBatch, Trajectory
+from proxima.model import TokenOutputs
+from proxima.train.objectives.preference_objective import reference_log_prob
+from proxima.train.objectives.protocol import Objective
+
+
+@dataclass(frozen=True)
+class KlAnchor:
+    """KTO's z before it is clamped, [] float; the same for every micro-batch."""
+
+    value: Tensor
+    metrics: Metrics
+
+    def take(self, items: Sequence[int]) -> "KlAnchor":
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class KtoObjective(Objective[MarkedCompletion]):
+    """`proxima.core.preference.Kto` over whole updates.
+
+    Its z is the mean of log π − log π_ref over the update's prompts, each with the completion of another row, from a
+    forward pass without gradient before the update.
+    """
+
+    spec: Kto
+
+    @property
+    def whole_batch(self) -> bool:
+        return self.spec.anchor == "kl"
+
+    def sequences(self, item: MarkedCompletion) -> Sequence[Trajectory]:
+        """The label travels as the sign of the advantage."""
+        return (replace(item.completion, advantage=np.asarray(1 if item.good else -1, np.float32)),)
+
+    def decision_sequences(self, item: MarkedCompletion) -> Sequence[Trajectory]:
+        if item.mismatched is None:
+            raise ValueError(f"KTO needs a mismatched completion in every item; row {item.row} lacks it.")
+        return (item.mismatched,)
+
+    def decide(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> KlAnchor:
+        gap = torch.cat([_log_ratio(batch, outputs.need("log_prob")) for batch, outputs in parts])
+        return KlAnchor(gap.mean(), {"kl": SumCount.over(gap, torch.ones_like(gap, dtype=torch.bool))})
+
+    def denominators(self, items: Sequence[MarkedCompletion], decision: KlAnchor | None = None) -> list[Tensor]:
+        return [torch.tensor(float(len(items)), dtype=torch.float64)]
+
+    def losses(self, batch: PackedBatch, outputs: TokenOutputs, decision: KlAnchor | None = None) -> list[Loss]:
+        good = batch.advantage[batch.cu_seqlens[:-1]] > 0
+        ours = completion_log_prob(outputs.need("log_prob"), batch.loss_mask, batch.cu_seqlens)
+        reference = completion_log_prob(reference_log_prob(batch), batch.loss_mask, batch.cu_seqlens)
+        loss = self.spec(ours, reference, good, 0.0 if decision is None else decision.value)
+        reward = self.spec.beta * (ours - reference)
+        metrics: Metrics = {}
+        for side, members in (("chosen", good), ("rejected", ~good)):
+            metrics[f"rewards/{side}"] = SumCount.over(reward, members)
+            metrics[f"logps/{side}"] = SumCount.over(ours, members)
+        return [Loss(loss.sum(dtype=torch.float64), good.new_full((), len(good), dtype=torch.float64), metrics)]
+
+
+def _log_ratio(batch: PackedBatch, log_prob: Tensor) -> Tensor:
+    """[S] log π − log π_ref of the completions."""
+    return completion_log_prob(log_prob - reference_log_prob(batch), batch.loss_mask, batch.cu_seqlens)
+
+
+PREFERENCE_LOSSES: dict[str, type] = PREFERENCES | {"kto": Kto}

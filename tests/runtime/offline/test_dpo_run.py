@@ -1,0 +1,193 @@
+"""Runs of `proxima dpo`: resumed to the bit, with reference log-probs that are computed once, and what they refuse."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import proxima
+from proxima.config import load_recipe
+from proxima.config.preference_schema import PreferenceConfig
+from proxima.data import FieldError, UserError
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.offline import preference_method
+from tests.runtime.offline.test_offline_resume import PLACES, Died, die, once, press
+from tests.runtime.offline.tiny_dpo import go, recipe
+from tests.runtime.tiny_run import Watcher, assert_same, timeless, traces
+
+
+@pytest.fixture(scope="module")
+def tree(tiny_model, tmp_path_factory):
+    return lambda **changes: recipe(tiny_model("llama"), tmp_path_factory.getbasetemp() / "preferences", **changes)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tree, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    go(folder, tree())
+    return folder
+
+
+def records(folder, kind):
+    return [r for r in RunFolder(folder).read_metrics() if r["kind"] == kind]
+
+
+def test_a_run_learns_what_is_preferred(unbroken):
+    steps, evals = records(unbroken, "train"), records(unbroken, "eval")
+    assert steps[0]["loss"] == pytest.approx(np.log(2), rel=1e-5)  # the policy is the reference
+    assert steps[0]["rewards/margins"] == pytest.approx(0, abs=1e-5)
+    assert steps[-1]["rewards/margins"] > 0.05 and steps[-1]["loss"] < 0.68
+    assert {"rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/chosen", "logps/rejected"} <= set(
+        steps[0]
+    )
+    before, after = evals[0], evals[-1]
+    assert (before["accuracy"], before["rewards/margins"]) == (0.5, 0.0)  # nothing but ties, half right
+    assert after["accuracy"] > 0.5 and after["rewards/margins"] > 0 and after["loss"] < before["loss"]
+    assert after["accuracy/low"] <= after["accuracy"] <= after["accuracy/high"]
+    assert (after["answers"], after["questions"], before["correct"]) == (6, 3, 0)
+    assert after["correct"] == round(6 * after["accuracy"])
+    assert 0 <= before["log_prob_accuracy"] <= 1 and before["logps/chosen"] < 0
+
+
+@pytest.mark.parametrize("every", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("place", PLACES)
+def test_death_then_resume_is_as_if_unbroken(place, every, unbroken, tree, tmp_path):
+    """With the cache of the first run, and on the last place without one: the reference is loaded once more."""
+    cache = {"preference__cache": None} if place == "after the last step" else {}
+    with pytest.raises(Died):
+        go(tmp_path / "run", tree(checkpoint__every=every, **cache), observer=once(die, *PLACES[place]))
+    assert go(tmp_path / "run", tree(checkpoint__every=every, **cache), resume=True).status == "done"
+    assert_same(traces(tmp_path / "run"), traces(unbroken))
+
+
+@pytest.mark.parametrize("place", ["in the second epoch", "after step 1"])
+def test_a_resume_without_cache_computes_the_same_reference(place, unbroken, tree, tmp_path):
+    cache = {"preference__cache": None}
+    assert go(tmp_path / "run", tree(**cache), observer=once(press, *PLACES[place])).status == "stopped"
+    go(tmp_path / "run", tree(**cache), resume=True)
+    assert_same(traces(tmp_path / "run"), traces(unbroken))
+
+
+def test_the_reference_is_computed_once_and_a_damaged_file_again(unbroken, tree, tmp_path, monkeypatch):
+    computed = []
+    compute = preference_method.PreferenceMethod._reference
+
+    def counted(self, trajectories, progress):
+        computed.append(len(trajectories))
+        return compute(self, trajectories, progress)
+
+    monkeypatch.setattr(preference_method.PreferenceMethod, "_reference", counted)
+    cache = tmp_path / "cache"
+
+    def losses(folder, **changes):
+        go(tmp_path / folder, tree(preference__cache=str(cache), **changes))
+        return [timeless(r) for r in records(tmp_path / folder, "train")]
+
+    first = losses("first")
+    assert computed == [20, 12] and len(list(cache.iterdir())) == 2
+    assert losses("second") == first and computed == [20, 12]  # reused
+    file = max(cache.iterdir(), key=lambda f: f.stat().st_size)
+    save_file({"log_prob": load_file(file)["log_prob"] + 1}, file)
+    assert losses("third") == first and computed == [20, 12, 20]  # checked on reading
+    losses("other", preference__loss=[{"kind": "hinge"}])
+    assert computed == [20, 12, 20]  # another loss, the same reference
+    losses("fewer", train__steps=1)
+    assert computed == [20, 12, 20, 8]  # of the rows that the run comes to
+    shutil.rmtree(cache)
+
+
+@pytest.mark.parametrize(
+    "preference",
+    [
+        {"loss": ["ipo", "sft"], "weights": [1.0, 0.2]},
+        {"loss": ["aot"]},
+        {"loss": [{"kind": "sigmoid", "beta": 2.0}], "reduce": "mean"},
+        {"loss": ["sigmoid"], "ld_alpha": 0.5, "on_policy_weights": True},
+        {"loss": [{"kind": "sigmoid"}], "reference": "none"},
+    ],
+)
+def test_other_losses_and_conventions(preference, tree, tmp_path):
+    go(tmp_path / "run", tree(preference=preference | {"cache": None}, train__tokens_per_micro_batch=60))
+    steps, evals = records(tmp_path / "run", "train"), records(tmp_path / "run", "eval")
+    assert all(np.isfinite(r["loss"]) for r in steps) and steps[-1]["grad_norm"] > 0
+    assert evals[-1]["rewards/margins"] > evals[0]["rewards/margins"]
+    if preference.get("reference") == "none":
+        assert evals[0]["rewards/chosen"] == pytest.approx(0.1 * evals[0]["logps/chosen"], rel=1e-5)
+
+
+@pytest.mark.parametrize("anchor", ["kl", "zero"])
+def test_kto_on_marked_completions(anchor, tree, tmp_path):
+    loss = {"preference__loss": [{"kind": "kto", "beta": 0.5, "anchor": anchor}]}
+    go(tmp_path / "whole", tree(**loss))
+    steps, evals = records(tmp_path / "whole", "train"), records(tmp_path / "whole", "eval")
+    assert ("kl" in steps[0]) is (anchor == "kl")
+    assert (evals[0]["accuracy"], evals[0]["accuracy/low"], evals[0]["accuracy/high"]) == (0.5, 0.5, 0.5)
+    assert evals[-1]["rewards/chosen"] - evals[-1]["rewards/rejected"] > 0
+    with pytest.raises(Died):
+        go(tmp_path / "run", tree(**loss), observer=once(die, *PLACES["in the second epoch"]))
+    go(tmp_path / "run", tree(**loss), resume=True)
+    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
+
+
+def test_the_reference_of_an_adapter_is_the_base(tree, tmp_path):
+    lora = {"model__lora": {"rank": 2, "alpha": 4}, "preference__cache": None}
+    go(tmp_path / "whole", tree(**lora))
+    assert records(tmp_path / "whole", "train")[0]["rewards/margins"] == pytest.approx(0, abs=1e-5)
+    with pytest.raises(Died):
+        go(tmp_path / "run", tree(**lora), observer=once(die, *PLACES["in the second epoch"]))
+    go(tmp_path / "run", tree(**lora), resume=True)
+    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
+
+
+def test_rows_that_are_no_pairs_are_skipped_and_named(tree, tmp_path):
+    rows = [
+        {"question": "1?", "chosen": "a", "rejected": "b"},
+        {"question": "2?", "chosen": "same", "rejected": "same"},
+        {"question": "3?", "chosen": "", "rejected": "b"},
+        {"question": "4?", "chosen": "x" * 400, "rejected": "b"},
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {"task__path": str(file), "train__steps": 1, "eval__after": False}
+    watcher = Watcher()
+    go(tmp_path / "run", tree(**changes), observer=watcher)
+    (note,) = (text for text in watcher.warnings if "skipped" in text)
+    assert "task: 3 of 4 rows are skipped" in note
+    assert "rejected equals chosen" in note and "chosen is empty (row 2)" in note and "has no room" in note
+    with pytest.raises(FieldError, match="data.unusable='refuse' refuses row 1 of task: rejected='same' equals chosen"):
+        go(tmp_path / "other", tree(**changes, data__unusable="refuse"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"data__over_length": "truncate"}, "would change which side is better; set skip or refuse"),
+        ({"preference__loss": ["sigmoid", "kto"]}, "must be kto alone"),
+        ({"preference__loss": []}, "must name at least one"),
+        ({"preference__loss": ["kto"], "preference__reduce": "mean"}, "reduce=mean .*must be sum with kto"),
+        ({"preference__loss": ["ipo"], "preference__reduce": "mean"}, "must be sum: Ipo takes the mean"),
+        ({"preference__ld_alpha": 2.0}, r"ld_alpha=2 .*must be in \[0, 1\]"),
+        ({"preference__weights": [1.0, 1.0]}, "one for each of the 1 losses"),
+        ({"preference__loss": ["aot"], "preference__on_policy_weights": True}, "the losses of Aot are not those of"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes, line, tree):
+    with pytest.raises(UserError, match=line):
+        load_recipe(tree(**changes), root=PreferenceConfig)
+
+
+def test_kto_without_another_prompt_is_refused(tree, tmp_path):
+    file = tmp_path / "rows.jsonl"
+    rows = [{"question": "1?", "completion": text, "label": text == "a"} for text in "ab"]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UserError, match="row 0: no row with another prompt has a completion that fits"):
+        go(tmp_path / "run", tree(preference__loss=["kto"], task__path=str(file)))
+
+
+def test_from_python(tree, tmp_path):
+    run = proxima.dpo({**tree(train__steps=1), "folder": str(tmp_path / "run")}, quiet=True)
+    assert "rewards/margins" in run.metrics.columns
+    with pytest.raises(UserError, match="proxima dpo"):
+        proxima.train({**tree(), "folder": str(tmp_path / "other")}, quiet=True)

@@ -1,0 +1,53 @@
+"""DPO runs of seconds on a tiny model."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from proxima.config import resolve
+from proxima.config.preference_schema import PreferenceConfig
+from proxima.runtime.offline.offline_run import train_offline
+from proxima.runtime.summary import Summary
+from tests.runtime.offline import tiny_sft
+
+
+def preferences(folder: Path, name: str, count: int) -> Path:
+    """A file of pairs, two of each question, with the same as marked completions: the right sum against another
+    number."""
+    file = folder / f"{name}.jsonl"
+    rows = [
+        {
+            "question": f"{a} + {a % 3}?",
+            "chosen": f"It is {a + a % 3}.",
+            "rejected": f"It is {a + wrong}.",
+            "completion": f"{a + (wrong if a % 2 else a % 3)}!",
+            "label": a % 2 == 0,
+        }
+        for a in range(count)
+        for wrong in (3, 40)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def recipe(model: Path, folder: Path, **changes: Any) -> dict[str, Any]:
+    """4 steps of 4 of 10 pairs, six of which are held out too, as so small a model learns by heart; `changes` as in
+    `tiny_sft.recipe`."""
+    tree = tiny_sft.recipe(model, folder)
+    del tree["sft"], tree["eval"]["samples"], tree["eval"]["sample_tokens"]
+    tree["task"] = {"kind": "jsonl", "path": str(preferences(folder, "preferences", 5)), "answer": None}
+    tree["eval"]["task"] = tree["task"] | {"path": str(preferences(folder, "held-out", 3))}
+    tree["preference"] = {"loss": [{"kind": "sigmoid", "beta": 0.5}], "cache": str(folder / "cache")}
+    for dotted, value in changes.items():
+        *path, last = dotted.split("__")
+        place = tree
+        for key in path:
+            place = place.setdefault(key, {})
+        place[last] = value
+    return tree
+
+
+def go(folder: Path, tree: Mapping[str, Any], *, observer: Any = None, resume: bool = False) -> Summary:
+    resolved = resolve({**tree, "folder": str(folder)}, root=PreferenceConfig)
+    return train_offline(resolved.config, resolved=resolved, observer=observer, resume=resume)

@@ -1,0 +1,62 @@
+"""KTO in the training stack: its gradient is that of one unsplit batch, however it is split."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from proxima.core.preference import Kto
+from proxima.data import MarkedCompletion
+from proxima.train.objectives import KtoObjective
+from tests.model.rows import plain_log_prob
+from tests.tiny import tiny
+from tests.train.helpers import assert_close
+from tests.train.test_preference_objective import BUDGETS, completions, expected, gradients
+
+
+def marked():
+    items = completions()
+    return [
+        MarkedCompletion(
+            row=i,
+            completion=items[i],
+            good=i % 3 != 1,
+            mismatched=replace(items[(i + 3) % 10], prompt_tokens=items[i].prompt_tokens, group=items[i].group),
+        )
+        for i in range(10)
+    ]
+
+
+@pytest.mark.parametrize("anchor", ["kl", "zero"])
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_kto_anchors_at_the_kl_of_mismatched_completions(anchor, budget):
+    spec, items = Kto(beta=0.3, good_weight=1.5, anchor=anchor), marked()
+
+    def gap(model, row):
+        return plain_log_prob(model, row).sum() - float(row.reference_log_prob.sum())
+
+    def kl(model):
+        with torch.no_grad():
+            return torch.stack([gap(model, item.mismatched) for item in items]).mean()
+
+    def loss(model):
+        ours = torch.stack([gap(model, item.completion) for item in items])
+        good = torch.tensor([item.good for item in items])
+        return spec(ours, torch.zeros(10), good, kl(model)).mean()
+
+    found, result = gradients(KtoObjective(spec=spec), items, budget)
+    wanted, value = expected(loss)
+    assert_close(found, wanted, 5e-5)
+    assert result.metrics["loss"] == pytest.approx(value, rel=2e-5)
+    if anchor == "kl":
+        assert result.metrics["kl"] == pytest.approx(float(kl(tiny("llama"))), rel=1e-4)
+    with torch.no_grad():
+        rewards = [0.3 * float(gap(tiny("llama"), item.completion)) for item in items if item.good]
+    assert result.metrics["rewards/chosen"] == pytest.approx(np.mean(rewards), rel=1e-4)
+
+
+def test_kto_without_a_mismatched_completion_is_refused():
+    items = [replace(item, mismatched=None) for item in marked()]
+    with pytest.raises(ValueError, match="KTO needs a mismatched completion in every item; row 0 lacks it"):
+        gradients(KtoObjective(spec=Kto()), items, 40)
