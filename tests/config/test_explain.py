@@ -156,8 +156,9 @@ def test_memory_adds_up(recipe, tiny_model):
     assert found["KV cache"] == 2 * facts.layers * facts.kv_width * 64 * 64 * 4
     assert "reference model" not in found
     assert "autocast copy of the weights" not in found
-    more = resolve(recipe(), [*overrides, "algorithm.reference_kl=k3"]).config
-    assert memory_of(more, facts, batch_of(more, 40))["reference model"] == 4 * facts.parameters
+    for kl in ("algorithm.reference_kl=k3", "algorithm.reward_kl.estimator=k3"):
+        more = resolve(recipe(), [*overrides, kl]).config
+        assert memory_of(more, facts, batch_of(more, 40))["reference model"] == 4 * facts.parameters
 
 
 def test_a_teacher_is_in_memory_and_time(recipe, tiny_model):

@@ -73,6 +73,19 @@ def test_recomputed_log_probs_are_the_old_policy(tiny_model, tmp_path, updates):
     assert first["reward_kl/mean"] == first["reward_kl/paid"] == 0 and first["mismatch/k3_kl"] > 0
 
 
+def test_gae_reads_the_rewards_of_tokens(tiny_model, tmp_path):
+    """With values of (nearly) 0 and gamma = lambda = 1 an advantage is what is left of the completion's rewards."""
+    gae = {"kind": "gae", "lam": 1.0, "whiten": False}
+    critic = {"kind": "model", "head_std": 0.0, "optimizer": {"kind": "adamw", "lr": 1e-12}}
+    go(tmp_path / "run", shaped_recipe(tiny_model("llama"), gae, critic=critic, train__steps=2))
+    rows = read_rows(RunFolder(tmp_path / "run").rollout_file(2))
+    assert len(rows) == 16
+    for row in rows:
+        left = np.cumsum(np.array(row["token_reward"])[::-1])[::-1]
+        assert (row["token_advantage"] or [row["advantage"]]) == pytest.approx(left, abs=1e-4)
+        assert abs(sum(row["token_reward"]) - row["reward"]) > 1e-4
+
+
 @pytest.mark.slow
 def test_an_adaptive_coefficient_is_resumed_to_the_bit(tiny_model, tmp_path):
     def stop(event, *facts):
