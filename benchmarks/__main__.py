@@ -10,6 +10,7 @@ from benchmarks.harness import HERE, machine
 #: quick ones first; `seeds` trains six models
 CLAIMS = (
     "columns",
+    "weight_handover",
     "step_overhead",
     "advantage_scan",
     "cppo_mask",

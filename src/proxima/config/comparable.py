@@ -40,6 +40,9 @@ FIELD_CLASSES: Mapping[str, FieldClass] = {
     "algorithm.preset": FieldClass.LABEL,  # its fields are compared
     "checkpoint": FieldClass.OPERATION,
     "engine.prefill_tokens": FieldClass.RESUMABLE,
+    "engine.restarts": FieldClass.OPERATION,
+    "engine.threads": FieldClass.LABEL,
+    "engine.timeout": FieldClass.OPERATION,
     "eval": FieldClass.RESUMABLE,
     "eval.after": FieldClass.PROGRESS,
     "eval.before": FieldClass.PROGRESS,

@@ -17,6 +17,7 @@ from proxima.config.schema import ModelConfig, RunConfig
 from proxima.core.advantage import needs_baseline
 from proxima.core.selection import Prune, prompts_factor
 from proxima.data import Trajectory
+from proxima.engine import LocalProcess
 from proxima.model.lora import Lora, adapter_parameters
 from proxima.reward import ModelReward
 from proxima.rollout.dynamic_sampling import DynamicSampling
@@ -222,6 +223,7 @@ def memory_of(
         "reference model": p * master if config.algorithm.needs_reference and config.model.lora is None else 0,
         "teacher model": 0 if teacher is None else _teacher_bytes(config, teacher.parameters),
         "engine's copy of the weights": p * engine_bytes if config.engine.needs_weights else 0,
+        "weights shared with the engine's process": p * master if isinstance(config.engine, LocalProcess) else 0,
         "KV cache": 2 * model.layers * model.kv_width * row * slots * engine_bytes,
         ACTIVATIONS: activations,
         "logits": logits + slots * model.vocabulary * 4,

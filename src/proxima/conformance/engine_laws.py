@@ -10,7 +10,16 @@ import numpy as np
 
 from proxima.conformance.laws import Law, require_that
 from proxima.data import Completion, Prompt
-from proxima.engine.protocol import Engine, EngineSetup, Request, Sampling, ScoreRequest, WeightUpdate
+from proxima.engine.protocol import (
+    Capabilities,
+    Engine,
+    EngineSetup,
+    Request,
+    Sampling,
+    ScoreRequest,
+    WeightUpdate,
+    close_engine,
+)
 from proxima.model.load import LoadedModel
 
 T = TypeVar("T")
@@ -68,7 +77,11 @@ async def completions(engine: Engine, wanted: Sequence[Request]) -> list[Complet
 
 def _run(check: Callable[[Engine], Awaitable[None]], case: EngineUnderTest) -> None:
     async def limited() -> None:
-        await asyncio.wait_for(check(case.spec.build(case.setup)), SECONDS)
+        engine = case.spec.build(case.setup)
+        try:
+            await asyncio.wait_for(check(engine), SECONDS)
+        finally:
+            close_engine(engine)
 
     asyncio.run(limited())
 
@@ -151,17 +164,22 @@ def versions(case: EngineUnderTest) -> None:
     _run(partial(_versions, update), case)
 
 
+def _capabilities(case: EngineUnderTest) -> Capabilities:
+    engine = case.spec.build(case.setup)
+    close_engine(engine)
+    found: Capabilities = engine.capabilities
+    return found
+
+
 def _needs(capability: str) -> Callable[[Any], str | None]:
     def missing(case: EngineUnderTest) -> str | None:
-        engine = case.spec.build(case.setup)
-        return None if getattr(engine.capabilities, capability) else f"capabilities.{capability} is False"
+        return None if getattr(_capabilities(case), capability) else f"capabilities.{capability} is False"
 
     return missing
 
 
 def _takes_modules(case: EngineUnderTest) -> str | None:
-    kinds = case.spec.build(case.setup).capabilities.weight_updates
-    return None if "module" in kinds else "it takes no weights from this process"
+    return None if "module" in _capabilities(case).weight_updates else "it takes no weights from this process"
 
 
 def _law(name: str, consequence: str, check: Callable[[Engine], Awaitable[None]], **more: Any) -> Law:

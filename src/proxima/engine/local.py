@@ -75,22 +75,26 @@ class Local(EngineSpec):
         modes = get_args(Interrupt)
         require(self.interrupt in modes, "interrupt", self.interrupt, f"must be one of {', '.join(modes)}")
 
-    def build(self, setup: EngineSetup) -> "LocalEngine":
+    def build(self, setup: EngineSetup) -> Engine:
         """The running engine."""
         compute = setup.compute or ComputeThread()
         return LocalEngine(compute.call(setup.load_weights), self, max_length=setup.max_length, compute=compute)
+
+
+def check_decoder(model: nn.Module, kind: str) -> None:
+    """Raise UserError if `fast` is asked for and this architecture has no fast path."""
+    if kind == "fast" and (reason := supports(model)):
+        raise UserError(f"engine.decoder='fast': {reason}; use auto or general.")
 
 
 def make_decoder(model: nn.Module, dtype: torch.dtype, kind: str = "auto") -> Decoder:
     """The decoder that `kind` asks for.
 
     Raises:
-        ValueError: `fast` was asked for and this architecture has no fast path.
+        UserError: as `check_decoder`.
     """
-    reason = supports(model)
-    if kind == "fast" and reason:
-        raise UserError(f"engine.decoder='fast': {reason}; use auto or general.")
-    if kind in ("auto", "fast") and reason is None:
+    check_decoder(model, kind)
+    if kind in ("auto", "fast") and supports(model) is None:
         return FastDecoder(model, dtype)
     return RecomputeDecoder(model, dtype) if unpackable(model) else GeneralDecoder(model, dtype)
 

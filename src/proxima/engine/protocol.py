@@ -157,6 +157,8 @@ class EngineSetup:
         load_weights: returns model and tokenizer in this process; only specs with `needs_weights` may call it.
         max_length: tokens of prompt and completion together; None is the model's own limit.
         compute: the thread of the tensor work of this process; None: that of the event loop.
+        log: file for the output of a process that the engine starts; None: only its errors, where those of this process
+            go.
     """
 
     model_path: str
@@ -164,10 +166,16 @@ class EngineSetup:
     load_weights: "Callable[[], LoadedModel]"
     max_length: int | None = None
     compute: "ComputeThread | None" = None
+    log: Path | None = None
 
     @classmethod
     def of(
-        cls, loaded: "LoadedModel", *, max_length: int | None = None, compute: "ComputeThread | None" = None
+        cls,
+        loaded: "LoadedModel",
+        *,
+        max_length: int | None = None,
+        compute: "ComputeThread | None" = None,
+        log: Path | None = None,
     ) -> "EngineSetup":
         """For a model that is loaded already."""
         return cls(
@@ -176,6 +184,7 @@ class EngineSetup:
             load_weights=lambda: loaded,
             max_length=max_length,
             compute=compute,
+            log=log,
         )
 
 
@@ -239,3 +248,9 @@ class Engine(Protocol):
     async def health(self) -> Health:
         """Health check; answers at once."""
         ...
+
+
+def close_engine(engine: Engine) -> None:
+    """End what an engine has started beside this process. One that starts nothing needs no method `close`."""
+    if (close := getattr(engine, "close", None)) is not None:
+        close()

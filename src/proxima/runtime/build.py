@@ -15,6 +15,7 @@ from proxima.core.distillation import NoPolicyGradient
 from proxima.core.penalty import EntropyBonus
 from proxima.core.selection import prompts_factor
 from proxima.data import FieldError, Group
+from proxima.engine.executor import Executor
 from proxima.engine.protocol import EngineSetup, Sampling
 from proxima.model import LoadedModel, PackedModel, Policy, load
 from proxima.model.compute_thread import ComputeThread
@@ -262,7 +263,9 @@ def make_controller(
     recorder = RolloutRecorder(store.journal, data.source, observer)
     generator = evaluation = None
     if data.held_out or not isinstance(data.source, StoredRollouts):
-        engine = config.engine.build(EngineSetup.of(loaded, max_length=data.max_length, compute=compute))
+        log = store.folder.engine_log
+        setup = EngineSetup.of(loaded, max_length=data.max_length, compute=compute, log=log)
+        engine = Executor(config.engine.build(setup))
         rewards = make_rewards(config, config.reward, compute)
         generator = GroupGenerator(engine, rewards, training_groups(config), clock.now)
         evaluation = make_evaluation(config, data, generator, compute, observer)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.core.correction import health
-from proxima.engine.protocol import WeightUpdate
+from proxima.engine.protocol import WeightUpdate, close_engine
 from proxima.rollout.collector import BatchCollector, BatchNotFilled, CollectedBatch, score_errors
 from proxima.runtime.algorithm import Algorithm, StepBatch
 from proxima.runtime.carried_groups import CARRIED_GROUPS, write_groups
@@ -141,11 +141,12 @@ class Controller(TrainingLoop):
             await generator.engine.resume()
 
     def close(self) -> None:
-        """End the workers of the rewards."""
+        """End the workers of the rewards, and the engine's process if it has one."""
         generators = [self.collector.generator] if self.collector.generator is not None else []
         generators += [one.generator for one in self.evaluation.others.values()] if self.evaluation else []
         for generator in generators:
             generator.rewards.close()
+            close_engine(generator.engine)
 
     async def finish_step(
         self, record: Mapping[str, Any], collected: CollectedBatch, batch: StepBatch, result: UpdateResult

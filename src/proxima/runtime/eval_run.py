@@ -6,6 +6,7 @@ completions are the same bytes for the same command; what may differ (time, mach
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, is_dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,7 +19,7 @@ from proxima.config.describe import kind_of
 from proxima.data import Group, UserError
 from proxima.data.atomic_files import atomic_writer, write_atomic
 from proxima.data.jsonl import dumps
-from proxima.engine.protocol import Engine, EngineSetup
+from proxima.engine.protocol import Engine, EngineSetup, close_engine
 from proxima.evaluate.eval_metrics import eval_metrics
 from proxima.evaluate.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
 from proxima.evaluate.votes import answer_extractor
@@ -98,11 +99,12 @@ def run_eval(
     if folder is not None:
         _prepare_folder(config, folder, overwrite)
     observer.progress("load", 0, 1, "models")
-    with quiet_transformers(), ThreadPoolExecutor(1) as background:
+    with quiet_transformers(), ThreadPoolExecutor(1) as background, ExitStack() as opened:
         sha = background.submit(model_sha, config.model.path, config.model.revision)
         model = load_model(config)
         compute = ComputeThread()
         engine = config.engine.build(EngineSetup.of(model, max_length=suites[0].context, compute=compute))
+        opened.callback(close_engine, engine)
         outcome = EvalOutcome(result={}, seconds={"load": clock.now() - started}, folder=folder)
         facts: dict[str, Any] = {}
         for loaded in suites:

@@ -1,7 +1,7 @@
 """The run folder: its files, its lock, and how it is restored to an earlier step.
 
 config.yaml  environment.json  metrics.jsonl  run.sqlite  rollouts/000012.parquet  evals/000012-after.parquet
-checkpoints/000040/  summary.json  report.html  log.txt
+checkpoints/000040/  summary.json  report.html  log.txt  engine.log
 """
 
 import json
@@ -43,6 +43,7 @@ class RunFolder:
         self.summary = self.path / "summary.json"
         self.report = self.path / "report.html"
         self.log = self.path / "log.txt"
+        self.engine_log = self.path / "engine.log"
         self.trackers = self.path / "trackers"
         self._lock: IO[bytes] | None = None
         self.earlier_warnings: list[dict[str, Any]] = []  # of the run that `rewind` found, up to its step
@@ -224,5 +225,6 @@ class RunFolder:
         for folder in (self.rollouts, self.evals, self.checkpoints, self.trackers):
             shutil.rmtree(folder, ignore_errors=True)
         journal = [self.journal.with_name(self.journal.name + end) for end in ("", "-wal", "-shm")]
-        for path in (self.config, self.environment, self.metrics, self.summary, self.report, self.log, *journal):
+        files = (self.config, self.environment, self.metrics, self.summary, self.report, self.log, self.engine_log)
+        for path in (*files, *journal):
             path.unlink(missing_ok=True)

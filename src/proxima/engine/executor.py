@@ -1,0 +1,207 @@
+"""An engine that tells others when it pauses and resumes."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from itertools import count
+from typing import Literal
+
+from proxima.data import Completion
+from proxima.data.columns import Floats
+from proxima.engine.protocol import (
+    Capabilities,
+    Engine,
+    Health,
+    PauseMode,
+    Request,
+    ScoreRequest,
+    WeightUpdate,
+    close_engine,
+)
+
+Stage = Literal["pre_pause", "post_pause", "pre_resume", "post_resume"]
+Hook = Callable[[], object]  # what it returns is awaited where it can be
+RemoveHook = Callable[[], None]
+
+
+class HookError(RuntimeError):
+    """Hooks of a stage raised. The message names each with its exception.
+
+    Args:
+        stage: when they were called.
+        failures: name and exception of each, in the order of the calls.
+    """
+
+    def __init__(self, stage: Stage, failures: Sequence[tuple[str, Exception]]) -> None:
+        self.stage, self.failures = stage, tuple(failures)
+        told = "; ".join(f"{name}: {type(error).__name__}: {error}" for name, error in failures)
+        super().__init__(f"{len(failures)} {stage} hook{'s' if len(failures) > 1 else ''} failed: {told}")
+
+
+@dataclass(eq=False)
+class HookCall:
+    """A hook that is running, as the code that it calls sees it."""
+
+    executor: "Executor"
+    stage: Stage
+    name: str
+    running: bool = True
+
+
+_CALL: ContextVar[HookCall | None] = ContextVar("hook_call", default=None)
+
+
+class Executor:
+    """An engine, with hooks before and after it pauses and resumes.
+
+    Hooks take no argument, may be synchronous or not, and run one after the other in the order in which they were
+    registered. When one raises, the others of the stage run all the same; then `HookError` names all that failed, and
+    the transition stops where it is: after `pre_pause` the engine still runs, after `post_pause` and `pre_resume` it is
+    paused, after `post_resume` it runs. From each of these states `pause` and `resume` work as ever. Pausing a paused
+    engine and resuming a running one call no hook.
+
+    A hook may call everything that ends: `score`, `publish`, `abort`, `health`, and where the engine runs `generate`.
+    It may not pause or resume the executor, nor await completions while it is paused, for they would never come: that
+    raises RuntimeError in the hook, at once. A hook that waits for such a thing in another task fails after
+    `hook_seconds`, and is left to itself.
+
+    Args:
+        engine: does the work.
+        hook_seconds: that an asynchronous hook may take.
+    """
+
+    def __init__(self, engine: Engine, *, hook_seconds: float = 600.0) -> None:
+        self.engine, self.hook_seconds = engine, hook_seconds
+        self._hooks: dict[Stage, dict[int, Hook]] = {
+            "pre_pause": {},
+            "post_pause": {},
+            "pre_resume": {},
+            "post_resume": {},
+        }
+        self._numbers = count()
+        self._transition = asyncio.Lock()
+        self._paused = False
+
+    # ---- hooks -------------------------------------------------------------------------------------------------------
+
+    def register_pre_pause_hook(self, hook: Hook) -> RemoveHook:
+        """Call `hook` before the engine pauses, while it still samples. Returns what removes it again."""
+        return self._register("pre_pause", hook)
+
+    def register_post_pause_hook(self, hook: Hook) -> RemoveHook:
+        """Call `hook` when no token is being sampled any more. Returns what removes it again."""
+        return self._register("post_pause", hook)
+
+    def register_pre_resume_hook(self, hook: Hook) -> RemoveHook:
+        """Call `hook` before the engine samples again. Returns what removes it again."""
+        return self._register("pre_resume", hook)
+
+    def register_post_resume_hook(self, hook: Hook) -> RemoveHook:
+        """Call `hook` when the engine samples again. Returns what removes it again."""
+        return self._register("post_resume", hook)
+
+    def _register(self, stage: Stage, hook: Hook) -> RemoveHook:
+        number, hooks = next(self._numbers), self._hooks[stage]
+        hooks[number] = hook
+
+        def remove() -> None:
+            hooks.pop(number, None)
+
+        return remove
+
+    async def _call_hooks(self, stage: Stage) -> None:
+        hooks, failures = self._hooks[stage], list[tuple[str, Exception]]()
+        for number, hook in list(hooks.items()):
+            if number not in hooks:  # removed by one before it
+                continue
+            call = HookCall(self, stage, getattr(hook, "__qualname__", repr(hook)))
+            token = _CALL.set(call)
+            try:
+                if inspect.isawaitable(result := hook()):
+                    await self._limited(result)
+            except Exception as error:
+                failures.append((call.name, error))
+            finally:
+                call.running = False
+                _CALL.reset(token)
+        if failures:
+            raise HookError(stage, failures) from failures[0][1]
+
+    async def _limited(self, work: Awaitable[object]) -> None:
+        task = asyncio.ensure_future(work)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self.hook_seconds)
+        except asyncio.CancelledError:
+            task.cancel()
+            raise
+        if not done:  # not cancelled: that would also end what it waits for
+            task.add_done_callback(lambda late: late.cancelled() or late.exception())
+            message = f"did not end within {self.hook_seconds:g} s; does it wait for completions of the paused engine?"
+            raise TimeoutError(message)
+        task.result()
+
+    def _refuse_in_hook(self, method: str, stages: Sequence[Stage]) -> None:
+        call = _CALL.get()
+        if call is not None and call.running and call.executor is self and call.stage in stages:
+            why = "completions that a paused engine never gives" if method == "generate" else "itself"
+            raise RuntimeError(f"the {call.stage} hook {call.name} calls {method}() and would wait for {why}")
+
+    # ---- the engine --------------------------------------------------------------------------------------------------
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """See `Engine`.
+
+        Raises:
+            HookError: hooks failed; see the class for the state that this leaves.
+        """
+        self._refuse_in_hook("pause", tuple(self._hooks))
+        async with self._transition:
+            was_running = not self._paused
+            if was_running:
+                await self._call_hooks("pre_pause")
+            await self.engine.pause(mode)
+            self._paused = True
+            if was_running:
+                await self._call_hooks("post_pause")
+
+    async def resume(self) -> None:
+        """See `Engine`.
+
+        Raises:
+            HookError: as `pause`.
+        """
+        self._refuse_in_hook("resume", tuple(self._hooks))
+        async with self._transition:
+            was_paused = self._paused
+            if was_paused:
+                await self._call_hooks("pre_resume")
+            await self.engine.resume()
+            self._paused = False
+            if was_paused:
+                await self._call_hooks("post_resume")
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.engine.capabilities
+
+    def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        self._refuse_in_hook("generate", ("post_pause", "pre_resume"))
+        return self.engine.generate(requests)
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
+        return await self.engine.score(requests)
+
+    async def publish(self, update: WeightUpdate) -> None:
+        await self.engine.publish(update)
+
+    async def abort(self, prompt_uid: int) -> None:
+        await self.engine.abort(prompt_uid)
+
+    async def health(self) -> Health:
+        return await self.engine.health()
+
+    def close(self) -> None:
+        """End what the engine has started beside this process."""
+        close_engine(self.engine)

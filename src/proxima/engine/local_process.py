@@ -1,0 +1,181 @@
+"""The local engine in a process of its own, beside the trainer."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import torch
+
+from proxima.data import Completion, Prompt, UserError, require
+from proxima.data.columns import Floats
+from proxima.engine.channel import ProcessSetup
+from proxima.engine.local import Local, check_decoder
+from proxima.engine.protocol import (
+    Capabilities,
+    Engine,
+    EngineSetup,
+    Health,
+    PauseMode,
+    Request,
+    ScoreRequest,
+    WeightUpdate,
+)
+from proxima.engine.shared_weights import SharedWeights, model_as_files
+from proxima.engine.supervisor import Supervisor
+from proxima.model.compute_thread import ComputeThread
+from proxima.model.load import LoadedModel
+
+HEALTH_SECONDS = 5.0  # that `health` waits for the process
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalProcess(Local):
+    """The local engine in a process of its own, so that it generates while the trainer computes.
+
+    Its completions are those of `local`, to the bit. Weights go through shared memory. A process that dies or hangs is
+    replaced, and what it had not finished is generated again.
+
+    Args:
+        threads: torch threads of the engine's process; 0: as many as the trainer's. With both busy at once, more
+            threads than cores slow both down many times over.
+        restarts: processes in a row that may end without one finished completion before the run gives up.
+        timeout: seconds without an answer to a health check after which the process counts as hung and is replaced.
+    """
+
+    threads: int = 0
+    restarts: int = 3
+    timeout: float = 120.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.threads >= 0, "threads", self.threads, "must be >= 0; 0 is as many as the trainer's")
+        require(self.restarts >= 0, "restarts", self.restarts, "must be >= 0; 0 gives up at once")
+        require(self.timeout > 0, "timeout", self.timeout, "must be > 0 seconds")
+
+    def build(self, setup: EngineSetup) -> Engine:
+        """The engine; its process starts in the background."""
+        compute = setup.compute or ComputeThread()
+        loaded = compute.call(setup.load_weights)
+        return ProcessEngine(loaded, self, max_length=setup.max_length, compute=compute, log=setup.log)
+
+
+class ProcessEngine:
+    """See `Engine` for the protocol, and `Supervisor` for what happens when the process dies. `close` ends it.
+
+    A completion that was interrupted by new weights, and then by the death of the process, is generated again under the
+    newest weights alone.
+
+    Args:
+        loaded: model and tokenizer; the weights are copied.
+        spec: the settings.
+        max_length: tokens of prompt and completion together; None is the model's own limit.
+        compute: the thread of the tensor work here: copying weights to the shared memory.
+        log: file that the output of the process is appended to.
+
+    Raises:
+        UserError: the decoder can't run this model, or the system can't pass file descriptors on.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        spec: LocalProcess | None = None,
+        *,
+        max_length: int | None = None,
+        compute: ComputeThread | None = None,
+        log: Path | None = None,
+    ) -> None:
+        self.spec = spec = spec or LocalProcess()
+        self.compute = compute or ComputeThread()
+        check_decoder(loaded.model, spec.decoder)
+        if os.name != "posix":
+            raise UserError("engine.kind='local_process' needs Linux or macOS", remedy="use local")
+        self._on_cpu = loaded.model.device.type == "cpu"
+        self._version = 0
+        self._weights, setup = self.compute.call(_share, loaded, spec, max_length)
+        self._supervisor = Supervisor(setup, self._weights, restarts=spec.restarts, timeout=spec.timeout, log=log)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            weight_updates=frozenset({"module"}),
+            score=True,
+            top_k=self.spec.top_k_log_probs,
+            deterministic=self._on_cpu,
+        )
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        """Stream completions as they end. Callers at the same time share the slots.
+
+        Raises:
+            UserError: a prompt that leaves no room for one token; one process after the other ended.
+        """
+        lean = {r.prompt.uid: Prompt(uid=r.prompt.uid, messages=(), tokens=r.prompt.tokens) for r in requests}
+        asked = [replace(request, prompt=lean[request.prompt.uid]) for request in requests]
+        async with aclosing(self._supervisor.replies("generate", asked)) as replies:  # type: ignore[type-var]
+            async for kind, value in replies:
+                if kind == "item":
+                    yield value
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
+        scores: list[Floats] = await self._supervisor.ask("score", list(requests))
+        return scores
+
+    async def publish(self, update: WeightUpdate) -> None:
+        """Copy the weights of a module of the same architecture to the shared memory, and have the process load them;
+        see `LocalEngine.publish`. The process has a copy of its own: what it computes never reads the shared one.
+
+        Raises:
+            ValueError: the update is a checkpoint, or the module has other parameters.
+        """
+        module = update.module
+        if module is None:
+            raise ValueError("the local engine takes the weights of a module, not a checkpoint")
+
+        async def write() -> None:
+            await self.compute.run(self._weights.write, module, update.version)
+
+        await self._supervisor.publish(write, update.version)
+        self._version = update.version
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        await self._supervisor.ask("pause", mode)
+
+    async def resume(self) -> None:
+        await self._supervisor.ask("resume")
+
+    async def abort(self, prompt_uid: int) -> None:
+        await self._supervisor.ask("abort", prompt_uid)
+
+    async def health(self) -> Health:
+        """Not `ok` while no process is ready; `detail` has its `pid` and how many `ended` before it."""
+        supervisor = self._supervisor
+        process = supervisor.process
+        detail = {"pid": process.pid if process else None, "ended": supervisor.ended}
+        if supervisor.ready:
+            with suppress(TimeoutError, UserError):
+                found: Health = await asyncio.wait_for(supervisor.ask("health"), HEALTH_SECONDS)
+                return replace(found, detail=detail)
+        return Health(ok=False, version=self._version, waiting=supervisor.owed, detail=detail)
+
+    def close(self) -> None:
+        """End the process. May be called twice."""
+        self._supervisor.close()
+
+
+def _share(loaded: LoadedModel, spec: LocalProcess, max_length: int | None) -> tuple[SharedWeights, ProcessSetup]:
+    weights = SharedWeights.allocate(loaded.model)
+    weights.write(loaded.model, 0)
+    setup = ProcessSetup(
+        files=model_as_files(loaded.model, loaded.tokenizer),
+        path=loaded.path,
+        device=str(loaded.model.device),
+        places=weights.places,
+        spec=Local(**{one.name: getattr(spec, one.name) for one in fields(Local)}),
+        max_length=max_length,
+        threads=spec.threads or torch.get_num_threads(),
+    )
+    return weights, setup

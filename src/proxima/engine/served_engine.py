@@ -1,0 +1,112 @@
+"""What runs in the process of the engine: `LocalEngine`, served over a socket. Ends when the other end closes."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import aclosing, suppress
+from typing import Any
+
+import torch
+
+from proxima.engine.channel import MOST, ProcessSetup, receive, send
+from proxima.engine.local import LocalEngine
+from proxima.engine.protocol import WeightUpdate
+from proxima.engine.shared_weights import ModelOverWeights, SharedWeights
+from proxima.model.compute_thread import ComputeThread
+from proxima.model.load import LoadedModel
+
+PR_SET_PDEATHSIG = 1  # the signal that this process gets when its parent ends
+
+
+class ServedEngine:
+    """A local engine whose weights come through shared memory.
+
+    Args:
+        setup: what it is made from.
+        weights: what it is loaded with, now and at each `publish`.
+        compute: the thread of the tensor work.
+    """
+
+    def __init__(self, setup: ProcessSetup, weights: SharedWeights, compute: ComputeThread) -> None:
+        torch.set_num_threads(setup.threads)
+        self.source = ModelOverWeights(setup.files, weights, torch.device(setup.device))
+        self.source.refresh(weights.version)
+        loaded = LoadedModel(model=self.source.model, tokenizer=self.source.tokenizer, path=setup.path)
+        self.engine = LocalEngine(loaded, setup.spec, max_length=setup.max_length, compute=compute)
+        self.engine.scheduler.version = weights.version
+
+    def answer(self, method: str, arguments: tuple[Any, ...]) -> AsyncIterator[tuple[str, Any]]:
+        """Replies to a call: `item` for each completion, and `done` at the end."""
+        return self._completions(*arguments) if method == "generate" else self._result(method, arguments)
+
+    async def _completions(self, requests: Any) -> AsyncIterator[tuple[str, Any]]:
+        async with aclosing(self.engine.generate(requests)) as stream:  # type: ignore[type-var]
+            async for completion in stream:
+                yield "item", completion
+        yield "done", None
+
+    async def _result(self, method: str, arguments: tuple[Any, ...]) -> AsyncIterator[tuple[str, Any]]:
+        if method == "publish":
+            (version,) = arguments
+            await self.engine.compute.run(self.source.refresh, version)
+            await self.engine.publish(WeightUpdate(version=version, module=self.source.model))
+            yield "done", None
+        else:
+            yield "done", await getattr(self.engine, method)(*arguments)
+
+
+async def serve_engine(channel: socket.socket, fd: int, compute: ComputeThread) -> None:
+    """Answer calls until the other end closes; then this process ends, whatever it is computing."""
+    reader, writer = await asyncio.open_connection(sock=channel, limit=MOST)
+    try:
+        setup: ProcessSetup = await receive(reader)
+        weights = SharedWeights(fd, setup.places)
+        served = await compute.run(ServedEngine, setup, weights, compute)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        os._exit(0)
+    except Exception as error:
+        traceback.print_exc()
+        send(writer, (0, "error", error))
+        await writer.drain()
+        os._exit(1)
+    print(f"process {os.getpid()}: ready, version {weights.version}, {setup.threads} threads", flush=True)
+    send(writer, (0, "done", None))
+    tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def reply(number: int, method: str, arguments: tuple[Any, ...]) -> None:
+        try:
+            async with aclosing(served.answer(method, arguments)) as replies:  # type: ignore[type-var]
+                async for kind, value in replies:
+                    send(writer, (number, kind, value))
+                    await writer.drain()
+        except Exception as error:
+            traceback.print_exc()
+            send(writer, (number, "error", error))
+        finally:
+            tasks.pop(number, None)
+
+    with suppress(asyncio.IncompleteReadError, ConnectionError):
+        while True:
+            number, method, arguments = await receive(reader)
+            if method != "cancel":
+                tasks[number] = asyncio.create_task(reply(number, method, arguments))
+            elif number in tasks:
+                tasks[number].cancel()
+    os._exit(0)
+
+
+def main() -> None:
+    with suppress(OSError, AttributeError):  # Linux; elsewhere the closed socket must do
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    channel, fd = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    compute = ComputeThread()
+    compute.serve(serve_engine(channel, fd, compute))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""The weights of a model in memory that two processes share, and the model around them for the other process."""
+
+import copy
+import json
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from proxima.model.load import load_config, load_tokenizer
+from proxima.model.lora import is_adapted, plain_weights
+
+ALIGNMENT = 64  # bytes
+HEADER = 8  # words of 8 bytes: version, checksum
+GENERATION = "generation_config.json"
+UNFINISHED = 2**64 - 1  # the version while weights are being written
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """Where a parameter is in the segment: `start` in bytes; `dtype` by its name; `also`: those tied to it."""
+
+    name: str
+    dtype: str
+    shape: Sequence[int]
+    start: int
+    also: Sequence[str] = ()
+
+    @property
+    def end(self) -> int:
+        """The first byte behind it."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return self.start + int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
+
+
+class SharedWeights:
+    """One copy of a model's parameters in shared memory, with a version and a checksum, and no name in the file system:
+    it is gone with the last process that has it open, however that ends.
+
+    One process writes, and only while no other reads. A half-written or overwritten copy is found by `check`.
+
+    Args:
+        fd: file descriptor of the memory; inherited by the process that reads.
+        places: of each parameter, tied ones once.
+    """
+
+    def __init__(self, fd: int, places: Sequence[TensorPlace]) -> None:
+        self.fd, self.places = fd, tuple(places)
+        self.size = -(-max((place.end for place in places), default=0) // ALIGNMENT) * ALIGNMENT
+        os.ftruncate(fd, 8 * HEADER + self.size)
+        memory = mmap.mmap(fd, 8 * HEADER + self.size)
+        words = np.frombuffer(memory, np.uint64)
+        self._header, self._words = words[:HEADER], words[HEADER:]
+        content = torch.frombuffer(memory, dtype=torch.uint8)[8 * HEADER :]
+        self.tensors: dict[str, Tensor] = {
+            place.name: content[place.start : place.end].view(getattr(torch, place.dtype)).view(*place.shape)
+            for place in places
+        }
+        self._written: dict[str, tuple[weakref.ref[Tensor], int, int]] = {}
+
+    @classmethod
+    def allocate(cls, model: nn.Module) -> "SharedWeights":
+        """Room for the parameters of a model, those with an adapter as one."""
+        places, end = list[TensorPlace](), 0
+        for names, parameter in _plain_parameters(model):
+            dtype, start = str(parameter.dtype).removeprefix("torch."), -(-end // ALIGNMENT) * ALIGNMENT
+            places.append(TensorPlace(names[0], dtype, tuple(parameter.shape), start, tuple(names[1:])))
+            end = places[-1].end
+        return cls(_anonymous_memory(), places)
+
+    @property
+    def version(self) -> int:
+        """Of the weights, or UNFINISHED."""
+        return int(self._header[0])
+
+    @torch.no_grad()
+    def write(self, model: nn.Module, version: int) -> int:
+        """Copy the parameters of a model; a frozen one that has not changed since the last call is left as it is.
+
+        Returns: bytes copied.
+
+        Raises:
+            ValueError: the model has other parameters.
+        """
+        self._header[0] = UNFINISHED
+        copied, missing = 0, {place.name: place for place in self.places}
+        for (name, *_), parameter in _plain_parameters(model):
+            if (place := missing.pop(name, None)) is None or tuple(place.shape) != tuple(parameter.shape):
+                raise ValueError("the engine's process was started with a model of other parameters")
+            held, address, count = self._written.get(name, (None, 0, 0))
+            now = parameter.data_ptr(), parameter._version
+            own = isinstance(parameter, nn.Parameter) and not parameter.requires_grad  # not one made of an adapter's
+            if not own or held is None or held() is not parameter or (address, count) != now:
+                self.tensors[name].copy_(parameter)
+                self._written[name] = (weakref.ref(parameter), *now)
+                copied += parameter.numel() * parameter.element_size()
+        if missing:
+            raise ValueError("the engine's process was started with a model of other parameters")
+        self._header[1] = self._checksum()
+        self._header[0] = version
+        return copied
+
+    def check(self, version: int) -> None:
+        """Raise RuntimeError unless the memory holds exactly the weights that were written as `version`."""
+        if self.version != version or self._checksum() != self._header[1]:
+            raise RuntimeError(f"the shared weights are not those of version {version}")
+
+    def _checksum(self) -> np.uint64:
+        total: np.uint64 = np.add.reduce(self._words)  # modulo 2^64
+        return total
+
+
+def _plain_parameters(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
+    """`plain_weights`, each once: the names that share it, and the weight."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name.replace(".base_layer.", "."))
+    for name, weight in plain_weights(model):
+        same = names.get(id(weight), [name])
+        if same[0] == name:
+            yield same, weight
+
+
+def _anonymous_memory() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("proxima-weights")
+    with tempfile.TemporaryFile() as file:  # without a name already; in a file system where there is nothing better
+        return os.dup(file.fileno())
+
+
+def model_as_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
+    """The configs of the model without its adapters, and the tokenizer, as the files that transformers writes."""
+    whole: Any = model
+    config = copy.deepcopy(whole.config)
+    head = whole.get_output_embeddings()
+    if head is not None and is_adapted(head):  # see `merge_adapter`
+        config.get_text_config().tie_word_embeddings = False
+    with tempfile.TemporaryDirectory() as folder:
+        config.save_pretrained(folder)
+        if getattr(whole, "generation_config", None) is not None:
+            (Path(folder) / GENERATION).write_text(json.dumps({"eos_token_id": whole.generation_config.eos_token_id}))
+        tokenizer.save_pretrained(folder)
+        return {file.name: file.read_bytes() for file in Path(folder).iterdir() if file.is_file()}
+
+
+class ModelOverWeights:
+    """A model of the architecture of `model_as_files` over shared weights, with its tokenizer.
+
+    Args:
+        files: what that returned, in the process that started this one.
+        weights: on a CPU the model's parameters are this very memory.
+        device: of the model.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], weights: SharedWeights, device: torch.device) -> None:
+        from transformers import AutoModelForCausalLM
+        from transformers.initialization import no_init_weights
+
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content in files.items():
+                (Path(folder) / name).write_bytes(content)
+            config, self.tokenizer = load_config(folder), load_tokenizer(folder)
+        with no_init_weights():
+            self.model: Any = AutoModelForCausalLM.from_config(config).eval().to(device)
+        if GENERATION in files:
+            self.model.generation_config.eos_token_id = json.loads(files[GENERATION])["eos_token_id"]
+        self.weights = weights
+        self._parameters = {
+            name: nn.Parameter(tensor.to(device), requires_grad=False) for name, tensor in weights.tensors.items()
+        }
+        own = {name: tuple(p.shape) for name, p in self.model.named_parameters(remove_duplicate=False)}
+        given = {name: tuple(place.shape) for place in weights.places for name in (place.name, *place.also)}
+        if unlike := sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name)):
+            raise RuntimeError(f"the model's config does not describe its weights: {unlike[0]}")
+        for place in weights.places:
+            for name in (place.name, *place.also):
+                owner, _, leaf = name.rpartition(".")
+                self.model.get_submodule(owner).register_parameter(leaf, self._parameters[place.name])
+
+    @torch.no_grad()
+    def refresh(self, version: int) -> None:
+        """Make the model that of a version, which `weights` must hold."""
+        self.weights.check(version)
+        for name, parameter in self._parameters.items():
+            if parameter.data_ptr() != self.weights.tensors[name].data_ptr():  # on another device
+                parameter.copy_(self.weights.tensors[name])

@@ -1,0 +1,274 @@
+"""Keeps the process of an engine running, and repeats in a new one what a dead one owed."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from proxima.data import Completion, UserError
+from proxima.engine.channel import MOST, ProcessSetup, receive, send
+from proxima.engine.protocol import Request
+from proxima.engine.shared_weights import SharedWeights
+
+BEATS = 4  # health checks in the time that an answer may take
+START_SECONDS = 900.0  # to import torch, and to load the weights of a large model on a busy machine
+
+
+@dataclass(eq=False)
+class EngineCall:
+    """A call that the process has not answered in full.
+
+    Args:
+        method, arguments: of `ServedEngine.answer`.
+        reply: takes each reply, in the event loop of the supervisor.
+    """
+
+    method: str
+    arguments: tuple[Any, ...]
+    reply: Callable[[str, Any], None]
+    owed: dict[tuple[int, int, int], list[Request]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.method == "generate":
+            for request in self.arguments[0]:
+                self.owed.setdefault((request.prompt.uid, request.sample, request.turn), []).append(request)
+
+    def received(self, completion: Completion) -> None:
+        """A completion is not owed any more."""
+        self.owed[completion.key].pop()
+
+    def unanswered(self) -> tuple[Any, ...]:
+        """The arguments for another process."""
+        return ([one for same in self.owed.values() for one in same],) if self.owed else self.arguments
+
+
+class Supervisor:
+    """Starts the process, restarts it when it dies or hangs, and passes calls to it.
+
+    It works in an event loop of its own, in a thread that computes nothing: calls may come from any event loop, and a
+    process that died is noticed whatever the others do. A new process gets the weights in the shared memory, the pause
+    if there is one, and every call that was not answered in full, without the completions that had come. They are
+    generated from their first token, by the same draws.
+
+    Args:
+        setup: the first message to each process.
+        weights: the shared memory, with weights in it.
+        restarts: how many processes in a row may end without one completion or score, beside the first.
+        timeout: seconds without an answer to a health check after which the process is killed.
+        log: file of the process's output; None: only its errors, where those of this process go.
+    """
+
+    def __init__(
+        self, setup: ProcessSetup, weights: SharedWeights, *, restarts: int, timeout: float, log: Path | None
+    ) -> None:
+        self.setup, self.weights, self.restarts, self.timeout, self.log = setup, weights, restarts, timeout, log
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ended = 0  # processes so far
+        self._fruitless = 0  # of these, the last ones without a completion
+        self._calls: dict[int, EngineCall] = {}
+        self._numbers = count(1)
+        self._paused = False
+        self._writer: asyncio.StreamWriter | None = None  # of a process that is ready
+        self._broken: Exception | None = None
+        self._reading = asyncio.Lock()  # of the shared memory: held while it is written, and while a process starts
+        self._publishing = asyncio.Lock()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxima-engine", daemon=True)
+        self._supervision = self._loop.create_task(self._supervise())
+        self._thread.start()
+
+    # ---- for callers in any event loop -------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether a process is there that answers calls."""
+        return self._writer is not None
+
+    @property
+    def owed(self) -> int:
+        """Completions that have not come."""
+        return sum(len(same) for call in list(self._calls.values()) for same in list(call.owed.values()))
+
+    async def replies(self, method: str, *arguments: Any) -> AsyncIterator[tuple[str, Any]]:
+        """The replies to a call, `done` the last; closing the stream cancels it.
+
+        Raises:
+            UserError: one process after the other ended without a completion.
+            Exception: what the engine raised.
+        """
+        loop, arrived = asyncio.get_running_loop(), asyncio.Queue[tuple[str, Any]]()
+
+        def deliver(kind: str, value: Any) -> None:
+            with suppress(RuntimeError):  # the caller's event loop is closed
+                loop.call_soon_threadsafe(arrived.put_nowait, (kind, value))
+
+        number, kind = next(self._numbers), ""
+        self._loop.call_soon_threadsafe(self._begin, number, EngineCall(method, arguments, deliver))
+        try:
+            while kind != "done":
+                kind, value = await arrived.get()
+                if kind == "error":
+                    raise value
+                yield kind, value
+        finally:
+            with suppress(RuntimeError):  # closed
+                self._loop.call_soon_threadsafe(self._cancel, number)
+
+    async def ask(self, method: str, *arguments: Any) -> Any:
+        """What a call returns."""
+        return [value async for _, value in self.replies(method, *arguments)][-1]
+
+    async def publish(self, write: Callable[[], Coroutine[Any, Any, object]], version: int) -> None:
+        """Call `write` while no process reads the shared memory, and have it read."""
+
+        async def work() -> None:
+            async with self._publishing:
+                async with self._reading:
+                    await write()
+                await self.ask("publish", version)
+
+        # a caller that leaves must not leave half a version behind
+        await asyncio.shield(asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop)))
+
+    def close(self) -> None:
+        """Kill the process; calls that wait raise."""
+        if self._loop.is_running():
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            os.close(self.weights.fd)
+
+    # ---- in the supervisor's own -------------------------------------------------------------------------------------
+
+    async def _end(self) -> None:
+        self._break(RuntimeError("the engine is closed"))
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self, number: int, call: EngineCall) -> None:
+        if self._broken is not None:
+            call.reply("error", self._broken)
+            return
+        self._calls[number] = call
+        if call.method == "resume":
+            self._paused = False
+        if self._writer is not None:
+            send(self._writer, (number, call.method, call.arguments))
+
+    def _cancel(self, number: int) -> None:
+        if self._calls.pop(number, None) is not None and self._writer is not None:
+            send(self._writer, (number, "cancel", ()))
+
+    def _replied(self, number: int, kind: str, value: Any) -> None:
+        call = self._calls.get(number)
+        if call is None:  # cancelled
+            return
+        if kind == "item" or call.method == "score":
+            self._fruitless = 0
+        if kind == "item":
+            call.received(value)
+        else:
+            del self._calls[number]
+            self._paused |= call.method == "pause" and kind == "done"
+        call.reply(kind, value)
+
+    async def _supervise(self) -> None:
+        while self._broken is None:
+            try:
+                with self.log.open("ab") if self.log else nullcontext() as log:
+                    await self._run_process(log)
+            except OSError as error:  # no memory or no descriptor for another process, perhaps for now
+                await asyncio.sleep(1 / BEATS)
+                print(f"engine: {error}", file=sys.stderr)
+            except Exception as error:
+                self._break(error)
+            ended = ending(self.process.returncode) if self.process else "could not be started"
+            self.ended += 1
+            self._fruitless += 1
+            if self._fruitless > self.restarts and self._broken is None:
+                where = f"; see {self.log}" if self.log else ""
+                message = f"the engine's process ended {self._fruitless} times in a row without a completion: {ended}"
+                self._break(UserError(message + where, remedy="resume the run (--resume), or raise engine.restarts"))
+
+    def _break(self, error: Exception) -> None:
+        """No process will come any more."""
+        self._broken = self._broken or error
+        calls, self._calls = self._calls, {}
+        for call in calls.values():
+            call.reply("error", self._broken)
+
+    async def _run_process(self, log: Any) -> None:
+        """Start a process and pass on its replies until it ends."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = process = self._start(theirs, log)
+        watching: asyncio.Task[None] | None = None
+        try:
+            reader, writer = await asyncio.open_connection(sock=ours, limit=MOST)
+            async with self._reading:
+                send(writer, self.setup)
+                _, kind, value = await asyncio.wait_for(receive(reader), START_SECONDS)
+            if kind == "error":
+                self._break(value)
+                return
+            if self._paused:
+                send(writer, (0, "pause", ("keep",)))
+            for number, call in sorted(self._calls.items(), key=lambda item: item[0]):
+                send(writer, (number, call.method, call.unanswered()))
+            self._writer = writer
+            watching = asyncio.create_task(self._watch(process))
+            while True:
+                self._replied(*await receive(reader))
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            self._writer = None
+            if watching is not None:
+                watching.cancel()
+            process.kill()
+            process.wait()
+            ours.close()
+
+    def _start(self, channel: socket.socket, log: Any) -> "subprocess.Popen[bytes]":
+        threads = str(self.setup.threads)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
+        fds = (channel.fileno(), self.weights.fd)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "proxima.engine.served_engine", *map(str, fds)],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=log or subprocess.DEVNULL,
+            stderr=log,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the run, which ends the process when it is done
+        )
+
+    async def _watch(self, process: "subprocess.Popen[bytes]") -> None:
+        """Kill a process that does not answer."""
+        while True:
+            await asyncio.sleep(self.timeout / BEATS)
+            try:
+                await asyncio.wait_for(self.ask("health"), self.timeout)
+            except TimeoutError:
+                process.kill()
+
+
+def ending(code: int | None) -> str:
+    """How a process ended, in words."""
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"{name}, which the kernel sends when memory runs out" if -code == signal.SIGKILL else name

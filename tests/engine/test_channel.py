@@ -1,0 +1,77 @@
+"""What travels between the two processes arrives as it was."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from proxima.data import FieldError, NotFiniteError, UserError
+from proxima.engine.channel import MOST, receive, send
+from proxima.engine.protocol import Health, ScoreRequest
+from tests.engine.helpers import engine, requests, run
+
+
+def there(message):
+    """The message at the other end of a stream."""
+
+    class Writer:
+        def __init__(self):
+            self.data = b""
+
+        def write(self, data):
+            self.data += data
+
+    async def go():
+        writer, reader = Writer(), asyncio.StreamReader(limit=MOST)
+        send(writer, message)
+        send(writer, "the next")
+        reader.feed_data(writer.data)
+        reader.feed_eof()
+        found = await receive(reader)
+        assert await receive(reader) == "the next"
+        with pytest.raises(asyncio.IncompleteReadError):
+            await receive(reader)
+        return found
+
+    return asyncio.run(go())
+
+
+def test_completions_and_requests():
+    asked = [replace(r, turn=2) for r in requests(2, 2, temperature=0.7, top_p=0.9, stop=("x", "é"))]
+    made = run(engine(slots=8, top_k_log_probs=3), requests(3, 3, top_p=0.8))
+    number, kind, found = there((7, "item", made))
+    assert (number, kind) == (7, "item") and found == made
+    for one, other in zip(found, made, strict=True):
+        assert one.top_k.shape == other.top_k.shape and one.tokens.flags.writeable and one.tokens.dtype == np.int32
+    plain = there(run(engine(slots=8), requests(1, 1)))[0]
+    assert plain.sampled_log_prob is plain.untruncated_log_prob
+    for one, other in zip(there(asked), asked, strict=True):
+        assert one.prompt == replace(other.prompt, messages=one.prompt.messages)
+        assert (one.sample, one.turn, one.seed) == (other.sample, other.turn, other.seed)
+        assert replace(one.sampling, stop=tuple(one.sampling.stop)) == other.sampling
+
+
+def test_other_values():
+    request = ScoreRequest(prompt_tokens=(1, 2), tokens=(3,), temperature=0.5)
+    assert there([request]) == [request]
+    health = Health(ok=True, version=3, detail={"pid": 7, "ended": 0})
+    assert there(health) == health
+    assert there({"a": b"\x00\n\xff", "b": [None, 1.5, float("inf")]}) == {
+        "a": b"\x00\n\xff",
+        "b": [None, 1.5, float("inf")],
+    }
+    empty = there([np.zeros((0, 4), np.float32)])[0]
+    assert empty.shape == (0, 4) and empty.dtype == np.float32
+
+
+def test_errors_keep_what_a_user_reads():
+    for error in (
+        UserError("bad", remedy="mend it"),
+        NotFiniteError("NaN"),
+        FieldError("a", 1, "must be 2", remedy="b"),
+    ):
+        found = there(error)
+        assert isinstance(found, UserError) and str(found) == str(error)
+    assert type(there(NotFiniteError("NaN"))) is NotFiniteError
+    assert repr(there(KeyError("x"))) == "RuntimeError(\"KeyError: 'x'\")"

@@ -1,0 +1,344 @@
+"""The engine in a process of its own: the completions of the one in this process, whatever happens to the process."""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxima.cli.main import main
+from proxima.data import FieldError, UserError
+from proxima.engine.local import collect
+from proxima.engine.local_process import LocalProcess, ProcessEngine
+from proxima.engine.protocol import Engine, ScoreRequest, WeightUpdate
+from proxima.runtime.folder import RunFolder
+from proxima.runtime.rollouts import read_rows
+from tests.engine.helpers import engine, prompt, requests, run
+from tests.engine.test_interrupt import SEEDS, teacher_forced, untruncated, with_kept_kv
+from tests.model.rows import loaded
+from tests.runtime.tiny_run import go, recipe
+
+pytestmark = pytest.mark.slow  # a process imports torch and transformers
+ALIVE = 120.0  # seconds after which a process must be there
+
+
+@contextlib.contextmanager
+def served(**settings):
+    found = ProcessEngine(loaded("llama"), LocalProcess(**{"slots": 8, "dtype": "float32"} | settings))
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def shared():
+    with served() as found:
+        yield found
+
+
+def pid_of(found):
+    async def wait():
+        while not (health := await found.health()).ok:
+            await asyncio.sleep(0.05)
+        return health.detail["pid"]
+
+    return asyncio.run(asyncio.wait_for(wait(), ALIVE))
+
+
+def kill(pid, sign=signal.SIGKILL):
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, sign)
+
+
+def is_running(pid):
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def within(seconds, condition):
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.05)
+    return condition()
+
+
+# ---- the same as in this process -------------------------------------------------------------------------------------
+
+
+def test_completions_are_those_of_the_engine_in_this_process(shared):
+    asked = requests(5, 4, temperature=1.1, top_p=0.9, max_tokens=24)
+    plain = run(engine(slots=8), asked)
+    assert run(shared, asked) == plain
+    assert run(shared, asked[3:9]) == plain[3:9]  # from another event loop
+    assert run(shared, []) == []
+
+
+def test_scores_are_those_of_the_engine_in_this_process(shared):
+    asked = requests(3, 2)
+    scored = [
+        ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens)
+        for r, c in zip(asked, run(shared, asked), strict=True)
+    ]
+    for ours, theirs in zip(asyncio.run(shared.score(scored)), asyncio.run(engine(slots=8).score(scored)), strict=True):
+        assert ours.dtype == theirs.dtype and ours.tolist() == theirs.tolist()
+
+
+def test_capabilities_are_those_of_the_engine_in_this_process(shared):
+    in_this: Engine = engine(slots=8)
+    assert shared.capabilities == in_this.capabilities
+
+
+def test_errors_travel(shared):
+    with pytest.raises(UserError, match="prompt 0 has 300 tokens; the limit, one new token included, is 256"):
+        run(shared, [_long()])
+    assert len(run(shared, requests(1, 2))) == 2
+
+
+def _long():
+    return replace(requests(1, 1)[0], prompt=prompt(0, 300))
+
+
+def test_pause_abort_and_a_caller_that_leaves(shared):
+    asked = requests(3, 4, max_tokens=200, temperature=0.3)
+
+    async def go():
+        leaving = shared.generate(requests(2, 4, first=20, max_tokens=200))
+        await anext(leaving)
+        await leaving.aclose()
+        await shared.pause()
+        task = asyncio.ensure_future(collect(shared, asked))
+        await asyncio.sleep(0.3)
+        held = await shared.health()
+        assert held.ok and held.running == 0 and held.waiting == 12 and not task.done()
+        await shared.abort(1)
+        await shared.resume()
+        return await task
+
+    made = asyncio.run(go())
+    plain = run(engine(slots=8), asked)
+    for one, whole in zip(made, plain, strict=True):
+        if one.prompt_uid == 1:
+            assert one.finish_reason == "abort" and not len(one.tokens)
+        else:
+            assert one == whole
+
+
+@pytest.mark.parametrize("interrupt", ["recompute", "keep", "finish"])
+def test_weights_published_midway(interrupt):
+    asked = requests(6, 6, max_tokens=150, top_k=200)
+
+    async def go(found):
+        task = asyncio.ensure_future(collect(found, asked))
+        for version, seed in list(enumerate(SEEDS))[1:]:
+            while not (await found.health()).running:
+                await asyncio.sleep(0)
+            await found.pause()
+            await found.publish(WeightUpdate(version=version, module=loaded("llama", seed).model))
+            assert (await found.health()).version == version
+            await found.resume()
+        return await task
+
+    with served(interrupt=interrupt) as found:
+        pid_of(found)
+        made = asyncio.run(go(found))
+    assert {v for c in made for v in c.policy_version} >= {0, 2}
+    mixed = [c for c in made if len(set(c.policy_version)) > 1]
+    assert bool(mixed) == (interrupt != "finish")
+    expected = (with_kept_kv if interrupt == "keep" else teacher_forced)(asked, made)
+    torch.testing.assert_close(untruncated(made), expected, rtol=0, atol=2e-5)
+
+
+# ---- a process that dies ---------------------------------------------------------------------------------------------
+
+
+def test_killed_at_random_instants_nothing_is_lost_or_changed():
+    asked = requests(6, 6, max_tokens=200, temperature=1.2)
+    plain = run(engine(slots=8, seed=4), asked)
+    draws, stop = random.Random(5), threading.Event()
+
+    def killer(found):
+        for delay in (0.0, 0.02, 0.05, 0.1, draws.uniform(0, 0.5)):
+            while not (found._supervisor.ready or stop.is_set()):
+                time.sleep(0.002)
+            if stop.wait(delay):
+                return
+            kill(found._supervisor.process.pid)
+
+    with served(restarts=8) as found:
+        asyncio.run(found.publish(WeightUpdate(version=7, module=loaded("llama", 4).model)))
+        thread = threading.Thread(target=killer, args=(found,))
+        thread.start()
+        made = [run(found, asked) for _ in range(2)]
+        stop.set()
+        thread.join()
+        health = asyncio.run(found.health())
+    assert health.detail["ended"] >= 1
+    for again in made:
+        assert [c.tokens.tolist() for c in again] == [c.tokens.tolist() for c in plain]
+        assert all(
+            c.sampled_log_prob.tolist() == p.sampled_log_prob.tolist() for c, p in zip(again, plain, strict=True)
+        )
+        assert {v for c in again for v in c.policy_version} == {7}
+
+
+def test_killed_in_a_pause_and_in_a_publish():
+    asked = requests(3, 4, max_tokens=150)
+
+    async def go(found):
+        task = asyncio.ensure_future(collect(found, asked))
+        await found.pause()
+        kill(found._supervisor.process.pid)
+        await found.abort(99)  # answered by the next process
+        assert (await found.health()).running == 0 and not task.done()
+        publishing = asyncio.ensure_future(found.publish(WeightUpdate(version=5, module=loaded("llama", 4).model)))
+        await asyncio.sleep(0)
+        kill(found._supervisor.process.pid)
+        await publishing
+        assert (await found.health()).version == 5 and not task.done()
+        await found.resume()
+        return await task
+
+    with served() as found:
+        pid_of(found)
+        made = asyncio.run(go(found))
+    plain = run(engine(slots=8, seed=4), asked)
+    assert [c.tokens.tolist() for c in made] == [c.tokens.tolist() for c in plain]
+    assert {v for c in made for v in c.policy_version} == {5}
+
+
+def test_a_process_that_hangs_is_replaced():
+    asked = requests(2, 4)
+    with served(timeout=4.0) as found:
+        first = pid_of(found)
+        kill(first, signal.SIGSTOP)
+        health = asyncio.run(found.health())
+        assert not health.ok
+        assert run(found, asked) == run(engine(slots=8), asked)
+        assert pid_of(found) != first and not is_running(first)
+
+
+def test_when_the_restarts_are_spent_one_line_says_why(tmp_path):
+    log = tmp_path / "engine.log"
+    found = ProcessEngine(loaded("llama"), LocalProcess(dtype="float32", restarts=0), log=log)
+    try:
+        kill(pid_of(found))
+        with pytest.raises(UserError) as caught:
+            run(found, requests(1, 1))
+        assert str(caught.value) == (
+            "the engine's process ended 1 times in a row without a completion: SIGKILL, which the kernel sends when "
+            f"memory runs out; see {log}; resume the run (--resume), or raise engine.restarts"
+        )
+        with pytest.raises(UserError, match="in a row"):
+            asyncio.run(found.pause())
+        assert not asyncio.run(found.health()).ok
+        assert "ready, version 0, 1 threads" in log.read_text()
+    finally:
+        found.close()
+
+
+def test_what_is_wrong_from_the_start_is_raised_not_repeated():
+    with pytest.raises(UserError, match="engine.decoder='fast': family gpt2 has no fast path"):
+        ProcessEngine(loaded("gpt2"), LocalProcess(decoder="fast"))
+    broken = loaded("llama")
+    broken.model.config.num_key_value_heads = 4
+    found = ProcessEngine(broken, LocalProcess(dtype="float32"))
+    try:
+        with pytest.raises(RuntimeError, match="config does not describe its weights: model.layers.0"):
+            run(found, requests(1, 1))
+        assert within(10, lambda: found._supervisor.ended == 1 and not is_running(found._supervisor.process.pid))
+        with pytest.raises(RuntimeError, match="config does not describe its weights: model.layers.0"):
+            run(found, requests(1, 1))
+    finally:
+        found.close()
+
+
+def test_closed_is_closed(tmp_path):
+    with served() as found:
+        pid = pid_of(found)
+    assert within(10, lambda: not is_running(pid))
+    found.close()
+
+
+def test_the_process_ends_with_the_run_however_that_ends():
+    script = """
+import asyncio, time
+from proxima.engine.local_process import LocalProcess, ProcessEngine
+from tests.model.rows import loaded
+found = ProcessEngine(loaded("llama"), LocalProcess(dtype="float32"))
+while not asyncio.run(found.health()).ok: time.sleep(.05)
+print(found._supervisor.process.pid, flush=True)
+time.sleep(600)
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, env=environment, text=True)
+    pid = int(parent.stdout.readline())
+    assert is_running(pid)
+    parent.kill()
+    parent.wait()
+    assert within(10, lambda: not is_running(pid))
+
+
+# ---- in a run --------------------------------------------------------------------------------------------------------
+
+
+def same_run(first, second):
+    def read(folder, name):
+        return (folder / name).read_bytes()
+
+    weights = "checkpoints/000003/model/model.safetensors"
+    assert read(first, weights) == read(second, weights)
+    for step in (1, 2, 3):
+        assert read_rows(RunFolder(first).rollout_file(step)) == read_rows(RunFolder(second).rollout_file(step))
+
+
+def test_a_run_is_the_same_to_the_bit_killed_engines_and_all(tiny_model, tmp_path):
+    tree = recipe(tiny_model("llama"))
+    go(tmp_path / "local", tree)
+    own = {**tree, "engine": {"kind": "local_process", "dtype": "float32", "slots": 8, "restarts": 20}}
+    stop, killed, draws = threading.Event(), [], random.Random(7)
+
+    def killer():
+        seen = set()
+        while not stop.wait(draws.uniform(0, 0.3)):
+            log = tmp_path / "own" / "engine.log"
+            ready = [int(line.split()[1][:-1]) for line in _lines(log) if ": ready, " in line]
+            if ready and ready[-1] not in seen and len(killed) < 3:
+                seen.add(ready[-1])
+                killed.append(ready[-1])
+                kill(ready[-1])
+
+    thread = threading.Thread(target=killer)
+    thread.start()
+    try:
+        summary = go(tmp_path / "own", own)
+    finally:
+        stop.set()
+        thread.join()
+    assert summary.status == "done" and killed
+    same_run(tmp_path / "local", tmp_path / "own")
+    assert within(10, lambda: not any(is_running(pid) for pid in killed))
+
+
+def _lines(log):
+    return log.read_text().splitlines() if log.exists() else []
+
+
+def test_the_spec_checks_itself():
+    for field, value in {"threads": -1, "restarts": -1, "timeout": 0.0, "slots": 0}.items():
+        with pytest.raises(FieldError, match=f"{field}={value!r} must be"):
+            LocalProcess(**{field: value})
+
+
+def test_the_laws_of_engines(capsys):
+    assert main(["check", "local_process", "dtype=float32"]) == 0
+    assert "engine local_process: 6 passed, 0 FAILED, 0 skipped" in capsys.readouterr().out
