@@ -27,6 +27,7 @@ from proxima.core import (
     policy_loss,
     precompute,
 )
+from proxima.core.correction import TopEntropy
 from proxima.core.penalty import K3
 from proxima.data import PolicyBatch
 from tests.core.batches import batch_cases, seeded_cases
@@ -101,13 +102,22 @@ def test_every_law_on_the_fixed_cases(slot: str, kind: str) -> None:
 def test_a_loss_never_waits_for_the_device(kind: str) -> None:
     """Tensors on `meta` have no values: a number or a shape that depends on them raises. `check` reads one number."""
     for not_sampled in (0.0, 0.3):
-        b = make_batch([7, 0, 3, 5], seed=2, not_sampled=not_sampled, garbage=False)
-        moved = {f.name: x.to("meta") for f in fields(b) if isinstance(x := getattr(b, f.name), torch.Tensor)}
-        masks = {"edges": moved["cu_seqlens"], "sampled_mask": moved["sampled"], "loss_mask": moved["loss_mask"]}
-        b = PolicyBatch(**moved, host_counts=replace(b.counts, **masks))
+        b = _without_values(make_batch([7, 0, 3, 5], seed=2, not_sampled=not_sampled, garbage=False))
         for aggregate in AGGREGATES.values():
             loss = policy_loss(b, surrogate=SPECS[kind], aggregate=aggregate(), penalty=K3(), check=False)
             torch.autograd.grad(loss.value, b.log_prob)
+
+
+@pytest.mark.parametrize("share", [0.3, 1.0])
+def test_the_top_entropies_are_found_without_waiting_for_the_device(share: float) -> None:
+    kept = TopEntropy(share)(_without_values(make_batch([7, 0, 3, 5], seed=2, garbage=False))).keep
+    assert (kept.shape, kept.device.type) == ((15,), "meta")
+
+
+def _without_values(b: PolicyBatch) -> PolicyBatch:
+    moved = {f.name: x.to("meta") for f in fields(b) if isinstance(x := getattr(b, f.name), torch.Tensor)}
+    masks = {"edges": moved["cu_seqlens"], "sampled_mask": moved["sampled"], "loss_mask": moved["loss_mask"]}
+    return PolicyBatch(**moved, host_counts=replace(b.counts, **masks))
 
 
 @pytest.mark.parametrize("kind", sorted(SPECS))

@@ -223,10 +223,12 @@ class TopEntropy(Correction):
     @torch.no_grad()
     def __call__(self, b: PolicyBatch) -> Corrected:
         entropy = b.masked("entropy").detach()
-        ordered = entropy[b.loss_mask].sort().values
-        if len(ordered) == 0 or self.share == 1:
+        if len(entropy) == 0 or self.share == 1:
             return as_correction(b, b.loss_mask, "top_entropy")
-        position = (1 - self.share) * (len(ordered) - 1)
-        low = int(position)
-        edge = torch.lerp(ordered[low], ordered[min(low + 1, len(ordered) - 1)], position - low)
+        ordered = torch.where(b.loss_mask, entropy, torch.inf).sort().values  # the loss tokens first: no device sync
+        last = (b.loss_mask.sum() - 1).clamp(min=0)
+        position = (1 - self.share) * last.double()
+        low = position.long()
+        below, above = ordered.take(low), ordered.take(torch.minimum(low + 1, last))
+        edge = torch.lerp(below, above, (position - low).to(entropy.dtype))
         return as_correction(b, b.loss_mask & (entropy >= edge), "top_entropy")
