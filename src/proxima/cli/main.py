@@ -143,7 +143,7 @@ def _refuse(text: str, code: int = 2) -> int:
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28)
-        self._action_max_length = 14  # argparse measures the names of commands without their indentation
+        self._action_max_length = 18  # argparse measures the names of commands without their indentation
 
 
 _EPILOG = """\

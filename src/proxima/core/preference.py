@@ -353,7 +353,7 @@ class Kto:
     Args:
         beta: larger values stay closer to the reference, > 0.
         good_weight, bad_weight: of the losses of either kind, >= 0.
-        anchor: `kl` as above; `zero`: z = 0, TRL's `apo_zero_unpaired`.
+        anchor: what z is: `kl`, the formula above, or `zero`, z = 0, TRL's `apo_zero_unpaired`.
     Source: arXiv 2402.01306. TRL KTOTrainer; z comes from mismatched prompts and completions of the same batch.
     """
 

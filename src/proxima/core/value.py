@@ -23,7 +23,8 @@ class ValueLoss:
 
     Args:
         epsilon: clip range, value units, > 0; inf: no clipping.
-        error: `squared` or `huber`. delta: of `huber`, > 0.
+        error: `squared` or `huber`.
+        delta: of `huber`, value units, > 0.
     Source: PPO implementations since OpenAI baselines. verl `compute_value_loss`, TRL PPO (vf_coef there multiplies the
         half), AReaL `ppo_critic_loss_fn`. Differs: verl takes the half after aggregation, the same number. A NaN
         outside the mask stays out.
