@@ -64,12 +64,12 @@ def pair_metrics(pairs: Sequence[ScoredPair], *, seed: int = 0) -> dict[str, flo
     scores = np.array([score for pair in pairs for score in (pair.chosen, pair.rejected)])
     low, high = wilson(count / 2, count)
     out = {
-        **_named("accuracy", _over_questions(right, question)),
+        **_named("accuracy", over_questions(right, question)),
         "correct": int(right.sum()),
         "answers": len(pairs),
         "questions": count,
         "loss": float(np.logaddexp(0, -lead).mean()),
-        **_named("length_only/accuracy", _over_questions(length, question)),
+        **_named("length_only/accuracy", over_questions(length, question)),
         "random/accuracy": 0.5,
         "random/accuracy/low": low,
         "random/accuracy/high": high,
@@ -102,7 +102,7 @@ def calibration(lead: np.ndarray, right: np.ndarray, question: np.ndarray, seed:
     return out
 
 
-def _over_questions(right: np.ndarray, question: np.ndarray) -> Interval:
+def over_questions(right: np.ndarray, question: np.ndarray) -> Interval:
     """A share of the pairs: Wilson's interval where each question has one pair, or where all pairs are alike and the
     sums of the questions show no spread; otherwise over these sums."""
     count = int(question.max()) + 1

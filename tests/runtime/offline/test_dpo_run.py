@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -191,3 +194,28 @@ def test_from_python(tree, tmp_path):
     assert "rewards/margins" in run.metrics.columns
     with pytest.raises(UserError, match="proxima dpo"):
         proxima.train({**tree(), "folder": str(tmp_path / "other")}, quiet=True)
+
+
+KILLED = """
+import json, os, signal, sys, threading
+from pathlib import Path
+from tests.runtime.offline.tiny_dpo import go
+from tests.runtime.tiny_run import Watcher
+
+def on(event, *facts):
+    if event == "started":
+        threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+go(Path(sys.argv[1]), json.loads(sys.argv[2]), observer=Watcher(on))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
+def test_kill_9_at_any_instant(seconds, unbroken, tree, tmp_path):
+    """Also while the reference's log-probs are computed or written."""
+    run = tree(preference__cache=str(tmp_path / "cache"))
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "run"), json.dumps(run), str(seconds)]
+    assert subprocess.run(command, check=False).returncode in (0, -signal.SIGKILL)
+    go(tmp_path / "run", run, resume=True)
+    assert_same(traces(tmp_path / "run"), traces(unbroken))

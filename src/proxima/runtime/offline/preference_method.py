@@ -11,7 +11,8 @@ from proxima.config.preference_schema import PreferenceConfig
 from proxima.core.preference import Sft
 from proxima.data import MarkedCompletion, PreferencePair, Trajectory, UserError
 from proxima.data.columns import Floats
-from proxima.evaluate.intervals import Interval, Z, ratio_of_sums
+from proxima.evaluate.intervals import Interval, Z
+from proxima.evaluate.pair_metrics import over_questions
 from proxima.model import LoadedModel, PackedModel, Policy
 from proxima.model.files import model_files
 from proxima.model.micro_batch import micro_batches
@@ -139,8 +140,8 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
     def summarise(self, measured: Sequence[MeasuredItem]) -> dict[str, float]:
         out: dict[str, float] = {}
         if self.section.kto is None:
-            out |= _named("accuracy", _over_questions(measured, "reward"))
-            out |= _named("log_prob_accuracy", _over_questions(measured, "log_prob"))
+            out |= _named("accuracy", _share(measured, "reward"))
+            out |= _named("log_prob_accuracy", _share(measured, "log_prob"))
             margins = [one.reward["chosen"] - one.reward["rejected"] for one in measured]
             out |= {"rewards/margins": float(np.mean(margins)), "answers": len(measured)}
             out["correct"] = sum(margin > 0 for margin in margins)
@@ -209,15 +210,13 @@ def _measured_alone(item: MarkedCompletion, log_prob: Floats, beta: float) -> Me
     )
 
 
-def _over_questions(measured: Sequence[MeasuredItem], name: str) -> Interval:
+def _share(measured: Sequence[MeasuredItem], name: str) -> Interval:
     """The share of pairs in which the chosen side has more, a tie counting half, with its interval over the questions:
     pairs of one question are not independent."""
-    right: dict[bytes, list[float]] = {}
-    for one in measured:
-        sides = getattr(one, name)
-        right.setdefault(one.question, []).append((np.sign(sides["chosen"] - sides["rejected"]) + 1) / 2)
-    found = ratio_of_sums([sum(x) for x in right.values()], [len(x) for x in right.values()])
-    return replace(found, low=max(0.0, found.low), high=min(1.0, found.high))
+    leads = [getattr(one, name)["chosen"] - getattr(one, name)["rejected"] for one in measured]
+    names = {question: number for number, question in enumerate(dict.fromkeys(one.question for one in measured))}
+    question = np.array([names[one.question] for one in measured])
+    return over_questions((np.sign(leads) + 1) / 2, question)
 
 
 def _in_order(good: Sequence[float], bad: Sequence[float]) -> Interval:

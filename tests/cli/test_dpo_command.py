@@ -1,0 +1,51 @@
+"""`proxima dpo` as it is typed: the run, its log and report, the wrong command, explain, and bad values."""
+
+import pytest
+import yaml
+
+from proxima.cli.main import main
+from tests.runtime.offline.tiny_dpo import recipe
+
+
+@pytest.fixture
+def file(tiny_model, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(recipe(tiny_model("llama"), tmp_path / "rows")))
+    return path
+
+
+def test_a_run_with_its_log_and_its_report(file, tmp_path, capsys):
+    assert main(["dpo", str(file), f"folder={tmp_path / 'run'}"]) == 0
+    out = capsys.readouterr().out
+    assert "step = 4 examples → micro-batches ≤ 100 tokens → 1 update" in out
+    assert "eval  before   accuracy 0.500      0/6" in out and "loss 0.6931" in out
+    page = (tmp_path / "run" / "report.html").read_text()
+    for title in ("Accuracy", "Margin", "Implicit rewards", "Log-probs"):
+        assert f">{title}<" in page
+    assert main(["dpo", str(tmp_path / "run"), "--resume", "train.steps=5", "--quiet"]) == 0
+
+
+def test_the_wrong_command_names_the_right_one(file, capsys):
+    assert main(["train", str(file)]) == 2
+    assert "is a recipe of `proxima dpo`, because it has a section 'preference'" in capsys.readouterr().err
+
+
+def test_explain_counts_both_sides_of_a_pair(file, capsys):
+    assert main(["explain", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "examples have about 68 tokens, the longest of those read has 69" in out
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("preference.loss=sigmod", "did you mean 'sigmoid'?"),
+        ("preference.chosen=best", "task: none of its 10 rows can be used: chosen names no column of the row"),
+        ("preference.reference=other", "preference.reference=other"),
+        ("algorithm=grpo", "has no field 'algorithm'"),
+    ],
+)
+def test_bad_values_are_one_line(override, message, file, tmp_path, capsys):
+    assert main(["dpo", str(file), override, f"folder={tmp_path / 'run'}"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
