@@ -31,6 +31,7 @@ def test_who_may_differ(path, purposes):
 
 def test_every_classified_field_exists(recipe):
     entries = resolve(recipe(), ["algorithm=dapo", "eval.task.kind=tests.config.fakes:Sums"]).entries
+    entries += resolve(recipe(), ["engine=local_process"]).entries
     entries += resolve({"model": {"path": "a/b"}, "task": "arithmetic", "sft": {}}, root=None).entries
     known = {".".join(entry.path.split(".")[:end]) for entry in entries for end in range(1, 5)}
     assert set(FIELD_CLASSES) <= known
