@@ -142,10 +142,12 @@ def proximal_interpolation(record: Record) -> Iterator[Attempt]:
     p = record.params
     p.mark_irrelevant("current_version")
     behavior, current = record.tensor("behavior_logp"), record.tensor("logp")
-    ours = behavior
+    ours: Any = behavior
     if p["method"] != "rollout":
         versions = torch.tensor(record.inputs["versions"])
         ours = interpolated_proximal(behavior, current, versions, p["current_version"], p["method"])
+    if p["method"] == "linear":
+        ours = (ours, (ours.exp() + 1e-10).log())  # AReaL adds this to the probability
     yield None, [record.expect("prox_logp", ours, 2e-7, scale=float((current - behavior).abs().max()))]
 
 

@@ -243,7 +243,10 @@ def _check(leaf: str, metric: Any, theirs: Any, *, single: bool) -> Check:
         noise = min(math.sqrt(rounding), rounding / max(metric.value, 1e-12)) if single else scale * 1e-7
         return Check(leaf, (metric.value, _noisy_std(metric)), theirs, 1e-5, noise)
     rtol, atol = (2e-5, 2e-6) if single else (5e-7, 1e-10)
-    return Check(leaf, metric.value, theirs, rtol, atol, scale=1.0 if "chi2" in leaf else 0.0)  # χ² is a mean minus 1
+    ours: Any = metric.value
+    if isinstance(metric, Spread) and metric.kind == "effective_sample_size" and metric.mean > 0:
+        ours = (ours, ours * (1 + EPSILON / float(metric.mean)) ** 2)  # verl divides the weights by their mean + 1e-8
+    return Check(leaf, ours, theirs, rtol, atol, scale=1.0 if "chi2" in leaf else 0.0)  # χ² is a mean minus 1
 
 
 def _noisy_std(metric: Spread) -> float:
