@@ -178,6 +178,8 @@ def test_the_adaptive_coefficient_moves_towards_its_target() -> None:
     controller = AdaptiveCoefficient(target=0.1, horizon=1000)
     assert controller.next(0.2, kl=0.5, samples=100) == pytest.approx(0.2 * 1.02)
     assert controller.next(0.2, kl=0.09, samples=100) == pytest.approx(0.2 * 0.99)
+    for kl, factor in ((0.0, 0.8), (0.5, 1.2)):  # however many completions a step has, beta keeps its sign
+        assert controller.next(0.2, kl, samples=6000) == pytest.approx(0.2 * factor)
 
 
 def one_token(**more: torch.Tensor) -> PolicyBatch:

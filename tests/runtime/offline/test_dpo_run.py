@@ -189,6 +189,11 @@ def test_kto_without_another_prompt_is_refused(tree, tmp_path):
         go(tmp_path / "run", tree(preference__loss=["kto"], task__path=str(file)))
 
 
+def test_held_out_rows_of_kto_need_no_other_prompt(tree, tmp_path):
+    """The anchor is of the loss alone."""
+    assert go(tmp_path / "run", tree(preference__loss=["kto"], eval__limit=1)).status == "done"
+
+
 def test_from_python(tree, tmp_path):
     run = proxima.dpo({**tree(train__steps=1), "folder": str(tmp_path / "run")}, quiet=True)
     assert "rewards/margins" in run.metrics.columns

@@ -76,11 +76,12 @@ class OfflineMethod(Generic[Config, Item]):
         """Warnings about the data for this model, told once it is loaded."""
         return []
 
-    def prepare(self, items: list[Item], progress: Progress) -> list[Item]:
+    def prepare(self, items: list[Item], progress: Progress, *, held_out: bool = False) -> list[Item]:
         """The items with what a frozen model adds to them once, such as reference log-probs; by default as they are.
 
         Args:
             progress: called with (tokens done, tokens in all).
+            held_out: they are measured and never trained.
         """
         return items
 

@@ -78,7 +78,7 @@ class OfflineLoop(TrainingLoop):
             ready = self.method.prepare([self.data.items[i] for i in drawn], progress)
             for i, item in zip(drawn, ready, strict=True):
                 self.data.items[i] = item
-            self.data.held_out = self.method.prepare(self.data.held_out, progress)
+            self.data.held_out = self.method.prepare(self.data.held_out, progress, held_out=True)
 
         await self.compute.run_with_progress(
             prepare, lambda done, total: self.observer.progress("prepare", done, total, "tokens")

@@ -69,10 +69,10 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         kto = self.section.kto
         return self.section.pair_objective() if kto is None else KtoObjective(spec=kto)
 
-    def prepare(self, items: list[Item], progress: Progress) -> list[Item]:
-        """The mismatched completions of KTO, and the log-probs of the reference."""
+    def prepare(self, items: list[Item], progress: Progress, *, held_out: bool = False) -> list[Item]:
+        """The mismatched completions of KTO, which only its loss reads, and the log-probs of the reference."""
         kto = self.section.kto
-        if kto is not None and kto.anchor == "kl" and items:
+        if kto is not None and kto.anchor == "kl" and items and not held_out:
             items = with_mismatched(items, self.context)
         if self.section.reference == "none" or not items:
             return items
@@ -109,7 +109,7 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         return out
 
     def measure(self, stack: TrainStack, items: Sequence[Item]) -> list[MeasuredItem]:
-        trajectories = [side for item in items for side in _sides(item)[: 2 if isinstance(item, PreferencePair) else 1]]
+        trajectories = [side for item in items for side in _sides(item)]
         log_probs = stack.log_prob(trajectories)
         if self.section.kto is not None:
             return [_measured_alone(item, x, self.section.kto.beta) for item, x in zip(items, log_probs, strict=True)]  # type: ignore[arg-type]
