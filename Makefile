@@ -1,4 +1,5 @@
 # make demo    train a real 135M model until anyone can see that it learned
+# make classic the stages of docs/from_scratch.md: SFT, reward model, PPO, DPO
 # make test    everything that runs on a CPU machine
 # make check   format, lint, types, import layers, fast tests
 # make lint    check without its tests
@@ -7,11 +8,12 @@
 # make clean   what the others built; runs/ and models/ stay
 #
 # MODEL=path make demo      takes a model that is already here: a folder or a .gguf file; nothing is downloaded
+# GSM8K=folder SOLUTIONS=file STEPS=2 make classic    data that is already here; fewer steps
 # WORKERS=4 make test       test processes; 2 unless said otherwise
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check lint style types fast bench docs clean
+.PHONY: help demo classic test check lint style types fast bench docs clean
 
 PYTHON  ?= python3
 WORKERS ?= 2
@@ -44,6 +46,9 @@ help:
 
 demo: .venv/demo.stamp
 	@$(BIN)/python scripts/demo.py $(if $(MODEL),--model '$(MODEL)')
+
+classic: .venv/dev.stamp
+	@$(BIN)/python scripts/classic.py $(if $(GSM8K),--gsm8k '$(GSM8K)') $(if $(SOLUTIONS),--solutions '$(SOLUTIONS)') $(if $(STEPS),--steps '$(STEPS)')
 
 test: .venv/dev.stamp
 	$(PYTEST)

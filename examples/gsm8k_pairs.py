@@ -5,6 +5,8 @@ question.
 
 The file is from https://github.com/openai/grade-school-math (MIT licence): 1,319 questions with solutions of four
 models. Questions, not pairs, are split: a fifth of them is test.jsonl. A question has at most `PER_QUESTION` pairs.
+questions.jsonl has the questions of that fifth and their answers. All are from GSM8K's test set, so what was trained on
+train.jsonl can be asked these, and no other questions of that set.
 """
 
 import json
@@ -28,15 +30,20 @@ def pairs_of(row):
 
 
 def main(source, folder):
-    split = {"train": [], "test": []}
+    split = {"train": [], "test": [], "questions": []}
     for line in Path(source).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        split["test" if share_of(row["question"]) < HELD_OUT else "train"] += pairs_of(row)
+        held_out = share_of(row["question"]) < HELD_OUT
+        split["test" if held_out else "train"] += pairs_of(row)
+        if held_out:
+            answer = row["ground_truth"].rpartition("A: ")[2].strip()
+            split["questions"].append({"question": row["question"], "answer": answer})
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for name, pairs in split.items():
-        Path(folder, f"{name}.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
-        questions = len({pair["question"] for pair in pairs})
-        print(f"{folder}/{name}.jsonl: {len(pairs):,} pairs of {questions:,} questions")
+    for name, rows in split.items():
+        Path(folder, f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        count = len({row["question"] for row in rows})
+        pairs = "" if name == "questions" else f"{len(rows):,} pairs of "
+        print(f"{folder}/{name}.jsonl: {pairs}{count:,} questions")
 
 
 if __name__ == "__main__":

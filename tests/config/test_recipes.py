@@ -67,6 +67,8 @@ def test_it_resolves_and_is_complete(recipe, tmp_path):
         "task.path",
         "eval.task.path",
         "algorithm.distillation.path",
+        "reward.0.path",
+        "critic.path",
     )  # models and data need not be on this machine
     assert [str(p) for p in check(resolved) if p.path not in paths_elsewhere] == []
     assert [str(p) for p in warnings(resolved)] == []

@@ -14,8 +14,8 @@ def test_pairs_are_of_one_question_and_questions_are_split(tmp_path):
     def solved(number, *verdicts):
         return {f"model {i}": {"is_correct": v, "solution": f" {number} by {i} "} for i, v in enumerate(verdicts)}
 
-    rows = [{"question": f"q {n}", "ground_truth": "x", **solved(n, True, n % 3 > 0, False, False)} for n in range(60)]
-    rows.append({"question": "all right", "ground_truth": "x", **solved(99, True, True, True, True)})
+    rows = [{"question": f"q {n}", "ground_truth": f"so it is {n}\nA: {n}", **solved(n, True, n % 3 > 0, False, False)} for n in range(60)]
+    rows.append({"question": "all right", "ground_truth": "A: 99", **solved(99, True, True, True, True)})
     (tmp_path / "solutions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, str(SCRIPT), str(tmp_path / "solutions.jsonl"), str(tmp_path / "out")]
     subprocess.run(command, check=True, capture_output=True)
@@ -30,3 +30,7 @@ def test_pairs_are_of_one_question_and_questions_are_split(tmp_path):
     assert max(sum(p["question"] == q for p in pairs["train"]) for q in asked["train"]) == 4
     row = Jsonl(path=str(files["train"]), answer=None).rows(0)[0]
     assert row.messages[0]["content"].startswith("q ") and {"chosen", "rejected"} <= row.metadata.keys()
+    questions = Jsonl(path=str(tmp_path / "out" / "questions.jsonl")).rows(0)
+    held_out = {questions[i].messages[0]["content"]: questions[i].answer for i in range(len(questions))}
+    assert asked["test"] <= held_out.keys() and not asked["train"] & held_out.keys()
+    assert all(answer == question.removeprefix("q ") for question, answer in held_out.items() if question[0] == "q")

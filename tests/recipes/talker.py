@@ -13,6 +13,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from transformers.utils import logging
 
+from proxima.model import load_scalar_model, save
 from tests.tiny import CHAT_TEMPLATE, END, SPECIAL, START
 from tests.tiny import _config as tiny_config
 
@@ -33,6 +34,7 @@ KINDS = {
     "a3b": "qwen3_moe",
     "qwen3": "qwen3",
     "smollm2": "llama",
+    "classic": "llama",  # a later stage of the small models
 }  # in a model's name → what it is built like
 
 
@@ -51,6 +53,15 @@ def talker(path: str, root: Path) -> Path:
             model.model.norm.weight.mul_(0.2)  # logits close to one another: it says everything in its vocabulary
         model.save_pretrained(folder)
         _tokenizer().save_pretrained(folder)
+    return folder
+
+
+def scorer(root: Path) -> Path:
+    """The folder of a reward model made of the small talker."""
+    folder = root / "scorer"
+    if not folder.exists():
+        loaded = load_scalar_model(str(talker("smollm2", root)), device="cpu", new_head=0.25, seed=1)
+        save(loaded.model, loaded.tokenizer, folder)
     return folder
 
 
@@ -91,7 +102,7 @@ def questions(root: Path) -> dict[str, Path]:
             parquet.write_table(
                 pyarrow.table({"question": asked, "answer": answers, "messages": messages}), folder / f"{side}.parquet"
             )
-            rows = [{"question": a, "gold": b, "difficulty": 1} for a, b in zip(asked, answers, strict=True)]
+            rows = [{"question": a, "answer": b, "gold": b, "difficulty": 1} for a, b in zip(asked, answers, strict=True)]
             (folder / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         worked = folder / "gsm8k"
         worked.mkdir()

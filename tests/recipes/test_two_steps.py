@@ -16,12 +16,12 @@ from proxima.config.families import family_of
 from proxima.config.recipe_reader import read_recipe
 from proxima.core.selection import BestAndWorst, Prune
 from proxima.lab import read_sweep
-from proxima.reward import Overlong
+from proxima.reward import ModelReward, Overlong
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.offline.offline_run import train_offline
 from proxima.runtime.rollouts import read_rows
 from proxima.runtime.run import train
-from tests.recipes.talker import questions, talker
+from tests.recipes.talker import questions, scorer, talker
 
 pytestmark = pytest.mark.usefixtures("shared_math_workers")
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
@@ -80,6 +80,8 @@ def smaller(config, root) -> list[str]:
     for i, reward in enumerate(config.reward):
         if isinstance(reward, Overlong):
             values |= {f"reward.{i}.max_tokens": size, f"reward.{i}.buffer_tokens": 3}
+        if isinstance(reward, ModelReward):
+            values[f"reward.{i}.path"] = values["critic.path"] = scorer(root)
     if hasattr(config.algorithm.aggregate, "horizon"):
         values["algorithm.aggregate.horizon"] = size
     return [f"{key}={value}" for key, value in values.items()]
@@ -97,7 +99,11 @@ def essence(config):
         aggregate=dataclasses.replace(aggregate, horizon=1.0) if hasattr(aggregate, "horizon") else aggregate,
     )
     rewards = [
-        dataclasses.replace(one, max_tokens=2, buffer_tokens=1) if isinstance(one, Overlong) else one
+        dataclasses.replace(one, max_tokens=2, buffer_tokens=1)
+        if isinstance(one, Overlong)
+        else dataclasses.replace(one, path="elsewhere")
+        if isinstance(one, ModelReward)
+        else one
         for one in config.reward
     ]
     sampling = [dataclasses.replace(one, max_tokens=1) for one in (config.sampling, config.eval.sampling)]
@@ -155,6 +161,9 @@ def test_two_steps(case, root, tmp_path):
 
 
 OFFLINE_DATA = {
+    "classic/dpo": ("pairs", "pairs"),
+    "classic/reward": ("pairs", "pairs"),
+    "classic/sft": ("gsm8k", "gsm8k"),
     "cpu/dpo": ("pairs", "pairs"),
     "cpu/reward": ("pairs", "pairs"),
     "cpu/sft": ("gsm8k", "gsm8k"),

@@ -1,0 +1,120 @@
+"""`make classic`: the stages of docs/from_scratch.md, from a base model to an aligned one, and their numbers.
+
+python scripts/classic.py [--gsm8k FOLDER] [--solutions FILE] [--steps N]
+
+    --gsm8k       folder with GSM8K's train.jsonl and test.jsonl; without it the hub's copy is read
+    --solutions   example_model_solutions.jsonl of github.com/openai/grade-school-math; without it the file is downloaded
+    --steps       steps of every stage, and 8 held-out rows, to see the stages go by; without it what the recipes say
+
+A stage that is done is not done again: delete runs/classic to start over.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PROXIMA = [sys.executable, "-m", "proxima.cli.main"]
+RUNS = Path("runs/classic")
+PAIRS = RUNS / "pairs"
+SOLUTIONS = (
+    "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data/"
+    "example_model_solutions.jsonl"
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gsm8k", type=Path, help="folder with GSM8K's train.jsonl and test.jsonl")
+    parser.add_argument("--solutions", type=Path, help="example_model_solutions.jsonl of grade-school-math")
+    parser.add_argument("--steps", type=int, help="steps of every stage")
+    options = parser.parse_args()
+    gsm8k = options.gsm8k and options.gsm8k.expanduser().resolve()
+    questions = [f"task.path={gsm8k}"] if gsm8k else []
+    pairs = [f"task.path={PAIRS}/train.jsonl", f"eval.task.path={PAIRS}/test.jsonl"]
+    few = ["eval.limit=8"] if options.steps else []
+    short = [f"train.steps={options.steps}", *few] if options.steps else []
+
+    make_pairs(options.solutions)
+    evaluate("models/smollm2-135m-instruct", "base", [*questions, *few])
+    stage("sft", "sft", [*questions, *([f"eval.task.path={gsm8k}"] if gsm8k else []), *short])
+    export("sft")
+    evaluate(RUNS / "models/sft", "sft", [*questions, *few])
+    stage("reward", "reward", [*pairs, *short])
+    export("reward")
+    stage("train", "ppo", [*questions, *short])
+    evaluate(RUNS / "ppo", "ppo", [*questions, *few])
+    stage("dpo", "dpo", [*pairs, *short])
+    evaluate(RUNS / "dpo", "dpo", [*questions, *few])
+    print("\n" + table())
+    return 0
+
+
+def make_pairs(solutions: Path | None) -> None:
+    """runs/classic/pairs, of the published solutions."""
+    if (REPOSITORY / PAIRS / "questions.jsonl").exists():
+        return
+    file = REPOSITORY / RUNS / "example_model_solutions.jsonl"
+    if solutions is not None:
+        file = solutions.expanduser().resolve()
+    elif not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        print(f"downloading {SOLUTIONS}", flush=True)
+        with urllib.request.urlopen(SOLUTIONS, timeout=60) as answer:
+            file.write_bytes(answer.read())
+    run([sys.executable, "examples/gsm8k_pairs.py", str(file), str(PAIRS)])
+
+
+def stage(command: str, name: str, words: list[str]) -> None:
+    """A training, continued where an earlier one was interrupted."""
+    print(f"\n---- {name}", flush=True)
+    if finished(name):
+        print(f"{RUNS / name} is done")
+        return
+    run([*PROXIMA, command, f"classic/{name}", *words, "--resume"])
+
+
+def finished(name: str) -> bool:
+    summary = REPOSITORY / RUNS / name / "summary.json"
+    return summary.exists() and json.loads(summary.read_text())["status"] == "done"
+
+
+def export(name: str) -> None:
+    """The run's weights as a folder that the next stage can start from."""
+    if not (REPOSITORY / RUNS / "models" / name).exists():
+        run([*PROXIMA, "export", str(RUNS / name), str(RUNS / "models" / name)])
+
+
+def evaluate(model: str | Path, name: str, words: list[str]) -> None:
+    """The held-out questions: runs/classic/evals/NAME."""
+    out = RUNS / "evals" / name
+    if not (REPOSITORY / out / "summary.json").exists():
+        run([*PROXIMA, "eval", str(model), "classic/questions", *words, "--out", str(out), "--overwrite"])
+
+
+def run(command: list[str]) -> None:
+    """Run a command, or end with its exit code."""
+    code = subprocess.run(command, cwd=REPOSITORY).returncode
+    if code:
+        sys.exit(code)
+
+
+def table() -> str:
+    """What came out of each stage."""
+    lines = ["| stage | measured | before | after | steps | minutes |", "|---|---|---|---|---|---|"]
+    for name in ("sft", "reward", "ppo", "dpo"):
+        summary = json.loads((REPOSITORY / RUNS / name / "summary.json").read_text())
+        before, after = (summary["eval"][label] for label in ("before", "after"))
+        figures = [f"{x['value']:.3f} ({x['low']:.3f}-{x['high']:.3f})" for x in (before, after)]
+        lines.append(
+            f"| {name} | {after['metric']} | {figures[0]} | {figures[1]} | {summary['steps']} | "
+            f"{summary['seconds'] / 60:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
