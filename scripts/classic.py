@@ -3,7 +3,7 @@
 python scripts/classic.py [--gsm8k FOLDER] [--solutions FILE] [--steps N]
 
     --gsm8k       folder with GSM8K's train.jsonl and test.jsonl; without it the hub's copy is read
-    --solutions   example_model_solutions.jsonl of github.com/openai/grade-school-math; without it the file is downloaded
+    --solutions   example_model_solutions.jsonl of github.com/openai/grade-school-math; without it, it is downloaded
     --steps       steps of every stage, and 8 held-out rows, to see the stages go by; without it what the recipes say
 
 A stage that is done is not done again: delete runs/classic to start over.

@@ -14,7 +14,10 @@ def test_pairs_are_of_one_question_and_questions_are_split(tmp_path):
     def solved(number, *verdicts):
         return {f"model {i}": {"is_correct": v, "solution": f" {number} by {i} "} for i, v in enumerate(verdicts)}
 
-    rows = [{"question": f"q {n}", "ground_truth": f"so it is {n}\nA: {n}", **solved(n, True, n % 3 > 0, False, False)} for n in range(60)]
+    rows = [
+        {"question": f"q {n}", "ground_truth": f"so it is {n}\nA: {n}", **solved(n, True, n % 3 > 0, False, False)}
+        for n in range(60)
+    ]
     rows.append({"question": "all right", "ground_truth": "A: 99", **solved(99, True, True, True, True)})
     (tmp_path / "solutions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = [sys.executable, str(SCRIPT), str(tmp_path / "solutions.jsonl"), str(tmp_path / "out")]

@@ -102,7 +102,9 @@ def questions(root: Path) -> dict[str, Path]:
             parquet.write_table(
                 pyarrow.table({"question": asked, "answer": answers, "messages": messages}), folder / f"{side}.parquet"
             )
-            rows = [{"question": a, "answer": b, "gold": b, "difficulty": 1} for a, b in zip(asked, answers, strict=True)]
+            rows = [
+                {"question": a, "answer": b, "gold": b, "difficulty": 1} for a, b in zip(asked, answers, strict=True)
+            ]
             (folder / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         worked = folder / "gsm8k"
         worked.mkdir()
