@@ -156,6 +156,19 @@ def test_metrics_of_the_critic(kind, unbroken):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_value_loss_of_the_record_is_the_mean_over_tokens(kind, tiny_model, tmp_path):
+    """Whatever its aggregate is: a step of one update at the start has the same under both."""
+    found = []
+    for aggregate in ("token_mean", "sequence_mean_token_sum"):
+        alone = {"epochs_per_step": 1, "value_warmup_steps": 0} if kind == "model" else {}
+        critic = KINDS[kind] | {"aggregate": aggregate} | alone
+        changes = {"train__steps": 1, "train__updates_per_step": 1, "eval__every": 0, "checkpoint__every": 0}
+        go(tmp_path / aggregate, tree(tiny_model("llama"), critic, **changes))
+        found.append(steps_of(tmp_path / aggregate)[0]["value/loss"])
+    assert found[0] == pytest.approx(found[1])
+
+
 def test_behind_it_pruning_and_dynamic_sampling(tiny_model, tmp_path):
     selection = [{"kind": "drop_uniform_groups"}, {"kind": "prune", "rate": 0.5}]
     algorithm = PPO | {"selection": selection, "dynamic_sampling": {"exhausted": "partial"}}

@@ -59,7 +59,8 @@ class Critic:
             metrics = self.stack.update(self.objective, plan, batch.valued, progress, planned).metrics
         except NotFiniteError as error:
             raise NotFiniteError(f"the critic: {error}") from error
+        del metrics["loss"]  # the aggregate's; `value_loss` is the mean over the loss tokens, of a head too
         return {OWN_NAMES.get(name, name): value for name, value in metrics.items()} if plan else {}
 
 
-OWN_NAMES = {name: f"value_{name}" for name in ("grad_norm", "lr", "loss")}  # the policy's stack has these too
+OWN_NAMES = {name: f"value_{name}" for name in ("grad_norm", "lr")}  # the policy's stack has these too

@@ -170,6 +170,8 @@ def test_rows_that_are_no_pairs_are_skipped_and_named(tree, tmp_path):
         ({"preference__loss": ["sigmoid", "kto"]}, "must be kto alone"),
         ({"preference__loss": []}, "must name at least one"),
         ({"preference__loss": ["kto"], "preference__reduce": "mean"}, "reduce=mean .*must be sum with kto"),
+        ({"preference__loss": ["kto"], "preference__chosen": "better"}, "chosen=better .*must be chosen with kto"),
+        ({"preference__label": "good"}, "label=good .*must be label without kto: only its rows have this column"),
         ({"preference__loss": ["ipo"], "preference__reduce": "mean"}, "must be sum: Ipo takes the mean"),
         ({"preference__ld_alpha": 2.0}, r"ld_alpha=2 .*must be in \[0, 1\]"),
         ({"preference__weights": [1.0, 1.0]}, "one for each of the 1 losses"),
@@ -192,6 +194,24 @@ def test_kto_without_another_prompt_is_refused(tree, tmp_path):
 def test_held_out_rows_of_kto_need_no_other_prompt(tree, tmp_path):
     """The anchor is of the loss alone."""
     assert go(tmp_path / "run", tree(preference__loss=["kto"], eval__limit=1)).status == "done"
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "kto"])
+def test_before_the_first_step_no_item_has_a_reward(loss, tree, tmp_path):
+    """Reference and policy run the same forward passes: rounding makes no accuracy, whatever run filled the cache."""
+    file, sides = tmp_path / "rows.jsonl", {"chosen": "right ", "rejected": "wrong "}
+    rows = [
+        {"question": f"question {a // 2} " * (a % 4 + 1), "completion": "z" * (a + 1), "label": a % 2}
+        | {name: text * ((a + len(name)) % 7 + 1) for name, text in sides.items()}
+        for a in range(50)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for budget in (2000, 400):
+        changes = {"task__path": str(file), "eval__task__path": str(file), "train__tokens_per_micro_batch": budget}
+        folder = tmp_path / str(budget)
+        go(folder, tree(preference__loss=[loss], train__steps=1, eval__after=False, **changes))
+        (before,) = (r for r in RunFolder(folder).read_metrics() if r["kind"] == "eval")
+        assert before["accuracy"] == 0.5 and before["rewards/chosen"] == before["rewards/rejected"] == 0
 
 
 def test_from_python(tree, tmp_path):

@@ -14,6 +14,7 @@ from proxima.train.objectives import Objective
 Item = TypeVar("Item")
 Config = TypeVar("Config", bound=OfflineConfig)
 Progress = Callable[[int, int], None]
+MEASURED_AT_ONCE = 16  # held-out items between two points where the run can be stopped
 
 
 class OfflineMethod(Generic[Config, Item]):

@@ -11,15 +11,13 @@ from proxima.runtime.clock import Clock
 from proxima.runtime.loop import Plan, Trained, TrainingLoop
 from proxima.runtime.observer import Observer
 from proxima.runtime.offline.held_out_samples import HeldOutSamples
-from proxima.runtime.offline.method import OfflineMethod, Progress
+from proxima.runtime.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
 from proxima.runtime.offline.offline_data import OfflineData
 from proxima.runtime.rollouts import write_evals
 from proxima.runtime.step_metrics import mean_metrics
 from proxima.runtime.store import RunStore
 from proxima.train import UpdateResult
 from proxima.train.checkpoint import read_checkpoint
-
-MEASURED_AT_ONCE = 16  # held-out items between two points where the run can be stopped
 
 
 class OfflineLoop(TrainingLoop):

@@ -17,7 +17,7 @@ from proxima.model import LoadedModel, PackedModel, Policy
 from proxima.model.files import model_files
 from proxima.model.micro_batch import micro_batches
 from proxima.runtime.build import load_model, make_policy
-from proxima.runtime.offline.method import OfflineMethod, Progress
+from proxima.runtime.offline.method import MEASURED_AT_ONCE, OfflineMethod, Progress
 from proxima.runtime.offline.reference_cache import ReferenceCache
 from proxima.task.protocol import Row
 from proxima.train import LogProbStage, TrainStack
@@ -79,7 +79,9 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         sides = [side for item in items for side in _sides(item)]
         model = self.config.model
         known = model_files(model.path, model.revision)
-        settings = {name: str(getattr(model, name)) for name in ("path", "dtype", "compute_dtype", "attention")}
+        of_model = ("path", "dtype", "compute_dtype", "attention", "share_prompt")
+        settings = {name: str(getattr(model, name)) for name in of_model}
+        settings["tokens_per_micro_batch"] = str(self.config.train.tokens_per_micro_batch)
         lora = {} if model.lora is None else {"base of an adapter": "off"}
         cache = ReferenceCache(self.section.cache if known else None, known | settings | lora)
         found = iter(cache.log_probs(sides, lambda missing: self._reference(missing, progress)))
@@ -90,7 +92,8 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
 
     def _reference(self, trajectories: Sequence[Trajectory], progress: Progress) -> list[Floats]:
         """[T] log-probs under the model that the run begins with. It is the trained one before the first step, or, at
-        any time, with the adapter off; otherwise it is loaded once more."""
+        any time, with the adapter off; otherwise it is loaded once more. As many are run at once as `measure` runs: the
+        start's own log-probs are these to the bit, whatever rounding does, and no pair of it has a margin."""
         assert self.policy is not None
         lora = self.config.model.lora is not None
         policy = self.policy
@@ -100,12 +103,14 @@ class PreferenceMethod(OfflineMethod[PreferenceConfig, Item]):
         total = sum(map(len, trajectories))
         out: list[Floats] = []
         budget = self.config.train.tokens_per_micro_batch
+        at_once = MEASURED_AT_ONCE * (2 if self.section.kto is None else 1)
         with torch.no_grad():
-            for cut in micro_batches([(one,) for one in trajectories], budget, share_prompt=policy.share_prompt):
-                batch = stage.pack([trajectories[i] for i in cut])
-                out.extend(np.split(stage(batch).cpu().numpy(), batch.cu_seqlens[1:-1].tolist()))
-                done += sum(len(trajectories[i]) for i in cut)
-                progress(done, total)
+            for part in (trajectories[i : i + at_once] for i in range(0, len(trajectories), at_once)):
+                for cut in micro_batches([(one,) for one in part], budget, share_prompt=policy.share_prompt):
+                    batch = stage.pack([part[i] for i in cut])
+                    out.extend(np.split(stage(batch).cpu().numpy(), batch.cu_seqlens[1:-1].tolist()))
+                    done += sum(len(part[i]) for i in cut)
+                    progress(done, total)
         return out
 
     def measure(self, stack: TrainStack, items: Sequence[Item]) -> list[MeasuredItem]:
