@@ -20,13 +20,14 @@ SHORT = {
 }
 CONTEXTS = {
     "verl": [{"algorithm.adv_estimator": "grpo"}, {"algorithm.rollout_is_threshold": 2.0}],
-    "trl": [{"beta": 0.0}, {"loss_type": "sapo"}, {"loss_type": "vespo"}, {"use_vllm": True}],
+    "trl": [{"beta": 0.0}, {"loss_type": "sapo"}, {"loss_type": "vespo"}, {"use_vllm": True}, {"use_peft": True}],
     "areal": [
         {"actor.reward_norm.mean_level": "group"},
         {"actor.use_decoupled_loss": True},
         {"actor.rejection_sampling.upper": 5.0},
     ],
-    "unirl": [{"algorithm._target_": f"x.{kind}"} for kind in ("CPPO", "DPPO", "DRPO", "GRPO")],
+    "unirl": [{"algorithm._target_": f"x.{kind}"} for kind in ("CPPO", "DPPO", "DRPO", "GRPO")]
+    + [{"backend.lora_cfg.rank": 8}],
 }
 
 

@@ -141,7 +141,6 @@ def test_verl_epochs_need_the_data(converted):
 @pytest.mark.parametrize(
     ("peer", "options", "named"),
     [
-        ("verl", {"algorithm.gamma": 0.99, "algorithm.lam": 0.95}, {"algorithm.gamma", "algorithm.lam"}),
         ("areal", {"actor.path": "x", "critic.path": "y", "actor.gae_lambda": 0.9, "actor.kl_ctl": 0}, {"critic.path"}),
         ("unirl", {"algorithm._target_": "x.PPO", "algorithm.gae_lambda": 0.9}, {"algorithm.gae_lambda"}),
     ],

@@ -2,9 +2,9 @@
 
     read*.py, shell.py   file → options by dotted name
     options.py   which of them a converter read, and could not take
-    verl*.py, trl*.py, areal.py, unirl.py            up to three files a peer: `convert(options) -> Draft`
+    verl*.py, trl*.py, areal.py, unirl.py            the files of each peer: `convert(options) -> Draft`
     known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or a change of results
-    common.py, trackers.py       conversions that peers share; `monitor`
+    common.py, adapter.py, trackers.py    conversions that peers share; `model.lora`; `monitor`
     draft.py     the recipe under construction, and its text
 Where a peer means something else by a number, the number is converted and a note says so; no code of the peer is
 imported or executed.
@@ -110,7 +110,14 @@ def convert(path: str | Path, peer: str) -> Conversion:
     )
 
 
-OPENED_LATER = ("model.", "task", "eval.", "data.", "monitor.")  # need to exist only on the machine that trains
+OPENED_LATER = (
+    "model.",
+    "critic.path",
+    "task",
+    "eval.",
+    "data.",
+    "monitor.",
+)  # need to exist only on the machine that trains
 
 
 def make_loadable(draft: Draft) -> tuple[str, ...]:

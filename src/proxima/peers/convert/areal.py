@@ -3,6 +3,7 @@
 import math
 
 from proxima.peers.convert import common, trackers
+from proxima.peers.convert.adapter import LoraNames, lora
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 
@@ -13,6 +14,9 @@ CAPS = ("actor.behave_imp_weight_cap", "actor.behav_imp_weight_cap")
 FLOORS = ("actor.behave_imp_weight_floor", "actor.behav_imp_weight_floor")
 REJECT = "actor.rejection_sampling."
 BIAS = "actor.reward_bias"
+LORA = LoraNames(
+    rank="actor.lora_rank", alpha="actor.lora_alpha", targets="actor.target_modules", default_rank=32, default_alpha=16
+)
 
 
 def convert(o: Options) -> Draft:
@@ -22,6 +26,10 @@ def convert(o: Options) -> Draft:
     note = "master weights stay float32 here"
     common.dtype(d, o, "compute_dtype", "actor.dtype", default="bfloat16", note=note)
     d.flag("model.gradient_checkpointing", o, "actor.gradient_checkpointing")
+    if o.flag("actor.use_lora"):
+        lora(d, o, LORA)
+        if (kind := str(o.get("actor.peft_type", default="lora"))) != "lora":
+            d.lacks("actor.peft_type", f"{kind}: only LoRA")
     longest = o.whole(*LENGTHS, default=16384)
     _context(d, o, longest)
     common.task(d, o, "train_dataset.path", split=str(o.get("train_dataset.split", default="train")))

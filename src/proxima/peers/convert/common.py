@@ -10,10 +10,12 @@ from proxima.peers.convert.draft import Draft, Entry, Fields
 from proxima.peers.convert.options import Options
 
 
-def updates(d: Draft, prompts: int, wanted: float, origin: str, note: str = "") -> int:
-    """Put `train.updates_per_step`: the largest divisor of `prompts` up to `wanted`, with a note where they differ."""
+def updates(d: Draft, prompts: int, wanted: float, origin: str, note: str = "", path: str = "train") -> int:
+    """Put `updates_per_step` of `path`: the largest divisor of `prompts` up to `wanted`; a note where they differ."""
     entry, least = d.entries["train.prompts_per_step"], math.floor(wanted + 1e-9)
-    if entry.origin.startswith(FILL_IN) and least > 1 and prompts % least:  # a stand-in that they divide
+    if (
+        path == "train" and entry.origin.startswith(FILL_IN) and least > 1 and prompts % least
+    ):  # a stand-in that they divide
         prompts = math.ceil(prompts / least) * least
         d.entries["train.prompts_per_step"] = replace(entry, value=prompts)
     most = max(1, min(prompts, least))
@@ -21,8 +23,8 @@ def updates(d: Draft, prompts: int, wanted: float, origin: str, note: str = "") 
     if found != wanted:
         nearest = f"{found} is the nearest below that divides {prompts} prompts: no group is split here."
         note = f"{note} The peer makes {wanted:g} updates; {nearest}"
-        d.lacks("train.updates_per_step", f"{wanted:g} updates a step split a group over two updates; taken: {found}")
-    d.put("train.updates_per_step", found, origin, note.strip())
+        d.lacks(f"{path}.updates_per_step", f"{wanted:g} updates a step split a group over two updates; taken: {found}")
+    d.put(f"{path}.updates_per_step", found, origin, note.strip())
     return found
 
 
@@ -42,12 +44,14 @@ def top_k_of(value: Any) -> Any:
     return 0 if value <= 0 or value >= 10**6 else value
 
 
-def optimizer(d: Draft, o: Options, names: Mapping[str, tuple[str, ...]], defaults: Mapping[str, Any]) -> None:
-    """AdamW: lr, beta1, beta2, eps, weight_decay."""
-    d.put("train.optimizer.kind", "adamw", f"{o.peer} trains with AdamW")
+def optimizer(
+    d: Draft, o: Options, names: Mapping[str, tuple[str, ...]], defaults: Mapping[str, Any], path: str = "train"
+) -> None:
+    """AdamW of `train` or `critic`: lr, beta1, beta2, eps, weight_decay."""
+    d.put(f"{path}.optimizer.kind", "adamw", f"{o.peer} trains with AdamW")
     for field in ("lr", "beta1", "beta2", "eps", "weight_decay"):
         if field in names:
-            d.copy(f"train.optimizer.{field}", o, *names[field], default=defaults.get(field))
+            d.copy(f"{path}.optimizer.{field}", o, *names[field], default=defaults.get(field))
 
 
 SCHEDULES = {
@@ -59,10 +63,10 @@ SCHEDULES = {
 }
 
 
-def schedule(d: Draft, o: Options, *names: str, default: str) -> None:
-    """`train.schedule` by its common names; for another one constant stands in."""
+def schedule(d: Draft, o: Options, *names: str, default: str, path: str = "train") -> None:
+    """`schedule` of `train` or `critic` by its common names; for another one constant stands in."""
     written = o.choice(SCHEDULES, *names, default=default)
-    d.put("train.schedule", SCHEDULES[written], o.origin(*names))
+    d.put(f"{path}.schedule", SCHEDULES[written], o.origin(*names))
 
 
 def warmup(d: Draft, updates: tuple[int, str], ratio: tuple[float, str], made: int, rounded: str = "down") -> None:

@@ -15,7 +15,7 @@ ALGORITHM = (
     *("selection", "dynamic_sampling", "reference_kl", "reward_kl", "entropy_bonus"),
 )
 SECTIONS = (
-    *("model", "task", "data", "reward", "algorithm", "engine"),
+    *("model", "task", "data", "reward", "algorithm", "critic", "engine"),
     *("sampling", "train", "eval", "checkpoint", "runtime", "seed", "monitor"),
 )
 WIDTH = 130

@@ -109,7 +109,18 @@ def _of_trainer(tree: ast.Module, call: ast.Call, constants: Mapping[str, Any]) 
     for keyword in call.keywords:
         if keyword.arg == "reward_funcs":
             found["reward_funcs"] = _functions(tree, keyword.value, constants)
+        if keyword.arg == "peft_config" and (made := _made_by(tree, keyword.value, "LoraConfig")) is not None:
+            found["peft_config"] = {"peft_type": "LORA"} | _keywords(made, constants)
     return {name: value for name, value in found.items() if name not in (*DATA, "model")}
+
+
+def _made_by(tree: ast.Module, node: ast.expr, called: str) -> ast.Call | None:
+    """The call of that name which `node` is, or which its variable was once assigned."""
+    values = [node]
+    if isinstance(node, ast.Name):
+        assigned = [item for item in ast.walk(tree) if node.id in {target.id for target in _targets(item)}]
+        values = [item.value for item in assigned if isinstance(item, ast.Assign)] if len(assigned) == 1 else []
+    return next((one for one in values if isinstance(one, ast.Call) and _called(one) == called), None)
 
 
 def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:

@@ -4,6 +4,7 @@ import math
 
 from proxima.config.tree import FILL_IN
 from proxima.peers.convert import common, trackers
+from proxima.peers.convert.adapter import PEFT_TARGETS, LoraNames, lora
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 from proxima.peers.convert.trl_rewards import rewards
@@ -20,6 +21,7 @@ def convert(o: Options) -> Draft:
     if o.given("bf16"):
         d.put("model.compute_dtype", "bfloat16" if o.flag("bf16") else "float32", "from bf16")
     common.dtype(d, o, "dtype", "dtype", "torch_dtype", default="float32")
+    adapter(d, o)
     longest = o.whole("max_completion_length", default=512)
     prompt = o.whole("max_prompt_length")
     if prompt is not None:
@@ -59,6 +61,42 @@ def convert(o: Options) -> Draft:
     _evaluation(d, o, made, columns)
     trackers.trl(d, o)
     return d
+
+
+COMMAND_LINE = LoraNames(
+    rank="lora_r",
+    alpha="lora_alpha",
+    targets="lora_target_modules",
+    dropout="lora_dropout",
+    rslora="use_rslora",
+    dora="use_dora",
+    default_rank=16,
+    default_alpha=32,
+    default_dropout=0.05,
+    default_targets=PEFT_TARGETS,
+)
+PEFT = LoraNames(
+    rank="peft_config.r",
+    alpha="peft_config.lora_alpha",
+    targets="peft_config.target_modules",
+    dropout="peft_config.lora_dropout",
+    rslora="peft_config.use_rslora",
+    dora="peft_config.use_dora",
+    default_targets=PEFT_TARGETS,
+)
+
+
+def adapter(d: Draft, o: Options) -> None:
+    """`model.lora` from the command line's `use_peft`, or the script's `LoraConfig(…)`."""
+    written = any(name.startswith("peft_config.") for name in o.flat)
+    if written:
+        lora(d, o, PEFT)
+    elif o.flag("use_peft"):
+        lora(d, o, COMMAND_LINE)
+    if written or not o.flag("use_peft"):
+        spelled = (*vars(COMMAND_LINE).values(),)
+        why = "the script's LoraConfig holds" if written else "use_peft is off"
+        d.drops_given(o, why, *(name for name in spelled if isinstance(name, str) and name in o.flat))
 
 
 def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> None:

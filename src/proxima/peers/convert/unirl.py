@@ -4,6 +4,7 @@ from typing import Any
 
 from proxima.config.problems import one_problem
 from proxima.peers.convert import common, trackers
+from proxima.peers.convert.adapter import LoraNames, lora
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 
@@ -17,6 +18,14 @@ BY_OPTION = {
     "drpo_epsilon": "drpo",
     "clip_range": "grpo",
 }
+LORA = LoraNames(
+    rank="backend.lora_cfg.rank",
+    alpha="backend.lora_cfg.alpha",
+    targets="backend.lora_cfg.target_modules",
+    dropout="backend.lora_cfg.dropout",
+    default_alpha=16,
+    default_targets=("q_proj", "k_proj", "v_proj", "o_proj"),
+)
 
 
 def convert(o: Options) -> Draft:
@@ -24,6 +33,8 @@ def convert(o: Options) -> Draft:
     d = Draft()
     path = "bundle.config.pretrained_model_ckpt_path"
     common.model(d, o, path, "rollout.config.pretrained_model_ckpt_path")
+    if any(name.startswith("backend.lora_cfg.") for name in o.flat):
+        lora(d, o, LORA)
     common.dtype(d, o, "dtype", "bundle.config.model_precision", default="fp32")
     common.dtype(
         d, o, "compute_dtype", "pipeline.autocast_precision", "bundle.config.autocast_precision", default="fp32"

@@ -1,13 +1,13 @@
 """verl: its trainer's YAML (or a launch script's overrides), from 0.3 to 0.10, with DAPO's options."""
 
-import math
-
 from proxima.config.tree import FILL_IN
 from proxima.peers.convert import common, trackers
+from proxima.peers.convert.adapter import LoraNames, lora
 from proxima.peers.convert.draft import Draft, Fields
 from proxima.peers.convert.options import Options
 from proxima.peers.convert.verl_correction import correction
 from proxima.peers.convert.verl_dapo import dynamic_sampling, overlong_buffer
+from proxima.peers.convert.verl_training import AGGREGATES, batch, gae_critic, training
 
 ACTOR, ROLLOUT, LOSS = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.policy_loss."
 
@@ -44,11 +44,39 @@ def convert(o: Options) -> Draft:
     common.sampling(d, o, names, {"temperature": 1.0, "top_k": -1, "top_p": 1.0})
     d.put("sampling.max_tokens", longest, o.origin(*LONGEST))
     _behavior(d, o)
-    _batch(d, o)
-    _training(d, o)
+    batch(d, o)
+    training(d, o)
+    gae_critic(d, o)
+    _lora(d, o)
     _evaluation(d, o, columns)
     trackers.verl(d, o)
     return d
+
+
+_MODEL = "actor_rollout_ref.model."
+LORA = LoraNames(
+    rank=_MODEL + "lora_rank",
+    alpha=_MODEL + "lora_alpha",
+    targets=_MODEL + "target_modules",
+    path=_MODEL + "lora_adapter_path",
+    default_alpha=16,
+)
+
+
+def _lora(d: Draft, o: Options) -> None:
+    """`lora_rank` of verl's FSDP; the critic has an adapter here where the policy has one."""
+    own, path = o.whole("critic.model.lora_rank", default=0), LORA.path
+    on = o.whole(LORA.rank, default=0) > 0
+    if on:
+        lora(d, o, LORA)
+    else:
+        d.drops_given(o, "lora_rank is 0: off", LORA.rank, LORA.alpha, LORA.targets, path)
+    if "critic.kind" not in d.entries:
+        return
+    parts = (("lora_rank", 0), ("lora_alpha", 16), ("target_modules", "all-linear"))
+    theirs, ours = ([o.get(at + name, default=off) for name, off in parts] for at in ("critic.model.", _MODEL))
+    if (own > 0 or on) and theirs != ours:
+        d.lacks("critic.model.lora_rank", f"{own}: here policy and critic have the same model.lora, or none")
 
 
 LONGEST = ("data.max_response_length", ROLLOUT + "response_length")
@@ -113,9 +141,6 @@ def _advantage(d: Draft, o: Options) -> None:
     if name in o.doubts:  # verl's default needs a critic
         written, origin = "grpo", origin.replace("the peer's default", "grpo")
     kind = ESTIMATORS[written]
-    if kind == "gae":
-        common.critic(d, o, name, "algorithm.gamma", "algorithm.lam", "algorithm.norm_adv_by_std_in_grpo")
-        return
     note = "verl gives a group of one its raw reward (P16); here its advantage is 0"
     d.spec("algorithm.advantage", kind, origin, note if kind in ("grpo", "opo", "gpg") else "")
     by_std = "algorithm.norm_adv_by_std_in_grpo"
@@ -126,8 +151,10 @@ def _advantage(d: Draft, o: Options) -> None:
     else:
         d.drops_given(o, f"verl reads it for grpo, not for {written}", by_std)
     unread = ["algorithm.lam", "algorithm.gamma"]
-    if kind == "reinforce_pp":
+    if kind in ("gae", "reinforce_pp"):
         d.copy("algorithm.advantage.gamma", o, unread.pop(), default=1.0)
+    if kind == "gae":
+        d.copy("algorithm.advantage.lam", o, unread.pop(), default=1.0)
     d.drops_given(o, f"verl reads it for gae, not for {written}", *unread)
 
 
@@ -229,10 +256,6 @@ def _clip_note(o: Options, mode: str) -> str:
     return capped if mode.startswith("dppo") else ""
 
 
-MODES = ("token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
-AGGREGATES = {mode: mode.replace("seq-", "sequence-").replace("-", "_") for mode in MODES}
-
-
 def _aggregate(d: Draft, o: Options, mode: str, longest: int) -> None:
     """`loss_agg_mode`, which two of verl's losses don't read."""
     name, factor, first = ACTOR + "loss_agg_mode", ACTOR + "loss_scale_factor", ACTOR + "use_token_level_loss"
@@ -297,68 +320,3 @@ def _reward_kl(d: Draft, o: Options) -> None:
         d.copy(f"{path}.adaptive.horizon", o, control + "horizon", default=10000.0)
     else:
         d.drops_given(o, "the coefficient is fixed", control + "target_kl", control + "horizon")
-
-
-def _batch(d: Draft, o: Options) -> None:
-    """Prompts, completions, updates."""
-    prompts = o.whole("data.train_batch_size", default=1024, least=1)
-    mini = o.whole(ACTOR + "ppo_mini_batch_size", default=256, least=1)
-    d.put("train.prompts_per_step", prompts, o.origin("data.train_batch_size"))
-    d.put("train.completions_per_prompt", o.whole(ROLLOUT + "n", default=1), o.origin(ROLLOUT + "n"))
-    note = f"{prompts} prompts in mini batches of {mini}: verl counts both in prompts"
-    common.updates(d, prompts, math.ceil(prompts / mini), o.origin(ACTOR + "ppo_mini_batch_size"), note)
-    d.copy("train.epochs_per_step", o, ACTOR + "ppo_epochs", default=1)
-    _micro_batches(d, o)
-    if o.flag(ACTOR + "use_dynamic_bsz"):
-        d.copy("train.tokens_per_micro_batch", o, ACTOR + "ppo_max_token_len_per_gpu", default=16384)
-
-
-def _micro_batches(d: Draft, o: Options) -> None:
-    """`ppo_micro_batch_size`: up to verl 0.7 the actor takes the mean of the micro batches' means."""
-    later = o.given("model_engine", "trainer.use_v1", "trainer.use_legacy_worker_impl")
-    tokens = d.entries["algorithm.aggregate.kind"].value == "token_mean"
-    for name in (ACTOR + "ppo_micro_batch_size", ACTOR + "ppo_micro_batch_size_per_gpu"):
-        if not o.given(name) or o.flag(ACTOR + "use_dynamic_bsz"):
-            d.drops_given(o, "use_dynamic_bsz is on", name)
-        elif later or not tokens:
-            d.drops(
-                name, "the mean is that of the mini batch" if later else "sequences count alike in each micro batch"
-            )
-        else:
-            why = "up to verl 0.7 the token mean is that of each micro batch, in which short completions weigh more"
-            d.lacks(name, f"{o.get(name)}: {why}; here, as since 0.8, that of the mini batch")
-
-
-def _training(d: Draft, o: Options) -> None:
-    """Optimizer, schedule, evaluations, checkpoints."""
-    prefix = ACTOR + "optim."
-    names = {"lr": (prefix + "lr",), "weight_decay": (prefix + "weight_decay",), "eps": (prefix + "eps",)}
-    common.optimizer(d, o, names, {"lr": 1e-6, "weight_decay": 0.01})
-    match o.get(prefix + "betas"):
-        case [beta1, beta2]:
-            d.put("train.optimizer.beta1", beta1, f"from {prefix}betas")
-            d.put("train.optimizer.beta2", beta2, f"from {prefix}betas")
-        case betas if betas is not None:
-            o.refuse("must be two numbers", prefix + "betas")
-    names_of_schedule = (prefix + "lr_scheduler_type", prefix + "lr_decay_style", prefix + "warmup_style")
-    common.schedule(d, o, *names_of_schedule, default="constant")
-    total = o.whole("trainer.total_training_steps", prefix + "total_training_steps", default=0)
-    origin = o.origin("trainer.total_training_steps", prefix + "total_training_steps")
-    common.steps(d, o, total, origin, "", "trainer.total_epochs", "verl counts trainer.total_epochs")
-    made = math.prod(d.entries[f"train.{name}"].value for name in ("updates_per_step", "epochs_per_step"))
-    warmup = o.whole(prefix + "lr_warmup_steps", default=-1)
-    ratio = o.number(prefix + "lr_warmup_steps_ratio", default=0.0, least=0, most=1)
-    counts = f", which counts steps: {made} updates in each" if made > 1 else ""
-    updates = (warmup * made, o.origin(prefix + "lr_warmup_steps") + (counts if warmup > 0 else ""))
-    common.warmup(d, updates, (ratio, o.origin(prefix + "lr_warmup_steps_ratio")), made)
-    least = o.number(prefix + "min_lr", prefix + "lr_min")
-    if least:
-        lowest = least / d.entries["train.optimizer.lr"].value
-        d.put("train.final_lr_ratio", lowest, f"{o.origin(prefix + 'min_lr', prefix + 'lr_min')}, over the peak")
-    else:
-        d.copy("train.final_lr_ratio", o, prefix + "min_lr_ratio")
-    d.copy("train.max_grad_norm", o, ACTOR + "grad_clip", prefix + "clip_grad", default=1.0)
-    save = o.whole("trainer.save_freq", default=-1)
-    d.put("checkpoint.every", max(0, save), o.origin("trainer.save_freq"))
-    d.copy("checkpoint.keep_last", o, "trainer.max_actor_ckpt_to_keep", whole=True)
-    d.copy("seed", o, "data.seed", ACTOR + "data_loader_seed")
