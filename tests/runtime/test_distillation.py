@@ -5,9 +5,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +14,7 @@ from proxima.data import FieldError
 from proxima.model.load import load_config, load_tokenizer
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import read_rows
+from tests.runtime.kill_after import kill_after
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 
@@ -111,19 +109,6 @@ def test_a_resumed_run_is_the_same_to_the_bit(tiny_model, tmp_path):
     assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
 
 
-KILLED = """
-import json, os, signal, sys, threading
-from pathlib import Path
-from tests.runtime.tiny_run import Watcher, go
-
-def on(event, *facts):
-    if event == "step" and facts[0]["step"] == 1:
-        threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
-
-go(Path(sys.argv[1]), json.loads(sys.argv[2]), observer=Watcher(on))
-"""
-
-
 @pytest.fixture(scope="module")
 def unbroken(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("unbroken") / "run"
@@ -134,11 +119,8 @@ def unbroken(tiny_model, tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.04, 0.06, 0.09, 0.12, 0.15, 0.2, 0.25, 0.3])
 def test_kill_9_at_any_instant(seconds, unbroken, tiny_model, tmp_path):
-    """A thread kills the process so long after the first step, whatever it is doing."""
     tree = distilled(tiny_model, train__steps=8)
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "run"), json.dumps(tree), str(seconds)]
-    killed = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, timeout=120)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kill_after(seconds, tmp_path / "run", tree, start="step")
     go(tmp_path / "run", tree, resume=True)
     assert_same(traces(tmp_path / "run"), unbroken)
 

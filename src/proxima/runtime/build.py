@@ -3,10 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
+from proxima import __version__
 from proxima.config.algorithm_checks import unsupported_by_loop
 from proxima.config.critic_schema import ModelCritic
 from proxima.config.describe import kind_of
@@ -101,9 +104,10 @@ def make_rewards(config: "RunConfig", specs: Sequence[Any], compute: ComputeThre
     return rewards
 
 
-def make_plan(config: "RunConfig") -> Plan:
+def make_plan(config: "RunConfig | OfflineConfig", steps: int, **more: Any) -> Plan:
+    """When the loop does what, in a run of so many steps."""
     return Plan(
-        steps=config.train.steps,
+        steps=steps,
         seed=config.seed,
         evaluate_every=config.eval.every,
         evaluate_before=config.eval.before,
@@ -111,9 +115,23 @@ def make_plan(config: "RunConfig") -> Plan:
         checkpoint_every=config.checkpoint.every,
         keep_last=config.checkpoint.keep_last,
         keep_best=config.checkpoint.keep_best,
-        metric=config.eval.metric,
-        max_unscored_steps=config.runtime.max_unscored_steps,
+        **more,
     )
+
+
+def describe_model(config: "RunConfig | OfflineConfig", loaded: LoadedModel) -> dict[str, Any]:
+    """What `RunInfo` says of the model and the machine, whatever is trained."""
+    return {
+        "version": __version__,
+        "model": Path(config.model.path).name,
+        "parameters": loaded.parameters,
+        "adapter": loaded.adapter_parameters,
+        "device": str(loaded.model.device),
+        "threads": torch.get_num_threads(),
+        "dtype": config.model.compute_dtype,
+        "seed": config.seed,
+        "tokens_per_micro_batch": config.train.tokens_per_micro_batch,
+    }
 
 
 def make_stack(train: "OptimizationConfig", model: PackedModel, updates: int) -> TrainStack:
@@ -285,7 +303,9 @@ def make_controller(
             listener=recorder,
             carried=carried,
         )
-    return Controller(make_plan(config), collector, algorithm, learner, store, evaluation, observer, clock)
+    metric, unscored = config.eval.metric, config.runtime.max_unscored_steps
+    plan = make_plan(config, config.train.steps, metric=metric, max_unscored_steps=unscored)
+    return Controller(plan, collector, algorithm, learner, store, evaluation, observer, clock)
 
 
 def make_evaluation(

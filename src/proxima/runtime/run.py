@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from proxima import __version__
 from proxima.config.estimate import at_once, pruned
 from proxima.data import Group
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.build import StageFactory, load_model, make_controller
+from proxima.runtime.build import StageFactory, describe_model, load_model, make_controller
 from proxima.runtime.build_critic import check_critic_tokens, make_critic
 from proxima.runtime.carried_groups import CARRIED_GROUPS, read_groups
 from proxima.runtime.clock import Clock
@@ -109,15 +106,8 @@ class Reinforcement:
         config, train = self.config, self.config.train
         prompts, kept = pruned(train.prompts_per_step, train.completions_per_prompt, config.algorithm.selection)
         return RunInfo(
-            version=__version__,
+            **describe_model(config, loaded),
             algorithm=algorithm_name(config),
-            model=Path(config.model.path).name,
-            parameters=loaded.parameters,
-            adapter=loaded.adapter_parameters,
-            device=str(loaded.model.device),
-            threads=torch.get_num_threads(),
-            dtype=config.model.compute_dtype,
-            seed=config.seed,
             folder=folder,
             steps=train.steps,
             resumed_at=step,
@@ -125,7 +115,6 @@ class Reinforcement:
             completions=train.completions_per_prompt,
             kept=kept,
             at_once=at_once(prompts, config.algorithm.dynamic_sampling),
-            tokens_per_micro_batch=train.tokens_per_micro_batch,
             updates=train.updates_per_step * train.epochs_per_step,
             questions=self.data.questions,
             replay_of=config.replayed,

@@ -2,9 +2,6 @@
 
 import json
 import shutil
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ from proxima.config.preference_schema import PreferenceConfig
 from proxima.data import FieldError, UserError
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.offline import preference_method
+from tests.runtime.kill_after import kill_after
 from tests.runtime.offline.test_offline_resume import PLACES, Died, die, once, press
 from tests.runtime.offline.tiny_dpo import go, recipe
 from tests.runtime.tiny_run import Watcher, assert_same, timeless, traces
@@ -221,26 +219,11 @@ def test_from_python(tree, tmp_path):
         proxima.train({**tree(), "folder": str(tmp_path / "other")}, quiet=True)
 
 
-KILLED = """
-import json, os, signal, sys, threading
-from pathlib import Path
-from tests.runtime.offline.tiny_dpo import go
-from tests.runtime.tiny_run import Watcher
-
-def on(event, *facts):
-    if event == "started":
-        threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
-
-go(Path(sys.argv[1]), json.loads(sys.argv[2]), observer=Watcher(on))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
 def test_kill_9_at_any_instant(seconds, unbroken, tree, tmp_path):
     """Also while the reference's log-probs are computed or written."""
     run = tree(preference__cache=str(tmp_path / "cache"))
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "run"), json.dumps(run), str(seconds)]
-    assert subprocess.run(command, check=False).returncode in (0, -signal.SIGKILL)
+    kill_after(seconds, tmp_path / "run", run, module="tests.runtime.offline.tiny_dpo")
     go(tmp_path / "run", run, resume=True)
     assert_same(traces(tmp_path / "run"), traces(unbroken))

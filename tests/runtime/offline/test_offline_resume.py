@@ -1,10 +1,7 @@
 """A run on a fixed data set, killed or stopped, and resumed: to the bit as if nothing had happened."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ import pytest
 from proxima.data import FieldError, UserError
 from proxima.runtime.folder import RunFolder
 from proxima.train.checkpoint import checkpoints
+from tests.runtime.kill_after import kill_after
 from tests.runtime.offline.tiny_sft import go, recipe
 from tests.runtime.tiny_run import Watcher, assert_same, traces
 
@@ -129,26 +127,9 @@ def test_other_rows_are_another_run(tiny_model, tmp_path):
         go(tmp_path / "run", config, resume=True)
 
 
-KILLED = """
-import json, os, signal, sys, threading
-from pathlib import Path
-from tests.runtime.offline.tiny_sft import go
-from tests.runtime.tiny_run import Watcher
-
-def on(event, *facts):
-    if event == "started":
-        threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
-
-go(Path(sys.argv[1]), json.loads(sys.argv[2]), observer=Watcher(on))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3])
 def test_kill_9_at_any_instant(seconds, unbroken, tree, tmp_path):
-    """A thread kills the process so long after the loop began, whatever it is doing."""
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "run"), json.dumps(tree()), str(seconds)]
-    killed = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, timeout=120)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    kill_after(seconds, tmp_path / "run", tree(), module="tests.runtime.offline.tiny_sft")
     go(tmp_path / "run", tree(), resume=True)
     assert_same(traces(tmp_path / "run"), unbroken)

@@ -2,9 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +17,7 @@ from proxima.reward import ModelReward
 from proxima.runtime.export import export
 from proxima.runtime.folder import RunFolder
 from proxima.train.checkpoint import checkpoints
+from tests.runtime.kill_after import kill_after
 from tests.runtime.offline.test_offline_resume import PLACES, Died, die, once, press
 from tests.runtime.offline.tiny_reward import go, recipe
 from tests.runtime.tiny_run import Watcher, assert_same, traces
@@ -55,25 +53,10 @@ def test_ctrl_c_then_resume_is_as_if_unbroken(place, unbroken, tree, tmp_path):
     assert_same(traces(tmp_path / "run"), traces(unbroken))
 
 
-KILLED = """
-import json, os, signal, sys, threading
-from pathlib import Path
-from tests.runtime.offline.tiny_reward import go
-from tests.runtime.tiny_run import Watcher
-
-def on(event, *facts):
-    if event == "started":
-        threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
-
-go(Path(sys.argv[1]), json.loads(sys.argv[2]), observer=Watcher(on))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
 def test_kill_9_at_any_instant(seconds, unbroken, tree, tmp_path):
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "run"), json.dumps(tree()), str(seconds)]
-    assert subprocess.run(command, check=False).returncode in (0, -signal.SIGKILL)
+    kill_after(seconds, tmp_path / "run", tree(), module="tests.runtime.offline.tiny_reward")
     go(tmp_path / "run", tree(), resume=True)
     assert_same(traces(tmp_path / "run"), traces(unbroken))
 

@@ -6,17 +6,16 @@ from typing import Any
 
 import torch
 
-from proxima import __version__
 from proxima.config import Resolved
 from proxima.config.offline_schema import OfflineConfig
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.build import make_stack
+from proxima.runtime.build import describe_model, make_plan, make_stack
 from proxima.runtime.clock import Clock
 from proxima.runtime.execution import execute
 from proxima.runtime.inputs import model_hashes, rows_sha
 from proxima.runtime.journal import Journal
-from proxima.runtime.loop import Plan, Trained
+from proxima.runtime.loop import Trained
 from proxima.runtime.observer import Observer, RunInfo
 from proxima.runtime.offline.held_out_samples import HeldOutSamples
 from proxima.runtime.offline.methods import METHODS
@@ -89,36 +88,19 @@ class OfflineTraining:
         if self.data.samples and (prompts := self.method.prompts(self.data.samples)):
             most = getattr(config.eval, "sample_tokens", 0)
             samples = HeldOutSamples(prompts, loaded, compute, max_tokens=most, max_length=self.context)
-        plan = Plan(
-            steps=self.steps,
-            seed=config.seed,
-            evaluate_every=config.eval.every,
-            evaluate_before=config.eval.before,
-            evaluate_after=config.eval.after,
-            checkpoint_every=config.checkpoint.every,
-            keep_last=config.checkpoint.keep_last,
-            keep_best=config.checkpoint.keep_best,
-        )
+        plan = make_plan(config, self.steps)
         return OfflineLoop(plan, trained, self.method, self.data, samples, store, observer, clock)
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
         config = self.config
         return RunInfo(
-            version=__version__,
+            **describe_model(config, loaded),
             algorithm=config.command,
             command=config.command,
-            model=Path(config.model.path).name,
-            parameters=loaded.parameters,
-            adapter=loaded.adapter_parameters,
-            device=str(loaded.model.device),
-            threads=torch.get_num_threads(),
-            dtype=config.model.compute_dtype,
-            seed=config.seed,
             folder=folder,
             steps=self.steps,
             resumed_at=step,
             examples=config.train.examples_per_step,
-            tokens_per_micro_batch=config.train.tokens_per_micro_batch,
             questions=len(self.data.held_out),
         )
 

@@ -1,0 +1,37 @@
+"""A tiny run in a process of its own, killed by a thread of it: at any instant, whatever it is doing."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+RUN = """
+import importlib, json, os, signal, sys, threading
+from pathlib import Path
+from tests.runtime.tiny_run import Watcher
+
+module, folder, tree, seconds, start = sys.argv[1:]
+
+def on(event, *facts):
+    if event == start and (event == "started" or facts[0]["step"] == 1):
+        threading.Timer(float(seconds), os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+importlib.import_module(module).go(Path(folder), json.loads(tree), observer=Watcher(on))
+"""
+
+
+def kill_after(
+    seconds: float,
+    folder: Path,
+    tree: dict[str, Any],
+    *,
+    module: str = "tests.runtime.tiny_run",
+    start: str = "started",
+) -> None:
+    """`go` of the module, killed so long after `started`, or after its first `step`; it may have ended before."""
+    words = [module, str(folder), json.dumps(tree), str(seconds), start]
+    where = Path(__file__).parents[2]
+    killed = subprocess.run([sys.executable, "-c", RUN, *words], cwd=where, capture_output=True, timeout=300)
+    assert killed.returncode in (0, -signal.SIGKILL), killed.stderr
