@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from proxima.runtime.build_critic import make_critic
 from proxima.runtime.export import export
 from proxima.runtime.folder import RunFolder
 from proxima.runtime.rollouts import read_rows
+from proxima.train.checkpoint import checkpoints
 from tests.runtime.test_algorithm import group
 from tests.runtime.test_resume import Died, die_at
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
@@ -167,6 +169,21 @@ def test_the_value_loss_of_the_record_is_the_mean_over_tokens(kind, tiny_model, 
         go(tmp_path / aggregate, tree(tiny_model("llama"), critic, **changes))
         found.append(steps_of(tmp_path / aggregate)[0]["value/loss"])
     assert found[0] == pytest.approx(found[1])
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4.0}])
+def test_a_head_on_a_bfloat16_policy_learns_in_float32(lora, tiny_model, tmp_path):
+    """By steps that bfloat16 would round away, and its checkpoint resumes in it."""
+    fine = {"train__optimizer": {"kind": "adamw", "lr": 1e-6}, "train__warmup_steps": 0, "eval__every": 0}
+    precision = {"model__dtype": "bfloat16", "model__compute_dtype": "bfloat16", "model__lora": lora}
+    settings = tree(tiny_model("llama"), KINDS["head"] | {"head_std": 1.0}, **fine, **precision)
+    go(tmp_path / "run", settings | {"train": settings["train"] | {"steps": 2}})
+    go(tmp_path / "run", settings | {"train": settings["train"] | {"steps": 3}}, resume=True)
+    saved = [load_file(c.path / "value_head.safetensors") for c in checkpoints(RunFolder(tmp_path / "run").checkpoints)]
+    weights = [one["weight"] for one in saved]
+    assert len(weights) == 3 and all(weight.dtype == torch.float32 for weight in weights)
+    for before, after in pairwise(weights):
+        assert 0 < (after - before).abs().max() < 1e-5
 
 
 def test_behind_it_pruning_and_dynamic_sampling(tiny_model, tmp_path):

@@ -165,9 +165,11 @@ def _load_below(adapter: str, path: str, revision: str | None, *, dtype: torch.d
 
 
 def make_value_head(model: Any, new_head: float = 0.0, seed: int = 0) -> nn.Linear:
-    """A scalar head for the trunk of a policy, on its device and in its dtype; arguments as `load_scalar_model`."""
+    """A scalar head for the trunk of a policy, on its device; arguments as `load_scalar_model`. It is float32 on a
+    bfloat16 trunk, in which the steps of an optimizer would be lost."""
     size = model.config.get_text_config().hidden_size
-    head = nn.Linear(size, 1, bias=False, device=model.device, dtype=model.dtype)
+    dtype = torch.promote_types(model.dtype, torch.float32)
+    head = nn.Linear(size, 1, bias=False, device=model.device, dtype=dtype)
     with torch.no_grad():
         head.weight.copy_(_new_weights(size, new_head, seed))
     return head
