@@ -8,6 +8,7 @@ import pytest
 from proxima.peers.convert import PEERS
 from proxima.peers.convert.known import option_rules, sort_out
 from proxima.peers.convert.options import Options
+from proxima.peers.convert.trl_offline import convert_offline
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migration.md").read_text(encoding="utf-8")
 SHORT = {
@@ -58,6 +59,18 @@ def test_every_option_of_the_tables_is_known(peer, title):
         known |= o.asked
     rest = Options(title, dict.fromkeys(names), "file", known)
     assert [one.name for one in sort_out(rest, option_rules(peer))[2]] == []
+
+
+def test_every_option_of_the_trainings_without_rewards_is_known():
+    names = named("TRL without rewards")
+    assert len(names) >= 15
+    known = set()
+    for command in ("sft", "dpo", "kto", "reward"):
+        o = Options("TRL", {"loss_type": "discopop", "eval_strategy": "steps"} if command == "dpo" else {}, "file")
+        convert_offline(o, command)
+        known |= o.asked
+    rest = Options("TRL", dict.fromkeys(names), "file", known)
+    assert [one.name for one in sort_out(rest, option_rules("trl_offline") | option_rules("trl"))[2]] == []
 
 
 def test_the_four_policies_and_the_three_names_are_explained():

@@ -3,6 +3,7 @@
     read*.py, shell.py   file → options by dotted name
     options.py   which of them a converter read, and could not take
     verl*.py, trl*.py, areal.py, unirl.py            the files of each peer: `convert(options) -> Draft`
+    trl_offline.py                                   TRL's SFT, DPO, KTO and reward models, of another table
     known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or a change of results
     common.py, adapter.py, trackers.py    conversions that peers share; `model.lora`; `monitor`
     draft.py     the recipe under construction, and its text
@@ -15,6 +16,7 @@ rows in `docs/migration.md`.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from proxima.peers.convert.draft import Draft
 from proxima.peers.convert.known import not_a_training, option_rules, sort_out
 from proxima.peers.convert.options import Leftover, Options
 from proxima.peers.convert.read import read
+from proxima.peers.convert.trl_offline import command_of_trl, convert_offline
 
 PEERS: dict[str, tuple[str, Callable[[Options], Draft]]] = {
     "areal": ("AReaL", areal.convert),
@@ -63,7 +66,10 @@ def likely_peers(path: str | Path) -> list[str]:
     """The peers, keys of `PEERS`, of whose options the file sets some, and fewest unknown ones: mostly one; empty if it
     is none of theirs. ConfigError if the file can't be read."""
     options = read(Path(path))
-    fits = [peer for peer, (name, _) in PEERS.items() if not not_a_training(Options(name, options, str(path)), peer)]
+    named = {peer: Options(name, options, str(path)) for peer, (name, _) in PEERS.items()}
+    fits = [peer for peer, o in named.items() if not not_a_training(o, peer)]
+    if "trl" not in fits and command_of_trl(named["trl"]) is not None:
+        fits.append("trl")
     unknown = {peer: len(convert(path, peer).unknown) for peer in fits}
     return [peer for peer in fits if unknown[peer] == min(unknown.values())]
 
@@ -72,11 +78,14 @@ def convert(path: str | Path, peer: str) -> Conversion:
     """Convert a file of `peer`, a key of `PEERS`.
 
     Raises:
-        ConfigError: the file can't be read, or is no training with rewards of that peer.
+        ConfigError: the file can't be read, or is no training of that peer that is converted.
     """
     framework, converter = PEERS[peer]
     o = Options(framework, read(Path(path)), str(path))
-    if (found := not_a_training(o, peer)) is not None:
+    rules = option_rules(peer)
+    if peer == "trl" and (command := command_of_trl(o)) is not None:
+        converter, rules = partial(convert_offline, command=command), option_rules("trl_offline") | rules
+    elif (found := not_a_training(o, peer)) is not None:
         wanted = "name the framework with --from, and give its configuration of a training with rewards"
         if len(others := likely_peers(path)) == 1:
             wanted = f"it looks like one of {PEERS[others[0]][0]}: --from {others[0]}"
@@ -85,7 +94,7 @@ def convert(path: str | Path, peer: str) -> Conversion:
         o.get(name)
     draft = converter(o)
     draft.doubt(o)
-    ignored, unsupported, unknown, missing = sort_out(o, option_rules(peer))
+    ignored, unsupported, unknown, missing = sort_out(o, rules)
     draft.ignored += ignored
     draft.unsupported += unsupported
     draft.unknown += unknown
@@ -136,7 +145,7 @@ def make_loadable(draft: Draft) -> tuple[str, ...]:
 def problems_of(recipe: dict[str, Any]) -> Iterator[Problem]:
     """What stops the recipe; opens no file."""
     try:
-        resolved = resolve(recipe)
+        resolved = resolve(recipe, root=None)
     except ConfigError as error:
         yield from error.problems
         return

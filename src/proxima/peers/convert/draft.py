@@ -15,7 +15,7 @@ ALGORITHM = (
     *("selection", "dynamic_sampling", "reference_kl", "reward_kl", "entropy_bonus"),
 )
 SECTIONS = (
-    *("model", "task", "data", "reward", "algorithm", "critic", "engine"),
+    *("model", "task", "data", "sft", "reward_model", "preference", "reward", "algorithm", "critic", "engine"),
     *("sampling", "train", "eval", "checkpoint", "runtime", "seed", "monitor"),
 )
 WIDTH = 130
@@ -125,7 +125,8 @@ class Draft:
             for part in parents:
                 here = here.setdefault(part, {})
             here[last] = entry
-        root["algorithm"] = _ordered(root.get("algorithm", {}), ALGORITHM)
+        if "algorithm" in root:
+            root["algorithm"] = _ordered(root["algorithm"], ALGORITHM)
         return _ordered(root, SECTIONS)
 
     def text(self, head: str) -> str:

@@ -9,12 +9,13 @@ from proxima.config.problems import one_problem
 from proxima.data import UserError
 
 UNREADABLE = "…"  # stands for an expression whose value only a run would know
-CALL, TRAINER, PARSED = "GRPOConfig", "GRPOTrainer", "training_args"
+CALLS, PARSED = tuple(f"{kind}Config" for kind in ("GRPO", "SFT", "DPO", "KTO", "Reward")), "training_args"
+TRAINERS = tuple(f"{name.removesuffix('Config')}Trainer" for name in CALLS)
 DATA = ("args", "train_dataset", "eval_dataset", "processing_class")  # keywords of the trainer that are no options
 
 
 def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The keywords of the only `GRPOConfig(…)` call in a file, of its `GRPOTrainer(…)`, and what is set in between.
+    """The keywords of the only call of `CALLS` in a file, of its trainer, and what is set in between.
 
     Reads literals, arithmetic on them and names assigned once at module level; anything else is `UNREADABLE`.
 
@@ -28,17 +29,18 @@ def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None =
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         raise one_problem(name, f"not Python: {error}") from None
-    calls = list(_calls(tree, CALL))
-    if not calls and not (usage and any(isinstance(node, ast.Name) and node.id == CALL for node in ast.walk(tree))):
-        raise one_problem(name, f"has no {CALL}(…) call; give the file that makes one, or the options as YAML")
+    calls = [call for one in CALLS for call in _calls(tree, one)]
+    used = next((node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in CALLS), CALLS[0])
+    if not calls and not (usage and any(isinstance(node, ast.Name) and node.id == used for node in ast.walk(tree))):
+        raise one_problem(name, f"has no {used}(…) call; give the file that makes one, or the options as YAML")
     if len(calls) > 1:
         lines = ", ".join(str(node.lineno) for node in calls)
-        raise one_problem(name, f"has {len(calls)} {CALL}(…) calls, in lines {lines}; keep one")
+        raise one_problem(name, f"has {len(calls)} {used}(…) calls, in lines {lines}; keep one")
     constants = _constants(tree)
     holders = (PARSED, *_holders(tree))
     flat = dict(usage or {}) if not calls else _keywords(calls[0], constants)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _called(node) == TRAINER:
+        if isinstance(node, ast.Call) and _called(node) in TRAINERS:
             flat |= _of_trainer(tree, node, constants)
         elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]).rpartition(".")[0] in holders:
             flat[ast.unparse(node.targets[0]).rpartition(".")[2]] = _value(node.value, constants)
@@ -129,8 +131,9 @@ def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
 
 def _holders(tree: ast.Module) -> list[str]:
     """The variables that hold the configuration."""
-    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)]
-    return [t.id for node in assigned if _called(node.value) == CALL for t in _targets(node)]  # type: ignore[arg-type]
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    made = [node for node in assigned if isinstance(node.value, ast.Call) and _called(node.value) in CALLS]
+    return [target.id for node in made for target in _targets(node)]
 
 
 def _functions(tree: ast.Module, node: ast.expr, constants: Mapping[str, Any]) -> list[str]:

@@ -294,9 +294,21 @@ def _batch(d: Draft, o: Options) -> int:
 
 def _training(d: Draft, o: Options, made: int) -> None:
     """Optimizer, schedule, steps, checkpoints."""
+    adamw(d, o, 1e-6)
+    most = o.whole("max_steps", default=-1)
+    note = f"TRL counts optimizer steps, {made} in each of ours"
+    epochs = ("num_train_epochs", "TRL counts num_train_epochs, 3 by default")
+    common.steps(d, o, math.ceil(most / made), o.origin("max_steps"), note, *epochs)
+    warmup, share = warmups(o)
+    common.warmup(d, warmup, share, made, rounded="up")
+    clip_and_save(d, o, made)
+
+
+def adamw(d: Draft, o: Options, lr: float) -> None:
+    """AdamW and its schedule; `lr` is TRL's default."""
     names = {"lr": ("learning_rate",), "eps": ("adam_epsilon",), "weight_decay": ("weight_decay",)}
     names |= {"beta1": ("adam_beta1",), "beta2": ("adam_beta2",)}
-    common.optimizer(d, o, names, {"lr": 1e-6, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0})
+    common.optimizer(d, o, names, {"lr": lr, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0})
     if o.given("optim") and not str(o.get("optim")).startswith("adamw_torch"):
         d.lacks("optim", f"{o.get('optim')}: only AdamW")
     common.schedule(d, o, "lr_scheduler_type", default="linear")
@@ -305,15 +317,19 @@ def _training(d: Draft, o: Options, made: int) -> None:
         d.put("train.final_lr_ratio", lowest / peak, "from lr_scheduler_kwargs.min_lr, over learning_rate")
     else:
         d.copy("train.final_lr_ratio", o, "lr_scheduler_kwargs.min_lr_rate")
-    most = o.whole("max_steps", default=-1)
-    note = f"TRL counts optimizer steps, {made} in each of ours"
-    epochs = ("num_train_epochs", "TRL counts num_train_epochs, 3 by default")
-    common.steps(d, o, math.ceil(most / made), o.origin("max_steps"), note, *epochs)
+
+
+def warmups(o: Options) -> tuple[tuple[int, str], tuple[float, str]]:
+    """In updates, and as a share of the run, each with its origin."""
     warmup = o.number("warmup_steps", default=0, least=0, most=10**9)
     share, spelled = o.number("warmup_ratio", default=0, least=0, most=1), ("warmup_ratio", "warmup_steps")
     if 0 < warmup < 1:
         warmup, share, spelled = 0, warmup, ("warmup_steps", "warmup_ratio")
-    common.warmup(d, (int(warmup), o.origin("warmup_steps")), (share, o.origin(*spelled)), made, rounded="up")
+    return (int(warmup), o.origin("warmup_steps")), (share, o.origin(*spelled))
+
+
+def clip_and_save(d: Draft, o: Options, made: int) -> None:
+    """Clipping, checkpoints and seed; `made` updates in each of our steps."""
     d.copy("train.max_grad_norm", o, "max_grad_norm", default=1.0)
     strategy = o.choice(("steps", "epoch", "no", "best"), "save_strategy", default="steps")
     if strategy == "epoch":
