@@ -112,13 +112,14 @@ def test_other_tokens_carry_no_gradient_unless_asked():
 
 @pytest.mark.parametrize("chunk", [1, 4, 256])
 def test_the_most_probable_tokens(chunk):
-    hidden, weight, bias, _, temperature = inputs()
-    ids, log_prob = top_k_log_prob(hidden, weight, temperature, 4, bias=bias, vocabulary=9, chunk=chunk)
+    hidden, weight, bias, target, temperature = inputs()
+    own, ids, log_prob = top_k_log_prob(hidden, weight, target, temperature, 4, bias=bias, vocabulary=9, chunk=chunk)
     plain = ((hidden @ weight.T + bias) / temperature[:, None]).log_softmax(1)
+    torch.testing.assert_close(own, plain.gather(1, target[:, None])[:, 0], rtol=1e-12, atol=1e-12)
     expected = plain[:, :9].topk(4)
     assert torch.equal(ids, expected.indices) and not log_prob.requires_grad
     torch.testing.assert_close(log_prob, expected.values, rtol=1e-12, atol=1e-12)
-    whole = top_k_log_prob(hidden, weight, temperature, V, bias=bias, chunk=chunk)[1]
+    whole = top_k_log_prob(hidden, weight, target, temperature, V, bias=bias, chunk=chunk)[2]
     torch.testing.assert_close(whole.exp().sum(1), torch.ones(N).double())
 
 
@@ -218,7 +219,7 @@ def test_no_tensor_of_all_tokens_by_vocabulary_is_ever_made(entropy):
     hidden, weight = torch.randn(count, width, requires_grad=True), torch.randn(vocabulary, width, requires_grad=True)
     target = torch.randint(vocabulary, (count,))
     with Largest() as seen:
-        ids, _ = top_k_log_prob(hidden.detach(), weight.detach(), target, torch.ones(count), 16, chunk=chunk)
+        _, ids, _ = top_k_log_prob(hidden.detach(), weight.detach(), target, torch.ones(count), 16, chunk=chunk)
         log_prob, ent, others = token_log_prob(
             hidden,
             weight,

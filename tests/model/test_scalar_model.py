@@ -9,7 +9,7 @@ from transformers import AutoModelForSequenceClassification
 
 from proxima.data import FieldError, Trajectory
 from proxima.data.random import VALUE_HEAD, mix, normals
-from proxima.model import Policy, ScalarModel, load_scalar_model, save
+from proxima.model import Policy, ScalarModel, load, load_scalar_model, save
 from proxima.model.scalar_model import make_value_head
 from tests.model.families import make
 from tests.model.rows import MIXED, loaded, rows
@@ -143,6 +143,14 @@ def edited(folder, source, **changes):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
     return str(folder)
+
+
+def test_a_reward_model_is_no_policy(tiny_model, tmp_path):
+    """With tied embeddings its folder lacks none of a language model's weights."""
+    made = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.1)
+    save(made.model, made.tokenizer, tmp_path / "scorer")
+    with pytest.raises(FieldError, match="is a LlamaForSequenceClassification, which scores text and writes none"):
+        load(str(tmp_path / "scorer"), device="cpu")
 
 
 def test_what_is_no_scalar_model_is_refused(tiny_model, tmp_path):

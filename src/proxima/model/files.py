@@ -23,7 +23,7 @@ def model_files(path: str, revision: str | None = None) -> dict[str, str]:
         place = Path(cached).parent
     files = [place] if place.is_file() else sorted(place.iterdir())
     hashes = {
-        file.name: _sha(file, file.stat().st_size, file.stat().st_mtime_ns)
+        file.name: _sha(file, file.stat().st_size, file.stat().st_mtime_ns, file.stat().st_ctime_ns)
         for file in files
         if file.is_file() and (file == place or file.suffix in MODEL_FILES)
     }
@@ -46,7 +46,7 @@ def weight_files(path: str, revision: str | None = None) -> dict[str, str]:
 
 
 @lru_cache(maxsize=64)
-def _sha(file: Path, size: int, changed: int) -> str:
-    """Of a file of that size and time of change: once a process."""
+def _sha(file: Path, size: int, modified: int, changed: int) -> str:
+    """Of a file of that size and those times: once a process. A copy may keep the first time, but not the second."""
     with file.open("rb") as stream:
         return file_digest(stream, "sha256").hexdigest()

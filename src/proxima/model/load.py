@@ -179,7 +179,7 @@ def load(
 
     Raises:
         FieldError: the path can't be loaded, or the files lack weights or hold some that are not finite; the base of an
-            adapter has changed; an adapter does not fit.
+            adapter has changed; an adapter does not fit; it is a reward model.
     """
     if is_adapter(path):
         if lora is not None:
@@ -230,7 +230,9 @@ def load_merged(path: str, load_base: Callable[[str, str | None], LoadedModel], 
 def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: str) -> LoadedModel:
     from transformers import AutoModelForCausalLM
 
-    check_path(path)
+    if scorer := next((x for x in load_config(path, revision).architectures or () if "Classification" in x), None):
+        remedy = "give a language model, such as the one that it was trained from"
+        raise FieldError("model.path", path, f"is a {scorer}, which scores text and writes none", remedy=remedy)
     _, extra = _place(path)
     if extra:
         extra |= _gguf_quantization(extra["gguf_file"])

@@ -1,6 +1,7 @@
 """Runs of `proxima dpo`: resumed to the bit, with reference log-probs that are computed once, and what they refuse."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -192,6 +193,20 @@ def test_kto_without_another_prompt_is_refused(tree, tmp_path):
 def test_held_out_rows_of_kto_need_no_other_prompt(tree, tmp_path):
     """The anchor is of the loss alone."""
     assert go(tmp_path / "run", tree(preference__loss=["kto"], eval__limit=1)).status == "done"
+
+
+def test_a_model_that_is_changed_in_place_has_another_reference(tree, tiny_model, tmp_path):
+    """In the same process, with the size and the time that the file had."""
+    model = shutil.copytree(tiny_model("llama"), tmp_path / "model")
+    changes = {"model__path": str(model), "preference__cache": str(tmp_path / "cache"), "train__steps": 1}
+    go(tmp_path / "first", tree(**changes))
+    file = model / "model.safetensors"
+    before = file.stat()
+    save_file({name: -value for name, value in load_file(file).items()}, file, metadata={"format": "pt"})
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    go(tmp_path / "second", tree(**changes))
+    step = next(r for r in RunFolder(tmp_path / "second").read_metrics() if r["kind"] == "train")
+    assert abs(step["rewards/chosen"]) < 1e-4 and len(list((tmp_path / "cache").iterdir())) == 4
 
 
 @pytest.mark.parametrize("loss", ["sigmoid", "kto"])
