@@ -37,11 +37,14 @@ def test_the_wrong_command_names_the_right_one(file, tmp_path, capsys):
     assert main(["sft", "quickstart"]) == 2
     error = capsys.readouterr().err
     assert "is a recipe of `proxima train`, because it has no section 'sft'; run proxima train" in error
+    assert error.endswith(", or write `sft: {}` into it\n")
 
 
 def test_a_resume_by_the_folder_alone(file, tmp_path, capsys):
     run = str(tmp_path / "run")
     assert main(["sft", str(file), f"folder={run}", "train.steps=2", "--quiet"]) == 0
+    assert main(["train", run, "--resume"]) == 2
+    assert f"run proxima sft {run} --resume\n" in capsys.readouterr().err
     assert main(["sft", run, "--resume", "train.steps=3", "--quiet"]) == 0
     assert "done  3 steps" in capsys.readouterr().out
 
@@ -107,3 +110,13 @@ def test_a_sweep_runs(file, tmp_path, monkeypatch, capsys):
     assert main(["compare", "runs/sweep"]) == 0
     out = capsys.readouterr().out
     assert "loss before" in out and "5.825" in out, out
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"), [("sft", "cpu/sft"), ("reward_model", "cpu/reward"), ("lora", "quickstart")]
+)
+def test_list_says_where_the_fields_of_a_section_are(name, recipe, capsys):
+    assert main(["list", name]) == 2
+    assert f"is a section and no slot: its fields are in docs/reference.md, and in `proxima explain {recipe}`" in (
+        capsys.readouterr().err
+    )

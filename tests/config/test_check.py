@@ -222,6 +222,15 @@ def test_a_mistyped_model_folder_names_the_nearest(recipe):
     )
 
 
+def test_a_run_given_as_a_model_names_the_export(recipe):
+    recipe("{}", "runs/a/config.yaml")
+    Path("runs/a/metrics.jsonl").touch()
+    assert problems(recipe, "model.path=runs/a") == [
+        "model.path=runs/a (command line): is a run, not its model; `proxima export runs/a MODEL` writes it to a "
+        "folder; give that"
+    ]
+
+
 def test_folders_and_files_that_are_no_model(recipe):
     recipe("{}", "folder/file.txt")
     assert problems(recipe, "model.path=folder") == [

@@ -3,8 +3,11 @@
 import pytest
 
 from proxima.config.describe import fields_of, kinds_of
-from proxima.config.other_names import OTHER_NAMES
-from proxima.config.schema import RunConfig
+from proxima.config.families import FAMILIES
+from proxima.config.other_names import _NAMES
+from proxima.config.preference_schema import PreferenceConfig
+from proxima.config.problems import ConfigError
+from proxima.config.resolve import resolve
 
 
 def fields_below(cls, path=""):
@@ -15,8 +18,33 @@ def fields_below(cls, path=""):
             yield from fields_below(inner, f"{path}{info.name}.")
 
 
-@pytest.mark.parametrize("name", sorted(OTHER_NAMES))
-def test_what_a_peer_calls_a_field_exists_here_and_is_no_field_itself(name):
-    fields = set(fields_below(RunConfig))
-    assert OTHER_NAMES[name] in fields
-    assert OTHER_NAMES[name].rpartition(".")[2] != name
+NAMES = [(name, field) for field, names in _NAMES.items() for name in names.split()]
+
+
+@pytest.mark.parametrize(("name", "field"), NAMES)
+def test_what_a_peer_calls_a_field_exists_here_and_is_no_field_itself(name, field):
+    families = [set(fields_below(family)) for family in FAMILIES.values()]
+    field = field.replace("loss.0.", "loss.")
+    assert any(field in fields for fields in families)
+    assert field.rpartition(".")[2] != name or field.startswith("preference.loss.")  # a level above: preference.beta
+
+
+@pytest.mark.parametrize(
+    ("override", "ours"),
+    [
+        ("preference.beta=0.2", "preference.loss.0.beta"),
+        ("preference.loss_type=ipo", "preference.loss"),
+        ("train.train_batch_size=8", "train.examples_per_step"),
+        ("train.num_train_epochs=2", "train.epochs"),
+    ],
+)
+def test_the_field_that_is_named_is_one_of_this_family(override, ours):
+    recipe = {"model": {"path": "m"}, "task": {"kind": "arithmetic"}, "preference": {"loss": ["sigmoid"]}}
+    with pytest.raises(ConfigError, match=f"proxima calls it {ours}$"):
+        resolve(recipe, [override], root=PreferenceConfig)
+
+
+def test_a_mistyped_loss_is_called_a_loss():
+    recipe = {"model": {"path": "m"}, "task": {"kind": "arithmetic"}, "preference": {"loss": ["sigmod"]}}
+    with pytest.raises(ConfigError, match="no loss 'sigmod'; did you mean 'sigmoid'"):
+        resolve(recipe, root=PreferenceConfig)

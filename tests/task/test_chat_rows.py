@@ -56,7 +56,9 @@ def test_a_chat_of_several_turns():
 def test_the_completion_is_a_template_over_the_columns():
     item = reader(completion="{solution}\n#### {answer}").example(0, row(answer="4", solution="2+2"))
     assert learnt(item) == [f"2+2\n#### 4{END}"]
-    with pytest.raises(FieldError, match="names no column of the row: 'steps'; columns: solution, answer"):
+    with pytest.raises(
+        FieldError, match="names no column of the row: 'steps'; change sft.completion; columns: solution, answer"
+    ):
         reader(completion="{steps}").example(0, row(solution="2+2"))
 
 

@@ -112,7 +112,10 @@ def test_a_row_that_is_too_long_is_told_apart(tmp_path):
 
 def test_more_bad_rows(tmp_path):
     row = {"prompt": "2 + 2?", "chosen": "4"}
-    with pytest.raises(FieldError, match="rejected='rejected' names no column of the row; columns: prompt, chosen"):
+    with pytest.raises(
+        FieldError,
+        match="rejected='rejected' names no column of the row: 'rejected'; map it to another column, of prompt, chosen",
+    ):
         one(tmp_path, row)
     with pytest.raises(FieldError, match="chosen='4' follows no prompt; map task.question to the prompt"):
         one(tmp_path, {"chosen": [said("4")], "rejected": [said("5")]}, messages="chosen")

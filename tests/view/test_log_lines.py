@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from proxima.evaluate.headline import Headline
 from proxima.runtime.observer import WarningList
 from proxima.view import LogFile, RunViews, screen
 from proxima.view.diagnostics import Diagnostics
 from proxima.view.live import LiveView
-from proxima.view.log_lines import LogLines, closing_line, lines_to, prompts_used, why_unknown
+from proxima.view.log_lines import LogLines, closing_line, lines_to, of_questions, prompts_used, why_unknown
 from tests.manual_clock import ManualClock
 from tests.view.synthetic import evaluation, info, make_run, record, sample
 
@@ -437,3 +438,18 @@ def test_live_view_of_a_fixed_data_set():
     ):
         assert words in picture, picture
     assert "reward" not in picture and "masked" not in picture
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"examples": 8, "answers": 8, "correct": 6, "accuracy": 0.75}, "6/8"),
+        (
+            {"examples": 8, "answers": 8, "correct": 0, "accuracy": 0.5},
+            "8 examples",
+        ),  # ties of DPO before the first step
+        ({"examples": 12, "accuracy": 0.5}, "12 examples"),  # KTO
+    ],
+)
+def test_the_count_beside_an_accuracy_of_pairs(record, said):
+    assert of_questions(record, Headline("accuracy")) == said

@@ -27,6 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
         name = arguments.slot.rpartition(".")[2]
         if name in ("preset", "presets"):
             raise one_problem("slot", "presets are under `algorithm`: proxima list algorithm", name, "command line")
+        if name not in slots and (section := _section(name)):
+            raise one_problem("slot", section, name, "command line")
         if name not in slots:
             raise one_problem("slot", suggestion(name, [*slots, "recipes"]), name, "command line")
         slots = {name: slots[name]}
@@ -37,6 +39,18 @@ def run(arguments: argparse.Namespace) -> int:
     text = "\n\n".join(_text(name, slot, fields=arguments.slot is not None) for name, slot in slots.items())
     print("\n".join(line if width is None else truncated(line, width) for line in text.splitlines()))
     return 0
+
+
+def _section(name: str) -> str | None:
+    """What to do for the fields of a section such as `sft`, which is no slot."""
+    from proxima.config.describe import fields_of
+    from proxima.config.families import FAMILIES
+
+    for command, family in FAMILIES.items():
+        if name in {info.name for info in fields_of(family) if info.section} | {"lora"}:
+            recipe = "quickstart" if command == "train" else f"cpu/{command}"
+            return f"is a section and no slot: its fields are in docs/reference.md, and in `proxima explain {recipe}`"
+    return None
 
 
 def _show_recipes(as_json: bool) -> int:

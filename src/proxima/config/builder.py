@@ -8,7 +8,7 @@ from typing import Any
 
 from proxima.config.coerce import NONE, Mismatch, coerce
 from proxima.config.describe import FieldInfo, canonical_kind, fields_of, lookup, options_of, summary_of, table_of
-from proxima.config.other_names import OTHER_NAMES
+from proxima.config.other_names import our_name
 from proxima.config.problems import ConfigError, Problem, nearest, suggestion
 from proxima.config.scalars import in_one_line, to_json
 from proxima.config.schema import Slot
@@ -83,7 +83,7 @@ class Builder:
         if elsewhere and nearest(name, known) is None:
             remedy = f"did you mean {elsewhere[0]!r}?"
         *_, section, last = ("", *path.split("."))
-        if ours := OTHER_NAMES.get(f"{section}.{last}", OTHER_NAMES.get(last)):
+        if ours := our_name(section, last, [entry.path for entry in self.entries]):
             remedy = f"proxima calls it {ours}"
         return Problem(path, f"{label!r} has no field {name!r}; {remedy}", node.shown(), node.source.text)
 

@@ -164,7 +164,8 @@ def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
     entry = table.get(canonical_kind(kind, slot), kind)
     if not isinstance(entry, str):
         return entry  # type: ignore[no-any-return]
-    what = path.rstrip("0123456789.").rpartition(".")[2].removesuffix("s")
+    name = path.rstrip("0123456789.").rpartition(".")[2]
+    what = name if name.endswith("ss") else name.removesuffix("s")
     if ":" not in entry:
         known = {**table, **(table_of(slot.presets) if slot.presets else {})}
         message = f"no {what} {kind!r}; {suggestion(kind, known, 'package.module:Class')}"

@@ -15,7 +15,7 @@ from proxima.data import FieldError
 from proxima.model.adapter_files import base_of, check_start
 from proxima.model.demo_model import is_downloadable, missing_reader
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
-from proxima.model.load import check_path, load_shape, load_tokenizer
+from proxima.model.load import check_path, export_remedy, is_run, load_shape, load_tokenizer
 from proxima.model.lora import missing_peft, target_layers
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
@@ -87,6 +87,8 @@ def model_problem(path: str) -> str | None:
         except FieldError as error:
             return error.requirement
         return missing_peft()
+    if is_run(place):
+        return f"is a run, not its model; {export_remedy(path)}"
     if place.is_dir():
         there = (place / "config.json").is_file()
         return None if there else "is a folder without config.json; give a Hugging Face model folder or a .gguf file"

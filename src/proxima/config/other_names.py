@@ -3,6 +3,8 @@
 Options of a whole file are the work of `proxima convert`. To add a name: behind its field.
 """
 
+from collections.abc import Collection
+
 # our field: names of TRL, verl, AReaL; with a section where the name alone could be anything
 _NAMES = {
     "algorithm.advantage": "adv_estimator",
@@ -18,12 +20,23 @@ _NAMES = {
     "checkpoint.every": "save_steps save_freq",
     "eval.every": "eval_steps test_freq",
     "folder": "output_dir default_local_dir",
+    "model.lora": "peft_config use_peft lora_rank",
+    "model.max_length": "max_seq_length",
     "model.path": "model_name_or_path",
+    "preference.loss": "loss_type",
+    "preference.loss.0.beta": "beta",
+    "preference.loss.0.label_smoothing": "label_smoothing",
+    "preference.reference": "reference_free",
+    "preference.weights": "loss_weights",
     "reward": "reward_funcs",
+    "reward_model.center": "center_rewards_coefficient",
     "runtime.max_lag": "max_age max_head_offpolicyness",
     "sampling.max_tokens": "max_completion_length max_response_length max_new_tokens response_length",
+    "sft.loss_on": "completion_only_loss assistant_only_loss",
     "train.completions_per_prompt": "num_generations rollout.n n_samples group_size",
+    "train.epochs": "num_train_epochs total_epochs",
     "train.epochs_per_step": "num_iterations ppo_epochs",
+    "train.examples_per_step": "train_batch_size",
     "train.max_grad_norm": "grad_clip gradient_clipping",
     "train.optimizer.lr": "learning_rate",
     "train.prompts_per_step": "train_batch_size",
@@ -33,4 +46,20 @@ _NAMES = {
     "train.updates_per_step": "ppo_mini_batch_size",
     "train.warmup_steps": "lr_warmup_steps",
 }
-OTHER_NAMES = {name: field for field, names in _NAMES.items() for name in names.split()}
+_FIELDS: dict[str, list[str]] = {}
+for field, names in _NAMES.items():
+    for name in names.split():
+        _FIELDS.setdefault(name, []).append(field)
+
+
+def our_name(section: str, name: str, paths: Collection[str]) -> str | None:
+    """Our field of a peer's `name`, met in `section`: the first that a recipe of this family has; None if none has.
+
+    Args:
+        paths: the dotted paths of the recipe's resolved values.
+    """
+    for ours in _FIELDS.get(f"{section}.{name}", _FIELDS.get(name, [])):
+        head = ".".join(ours.split(".")[:2])
+        if any(path == head or path.startswith(f"{head}.") for path in paths):
+            return ours
+    return None

@@ -162,4 +162,9 @@ def _of_another_command(family: type, root: type, name: str | None) -> ConfigErr
     own = getattr(family, "own", None)
     why = f"has a section {own!r}" if own else f"has no section {getattr(root, 'own', '')!r}"
     place = name or "recipe"
-    return one_problem(place, f"is a recipe of `proxima {right}`, because it {why}; run proxima {right} {place}")
+    theirs = getattr(root, "own", None)
+    meant = f", or write `{theirs}: {{}}` into it" if theirs and not own else ""
+    again = " --resume" if name and Path(name).is_dir() else ""
+    return one_problem(
+        place, f"is a recipe of `proxima {right}`, because it {why}; run proxima {right} {place}{again}{meant}"
+    )

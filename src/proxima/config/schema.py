@@ -296,7 +296,9 @@ class DataConfig(RowsConfig):
 class CheckpointConfig:
     every: Annotated[int, "steps between checkpoints; 0: only at the end"] = 0
     keep_last: Annotated[int, "checkpoints kept; 0: all"] = 2
-    keep_best: Annotated[bool, "also keep the one with the highest held-out eval.metric"] = False
+    keep_best: Annotated[
+        bool, "also keep the best one of the held-out evaluations: by eval.metric; of sft, the lowest loss"
+    ] = False
 
     def __post_init__(self) -> None:
         require_at_least(self, 0, "every", "keep_last")

@@ -76,6 +76,16 @@ def resolve_device(device: str) -> torch.device:
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
 
 
+def is_run(place: Path) -> bool:
+    """A run folder, whose models are in its checkpoints."""
+    return (place / "config.yaml").is_file() and (place / "metrics.jsonl").is_file()
+
+
+def export_remedy(path: str) -> str:
+    """How the model of a run becomes a folder."""
+    return f"`proxima export {path} MODEL` writes it to a folder; give that"
+
+
 def check_path(path: str) -> None:
     """Validate a model path before anything is loaded.
 
@@ -94,6 +104,8 @@ def check_path(path: str) -> None:
                 "model.path", path, f"is an adapter of {base}, which {error.bound}", remedy=remedy
             ) from None
     elif place.is_dir():
+        if is_run(place):
+            raise FieldError("model.path", path, "is a run, not its model", remedy=export_remedy(path))
         if not (place / "config.json").is_file():
             remedy = "give a Hugging Face model folder"
             raise FieldError("model.path", path, "is a folder without config.json", remedy=remedy)

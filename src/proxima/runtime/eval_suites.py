@@ -108,7 +108,10 @@ def recipe_suites(config: "EvaluateConfig") -> list[EvalSuite]:
         FieldError: the section has no task.
     """
     if config.eval.task is None:
-        remedy = "name a task, for example eval.task.kind=gsm8k, or --task gsm8k"
+        remedy = (
+            "name a task, for example eval.task.kind=gsm8k, or --task gsm8k; held-out rows "
+            "of proxima sft, reward and dpo have no reward, and are measured during the training"
+        )
         raise FieldError("eval.task", None, "leaves nothing to evaluate", remedy=remedy)
     suites = [_recipe_suite(one, config.reward) for one in config.eval.all_sets.values()]
     taken = {suite.name for suite in suites[1:]}

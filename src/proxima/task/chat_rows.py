@@ -86,7 +86,8 @@ class ChatReader:
             except KeyError as error:
                 known = ", ".join({**row.metadata, "answer": None})
                 what = f"names no column of the row: {error.args[0]!r}"
-                raise FieldError("completion", self.completion, what, remedy=f"columns: {known}") from None
+                remedy = f"change sft.completion; columns: {known}"
+                raise FieldError("completion", self.completion, what, remedy=remedy) from None
         if not isinstance(row.answer, str):
             remedy = "map task.answer, or task.messages to whole chats, or set sft.completion to a template"
             raise FieldError("completion", row.answer, "is missing: the row ends with its prompt", remedy=remedy)

@@ -137,7 +137,8 @@ def _column(row: Row, field: str, column: str) -> Any:
         return look_up(row.metadata, column)
     except KeyError:
         known = ", ".join(row.metadata) or "none"
-        raise FieldError(field, column, "names no column of the row", remedy=f"columns: {known}") from None
+        remedy = f"map it to another column, of {known}"
+        raise FieldError(field, column, f"names no column of the row: {column!r}", remedy=remedy) from None
 
 
 def _number(margin: Any) -> float:

@@ -6,6 +6,7 @@
 12:04:53  step   1/40   reward 0.17  length 8.1  kl 0.0002  gen 290 tok/s  train 430 tok/s  4.1 s  eta 2m 40s
 """
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -135,9 +136,12 @@ def time_of_day(wall: str) -> str:
 
 
 def of_questions(record: Record, headline: Headline) -> str:
-    """`25/200`, right of the judged answers; `200 questions` for anything but the accuracy."""
-    if headline.key == ACCURACY:
-        return f"{record.get('correct', 0)}/{judged_answers(record)}"
+    """`25/200`, right of the judged answers; `200 questions` for anything but the accuracy, `12 examples` where the
+    accuracy is no such share: KTO has no pairs to count, and a tie of DPO's counts half."""
+    judged, right = judged_answers(record), record.get("correct", 0)
+    share = "examples" not in record or (judged and math.isclose(record[ACCURACY], right / judged))
+    if headline.key == ACCURACY and share:
+        return f"{right}/{judged}"
     if "examples" in record:
         return f"{count(record['examples'])} examples"
     return f"{count(record.get('questions'))} questions"

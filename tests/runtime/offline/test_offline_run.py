@@ -96,6 +96,12 @@ def test_rows_of_which_none_can_be_used(tiny_model, tmp_path):
         go(tmp_path / "run", recipe(tiny_model("llama"), tmp_path / "rows", **changes))
 
 
+def test_the_remedy_is_that_of_the_commonest_reason(tiny_model, tmp_path):
+    changes = bad_rows(tmp_path, LONG, LONG, EMPTY)
+    with pytest.raises(UserError, match="; shorten it, raise model.max_length, or set data.over_length=truncate$"):
+        go(tmp_path / "run", recipe(tiny_model("llama"), tmp_path / "rows", **changes))
+
+
 def test_a_model_that_diverges_ends_the_run_with_a_remedy(tiny_model, tmp_path):
     from proxima.runtime.loop import RunEnded
 

@@ -110,7 +110,8 @@ def _items(
         notes.append(f"{name}: {total:,} of {count:,} rows are skipped: {_skipped_reasons(skipped)}")
     if not items:
         reason = f"{name}: none of its {count} rows can be used: {_skipped_reasons(skipped)}"
-        raise UserError(reason, remedy="map other columns, or another data set")
+        (_, first), *_ = max(skipped.values(), key=len, default=[(0, None)])
+        raise UserError(reason, remedy=(first and first.remedy) or "map other columns, or name another data set")
     return items
 
 
