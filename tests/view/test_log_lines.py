@@ -12,7 +12,15 @@ from proxima.runtime.observer import WarningList
 from proxima.view import LogFile, RunViews, screen
 from proxima.view.diagnostics import Diagnostics
 from proxima.view.live import LiveView
-from proxima.view.log_lines import LogLines, closing_line, lines_to, of_questions, prompts_used, why_unknown
+from proxima.view.log_lines import (
+    LogLines,
+    closing_line,
+    lines_to,
+    of_questions,
+    prompts_used,
+    sampling_figures,
+    why_unknown,
+)
 from tests.manual_clock import ManualClock
 from tests.view.synthetic import evaluation, info, make_run, record, sample
 
@@ -453,3 +461,8 @@ def test_live_view_of_a_fixed_data_set():
 )
 def test_the_count_beside_an_accuracy_of_pairs(record, said):
     assert of_questions(record, Headline("accuracy")) == said
+
+
+def test_an_interval_below_zero_has_no_dash_beside_its_minus():
+    bounds = {"reward": -0.1, "reward/low": -0.2, "reward/high": -0.05}
+    assert sampling_figures(bounds, Headline("reward")) == "95 % -0.200 to -0.050"

@@ -154,7 +154,8 @@ def sampling_figures(record: Record, headline: Headline) -> str:
     low, high = bounds
     ks = [int(k) for key in record if (k := key.removeprefix("pass@")).isdigit()]
     passed = f"  pass@{max(ks)} {fixed(record[f'pass@{max(ks)}'], 3)}" if ks else ""
-    return f"95 % {fixed(low, 3)}–{fixed(high, 3)}{passed}"
+    between = " to " if low < 0 else "–"  # no dash beside a minus
+    return f"95 % {fixed(low, 3)}{between}{fixed(high, 3)}{passed}"
 
 
 def header(info: RunInfo) -> str:
