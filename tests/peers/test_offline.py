@@ -7,7 +7,7 @@ from proxima.config import ConfigError, resolve
 from proxima.config.families import command_of
 from proxima.core.preference import Kto, PreferencePairs, Robust, Sft, Sigmoid
 from proxima.model.lora import Lora
-from proxima.peers.convert import convert
+from proxima.peers.convert import convert, likely_peers
 
 BASE = {"model_name_or_path": "m", "dataset_name": "org/rows", "num_processes": 2}
 MARK = {
@@ -198,3 +198,8 @@ def test_a_file_that_could_be_any_of_them_is_refused(tmp_path):
 def test_an_option_of_another_training_is_unknown(converted):
     done = converted("trl", BASE | MARK["sft"] | {"steps_per_generation": 8, "learning_rates": 1})
     assert {"steps_per_generation", "learning_rates"} <= names(done.unknown)
+
+
+def test_such_a_file_is_known_as_one_of_trl(tmp_path):
+    (tmp_path / "a.sh").write_text(SCRIPTS["sft"][1])
+    assert likely_peers(tmp_path / "a.sh") == ["trl"]
