@@ -70,9 +70,14 @@ def test_system_prompt_and_control_tokens_in_the_data():
     assert list(item.tokens).count(tiny_tokenizer().eos_token_id) == 1
 
 
+def test_an_answer_that_is_a_number_is_its_text():
+    assert learnt(reader().example(0, row(answer=18))) == [f"18{END}"]
+
+
 @pytest.mark.parametrize(
     ("bad", "field", "reason"),
     [
+        (row(answer=True), "completion", "is missing"),
         (row(answer=None), "completion", "is missing"),
         (row(answer="  "), "completion", "is empty"),
         (row([USER, {"role": "assistant", "content": ""}, USER]), "messages", "is empty"),

@@ -174,6 +174,7 @@ def test_pairs_weighted_by_how_on_policy_they_are(budget):
         ({"terms": []}, "terms=.* must name a loss"),
         ({"weights": (1.0, 2.0)}, r"weights=\(1.0, 2.0\) must be finite numbers >= 0, one for each of the 1 losses"),
         ({"weights": (-1.0,)}, "weights="),
+        ({"weights": (0.0,)}, r"weights=\(0.0,\) must not all be 0"),
         ({"ld_alpha": 1.5}, r"ld_alpha=1.5 must be in \[0, 1\]"),
         ({"reduce": "mean", "ld_alpha": 0.5}, "ld_alpha=0.5 must be 1 with reduce=mean"),
         ({"reduce": "mean", "terms": [PREFERENCES["ipo"]()]}, "reduce='mean' must be sum: Ipo takes the mean"),

@@ -88,6 +88,8 @@ class ChatReader:
                 what = f"names no column of the row: {error.args[0]!r}"
                 remedy = f"change sft.completion; columns: {known}"
                 raise FieldError("completion", self.completion, what, remedy=remedy) from None
+        if isinstance(row.answer, int | float) and not isinstance(row.answer, bool):
+            return str(row.answer)
         if not isinstance(row.answer, str):
             remedy = "map task.answer, or task.messages to whole chats, or set sft.completion to a template"
             raise FieldError("completion", row.answer, "is missing: the row ends with its prompt", remedy=remedy)

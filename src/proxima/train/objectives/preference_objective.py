@@ -73,6 +73,12 @@ class PreferenceObjective(Objective[PreferencePair]):
         require(len(kinds) > 0, "terms", kinds, "must name a loss")
         fits = len(self.weights) in (0, len(kinds)) and all(0 <= weight < float("inf") for weight in self.weights)
         require(fits, "weights", self.weights, f"must be finite numbers >= 0, one for each of the {len(kinds)} losses")
+        require(
+            not self.weights or any(self.weights),
+            "weights",
+            self.weights,
+            "must not all be 0: nothing would be trained",
+        )
         require(0 <= self.ld_alpha <= 1, "ld_alpha", self.ld_alpha, "must be in [0, 1]")
         require(self.reduce in ("sum", "mean"), "reduce", self.reduce, "must be sum or mean")
         divides = next((name for term, name in zip(self.terms, kinds, strict=True) if term.by_length), None)
